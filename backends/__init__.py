@@ -1,0 +1,1 @@
+"""Arrays, devices and runtimes: what runs a model."""

@@ -1,0 +1,70 @@
+"""The interface between batching and a runtime: a Backend loads one model on one device and lends Bindings.
+
+A new runtime is one file that fulfils these two protocols, one line in `loading.py` and one test file
+(tests/backends/contract.py holds the cases that each must pass).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from .signature import Signature
+
+Array = np.ndarray[Any, Any]
+
+
+class Binding(Protocol):
+    """Input and output buffers on one device, allocated once and run many times.
+
+    Threads: one user at a time; different Bindings of a Backend may run at once.
+    """
+
+    capacity_rows: int
+
+    def lend(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:
+        """Give the input buffers for a run of `rows`, in the Signature's order, to be filled before `run`.
+
+        Shapes: `shapes[i]` is the whole shape of input i, rows included; None where the optional input is absent
+        (its buffer is None too).
+        Ownership: the buffers stay the Binding's, and are valid until the next `lend`.
+        """
+
+    def run(self, wanted: Sequence[int]) -> list[Any]:
+        """Run the model on what was lent; return the outputs whose positions are `wanted`, in that order.
+
+        Ownership: an array returned is the caller's: no later run writes into it. Outputs that are not wanted are
+        neither computed, where the runtime can leave them out, nor copied.
+        Raises: InferError (INTERNAL, or INVALID where the runtime blames the input).
+        """
+
+
+class Backend(Protocol):
+    """One model, loaded on one device."""
+
+    graph: Signature
+    """The model's own signature, every axis included, `batched` False."""
+
+    node_inputs: Sequence[Any]
+    """The runtime's own description of the inputs, as hooks see it (`onnxruntime.NodeArg`: name, shape, type)."""
+
+    node_outputs: Sequence[Any]
+    """Likewise of the outputs."""
+
+    platform: str
+    """Triton's platform word, such as `onnxruntime_onnx`."""
+
+    def bind(self, signature: Signature, capacity_rows: int) -> Binding:
+        """Allocate a Binding for at most `capacity_rows` rows."""
+
+    def close(self) -> None:
+        """Free the model. No Binding may be used afterwards."""
+
+
+class Loader(Protocol):
+    """Loads a model file. Raises InferError when it cannot, saying why in the runtime's words."""
+
+    def __call__(self, path: Path, device: str, options: Mapping[str, str]) -> Backend: ...

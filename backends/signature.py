@@ -1,0 +1,61 @@
+"""Signature: what a model takes and gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from .datatypes import DATATYPES, Datatype
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One input or output.
+
+    Shapes: -1 is free. `datatype` is a v2 name, or the runtime's own type name (`seq(map(int64,tensor(float)))`)
+    for an output that is no tensor; such an output reaches hooks only.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    optional: bool = False
+
+    @property
+    def is_tensor(self) -> bool:
+        """Whether the v2 protocol can carry it."""
+        return self.datatype in DATATYPES
+
+    @property
+    def type(self) -> Datatype:
+        """The row of the datatype table."""
+        return DATATYPES[self.datatype]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Names, datatypes and shapes, in the model's order.
+
+    Shapes: when `batched`, axis 0 of every tensor is rows and is written -1; otherwise no axis is rows, and one
+    request is one run.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    batched: bool = False
+
+    @cached_property
+    def input(self) -> dict[str, TensorSpec]:
+        """Inputs by name."""
+        return {spec.name: spec for spec in self.inputs}
+
+    @cached_property
+    def output(self) -> dict[str, TensorSpec]:
+        """Outputs by name."""
+        return {spec.name: spec for spec in self.outputs}
+
+    @cached_property
+    def fixed(self) -> bool:
+        """Whether every request has the same shapes, rows aside, and the same inputs."""
+        first = 1 if self.batched else 0
+        return all(-1 not in spec.shape[first:] and not spec.optional for spec in self.inputs)

@@ -1,0 +1,1 @@
+"""Requests, rows, time and fairness: what decides who runs together, and when."""

@@ -1,0 +1,25 @@
+"""Batch: requests that run together."""
+
+from __future__ import annotations
+
+from .request import InferRequest, Key
+
+
+class Batch:
+    """Closed at birth: its requests never change; one Instance runs it once.
+
+    Units: stamps in monotonic nanoseconds, in this order: `exec_start_ns` (an Instance took it), `compute_start_ns`
+    (inputs gathered), `compute_end_ns` (the model returned), `exec_end_ns` (outputs scattered). Every request of
+    the batch shares them.
+    """
+
+    __slots__ = ("compute_end_ns", "compute_start_ns", "exec_end_ns", "exec_start_ns", "key", "requests", "rows")
+
+    def __init__(self, requests: list[InferRequest], rows: int, key: Key, exec_start_ns: int) -> None:
+        self.requests = requests
+        self.rows = rows
+        self.key = key
+        self.exec_start_ns = exec_start_ns
+        self.compute_start_ns = exec_start_ns
+        self.compute_end_ns = exec_start_ns
+        self.exec_end_ns = exec_start_ns

@@ -1,0 +1,64 @@
+"""InferRequest: one checked call on its way through the Engine, and the sink it goes to when it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from penstock.backends.backend import Array
+from penstock.backends.errors import InferError
+
+if TYPE_CHECKING:
+    from .batch import Batch
+    from .model import Model
+
+Key = tuple[tuple[int, ...] | None, ...]
+"""What must be equal to share a batch: per input, in the Signature's order, its shape without rows; None if absent.
+Names and datatypes are the model's own by then."""
+
+
+class Sink(Protocol):
+    """Where finished requests go: one object per dialect and event loop."""
+
+    def deliver(self, requests: Sequence[InferRequest]) -> None:
+        """Take requests that are done: each has `outputs` or `error`.
+
+        Threads: called on the event loop. Must not raise.
+        """
+
+
+class InferRequest:
+    """One call: made by a dialect, checked, stamped, batched, and delivered to its sink exactly once.
+
+    Shapes: `inputs` follow the Signature's order, None for an absent optional input; each has `rows` on axis 0 when
+    the model is batched. `outputs`, once served, follow `wanted` (positions in the Signature's outputs).
+    Units: stamps and `deadline_ns` are monotonic nanoseconds; 0 is "no deadline". `priority`: 0 is the default.
+    Ownership: input arrays may be views of the request's body and are read until the batch has been gathered.
+    `context` is the dialect's own and is never looked at here.
+    """
+
+    __slots__ = (
+        "batch", "context", "deadline_ns", "done", "error", "id", "inputs", "key", "model", "nbytes", "outputs",
+        "priority", "queue_ns", "rows", "sink", "start_ns", "wanted",
+    )  # fmt: skip
+
+    def __init__(
+        self, model: Model, inputs: list[Array | None], rows: int, key: Key, wanted: tuple[int, ...], sink: Sink
+    ) -> None:
+        self.model = model
+        self.inputs = inputs
+        self.rows = rows
+        self.key = key
+        self.wanted = wanted
+        self.sink = sink
+        self.id = ""
+        self.priority = 0
+        self.deadline_ns = 0
+        self.start_ns = 0
+        self.queue_ns = 0
+        self.nbytes = 0
+        self.batch: Batch | None = None
+        self.outputs: list[Any] | None = None
+        self.error: InferError | None = None
+        self.done = False
+        self.context: Any = None

@@ -1,0 +1,83 @@
+"""ModelSpec: all that is said about one model version, and the policy it is batched by. Frozen.
+
+Made by `server/repository`, completed from the model itself by `completion.py`, read by the Engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from penstock.backends.signature import Signature, TensorSpec
+
+DEFAULT_MAX_BATCH_ROWS = 64
+DEFAULT_QUEUE_ROWS = 1024
+DEFAULT_QUEUE_BYTES = 256 << 20
+_EMPTY: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPolicy:
+    """How requests of one model share batches.
+
+    Units: rows, bytes, microseconds as named. `max_batch_rows` 0: the model has no axis for rows; None: not said,
+    to be completed. `cap_rows` None: learned from measured run times. `executor`: "auto" (learned), "thread" or
+    "loop".
+    """
+
+    max_batch_rows: int | None = None
+    preferred_rows: tuple[int, ...] = ()
+    max_queue_delay_us: int = 0
+    max_queue_rows: int = DEFAULT_QUEUE_ROWS
+    max_queue_bytes: int = DEFAULT_QUEUE_BYTES
+    max_queue_requests: int = 0
+    default_timeout_us: int = 0
+    allow_timeout_override: bool = True
+    cap_rows: int | None = None
+    executor: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceGroup:
+    """`count` Instances on each of `devices` ("cpu", "cuda:0", ...)."""
+
+    count: int = 1
+    devices: tuple[str, ...] = ("cpu",)
+
+
+@dataclass(frozen=True, slots=True)
+class HookSpec:
+    """The user's file with `pre_inference` and/or `post_inference`.
+
+    `replicas` None: decided at load by whether the module writes globals. Units: `timeout_s` per hook call.
+    """
+
+    path: Path
+    replicas: int | str | None = None
+    timeout_s: float = 30.0
+    metadata: Mapping[str, Any] = _EMPTY
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """One version of one model.
+
+    `inputs`/`outputs` are what the configuration declares, empty where it is silent; their shapes leave the row
+    axis out, as config.pbtxt does. `signature` is None until completed.
+    """
+
+    name: str
+    version: int
+    path: Path
+    backend: str = "onnxruntime"
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+    policy: BatchPolicy = field(default_factory=BatchPolicy)
+    instances: tuple[InstanceGroup, ...] = (InstanceGroup(),)
+    hooks: HookSpec | None = None
+    options: Mapping[str, str] = _EMPTY
+    labels: Mapping[str, tuple[str, ...]] = _EMPTY
+    signature: Signature | None = None

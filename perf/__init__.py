@@ -1,0 +1,1 @@
+"""Measuring from outside: load, reports, budgets."""

@@ -1,0 +1,1 @@
+"""Bytes, sockets, processes, files and dialects: everything between a client and the Engine."""

@@ -1,0 +1,1 @@
+"""The user's code before and after inference."""
