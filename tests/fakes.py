@@ -1,0 +1,111 @@
+"""Fakes shared by several tests: they fulfil the interfaces of `backends/` and `batching/` without a runtime or a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.backends.backend import Array, Binding, Loader
+from penstock.backends.signature import Signature, TensorSpec
+
+Function = Callable[[list[Array | None]], list[Any]]
+
+
+@dataclass(frozen=True)
+class FakeRun:
+    """What one run was asked: its rows, a copy of its inputs, and the positions wanted."""
+
+    rows: int
+    inputs: list[Array | None]
+    wanted: tuple[int, ...]
+
+
+@dataclass
+class FakeBackend:
+    """A Backend whose model is `function`: all inputs in, all outputs out, in the graph's shapes.
+
+    `runs` records each run. `function` may raise, or wait on an event the test holds.
+    """
+
+    graph: Signature
+    function: Function
+    platform: str = "fake"
+    runs: list[FakeRun] = field(default_factory=list)
+    bindings: list[FakeBinding] = field(default_factory=list)
+    closed: bool = False
+
+    @property
+    def node_inputs(self) -> Sequence[TensorSpec]:
+        return self.graph.inputs
+
+    @property
+    def node_outputs(self) -> Sequence[TensorSpec]:
+        return self.graph.outputs
+
+    def bind(self, signature: Signature, capacity_rows: int) -> Binding:
+        binding = FakeBinding(self, signature, capacity_rows)
+        self.bindings.append(binding)
+        return binding
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FakeBinding:
+    """Lends fresh buffers, filled with garbage so that a row nobody filled shows."""
+
+    def __init__(self, backend: FakeBackend, signature: Signature, capacity_rows: int) -> None:
+        self.capacity_rows = capacity_rows
+        self._backend = backend
+        self._signature = signature
+        self._lent: list[Array | None] = []
+        self._rows = 0
+
+    def lend(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:
+        if rows > self.capacity_rows:
+            raise ValueError(f"{rows} rows lent, capacity is {self.capacity_rows}")
+        self._rows = rows
+        self._lent = [
+            None if shape is None else _garbage(spec, shape)
+            for spec, shape in zip(self._signature.inputs, shapes, strict=True)
+        ]
+        return list(self._lent)
+
+    def run(self, wanted: Sequence[int]) -> list[Any]:
+        backend = self._backend
+        copies = [None if array is None else array.copy() for array in self._lent]
+        backend.runs.append(FakeRun(self._rows, copies, tuple(wanted)))
+        inputs = [
+            None if array is None else (array.reshape(()) if spec.shape == () else array.copy())
+            for spec, array in zip(backend.graph.inputs, copies, strict=True)
+        ]
+        outputs = backend.function(inputs)
+        return [self._present(position, outputs[position]) for position in wanted]
+
+    def _present(self, position: int, output: Any) -> Any:
+        if self._backend.graph.outputs[position].shape == () and self._signature.outputs[position].shape == (1,):
+            return np.asarray(output).reshape(1)
+        return output
+
+
+def fake_loader(backend: FakeBackend) -> Loader:
+    """A Loader that answers `backend` whatever it is asked."""
+
+    def load(path: Path, device: str, options: Mapping[str, str]) -> FakeBackend:
+        return backend
+
+    return load
+
+
+def _garbage(spec: TensorSpec, shape: tuple[int, ...]) -> Array:
+    if not spec.is_tensor or spec.type.dtype.hasobject:
+        return np.full(shape, b"garbage", dtype=object)
+    array = np.empty(shape, spec.type.dtype)
+    array.reshape(-1).view(np.uint8)[...] = 0xA5
+    if spec.datatype == "BOOL":
+        array[...] = True
+    return array
