@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.backends.backend import Array, Binding, Loader
+from penstock.backends.backend import Array, Backend, Binding, Loader
 from penstock.backends.signature import Signature, TensorSpec
 
 Function = Callable[[list[Array | None]], list[Any]]
@@ -38,13 +38,9 @@ class FakeBackend:
     bindings: list[FakeBinding] = field(default_factory=list)
     closed: bool = False
 
-    @property
-    def node_inputs(self) -> Sequence[TensorSpec]:
-        return self.graph.inputs
-
-    @property
-    def node_outputs(self) -> Sequence[TensorSpec]:
-        return self.graph.outputs
+    def __post_init__(self) -> None:
+        self.node_inputs: Sequence[Any] = self.graph.inputs
+        self.node_outputs: Sequence[Any] = self.graph.outputs
 
     def bind(self, signature: Signature, capacity_rows: int) -> Binding:
         binding = FakeBinding(self, signature, capacity_rows)
@@ -95,7 +91,7 @@ class FakeBinding:
 def fake_loader(backend: FakeBackend) -> Loader:
     """A Loader that answers `backend` whatever it is asked."""
 
-    def load(path: Path, device: str, options: Mapping[str, str]) -> FakeBackend:
+    def load(path: Path, device: str, options: Mapping[str, str]) -> Backend:
         return backend
 
     return load
