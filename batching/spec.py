@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from penstock.backends.signature import Signature, TensorSpec
@@ -16,7 +15,6 @@ from penstock.backends.signature import Signature, TensorSpec
 DEFAULT_MAX_BATCH_ROWS = 64
 DEFAULT_QUEUE_ROWS = 1024
 DEFAULT_QUEUE_BYTES = 256 << 20
-_EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +56,7 @@ class HookSpec:
     path: Path
     replicas: int | str | None = None
     timeout_s: float = 30.0
-    metadata: Mapping[str, Any] = _EMPTY
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +76,6 @@ class ModelSpec:
     policy: BatchPolicy = field(default_factory=BatchPolicy)
     instances: tuple[InstanceGroup, ...] = (InstanceGroup(),)
     hooks: HookSpec | None = None
-    options: Mapping[str, str] = _EMPTY
-    labels: Mapping[str, tuple[str, ...]] = _EMPTY
+    options: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     signature: Signature | None = None
