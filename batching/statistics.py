@@ -1,0 +1,253 @@
+"""ModelStatistics: what one model version has served, counted from stamps once per batch.
+
+Written by the Engine on its event loop; read there by the statistics endpoint and by the metrics page. It is told the
+time and owns no clock: `last_inference_ns` is monotonic, and `server/` turns it into a date.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .batch import Batch
+
+REJECTED = "REJECTED"
+CANCELED = "CANCELED"
+BACKEND = "BACKEND"
+OTHER = "OTHER"
+FAILURE_REASONS = (REJECTED, CANCELED, BACKEND, OTHER)
+HOOKS = ("pre", "post")
+
+# 50 us to 10 s: a model that runs on the loop takes tens of microseconds, and Prometheus' own default begins at 5 ms.
+LATENCY_BOUNDS_NS: tuple[int, ...] = tuple(
+    microseconds * 1_000
+    for microseconds in (
+        50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000,
+        1_000_000, 2_500_000, 5_000_000, 10_000_000,
+    )
+)  # fmt: skip
+ROWS_BOUNDS: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+# What is not yet counted is bounded by this many requests; counting them then takes the loop about 0.25 ms.
+_PENDING = 1024
+# A model may meet any number of batch sizes; past this many, a new one is rounded up to a power of two.
+_BATCH_SIZES = 512
+_STAMPS_PER_BATCH = 7
+
+_Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, slots=True)
+class Duration:
+    """How many, and their summed time. Units: nanoseconds."""
+
+    count: int
+    ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramSnapshot:
+    """Observations counted by upper bound (inclusive), not cumulated; `counts` has one more entry, for those above."""
+
+    bounds: tuple[int, ...]
+    counts: tuple[int, ...]
+    total: int
+
+    @property
+    def count(self) -> int:
+        """Number of observations."""
+        return sum(self.counts)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSizeStatistics:
+    """All batches that ran with `rows` rows. Units: nanoseconds, once per batch."""
+
+    rows: int
+    count: int
+    compute_input_ns: int
+    compute_infer_ns: int
+    compute_output_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class StatisticsSnapshot:
+    """One consistent reading.
+
+    Every successful request is charged the whole durations of its batch. `last_inference_ns` is a monotonic stamp, 0
+    when there was none. The `compute` and `rows` histograms count batches, `queue` and `total` requests.
+    Source: Triton core, infer_stats.cc (the counters); the histograms are Penstock's own.
+    """
+
+    success: Duration
+    queue: Duration
+    compute_input: Duration
+    compute_infer: Duration
+    compute_output: Duration
+    fail: Duration
+    failures: dict[str, int]
+    inference_count: int
+    execution_count: int
+    last_inference_ns: int
+    batch_stats: tuple[BatchSizeStatistics, ...]
+    queue_histogram: HistogramSnapshot
+    compute_histogram: HistogramSnapshot
+    total_histogram: HistogramSnapshot
+    rows_histogram: HistogramSnapshot
+    hook_histograms: dict[str, HistogramSnapshot]
+
+
+class _Histogram:
+    """Counts per bucket. Invariant: as many counts as bounds, and one more."""
+
+    __slots__ = ("_bounds", "_counts", "_edges", "_total")
+
+    def __init__(self, bounds: tuple[int, ...]) -> None:
+        self._bounds = bounds
+        self._edges = np.array(bounds, np.int64)
+        self._counts = np.zeros(len(bounds) + 1, np.int64)
+        self._total = 0
+
+    def add(self, values: _Ints) -> None:
+        buckets = np.searchsorted(self._edges, values)
+        self._counts += np.bincount(buckets, minlength=len(self._bounds) + 1)
+        self._total += int(values.sum())
+
+    def snapshot(self) -> HistogramSnapshot:
+        return HistogramSnapshot(self._bounds, tuple(self._counts.tolist()), self._total)
+
+
+class ModelStatistics:
+    """Counts of one model version since it was loaded.
+
+    Invariant: memory is bounded, whatever is recorded. The writing methods only append integers; they are counted
+    with numpy when a thousand requests have come together, or when somebody reads. Measured, counting included:
+    0.15 us per request in batches of 32, 0.45 us for a batch of one.
+    Threads: the event loop's only, reading included.
+    """
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._queued: list[int] = []
+        self._batches: list[int] = []
+        self._hook_ns: dict[str, list[int]] = {hook: [] for hook in HOOKS}
+        self._failures = dict.fromkeys(FAILURE_REASONS, 0)
+        self._fail_ns = 0
+        self._inference_count = 0
+        self._execution_count = 0
+        self._success_count = 0
+        self._success_ns = 0
+        self._queue_ns = 0
+        self._compute_ns = [0, 0, 0]
+        self._last_inference_ns = 0
+        self._by_rows: dict[int, list[int]] = {}
+        self._queue = _Histogram(LATENCY_BOUNDS_NS)
+        self._compute = _Histogram(LATENCY_BOUNDS_NS)
+        self._total = _Histogram(LATENCY_BOUNDS_NS)
+        self._rows = _Histogram(ROWS_BOUNDS)
+        self._hooks = {hook: _Histogram(LATENCY_BOUNDS_NS) for hook in HOOKS}
+
+    def record_batch(self, batch: Batch, end_ns: int) -> None:
+        """Count a batch all of whose requests succeeded and were delivered at `end_ns`."""
+        requests = batch.requests
+        if len(requests) == 1:
+            request = requests[0]
+            self._starts.append(request.start_ns)
+            self._queued.append(request.queue_ns)
+            empty = 0 if request.rows else 1
+        else:
+            self._starts += [request.start_ns for request in requests]
+            self._queued += [request.queue_ns for request in requests]
+            empty = [request.rows for request in requests].count(0)
+        self._batches += (
+            len(requests),
+            batch.rows + empty,  # a request without rows counts as one inference, as in Triton
+            batch.exec_start_ns,
+            batch.compute_start_ns,
+            batch.compute_end_ns,
+            batch.exec_end_ns,
+            end_ns,
+        )
+        if len(self._starts) >= _PENDING:
+            self._count_batches()
+
+    def record_failure(self, reason: str, start_ns: int, end_ns: int) -> None:
+        """Count a request that was refused, cancelled or failed. `reason` is one of FAILURE_REASONS."""
+        self._failures[reason] += 1
+        self._fail_ns += max(end_ns - start_ns, 0)
+
+    def record_hook(self, hook: str, ns: int) -> None:
+        """Count one call of a hook, "pre" or "post"."""
+        pending = self._hook_ns[hook]
+        pending.append(ns)
+        if len(pending) >= _PENDING:
+            self._count_hook(hook)
+
+    def snapshot(self) -> StatisticsSnapshot:
+        """Read everything recorded so far."""
+        self._count_batches()
+        for hook in HOOKS:
+            self._count_hook(hook)
+        count = self._success_count
+        compute_input_ns, compute_infer_ns, compute_output_ns = self._compute_ns
+        return StatisticsSnapshot(
+            success=Duration(count, self._success_ns),
+            queue=Duration(count, self._queue_ns),
+            compute_input=Duration(count, compute_input_ns),
+            compute_infer=Duration(count, compute_infer_ns),
+            compute_output=Duration(count, compute_output_ns),
+            fail=Duration(sum(self._failures.values()), self._fail_ns),
+            failures=dict(self._failures),
+            inference_count=self._inference_count,
+            execution_count=self._execution_count,
+            last_inference_ns=self._last_inference_ns,
+            batch_stats=tuple(BatchSizeStatistics(rows, *self._by_rows[rows]) for rows in sorted(self._by_rows)),
+            queue_histogram=self._queue.snapshot(),
+            compute_histogram=self._compute.snapshot(),
+            total_histogram=self._total.snapshot(),
+            rows_histogram=self._rows.snapshot(),
+            hook_histograms={hook: self._hooks[hook].snapshot() for hook in HOOKS},
+        )
+
+    def _count_batches(self) -> None:
+        if not self._starts:
+            return
+        batches = np.array(self._batches, np.int64).reshape(-1, _STAMPS_PER_BATCH)
+        starts, queued = np.array(self._starts, np.int64), np.array(self._queued, np.int64)
+        self._starts, self._queued, self._batches = [], [], []
+        sizes, rows, stamps, ends = batches[:, 0], batches[:, 1], batches[:, 2:6], batches[:, 6]
+        # Stamps come from two threads and may be shared by a loop turn: a difference just below 0 is 0.
+        total = np.maximum(np.repeat(ends, sizes) - starts, 0)
+        queue = np.maximum(np.repeat(stamps[:, 0], sizes) - queued, 0)
+        parts = np.maximum(stamps[:, 1:] - stamps[:, :-1], 0)
+        self._success_count += len(starts)
+        self._execution_count += len(batches)
+        self._inference_count += int(rows.sum())
+        self._success_ns += int(total.sum())
+        self._queue_ns += int(queue.sum())
+        charged = (parts * sizes[:, None]).sum(axis=0).tolist()
+        self._compute_ns = [before + more for before, more in zip(self._compute_ns, charged, strict=True)]
+        self._last_inference_ns = max(self._last_inference_ns, int(ends.max()))
+        self._total.add(total)
+        self._queue.add(queue)
+        self._compute.add(parts.sum(axis=1))
+        self._rows.add(rows)
+        self._count_by_rows(rows, parts)
+
+    def _count_by_rows(self, rows: _Ints, parts: _Ints) -> None:
+        order = np.argsort(rows, kind="stable")
+        sizes, first, counts = np.unique(rows[order], return_index=True, return_counts=True)
+        sums = np.add.reduceat(parts[order], first, axis=0)
+        for size, count, more in zip(sizes.tolist(), counts.tolist(), sums.tolist(), strict=True):
+            known = size in self._by_rows or len(self._by_rows) < _BATCH_SIZES
+            entry = self._by_rows.setdefault(size if known else 1 << (size - 1).bit_length(), [0, 0, 0, 0])
+            for position, value in enumerate((count, *more)):
+                entry[position] += value
+
+    def _count_hook(self, hook: str) -> None:
+        pending = self._hook_ns[hook]
+        if pending:
+            self._hook_ns[hook] = []
+            self._hooks[hook].add(np.maximum(np.array(pending, np.int64), 0))
