@@ -9,7 +9,6 @@ from penstock.backends.backend import Array
 from penstock.backends.errors import InferError
 
 if TYPE_CHECKING:
-    from .batch import Batch
     from .model import Model
 
 Key = tuple[tuple[int, ...] | None, ...]
@@ -32,14 +31,15 @@ class InferRequest:
 
     Shapes: `inputs` follow the Signature's order, None for an absent optional input; each has `rows` on axis 0 when
     the model is batched. `outputs`, once served, follow `wanted` (positions in the Signature's outputs).
-    Units: stamps and `deadline_ns` are monotonic nanoseconds; 0 is "no deadline". `priority`: 0 is the default.
+    Units: stamps and `deadline_ns` are monotonic nanoseconds; 0 is "no deadline". `nbytes` is what its inputs hold.
+    `waiting` is True while it stands in a Lane, and nowhere else.
     Ownership: input arrays may be views of the request's body and are read until the batch has been gathered.
     `context` is the dialect's own and is never looked at here.
     """
 
     __slots__ = (
-        "batch", "context", "deadline_ns", "done", "error", "id", "inputs", "key", "model", "nbytes", "outputs",
-        "priority", "queue_ns", "rows", "sink", "start_ns", "wanted",
+        "context", "deadline_ns", "error", "id", "inputs", "key", "model", "nbytes", "outputs", "queue_ns", "rows",
+        "sink", "start_ns", "waiting", "wanted",
     )  # fmt: skip
 
     def __init__(
@@ -52,13 +52,11 @@ class InferRequest:
         self.wanted = wanted
         self.sink = sink
         self.id = ""
-        self.priority = 0
         self.deadline_ns = 0
         self.start_ns = 0
         self.queue_ns = 0
         self.nbytes = 0
-        self.batch: Batch | None = None
         self.outputs: list[Any] | None = None
         self.error: InferError | None = None
-        self.done = False
+        self.waiting = False
         self.context: Any = None

@@ -1,0 +1,74 @@
+"""Admission: a request's shapes against the Signature, before it may wait with others.
+
+Called by every dialect and by `Engine.infer`. The texts are Triton's (core, `InferenceRequest::Normalize`), since
+its clients and tests look for them; a dialect adds its own prefix, such as the request id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.backends.errors import Code, InferError
+from penstock.backends.signature import Signature, TensorSpec
+
+from .request import Key
+
+Shape = tuple[int, ...]
+
+_BATCH_NOTE = (
+    "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
+    "input shape. If you want to specify the full shape including the batch dim in your input dims config, try setting "
+    "max_batch_size to zero. See the model configuration docs for more info on max_batch_size."
+)
+
+
+def admit(name: str, signature: Signature, max_rows: int, shapes: Sequence[Shape | None]) -> tuple[int, Key]:
+    """Check one request's input shapes; give its rows and its Key.
+
+    Shapes: `shapes` follow `signature.inputs`, rows included; None where an input is absent. Absent inputs that are
+    not optional are the caller's to refuse.
+    Raises: InferError (INVALID).
+    """
+    if not signature.batched:
+        for spec, shape in zip(signature.inputs, shapes, strict=True):
+            if shape is not None and shape != spec.shape and not _fits(shape, spec.shape):
+                raise _unexpected(name, spec, shape, batched=False)
+        return 1, tuple(shapes)
+    rows = -1
+    key: list[Shape | None] = []
+    for spec, shape in zip(signature.inputs, shapes, strict=True):
+        if shape is None:
+            key.append(None)
+            continue
+        if not shape:
+            text = f"input '{spec.name}' has no shape but model requires batch dimension for '{name}'"
+            raise InferError(Code.INVALID, text)
+        if rows < 0:
+            rows = shape[0]
+        elif shape[0] != rows:
+            text = f"input '{spec.name}' batch size does not match other inputs for '{name}'"
+            raise InferError(Code.INVALID, text)
+        tail = shape[1:]
+        if tail != spec.shape[1:] and not _fits(tail, spec.shape[1:]):
+            raise _unexpected(name, spec, shape, batched=True)
+        key.append(tail)
+    if rows > max_rows:
+        raise InferError(Code.INVALID, f"inference request batch-size must be <= {max_rows} for '{name}'")
+    return max(rows, 0), tuple(key)
+
+
+def _fits(shape: Shape, wanted: Shape) -> bool:
+    return len(shape) == len(wanted) and all(w in (-1, s) for s, w in zip(shape, wanted, strict=True))
+
+
+def _unexpected(name: str, spec: TensorSpec, shape: Shape, *, batched: bool) -> InferError:
+    text = (
+        f"unexpected shape for input '{spec.name}' for model '{name}'. Expected {dims_text(spec.shape)}, "
+        f"got {dims_text(shape)}. {_BATCH_NOTE if batched else ''}"
+    )
+    return InferError(Code.INVALID, text)
+
+
+def dims_text(shape: Sequence[int]) -> str:
+    """Write a shape as Triton does: `[-1,4]`."""
+    return "[" + ",".join(map(str, shape)) + "]"

@@ -1,0 +1,80 @@
+"""CostModel: what has been learned of a model's run time, by Key and rows. Predicts, never decides.
+
+Fed by the Instances after each run and by the warm-up sweep; read by the Scheduler. Pure, and told the durations.
+"""
+
+from __future__ import annotations
+
+from .request import Key
+
+NEAR_BEST = 1.25
+"""A batch is big enough when its time per row is within this factor of the best one seen."""
+MAX_KEYS = 256
+_WEIGHT = 0.2
+_OUTLIER = 4.0
+
+
+class _Curve:
+    """Run time of one Key: one point per power of two of rows, each a running mean."""
+
+    __slots__ = ("cap", "points")
+
+    def __init__(self) -> None:
+        self.points: dict[int, tuple[float, float]] = {}
+        self.cap = 0
+
+    def observe(self, rows: int, ns: int) -> None:
+        bucket = (rows - 1).bit_length() if rows > 1 else 0
+        old = self.points.get(bucket)
+        if old is None:
+            self.points[bucket] = (float(rows), float(ns))
+        else:
+            # one descheduled run must not look like a slow model: a sample counts for four times the mean at most
+            sample = min(float(ns), old[1] * _OUTLIER)
+            self.points[bucket] = (old[0] + _WEIGHT * (rows - old[0]), old[1] + _WEIGHT * (sample - old[1]))
+        self.cap = self._knee()
+
+    def _knee(self) -> int:
+        best = min(ns / rows for rows, ns in self.points.values())
+        bucket = min(b for b, (rows, ns) in self.points.items() if ns / rows <= best * NEAR_BEST)
+        return 1 << bucket
+
+    def predict_ns(self, rows: int) -> float:
+        points = sorted(self.points.values())
+        below = [p for p in points if p[0] <= rows]
+        above = [p for p in points if p[0] >= rows]
+        if below and above:
+            (r0, t0), (r1, t1) = below[-1], above[0]
+            return t0 if r1 == r0 else t0 + (t1 - t0) * (rows - r0) / (r1 - r0)
+        if below:
+            return below[-1][1] * rows / below[-1][0]
+        return above[0][1]
+
+
+class CostModel:
+    """Run times of one model on one device. Bounded: the Keys least lately made give way beyond `MAX_KEYS`.
+
+    Threads: the caller holds the Scheduler's lock.
+    """
+
+    def __init__(self) -> None:
+        self._curves: dict[Key, _Curve] = {}
+
+    def observe(self, key: Key, rows: int, ns: int) -> None:
+        """Learn that a batch of `rows` (1 or more) took `ns`."""
+        curve = self._curves.get(key)
+        if curve is None:
+            if len(self._curves) >= MAX_KEYS:
+                del self._curves[next(iter(self._curves))]
+            curve = self._curves[key] = _Curve()
+        curve.observe(max(rows, 1), ns)
+
+    def predict_ns(self, key: Key, rows: int) -> float | None:
+        """Predict a run; None for a Key that has never run."""
+        curve = self._curves.get(key)
+        return None if curve is None else curve.predict_ns(max(rows, 1))
+
+    def knee_rows(self, key: Key) -> int:
+        """Give the smallest batch whose time per row is near the best seen; 0 for a Key that has never run."""
+        curve = self._curves.get(key)
+        return 0 if curve is None else curve.cap

@@ -1,0 +1,369 @@
+"""Engine: the front door. All that `server/` ever calls."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from penstock.backends.backend import Array, Backend, Loader
+from penstock.backends.errors import Code, InferError
+
+from . import warmup
+from .admission import admit
+from .batch import Batch
+from .completion import complete
+from .model import Model
+from .request import InferRequest
+from .spec import ModelSpec
+from .statistics import BACKEND, CANCELED, OTHER, REJECTED
+
+logger = logging.getLogger("penstock.batching")
+
+
+class _FutureSink:
+    """Delivers to the asyncio future that is a request's `context`."""
+
+    def deliver(self, requests: Sequence[InferRequest]) -> None:
+        for request in requests:
+            future: asyncio.Future[list[Any]] = request.context
+            if future.done():
+                continue
+            if request.error is not None:
+                future.set_exception(request.error)
+            else:
+                future.set_result(request.outputs or [])
+
+
+class Engine:
+    """All loaded Models, on one event loop.
+
+    Invariant: a request that `submit` accepted is delivered to its sink exactly once, unless it is cancelled.
+    Threads: the event loop's, but for `_finished_on_thread`. It wakes once per loop turn for whatever was submitted,
+    and once per loop turn for whatever Instances have finished.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, loaders: Mapping[str, Loader]) -> None:
+        self._loop = loop
+        self._loaders = loaders
+        self._models: dict[str, dict[str, Model]] = {}
+        self._dirty: list[Model] = []
+        self._turn_due = False
+        self._finished: deque[tuple[Model, list[Batch]]] = deque()
+        self._delivery_due = False
+        self._alarms: dict[Model, asyncio.TimerHandle] = {}
+        self._future_sink = _FutureSink()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.inflight = 0
+        self.stopping = False
+
+    # -- models ------------------------------------------------------------------------------------------------
+
+    async def load(self, spec: ModelSpec) -> Model:
+        """Load, complete, warm up and publish one version; an older load of the same version gives way to it.
+
+        Raises: InferError when the file, its configuration or the runtime is at fault.
+        """
+        loader = self._loaders.get(spec.backend)
+        if loader is None:
+            known = ", ".join(sorted(self._loaders))
+            raise InferError(Code.INVALID, f"unknown backend '{spec.backend}' for model '{spec.name}', known: {known}")
+        model = await self._loop.run_in_executor(None, self._open, spec, loader)
+        versions = self._models.setdefault(spec.name, {})
+        old = versions.get(model.version)
+        versions[model.version] = model
+        if old is not None:
+            await self._retire(old)
+        return model
+
+    def _open(self, spec: ModelSpec, loader: Loader) -> Model:
+        backends: list[Backend] = []
+        try:
+            spec, backends = _load_on_devices(spec, loader)
+            model = Model(spec, backends, self._finished_on_thread)
+            model.open()
+        except BaseException:
+            for backend in backends:
+                backend.close()
+            raise
+        warmup.sweep(model)
+        return model
+
+    async def unload(self, name: str, version: int) -> None:
+        """Take a version out of service; what it had accepted is finished first.
+
+        Raises: InferError (NOT_FOUND).
+        """
+        versions = self._models.get(name, {})
+        model = versions.pop(str(version), None)
+        if model is None:
+            raise InferError(Code.NOT_FOUND, f"Request for unknown model: '{name}' version {version} is not found")
+        if not versions:
+            del self._models[name]
+        await self._retire(model)
+
+    async def _retire(self, model: Model) -> None:
+        model.closing = True
+        while model.inflight:
+            # a timer, not an event: retiring is rare and the hot path must not pay for it
+            await asyncio.sleep(0.005)
+        alarm = self._alarms.pop(model, None)
+        if alarm is not None:
+            alarm.cancel()
+        await self._loop.run_in_executor(None, model.close)
+
+    def model(self, name: str, version: str = "") -> Model:
+        """Find a loaded version; "" means the highest.
+
+        Raises: InferError (NOT_FOUND).
+        """
+        versions = self._models.get(name)
+        if versions is None:
+            raise InferError(Code.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
+        if not version:
+            if len(versions) == 1:
+                return next(iter(versions.values()))
+            return versions[max(versions, key=int)]
+        model = versions.get(version)
+        if model is None:
+            raise InferError(Code.NOT_FOUND, f"Request for unknown model: '{name}' version {version} is not found")
+        return model
+
+    def models(self) -> list[Model]:
+        """List every loaded version, by name and version."""
+        return [versions[v] for _, versions in sorted(self._models.items()) for v in sorted(versions, key=int)]
+
+    # -- requests ----------------------------------------------------------------------------------------------
+
+    def submit(self, request: InferRequest) -> None:
+        """Accept a request, or refuse it at the door.
+
+        Raises: InferError (OVERLOADED: the queue is full; NOT_READY: the model or the server is stopping).
+        """
+        model = request.model
+        now_ns = time.monotonic_ns()
+        request.queue_ns = now_ns
+        if self.stopping or model.closing:
+            raise self._refused(request, now_ns, f"Server is stopping, model '{model.name}' takes no new requests")
+        try:
+            with model.lock:
+                model.scheduler.add(request)
+        except InferError:
+            model.statistics.record_failure(REJECTED, request.start_ns or now_ns, now_ns)
+            raise
+        model.inflight += 1
+        self.inflight += 1
+        if request.deadline_ns:
+            self._watch_deadline(model)
+        if not model.dirty:
+            model.dirty = True
+            self._dirty.append(model)
+            if not self._turn_due:
+                self._turn_due = True
+                self._loop.call_soon(self._turn)
+
+    @staticmethod
+    def _refused(request: InferRequest, now_ns: int, text: str) -> InferError:
+        request.model.statistics.record_failure(REJECTED, request.start_ns or now_ns, now_ns)
+        return InferError(Code.NOT_READY, text)
+
+    def cancel(self, request: InferRequest) -> None:
+        """Take a request back while it waits; one that runs is finished, and its sink must not mind."""
+        model = request.model
+        with model.lock:
+            if not request.waiting:
+                return
+            model.scheduler.remove(request)
+        model.inflight -= 1
+        self._left(1)
+        model.statistics.record_failure(CANCELED, request.start_ns or request.queue_ns, time.monotonic_ns())
+
+    async def infer(
+        self,
+        model: Model,
+        inputs: list[Array | None],
+        *,
+        wanted: tuple[int, ...] | None = None,
+        deadline_ns: int = 0,
+        id: str = "",  # noqa: A002 - the protocol's word
+    ) -> list[Any]:
+        """Check, submit and await one request; cancelling the awaiting task cancels it.
+
+        Shapes: as `InferRequest.inputs`. Returns: outputs at the positions `wanted`; None means all, those that are
+        no tensors included.
+        Raises: InferError.
+        """
+        signature = model.signature
+        shapes = [None if array is None else array.shape for array in inputs]
+        rows, key = admit(model.name, signature, model.max_rows, shapes)
+        positions = tuple(range(len(signature.outputs))) if wanted is None else wanted
+        request = InferRequest(model, inputs, rows, key, positions, self._future_sink)
+        request.id = id
+        request.start_ns = time.monotonic_ns()
+        request.deadline_ns = deadline_ns
+        request.nbytes = sum(array.nbytes for array in inputs if array is not None)
+        future: asyncio.Future[list[Any]] = self._loop.create_future()
+        request.context = future
+        self.submit(request)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self.cancel(request)
+            raise
+
+    async def stop(self, grace_s: float) -> int:
+        """Refuse new work, finish what was accepted, and close every model.
+
+        Returns: how many requests were dropped because `grace_s` ran out.
+        """
+        self.stopping = True
+        if self.inflight:
+            self._idle.clear()
+            try:
+                await asyncio.wait_for(self._idle.wait(), grace_s)
+            except TimeoutError:
+                logger.warning("exit timeout expired with %d requests unfinished", self.inflight)
+        dropped = self.inflight
+        for alarm in self._alarms.values():
+            alarm.cancel()
+        self._alarms.clear()
+        if not dropped:
+            models = self.models()
+            self._models.clear()
+            await asyncio.gather(*(self._loop.run_in_executor(None, model.close) for model in models))
+        return dropped
+
+    # -- loop turns --------------------------------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        self._turn_due = False
+        dirty, self._dirty = self._dirty, []
+        for model in dirty:
+            model.dirty = False
+            now_ns = time.monotonic_ns()
+            ran, more = model.dispatch(now_ns)
+            if model.scheduler.expired:
+                self._expire(model)
+            if ran:
+                self._deliver(model, ran)
+            if more and not model.dirty:
+                model.dirty = True
+                self._dirty.append(model)
+            elif not ran and model.held and model.scheduler.live:
+                self._watch_hold(model)
+        if self._dirty and not self._turn_due:
+            self._turn_due = True
+            self._loop.call_soon(self._turn)
+
+    def _finished_on_thread(self, model: Model, ran: list[Batch]) -> None:
+        self._finished.append((model, ran))
+        if not self._delivery_due:
+            self._delivery_due = True
+            self._loop.call_soon_threadsafe(self._deliver_finished)
+
+    def _deliver_finished(self) -> None:
+        # cleared first: a batch that finishes while this runs asks for another call
+        self._delivery_due = False
+        finished = self._finished
+        while finished:
+            model, ran = finished.popleft()
+            self._deliver(model, ran)
+
+    def _deliver(self, model: Model, ran: list[Batch]) -> None:
+        now_ns = time.monotonic_ns()
+        for batch in ran:
+            requests = batch.requests
+            if requests[0].error is None:
+                model.statistics.record_batch(batch, now_ns)
+            else:
+                model.statistics.record_failure(BACKEND, requests[0].start_ns, now_ns)
+            model.inflight -= len(requests)
+            self._left(len(requests))
+            _hand_out(requests)
+
+    def _left(self, count: int) -> None:
+        self.inflight -= count
+        if not self.inflight and self.stopping:
+            self._idle.set()
+
+    # -- deadlines and delays ----------------------------------------------------------------------------------
+
+    def _watch_deadline(self, model: Model) -> None:
+        self._set_alarm(model, model.scheduler.nearest_deadline_ns())
+
+    def _watch_hold(self, model: Model) -> None:
+        with model.lock:
+            due_ns = model.scheduler.due_ns(time.monotonic_ns())
+        if due_ns:
+            self._set_alarm(model, due_ns)
+
+    def _set_alarm(self, model: Model, due_ns: int) -> None:
+        """One timer per model, at the earliest time it is needed; it sets itself again."""
+        when = self._loop.time() + (due_ns - time.monotonic_ns()) / 1e9
+        alarm = self._alarms.get(model)
+        if alarm is not None:
+            if alarm.when() <= when:
+                return
+            alarm.cancel()
+        self._alarms[model] = self._loop.call_at(when, self._ring, model)
+
+    def _ring(self, model: Model) -> None:
+        self._alarms.pop(model, None)
+        now_ns = time.monotonic_ns()
+        with model.lock:
+            nearest_ns = model.scheduler.nearest_deadline_ns()
+            if nearest_ns and nearest_ns <= now_ns:
+                model.scheduler.expired += model.scheduler.expire(now_ns)
+            nearest_ns = model.scheduler.nearest_deadline_ns()
+        self._expire(model)
+        if nearest_ns:
+            self._set_alarm(model, nearest_ns)
+        if model.scheduler.live and not model.dirty:
+            model.dirty = True
+            self._dirty.append(model)
+            if not self._turn_due:
+                self._turn_due = True
+                self._loop.call_soon(self._turn)
+
+    def _expire(self, model: Model) -> None:
+        with model.lock:
+            expired, model.scheduler.expired = model.scheduler.expired, []
+        if not expired:
+            return
+        now_ns = time.monotonic_ns()
+        for request in expired:
+            request.error = InferError(Code.EXPIRED, "Request timeout expired")
+            model.statistics.record_failure(OTHER, request.start_ns or request.queue_ns, now_ns)
+        model.inflight -= len(expired)
+        self._left(len(expired))
+        _hand_out(expired)
+
+
+def _hand_out(requests: list[InferRequest]) -> None:
+    """Give each request to its sink: one call when they share one, as nearly always."""
+    sink = requests[0].sink
+    if all(request.sink is sink for request in requests):
+        sink.deliver(requests)
+        return
+    by_sink: dict[int, list[InferRequest]] = {}
+    for request in requests:
+        by_sink.setdefault(id(request.sink), []).append(request)
+    for group in by_sink.values():
+        group[0].sink.deliver(group)
+
+
+def _load_on_devices(spec: ModelSpec, loader: Loader) -> tuple[ModelSpec, list[Backend]]:
+    """Load the model once per device, and write its instance groups out, one per device."""
+    backends: list[Backend] = []
+    groups = []
+    for group in spec.instances:
+        for device in group.devices:
+            backends.append(loader(spec.path, device, spec.options))
+            groups.append(type(group)(group.count, (device,)))
+    spec = complete(spec, backends[0].graph)
+    return replace(spec, instances=tuple(groups)), backends

@@ -1,0 +1,120 @@
+"""Model: one loaded version of one model: its Scheduler, its Instances, and what it has counted."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from .costs import CostModel
+from .instance import ThreadInstance, execute
+from .scheduler import Scheduler
+from .statistics import ModelStatistics
+
+if TYPE_CHECKING:
+    from penstock.backends.backend import Backend, Binding
+    from penstock.backends.signature import Signature
+
+    from .batch import Batch
+    from .spec import ModelSpec
+
+FAST_NS = {"auto": 100_000, "thread": 0, "loop": 1 << 62}
+"""A batch that runs in less time than this is run by the event loop itself, per executor setting. A hand-over to a
+thread and back costs 30 to 60 us of CPU and of latency (perf/micro.py)."""
+
+
+class Model:
+    """One loaded version.
+
+    Threads: `scheduler` is touched under `lock` only; everything else belongs to the event loop, but for
+    `finish_from_thread`. `inflight` counts requests accepted and not yet delivered.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, backends: Sequence[Backend], finished: Callable[[Model, list[Batch]], None]
+    ) -> None:
+        if spec.signature is None:
+            raise ValueError("the spec must be completed before it is loaded")
+        self.spec = spec
+        self.signature: Signature = spec.signature
+        self.name = spec.name
+        self.version = str(spec.version)
+        self.platform = backends[0].platform
+        self.node_inputs = backends[0].node_inputs
+        self.node_outputs = backends[0].node_outputs
+        self.statistics = ModelStatistics()
+        self.max_rows = spec.policy.max_batch_rows or 1
+        self.all_outputs = tuple(i for i, output in enumerate(self.signature.outputs) if output.is_tensor)
+        self.lock = threading.Lock()
+        self.scheduler = Scheduler(spec.policy, CostModel(), FAST_NS[spec.policy.executor])
+        self.inflight = 0
+        self.closing = False
+        self.dirty = False
+        self.held = spec.policy.max_queue_delay_us > 0
+        self.instances: list[ThreadInstance] = []
+        self.loop_binding: Binding | None = None
+        self._backends = backends
+        self._finished = finished
+
+    @property
+    def waiting_rows(self) -> int:
+        """Rows in the queue."""
+        return self.scheduler.rows
+
+    def open(self) -> None:
+        """Allocate the Bindings and start the Instances."""
+        made = 0
+        for backend, group in zip(self._backends, self.spec.instances, strict=True):
+            for _ in range(group.count):
+                binding = backend.bind(self.signature, self.max_rows)
+                self.instances.append(ThreadInstance(self, binding, f"{self.name}/{self.version}#{made}"))
+                made += 1
+        self.loop_binding = self._backends[0].bind(self.signature, self.max_rows)
+        for instance in self.instances:
+            instance.start()
+
+    def close(self) -> None:
+        """Stop the Instances and free the model. Blocks until the runs under way have ended."""
+        with self.lock:
+            for instance in self.instances:
+                instance.stop()
+        for instance in self.instances:
+            instance.join()
+        self.instances.clear()
+        self.loop_binding = None
+        for backend in self._backends:
+            backend.close()
+
+    def dispatch(self, now_ns: int) -> tuple[list[Batch], bool]:
+        """Let something run: here and now if it is fast, on an idle Instance otherwise.
+
+        Returns: the batches that ran here, and whether more should run here in the next loop turn. One batch a turn:
+        reading sockets goes between, so that the next one is bigger.
+        """
+        scheduler = self.scheduler
+        with self.lock:
+            lane = scheduler.next_lane(now_ns)
+            if lane is None:
+                return [], False
+            if not lane.fast:
+                for instance in self.instances:
+                    if instance.idle:
+                        instance.wake()
+                        break
+                return [], False
+            batch = scheduler.take_from(lane, now_ns)
+        ran = execute(self, self.loop_binding, batch)  # type: ignore[arg-type]
+        self.learn(ran)
+        return ran, scheduler.live > 0
+
+    def finish_from_thread(self, ran: list[Batch]) -> None:
+        """Learn from what ran and hand it to the event loop. Called on an Instance's thread."""
+        self.learn(ran)
+        self._finished(self, ran)
+
+    def learn(self, ran: list[Batch]) -> None:
+        """Feed the CostModel, failures left out."""
+        with self.lock:
+            for batch in ran:
+                if batch.requests[0].error is None:
+                    self.scheduler.learn(batch.key, batch.rows, batch.exec_end_ns - batch.exec_start_ns)

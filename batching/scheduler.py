@@ -1,0 +1,177 @@
+"""Scheduler: all Lanes of a model, and the choice of what an idle Instance runs next."""
+
+from __future__ import annotations
+
+from penstock.backends.errors import Code, InferError
+
+from .batch import Batch
+from .costs import CostModel
+from .lane import Lane
+from .request import InferRequest, Key
+from .spec import BatchPolicy
+
+KEPT_LANES = 64
+
+
+class Scheduler:
+    """Pull scheduling: a Batch closes when an Instance asks for one, and grows by itself while all are busy.
+
+    Pure: it is told the time, and its caller holds the model's lock. Invariants: a request is in one Lane or in one
+    Batch, never in both; a Batch has at most `max_batch_rows` rows and one Key; the Lane whose head has waited
+    longest goes first, so no Key starves.
+    """
+
+    def __init__(self, policy: BatchPolicy, costs: CostModel, fast_ns: int = 0) -> None:
+        self._max_rows = policy.max_batch_rows or 1
+        self._batched = bool(policy.max_batch_rows)
+        self._cap_rows = policy.cap_rows or 0
+        self._delay_ns = policy.max_queue_delay_us * 1000
+        self._preferred = sorted(policy.preferred_rows)
+        self._queue_rows = policy.max_queue_rows
+        self._queue_bytes = policy.max_queue_bytes
+        self._queue_requests = policy.max_queue_requests
+        self._costs = costs
+        self._lanes: dict[Key, Lane] = {}
+        self._nearest_ns = 0
+        self._fast_ns = fast_ns
+        self.expired: list[InferRequest] = []
+        self.rows = 0
+        self.nbytes = 0
+        self.live = 0
+
+    def add(self, request: InferRequest) -> Lane:
+        """Put a request in its Lane.
+
+        Raises: InferError (OVERLOADED) when the queue is full, in rows, bytes or requests.
+        """
+        if (
+            self.rows + request.rows > self._queue_rows
+            or self.nbytes + request.nbytes > self._queue_bytes
+            or (self._queue_requests and self.live >= self._queue_requests)
+        ) and self.live:
+            raise InferError(Code.OVERLOADED, "Exceeds maximum queue size")
+        lane = self._lanes.get(request.key)
+        if lane is None:
+            lane = self._new_lane(request.key)
+        lane.add(request)
+        self.rows += request.rows
+        self.nbytes += request.nbytes
+        self.live += 1
+        deadline_ns = request.deadline_ns
+        if deadline_ns and (not self._nearest_ns or deadline_ns < self._nearest_ns):
+            self._nearest_ns = deadline_ns
+        return lane
+
+    def full(self) -> bool:
+        """Whether nothing more can be taken in: lets the door refuse before a body is decoded."""
+        return (
+            self.rows >= self._queue_rows or self.nbytes >= self._queue_bytes or 0 < self._queue_requests <= self.live
+        )
+
+    def take(self, now_ns: int) -> Batch | None:
+        """Close a Batch for an idle Instance, or None when nothing is due."""
+        lane = self.next_lane(now_ns)
+        return None if lane is None else self.take_from(lane, now_ns)
+
+    def take_from(self, lane: Lane, now_ns: int) -> Batch:
+        """Close a Batch from a Lane that `next_lane` gave."""
+        requests, rows = lane.take(self._limit(lane))
+        self.rows -= rows
+        self.live -= len(requests)
+        for request in requests:
+            self.nbytes -= request.nbytes
+        return Batch(requests, rows, lane.key, now_ns)
+
+    def next_lane(self, now_ns: int) -> Lane | None:
+        """Choose the due Lane whose head has waited longest; those past their deadline are taken out first."""
+        if self._nearest_ns and self._nearest_ns <= now_ns:
+            self.expired += self.expire(now_ns)
+        if not self.live:
+            return None
+        if len(self._lanes) == 1 and not self._delay_ns:
+            return next(iter(self._lanes.values()))
+        oldest: Lane | None = None
+        oldest_ns = 0
+        for lane in self._lanes.values():
+            if lane.live:
+                head = lane.head()
+                head_ns = head.queue_ns if head is not None else 0
+                if (oldest is None or head_ns < oldest_ns) and self._due_ns(lane, head_ns) <= now_ns:
+                    oldest, oldest_ns = lane, head_ns
+        return oldest
+
+    def due_ns(self, now_ns: int) -> int:
+        """When the next Lane that is held open becomes due; 0 when none is held."""
+        heads = [(lane, lane.head()) for lane in self._lanes.values() if lane.live]
+        dues = [self._due_ns(lane, head.queue_ns) for lane, head in heads if head is not None]
+        return min((due for due in dues if due > now_ns), default=0)
+
+    def remove(self, request: InferRequest) -> None:
+        """Take out a request that waits."""
+        self._lanes[request.key].remove(request)
+        self.rows -= request.rows
+        self.nbytes -= request.nbytes
+        self.live -= 1
+
+    def nearest_deadline_ns(self) -> int:
+        """When `expire` must be called next; 0 for never. May be early, never late."""
+        return self._nearest_ns
+
+    def expire(self, now_ns: int) -> list[InferRequest]:
+        """Take out those whose deadline has passed."""
+        waiting = [r for lane in self._lanes.values() for r in lane.live_requests() if r.deadline_ns]
+        expired = [request for request in waiting if request.deadline_ns <= now_ns]
+        self._nearest_ns = min((r.deadline_ns for r in waiting if r.deadline_ns > now_ns), default=0)
+        for request in expired:
+            self.remove(request)
+        return expired
+
+    def learn(self, key: Key, rows: int, ns: int) -> None:
+        """Note that a batch of `rows` took `ns`, gather and scatter included."""
+        self._costs.observe(key, rows, ns)
+        lane = self._lanes.get(key)
+        if lane is not None:
+            lane.fast = self._fast(key)
+
+    def drain(self) -> list[InferRequest]:
+        """Take out everything that waits."""
+        dropped = [request for lane in self._lanes.values() for request in lane.live_requests()]
+        for request in dropped:
+            self.remove(request)
+        return dropped
+
+    def _new_lane(self, key: Key) -> Lane:
+        if len(self._lanes) >= KEPT_LANES:
+            for old in [k for k, lane in self._lanes.items() if not lane.live]:
+                del self._lanes[old]
+        lane = self._lanes[key] = Lane(key)
+        lane.fast = self._fast(key)
+        return lane
+
+    def _fast(self, key: Key) -> bool:
+        predicted_ns = self._costs.predict_ns(key, self._costs.knee_rows(key))
+        return predicted_ns is not None and predicted_ns < self._fast_ns
+
+    def _limit(self, lane: Lane) -> int:
+        """How many rows a batch of this Lane may have now.
+
+        The knee keeps model and front end overlapped: with 32 clients in lock step two batches of 16 beat one of 32.
+        When more waits than two such batches hold, half of it goes, since nothing is gained by holding it back.
+        """
+        if not self._batched:
+            return 0
+        if self._preferred:
+            fitting = [size for size in self._preferred if size <= lane.rows]
+            return fitting[-1] if fitting else self._max_rows
+        cap = self._cap_rows or self._costs.knee_rows(lane.key)
+        if not cap:
+            return self._max_rows
+        return min(max(cap, (lane.rows + 1) // 2), self._max_rows)
+
+    def _due_ns(self, lane: Lane, head_ns: int) -> int:
+        if not self._delay_ns:
+            return 0
+        wanted = self._preferred[-1] if self._preferred else self._max_rows
+        if lane.rows >= wanted or lane.rows in self._preferred:
+            return 0
+        return head_ns + self._delay_ns
