@@ -32,5 +32,5 @@ def test_gives_the_class_id_first_as_its_hooks_expect() -> None:
     ]
 
 
-def test_is_under_10_kB() -> None:
+def test_is_under_ten_kilobytes() -> None:
     assert MODEL.stat().st_size < 10_000
