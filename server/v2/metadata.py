@@ -1,0 +1,73 @@
+"""The v2 protocol's answers about models: metadata and statistics, as plain objects. Called by the control plane."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from penstock.backends.signature import TensorSpec
+from penstock.batching.model import Model
+from penstock.batching.statistics import BatchSizeStatistics, Duration
+
+_MS = 1_000_000
+_NOTHING = Duration(0, 0)
+
+
+def model_metadata(model: Model, versions: Iterable[str]) -> dict[str, Any]:
+    """Describe a model. Outputs that are no tensors reach hooks only and are left out."""
+    return {
+        "name": model.name,
+        "versions": list(versions),
+        "platform": model.platform,
+        "inputs": _tensors(model.signature.inputs),
+        "outputs": _tensors(model.signature.outputs),
+    }
+
+
+def model_statistics(model: Model, epoch_offset_ns: int) -> dict[str, Any]:
+    """Give what a model has served, in Triton's members and order.
+
+    Every member is present and every number an integer: perf_analyzer reads them with typed getters and aborts
+    otherwise. Units: `epoch_offset_ns` is what turns a monotonic stamp into time since the epoch.
+    """
+    counted = model.statistics.snapshot()
+    last_ns = counted.last_inference_ns
+    return {
+        "name": model.name,
+        "version": model.version,
+        "last_inference": (last_ns + epoch_offset_ns) // _MS if last_ns else 0,
+        "inference_count": counted.inference_count,
+        "execution_count": counted.execution_count,
+        "inference_stats": {
+            "success": _duration(counted.success),
+            "fail": _duration(counted.fail),
+            "queue": _duration(counted.queue),
+            "compute_input": _duration(counted.compute_input),
+            "compute_infer": _duration(counted.compute_infer),
+            "compute_output": _duration(counted.compute_output),
+            "cache_hit": _duration(_NOTHING),
+            "cache_miss": _duration(_NOTHING),
+        },
+        "response_stats": {},
+        "batch_stats": [_batch_size(entry) for entry in counted.batch_stats],
+        "memory_usage": [],
+    }
+
+
+def _tensors(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
+    return [
+        {"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)} for spec in specs if spec.is_tensor
+    ]
+
+
+def _duration(duration: Duration) -> dict[str, int]:
+    return {"count": duration.count, "ns": duration.ns}
+
+
+def _batch_size(entry: BatchSizeStatistics) -> dict[str, Any]:
+    return {
+        "batch_size": entry.rows,
+        "compute_input": {"count": entry.count, "ns": entry.compute_input_ns},
+        "compute_infer": {"count": entry.count, "ns": entry.compute_infer_ns},
+        "compute_output": {"count": entry.count, "ns": entry.compute_output_ns},
+    }
