@@ -1,0 +1,142 @@
+"""The command line: `penstock serve`, `penstock check`, `penstock version`. Imports nothing heavy before it must."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import itertools
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from .settings import FALSE_WORDS, TRUE_WORDS, Setting, SettingError, Settings, known_settings, nearest, resolve, shown
+
+USAGE_STATUS = 2
+_PAGES = "Every flag is also an environment name (--http-port: PENSTOCK_HTTP_PORT) and a key of the settings file."
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, but paths may stand between flags, and an unknown flag is answered with the nearest known one."""
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: object = None) -> argparse.Namespace:  # type: ignore[override]
+        found, surplus = self.parse_known_args(args)
+        paths = [word for word in surplus if not word.startswith("-")]
+        if len(paths) == len(surplus) and hasattr(found, "paths"):
+            found.paths += paths
+        elif surplus:
+            flags = [item.flag for item in known_settings()] + ["--config", "--help"]
+            word = next(word for word in surplus if word not in paths or not hasattr(found, "paths"))
+            self.error(f"unknown argument {word}{nearest(word.partition('=')[0], flags)}")
+        return found
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE_STATUS, f"penstock: {message}\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; return its exit status: 0 done, 1 failed, 2 wrong usage."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = _parser()
+    args = parser.parse_args(_with_values(words))
+    if args.command is None:
+        parser.print_help()
+        return USAGE_STATUS
+    if args.command == "version":
+        print(f"penstock {importlib.metadata.version('penstock')}")
+        return 0
+    if args.command == "check":
+        return _check(args.paths)
+    try:
+        settings = _settings(args)
+    except SettingError as error:
+        print(f"penstock: {error}", file=sys.stderr)
+        return USAGE_STATUS
+    return _serve(settings)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="penstock", description="An inference server for ONNX models.", allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
+    serve = commands.add_parser(
+        "serve", help="serve models", usage="penstock serve PATH... [--FLAG VALUE ...]", epilog=_PAGES,
+        allow_abbrev=False, formatter_class=_wide,
+    )  # fmt: skip
+    serve.add_argument("paths", nargs="*", metavar="PATH", help="a model repository or a single .onnx file")
+    serve.add_argument("--config", metavar="FILE", help="a TOML file of settings")
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for item in known_settings():
+        if item.group not in groups:
+            groups[item.group] = serve.add_argument_group(item.group)
+        _add(groups[item.group], item)
+    check = commands.add_parser(
+        "check", help="say what would be served, and every mistake, without serving", usage="penstock check PATH...",
+        allow_abbrev=False,
+    )  # fmt: skip
+    check.add_argument("paths", nargs="+", metavar="PATH", help="a model repository or a single .onnx file")
+    commands.add_parser("version", help="print the version")
+    return parser
+
+
+def _wide(prog: str) -> argparse.HelpFormatter:
+    return argparse.HelpFormatter(prog, max_help_position=36)
+
+
+def _add(group: argparse._ArgumentGroup, item: Setting) -> None:
+    repeated = isinstance(item.default, tuple)
+    metavar = item.unit.split()[-1].upper() if item.unit else "|".join(item.choices)
+    if isinstance(item.default, bool):
+        metavar = "BOOL"
+    default = f" ({shown(item.default)})" if shown(item.default) else ""
+    group.add_argument(
+        item.flag, dest=item.name, metavar=metavar or "TEXT", help=(item.text + default).replace("%", "%%"),
+        action="append" if repeated else "store", default=argparse.SUPPRESS,
+    )  # fmt: skip
+
+
+def _with_values(words: Sequence[str]) -> list[str]:
+    """Complete `--access-log` to `--access-log=true`, so that what follows is not taken for its value."""
+    booleans = {item.flag for item in known_settings() if isinstance(item.default, bool)}
+    return [
+        word + "=true" if word in booleans and after.lower() not in TRUE_WORDS + FALSE_WORDS else word
+        for word, after in itertools.zip_longest(words, words[1:], fillvalue="")
+    ]
+
+
+def _settings(args: argparse.Namespace) -> Settings:
+    flags = {
+        name: value for name, value in vars(args).items() if name not in {"command", "paths"} and value is not None
+    }
+    paths = [*args.paths, *flags.pop("model_repository", ())]
+    if paths:
+        flags["model_repository"] = paths
+    settings = resolve(flags, os.environ)
+    if not settings.model_repository:
+        raise SettingError("nothing to serve: give the PATH of a model repository or of an .onnx file")
+    return settings
+
+
+def _check(paths: Sequence[str]) -> int:
+    from .repository import check
+
+    report, good = check([Path(path) for path in paths])
+    print(report)
+    return 0 if good else 1
+
+
+def _serve(settings: Settings) -> int:
+    from .serve import run
+
+    status = run(settings)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
+        # A load or a hook that hangs in native code would keep the interpreter from ending.
+        os._exit(status)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock.server import cli
+from penstock.server.settings import Settings, known_settings
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+    """Settings that would have been served, instead of serving them."""
+    found: list[Settings] = []
+
+    def note(settings: Settings) -> int:
+        found.append(settings)
+        return 0
+
+    monkeypatch.setattr(cli, "_serve", note)
+    for name in os.environ:
+        if name.startswith("PENSTOCK_"):
+            monkeypatch.delenv(name)
+    return found
+
+
+def test_serve_takes_paths_and_flags_in_any_order(served: list[Settings]) -> None:
+    status = cli.main(["serve", "a", "--http-port", "9000", "b", "--exit-timeout-secs=5", "--model-repository", "c"])
+
+    assert status == 0
+    assert served == [Settings(model_repository=("a", "b", "c"), http_port=9000, exit_timeout_secs=5.0)]
+
+
+def test_a_boolean_flag_takes_a_word_or_stands_alone(served: list[Settings]) -> None:
+    cli.main(["serve", "--access-log", "a", "--exit-on-error", "true", "--strict-readiness=0", "--allow-metrics", "0"])
+
+    wanted = Settings(
+        model_repository=("a",), access_log=True, exit_on_error=True, strict_readiness=False, allow_metrics=False
+    )
+    assert served == [wanted]
+
+
+def test_paths_on_the_command_line_replace_those_of_the_environment(
+    served: list[Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_MODEL_REPOSITORY", "from-environment")
+
+    cli.main(["serve"])
+    cli.main(["serve", "given"])
+
+    assert [settings.model_repository for settings in served] == [("from-environment",), ("given",)]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["serve"], "nothing to serve: give the PATH of a model repository or of an .onnx file"),
+        (["serve", "a", "--htp-port=3"], "unknown argument --htp-port=3; did you mean '--http-port'?"),
+        (["serve", "a", "--http-port", "x"], "--http-port: got 'x', wanted a whole number from 0 to 65535"),
+        (["serve", "a", "--http-port"], "argument --http-port: expected one argument"),
+        (["check"], "the following arguments are required: PATH"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_status_2(
+    words: list[str], message: str, served: list[Settings], capsys: pytest.CaptureFixture[str]
+) -> None:
+    status: object
+    try:
+        status = cli.main(words)
+    except SystemExit as ended:
+        status = ended.code
+
+    assert status == 2
+    assert capsys.readouterr().err == f"penstock: {message}\n"
+    assert not served
+
+
+def test_a_flag_cannot_be_shortened(served: list[Settings]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "a", "--http-por", "1"])
+
+
+def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["serve", "--help"])
+
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert [item.flag for item in known_settings() if f"{item.flag} " not in text] == []
+
+
+def test_without_a_command_the_help_is_printed_and_the_status_is_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    assert "serve models" in capsys.readouterr().out
+
+
+def test_version_prints_the_installed_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["version"]) == 0
+    assert capsys.readouterr().out.startswith("penstock 0.")
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom penstock.server.cli import main\n"
+        "try: main(['serve', '--help'])\nexcept SystemExit: pass\n"
+        "heavy = {'numpy', 'fastapi', 'uvicorn', 'onnxruntime', 'asyncio'} & set(sys.modules)\n"
+        "print(*heavy, file=sys.stderr)"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path("/"))
+
+    assert done.stderr.strip() == ""
+
+
+@pytest.mark.slow
+def test_help_is_there_within_300_ms() -> None:
+    def timed() -> float:
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "penstock.server.cli", "--help"], check=True, capture_output=True)
+        return time.perf_counter() - start
+
+    assert min(timed() for _ in range(3)) < 0.3

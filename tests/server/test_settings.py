@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.server.http.limits import Limits
+from penstock.server.settings import Setting, SettingError, Settings, known_settings, page, resolve
+
+
+def write(folder: Path, text: str) -> str:
+    path = folder / "penstock.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_the_defaults_are_the_documented_ones() -> None:
+    settings = resolve({}, {})
+
+    assert settings == Settings()
+    assert (settings.http_address, settings.http_port, settings.metrics_port) == ("127.0.0.1", 8000, 8002)
+    assert settings.exit_on_error is False
+
+
+def test_a_flag_wins_over_the_environment_which_wins_over_the_file_which_wins_over_the_default(tmp_path: Path) -> None:
+    config = write(tmp_path, "http_port = 1\nmetrics_port = 1\nlog_verbose = 1\n")
+    environ = {"PENSTOCK_HTTP_PORT": "2", "PENSTOCK_METRICS_PORT": "2", "PENSTOCK_CONFIG": config, "PATH": "/bin"}
+
+    settings = resolve({"http_port": "3"}, environ)
+
+    found = (settings.http_port, settings.metrics_port, settings.log_verbose, settings.exit_timeout_secs)
+    assert found == (3, 2, 1, 30.0)
+
+
+def test_the_config_flag_wins_over_the_config_environment_name(tmp_path: Path) -> None:
+    config = write(tmp_path, "id = 'chosen'")
+
+    assert resolve({"config": config}, {"PENSTOCK_CONFIG": "/nowhere"}).id == "chosen"
+
+
+def test_paths_of_the_file_are_relative_to_the_file(tmp_path: Path) -> None:
+    config = write(tmp_path, "model_repository = ['models', '/absolute']")
+
+    assert resolve({"config": config}, {}).model_repository == (str(tmp_path / "models"), "/absolute")
+
+
+def test_one_path_in_the_file_needs_no_list(tmp_path: Path) -> None:
+    assert resolve({"config": write(tmp_path, "model_repository = '/m'")}, {}).model_repository == ("/m",)
+
+
+def test_paths_of_the_environment_are_separated_by_colons() -> None:
+    assert resolve({}, {"PENSTOCK_MODEL_REPOSITORY": "a:b"}).model_repository == ("a", "b")
+
+
+def test_the_names_kubernetes_injects_for_a_service_called_penstock_are_not_settings() -> None:
+    environ = {
+        "PENSTOCK_SERVICE_HOST": "10.0.0.1",
+        "PENSTOCK_SERVICE_PORT": "8000",
+        "PENSTOCK_SERVICE_PORT_HTTP": "8000",
+        "PENSTOCK_PORT": "tcp://10.0.0.1:8000",
+        "PENSTOCK_PORT_8000_TCP": "tcp://10.0.0.1:8000",
+        "PENSTOCK_PORT_8000_TCP_PROTO": "tcp",
+        "PENSTOCK_PORT_8000_TCP_PORT": "8000",
+        "PENSTOCK_PORT_8000_TCP_ADDR": "10.0.0.1",
+        "PENSTOCK_HTTP_PORT": "tcp://10.0.0.2:80",
+    }
+
+    assert resolve({}, environ) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "message"),
+    [
+        ({"http_port": "x"}, {}, "--http-port: got 'x', wanted a whole number from 0 to 65535"),
+        ({"http_port": "65536"}, {}, "--http-port: got 65536, wanted a whole number from 0 to 65535"),
+        ({"http_port": "1.0"}, {}, "--http-port: got '1.0', wanted a whole number from 0 to 65535"),
+        ({"exit_timeout_secs": "nan"}, {}, "--exit-timeout-secs: got nan, wanted a number from 0 to 86400"),
+        ({"exit_on_error": "yes"}, {}, "--exit-on-error: got 'yes', wanted true or false"),
+        ({"log_format": "xml"}, {}, "--log-format: got 'xml', wanted one of auto, text, json"),
+        ({}, {"PENSTOCK_HTTP_PORT": ""}, "PENSTOCK_HTTP_PORT: got '', wanted a whole number from 0 to 65535"),
+        ({}, {"PENSTOCK_HTP_PORT": "1"}, "PENSTOCK_HTP_PORT: no such setting; did you mean 'PENSTOCK_HTTP_PORT'?"),
+        ({}, {"PENSTOCK_http_port": "1"}, "PENSTOCK_http_port: no such setting; did you mean 'PENSTOCK_HTTP_PORT'?"),
+        ({"config": "/no/such.toml"}, {}, "/no/such.toml: No such file or directory"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_saying_where_what_and_what_was_wanted(
+    flags: dict[str, str], environ: dict[str, str], message: str
+) -> None:
+    with pytest.raises(SettingError) as caught:
+        resolve(flags, environ)
+
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("http-port = 1", "no such setting 'http-port'; did you mean 'http_port'?"),
+        ("http_port = '8000'", "http_port: got '8000', wanted a whole number from 0 to 65535"),
+        ("http_port = true", "http_port: got True, wanted a whole number from 0 to 65535"),
+        ("exit_on_error = 1", "exit_on_error: got 1, wanted true or false"),
+        ("model_repository = [1]", "model_repository: got (1,), wanted a list of texts"),
+        ("exit_timeout_secs = inf", "exit_timeout_secs: got inf, wanted a number from 0 to 86400"),
+        ("= 1", "Invalid statement (at line 1, column 1)"),
+    ],
+)
+def test_a_mistake_in_the_file_names_the_file_and_the_key(tmp_path: Path, text: str, message: str) -> None:
+    config = write(tmp_path, text)
+
+    with pytest.raises(SettingError) as caught:
+        resolve({"config": config}, {})
+
+    assert str(caught.value) == f"{config}: {message}"
+
+
+def test_a_whole_number_in_the_file_is_good_for_seconds(tmp_path: Path) -> None:
+    assert resolve({"config": write(tmp_path, "exit_timeout_secs = 5")}, {}).exit_timeout_secs == 5.0
+
+
+@pytest.mark.parametrize(("word", "value"), [("true", True), ("1", True), ("False", False), ("0", False)])
+def test_booleans_are_given_as_triton_takes_them(word: str, value: bool) -> None:
+    assert resolve({"strict_readiness": word}, {}).strict_readiness is value
+
+
+@given(st.sampled_from(list(known_settings())), st.text(max_size=20) | st.floats().map(str) | st.integers().map(str))
+def test_any_text_is_a_value_within_bounds_or_a_setting_error(item: Setting, text: str) -> None:
+    try:
+        value = getattr(resolve({item.name: text}, {}), item.name)
+    except SettingError:
+        return
+
+    assert type(value) is type(item.default)
+    assert item.bounds is None or item.bounds[0] <= value <= item.bounds[1]
+
+
+def test_every_setting_has_a_flag_an_environment_name_and_a_sentence() -> None:
+    for item in known_settings():
+        assert item.flag == "--" + item.name.replace("_", "-")
+        assert item.environment == "PENSTOCK_" + item.name.upper()
+        assert item.text.endswith(".")
+        assert item.unit or not isinstance(item.default, int | float) or isinstance(item.default, bool)
+
+
+def test_every_limit_is_a_setting_and_the_defaults_agree() -> None:
+    assert Settings().limits() == Limits()
+    assert len(fields(Limits)) == sum(
+        item.name.startswith("http_") and item.name not in {"http_port", "http_address"} for item in known_settings()
+    )
+
+
+def test_the_settings_page_is_what_the_settings_say() -> None:
+    stored = Path(__file__).parents[2] / "docs" / "settings.md"
+
+    assert stored.read_text("utf-8") == page(), "run: python -m penstock.server.settings > docs/settings.md"
