@@ -22,8 +22,8 @@ class BatchPolicy:
     """How requests of one model share batches.
 
     Units: rows, bytes, microseconds as named. `max_batch_rows` 0: the model has no axis for rows; None: not said,
-    to be completed. `cap_rows` None: learned from measured run times. `executor`: "auto" (learned), "thread" or
-    "loop".
+    to be completed with `default_max_batch_rows` if the model allows. `cap_rows` None: learned from measured run
+    times. `executor`: "auto" (learned), "thread" or "loop".
     """
 
     max_batch_rows: int | None = None
@@ -36,6 +36,7 @@ class BatchPolicy:
     allow_timeout_override: bool = True
     cap_rows: int | None = None
     executor: str = "auto"
+    default_max_batch_rows: int = DEFAULT_MAX_BATCH_ROWS
 
 
 @dataclass(frozen=True, slots=True)
