@@ -1,0 +1,61 @@
+"""What pyproject.toml says by hand is what the folders hold."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ROOTS = ("server", "batching", "backends", "perf")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def _folders_with_code() -> set[str]:
+    return {
+        ".".join(("penstock", *path.parent.relative_to(ROOT).parts)) for root in ROOTS for path in _modules(ROOT / root)
+    }
+
+
+def _modules(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*.py") if "__pycache__" not in path.parts]
+
+
+def test_every_folder_with_code_is_listed_and_no_other() -> None:
+    assert set(PROJECT["tool"]["setuptools"]["packages"]) == _folders_with_code()
+
+
+def test_every_listed_package_has_an_init() -> None:
+    for package in PROJECT["tool"]["setuptools"]["packages"]:
+        assert (ROOT / Path(*package.split(".")[1:]) / "__init__.py").is_file(), package
+
+
+def test_the_four_folders_are_mapped_under_penstock() -> None:
+    assert PROJECT["tool"]["setuptools"]["package-dir"] == {f"penstock.{root}": root for root in ROOTS}
+
+
+@pytest.mark.parametrize("root", ROOTS)
+def test_type_checkers_are_told_and_led_there(root: str) -> None:
+    assert (ROOT / root / "py.typed").is_file()
+    assert (ROOT / ".typing" / "penstock" / root).readlink() == Path(f"../../{root}")
+
+
+def test_typing_holds_the_four_links_and_nothing_else() -> None:
+    assert {path.name for path in (ROOT / ".typing" / "penstock").iterdir()} == set(ROOTS)
+
+
+def test_every_file_beside_the_code_is_packaged() -> None:
+    patterns = PROJECT["tool"]["setuptools"]["package-data"]["*"]
+    for root in ROOTS:
+        for path in (ROOT / root).rglob("*"):
+            hidden = "__pycache__" in path.parts or any(part.startswith(".") for part in path.parts)
+            if path.is_file() and path.suffix != ".py" and not hidden:
+                assert any(path.match(pattern) for pattern in patterns), path
+
+
+def test_the_core_needs_no_runtime() -> None:
+    names = " ".join(PROJECT["project"]["dependencies"])
+
+    assert "onnxruntime" not in names
+    assert "tensorflow" not in names
