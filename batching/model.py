@@ -61,6 +61,11 @@ class Model:
         """Rows in the queue."""
         return self.scheduler.rows
 
+    @property
+    def waiting_requests(self) -> int:
+        """Requests in the queue."""
+        return self.scheduler.live
+
     def open(self) -> None:
         """Allocate the Bindings and start the Instances."""
         made = 0
