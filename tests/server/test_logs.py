@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import io
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.server.logs import MAX_TEXT_CHARS, QUEUE_RECORDS, Logs, escaped
+from penstock.server.settings import Settings
+
+logger = logging.getLogger("penstock.test")
+
+
+@contextmanager
+def logs_to(stream: io.StringIO, settings: Settings | None = None) -> Iterator[Logs]:
+    logs = Logs(settings or Settings(log_format="json"), stream)
+    logs.start()
+    try:
+        yield logs
+    finally:
+        logs.stop()
+
+
+def logged(say: Callable[[], object], settings: Settings | None = None) -> str:
+    stream = io.StringIO()
+    with logs_to(stream, settings):
+        say()
+    return stream.getvalue()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class StuckStream(io.StringIO):
+    """A stream whose reader takes nothing until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered = threading.Event()
+        self.free = threading.Event()
+
+    def write(self, text: str) -> int:
+        self.entered.set()
+        self.free.wait()
+        return super().write(text)
+
+
+def test_json_carries_time_level_message_logger_and_what_the_record_is_about() -> None:
+    text = logged(lambda: logger.error("model %s broke", "iris", extra={"request_id": "r1", "model": "iris"}))
+
+    line = json.loads(text)
+    assert list(line) == ["ts", "level", "msg", "logger", "request_id", "model"]
+    assert line["ts"].endswith("Z")
+    assert {**line, "ts": ""} == {
+        "ts": "",
+        "level": "ERROR",
+        "msg": "model iris broke",
+        "logger": "penstock.test",
+        "request_id": "r1",
+        "model": "iris",
+    }
+
+
+def test_text_is_one_readable_line() -> None:
+    text = logged(
+        lambda: logger.info("served", extra={"model": "iris", "why": "a reason", "path": ""}),
+        Settings(log_format="text"),
+    )
+
+    assert text.partition(" ")[2] == 'INFO test: served model=iris why="a reason" path=""\n'
+
+
+def test_auto_is_text_on_a_terminal_and_json_elsewhere() -> None:
+    terminal, pipe = Terminal(), io.StringIO()
+    for stream in (terminal, pipe):
+        with logs_to(stream, Settings()):
+            logger.info("hello")
+
+    assert terminal.getvalue().endswith("INFO test: hello\n")
+    assert json.loads(pipe.getvalue())["msg"] == "hello"
+
+
+def test_a_traceback_is_part_of_the_record() -> None:
+    def fail() -> None:
+        try:
+            raise KeyError("first\nsecond")
+        except KeyError:
+            logger.exception("failed")
+
+    line = json.loads(logged(fail))
+    text = logged(fail, Settings(log_format="text"))
+
+    assert line["msg"] == "failed"
+    assert "KeyError" in line["traceback"]
+    first, *rest = text.splitlines()
+    assert first.endswith("ERROR test: failed")
+    assert all(other.startswith("    ") for other in rest)
+
+
+@given(st.text())
+def test_escaped_text_stays_on_one_line_and_can_always_be_written(text: str) -> None:
+    safe = escaped(text)
+
+    assert len(safe.splitlines()) <= 1
+    assert safe.encode("utf-8").decode("utf-8") == safe
+    assert not any(ord(char) < 0x20 or 0x7F <= ord(char) < 0xA0 for char in safe)
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_client_cannot_forge_a_line(log_format: str) -> None:
+    forged = 'x"}\n2026-01-01T00:00:00.000Z INFO serve: \x1b[2Jforged\r\u2028\u202e'
+
+    text = logged(lambda: logger.error("no %s", forged, extra={"model": forged}), Settings(log_format=log_format))
+
+    assert len(text.splitlines()) == 1
+    assert text.rstrip("\n").isprintable()
+
+
+def test_a_very_long_message_is_cut() -> None:
+    text = logged(lambda: logger.error("x" * 10 * MAX_TEXT_CHARS))
+
+    assert json.loads(text)["msg"].endswith(f"... ({10 * MAX_TEXT_CHARS} characters)")
+    assert len(text) < 2 * MAX_TEXT_CHARS
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        (Settings(), ["INFO", "WARNING", "ERROR"]),
+        (Settings(log_verbose=1), ["DEBUG", "INFO", "WARNING", "ERROR"]),
+        (Settings(log_info=False), ["WARNING", "ERROR"]),
+        (Settings(log_warning=False), ["INFO", "ERROR"]),
+        (Settings(log_info=False, log_warning=False, log_error=False), []),
+    ],
+)
+def test_each_level_is_switched_on_its_own(settings: Settings, wanted: list[str]) -> None:
+    def say() -> None:
+        for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
+            logger.log(level, "x")
+
+    assert [json.loads(line)["level"] for line in logged(say, settings).splitlines()] == wanted
+
+
+def test_uvicorn_is_heard_once_and_only_when_it_warns() -> None:
+    def say() -> None:
+        logging.getLogger("uvicorn.error").info("Started server process")
+        logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
+
+    lines = [json.loads(line) for line in logged(say).splitlines()]
+    assert [(line["logger"], line["msg"]) for line in lines] == [("uvicorn.error", "Invalid HTTP request received.")]
+
+
+def test_logging_never_waits_for_the_stream_and_tells_what_it_dropped() -> None:
+    stream = StuckStream()
+    with logs_to(stream) as logs:
+        logger.info("first")
+        stream.entered.wait()
+        for _ in range(QUEUE_RECORDS + 7):
+            logger.info("x")
+        dropped = logs.dropped
+        stream.free.set()
+
+    messages = [json.loads(line)["msg"] for line in stream.getvalue().splitlines()]
+    assert dropped == 7
+    assert len(messages) == QUEUE_RECORDS + 2
+    assert messages[1] == "7 log records dropped: more was logged than could be written"
+
+
+def test_a_closed_stream_does_not_end_the_writer() -> None:
+    stream = io.StringIO()
+    with logs_to(stream):
+        stream.close()
+        logger.info("lost")
+
+    assert "penstock-logs" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_stopping_gives_logging_back() -> None:
+    before = (logging.getLogger().level, list(logging.getLogger().handlers), logging.getLogger("penstock").level)
+
+    logged(lambda: logger.info("x"))
+
+    after = (logging.getLogger().level, list(logging.getLogger().handlers), logging.getLogger("penstock").level)
+    assert after == before
