@@ -1,4 +1,4 @@
-"""The one table from error codes to HTTP, and the v2 protocol's error body. Read by the fast lane and the control plane."""
+"""The one table from error codes to HTTP, and the v2 error body. Read by the fast lane and the control plane."""
 
 from __future__ import annotations
 

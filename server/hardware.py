@@ -1,0 +1,197 @@
+"""Hardware: samples of the machine, the process and its GPUs for the metrics page.
+
+Taken on a daemon thread of its own, at most once a second and only while somebody scrapes, so that a driver that
+hangs holds up neither the event loop nor the exit: its lines are missing from the page until it answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_INTERVAL_S = 1.0
+_STALE_S = 10.0
+_PATIENCE_S = 0.25
+
+Values = Mapping[str, str]
+_Read = Callable[[], Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Values by metric name, as text; `gpus` by UUID. A value that cannot be read is left out."""
+
+    machine: Values = field(default_factory=dict)
+    gpus: Mapping[str, Values] = field(default_factory=dict)
+
+
+class Hardware:
+    """Keeps the latest Sample of `proc`, and of the NVML module that `nvml` imports and starts.
+
+    Threads: `sample` is the event loop's.
+    """
+
+    def __init__(
+        self,
+        proc: Path = Path("/proc"),
+        nvml: Callable[[], Any] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        cpu = _CpuTime(proc)
+        self._machine = _Reading(lambda: {**cpu.read(), **_memory(proc), **_process(proc)}, clock)
+        self._gpus = _Reading(_Gpus(nvml or _start_nvml).read, clock)
+
+    async def sample(self) -> Sample:
+        """Give values not older than a second, or, where those are long in coming, the latest from a little before."""
+        machine, gpus = await asyncio.gather(self._machine.latest(), self._gpus.latest())
+        return Sample(machine, gpus)
+
+
+class _Reading:
+    """The latest of what `read` gives. It runs on a daemon thread, one at a time; empty once it is too old."""
+
+    def __init__(self, read: _Read, clock: Callable[[], float]) -> None:
+        self._read = read
+        self._clock = clock
+        self._values: Mapping[str, Any] = {}
+        self._read_s = -_STALE_S
+        self._pending: asyncio.Future[None] | None = None
+
+    async def latest(self) -> Mapping[str, Any]:
+        if self._clock() - self._read_s >= _INTERVAL_S:
+            if self._pending is None:
+                self._pending = self._start()
+            await asyncio.wait((self._pending,), timeout=_PATIENCE_S)
+        return self._values if self._clock() - self._read_s < _STALE_S else {}
+
+    def _start(self) -> asyncio.Future[None]:
+        loop = asyncio.get_running_loop()
+        pending: asyncio.Future[None] = loop.create_future()
+
+        def finish(values: Mapping[str, Any]) -> None:
+            self._values, self._read_s, self._pending = values, self._clock(), None
+            pending.set_result(None)
+
+        def run() -> None:
+            try:
+                values = self._read()
+            except Exception:  # noqa: BLE001 - whatever a driver does, the page is served without it
+                values = {}
+            with suppress(RuntimeError):  # the loop has closed: the server is gone
+                loop.call_soon_threadsafe(finish, values)
+
+        threading.Thread(target=run, name="hardware", daemon=True).start()
+        return pending
+
+
+class _CpuTime:
+    """CPU utilization between two readings; the first is since the machine started."""
+
+    def __init__(self, proc: Path) -> None:
+        self._path = proc / "stat"
+        self._idle = 0
+        self._total = 0
+
+    def read(self) -> Values:
+        try:
+            with self._path.open(encoding="ascii") as file:
+                ticks = [int(word) for word in file.readline().split()[1:9]]
+        except (OSError, ValueError):
+            return {}
+        # user nice system idle iowait irq softirq steal; guest time is already in user
+        idle, total = sum(ticks[3:5]), sum(ticks)
+        spent, waited = total - self._total, idle - self._idle
+        self._idle, self._total = idle, total
+        rate = 1 - waited / spent if spent > 0 else 0.0
+        return {"nv_cpu_utilization": f"{min(max(rate, 0.0), 1.0):.6f}"}
+
+
+def _memory(proc: Path) -> Values:
+    try:
+        words = [line.split() for line in (proc / "meminfo").read_text(encoding="ascii").splitlines()]
+        kib = {row[0]: int(row[1]) for row in words if row[0] in {"MemTotal:", "MemAvailable:"}}
+        total, used = kib["MemTotal:"], kib["MemTotal:"] - kib["MemAvailable:"]
+    except (OSError, ValueError, KeyError, IndexError):
+        return {}
+    return {"nv_cpu_memory_total_bytes": str(total * 1024), "nv_cpu_memory_used_bytes": str(used * 1024)}
+
+
+def _process(proc: Path) -> Values:
+    values = {"process_cpu_seconds_total": f"{time.process_time():.6f}"}
+    try:
+        pages = int((proc / "self" / "statm").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        return values
+    return {**values, "process_resident_memory_bytes": str(pages * os.sysconf("SC_PAGE_SIZE"))}
+
+
+class _Gpus:
+    """NVIDIA GPUs through NVML. Without the module, the driver or a GPU there are none, and it is not asked again."""
+
+    def __init__(self, start: Callable[[], Any]) -> None:
+        self._start = start
+        self._nvml: Any = None
+        self._absent = False
+        self._first_mj: dict[str, int] = {}
+
+    def read(self) -> Mapping[str, Values]:
+        if self._nvml is None and not self._absent:
+            try:
+                self._nvml = self._start()
+            except Exception:  # noqa: BLE001 - ImportError, OSError or any NVMLError: there is no GPU to speak of
+                self._absent = True
+        if self._absent:
+            return {}
+        gpus = {}
+        for index in range(self._nvml.nvmlDeviceGetCount()):
+            device = self._ask("nvmlDeviceGetHandleByIndex", index)
+            uuid = self._ask("nvmlDeviceGetUUID", device)
+            if uuid is not None:
+                uuid = uuid.decode() if isinstance(uuid, bytes) else str(uuid)
+                gpus[uuid] = self._values(device, uuid)
+        return gpus
+
+    def _values(self, device: Any, uuid: str) -> Values:
+        values = {}
+        rates = self._ask("nvmlDeviceGetUtilizationRates", device)
+        if rates is not None:
+            values["nv_gpu_utilization"] = f"{rates.gpu / 100:.2f}"
+        memory = self._ask("nvmlDeviceGetMemoryInfo", device)
+        if memory is not None:
+            values["nv_gpu_memory_total_bytes"] = str(int(memory.total))
+            values["nv_gpu_memory_used_bytes"] = str(int(memory.used))
+        for name, question in (
+            ("nv_gpu_power_usage", "nvmlDeviceGetPowerUsage"),
+            ("nv_gpu_power_limit", "nvmlDeviceGetEnforcedPowerLimit"),
+        ):
+            milliwatts = self._ask(question, device)
+            if milliwatts is not None:
+                values[name] = f"{milliwatts / 1000:.3f}"
+        millijoules = self._ask("nvmlDeviceGetTotalEnergyConsumption", device)
+        if millijoules is not None:
+            since = millijoules - self._first_mj.setdefault(uuid, millijoules)
+            values["nv_energy_consumption"] = f"{since / 1000:.3f}"
+        return values
+
+    def _ask(self, question: str, argument: Any) -> Any:
+        """Ask one thing; None where this GPU does not know (a MIG slice has no utilization)."""
+        if argument is None:
+            return None
+        try:
+            return getattr(self._nvml, question)(argument)
+        except Exception:  # noqa: BLE001 - NVMLError has a subclass per reason, and each means: leave the line out
+            return None
+
+
+def _start_nvml() -> Any:
+    nvml = importlib.import_module("pynvml")
+    nvml.nvmlInit()
+    return nvml

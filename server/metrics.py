@@ -1,0 +1,213 @@
+"""The metrics page: what Prometheus scrapes, in its text format. Served on its own port and on the main one.
+
+Numbers are written by hand, since perf_analyzer reads `8.5e+10` as 8.5 and wants GPU lines with one label exactly.
+Rendering gives way to the event loop after each model, so a scrape never holds up serving.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from penstock.batching.model import Model
+from penstock.batching.statistics import LATENCY_BOUNDS_NS, ROWS_BOUNDS, HistogramSnapshot, StatisticsSnapshot
+
+from .hardware import Hardware, Sample
+from .v2.errors import error_body
+
+CONTENT_TYPE = "text/plain; charset=utf-8"
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric: its name, Prometheus type and help line."""
+
+    name: str
+    kind: str
+    text: str
+
+
+# Names, labels and meanings of nv_* are Triton's (core, metrics.cc); penstock_* and process_* are ours.
+FAMILIES: tuple[Family, ...] = (
+    Family("nv_inference_request_success", "counter", "Number of successful inference requests, all batch sizes"),
+    Family("nv_inference_request_failure", "counter", "Number of failed inference requests, by reason"),
+    Family("nv_inference_count", "counter", "Number of inferences performed: rows, at least one per request"),
+    Family("nv_inference_exec_count", "counter", "Number of model executions performed: batches"),
+    Family("nv_inference_request_duration_us", "counter", "Summed duration of successful requests, in microseconds"),
+    Family("nv_inference_queue_duration_us", "counter", "Summed time requests waited for a batch, in microseconds"),
+    Family("nv_inference_compute_input_duration_us", "counter", "Summed time of gathering inputs, in microseconds"),
+    Family("nv_inference_compute_infer_duration_us", "counter", "Summed time of running the model, in microseconds"),
+    Family("nv_inference_compute_output_duration_us", "counter", "Summed time of scattering outputs, in microseconds"),
+    Family("nv_inference_pending_request_count", "gauge", "Number of requests waiting for a batch"),
+    Family("penstock_queue_seconds", "histogram", "Time a successful request waited for its batch"),
+    Family("penstock_compute_seconds", "histogram", "Time a batch took: gather, run and scatter"),
+    Family("penstock_total_seconds", "histogram", "Time of a successful request, from acceptance to delivery"),
+    Family("penstock_batch_rows", "histogram", "Rows per batch"),
+    Family("penstock_hook_seconds", "histogram", "Time of one call of the model's pre or post hook"),
+    Family("penstock_waiting_rows", "gauge", "Rows waiting for a batch"),
+    Family("penstock_inflight_requests", "gauge", "Requests accepted and not yet delivered"),
+    Family("penstock_connections", "gauge", "Open HTTP connections"),
+    Family("process_cpu_seconds_total", "counter", "CPU time of the server process, user and system"),
+    Family("process_resident_memory_bytes", "gauge", "Resident memory of the server process"),
+    Family("nv_cpu_utilization", "gauge", "CPU utilization rate of the machine [0.0 - 1.0]"),
+    Family("nv_cpu_memory_total_bytes", "gauge", "Memory (RAM) of the machine, in bytes"),
+    Family("nv_cpu_memory_used_bytes", "gauge", "Used memory (RAM) of the machine, in bytes"),
+    Family("nv_gpu_utilization", "gauge", "GPU utilization rate [0.0 - 1.0]"),
+    Family("nv_gpu_memory_total_bytes", "gauge", "GPU total memory, in bytes"),
+    Family("nv_gpu_memory_used_bytes", "gauge", "GPU used memory, in bytes"),
+    Family("nv_gpu_power_usage", "gauge", "GPU power usage in watts"),
+    Family("nv_gpu_power_limit", "gauge", "GPU power management limit in watts"),
+    Family("nv_energy_consumption", "counter", "GPU energy consumption in joules since the first scrape"),
+)
+
+
+class Models(Protocol):
+    """The part of the Engine that is read here."""
+
+    def models(self) -> list[Model]: ...
+
+
+class Metrics:
+    """Renders the page. One per server."""
+
+    def __init__(self, engine: Models, hardware: Hardware, connections: Callable[[], int] | None = None) -> None:
+        self._engine = engine
+        self._hardware = hardware
+        self._connections = connections
+
+    async def render(self) -> bytes:
+        """Give the page as of now.
+
+        Threads: the event loop's, which it gives way to after each model.
+        """
+        lines: dict[str, list[str]] = {family.name: [] for family in FAMILIES}
+        sample = await self._hardware.sample()
+        for model in self._engine.models():
+            _add_model(lines, model)
+            await asyncio.sleep(0)
+        if self._connections is not None:
+            lines["penstock_connections"].append(f"penstock_connections {self._connections()}")
+        _add_sample(lines, sample)
+        parts: list[str] = []
+        for family in FAMILIES:
+            if lines[family.name]:
+                parts.append(f"# HELP {family.name} {family.text}\n# TYPE {family.name} {family.kind}")
+                parts += lines[family.name]
+        return ("\n".join(parts) + "\n").encode()
+
+
+def create_metrics_app(metrics: Metrics) -> ASGIApp:
+    """Make the ASGI application of the metrics port: GET /metrics and nothing else."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await _live(receive, send)
+            return
+        if scope["type"] != "http":
+            raise ValueError(f"the metrics port speaks HTTP, not {scope['type']}")
+        if scope["path"] != "/metrics":
+            await _answer(send, 404, "application/json", error_body("Not Found"))
+        elif scope["method"] != "GET":
+            await _answer(send, 405, "application/json", error_body("Method Not Allowed"))
+        else:
+            await _answer(send, 200, CONTENT_TYPE, await metrics.render())
+
+    return app
+
+
+def label_value(text: str) -> str:
+    r"""Escape a label's value: backslash, double quote and newline.
+
+    Source: the Prometheus text exposition format.
+    """
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def decimal(value: int, digits: int) -> str:
+    """Write `value` divided by ten to the power `digits`, exactly and never in exponent form."""
+    whole, part = divmod(value, 10**digits)
+    return f"{whole}.{part:0{digits}d}".rstrip("0").rstrip(".") if part else str(whole)
+
+
+_LATENCY_EDGES = tuple(decimal(bound, 9) for bound in LATENCY_BOUNDS_NS)
+_ROWS_EDGES = tuple(str(bound) for bound in ROWS_BOUNDS)
+
+
+def _add_model(lines: Mapping[str, list[str]], model: Model) -> None:
+    counted = model.statistics.snapshot()
+    labels = f'model="{label_value(model.name)}",version="{label_value(model.version)}"'
+    for name, value in _counters(counted):
+        lines[name].append(f"{name}{{{labels}}} {value}")
+    for reason, count in counted.failures.items():
+        name = "nv_inference_request_failure"
+        lines[name].append(f'{name}{{{labels},reason="{reason}"}} {count}')
+    for name, value in (
+        ("nv_inference_pending_request_count", model.waiting_requests),
+        ("penstock_waiting_rows", model.waiting_rows),
+        ("penstock_inflight_requests", model.inflight),
+    ):
+        lines[name].append(f"{name}{{{labels}}} {value}")
+    for name, histogram in (
+        ("penstock_queue_seconds", counted.queue_histogram),
+        ("penstock_compute_seconds", counted.compute_histogram),
+        ("penstock_total_seconds", counted.total_histogram),
+    ):
+        lines[name] += _histogram(name, labels, _LATENCY_EDGES, histogram, 9)
+    lines["penstock_batch_rows"] += _histogram("penstock_batch_rows", labels, _ROWS_EDGES, counted.rows_histogram, 0)
+    if model.spec.hooks is not None:
+        name = "penstock_hook_seconds"
+        for hook, histogram in counted.hook_histograms.items():
+            lines[name] += _histogram(name, f'{labels},hook="{hook}"', _LATENCY_EDGES, histogram, 9)
+
+
+def _counters(counted: StatisticsSnapshot) -> tuple[tuple[str, int], ...]:
+    return (
+        ("nv_inference_request_success", counted.success.count),
+        ("nv_inference_count", counted.inference_count),
+        ("nv_inference_exec_count", counted.execution_count),
+        ("nv_inference_request_duration_us", counted.success.ns // 1000),
+        ("nv_inference_queue_duration_us", counted.queue.ns // 1000),
+        ("nv_inference_compute_input_duration_us", counted.compute_input.ns // 1000),
+        ("nv_inference_compute_infer_duration_us", counted.compute_infer.ns // 1000),
+        ("nv_inference_compute_output_duration_us", counted.compute_output.ns // 1000),
+    )
+
+
+def _histogram(name: str, labels: str, edges: Sequence[str], histogram: HistogramSnapshot, digits: int) -> list[str]:
+    lines = []
+    below = 0
+    for edge, count in zip((*edges, "+Inf"), histogram.counts, strict=True):
+        below += count
+        lines.append(f'{name}_bucket{{{labels},le="{edge}"}} {below}')
+    lines.append(f"{name}_sum{{{labels}}} {decimal(histogram.total, digits)}")
+    lines.append(f"{name}_count{{{labels}}} {below}")
+    return lines
+
+
+def _add_sample(lines: Mapping[str, list[str]], sample: Sample) -> None:
+    for name, value in sample.machine.items():
+        lines[name].append(f"{name} {value}")
+    for uuid, values in sample.gpus.items():
+        for name, value in values.items():
+            lines[name].append(f'{name}{{gpu_uuid="{label_value(uuid)}"}} {value}')
+
+
+async def _live(receive: Receive, send: Send) -> None:
+    while True:
+        message = await receive()
+        await send({"type": message["type"] + ".complete"})
+        if message["type"] == "lifespan.shutdown":
+            return
+
+
+async def _answer(send: Send, status: int, content_type: str, body: bytes) -> None:
+    headers = [(b"content-type", content_type.encode()), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
