@@ -1,0 +1,204 @@
+"""`make bench`: the running server under closed-loop load, beside bare uvicorn and ONNX Runtime alone.
+
+These machines drift by a third within the hour, so all that is compared runs in turns, round after round, and the
+table holds medians. Every case is warmed up once before it counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from . import models, offline
+from .load import Call, Load, Process, bare_uvicorn, drive, penstock
+
+ECHO = "echo"
+WARM_UP_S = 1.0
+COLUMNS = f"{'p50 ms':>8} {'p99 ms':>8} {'CPU us':>8} {'rows/batch':>10} {'of offline':>10}"
+HEAD = f"{'case':<20} {'c':>4} {'req/s':>9} {COLUMNS}"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One line of the table. `shapes`: of the tensors sent in turn."""
+
+    model: str
+    wire: str
+    connections: int
+    shapes: tuple[tuple[int, ...], ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.model} {self.wire}"
+
+
+@dataclass(slots=True)
+class Line:
+    """What the rounds of one case have given so far."""
+
+    loads: list[Load] = field(default_factory=list)
+    rows_per_batch: list[float] = field(default_factory=list)
+
+    def median(self, name: str) -> float:
+        """Give the median of one figure of Load."""
+        return float(statistics.median(getattr(load, name) for load in self.loads))
+
+    @property
+    def rows(self) -> float:
+        return statistics.median(self.rows_per_batch) if self.rows_per_batch else 0.0
+
+
+IRIS, MLP, CNN = ((1, 4),), ((1, 512),), ((1, 3, 224, 224),)
+SHORT, LONG = (1, 256), (1, 384)
+ECHO_64 = Case(ECHO, "JSON", 64, IRIS)
+IRIS_1, IRIS_64 = Case("iris", "JSON", 1, IRIS), Case("iris", "JSON", 64, IRIS)
+MLP_32, MLP_128 = Case("mlp", "binary", 32, MLP), Case("mlp", "binary", 128, MLP)
+MLP_JSON = Case("mlp", "JSON", 32, MLP)
+CNN_8 = Case("cnn", "binary", 8, CNN)
+ALONE, MIXED = Case("ragged", "one shape", 64, (SHORT,)), Case("ragged", "two shapes", 64, (SHORT, LONG))
+CASES = (IRIS_1, ECHO_64, IRIS_64, MLP_32, MLP_128, MLP_JSON, CNN_8, ALONE, MIXED)
+
+
+def call(case: Case) -> Call:
+    """Write the case's request, in JSON or as JSON header and raw tensor."""
+    path = f"/v2/models/{case.model}/infer"
+    tensors = [np.random.default_rng(5).random(shape, dtype=np.float32) for shape in case.shapes]
+    if case.wire == "JSON":
+        return Call(path, tuple(_json(tensor) for tensor in tensors), {"Content-Type": "application/json"})
+    heads = {len(_binary_head(tensor)) for tensor in tensors}
+    if len(heads) > 1:
+        raise ValueError(f"{case.name}: bodies sent in turn share their headers, so their heads must be as long")
+    headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(heads.pop())}
+    return Call(path, tuple(_binary_head(tensor) + tensor.tobytes() for tensor in tensors), headers)
+
+
+def _json(tensor: models.Array) -> bytes:
+    values = [round(float(value), 4) for value in tensor.ravel()]
+    words = {"name": "input", "shape": tensor.shape, "datatype": "FP32", "data": values}
+    return json.dumps({"inputs": [words]}).encode()
+
+
+def _binary_head(tensor: models.Array) -> bytes:
+    taken = {"name": "input", "shape": tensor.shape, "datatype": "FP32"}
+    given = {"name": "output", "parameters": {"binary_data": True}}
+    return json.dumps(
+        {"inputs": [{**taken, "parameters": {"binary_data_size": tensor.nbytes}}], "outputs": [given]}
+    ).encode()
+
+
+class Bench:
+    """The servers under load and the figures so far."""
+
+    def __init__(self, cases: list[Case], servers: Mapping[str, Process], folder: Path) -> None:
+        self.lines = {case: Line() for case in cases}
+        self.offline: dict[str, list[float]] = {case.model: [] for case in cases if case.model != ECHO}
+        self._servers = servers
+        self._folder = folder
+
+    def check(self) -> None:
+        """Have every case answered once, so that no error is measured for speed."""
+        for case in self.lines:
+            sent = call(case)
+            for body in sent.bodies:
+                self._server(case).request("POST", sent.path, body, sent.headers)
+
+    def round(self, seconds: float) -> None:
+        """Measure everything once, one after the other."""
+        for case, line in self.lines.items():
+            server, counted = self._server(case), case.model != ECHO
+            rows, batches = server.counts(case.model) if counted else (0, 0)
+            line.loads.append(drive(server, call(case), case.connections, seconds))
+            if counted:
+                rows_after, batches_after = server.counts(case.model)
+                line.rows_per_batch.append((rows_after - rows) / max(batches_after - batches, 1))
+        for model, rates in self.offline.items():
+            rates.append(offline.best_rows_per_s(self._folder / model / "1" / "model.onnx")["best"])
+
+    def forget(self) -> None:
+        """Drop what the warm-up gave."""
+        for case in self.lines:
+            self.lines[case] = Line()
+        for rates in self.offline.values():
+            rates.clear()
+
+    def _server(self, case: Case) -> Process:
+        return self._servers[ECHO if case.model == ECHO else "penstock"]
+
+    def table(self) -> str:
+        """Write the medians."""
+        rows = [HEAD]
+        for case, line in self.lines.items():
+            rate = line.median("requests_per_s")
+            row = f"{case.name:<20} {case.connections:>4} {rate:>9,.0f} {line.median('p50_ms'):>8.3f}"
+            row += f" {line.median('p99_ms'):>8.3f} {line.median('cpu_us'):>8.1f}"
+            if case.model != ECHO:
+                row += f" {line.rows:>10.1f} {rate / statistics.median(self.offline[case.model]):>10.3f}"
+            failed = sum(load.refused + load.broken for load in line.loads)
+            rows.append(row + (f"  {failed} FAILED" if failed else ""))
+        rows += [
+            f"offline {model}: ONNX Runtime alone does {statistics.median(rates):,.0f} rows/s"
+            for model, rates in self.offline.items()
+        ]
+        return "\n".join(rows)
+
+    def verdicts(self) -> list[str]:
+        """Say which of issue 2's lines hold."""
+        words = []
+
+        def say(case: Case, what: str, got: float, bound: float, *, least: bool) -> None:
+            holds = "holds" if (got >= bound if least else got <= bound) else "DOES NOT HOLD"
+            limit = f"at {'least' if least else 'most'} {bound:,g}"
+            words.append(f"{case.name} at {case.connections}: {what} {got:,.3f}, {limit}: {holds}")
+
+        for case, line in self.lines.items():
+            rate = line.median("requests_per_s")
+            if case == IRIS_1:
+                say(case, "p50 ms", line.median("p50_ms"), 0.05, least=False)
+            elif case == IRIS_64:
+                say(case, "server CPU us/request", line.median("cpu_us"), 12, least=False)
+                if ECHO_64 in self.lines:
+                    echo = self.lines[ECHO_64].median("requests_per_s")
+                    say(case, "times bare uvicorn's requests/s", rate / echo, 1.5, least=True)
+            elif case in {MLP_32, MLP_128, MLP_JSON}:
+                say(case, "requests/s", rate, {MLP_32: 14_000, MLP_128: 18_000, MLP_JSON: 9_000}[case], least=True)
+            elif case == MIXED and ALONE in self.lines:
+                say(case, "of one shape's rows/batch", line.rows / self.lines[ALONE].rows, 0.8, least=True)
+        return words
+
+
+def main() -> None:
+    """Run the rounds and print the table."""
+    parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
+    names = sorted({case.model for case in CASES})
+    parser.add_argument("--models", nargs="+", choices=names, default=names, metavar="MODEL", help=", ".join(names))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of load per case and round")
+    args = parser.parse_args()
+    folder = models.DEFAULT_FOLDER
+    models.make(folder)
+    with contextlib.ExitStack() as stack:
+        cases = [case for case in CASES if case.model in args.models]
+        servers = {}
+        if ECHO in args.models:
+            servers[ECHO] = stack.enter_context(bare_uvicorn())
+        if set(args.models) - {ECHO}:
+            servers["penstock"] = stack.enter_context(penstock(folder))
+        bench = Bench(cases, servers, folder)
+        bench.check()
+        bench.round(WARM_UP_S)
+        bench.forget()
+        for number in range(args.rounds):
+            bench.round(args.seconds)
+            print(f"round {number + 1} of {args.rounds} done", flush=True)
+    print(bench.table(), *bench.verdicts(), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

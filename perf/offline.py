@@ -1,0 +1,64 @@
+"""ONNX Runtime alone: rows per second with no server about, the most that any server of the model could give.
+
+A process of its own, so that its threads end with it: `python -m penstock.perf.offline MODEL.onnx`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+SIZES = (1, 2, 4, 8, 16, 32, 64)
+FREE_AXIS = 256
+
+
+def best_rows_per_s(path: Path, seconds: float = 0.2) -> dict[str, float]:
+    """Measure in a fresh process; give the best over batch sizes by thread count, and "best" of all."""
+    command = [sys.executable, "-m", "penstock.perf.offline", str(path), str(seconds)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    rates: dict[str, float] = json.loads(ended.stdout)
+    return rates
+
+
+def _rates(path: str, threads: int, seconds: float) -> list[float]:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    (node,) = session.get_inputs()
+    shape = [size if isinstance(size, int) else FREE_AXIS for size in node.shape[1:]]
+    rates = []
+    for rows in SIZES:
+        feed = {node.name: np.random.default_rng(0).random((rows, *shape), dtype=np.float32)}
+        session.run(None, feed)
+        runs, start, taken = 0, time.perf_counter(), 0.0
+        while taken < seconds:
+            session.run(None, feed)
+            runs += 1
+            taken = time.perf_counter() - start
+        rates.append(rows * runs / taken)
+        if taken / runs > seconds:  # larger batches would only take longer
+            break
+    return rates
+
+
+def main() -> None:
+    """Print the rates as JSON."""
+    path, seconds = sys.argv[1], float(sys.argv[2]) if len(sys.argv) > 2 else 0.2
+    rates = {f"{threads} threads": max(_rates(path, threads, seconds)) for threads in range(1, _cores() + 1)}
+    print(json.dumps({**rates, "best": max(rates.values())}))
+
+
+def _cores() -> int:
+    return min(2, len(os.sched_getaffinity(0)))
+
+
+if __name__ == "__main__":
+    main()
