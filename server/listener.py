@@ -1,0 +1,214 @@
+"""Listener: one port, served by a protocol class of uvicorn's kind, and closed without losing what it had accepted.
+
+Stands in for `uvicorn.Server`, which owns the signals of its process and closes idle connections at once. What is
+used of uvicorn is its Config, its ServerState and the constructor of its HTTP protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import errno
+import os
+import select
+import socket
+import struct
+import sys
+from collections.abc import Awaitable, Callable
+from email.utils import formatdate
+from typing import Any
+
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+
+BACKLOG = 4096
+POLL_S = 0.01
+"""How often a draining Listener looks whether its connections have ended."""
+
+# Classic BPF over a TCP header: drop what has SYN and not ACK, take everything else. (code, jt, jf, k) each.
+_NO_NEW_CONNECTIONS = ((0x30, 0, 0, 13), (0x54, 0, 0, 0x12), (0x15, 0, 1, 0x02), (0x06, 0, 0, 0), (0x06, 0, 0, 0xFFFF))
+_SO_ATTACH_FILTER = 26  # Linux, asm-generic/socket.h; the socket module does not name it
+_MOST_TURNS = 1000
+_ABSENT = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
+
+
+class ListenError(Exception):
+    """A port that cannot be listened on; the message is for the operator."""
+
+
+class Listener:
+    """One port.
+
+    Invariant: a connection whose handshake the kernel has completed is accepted and handed to a protocol, until
+    `stop_accepting` returns; later ones are refused by the kernel.
+    Threads: the event loop's.
+    """
+
+    def __init__(self, name: str, address: str, port: int, config: Config) -> None:
+        if not config.loaded:
+            config.load()
+        self.name = name
+        self.address = address
+        self.port = port
+        self._config = config
+        self._state = ServerState()
+        self._sockets: list[socket.socket] = []
+        self._servers: list[asyncio.AbstractServer] = []
+        self._clock: asyncio.TimerHandle | None = None
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return len(self._state.connections)
+
+    @property
+    def url(self) -> str:
+        """Where it listens, once it does."""
+        address = f"[{self.address}]" if ":" in self.address else self.address
+        return f"http://{address}:{self.port}"
+
+    async def open(self) -> None:
+        """Bind, and accept connections from now on; port 0 becomes the one the system chose.
+
+        Raises: ListenError.
+        """
+        loop = asyncio.get_running_loop()
+        self._tick(loop)
+        self._sockets = await self._bind(loop)
+        self.port = self._sockets[0].getsockname()[1]
+        for bound in self._sockets:
+            self._servers.append(await loop.create_server(self._protocol, sock=bound, backlog=BACKLOG))
+
+    def _protocol(self) -> asyncio.BaseProtocol:
+        make: Any = self._config.http_protocol_class
+        protocol: asyncio.BaseProtocol = make(config=self._config, server_state=self._state, app_state={})
+        return protocol
+
+    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+        self._clock = loop.call_later(1.0, self._tick, loop)
+
+    async def _bind(self, loop: asyncio.AbstractEventLoop) -> list[socket.socket]:
+        """Bind every address that the name stands for, all on one port."""
+        try:
+            found = await loop.getaddrinfo(self.address, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        except socket.gaierror as error:
+            raise self._refused(error.strerror) from error
+        bound: list[socket.socket] = []
+        port = self.port
+        absent = ""
+        for family, _, _, _, address in dict.fromkeys(found):
+            try:
+                bound.append(_bound(family, (address[0], port, *address[2:])))
+            except OSError as error:
+                # A name such as localhost may stand for an IPv6 address that this machine does not have.
+                absent = os.strerror(error.errno or 0)
+                if error.errno in _ABSENT:
+                    continue
+                for other in bound:
+                    other.close()
+                why = "it is in use" if error.errno == errno.EADDRINUSE else absent
+                raise self._refused(why) from error
+            port = bound[0].getsockname()[1]
+        if not bound:
+            raise self._refused(absent)
+        return bound
+
+    def _refused(self, why: str | None) -> ListenError:
+        return ListenError(f"cannot listen for {self.name} on {self.address}, port {self.port}: {why}")
+
+    async def stop_accepting(self) -> None:
+        """Accept what has already connected, then close the port.
+
+        A port that is just closed resets the connections still in the kernel's queue, whose clients may have sent
+        a request. So new handshakes are kept out first (their clients try again a second later and are refused),
+        then the queue is emptied.
+        """
+        for bound in self._sockets:
+            _keep_out_new(bound)
+        for _ in range(_MOST_TURNS):
+            await asyncio.sleep(0)
+            if not _somebody_waits(self._sockets):
+                break
+        for server in self._servers:
+            server.close()
+        await asyncio.sleep(0)
+        for bound in self._sockets:
+            with contextlib.suppress(OSError):
+                bound.close()
+        self._servers.clear()
+        self._sockets.clear()
+
+    async def finish(self, deadline: float) -> int:
+        """Let every connection finish its work and close; give how many had not by `deadline` (the loop's time)."""
+        loop = asyncio.get_running_loop()
+        for connection in list(self._state.connections):
+            connection.shutdown()
+        while self._state.connections and loop.time() < deadline:  # noqa: ASYNC110 - uvicorn's set tells nobody
+            await asyncio.sleep(POLL_S)
+        return self.connections
+
+    async def close(self) -> None:
+        """Close the port and every connection at once, whatever they are doing."""
+        await self.stop_accepting()
+        if self._clock is not None:
+            self._clock.cancel()
+        for connection in list(self._state.connections):
+            transport: asyncio.Transport | None = connection.transport
+            if transport is not None:
+                transport.abort()
+        for task in list(self._state.tasks):
+            task.cancel()
+        for _ in range(_MOST_TURNS):
+            if not self._state.connections:
+                break
+            await asyncio.sleep(0)
+
+
+def make_config(
+    app: Callable[..., Awaitable[None]], http: type[asyncio.Protocol] | str, *, idle_s: float, access_log: bool
+) -> Config:
+    """Give uvicorn's Config with everything off that is ours to do: logging, signals, websockets, lifespan, proxies."""
+    return Config(
+        app,
+        http=http,
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        access_log=access_log,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=idle_s,  # type: ignore[arg-type]  # goes to loop.call_later, fractions are fine
+    )
+
+
+def _bound(family: int, address: tuple[Any, ...]) -> socket.socket:
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listening.bind(address)
+    except OSError:
+        listening.close()
+        raise
+    return listening
+
+
+def _keep_out_new(bound: socket.socket) -> None:
+    if sys.platform != "linux":
+        return
+    program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in _NO_NEW_CONNECTIONS))
+    option = struct.pack("HL", len(_NO_NEW_CONNECTIONS), ctypes.addressof(program))
+    # Where it is not allowed, only the connections of the last microseconds are at risk.
+    with contextlib.suppress(OSError):
+        bound.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, option)
+
+
+def _somebody_waits(sockets: list[socket.socket]) -> bool:
+    poll = select.poll()
+    for bound in sockets:
+        poll.register(bound, select.POLLIN)
+    return bool(poll.poll(0))

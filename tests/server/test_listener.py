@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import uvloop
+
+from penstock.server.listener import Listener, ListenError, make_config
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    """Run a case on uvloop, the loop that the server uses."""
+    loop = uvloop.new_event_loop()
+    try:
+        loop.run_until_complete(main())
+    finally:
+        loop.close()
+
+
+class Gate:
+    """An application that answers once it is let through, and counts what reached it."""
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+        self.open.set()
+        self.reached = 0
+
+    async def app(self, scope: Any, receive: Any, send: Any) -> None:
+        self.reached += 1
+        await self.open.wait()
+        headers = [(b"content-length", b"2")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+
+@asynccontextmanager
+async def listening(gate: Gate) -> AsyncIterator[Listener]:
+    config = make_config(gate.app, "httptools", idle_s=5, access_log=False)
+    listener = Listener("test", "127.0.0.1", 0, config)
+    await listener.open()
+    try:
+        yield listener
+    finally:
+        await listener.close()
+
+
+REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0)
+
+
+def test_answers_on_the_port_that_the_system_chose_with_a_date_and_no_server_header() -> None:
+    async def main() -> None:
+        async with listening(Gate()) as listener:
+            reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+            writer.write(REQUEST)
+            head = await reader.readuntil(b"\r\n\r\n")
+            writer.close()
+
+        assert listener.url == f"http://127.0.0.1:{listener.port}"
+        assert head.startswith(b"HTTP/1.1 200 OK\r\ndate: ")
+        assert b"server:" not in head
+
+    run(main)
+
+
+def test_a_port_that_is_taken_is_one_clear_line() -> None:
+    async def main() -> None:
+        async with listening(Gate()) as first:
+            config = make_config(Gate().app, "httptools", idle_s=5, access_log=False)
+            second = Listener("HTTP", "127.0.0.1", first.port, config)
+
+            with pytest.raises(ListenError) as caught:
+                await second.open()
+            await second.close()
+
+        assert str(caught.value) == f"cannot listen for HTTP on 127.0.0.1, port {first.port}: it is in use"
+
+    run(main)
+
+
+@pytest.mark.parametrize("address", ["256.0.0.1", "192.0.2.1"])
+def test_an_address_that_is_not_ours_is_refused(address: str) -> None:
+    async def main() -> None:
+        config = make_config(Gate().app, "httptools", idle_s=5, access_log=False)
+        listener = Listener("HTTP", address, 0, config)
+
+        with pytest.raises(ListenError, match=f"cannot listen for HTTP on {address}, port 0: "):
+            await listener.open()
+        await listener.close()
+
+    run(main)
+
+
+def test_localhost_is_every_address_of_that_name_on_one_port() -> None:
+    async def main() -> None:
+        config = make_config(Gate().app, "httptools", idle_s=5, access_log=False)
+        listener = Listener("HTTP", "localhost", 0, config)
+        await listener.open()
+        for _, _, _, _, address in set(socket.getaddrinfo("localhost", listener.port, type=socket.SOCK_STREAM)):
+            _, writer = await asyncio.open_connection(str(address[0]), listener.port)
+            writer.close()
+        await listener.close()
+
+    run(main)
+
+
+def test_connections_that_only_the_kernel_has_accepted_are_served_before_the_port_closes() -> None:
+    async def main() -> None:
+        gate = Gate()
+        async with listening(gate) as listener:
+            # Blocking connects: the loop has not had a turn, so all of these wait in the kernel's queue.
+            clients = [socket.create_connection(("127.0.0.1", listener.port)) for _ in range(50)]
+            for client in clients:
+                client.sendall(REQUEST)
+
+            await listener.stop_accepting()
+            await until(lambda: gate.reached == 50)
+            left = await listener.finish(asyncio.get_running_loop().time() + 5)
+
+            assert left == 0
+            for client in clients:
+                client.settimeout(5)
+                assert client.recv(4096).endswith(b"ok")
+                client.close()
+
+    run(main)
+
+
+def test_after_stop_accepting_a_connection_is_refused() -> None:
+    async def main() -> None:
+        async with listening(Gate()) as listener:
+            await listener.stop_accepting()
+
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", listener.port))
+
+    run(main)
+
+
+def test_finish_waits_for_work_under_way() -> None:
+    async def main() -> None:
+        gate = Gate()
+        gate.open.clear()
+        async with listening(gate) as listener:
+            reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+            writer.write(REQUEST)
+            await until(lambda: gate.reached == 1)
+            await listener.stop_accepting()
+            finishing = asyncio.ensure_future(listener.finish(asyncio.get_running_loop().time() + 5))
+            await asyncio.sleep(0)
+            assert not finishing.done()
+
+            gate.open.set()
+
+            assert await finishing == 0
+            answer = await reader.read()
+            assert answer.endswith(b"ok")
+            assert b"connection: close" in answer
+            writer.close()
+
+    run(main)
+
+
+def test_finish_counts_what_is_not_done_by_the_deadline_and_close_ends_it() -> None:
+    async def main() -> None:
+        gate = Gate()
+        gate.open.clear()
+        async with listening(gate) as listener:
+            reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+            writer.write(REQUEST)
+            await until(lambda: gate.reached == 1)
+
+            assert await listener.finish(asyncio.get_running_loop().time()) == 1
+
+            await listener.close()
+            assert listener.connections == 0
+            assert await reader.read() == b""
+            writer.close()
+
+    run(main)
