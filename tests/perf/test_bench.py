@@ -1,0 +1,56 @@
+"""The benchmark asks what it says it asks."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from penstock.perf import models
+from penstock.perf.bench import CASES, Case, call
+
+
+def test_a_json_call_holds_the_tensor_in_its_body() -> None:
+    sent = call(Case("iris", "JSON", 1, ((1, 4),)))
+    (tensor,) = json.loads(sent.bodies[0])["inputs"]
+
+    assert sent.path == "/v2/models/iris/infer"
+    assert (tensor["name"], tensor["datatype"], tensor["shape"], len(tensor["data"])) == ("input", "FP32", [1, 4], 4)
+
+
+def test_a_binary_call_holds_the_tensor_behind_its_header() -> None:
+    sent = call(Case("mlp", "binary", 1, ((1, 512),)))
+    length = int(sent.headers["Inference-Header-Content-Length"])
+    (tensor,) = json.loads(sent.bodies[0][:length])["inputs"]
+
+    assert tensor["parameters"] == {"binary_data_size": 2048}
+    assert np.frombuffer(sent.bodies[0][length:], np.float32).shape == (512,)
+
+
+def test_bodies_in_turn_share_their_headers() -> None:
+    with pytest.raises(ValueError, match="heads must be as long"):
+        call(Case("ragged", "binary", 1, ((1, 4), (1, 400))))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name} {case.connections}")
+def test_every_case_can_be_written(case: Case) -> None:
+    assert len(call(case).bodies) == len(case.shapes)
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "given"), [("iris", (4,), (3,)), ("ragged", (5,), (5,)), ("ragged", (9,), (9,))]
+)
+def test_a_model_takes_any_number_of_rows(name: str, row: tuple[int, ...], given: tuple[int, ...]) -> None:
+    graph = models.MODELS[name]().SerializeToString()
+    session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+
+    for rows in (1, 3):
+        (output,) = session.run(None, {"input": np.ones((rows, *row), np.float32)})
+
+        assert output.shape == (rows, *given)
+
+
+def test_models_are_the_same_each_time() -> None:
+    assert models.iris() == models.iris()
