@@ -15,7 +15,7 @@ from penstock.batching.model import Model
 from penstock.batching.statistics import LATENCY_BOUNDS_NS, ROWS_BOUNDS, HistogramSnapshot, StatisticsSnapshot
 
 from .hardware import Hardware, Sample
-from .v2.errors import error_body
+from .errors import error_body
 
 CONTENT_TYPE = "text/plain; charset=utf-8"
 

@@ -1,4 +1,4 @@
-"""Fakes shared by several tests: they fulfil the interfaces of `backends/` and `batching/` without a runtime or a clock."""
+"""Fakes shared by several tests: the interfaces of `backends/` and `batching/` without a runtime or a clock."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import numpy as np
 
 from penstock.backends.backend import Array, Backend, Binding, Loader
 from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching.model import Model
+from penstock.batching.spec import HookSpec, ModelSpec
 
 Function = Callable[[list[Array | None]], list[Any]]
 
@@ -105,3 +107,13 @@ def _garbage(spec: TensorSpec, shape: tuple[int, ...]) -> Array:
     if spec.datatype == "BOOL":
         array[...] = True
     return array
+
+
+def fake_model(
+    name: str = "m", version: int = 1, signature: Signature | None = None, hooks: HookSpec | None = None
+) -> Model:
+    """A Model that is not opened: no threads. Batched, FP32 `x` [-1,4] in and `y` out, unless told otherwise."""
+    if signature is None:
+        signature = Signature((TensorSpec("x", "FP32", (-1, 4)),), (TensorSpec("y", "FP32", (-1, 4)),), batched=True)
+    backend = FakeBackend(signature, list)
+    return Model(ModelSpec(name, version, Path("model"), signature=signature, hooks=hooks), [backend], lambda *_: None)

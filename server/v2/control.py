@@ -21,11 +21,11 @@ from starlette.requests import ClientDisconnect
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
+from penstock.server.errors import HTTP_STATUS, error_body
 from penstock.server.metrics import CONTENT_TYPE as METRICS_TYPE
 from penstock.server.metrics import Metrics
 
 from . import openapi
-from .errors import HTTP_STATUS, error_body
 from .metadata import model_metadata, model_statistics
 
 logger = logging.getLogger("penstock.server")
@@ -95,7 +95,7 @@ def create_app(
         return Response(openapi.page(app.openapi()), media_type="text/html")
 
     app.add_api_route("/docs", docs, methods=["GET"], include_in_schema=False)
-    for route in control.routes():
+    for route in (*control.server_routes(), *control.model_routes()):
         for path in route.paths:
             app.add_api_route(
                 path, route.endpoint, methods=[route.method], summary=route.summary, response_model=None,
@@ -120,9 +120,7 @@ class _Control:
         self._draining = draining
         self.server = b""
 
-    def routes(self) -> tuple[_Route, ...]:
-        model = "/v2/models/{model}"
-        version = model + "/versions/{version}"
+    def server_routes(self) -> tuple[_Route, ...]:
         control = "/v2/repository/models/{model}/"
         named = "/v2/repository/{repository}/models/{model}/"
         return (
@@ -130,6 +128,24 @@ class _Control:
             _Route("GET", ("/v2/health/live",), self.live, "Whether the server runs", errors=(503,)),
             _Route("GET", ("/v2/health/ready",), self.ready, "Whether every model is ready", errors=(400, 503)),
             _Route("GET", ("/v2/models/stats",), self.all_statistics, "Statistics of all models", openapi.STATISTICS),
+            _Route(
+                "POST", ("/v2/repository/index", "/v2/repository/{repository}/index"), self.index,
+                "What the repository holds, and the state of each", openapi.INDEX, openapi.INDEX_REQUEST, (400,),
+            ),
+            _Route(
+                "POST", (control + "load", control + "unload"), self.model_control,
+                "Load or unload a model: refused, the repository is served as it was found", errors=(503,),
+            ),
+            _Route(
+                "POST", (named + "load", named + "unload"), self.named_repository, "Not supported", errors=(501,)
+            ),
+            _Route("GET", ("/metrics",), self.metrics, "Metrics", {"type": "string"}, content_type=METRICS_TYPE),
+        )  # fmt: skip
+
+    def model_routes(self) -> tuple[_Route, ...]:
+        model = "/v2/models/{model}"
+        version = model + "/versions/{version}"
+        return (
             _Route("GET", (model, version), self.model_metadata, "Model metadata", openapi.MODEL, errors=(400, 404)),
             _Route(
                 "GET", (model + "/ready", version + "/ready"), self.model_ready, "Whether a model is ready",
@@ -152,18 +168,6 @@ class _Control:
                 "Prediction: any JSON through the model's hooks", openapi.ANYTHING, openapi.ANYTHING,
                 (400, 404, 501, 503),
             ),
-            _Route(
-                "POST", ("/v2/repository/index", "/v2/repository/{repository}/index"), self.index,
-                "What the repository holds, and the state of each", openapi.INDEX, openapi.INDEX_REQUEST, (400,),
-            ),
-            _Route(
-                "POST", (control + "load", control + "unload"), self.model_control,
-                "Load or unload a model: refused, the repository is served as it was found", errors=(503,),
-            ),
-            _Route(
-                "POST", (named + "load", named + "unload"), self.named_repository, "Not supported", errors=(501,)
-            ),
-            _Route("GET", ("/metrics",), self.metrics, "Metrics", {"type": "string"}, content_type=METRICS_TYPE),
         )  # fmt: skip
 
     async def metadata(self, request: Request) -> Response:

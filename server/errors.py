@@ -1,0 +1,24 @@
+"""The one table from error codes to protocols, and the error body that Triton's protocols share."""
+
+from __future__ import annotations
+
+import orjson
+
+from penstock.backends.errors import Code
+
+HTTP_STATUS: dict[Code, int] = {
+    Code.INVALID: 400,
+    Code.NOT_FOUND: 404,
+    Code.NOT_READY: 503,
+    Code.OVERLOADED: 503,
+    Code.EXPIRED: 503,
+    Code.CANCELLED: 400,
+    Code.UNSUPPORTED: 501,
+    Code.INTERNAL: 500,
+}
+"""Source: Triton's HTTP front end, which answers a full queue and an expired one with 503."""
+
+
+def error_body(text: str) -> bytes:
+    """Write an error as Triton does. What is no Unicode (a lone surrogate) is replaced, since JSON cannot carry it."""
+    return orjson.dumps({"error": text.encode("utf-8", "replace").decode()})
