@@ -1,0 +1,35 @@
+"""The Loaders by backend name. Importing this imports no runtime: the first load with a backend does.
+
+Called by the composition root, which gives `LOADERS` to the Engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from .backend import Backend, Loader
+from .errors import Code, InferError
+
+
+def load_onnx(path: Path, device: str, options: Mapping[str, str]) -> Backend:
+    """Load an ONNX model with ONNX Runtime.
+
+    Raises: InferError; UNSUPPORTED when ONNX Runtime is not installed or cannot be imported.
+    """
+    try:
+        from . import onnx
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "onnxruntime":
+            raise
+        extra = "cpu" if device == "cpu" else "gpu"
+        other = "gpu" if device == "cpu" else "cpu"
+        text = f"ONNX Runtime is not installed: pip install penstock[{extra}] (or penstock[{other}])"
+        raise InferError(Code.UNSUPPORTED, text) from error
+    except ImportError as error:
+        raise InferError(Code.UNSUPPORTED, f"ONNX Runtime cannot be imported: {error}") from error
+    return onnx.load(path, device, options)
+
+
+LOADERS: Mapping[str, Loader] = MappingProxyType({"onnxruntime": load_onnx})

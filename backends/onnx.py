@@ -1,0 +1,191 @@
+"""ONNX Runtime: loads an .onnx file on the CPU or on one GPU, and lends Bindings. The only file that imports it.
+
+Called through `loading.py`. Why a run takes the path it takes, with figures: docs/adr/0004-onnx-runtime-binding.md.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+from onnxruntime.capi import onnxruntime_pybind11_state as ort
+
+from .backend import Binding
+from .cpus import usable_cpus
+from .datatypes import BY_ONNX_NAME
+from .errors import Code, InferError
+from .onnx_binding import OnnxBinding, words
+from .signature import Signature, TensorSpec
+
+_GRAPH_LEVELS = {
+    "disabled": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
+    "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "extended": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
+}
+_EXECUTION_MODES = {
+    "0": onnxruntime.ExecutionMode.ORT_SEQUENTIAL,
+    "1": onnxruntime.ExecutionMode.ORT_PARALLEL,
+}
+_FLAGS = {"0": False, "1": True, "false": False, "true": True}
+# A spinning pool thread holds the core that the front end needs, and is worth at most a quarter of a run's time.
+_SESSION_DEFAULTS = {"session.intra_op.allow_spinning": "0", "session.inter_op.allow_spinning": "0"}
+_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
+_OPTIONAL = re.compile(r"optional\((tensor\(\w+\))\)")
+
+
+def load(path: Path, device: str, options: Mapping[str, str]) -> OnnxBackend:
+    """Load a model on `device` ("cpu", "cuda:0", ...).
+
+    Options: intra_op_thread_count (0: all CPUs we may use), inter_op_thread_count, execution_mode (0 sequential, 1
+    parallel), enable_mem_arena, enable_mem_pattern, graph_optimization_level (all, extended, basic, disabled),
+    memory.enable_memory_arena_shrinkage; `session.*` goes to the session as it is, `cuda.*` to the CUDA provider.
+    Raises: InferError (NOT_FOUND: no such file; UNSUPPORTED: a type or device we cannot serve; else INVALID).
+    """
+    provider, provider_options = _provider(device, options)
+    made = session_options(options)
+    try:
+        # enable_fallback: else a provider that fails is replaced by the CPU, with a print
+        session = onnxruntime.InferenceSession(
+            str(path), made, providers=[(provider, provider_options)], enable_fallback=0
+        )
+    except Exception as error:
+        code = Code.NOT_FOUND if isinstance(error, ort.NoSuchFile) else Code.INVALID
+        raise InferError(code, words(error, path)) from error
+    session.disable_fallback()
+    if session.get_providers()[0] != provider:
+        text = f"device '{device}' was asked for, but ONNX Runtime could not start its {provider}"
+        raise InferError(Code.UNSUPPORTED, text)
+    return OnnxBackend(session, options)
+
+
+def session_options(options: Mapping[str, str]) -> Any:
+    """Make the session's options from the model's."""
+    made = onnxruntime.SessionOptions()
+    made.log_severity_level = 3  # errors; a warning per folded node helps nobody
+    made.intra_op_num_threads = _count(options, "intra_op_thread_count") or usable_cpus()
+    made.execution_mode = _choice(options, "execution_mode", _EXECUTION_MODES, "0")
+    parallel = made.execution_mode == onnxruntime.ExecutionMode.ORT_PARALLEL
+    made.inter_op_num_threads = _count(options, "inter_op_thread_count") or (usable_cpus() if parallel else 1)
+    made.enable_cpu_mem_arena = _choice(options, "enable_mem_arena", _FLAGS, "1")
+    # a pattern is kept for every shape ever seen, and saves no time that we could measure
+    made.enable_mem_pattern = _choice(options, "enable_mem_pattern", _FLAGS, "0")
+    made.graph_optimization_level = _choice(options, "graph_optimization_level", _GRAPH_LEVELS, "all")
+    entries = _SESSION_DEFAULTS | {name: value for name, value in options.items() if name.startswith("session.")}
+    for name, value in entries.items():
+        made.add_session_config_entry(name, value)
+    return made
+
+
+class OnnxBackend:
+    """One session. Its Bindings may run at once: ONNX Runtime's `Run` is thread-safe and leaves the GIL."""
+
+    platform = "onnxruntime_onnx"
+
+    def __init__(self, session: Any, options: Mapping[str, str]) -> None:
+        self._session = session
+        self._options = options
+        self._bindings: weakref.WeakSet[OnnxBinding] = weakref.WeakSet()
+        self.graph = _graph(session)
+        self.node_inputs: Sequence[Any] = session.get_inputs()
+        self.node_outputs: Sequence[Any] = session.get_outputs()
+
+    def bind(self, signature: Signature, capacity_rows: int) -> Binding:
+        """Allocate a Binding."""
+        for spec in (*signature.inputs, *signature.outputs):
+            if spec.name not in self.graph.input and spec.name not in self.graph.output:
+                raise InferError(Code.INVALID, f"the model has no tensor '{spec.name}'")
+        binding = OnnxBinding(self._session, self.graph, signature, capacity_rows, run_options(self._options))
+        self._bindings.add(binding)
+        return binding
+
+    def close(self) -> None:
+        """Free the model, its Bindings' buffers included. A NodeArg that a hook still holds keeps the session."""
+        for binding in self._bindings:
+            binding.release()
+        self._session = None
+        self.node_inputs = self.node_outputs = ()
+
+
+def run_options(options: Mapping[str, str]) -> Any:
+    """Make a Binding's run options.
+
+    To give none costs 0.6 us a run. `gpu_graph_id` -1 means no graph capture; where the entry is absent,
+    onnxruntime 1.31 raises and catches an exception in every run with IO binding: 30 us.
+    """
+    made = onnxruntime.RunOptions()
+    made.log_severity_level = 4  # the exception says the same, to somebody who knows the request
+    made.add_run_config_entry("gpu_graph_id", "-1")
+    if _SHRINKAGE in options:
+        made.add_run_config_entry(_SHRINKAGE, options[_SHRINKAGE])
+    return made
+
+
+def _provider(device: str, options: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    if device == "cpu":
+        return "CPUExecutionProvider", {}
+    kind, _, index = device.partition(":")
+    if kind != "cuda" or not index.isdecimal():
+        raise InferError(Code.INVALID, f"device '{device}': expected 'cpu' or 'cuda:<number>'")
+    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+        text = f"device '{device}' was asked for, but the onnxruntime {onnxruntime.__version__} here has no CUDA"
+        raise InferError(Code.UNSUPPORTED, f"{text}: pip install penstock[gpu]")
+    said = {name.removeprefix("cuda."): value for name, value in options.items() if name.startswith("cuda.")}
+    return "CUDAExecutionProvider", said | {"device_id": index}
+
+
+def _count(options: Mapping[str, str], name: str) -> int:
+    value = options.get(name, "0")
+    if not value.isdecimal():
+        raise InferError(Code.INVALID, f"option '{name}' is '{value}', expected a number of threads")
+    return int(value)
+
+
+def _choice(options: Mapping[str, str], name: str, choices: Mapping[str, Any], default: str) -> Any:
+    value = options.get(name, default)
+    if value not in choices:
+        raise InferError(Code.INVALID, f"option '{name}' is '{value}', expected one of {', '.join(choices)}")
+    return choices[value]
+
+
+def _graph(session: Any) -> Signature:
+    """Read the Signature. An initializer that a caller may override is an optional input, after the others."""
+    inputs = [_input(node) for node in session.get_inputs()]
+    overridable = [
+        replace(_input(node), optional=True)
+        for node in session.get_overridable_initializers()
+        if node.type in BY_ONNX_NAME
+    ]
+    outputs = [_output(node) for node in session.get_outputs()]
+    strings = any(spec.datatype == "BYTES" for spec in inputs)
+    for spec in outputs:
+        if strings and spec.datatype == "BF16":
+            text = f"output '{spec.name}' is BF16, which ONNX Runtime's Python API cannot give out for string inputs"
+            raise InferError(Code.UNSUPPORTED, text)
+    return Signature((*inputs, *overridable), tuple(outputs))
+
+
+def _input(node: Any) -> TensorSpec:
+    match = _OPTIONAL.match(node.type)
+    row = BY_ONNX_NAME.get(match[1] if match else node.type)
+    if row is None:
+        raise InferError(Code.UNSUPPORTED, f"input '{node.name}' is {node.type}, which Penstock cannot carry")
+    return TensorSpec(node.name, row.name, _shape(node), optional=bool(match))
+
+
+def _output(node: Any) -> TensorSpec:
+    row = BY_ONNX_NAME.get(node.type)
+    if row is not None:
+        return TensorSpec(node.name, row.name, _shape(node))
+    if not node.type.startswith(("seq(", "map(", "optional(")):
+        raise InferError(Code.UNSUPPORTED, f"output '{node.name}' is {node.type}, which Penstock cannot carry")
+    return TensorSpec(node.name, node.type, ())
+
+
+def _shape(node: Any) -> tuple[int, ...]:
+    return tuple(dim if isinstance(dim, int) and dim >= 0 else -1 for dim in node.shape)

@@ -1,0 +1,308 @@
+"""The Binding of `onnx.py`: how one run of an ONNX Runtime session gets its inputs and gives its outputs.
+
+Called by `onnx.py` only. Why a run takes the path it takes, with figures: docs/adr/0004-onnx-runtime-binding.md.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from onnxruntime.capi import onnxruntime_pybind11_state as ort
+
+from .backend import Array
+from .errors import Code, InferError
+from .signature import Signature, TensorSpec
+
+BOUND_OUTPUT_BYTES = 65536
+"""Up to this size an output is written into a bound buffer and copied out; above, ONNX Runtime's own fresh memory is
+handed on. Equal at 64 KiB (3.8 and 4.0 us), 38 against 17 us at 1 MiB: docs/adr/0004."""
+MAX_PLANS = 256
+"""Shapes remembered per Binding, and output choices remembered per shape: the oldest goes first."""
+MAX_CHOICES = 8
+ALIGNMENT_BYTES = 64
+
+_SOURCE_PLACE = re.compile(r"\S*/([\w.-]+\.(?:cc|cpp|cu|cuh|h|hpp):\d+)")
+_STATUS = re.compile(r"^\[ONNXRuntimeError\] : (\d+) : \w+ : ")
+
+
+class _Choice:
+    """One choice of outputs for one set of shapes: all is bound, so a run is one call."""
+
+    __slots__ = ("binding", "outputs")
+
+    def __init__(self, binding: Any, outputs: list[Array]) -> None:
+        self.binding = binding
+        self.outputs = outputs
+
+
+class _Plan:
+    """What every run of the same input shapes shares. `choices` has None where outputs cannot be bound."""
+
+    __slots__ = ("buffers", "choices", "feeds", "rows")
+
+    def __init__(self, rows: int, buffers: list[Array | None], feeds: dict[str, Any]) -> None:
+        self.rows = rows
+        self.buffers = buffers
+        self.feeds = feeds
+        self.choices: dict[tuple[int, ...], _Choice | None] = {}
+
+
+class OnnxBinding:
+    """One slab of memory per input and per small output of known shape; views of it are bound once per shape.
+
+    A run with everything bound is one call. Everything else (strings, sequences, maps, free output shapes, outputs
+    above BOUND_OUTPUT_BYTES, optional inputs) is fed to `session.run`, which returns fresh memory of its own.
+    """
+
+    def __init__(
+        self, session: Any, graph: Signature, signature: Signature, capacity_rows: int, run_options: Any
+    ) -> None:
+        self.capacity_rows = capacity_rows
+        self._session = session
+        self._run_options = run_options
+        self._run_bound = session.run_with_iobinding
+        self._signature = signature
+        self._inputs = [(spec, graph.input[spec.name]) for spec in signature.inputs]
+        self._outputs = [(spec, graph.output[spec.name]) for spec in signature.outputs]
+        self._strings = [spec.name for spec in signature.inputs if spec.datatype == "BYTES"]
+        self._bindable = {i for i in range(len(self._outputs)) if self._is_bindable(i)}
+        self._input_slabs = [_slab(graph, self._first_size(spec.shape)) for spec, graph in self._inputs]
+        self._output_slabs: dict[int, Array] = {}
+        self._plans: dict[tuple[tuple[int, ...] | None, ...], _Plan] = {}
+        self._lent: _Plan | None = None
+
+    def lend(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:
+        """Give the input buffers for a run; the same ones for the same shapes."""
+        key = tuple(shapes)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._make_plan(rows, key)
+        self._lent = plan
+        return plan.buffers
+
+    def run(self, wanted: Sequence[int]) -> list[Any]:
+        """Run the model on what was lent."""
+        plan = self._lent
+        if plan is None:
+            raise ValueError("run without lend")
+        key = tuple(wanted)
+        try:
+            choice = plan.choices[key]
+        except KeyError:
+            choice = self._choose(plan, key)
+        if choice is None:
+            return self._run_fed(plan, key)
+        try:
+            self._run_bound(choice.binding, self._run_options)
+        except Exception:  # noqa: BLE001 - it does not say whose fault it was; the other way does
+            results = self._run_fed(plan, key)
+            # it was the bound shape then: the model's rows out are not its rows in
+            self._bindable.difference_update(key)
+            self._plans.clear()
+            plan.choices.clear()
+            return results
+        return [output.copy() for output in choice.outputs]
+
+    def release(self) -> None:
+        """Let go of the session and all buffers."""
+        self._session = self._run_bound = self._lent = None
+        self._plans.clear()
+        self._input_slabs.clear()
+        self._output_slabs.clear()
+
+    def _is_bindable(self, position: int) -> bool:
+        graph = self._outputs[position][1]
+        if not graph.shape or not graph.is_tensor or graph.datatype == "BYTES" or self._strings:
+            return False  # ONNX Runtime also says () where it does not know the rank
+        if any(graph.optional for _, graph in self._inputs) or not self._inputs:
+            return False
+        if self._signature.batched:
+            return graph.shape[0] == -1 and -1 not in graph.shape[1:]
+        return -1 not in graph.shape
+
+    def _first_size(self, shape: tuple[int, ...]) -> int:
+        """Count the elements of a slab for all rows; what a free axis needs beyond 1 comes when it is lent."""
+        rows = self.capacity_rows if self._signature.batched else 1
+        return rows * math.prod(dim if dim > 0 else 1 for dim in shape)
+
+    def _make_plan(self, rows: int, shapes: tuple[tuple[int, ...] | None, ...]) -> _Plan:
+        if rows > self.capacity_rows:
+            raise ValueError(f"{rows} rows, capacity is {self.capacity_rows}")
+        buffers: list[Array | None] = []
+        for position, shape in enumerate(shapes):
+            if shape is not None and math.prod(shape) > self._input_slabs[position].size:
+                self._grow(position, math.prod(shape))
+        feeds: dict[str, Any] = {}
+        for (spec, graph), slab, shape in zip(self._inputs, self._input_slabs, shapes, strict=True):
+            if shape is None:
+                buffers.append(None)
+                continue
+            buffer = slab[: math.prod(shape)].reshape(shape)
+            buffers.append(buffer)
+            view = buffer.reshape(()) if not graph.shape and shape == (1,) else buffer
+            feeds[spec.name] = _ort_value(view, graph) if graph.datatype == "BF16" else view
+        plan = _Plan(rows, buffers, feeds)
+        if len(self._plans) >= MAX_PLANS:
+            del self._plans[next(iter(self._plans))]
+        self._plans[shapes] = plan
+        return plan
+
+    def _grow(self, position: int, size: int) -> None:
+        """Replace a slab that is too small; at least doubled, so that growth by steps ends soon."""
+        old = self._input_slabs[position]
+        self._input_slabs[position] = _slab(self._inputs[position][1], max(size, 2 * old.size))
+        self._plans.clear()
+
+    def _choose(self, plan: _Plan, wanted: tuple[int, ...]) -> _Choice | None:
+        if len(plan.choices) >= MAX_CHOICES:
+            plan.choices.clear()
+        plan.choices[wanted] = choice = self._bind_all(plan, wanted) if self._can_bind(plan, wanted) else None
+        return choice
+
+    def _can_bind(self, plan: _Plan, wanted: tuple[int, ...]) -> bool:
+        return (
+            bool(wanted)
+            and self._bindable.issuperset(wanted)
+            and all(
+                0
+                < math.prod(self._output_shape(plan, position)) * self._outputs[position][1].type.size_bytes
+                <= BOUND_OUTPUT_BYTES
+                for position in wanted
+            )
+        )
+
+    def _output_shape(self, plan: _Plan, position: int) -> tuple[int, ...]:
+        shape = self._outputs[position][1].shape
+        return (plan.rows, *shape[1:]) if self._signature.batched else shape
+
+    def _bind_all(self, plan: _Plan, wanted: tuple[int, ...]) -> _Choice:
+        binding = self._session.io_binding()
+        for (_, graph), buffer in zip(self._inputs, plan.buffers, strict=True):
+            if buffer is not None:
+                shape = () if not graph.shape and buffer.shape == (1,) else buffer.shape
+                _bind(binding.bind_input, graph, shape, buffer)
+        outputs = []
+        for position in wanted:
+            graph = self._outputs[position][1]
+            shape = self._output_shape(plan, position)
+            slab = self._output_slabs.get(position)
+            if slab is None or slab.size < math.prod(shape):
+                slab = self._output_slabs[position] = _slab(graph, self._first_size(graph.shape))
+            output = slab[: math.prod(shape)].reshape(shape)
+            _bind(binding.bind_output, graph, shape, output)
+            outputs.append(output)
+        return _Choice(binding, outputs)
+
+    def _run_fed(self, plan: _Plan, wanted: tuple[int, ...]) -> list[Any]:
+        feeds = plan.feeds
+        if self._strings:
+            feeds = feeds | {name: _text(name, feeds[name]) for name in self._strings if name in feeds}
+        # no numpy type for bfloat16: ONNX Runtime converts none to an array
+        raw = [position for position in wanted if self._outputs[position][1].datatype == "BF16"]
+        results = dict(zip(raw, self._run_raw(feeds, raw), strict=True)) if raw else {}
+        rest = [position for position in wanted if position not in results]
+        if rest:
+            names = [self._outputs[position][0].name for position in rest]
+            try:
+                found = self._session.run(names, feeds, self._run_options)
+            except UnicodeDecodeError as error:
+                text = "the model made a string that is not UTF-8, which ONNX Runtime's Python API cannot give out"
+                raise InferError(Code.UNSUPPORTED, text) from error
+            except Exception as error:
+                raise run_error(error) from error
+            results.update(zip(rest, found, strict=True))
+        return [self._present(position, results[position]) for position in wanted]
+
+    def _run_raw(self, feeds: dict[str, Any], positions: list[int]) -> list[Array]:
+        names = [self._outputs[position][0].name for position in positions]
+        values = {
+            graph.name: _ort_value(feed, graph) if isinstance(feed, np.ndarray) else feed
+            for _, graph in self._inputs
+            if (feed := feeds.get(graph.name)) is not None
+        }
+        try:
+            found = self._session.run_with_ort_values(names, values, self._run_options)
+        except Exception as error:
+            raise run_error(error) from error
+        return [_bits(value) for value in found]
+
+    def _present(self, position: int, result: Any) -> Any:
+        if not isinstance(result, np.ndarray):
+            return result
+        spec = self._outputs[position][0]
+        if spec.datatype == "BYTES":
+            result = _encoded(result)
+        return result.reshape(1) if not result.shape and spec.shape == (1,) else result
+
+
+def run_error(error: Exception) -> InferError:
+    """Make the refusal of a run that failed: INVALID where ONNX Runtime blames an argument, else INTERNAL."""
+    code = Code.INVALID if isinstance(error, ort.InvalidArgument) else Code.INTERNAL
+    return InferError(code, words(error))
+
+
+def words(error: Exception, model: Path | None = None) -> str:
+    """Give ONNX Runtime's words, its source folders and the model's folder left out.
+
+    Source: the beginning is that of Triton's onnxruntime_backend ("onnx runtime error 2: ...").
+    """
+    text = _SOURCE_PLACE.sub(r"\1", str(error))
+    if model is not None:
+        for folder in (model.parent, model.parent.resolve()):
+            text = text.replace(f"{folder}/", "")
+    return _STATUS.sub(r"onnx runtime error \1: ", text)
+
+
+def _slab(spec: TensorSpec, size: int) -> Array:
+    """Allocate `size` elements, aligned for vector instructions. Pages are touched when they are first filled."""
+    dtype = spec.type.dtype
+    if dtype.hasobject:
+        return np.empty(size, dtype)
+    raw = np.empty(size * dtype.itemsize + ALIGNMENT_BYTES, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT_BYTES
+    return raw[start : start + size * dtype.itemsize].view(dtype)
+
+
+def _bind(bind: Callable[..., None], spec: TensorSpec, shape: tuple[int, ...], array: Array) -> None:
+    bind(spec.name, "cpu", 0, spec.type.onnx_code, shape, array.ctypes.data)
+
+
+def _ort_value(array: Array, spec: TensorSpec) -> Any:
+    """Wrap an array without a copy. Ownership: the array must outlive what is returned."""
+    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, spec.type.onnx_code)
+
+
+def _bits(value: Any) -> Array:
+    """Copy a two-byte tensor out of an OrtValue as its bit patterns."""
+    shape = tuple(value.shape())
+    size = math.prod(shape)
+    if not size:
+        return np.empty(shape, np.uint16)
+    memory = (ctypes.c_uint16 * size).from_address(value.data_ptr())
+    return np.array(memory, np.uint16).reshape(shape)
+
+
+def _text(name: str, array: Array) -> Array:
+    """Decode what goes in: ONNX Runtime would take a `bytes` for its repr.
+
+    Raises: InferError (INVALID) for what is not UTF-8, which its Python API takes in no form.
+    """
+    text = np.empty(array.size, np.object_)
+    try:
+        text[:] = [item.decode() if isinstance(item, bytes) else str(item) for item in array.flat]
+    except UnicodeDecodeError as error:
+        raise InferError(Code.INVALID, f"input '{name}': a string is not UTF-8 ({error.reason})") from error
+    return text.reshape(array.shape)
+
+
+def _encoded(array: Array) -> Array:
+    encoded = np.empty(array.size, np.object_)
+    encoded[:] = [item.encode() for item in array.flat]
+    return encoded.reshape(array.shape)
