@@ -119,11 +119,13 @@ def _settings(args: argparse.Namespace) -> Settings:
 
 
 def _check(paths: Sequence[str]) -> int:
-    from .repository import check
+    from penstock.backends.loading import LOADERS
 
-    report, good = check([Path(path) for path in paths])
+    from .repository.check import check
+
+    report = check([Path(path) for path in paths], LOADERS)
     print(report)
-    return 0 if good else 1
+    return report.status
 
 
 def _serve(settings: Settings) -> int:

@@ -1,1 +1,1 @@
-"""What is on disk: models, versions, configuration."""
+"""Files: what is on disk, what it says about each model, and what of it is served."""

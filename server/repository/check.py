@@ -1,0 +1,111 @@
+"""`penstock check`: what would be served, and every mistake with its place, without serving."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from penstock.backends.backend import Loader
+from penstock.backends.errors import InferError
+from penstock.backends.signature import TensorSpec
+from penstock.batching.completion import complete
+from penstock.batching.spec import ModelSpec
+
+from .findings import Finding
+from .scan import Defaults, scan
+
+
+@dataclass(slots=True)
+class Report:
+    """What would be served, as it would be completed, and every finding."""
+
+    specs: list[ModelSpec] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def mistakes(self) -> list[Finding]:
+        """The findings that keep something from being served."""
+        return [finding for finding in self.findings if finding.mistake]
+
+    @property
+    def status(self) -> int:
+        """The exit status: 1 if there is any mistake."""
+        return 1 if self.mistakes else 0
+
+    def __str__(self) -> str:
+        """Print all of it, for a person."""
+        parts = [_described(spec) for spec in self.specs]
+        if self.findings:
+            parts.append("\n".join(str(finding) for finding in self.findings))
+        warnings = len(self.findings) - len(self.mistakes)
+        counts = [_count(len(self.specs), "version") + " would be served", _count(len(self.mistakes), "mistake")]
+        parts.append(", ".join([*counts, _count(warnings, "warning")] if warnings else counts))
+        return "\n\n".join(parts)
+
+
+def check(paths: Iterable[Path], loaders: Mapping[str, Loader], defaults: Defaults | None = None) -> Report:
+    """Read the paths, load each version once to complete it, and free it again."""
+    report = Report()
+    entries, report.findings = scan(paths, defaults or Defaults())
+    for entry in entries:
+        report.findings += entry.findings
+        for spec in entry.specs:
+            try:
+                report.specs.append(_completed(spec, loaders))
+            except InferError as error:
+                report.findings.append(Finding(spec.path, error.message, model=spec.name, version=spec.version))
+    return report
+
+
+def _completed(spec: ModelSpec, loaders: Mapping[str, Loader]) -> ModelSpec:
+    backend = loaders[spec.backend](spec.path, spec.instances[0].devices[0], spec.options)
+    try:
+        return complete(spec, backend.graph)
+    finally:
+        backend.close()
+
+
+def _described(spec: ModelSpec) -> str:
+    lines = [f"{spec.name} version {spec.version}, {spec.backend}, {spec.path}"]
+    if spec.signature is not None:
+        lines += _columns("inputs", [_tensor(tensor) for tensor in spec.signature.inputs])
+        lines += _columns("outputs", [_tensor(tensor) for tensor in spec.signature.outputs])
+    lines += _columns("batching", [_batching(spec)])
+    groups = [f"{group.count} on {', '.join(group.devices)}" for group in spec.instances]
+    lines += _columns("instances", ["; ".join(groups)])
+    if spec.options:
+        lines += _columns("runtime", [", ".join(f"{name} {value}" for name, value in sorted(spec.options.items()))])
+    if spec.hooks is not None:
+        replicas = "as the file needs" if spec.hooks.replicas is None else spec.hooks.replicas
+        text = f"{spec.hooks.path}, replicas: {replicas}, timeout: {spec.hooks.timeout_s:g} s"
+        lines += _columns("hooks", [text])
+    return "\n".join(lines)
+
+
+def _columns(title: str, texts: list[str]) -> list[str]:
+    return [f"  {title if number == 0 else '':<11}{text}" for number, text in enumerate(texts)]
+
+
+def _tensor(tensor: TensorSpec) -> str:
+    if not tensor.is_tensor:
+        return f"{tensor.name}: {tensor.datatype}, for hooks only"
+    return f"{tensor.name}: {tensor.datatype} {list(tensor.shape)}{', optional' if tensor.optional else ''}"
+
+
+def _batching(spec: ModelSpec) -> str:
+    policy = spec.policy
+    if not policy.max_batch_rows:
+        return "none: the model has no axis for rows"
+    parts = [f"up to {_count(policy.max_batch_rows, 'row')}"]
+    if policy.preferred_rows:
+        parts.append(f"preferred {', '.join(map(str, policy.preferred_rows))}")
+    if policy.max_queue_delay_us:
+        parts.append(f"waits up to {policy.max_queue_delay_us} us")
+    parts.append(f"capped at {policy.cap_rows}" if policy.cap_rows else "cap learned")
+    parts.append(f"queue of {policy.max_queue_rows} rows")
+    return ", ".join(parts)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

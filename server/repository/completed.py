@@ -1,0 +1,99 @@
+"""The configuration a loaded model runs with, as Triton reports it: ModelConfig and its JSON. Called by Repository."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.backends.signature import TensorSpec
+from penstock.batching.spec import ModelSpec
+
+from .model_config import BACKEND, PARAMETERS
+from .pbtxt import model_config_pb2
+from .statement import OPTIONS
+
+_GRAPH_LEVELS = {"basic": -1, "all": 0, "extended": 1, "disabled": 2}
+
+
+def completed(declared: Any, spec: ModelSpec, platform: str) -> Any:
+    """Make the ModelConfig of a loaded version: what was declared, and all that was completed."""
+    config = model_config_pb2().ModelConfig()
+    config.CopyFrom(declared)
+    config.name, config.platform, config.backend = spec.name, platform, spec.backend or BACKEND
+    config.max_batch_size = spec.policy.max_batch_rows or 0
+    signature = spec.signature
+    if signature is not None:
+        _tensors(config.input, signature.inputs, signature.batched)
+        _tensors(config.output, signature.outputs, signature.batched)
+    _batching(config, spec)
+    if not config.instance_group:
+        for number, group in enumerate(spec.instances):
+            kind = "KIND_CPU" if group.devices == ("cpu",) else "KIND_GPU"
+            gpus = [int(device.partition(":")[2]) for device in group.devices if device != "cpu"]
+            config.instance_group.add(name=f"{spec.name}_{number}", kind=kind, count=group.count, gpus=gpus)
+    for name, (said, _) in PARAMETERS.items():
+        value = spec.options.get(OPTIONS[said])
+        if value is not None:
+            config.parameters[name].string_value = value
+    if "graph_optimization_level" in spec.options:
+        config.optimization.graph.level = _GRAPH_LEVELS[spec.options["graph_optimization_level"]]
+    return config
+
+
+def _tensors(field: Any, tensors: tuple[TensorSpec, ...], batched: bool) -> None:
+    """Rewrite `input` or `output` in the signature's order, keeping what was declared beside the shape."""
+    declared = {tensor.name: type(tensor).FromString(tensor.SerializeToString()) for tensor in field}
+    del field[:]
+    for tensor in tensors:
+        if not tensor.is_tensor:
+            continue
+        entry = field.add()
+        if tensor.name in declared:
+            entry.CopyFrom(declared[tensor.name])
+        entry.name = tensor.name
+        entry.data_type = model_config_pb2().DataType.Value(tensor.type.config_name)
+        entry.dims[:] = tensor.shape[1:] if batched else tensor.shape
+
+
+def _batching(config: Any, spec: ModelSpec) -> None:
+    """Report dynamic batching exactly where requests are batched: perf_analyzer tells by its presence."""
+    policy = spec.policy
+    if not policy.max_batch_rows or policy.max_batch_rows < 2:
+        config.ClearField("dynamic_batching")
+        return
+    batching = config.dynamic_batching
+    batching.preferred_batch_size[:] = policy.preferred_rows or (policy.max_batch_rows,)
+    batching.max_queue_delay_microseconds = policy.max_queue_delay_us
+    if policy.default_timeout_us or policy.max_queue_requests or batching.HasField("default_queue_policy"):
+        queue = batching.default_queue_policy
+        queue.default_timeout_microseconds = policy.default_timeout_us
+        queue.max_queue_size = policy.max_queue_requests
+        queue.allow_timeout_override = policy.allow_timeout_override
+
+
+def to_json(message: Any) -> dict[str, Any]:
+    """Give a protobuf message as Triton prints it: snake_case, defaults printed, 64-bit integers as numbers.
+
+    Messages and members of a oneof that are not set are absent: clients test for presence.
+    """
+    result: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        if field.has_presence and not message.HasField(field.name):
+            continue
+        value = getattr(message, field.name)
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            entry = field.message_type.fields_by_name["value"]
+            result[field.name] = {str(key): _plain(entry, value[key]) for key in sorted(value)}
+        elif field.is_repeated:
+            result[field.name] = [_plain(field, element) for element in value]
+        else:
+            result[field.name] = _plain(field, value)
+    return result
+
+
+def _plain(field: Any, value: Any) -> Any:
+    if field.message_type is not None:
+        return to_json(value)
+    if field.enum_type is not None:
+        known = field.enum_type.values_by_number.get(value)
+        return known.name if known else value
+    return value

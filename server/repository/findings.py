@@ -1,0 +1,55 @@
+"""Findings: mistakes and warnings about what is on disk, each with its place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing to say about one file or folder.
+
+    `line` 0 where there is none to give. A `mistake` keeps something from being served: `version` of `model`, or all
+    of it when `version` is 0; the rest are warnings.
+    """
+
+    path: Path
+    message: str
+    line: int = 0
+    mistake: bool = True
+    model: str = ""
+    version: int = 0
+
+    def __str__(self) -> str:
+        """`path:line: message`, as compilers do."""
+        place = f"{self.path}:{self.line}" if self.line else str(self.path)
+        return f"{place}: {'' if self.mistake else 'warning: '}{self.message}"
+
+    def about(self, model: str) -> Finding:
+        """Give the same finding with the model it concerns."""
+        return replace(self, model=model)
+
+
+class MistakeError(Exception):
+    """Carries the Finding that ends the reading of a file."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(str(finding))
+        self.finding = finding
+
+
+def read_text(path: Path) -> str:
+    """Read a configuration file. Raises: MistakeError when it cannot be read or is not UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise MistakeError(Finding(path, f"cannot be read: {error.strerror}")) from error
+    except UnicodeDecodeError as error:
+        raise MistakeError(Finding(path, f"is not UTF-8 (byte {error.start})")) from error
+
+
+def inside(folder: Path, name: str) -> Path | None:
+    """Resolve a file named by a configuration; None if it lies outside the model's folder."""
+    path = (folder / name).resolve()
+    return path if path.is_relative_to(folder.resolve()) else None

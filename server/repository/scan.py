@@ -1,0 +1,267 @@
+"""Scan: what is on disk, as ModelSpecs and findings. Called by Repository and by `penstock check`.
+
+A model repository holds `<model>/<version>/model.onnx`, beside each version optional `config.pbtxt` and
+`penstock.toml`. A path may also be one `.onnx` file. docs/repository.md says it all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from penstock.batching.spec import DEFAULT_MAX_BATCH_ROWS, InstanceGroup, ModelSpec
+
+from . import statement as said
+from .findings import Finding, MistakeError
+from .model_config import BACKEND, MODEL_FILE, Reader
+from .pbtxt import model_config_pb2, parse
+from .penstock_toml import read_toml
+from .statement import Statement
+
+CONFIG_FILE, NATIVE_FILE = "config.pbtxt", "penstock.toml"
+_VERSION = re.compile(r"[1-9][0-9]{0,18}")
+_NO_VERSIONS = frozenset({"__pycache__", "configs", "warmup"})
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What the server decides where configurations are silent. `gpus`: those that are there."""
+
+    max_batch_rows: int = DEFAULT_MAX_BATCH_ROWS
+    gpus: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One model on disk: its folder or file, one ModelSpec per version to serve, its ModelConfig as declared.
+
+    A mistake about the whole model leaves `specs` empty; one about a version leaves that version out.
+    """
+
+    name: str
+    path: Path
+    specs: tuple[ModelSpec, ...] = ()
+    config: Any = None
+    findings: tuple[Finding, ...] = field(default=())
+
+
+def scan(paths: Iterable[Path], defaults: Defaults) -> tuple[list[Entry], list[Finding]]:
+    """Read everything under the paths.
+
+    Returns: an Entry per model, by name, and the findings that concern no model.
+    """
+    entries: list[Entry] = []
+    findings: list[Finding] = []
+    for path in {path.resolve(): path.absolute() for path in paths}.values():
+        try:
+            if path.is_dir():
+                found, more = _repository(path, defaults)
+            elif path.suffix == ".onnx" and path.is_file():
+                found, more = _file(path, defaults)
+            else:
+                what = "is neither a folder nor an .onnx file" if path.exists() else "is not there"
+                found, more = [], [Finding(path, what)]
+        except OSError as error:
+            found, more = [], [Finding(path, f"cannot be read: {error.strerror}")]
+        entries += found
+        findings += more
+    return _unique(entries), findings
+
+
+def _unique(entries: list[Entry]) -> list[Entry]:
+    places: dict[str, list[Path]] = {}
+    for entry in entries:
+        places.setdefault(entry.name, []).append(entry.path)
+    kept: dict[str, Entry] = {}
+    for entry in entries:
+        if len(places[entry.name]) == 1:
+            kept[entry.name] = entry
+            continue
+        others = ", ".join(str(path) for path in places[entry.name] if path != entry.path)
+        finding = Finding(entry.path, f"there is another model '{entry.name}': {others}", model=entry.name)
+        before = kept.get(entry.name, Entry(entry.name, entry.path))
+        kept[entry.name] = replace(before, findings=(*before.findings, finding))
+    return [kept[name] for name in sorted(kept)]
+
+
+def _repository(root: Path, defaults: Defaults) -> tuple[list[Entry], list[Finding]]:
+    if (root / CONFIG_FILE).is_file() or any(_VERSION.fullmatch(path.parent.name) for path in root.glob("*/*.onnx")):
+        return [], [Finding(root, f"is the folder of one model; give the folder that holds it: {root.parent}")]
+    entries: list[Entry] = []
+    findings: list[Finding] = []
+    for path in sorted(root.iterdir()):
+        if path.name.startswith("."):
+            continue
+        try:
+            if not path.is_dir():
+                if path.suffix == ".onnx":
+                    text = f"is not served: in a repository a model is <name>/<version>/{MODEL_FILE}"
+                    findings.append(Finding(path, text, mistake=False))
+            elif (problem := _bad_name(path.name)) is not None:
+                findings.append(Finding(root, problem))
+            elif entry := _model(path, defaults):
+                entries.append(entry)
+            else:
+                text = "is no model: it has neither a version folder (1, 2, ...) nor a configuration"
+                findings.append(Finding(path, text, mistake=False))
+        except OSError as error:
+            findings.append(Finding(path, f"cannot be read: {error.strerror}"))
+    if not entries and not any(finding.mistake for finding in findings):
+        findings.append(Finding(root, "holds no models", mistake=False))
+    return entries, findings
+
+
+def _bad_name(name: str) -> str | None:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return f"the name {name!a} is not UTF-8"
+    return None if name.isprintable() else f"the name {name!a} has unprintable characters"
+
+
+def _file(path: Path, defaults: Defaults) -> tuple[list[Entry], list[Finding]]:
+    problem = _bad_name(path.stem) or ("a model's name must not start with '.'" if path.stem.startswith(".") else None)
+    if problem:
+        return [], [Finding(path, problem)]
+    beside = [place for place in (path.with_suffix(".toml"), path.parent / NATIVE_FILE) if place.is_file()]
+    findings: list[Finding] = []
+    stated = _native(beside[0], findings) if beside else Statement(path)
+    findings += [
+        stated.mistake(name, f"{name} does not apply to a single .onnx file")
+        for name in ("model.file", "model.versions")
+        if name in stated.values
+    ]
+    config = model_config_pb2().ModelConfig(name=path.stem, default_model_filename=path.name)
+    _say_versions(config, Statement(path))
+    spec = _spec(path.stem, path, stated, defaults)
+    findings += _oversized(spec, stated)
+    return [_entry(spec, config, [(1, path)], findings)], []
+
+
+def _model(folder: Path, defaults: Defaults) -> Entry | None:
+    """Read one model's folder; None if it is not one."""
+    findings: list[Finding] = []
+    versions = _versions(folder, findings)
+    files = [folder / name for name in (CONFIG_FILE, NATIVE_FILE) if (folder / name).is_file()]
+    if not versions and not files:
+        return None
+    config = model_config_pb2().ModelConfig()
+    stated = Statement(folder)
+    try:
+        if folder / CONFIG_FILE in files:
+            config, lines = parse(folder / CONFIG_FILE)
+            reader = Reader(folder / CONFIG_FILE, config, lines, defaults.gpus)
+            stated = reader.read(folder.name)
+            findings += reader.findings
+        if folder / NATIVE_FILE in files:
+            stated, more = said.merge(stated, _native(folder / NATIVE_FILE, findings))
+            findings += more
+    except MistakeError as error:
+        findings.append(error.finding)
+    filename = stated.get("model.file", MODEL_FILE)
+    config.name, config.default_model_filename = folder.name, filename
+    _say_versions(config, stated)
+    spec = _spec(folder.name, folder, stated, defaults)
+    findings += _oversized(spec, stated)
+    if any(finding.mistake for finding in findings):
+        return _entry(spec, config, [], findings)
+    chosen = _chosen(folder, stated, versions, findings)
+    located = [(version, path) for version in chosen if (path := _located(folder, version, filename, findings))]
+    return _entry(spec, config, located, findings)
+
+
+def _native(path: Path, findings: list[Finding]) -> Statement:
+    try:
+        stated, more = read_toml(path)
+    except MistakeError as error:
+        stated, more = Statement(path), [error.finding]
+    findings += more
+    return stated
+
+
+def _versions(folder: Path, findings: list[Finding]) -> list[int]:
+    versions: list[int] = []
+    for path in sorted(folder.iterdir()):
+        if not path.is_dir() or path.name.startswith(".") or path.name in _NO_VERSIONS:
+            continue
+        if _VERSION.fullmatch(path.name) and int(path.name) < 2**63:
+            versions.append(int(path.name))
+        else:
+            text = "is ignored: a version folder's name is an integer above 0 without leading zeros"
+            findings.append(Finding(path, text, mistake=False))
+    return sorted(versions)
+
+
+def _chosen(folder: Path, stated: Statement, versions: Sequence[int], findings: list[Finding]) -> list[int]:
+    policy, detail = stated.get("model.versions", ("latest", 1))
+    if policy == "specific":
+        for version in sorted(set(detail) - set(versions)):
+            finding = stated.mistake("model.versions", f"version {version} of model '{folder.name}' is not there")
+            findings.append(replace(finding, version=version))
+        return [version for version in versions if version in detail]
+    if not versions:
+        text = f"at least one version must be available under the version policy of model '{folder.name}'"
+        findings.append(Finding(folder, text))
+    return list(versions) if policy == "all" else list(versions[-detail:])
+
+
+def _located(folder: Path, version: int, filename: str, findings: list[Finding]) -> Path | None:
+    place = folder / str(version)
+    path = place / filename
+    if path.is_dir():
+        path /= MODEL_FILE  # a model with weights in files of their own may be a folder
+    if path.is_file():
+        return path
+    there = ", ".join(sorted(other.name for other in place.iterdir())[:8]) or "nothing"
+    text = f"there is no {filename} ({there} is there); default_model_filename or [model] file may name another"
+    findings.append(Finding(place, text, version=version))
+    return None
+
+
+def _say_versions(config: Any, stated: Statement) -> None:
+    policy, detail = stated.get("model.versions", ("latest", 1))
+    if policy == "all":
+        config.version_policy.all.SetInParent()
+    elif policy == "specific":
+        config.version_policy.specific.versions[:] = detail
+    else:
+        config.version_policy.latest.num_versions = detail
+
+
+def _spec(name: str, path: Path, stated: Statement, defaults: Defaults) -> ModelSpec:
+    """Give what is said about all versions. `path` is the model's folder, or the file that is the model."""
+    return ModelSpec(
+        name,
+        0,
+        path,
+        backend=stated.get("model.backend", BACKEND),
+        inputs=stated.get("inputs", ()),
+        outputs=stated.get("outputs", ()),
+        policy=said.policy(stated, defaults.max_batch_rows),
+        instances=stated.get("instances", (InstanceGroup(),)),
+        hooks=said.hooks(stated),
+        options=said.options(stated),
+        labels=stated.get("labels", {}),
+    )
+
+
+def _oversized(spec: ModelSpec, stated: Statement) -> list[Finding]:
+    most = spec.policy.max_batch_rows
+    sizes = {
+        "batching.preferred": max(spec.policy.preferred_rows, default=0),
+        "batching.cap": spec.policy.cap_rows or 0,
+    }
+    return [
+        stated.mistake(name, f"{name}: {size} is more than the max batch size, {most}")
+        for name, size in sizes.items()
+        if most is not None and size > most
+    ]
+
+
+def _entry(spec: ModelSpec, config: Any, located: list[tuple[int, Path]], findings: list[Finding]) -> Entry:
+    whole = any(finding.mistake and not finding.version for finding in findings)
+    specs = () if whole else tuple(replace(spec, version=version, path=path) for version, path in located)
+    return Entry(spec.name, spec.path, specs, config, tuple(finding.about(spec.name) for finding in findings))

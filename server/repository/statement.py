@@ -1,0 +1,106 @@
+"""Statement: what one file says about one model, and how two Statements become one and then ModelSpecs.
+
+Made by model_config.py and penstock_toml.py; called by scan.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from penstock.batching.spec import BatchPolicy, HookSpec, InstanceGroup
+
+from .findings import Finding
+
+POLICY_FIELDS = {
+    "batching.max_batch_size": "max_batch_rows",
+    "batching.preferred": "preferred_rows",
+    "batching.max_queue_delay_us": "max_queue_delay_us",
+    "batching.max_queue_rows": "max_queue_rows",
+    "batching.max_queue_bytes": "max_queue_bytes",
+    "batching.max_queue_requests": "max_queue_requests",
+    "batching.default_timeout_us": "default_timeout_us",
+    "batching.allow_timeout_override": "allow_timeout_override",
+    "batching.cap": "cap_rows",
+    "batching.executor": "executor",
+}
+OPTIONS = {
+    "runtime.intra_op_threads": "intra_op_thread_count",
+    "runtime.inter_op_threads": "inter_op_thread_count",
+    "runtime.execution_mode": "execution_mode",
+    "runtime.mem_arena": "enable_mem_arena",
+    "runtime.mem_pattern": "enable_mem_pattern",
+    "runtime.graph_level": "graph_optimization_level",
+}
+"""What a Loader is given as options. The names are Triton's parameters, but for the last, which Triton has as
+`optimization.graph.level`. Options named `cuda.*` go to the CUDA provider."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """What one file says. `values` has one entry per thing said, named as penstock.toml names it (`batching.cap`).
+
+    `places` gives the file and line of each, line 0 where not known. What is silent has no entry.
+    """
+
+    path: Path
+    values: Mapping[str, Any] = field(default_factory=dict)
+    places: Mapping[str, tuple[Path, int]] = field(default_factory=dict)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Give what is said under `name`, or the default."""
+        return self.values.get(name, default)
+
+    def mistake(self, name: str, message: str) -> Finding:
+        """Make a mistake about what is said under `name`."""
+        path, line = self.places.get(name, (self.path, 0))
+        return Finding(path, message, line)
+
+
+def merge(first: Statement, second: Statement) -> tuple[Statement, list[Finding]]:
+    """Say what either says. The same thing said in both and differently is a mistake."""
+    findings = [
+        second.mistake(name, f"{name} is {shown(value)} here and {shown(first.values[name])} in {_place(first, name)}")
+        for name, value in second.values.items()
+        if name in first.values and first.values[name] != value
+    ]
+    merged = Statement(first.path, {**second.values, **first.values}, {**second.places, **first.places})
+    return merged, findings
+
+
+def shown(value: Any) -> str:
+    """Print a value as a person would write it."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(shown(item) for item in value)}]"
+    if isinstance(value, InstanceGroup):
+        return f"{value.count} on {', '.join(value.devices)}"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _place(statement: Statement, name: str) -> str:
+    path, line = statement.places.get(name, (statement.path, 0))
+    return f"{path.name}:{line}" if line else path.name
+
+
+def policy(statement: Statement, default_max_batch_rows: int) -> BatchPolicy:
+    """Give the batch policy that is stated."""
+    said = {attribute: statement.values[name] for name, attribute in POLICY_FIELDS.items() if name in statement.values}
+    return BatchPolicy(default_max_batch_rows=default_max_batch_rows, **said)
+
+
+def options(statement: Statement) -> dict[str, str]:
+    """Give the runtime's options that are stated."""
+    said = {option: statement.values[name] for name, option in OPTIONS.items() if name in statement.values}
+    return {**said, **statement.get("runtime.entries", {}), **statement.get("runtime.cuda", {})}
+
+
+def hooks(statement: Statement) -> HookSpec | None:
+    """Give the hooks that are stated."""
+    path = statement.get("hooks.file")
+    if path is None:
+        return None
+    names = ("replicas", "timeout_s", "metadata")
+    said = {name: statement.values[f"hooks.{name}"] for name in names if f"hooks.{name}" in statement.values}
+    return HookSpec(path, **said)
