@@ -120,6 +120,9 @@ def _agreed(spec: ModelSpec, said: TensorSpec, tensor: TensorSpec, batched: bool
     if said.datatype != tensor.datatype:
         text = f"unable to load model '{spec.name}', configuration expects datatype {said.type.config_name} for {kind}"
         raise _invalid(f"{text} '{said.name}', model provides TYPE_{tensor.datatype}")
+    if kind == "output" and not tensor.shape:
+        # ONNX Runtime says () of a scalar and of an output whose rank it does not know: the configuration knows better
+        return replace(said, shape=(-1, *said.shape) if batched else said.shape or (1,))
     if batched:
         _check_row_axis(spec, tensor)
     if not tensor.shape:

@@ -199,8 +199,6 @@ class Reader:
         if datatype is None:
             self._mistake(kind, f"model {kind} '{tensor.name}' must specify 'data_type' for {self._name}")
             return None
-        if not tensor.dims:
-            self._mistake(kind, f"model {kind} '{tensor.name}' must specify 'dims' for {self._name}")
         if any(dim < 1 and dim != -1 for dim in tensor.dims):
             text = "dimension must be integer >= 1, or -1 to indicate a variable-size dimension"
             self._mistake(f"{kind}.dims", f"model {kind} '{tensor.name}' {text} for {self._name}")
