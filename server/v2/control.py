@@ -54,7 +54,7 @@ class Repository(Protocol):
 
     def config_json(self, model: Model) -> Mapping[str, Any]: ...
     def index(self, ready: bool) -> list[dict[str, Any]]: ...
-    def ready(self) -> bool: ...
+    def ready(self, strict: bool = True) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +80,17 @@ _MEANING = {
 
 
 def create_app(
-    engine: Engine, repository: Repository, metrics: Metrics, *, name: str = "triton", draining: Callable[[], bool]
-) -> FastAPI:
-    """Make the application. `draining` tells whether the server is on its way out."""
+    engine: Engine, repository: Repository, metrics: Metrics, *, name: str = "triton", draining: Callable[[], bool],
+    strict: bool = True,
+) -> FastAPI:  # fmt: skip
+    """Make the application. `draining` tells whether the server is on its way out; `strict` is --strict-readiness."""
     version = importlib.metadata.version("penstock")
     app = FastAPI(
         title="Penstock", version=version, docs_url=None, redoc_url=None, redirect_slashes=False,
         exception_handlers={InferError: _refused, HTTPException: _unrouted, Exception: _failed},
     )  # fmt: skip
     control = _Control(engine, repository, metrics, draining)
+    control.strict = strict
     control.server = orjson.dumps({"name": name, "version": version, "extensions": EXTENSIONS})
 
     async def docs(request: Request) -> Response:
@@ -119,6 +121,7 @@ class _Control:
         self._metrics = metrics
         self._draining = draining
         self.server = b""
+        self.strict = True
 
     def server_routes(self) -> tuple[_Route, ...]:
         control = "/v2/repository/models/{model}/"
@@ -179,7 +182,7 @@ class _Control:
 
     async def ready(self, request: Request) -> Response:
         self._refuse_when_draining()
-        return Response(status_code=200 if self._repository.ready() else 400)
+        return Response(status_code=200 if self._repository.ready(self.strict) else 400)
 
     def _refuse_when_draining(self) -> None:
         if self._draining():
