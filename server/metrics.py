@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from penstock.batching.model import Model
 from penstock.batching.statistics import LATENCY_BOUNDS_NS, ROWS_BOUNDS, HistogramSnapshot, StatisticsSnapshot
 
-from .hardware import Hardware, Sample
 from .errors import error_body
+from .hardware import Hardware, Sample
 
 CONTENT_TYPE = "text/plain; charset=utf-8"
 

@@ -1,0 +1,223 @@
+"""Hardware: samples of a made-up /proc and a made-up NVML."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from penstock.server.hardware import Hardware, Sample
+from penstock.server.metrics import Metrics
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class FakeNvml:
+    """Two GPUs; the second, a MIG slice, has no utilization and no power readings."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.energy_mj = 5_000_000
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        self.asked += 1
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        return index + 1
+
+    def nvmlDeviceGetUUID(self, device: int) -> str:  # noqa: N802
+        return f"GPU-{device}"
+
+    def nvmlDeviceGetMemoryInfo(self, device: int) -> Any:  # noqa: N802
+        return SimpleNamespace(total=150_754_820_096, used=85_899_345_920 * (device == 1))
+
+    def nvmlDeviceGetUtilizationRates(self, device: int) -> Any:  # noqa: N802
+        return SimpleNamespace(gpu=self._only_first(device, 37))
+
+    def nvmlDeviceGetPowerUsage(self, device: int) -> int:  # noqa: N802
+        return self._only_first(device, 123_456)
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, device: int) -> int:  # noqa: N802
+        return self._only_first(device, 700_000)
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, device: int) -> int:  # noqa: N802
+        return self._only_first(device, self.energy_mj)
+
+    @staticmethod
+    def _only_first(device: int, value: int) -> int:
+        if device != 1:
+            raise RuntimeError("not supported")
+        return value
+
+
+class NoModels:
+    def models(self) -> list[Any]:
+        return []
+
+
+def _absent() -> Any:
+    raise ImportError("no pynvml here")
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "statm").write_text("1000 250 30 1 0 100 0\n")
+    (tmp_path / "stat").write_text("cpu  10 0 10 70 10 0 0 0 0 0\ncpu0 1 2 3 4\n")
+    (tmp_path / "meminfo").write_text("MemTotal: 1000 kB\nMemFree: 100 kB\nMemAvailable: 600 kB\nHugePages_Total: 0\n")
+    return tmp_path
+
+
+def _samples(hardware: Hardware, *between: Callable[[], None]) -> list[Sample]:
+    async def main() -> list[Sample]:
+        samples = [await hardware.sample()]
+        for step in between:
+            step()
+            samples.append(await hardware.sample())
+        return samples
+
+    return asyncio.run(main())
+
+
+def test_memory_in_use_is_what_is_not_available(proc: Path) -> None:
+    (sample,) = _samples(Hardware(proc, _absent))
+
+    assert sample.machine["nv_cpu_memory_total_bytes"] == str(1000 * 1024)
+    assert sample.machine["nv_cpu_memory_used_bytes"] == str(400 * 1024)
+
+
+def test_utilization_is_counted_between_two_samples(proc: Path) -> None:
+    clock = FakeClock()
+
+    def busy() -> None:
+        (proc / "stat").write_text("cpu  40 0 10 75 15 0 0 0 0 0\n")
+        clock.now_s += 1.0
+
+    first, second = _samples(Hardware(proc, _absent, clock), busy)
+
+    assert (first.machine["nv_cpu_utilization"], second.machine["nv_cpu_utilization"]) == ("0.200000", "0.750000")
+
+
+def test_a_machine_without_proc_still_has_its_cpu_time(tmp_path: Path) -> None:
+    (sample,) = _samples(Hardware(tmp_path / "absent", _absent))
+
+    assert set(sample.machine) == {"process_cpu_seconds_total"}
+
+
+def test_without_a_gpu_there_are_no_gpu_lines_and_nvml_is_not_tried_again(proc: Path) -> None:
+    clock = FakeClock()
+    tried = []
+
+    def start() -> Any:
+        tried.append(clock.now_s)
+        raise OSError("libnvidia-ml.so.1: not found")
+
+    def later() -> None:
+        clock.now_s += 5.0
+
+    samples = _samples(Hardware(proc, start, clock), later, later)
+
+    assert [sample.gpus for sample in samples] == [{}, {}, {}]
+    assert tried == [1000.0]
+
+
+def test_the_machine_is_sampled_at_most_once_a_second(proc: Path) -> None:
+    clock, nvml = FakeClock(), FakeNvml()
+
+    def soon() -> None:
+        clock.now_s += 0.4
+
+    _samples(Hardware(proc, lambda: nvml, clock), soon, soon, soon)
+
+    assert nvml.asked == 2
+
+
+def test_a_value_that_a_gpu_does_not_tell_is_left_out(proc: Path) -> None:
+    (sample,) = _samples(Hardware(proc, FakeNvml))
+
+    assert sample.gpus["GPU-2"] == {"nv_gpu_memory_total_bytes": "150754820096", "nv_gpu_memory_used_bytes": "0"}
+
+
+def test_energy_is_counted_from_the_first_sample(proc: Path) -> None:
+    clock, nvml = FakeClock(), FakeNvml()
+
+    def spend() -> None:
+        nvml.energy_mj += 2_500
+        clock.now_s += 1.0
+
+    first, second = _samples(Hardware(proc, lambda: nvml, clock), spend)
+
+    energy = [sample.gpus["GPU-1"]["nv_energy_consumption"] for sample in (first, second)]
+    assert energy == ["0.000", "2.500"]
+
+
+def test_perf_analyzer_reads_the_four_gpu_lines(proc: Path) -> None:
+    page = asyncio.run(Metrics(NoModels(), Hardware(proc, FakeNvml)).render()).decode()
+
+    read = {
+        name: re.findall(rf'\n{name}\{{gpu_uuid="([^"]+)"\}} (\d+\.?\d*)\n', page)
+        for name in (
+            "nv_gpu_utilization",
+            "nv_gpu_power_usage",
+            "nv_gpu_memory_used_bytes",
+            "nv_gpu_memory_total_bytes",
+        )
+    }
+    assert read["nv_gpu_utilization"] == [("GPU-1", "0.37")]
+    assert read["nv_gpu_power_usage"] == [("GPU-1", "123.456")]
+    assert read["nv_gpu_memory_used_bytes"][0] == ("GPU-1", "85899345920")
+    assert read["nv_gpu_memory_total_bytes"][0] == ("GPU-1", "150754820096")
+
+
+def test_a_driver_that_hangs_holds_up_neither_the_page_nor_the_other_lines(proc: Path) -> None:
+    released = threading.Event()
+
+    def hang() -> Any:
+        released.wait(30)
+        raise OSError("the driver was reset")
+
+    try:
+        (sample,) = _samples(Hardware(proc, hang))
+    finally:
+        released.set()
+
+    assert sample.gpus == {}
+    assert "nv_cpu_utilization" in sample.machine
+
+
+def test_values_too_old_are_no_longer_shown(proc: Path) -> None:
+    clock, nvml = FakeClock(), FakeNvml()
+    hanging, released = threading.Event(), threading.Event()
+
+    def hang() -> int:
+        hanging.set()
+        released.wait(30)
+        return 0
+
+    def stop_answering() -> None:
+        nvml.nvmlDeviceGetCount = hang  # type: ignore[method-assign]
+        clock.now_s += 5.0
+
+    def later() -> None:
+        hanging.wait(30)
+        clock.now_s += 5.0
+
+    try:
+        samples = _samples(Hardware(proc, lambda: nvml, clock), stop_answering, later)
+    finally:
+        released.set()
+
+    assert [bool(sample.gpus) for sample in samples] == [True, True, False]

@@ -1,0 +1,253 @@
+"""The metrics page: its text, its labels, and the page that documents it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.batching.batch import Batch
+from penstock.batching.model import Model
+from penstock.batching.request import InferRequest
+from penstock.batching.spec import HookSpec
+from penstock.batching.statistics import REJECTED
+from penstock.server.hardware import Hardware
+from penstock.server.metrics import FAMILIES, Metrics, create_metrics_app, decimal, label_value
+from tests.fakes import fake_model
+
+DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+SAMPLE = re.compile(r'([a-z_]+)(\{(?:[a-z_]+="(?:[^"\\\n]|\\["\\n])*",?)*\})? (-?\d+(?:\.\d+)?)')
+US = 1_000
+
+
+class FakeEngine:
+    def __init__(self, *models: Model) -> None:
+        self._models = list(models)
+
+    def models(self) -> list[Model]:
+        return self._models
+
+
+def _no_gpu() -> Any:
+    raise ImportError("no pynvml here")
+
+
+def _metrics(*models: Model, connections: int | None = None) -> Metrics:
+    hardware = Hardware(nvml=_no_gpu)
+    return Metrics(FakeEngine(*models), hardware, None if connections is None else lambda: connections)
+
+
+def _page(*models: Model, connections: int | None = None) -> str:
+    return asyncio.run(_metrics(*models, connections=connections).render()).decode()
+
+
+def _values(page: str, name: str) -> dict[str, str]:
+    lines = [line.removeprefix(name) for line in page.splitlines() if re.match(name + r"[ {]", line)]
+    return {line.rpartition(" ")[0]: line.rpartition(" ")[2] for line in lines}
+
+
+def _serve(model: Model, *rows: int) -> None:
+    requests = []
+    for count in rows:
+        request = InferRequest(model, [], count, (), (0,), None)  # type: ignore[arg-type]
+        request.start_ns = request.queue_ns = 1_000 * US
+        requests.append(request)
+    batch = Batch(requests, sum(rows), (), 1_040 * US)
+    batch.compute_start_ns, batch.compute_end_ns, batch.exec_end_ns = 1_050 * US, 1_350 * US, 1_400 * US
+    model.statistics.record_batch(batch, 1_500 * US)
+
+
+def test_counters_have_triton_s_names_labels_and_meanings() -> None:
+    model = fake_model("iris", 3)
+    _serve(model, 1, 4)
+
+    page = _page(model)
+
+    expected = {
+        "request_success": 2,
+        "count": 5,
+        "exec_count": 1,
+        "request_duration_us": 1000,
+        "queue_duration_us": 80,
+        "compute_input_duration_us": 20,
+        "compute_infer_duration_us": 600,
+        "compute_output_duration_us": 100,
+        "pending_request_count": 0,
+    }
+    for name, value in expected.items():
+        assert f'\nnv_inference_{name}{{model="iris",version="3"}} {value}\n' in page
+
+
+def test_failures_have_a_line_for_each_reason_from_the_start() -> None:
+    model = fake_model("iris")
+    model.statistics.record_failure(REJECTED, 0, 1)
+
+    labels = '{{model="iris",version="1",reason="{}"}}'
+
+    assert _values(_page(model), "nv_inference_request_failure") == {
+        labels.format("REJECTED"): "1",
+        labels.format("CANCELED"): "0",
+        labels.format("BACKEND"): "0",
+        labels.format("OTHER"): "0",
+    }
+
+
+def test_histograms_are_cumulative_and_end_with_everything() -> None:
+    model = fake_model("iris")
+    _serve(model, 1, 4)
+
+    page = _page(model)
+
+    labels = 'model="iris",version="1"'
+    queue = _values(page, "penstock_queue_seconds_bucket")
+    assert (queue[f'{{{labels},le="0.00005"}}'], queue[f'{{{labels},le="+Inf"}}']) == ("2", "2")
+    rows = _values(page, "penstock_batch_rows_bucket")
+    assert (rows[f'{{{labels},le="4"}}'], rows[f'{{{labels},le="8"}}']) == ("0", "1")
+    assert f"\npenstock_total_seconds_sum{{{labels}}} 0.001\n" in page
+    assert f"\npenstock_total_seconds_count{{{labels}}} 2\n" in page
+    assert f"\npenstock_compute_seconds_sum{{{labels}}} 0.00036\n" in page
+
+
+def test_only_models_with_hooks_have_hook_lines() -> None:
+    hooked = fake_model("hooked", hooks=HookSpec(Path("hooks.py")))
+    hooked.statistics.record_hook("post", 30 * US)
+
+    page = _page(fake_model("plain"), hooked)
+
+    assert _values(page, "penstock_hook_seconds_count") == {
+        '{model="hooked",version="1",hook="pre"}': "0",
+        '{model="hooked",version="1",hook="post"}': "1",
+    }
+
+
+def test_connections_are_shown_when_they_are_known() -> None:
+    assert "\npenstock_connections 7\n" in _page(connections=7)
+    assert "penstock_connections" not in _page()
+
+
+def test_the_page_is_one_group_per_metric_each_with_its_help_and_type() -> None:
+    models = [fake_model("a", hooks=HookSpec(Path("h.py"))), fake_model("b"), fake_model('odd "name"\\\n')]
+    for model in models:
+        _serve(model, 1)
+
+    kinds = {family.name: family.kind for family in FAMILIES}
+    seen: list[str] = []
+    for line in _page(*models, connections=1).splitlines():
+        if line.startswith("# HELP "):
+            seen.append(line.split(" ", 3)[2])
+        elif line.startswith("# TYPE "):
+            assert line == f"# TYPE {seen[-1]} {kinds[seen[-1]]}"
+        else:
+            matched = SAMPLE.fullmatch(line)
+            assert matched is not None, line
+            assert (
+                re.sub(r"_(bucket|sum|count)$" if kinds[seen[-1]] == "histogram" else "$^", "", matched[1]) == seen[-1]
+            )
+    assert len(seen) == len(set(seen))
+
+
+def test_rendering_gives_way_to_the_loop_after_each_model() -> None:
+    async def main() -> int:
+        turns = 0
+        metrics = _metrics(*(fake_model(f"m{number}") for number in range(50)))
+        rendering = asyncio.ensure_future(metrics.render())
+        while not rendering.done():
+            turns += 1
+            await asyncio.sleep(0)
+        return turns
+
+    assert asyncio.run(main()) >= 50
+
+
+@pytest.mark.parametrize(
+    ("text", "escaped"), [("plain", "plain"), ('a"b', 'a\\"b'), ("a\\b", "a\\\\b"), ("a\nb", "a\\nb"), ("é", "é")]
+)
+def test_label_values_are_escaped(text: str, escaped: str) -> None:
+    assert label_value(text) == escaped
+
+
+@given(st.integers(0, 10**24), st.integers(1, 9))
+def test_numbers_are_exact_and_without_an_exponent(value: int, digits: int) -> None:
+    text = decimal(value, digits)
+
+    assert re.fullmatch(r"\d+(\.\d*[1-9])?", text)
+    whole, _, part = text.partition(".")
+    assert int(whole) * 10**digits + int(part.ljust(digits, "0")) == value
+
+
+# -- the metrics port ------------------------------------------------------------------------------------------
+
+
+def _call(method: str, path: str) -> httpx.Response:
+    async def main() -> httpx.Response:
+        transport = httpx.ASGITransport(create_metrics_app(_metrics(fake_model("iris"))))  # type: ignore[arg-type]
+        async with httpx.AsyncClient(transport=transport, base_url="http://penstock") as client:
+            return await client.request(method, path)
+
+    return asyncio.run(main())
+
+
+def test_the_metrics_port_answers_metrics() -> None:
+    response = _call("GET", "/metrics?name=x")
+
+    assert (response.status_code, response.headers["content-type"]) == (200, "text/plain; charset=utf-8")
+    assert int(response.headers["content-length"]) == len(response.content)
+    assert response.text.startswith("# HELP nv_inference_request_success ")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"), [("GET", "/", 404), ("GET", "/v2", 404), ("POST", "/metrics", 405)]
+)
+def test_the_metrics_port_answers_nothing_else(method: str, path: str, status: int) -> None:
+    response = _call(method, path)
+
+    assert (response.status_code, list(response.json())) == (status, ["error"])
+
+
+def test_the_metrics_port_starts_and_stops_with_its_server() -> None:
+    sent: list[str] = []
+
+    async def main() -> None:
+        messages = iter(({"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}))
+
+        async def receive() -> Any:
+            return next(messages)
+
+        async def send(message: Any) -> None:
+            sent.append(message["type"])
+
+        await create_metrics_app(_metrics())({"type": "lifespan"}, receive, send)
+
+    asyncio.run(main())
+
+    assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+
+
+# -- the documentation -----------------------------------------------------------------------------------------
+
+
+def test_every_metric_has_its_line_in_the_docs_and_no_line_is_left_over() -> None:
+    documented = dict(re.findall(r"^\| `(\w+)` \| (\w+) \|", DOCS.read_text("utf-8"), flags=re.MULTILINE))
+
+    assert documented == {family.name: family.kind for family in FAMILIES}
+
+
+def test_the_docs_name_the_labels_that_the_page_has() -> None:
+    model = fake_model("iris", hooks=HookSpec(Path("h.py")))
+    page, docs = _page(model), DOCS.read_text("utf-8")
+
+    for name, cell in re.findall(r"^\| `(\w+)` \| \w+ \| ([^|]*) \|", docs, flags=re.MULTILINE):
+        labels = {
+            label
+            for line in page.splitlines()
+            if re.match(name + r"(_bucket|_sum|_count)?\{", line)
+            for label in re.findall(r'(\w+)="', line)
+        }
+        if labels:
+            assert labels - {"model", "version", "le"} == set(re.findall(r"`(\w+)`", cell)), name
