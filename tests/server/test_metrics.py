@@ -186,7 +186,7 @@ def test_numbers_are_exact_and_without_an_exponent(value: int, digits: int) -> N
 
 def _call(method: str, path: str) -> httpx.Response:
     async def main() -> httpx.Response:
-        transport = httpx.ASGITransport(create_metrics_app(_metrics(fake_model("iris"))))  # type: ignore[arg-type]
+        transport = httpx.ASGITransport(create_metrics_app(_metrics(fake_model("iris"))))
         async with httpx.AsyncClient(transport=transport, base_url="http://penstock") as client:
             return await client.request(method, path)
 
