@@ -15,6 +15,8 @@ from typing import NoReturn
 from .settings import FALSE_WORDS, TRUE_WORDS, Setting, SettingError, Settings, known_settings, nearest, resolve, shown
 
 USAGE_STATUS = 2
+_NO_SETTINGS = {"command", "paths"}
+_CHECK = "say what `serve` with the same arguments would serve, and every mistake, without serving"
 _PAGES = "Every flag is also an environment name (--http-port: PENSTOCK_HTTP_PORT) and a key of the settings file."
 
 
@@ -47,35 +49,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command == "version":
         print(f"penstock {importlib.metadata.version('penstock')}")
         return 0
-    if args.command == "check":
-        return _check(args.paths)
     try:
         settings = _settings(args)
     except SettingError as error:
         print(f"penstock: {error}", file=sys.stderr)
         return USAGE_STATUS
-    return _serve(settings)
+    return _check(settings) if args.command == "check" else _serve(settings)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="penstock", description="An inference server for ONNX models.", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
-    serve = commands.add_parser(
-        "serve", help="serve models", usage="penstock serve PATH... [--FLAG VALUE ...]", epilog=_PAGES,
-        allow_abbrev=False, formatter_class=_wide,
-    )  # fmt: skip
-    serve.add_argument("paths", nargs="*", metavar="PATH", help="a model repository or a single .onnx file")
-    serve.add_argument("--config", metavar="FILE", help="a TOML file of settings")
-    groups: dict[str, argparse._ArgumentGroup] = {}
-    for item in known_settings():
-        if item.group not in groups:
-            groups[item.group] = serve.add_argument_group(item.group)
-        _add(groups[item.group], item)
-    check = commands.add_parser(
-        "check", help="say what would be served, and every mistake, without serving", usage="penstock check PATH...",
-        allow_abbrev=False,
-    )  # fmt: skip
-    check.add_argument("paths", nargs="+", metavar="PATH", help="a model repository or a single .onnx file")
+    for word, text in (("serve", "serve models"), ("check", _CHECK)):
+        command = commands.add_parser(
+            word, help=text, usage=f"penstock {word} PATH... [--FLAG VALUE ...]", epilog=_PAGES, allow_abbrev=False,
+            formatter_class=_wide,
+        )  # fmt: skip
+        command.add_argument("paths", nargs="*", metavar="PATH", help="a model repository or a single .onnx file")
+        command.add_argument("--config", metavar="FILE", help="a TOML file of settings")
+        groups: dict[str, argparse._ArgumentGroup] = {}
+        for item in known_settings():
+            if item.group not in groups:
+                groups[item.group] = command.add_argument_group(item.group)
+            _add(groups[item.group], item)
     commands.add_parser("version", help="print the version")
     return parser
 
@@ -106,9 +102,7 @@ def _with_values(words: Sequence[str]) -> list[str]:
 
 
 def _settings(args: argparse.Namespace) -> Settings:
-    flags = {
-        name: value for name, value in vars(args).items() if name not in {"command", "paths"} and value is not None
-    }
+    flags = {name: value for name, value in vars(args).items() if name not in _NO_SETTINGS and value is not None}
     paths = [*args.paths, *flags.pop("model_repository", ())]
     if paths:
         flags["model_repository"] = paths
@@ -118,12 +112,14 @@ def _settings(args: argparse.Namespace) -> Settings:
     return settings
 
 
-def _check(paths: Sequence[str]) -> int:
+def _check(settings: Settings) -> int:
     from penstock.backends.loading import LOADERS
 
     from .repository.check import check
+    from .repository.scan import Defaults
 
-    report = check([Path(path) for path in paths], LOADERS)
+    defaults = Defaults(max_batch_rows=settings.default_max_batch_size)
+    report = check([Path(path) for path in settings.model_repository], LOADERS, defaults)
     print(report)
     return report.status
 

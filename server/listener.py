@@ -23,6 +23,7 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 BACKLOG = 4096
+TICK_S = 1.0
 POLL_S = 0.01
 """How often a draining Listener looks whether its connections have ended."""
 
@@ -41,11 +42,14 @@ class Listener:
     """One port.
 
     Invariant: a connection whose handshake the kernel has completed is accepted and handed to a protocol, until
-    `stop_accepting` returns; later ones are refused by the kernel.
+    `stop_accepting` returns; later ones are refused by the kernel. `sweep` is called every second with the seconds
+    that have passed, for the protocol's time limits.
     Threads: the event loop's.
     """
 
-    def __init__(self, name: str, address: str, port: int, config: Config) -> None:
+    def __init__(
+        self, name: str, address: str, port: int, config: Config, sweep: Callable[[float], None] | None = None
+    ) -> None:
         if not config.loaded:
             config.load()
         self.name = name
@@ -55,6 +59,7 @@ class Listener:
         self._state = ServerState()
         self._sockets: list[socket.socket] = []
         self._servers: list[asyncio.AbstractServer] = []
+        self._sweep = sweep
         self._clock: asyncio.TimerHandle | None = None
 
     @property
@@ -74,7 +79,7 @@ class Listener:
         Raises: ListenError.
         """
         loop = asyncio.get_running_loop()
-        self._tick(loop)
+        self._tick(loop, loop.time())
         self._sockets = await self._bind(loop)
         self.port = self._sockets[0].getsockname()[1]
         for bound in self._sockets:
@@ -85,9 +90,12 @@ class Listener:
         protocol: asyncio.BaseProtocol = make(config=self._config, server_state=self._state, app_state={})
         return protocol
 
-    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _tick(self, loop: asyncio.AbstractEventLoop, last: float) -> None:
+        now = loop.time()
         self._state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
-        self._clock = loop.call_later(1.0, self._tick, loop)
+        self._clock = loop.call_later(TICK_S, self._tick, loop, now)
+        if self._sweep is not None:
+            self._sweep(now - last)
 
     async def _bind(self, loop: asyncio.AbstractEventLoop) -> list[socket.socket]:
         """Bind every address that the name stands for, all on one port."""

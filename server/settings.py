@@ -57,6 +57,10 @@ class Settings:
     model_load_thread_count: int = _setting(
         4, "Models", "How many models load at the same time.", unit="models", bounds=(1, 256)
     )
+    default_max_batch_size: int = _setting(
+        64, "Models", "The max_batch_size of a model whose configuration does not say and whose graph has room for "
+        "rows (Triton: 4, in --backend-config).", unit="rows", bounds=(1, 2**20),
+    )  # fmt: skip
     exit_on_error: bool = _setting(
         False, "Models", "Stop the server when a model cannot be served at start. Off here (Triton: on): a broken "
         "model is UNAVAILABLE and does not stop the others.",

@@ -62,7 +62,7 @@ def test_paths_on_the_command_line_replace_those_of_the_environment(
         (["serve", "a", "--htp-port=3"], "unknown argument --htp-port=3; did you mean '--http-port'?"),
         (["serve", "a", "--http-port", "x"], "--http-port: got 'x', wanted a whole number from 0 to 65535"),
         (["serve", "a", "--http-port"], "argument --http-port: expected one argument"),
-        (["check"], "the following arguments are required: PATH"),
+        (["check"], "nothing to serve: give the PATH of a model repository or of an .onnx file"),
     ],
 )
 def test_wrong_usage_is_one_line_and_status_2(
@@ -96,6 +96,24 @@ def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
 def test_without_a_command_the_help_is_printed_and_the_status_is_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 2
     assert "serve models" in capsys.readouterr().out
+
+
+def test_check_says_what_serve_with_the_same_arguments_would_serve(capsys: pytest.CaptureFixture[str]) -> None:
+    iris = Path(__file__).parents[2] / "examples" / "iris"
+
+    status = cli.main(["check", str(iris), "--http-port", "9000", "--default-max-batch-size", "16"])
+
+    assert status == 0
+    text = capsys.readouterr().out
+    assert "iris version 1, onnxruntime" in text
+    assert "up to 16 rows" in text
+
+
+def test_check_of_what_is_not_there_is_a_mistake_and_status_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["check", str(tmp_path / "absent")]) == 1
+    assert f"{tmp_path / 'absent'}: is not there" in capsys.readouterr().out
 
 
 def test_version_prints_the_installed_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.batching.spec import DEFAULT_MAX_BATCH_ROWS
 from penstock.server.http.limits import Limits
 from penstock.server.settings import Setting, SettingError, Settings, known_settings, page, resolve
 
@@ -149,6 +150,10 @@ def test_every_limit_is_a_setting_and_the_defaults_agree() -> None:
     assert len(fields(Limits)) == sum(
         item.name.startswith("http_") and item.name not in {"http_port", "http_address"} for item in known_settings()
     )
+
+
+def test_the_default_batch_size_is_the_one_of_the_batch_policy() -> None:
+    assert Settings().default_max_batch_size == DEFAULT_MAX_BATCH_ROWS
 
 
 def test_the_settings_page_is_what_the_settings_say() -> None:

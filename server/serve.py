@@ -1,0 +1,248 @@
+"""Serve: the composition root. Everything is made and wired here, and nowhere else.
+
+`Server` is one server on the running loop, made and ended as often as a test likes; `run` is the process around it:
+loop, signals, logs and exit status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import logging
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from penstock.backends.backend import Loader
+from penstock.backends.loading import LOADERS
+from penstock.batching.engine import Engine
+
+from .hardware import Hardware
+from .http.fastlane import FastLane, Shared
+from .listener import Listener, ListenError, make_config
+from .logs import Logs
+from .metrics import ASGIApp, Metrics, create_metrics_app
+from .repository.repository import Repository
+from .repository.scan import Defaults
+from .settings import Settings
+from .v2.control import create_app
+from .v2.inference import Inference
+
+logger = logging.getLogger("penstock.serve")
+
+METRICS_GRACE_S = 1.0
+"""How long the metrics port may take to finish a scrape, once all else has ended."""
+
+
+class StartError(Exception):
+    """Why a server cannot start, in one line for the operator."""
+
+
+class Unclaimed:
+    """The fast lane's Service of a port without inference: every request is left to uvicorn, limits apply."""
+
+    def claim(self, head: Any) -> None:
+        """Claim nothing."""
+
+    def begin(self, connection: FastLane, head: Any, body: bytes) -> None:
+        """Never called."""
+
+    def abandon(self, connection: FastLane) -> None:
+        """Never called."""
+
+
+class Server:
+    """One server on the running event loop: `open`, `load`, and in the end `drain` and `close`.
+
+    Invariants: it answers from `open` on, and is ready once `load` has ended well. From the start of `drain` on it is
+    not ready; whatever was sent on a connection that it had accepted is still answered.
+    """
+
+    def __init__(self, settings: Settings, loaders: Mapping[str, Loader] = LOADERS) -> None:
+        self._settings = settings
+        self._loop = asyncio.get_running_loop()
+        self.draining = False
+        self.engine = Engine(self._loop, loaders)
+        self.repository = Repository(
+            [Path(path) for path in settings.model_repository],
+            Defaults(max_batch_rows=settings.default_max_batch_size),
+        )
+        self._http: Listener | None = None
+        self._metrics: Listener | None = None
+        metrics = Metrics(self.engine, Hardware(), lambda: self._http.connections if self._http else 0)
+        if settings.allow_http:
+            app = create_app(
+                self.engine, self.repository, metrics, name=settings.id, draining=lambda: self.draining,
+                strict=settings.strict_readiness,
+            )  # fmt: skip
+            inference = Inference(self.engine, settings.limits(), lambda model: None)
+            shared = Shared(inference, settings.limits())
+            self._http = self._listener("HTTP", settings.http_address, settings.http_port, app, shared)
+        if settings.allow_metrics:
+            address = settings.metrics_address or settings.http_address
+            shared = Shared(Unclaimed(), settings.limits())
+            self._metrics = self._listener(
+                "metrics", address, settings.metrics_port, create_metrics_app(metrics), shared
+            )
+
+    def _listener(self, name: str, address: str, port: int, app: ASGIApp, shared: Shared) -> Listener:
+        protocol = type("Connection", (FastLane,), {"shared": shared})
+        config = make_config(
+            app, protocol, idle_s=self._settings.http_idle_timeout_secs, access_log=self._settings.access_log
+        )
+        return Listener(name, address, port, config, shared.sweep)
+
+    @property
+    def http_port(self) -> int:
+        """The port that HTTP is served on, 0 for none."""
+        return self._http.port if self._http else 0
+
+    @property
+    def metrics_port(self) -> int:
+        """The port that metrics are served on, 0 for none."""
+        return self._metrics.port if self._metrics else 0
+
+    @property
+    def places(self) -> str:
+        """Where it listens, in words."""
+        return ", ".join(f"{each.name} on {each.url}" for each in (self._http, self._metrics) if each) or "nowhere"
+
+    async def open(self) -> None:
+        """Listen, and answer: live, not yet ready.
+
+        Raises: StartError.
+        """
+        for path in self._settings.model_repository:
+            if not Path(path).exists():
+                raise StartError(f"{path}: no such file or folder")
+        try:
+            for listener in (self._http, self._metrics):
+                if listener:
+                    await listener.open()
+        except ListenError as error:
+            raise StartError(str(error)) from error
+
+    async def load(self) -> list[str]:
+        """Read the repository and load what is in it. Returns: why each version that is not served is not."""
+        for finding in await asyncio.to_thread(self.repository.read):
+            logger.log(logging.ERROR if finding.mistake else logging.WARNING, "%s", finding)
+        return await self.repository.load_all(self.engine, self._settings.model_load_thread_count)
+
+    async def drain(self) -> int:
+        """Stop being ready, stop accepting, and finish what was accepted, within the exit timeout.
+
+        Returns: how much was dropped: requests, or connections that had not finished theirs.
+        """
+        self.draining = True
+        await asyncio.sleep(self._settings.drain_delay_secs)
+        deadline = self._loop.time() + self._settings.exit_timeout_secs
+        unfinished = 0
+        if self._http:
+            await self._http.stop_accepting()
+            unfinished = await self._http.finish(deadline)
+        dropped = await self.engine.stop(max(0.0, deadline - self._loop.time()))
+        if self._metrics:
+            await self._metrics.stop_accepting()
+            await self._metrics.finish(self._loop.time() + METRICS_GRACE_S)
+        return max(unfinished, dropped)
+
+    async def close(self) -> None:
+        """End at once whatever is left."""
+        self.draining = True
+        for listener in (self._http, self._metrics):
+            if listener:
+                await listener.close()
+        await self.engine.stop(0.0)
+
+
+@asynccontextmanager
+async def running_server(settings: Settings, loaders: Mapping[str, Loader] = LOADERS) -> AsyncIterator[Server]:
+    """Run a server with its models loaded, for as long as the block lasts; drain it in the end."""
+    server = Server(settings, loaders)
+    try:
+        await server.open()
+        await server.load()
+        yield server
+        await server.drain()
+    finally:
+        await server.close()
+
+
+def run(settings: Settings) -> int:
+    """Serve until a signal says otherwise. Returns: the exit status, 0 only if nothing accepted was lost."""
+    logs = Logs(settings, sys.stderr)
+    logs.start()
+    loop = uvloop.new_event_loop()
+    try:
+        return loop.run_until_complete(_Process(settings).run())
+    finally:
+        loop.close()
+        logs.stop()
+
+
+class _Process:
+    """The life of one process. The first SIGTERM or SIGINT drains it, the second ends it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._asked = asyncio.Event()
+        self._forced = asyncio.Event()
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._signalled, number)
+        server = Server(self._settings)
+        status = await _first(self._serve(server), self._forced.wait())
+        if status is True:
+            logger.critical("forced to stop: what was under way is lost")
+            status = 1
+        return int(status)
+
+    def _signalled(self, number: int) -> None:
+        if self._asked.is_set():
+            self._forced.set()
+            return
+        logger.info("%s: finishing what was accepted; again to force", signal.Signals(number).name)
+        self._asked.set()
+
+    async def _serve(self, server: Server) -> int:
+        try:
+            await server.open()
+        except StartError as error:
+            logger.critical("%s", error)
+            return 1
+        version = importlib.metadata.version("penstock")
+        logger.info("penstock %s: %s", version, server.places)
+        reasons = await _first(server.load(), self._asked.wait())
+        failed = self._settings.exit_on_error and isinstance(reasons, list) and bool(reasons)
+        if failed:
+            logger.critical("stopping, as --exit-on-error says: %s", "; ".join(reasons))
+        elif not self._asked.is_set():
+            self._announce(server)
+            await self._asked.wait()
+        dropped = await server.drain()
+        await server.close()
+        if dropped:
+            logger.critical("exit timeout: %d requests or connections were unfinished and are dropped", dropped)
+        return 1 if dropped or failed else 0
+
+    def _announce(self, server: Server) -> None:
+        names = ", ".join(f"{model.name}/{model.version}" for model in server.engine.models()) or "nothing"
+        word = "ready" if server.repository.ready(self._settings.strict_readiness) else "not ready"
+        logger.info("%s, serving %s", word, names)
+
+
+async def _first(*works: Any) -> Any:
+    """Wait for the first to end, cancel the others, and give its result."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
+    await asyncio.gather(*pending, return_exceptions=True)
+    return next(task for task in tasks if task in done).result()

@@ -1,0 +1,69 @@
+"""A live server for tests that speak to it over a socket: on its own thread and loop, on ports the system chooses."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import uvloop
+
+from penstock.backends.backend import Loader
+from penstock.backends.loading import LOADERS
+from penstock.server.serve import Server, running_server
+from penstock.server.settings import Settings
+
+T = TypeVar("T")
+
+
+@dataclass
+class Live:
+    """What a test may touch. `server` belongs to its loop: reach into it through `call` only."""
+
+    server: Server
+    loop: asyncio.AbstractEventLoop
+    http_port: int
+    metrics_port: int
+
+    @property
+    def address(self) -> str:
+        """What tritonclient takes."""
+        return f"127.0.0.1:{self.http_port}"
+
+    @property
+    def url(self) -> str:
+        """What everything else takes."""
+        return f"http://{self.address}"
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the server's loop and wait for it."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
+
+
+def settings_for(*paths: Path, **settings: Any) -> Settings:
+    """Give settings with ports that the system chooses."""
+    fixed: dict[str, Any] = {"http_port": 0, "metrics_port": 0, "model_repository": tuple(str(path) for path in paths)}
+    return Settings(**(fixed | settings))
+
+
+@contextmanager
+def live_server(*paths: Path, loaders: Mapping[str, Loader] = LOADERS, **settings: Any) -> Iterator[Live]:
+    """Serve the paths for as long as the block lasts."""
+    loop = uvloop.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="live-server", daemon=True)
+    thread.start()
+    running = running_server(settings_for(*paths, **settings), loaders)
+    try:
+        server = asyncio.run_coroutine_threadsafe(running.__aenter__(), loop).result(60)
+        try:
+            yield Live(server, loop, server.http_port, server.metrics_port)
+        finally:
+            asyncio.run_coroutine_threadsafe(running.__aexit__(None, None, None), loop).result(60)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()
