@@ -20,7 +20,7 @@ from . import models, offline
 from .load import Call, Load, Process, bare_uvicorn, drive, penstock
 
 ECHO = "echo"
-WARM_UP_S = 1.0
+WARM_UP_S = 1
 COLUMNS = f"{'p50 ms':>8} {'p99 ms':>8} {'CPU us':>8} {'rows/batch':>10} {'of offline':>10}"
 HEAD = f"{'case':<20} {'c':>4} {'req/s':>9} {COLUMNS}"
 
@@ -109,7 +109,7 @@ class Bench:
             for body in sent.bodies:
                 self._server(case).request("POST", sent.path, body, sent.headers)
 
-    def round(self, seconds: float) -> None:
+    def round(self, seconds: int) -> None:
         """Measure everything once, one after the other."""
         for case, line in self.lines.items():
             server, counted = self._server(case), case.model != ECHO
@@ -179,7 +179,7 @@ def main() -> None:
     names = sorted({case.model for case in CASES})
     parser.add_argument("--models", nargs="+", choices=names, default=names, metavar="MODEL", help=", ".join(names))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=4.0, help="of load per case and round")
+    parser.add_argument("--seconds", type=int, default=4, help="of load per case and round")
     args = parser.parse_args()
     folder = models.DEFAULT_FOLDER
     models.make(folder)

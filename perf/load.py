@@ -156,7 +156,7 @@ def _await_ready(process: Process, child: subprocess.Popen[bytes], path: str) ->
             return
 
 
-def drive(process: Process, call: Call, connections: int, seconds: float) -> Load:
+def drive(process: Process, call: Call, connections: int, seconds: int) -> Load:
     """Keep `connections` busy for `seconds`, each sending as soon as it has its answer."""
     if not shutil.which("wrk"):
         raise SystemExit("the benchmark needs wrk: apt-get install wrk")
@@ -167,7 +167,7 @@ def drive(process: Process, call: Call, connections: int, seconds: float) -> Loa
         script = Path(folder, "call.lua")
         script.write_text(_SCRIPT % ", ".join(f'"{path}"' for path in paths), "utf-8")
         headers = [word for name, value in call.headers.items() for word in ("-H", f"{name}: {value}")]
-        command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s", "--timeout", "30s", "-s", str(script)]
+        command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--timeout", "30s", "-s", str(script)]
         before_s = process.cpu_s()
         ended = subprocess.run(
             [*command, *headers, f"http://{HOST}:{process.port}{call.path}"], capture_output=True, text=True, check=True
