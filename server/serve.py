@@ -11,6 +11,7 @@ import importlib.metadata
 import logging
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,10 +20,14 @@ from typing import Any
 import uvloop
 
 from penstock.backends.backend import Loader
+from penstock.backends.errors import Code, InferError
 from penstock.backends.loading import LOADERS
 from penstock.batching.engine import Engine
+from penstock.batching.model import Model
+from penstock.batching.spec import ModelSpec
 
 from .hardware import Hardware
+from .hooks.runner import Hooks
 from .http.fastlane import FastLane, Shared
 from .listener import Listener, ListenError, make_config
 from .logs import Logs
@@ -35,6 +40,8 @@ from .v2.inference import Inference
 
 logger = logging.getLogger("penstock.serve")
 
+FORCE_AFTER_S = 0.3
+"""A second signal counts from here on: `timeout`, `make` and init systems send the first one twice."""
 METRICS_GRACE_S = 1.0
 """How long the metrics port may take to finish a scrape, once all else has ended."""
 
@@ -56,6 +63,47 @@ class Unclaimed:
         """Never called."""
 
 
+class HookedEngine:
+    """The Engine, and the Hooks of each Model that it has loaded. What Repository loads with.
+
+    A model whose hooks cannot be loaded is not served: it is taken out again.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._hooks: dict[Model, Hooks] = {}
+
+    async def load(self, spec: ModelSpec) -> Model:
+        """Load a model and its hooks. Raises: InferError."""
+        model = await self._engine.load(spec)
+        try:
+            self._hooks[model] = await Hooks.load(self._engine, model)
+        except BaseException:
+            await self._engine.unload(spec.name, spec.version)
+            raise
+        return model
+
+    def hooks_of(self, model: Model) -> Hooks:
+        """Give a model's Hooks, which may be none at all. Raises: InferError (NOT_READY) before they are loaded."""
+        hooks = self._hooks.get(model)
+        if hooks is None:
+            raise InferError(Code.NOT_READY, f"the hooks of model '{model.name}' are being loaded")
+        return hooks
+
+    async def stop(self, grace_s: float) -> int:
+        """Finish what was accepted, hooks first. Returns: how many requests were dropped."""
+        deadline = time.monotonic() + grace_s
+        closing = [asyncio.ensure_future(hooks.close()) for hooks in self._hooks.values()]
+        self._hooks.clear()
+        unfinished = 0
+        if closing:
+            _, pending = await asyncio.wait(closing, timeout=grace_s)
+            unfinished = len(pending)
+            for task in pending:
+                task.cancel()
+        return max(unfinished, await self._engine.stop(max(0.0, deadline - time.monotonic())))
+
+
 class Server:
     """One server on the running event loop: `open`, `load`, and in the end `drain` and `close`.
 
@@ -68,6 +116,7 @@ class Server:
         self._loop = asyncio.get_running_loop()
         self.draining = False
         self.engine = Engine(self._loop, loaders)
+        self._models = HookedEngine(self.engine)
         self.repository = Repository(
             [Path(path) for path in settings.model_repository],
             Defaults(max_batch_rows=settings.default_max_batch_size),
@@ -80,7 +129,7 @@ class Server:
                 self.engine, self.repository, metrics, name=settings.id, draining=lambda: self.draining,
                 strict=settings.strict_readiness,
             )  # fmt: skip
-            inference = Inference(self.engine, settings.limits(), lambda model: None)
+            inference = Inference(self.engine, settings.limits(), self._models.hooks_of)
             shared = Shared(inference, settings.limits())
             self._http = self._listener("HTTP", settings.http_address, settings.http_port, app, shared)
         if settings.allow_metrics:
@@ -131,7 +180,7 @@ class Server:
         """Read the repository and load what is in it. Returns: why each version that is not served is not."""
         for finding in await asyncio.to_thread(self.repository.read):
             logger.log(logging.ERROR if finding.mistake else logging.WARNING, "%s", finding)
-        return await self.repository.load_all(self.engine, self._settings.model_load_thread_count)
+        return await self.repository.load_all(self._models, self._settings.model_load_thread_count)
 
     async def drain(self) -> int:
         """Stop being ready, stop accepting, and finish what was accepted, within the exit timeout.
@@ -145,7 +194,7 @@ class Server:
         if self._http:
             await self._http.stop_accepting()
             unfinished = await self._http.finish(deadline)
-        dropped = await self.engine.stop(max(0.0, deadline - self._loop.time()))
+        dropped = await self._models.stop(max(0.0, deadline - self._loop.time()))
         if self._metrics:
             await self._metrics.stop_accepting()
             await self._metrics.finish(self._loop.time() + METRICS_GRACE_S)
@@ -157,7 +206,7 @@ class Server:
         for listener in (self._http, self._metrics):
             if listener:
                 await listener.close()
-        await self.engine.stop(0.0)
+        await self._models.stop(0.0)
 
 
 @asynccontextmanager
@@ -191,6 +240,7 @@ class _Process:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._asked = asyncio.Event()
+        self._asked_s = 0.0
         self._forced = asyncio.Event()
 
     async def run(self) -> int:
@@ -205,9 +255,12 @@ class _Process:
         return int(status)
 
     def _signalled(self, number: int) -> None:
+        now = time.monotonic()
         if self._asked.is_set():
-            self._forced.set()
+            if now - self._asked_s > FORCE_AFTER_S:
+                self._forced.set()
             return
+        self._asked_s = now
         logger.info("%s: finishing what was accepted; again to force", signal.Signals(number).name)
         self._asked.set()
 
