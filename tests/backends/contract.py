@@ -1,0 +1,217 @@
+"""The cases that each Backend must pass, written once.
+
+A test module subclasses `BackendContract` and answers `make`; the models are those of `MODELS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.backends.backend import Array, Backend, Binding
+from penstock.backends.errors import InferError
+from penstock.backends.signature import Signature, TensorSpec
+
+MODELS = {
+    # doubled = 2 x; total = the sum of each row
+    "rows": Signature(
+        (TensorSpec("x", "FP32", (-1, 4)),),
+        (TensorSpec("doubled", "FP32", (-1, 4)), TensorSpec("total", "FP32", (-1,))),
+    ),
+    # y = x + 1, any width
+    "free": Signature((TensorSpec("x", "INT64", (-1, -1)),), (TensorSpec("y", "INT64", (-1, -1)),)),
+    # y = a * b, no axis for rows, b a scalar; y_total a scalar
+    "scalar": Signature(
+        (TensorSpec("a", "FP64", (2, 3)), TensorSpec("b", "FP64", ())),
+        (TensorSpec("y", "FP64", (2, 3)), TensorSpec("y_total", "FP64", ())),
+    ),
+    # y is x
+    "strings": Signature((TensorSpec("x", "BYTES", (-1, 2)),), (TensorSpec("y", "BYTES", (-1, 2)),)),
+    # y = x + offset, offset 10 when absent
+    "optional": Signature(
+        (TensorSpec("x", "FP32", (-1, 2)), TensorSpec("offset", "FP32", (2,), optional=True)),
+        (TensorSpec("y", "FP32", (-1, 2)),),
+    ),
+    # y = table[x], a table of 3; anything else fails
+    "picky": Signature((TensorSpec("x", "INT64", (-1,)),), (TensorSpec("y", "FP32", (-1,)),)),
+}
+TABLE = np.array([10.0, 20.0, 30.0], np.float32)
+
+
+def infer(binding: Binding, inputs: Sequence[Array | None], wanted: tuple[int, ...] = (0,)) -> list[Any]:
+    """Lend, fill and run. A Binding for one row is taken for one without rows, as the Engine makes it."""
+    rows = 1 if binding.capacity_rows == 1 or inputs[0] is None else inputs[0].shape[0]
+    buffers = binding.lend(rows, [None if array is None else array.shape for array in inputs])
+    for buffer, array in zip(buffers, inputs, strict=True):
+        if buffer is not None:
+            buffer[...] = array
+    return binding.run(wanted)
+
+
+def batched(graph: Signature) -> Signature:
+    """Take axis 0 of every tensor for rows."""
+    return replace(graph, batched=True)
+
+
+def float_rows(count: int, first: float = 0.0) -> Array:
+    """Make rows of 4, all different."""
+    return np.arange(count * 4, dtype=np.float32).reshape(count, 4) + np.float32(first)
+
+
+class BackendContract:
+    """Cases over `make(name)`, which loads the model MODELS[name]."""
+
+    def make(self, name: str) -> Backend:
+        raise NotImplementedError
+
+    @pytest.mark.parametrize("name", MODELS)
+    def test_tells_the_signature_of_the_model_itself(self, name: str) -> None:
+        backend = self.make(name)
+
+        assert MODELS[name] == backend.graph
+        assert backend.platform
+
+    def test_describes_its_nodes_to_hooks_in_the_order_of_the_graph(self) -> None:
+        backend = self.make("rows")
+
+        assert [node.name for node in backend.node_inputs] == ["x"]
+        assert [node.name for node in backend.node_outputs] == ["doubled", "total"]
+
+    @pytest.mark.parametrize("rows", [1, 3, 8])
+    def test_runs_any_number_of_rows_up_to_its_capacity(self, rows: int) -> None:
+        backend = self.make("rows")
+        binding = backend.bind(batched(backend.graph), 8)
+
+        doubled, total = infer(binding, [float_rows(rows)], (0, 1))
+
+        np.testing.assert_array_equal(float_rows(rows) * 2, doubled)
+        np.testing.assert_array_equal(float_rows(rows).sum(axis=1), total)
+
+    def test_refuses_more_rows_than_its_capacity(self) -> None:
+        backend = self.make("rows")
+        binding = backend.bind(batched(backend.graph), 8)
+
+        with pytest.raises(ValueError, match="9 rows"):
+            binding.lend(9, [(9, 4)])
+
+    def test_runs_zero_rows(self) -> None:
+        backend = self.make("rows")
+        binding = backend.bind(batched(backend.graph), 8)
+
+        doubled, total = infer(binding, [float_rows(0)], (0, 1))
+
+        assert doubled.shape == (0, 4)
+        assert total.shape == (0,)
+
+    def test_lends_buffers_of_the_shapes_and_types_asked_for(self) -> None:
+        backend = self.make("rows")
+        buffers = backend.bind(batched(backend.graph), 8).lend(5, [(5, 4)])
+
+        assert [buffer.shape for buffer in buffers if buffer is not None] == [(5, 4)]
+        assert [np.dtype(np.float32)] == [buffer.dtype for buffer in buffers if buffer is not None]
+
+    @pytest.mark.parametrize("wanted", [(0,), (1,), (0, 1), (1, 0)])
+    def test_gives_the_wanted_outputs_in_the_order_wanted(self, wanted: tuple[int, ...]) -> None:
+        backend = self.make("rows")
+        binding = backend.bind(batched(backend.graph), 8)
+        whole = [float_rows(2) * 2, float_rows(2).sum(axis=1)]
+
+        outputs = infer(binding, [float_rows(2)], wanted)
+
+        assert len(wanted) == len(outputs)
+        for position, output in zip(wanted, outputs, strict=True):
+            np.testing.assert_array_equal(whole[position], output)
+
+    @pytest.mark.parametrize("name", ["rows", "free"])
+    def test_an_output_is_its_callers_and_no_later_run_writes_into_it(self, name: str) -> None:
+        backend = self.make(name)
+        binding = backend.bind(batched(backend.graph), 4)
+        dtype = backend.graph.inputs[0].type.dtype
+        first = infer(binding, [np.full((4, 4), 1, dtype)])[0]
+        kept = first.copy()
+
+        second = infer(binding, [np.full((4, 4), 7, dtype)])[0]
+        second[...] = 0
+        third = infer(binding, [np.full((4, 4), 7, dtype)])[0]
+
+        np.testing.assert_array_equal(kept, first)
+        assert not np.array_equal(second, third)
+
+    def test_a_lent_buffer_keeps_its_content_until_the_next_lend(self) -> None:
+        backend = self.make("rows")
+        binding = backend.bind(batched(backend.graph), 4)
+        infer(binding, [float_rows(3)])
+
+        np.testing.assert_array_equal(float_rows(3) * 2, binding.run((0,))[0])
+
+    def test_bindings_do_not_disturb_each_other(self) -> None:
+        backend = self.make("rows")
+        bindings = [backend.bind(batched(backend.graph), 64) for _ in range(2)]
+
+        def work(position: int) -> bool:
+            rows = float_rows(64, first=1000.0 * position)
+            return all(np.array_equal(rows * 2, infer(bindings[position], [rows])[0]) for _ in range(50))
+
+        with ThreadPoolExecutor(2) as pool:
+            assert list(pool.map(work, range(2))) == [True, True]
+
+    def test_free_axes_may_grow_and_shrink_from_run_to_run(self) -> None:
+        backend = self.make("free")
+        binding = backend.bind(batched(backend.graph), 4)
+
+        for rows, width in [(1, 1), (4, 100), (2, 3), (4, 1000), (1, 1), (3, 0)]:
+            given = np.arange(rows * width, dtype=np.int64).reshape(rows, width)
+
+            np.testing.assert_array_equal(given + 1, infer(binding, [given])[0])
+
+    def test_a_scalar_of_the_model_is_presented_as_one_element(self) -> None:
+        backend = self.make("scalar")
+        shown = Signature(
+            (backend.graph.inputs[0], replace(backend.graph.inputs[1], shape=(1,))),
+            (backend.graph.outputs[0], replace(backend.graph.outputs[1], shape=(1,))),
+        )
+        binding = backend.bind(shown, 1)
+
+        y, total = infer(binding, [np.full((2, 3), 2.0), np.array([5.0])], (0, 1))
+
+        np.testing.assert_array_equal(np.full((2, 3), 10.0), y)
+        np.testing.assert_array_equal([60.0], total)
+
+    def test_strings_are_bytes_in_and_bytes_out(self) -> None:
+        backend = self.make("strings")
+        binding = backend.bind(batched(backend.graph), 4)
+        given = np.array([[b"", "é".encode()], [b"nul\x00inside", b"end\x00"]], dtype=object)
+
+        (given_back,) = infer(binding, [given])
+
+        assert given.tolist() == given_back.tolist()
+        assert np.dtype(object) == given_back.dtype
+
+    def test_an_optional_input_may_be_absent(self) -> None:
+        backend = self.make("optional")
+        binding = backend.bind(backend.graph, 1)
+        x = np.ones((3, 2), np.float32)
+
+        assert binding.lend(1, [(3, 2), None])[1] is None
+        np.testing.assert_array_equal(x + 10, infer(binding, [x, None])[0])
+        np.testing.assert_array_equal(x + 2, infer(binding, [x, np.full(2, 2, np.float32)])[0])
+
+    def test_serves_the_next_run_after_one_that_failed(self) -> None:
+        backend = self.make("picky")
+        binding = backend.bind(batched(backend.graph), 4)
+
+        for _ in range(2):
+            with pytest.raises(InferError):
+                infer(binding, [np.array([0, 7])])
+            np.testing.assert_array_equal(TABLE[[2, 1]], infer(binding, [np.array([2, 1])])[0])
+
+    def test_can_be_closed(self) -> None:
+        backend = self.make("rows")
+        backend.bind(batched(backend.graph), 4)
+
+        backend.close()

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from tritonclient.utils import np_to_triton_dtype, triton_to_np_dtype
+
+from penstock.backends.datatypes import BY_CONFIG_NAME, BY_ONNX_NAME, DATATYPES, Datatype
+from penstock.server.repository.pbtxt import model_config_pb2
+
+CONFIG_NAMES = set(model_config_pb2().DataType.keys())
+
+
+@pytest.mark.parametrize("row", DATATYPES.values(), ids=lambda row: row.name)
+class TestEveryRow:
+    def test_has_the_number_that_onnx_gives_the_type(self, row: Datatype) -> None:
+        names = {"BYTES": "STRING", "FP16": "FLOAT16", "FP32": "FLOAT", "FP64": "DOUBLE", "BF16": "BFLOAT16"}
+
+        assert onnx.TensorProto.DataType.Name(row.onnx_code) == names.get(row.name, row.name)
+
+    def test_is_a_type_of_model_config(self, row: Datatype) -> None:
+        assert row.config_name in CONFIG_NAMES
+
+    def test_is_carried_as_the_client_carries_it(self, row: Datatype) -> None:
+        if row.name == "BF16":
+            assert row.dtype == np.uint16  # the client takes float32 and cuts it
+            return
+        assert np.dtype(triton_to_np_dtype(row.name)) == row.dtype
+        assert np_to_triton_dtype(row.dtype) == row.name
+
+    def test_is_found_by_each_of_its_names(self, row: Datatype) -> None:
+        assert BY_CONFIG_NAME[row.config_name] is BY_ONNX_NAME[row.onnx_name] is DATATYPES[row.name] is row
+
+
+def test_the_table_has_every_type_of_model_config() -> None:
+    assert CONFIG_NAMES - {"TYPE_INVALID"} == BY_CONFIG_NAME.keys()

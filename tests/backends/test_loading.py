@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.backends.errors import Code, InferError
+from penstock.backends.loading import LOADERS
+from tests.backends.contract import MODELS
+from tests.backends.onnx_models import contract_model
+
+
+def python(program: str) -> str:
+    return subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.mark.slow
+def test_naming_the_loaders_imports_no_runtime() -> None:
+    program = "import sys, penstock.backends.loading; print([m for m in ('onnxruntime', 'numpy') if m in sys.modules])"
+
+    assert python(program) == "['numpy']"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("device", "extra"), [("cpu", "cpu"), ("cuda:0", "gpu")])
+def test_without_the_runtime_a_load_says_what_to_install(device: str, extra: str) -> None:
+    program = f"""
+import sys
+from pathlib import Path
+sys.modules["onnxruntime"] = None
+from pathlib import Path
+from penstock.backends.errors import InferError
+from penstock.backends.loading import LOADERS
+try:
+    LOADERS["onnxruntime"](Path("model.onnx"), {device!r}, {{}})
+except InferError as error:
+    print(error.code.name, error.message)
+"""
+
+    assert python(program).startswith(f"UNSUPPORTED ONNX Runtime is not installed: pip install penstock[{extra}] (or ")
+
+
+def test_a_loader_gives_a_backend(tmp_path: Path) -> None:
+    backend = LOADERS["onnxruntime"](contract_model("rows", tmp_path / "model.onnx"), "cpu", {})
+
+    assert backend.graph == MODELS["rows"]
+
+
+def test_a_loader_refuses_with_an_infer_error(tmp_path: Path) -> None:
+    with pytest.raises(InferError) as caught:
+        LOADERS["onnxruntime"](tmp_path / "model.onnx", "cpu", {})
+    assert caught.value.code is Code.NOT_FOUND

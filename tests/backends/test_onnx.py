@@ -1,0 +1,476 @@
+from __future__ import annotations
+
+import gc
+import math
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+from penstock.backends.backend import Array
+from penstock.backends.cpus import usable_cpus
+from penstock.backends.datatypes import DATATYPES
+from penstock.backends.errors import Code, InferError
+from penstock.backends.onnx import OnnxBackend, load, session_options
+from tests.backends.contract import BackendContract, batched, float_rows, infer
+from tests.backends.onnx_models import BFLOAT16, FLOAT, INT64, STRING, contract_model, floats, ints, node, save, value
+
+
+class TestOnnxBackend(BackendContract):
+    @pytest.fixture(autouse=True)
+    def _folder(self, tmp_path: Path) -> None:
+        self.folder = tmp_path
+
+    def make(self, name: str) -> OnnxBackend:
+        return load(contract_model(name, self.folder / "model.onnx"), "cpu", {})
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "model.onnx"
+
+
+def identity(path: Path, code: int, shape: list[int | str | None]) -> OnnxBackend:
+    """Load y = x through a node that ONNX Runtime keeps for every type."""
+    return load(
+        save(path, [node("Identity", ["x"], ["y"])], [value("x", code, shape)], [value("y", code, shape)]), "cpu", {}
+    )
+
+
+def refusal(path: Path, device: str = "cpu", **options: str) -> InferError:
+    with pytest.raises(InferError) as caught:
+        load(path, device, options)
+    return caught.value
+
+
+def sample(name: str, shape: tuple[int, ...]) -> Array:
+    """Make values that need all bits of the type."""
+    row = DATATYPES[name]
+    count = math.prod(shape)
+    if name == "BYTES":
+        return np.array([f"ü{i}".encode() for i in range(count)], dtype=object).reshape(shape)
+    bits = np.random.default_rng(7).integers(0, 256, count * row.size_bytes, np.uint8)
+    if name == "BOOL":
+        return (bits & 1).astype(np.bool_).reshape(shape)
+    array: Array = bits.view(row.dtype).reshape(shape)
+    return np.nan_to_num(array) if row.dtype.kind == "f" else array
+
+
+@pytest.mark.parametrize("name", DATATYPES)
+@pytest.mark.parametrize("shape", [["N", 3], ["N", "M"], [2, 3], ["N", None, 3]])
+def test_every_datatype_comes_out_as_it_went_in(path: Path, name: str, shape: list[int | str | None]) -> None:
+    backend = identity(path, DATATYPES[name].onnx_code, shape)
+    signature = backend.graph if shape == [2, 3] else batched(backend.graph)
+    binding = backend.bind(signature, 1 if shape == [2, 3] else 4)
+    given = sample(name, (2, 5, 3) if len(shape) == 3 else (2, 3))
+
+    for _ in range(2):
+        (given_back,) = infer(binding, [given])
+        np.testing.assert_array_equal(given, given_back)
+        assert given.dtype == given_back.dtype
+
+    assert backend.graph.inputs[0].datatype == name
+
+
+@pytest.mark.parametrize("name", DATATYPES)
+def test_every_datatype_may_have_no_elements(path: Path, name: str) -> None:
+    backend = identity(path, DATATYPES[name].onnx_code, ["N", "M"])
+    binding = backend.bind(batched(backend.graph), 4)
+
+    for shape in [(0, 3), (3, 0), (0, 0)]:
+        assert shape == infer(binding, [sample(name, shape)])[0].shape
+
+
+class TestStrings:
+    def test_what_is_not_utf8_is_refused_as_the_callers_fault(self, path: Path) -> None:
+        binding = identity(path, STRING, ["N"]).bind(identity(path, STRING, ["N"]).graph, 1)
+
+        with pytest.raises(InferError, match=r"input 'x': a string is not UTF-8") as caught:
+            infer(binding, [np.array([b"fine", b"\xff"], dtype=object)])
+        assert caught.value.code is Code.INVALID
+
+    def test_strings_and_numbers_go_through_one_model_together(self, path: Path) -> None:
+        save(
+            path,
+            [node("Identity", ["s"], ["t"]), node("Shape", ["s"], ["n"])],
+            [value("s", STRING, ["N", "M"])],
+            [value("t", STRING, ["N", "M"]), value("n", INT64, [2])],
+        )
+        binding = load(path, "cpu", {}).bind(load(path, "cpu", {}).graph, 1)
+
+        n, t = infer(binding, [np.array([[b"a", b"b", b"c"]], dtype=object)], (1, 0))
+
+        assert n.tolist() == [1, 3]
+        assert t.tolist() == [[b"a", b"b", b"c"]]
+
+
+class TestOutputs:
+    def test_those_above_the_bound_size_are_their_callers_too(self, path: Path) -> None:
+        backend = identity(path, FLOAT, ["N", 40_000])
+        binding = backend.bind(batched(backend.graph), 2)
+        first = infer(binding, [np.ones((2, 40_000), np.float32)])[0]
+
+        infer(binding, [np.full((2, 40_000), 2, np.float32)])
+
+        assert first.sum() == 80_000.0
+        assert first.flags.writeable
+
+    def test_one_that_is_an_initializer_is_a_copy_of_it(self, path: Path) -> None:
+        save(
+            path,
+            [node("Identity", ["x"], ["y"]), node("Identity", ["w"], ["c"])],
+            [value("x", FLOAT, ["N"])],
+            [value("y", FLOAT, ["N"]), value("c", FLOAT, ["K"])],
+            {"w": floats([1, 2])},
+        )
+        backend = load(path, "cpu", {})
+        binding = backend.bind(backend.graph, 1)
+
+        infer(binding, [np.ones(1, np.float32)], (1,))[0][...] = 99
+
+        assert infer(binding, [np.ones(1, np.float32)], (1,))[0].tolist() == [1.0, 2.0]
+
+    def test_one_that_is_an_input_does_not_share_the_lent_buffer(self, path: Path) -> None:
+        save(
+            path,
+            [node("Relu", ["x"], ["y"])],
+            [value("x", FLOAT, ["N", 2])],
+            [value("x", FLOAT, ["N", 2]), value("y", FLOAT, ["N", 2])],
+        )
+        backend = load(path, "cpu", {})
+        binding = backend.bind(backend.graph, 1)
+
+        x, y = infer(binding, [np.ones((3, 2), np.float32)], (0, 1))
+        infer(binding, [np.zeros((3, 2), np.float32)], (0, 1))
+
+        assert 6.0 == x.sum() == y.sum()
+
+    def test_rows_that_are_not_the_rows_of_the_input_are_given_as_they_are(self, path: Path) -> None:
+        """The model says M rows: the run with all bound fails once, and the other way is taken from then on."""
+        save(
+            path,
+            [node("Concat", ["x", "x"], ["y"], axis=0)],
+            [value("x", FLOAT, ["N", 2])],
+            [value("y", FLOAT, ["M", 2])],
+        )
+        backend = load(path, "cpu", {})
+        binding = backend.bind(batched(backend.graph), 4)
+
+        for rows in (1, 2, 1):
+            assert (2 * rows, 2) == infer(binding, [np.ones((rows, 2), np.float32)])[0].shape
+
+    def test_one_whose_shape_depends_on_the_values_is_given_in_its_shape(self, path: Path) -> None:
+        save(path, [node("NonZero", ["x"], ["y"])], [value("x", FLOAT, ["N"])], [value("y", INT64, [1, None])])
+        backend = load(path, "cpu", {})
+        binding = backend.bind(backend.graph, 1)
+
+        assert infer(binding, [floats([0, 1, 0])])[0].tolist() == [[1]]
+        assert infer(binding, [floats([1, 0, 1])])[0].tolist() == [[0, 2]]
+
+    def test_one_whose_rank_is_unknown_is_given_in_its_shape(self, path: Path) -> None:
+        save(
+            path,
+            [node("Reshape", ["x", "s"], ["y"])],
+            [value("x", FLOAT, ["N"]), value("s", INT64, ["R"])],
+            [value("y", FLOAT, None)],
+        )
+        backend = load(path, "cpu", {})
+        shown = replace(backend.graph, outputs=(replace(backend.graph.outputs[0], shape=(1,)),))
+        binding = backend.bind(shown, 1)
+
+        assert infer(binding, [np.zeros(6, np.float32), ints([2, 3])])[0].shape == (2, 3)
+
+    def test_a_sequence_of_maps_is_a_list_of_dicts(self, path: Path) -> None:
+        zipped = helper.make_sequence_type_proto(
+            helper.make_map_type_proto(INT64, helper.make_tensor_type_proto(FLOAT, None))
+        )
+        save(
+            path,
+            [node("ZipMap", ["x"], ["y"], domain="ai.onnx.ml", classlabels_int64s=[3, 4])],
+            [value("x", FLOAT, ["N", 2])],
+            [helper.make_value_info("y", zipped)],
+        )
+        backend = load(path, "cpu", {})
+        binding = backend.bind(batched(backend.graph), 4)
+
+        assert backend.graph.outputs[0].datatype == "seq(map(int64,tensor(float)))"
+        assert infer(binding, [floats([[1, 2], [3, 4]])])[0] == [{3: 1.0, 4: 2.0}, {3: 3.0, 4: 4.0}]
+        assert infer(binding, [np.zeros((0, 2), np.float32)])[0] == []
+
+    def test_bfloat16_of_a_free_shape_goes_beside_other_types(self, path: Path) -> None:
+        save(
+            path,
+            [node("Cast", ["x"], ["b"], to=BFLOAT16), node("Identity", ["x"], ["y"])],
+            [value("x", FLOAT, ["N", "M"])],
+            [value("y", FLOAT, ["N", "M"]), value("b", BFLOAT16, ["N", "M"])],
+        )
+        backend = load(path, "cpu", {})
+        binding = backend.bind(batched(backend.graph), 4)
+
+        b, y = infer(binding, [floats([[1, 2]])], (1, 0))
+
+        assert b.tolist() == [[0x3F80, 0x4000]]
+        assert y.tolist() == [[1.0, 2.0]]
+
+
+class TestInputs:
+    def test_of_optional_type_may_be_absent(self, path: Path) -> None:
+        kind = helper.make_optional_type_proto(helper.make_tensor_type_proto(FLOAT, ["N"]))
+        save(
+            path,
+            [node("OptionalHasElement", ["x"], ["y"])],
+            [helper.make_value_info("x", kind)],
+            [value("y", TensorProto.BOOL, [])],
+        )
+        backend = load(path, "cpu", {})
+        binding = backend.bind(backend.graph, 1)
+
+        assert backend.graph.inputs[0].optional
+        assert infer(binding, [None])[0].tolist() is False
+        assert infer(binding, [np.ones(2, np.float32)])[0].tolist() is True
+
+    def test_may_be_none_at_all(self, path: Path) -> None:
+        save(path, [node("Identity", ["w"], ["y"])], [], [value("y", FLOAT, [2])], {"w": floats([1, 2])})
+        backend = load(path, "cpu", {})
+        binding = backend.bind(backend.graph, 1)
+        binding.lend(1, [])
+
+        assert binding.run((0,))[0].tolist() == [1.0, 2.0]
+
+    def test_may_be_bound_in_another_order_than_the_graphs(self, path: Path) -> None:
+        save(
+            path,
+            [node("Sub", ["a", "b"], ["y"])],
+            [value("a", FLOAT, ["N"]), value("b", FLOAT, ["N"])],
+            [value("y", FLOAT, ["N"])],
+        )
+        backend = load(path, "cpu", {})
+        binding = backend.bind(replace(batched(backend.graph), inputs=backend.graph.inputs[::-1]), 4)
+
+        assert infer(binding, [floats([3]), floats([2])])[0].tolist() == [-1.0]
+
+    def test_the_model_does_not_have_are_refused(self, path: Path) -> None:
+        backend = identity(path, FLOAT, ["N"])
+        other = replace(backend.graph, inputs=(replace(backend.graph.inputs[0], name="z"),))
+
+        with pytest.raises(InferError, match="no tensor 'z'"):
+            backend.bind(other, 1)
+
+    def test_of_many_shapes_do_not_pile_up(self, path: Path) -> None:
+        backend = identity(path, FLOAT, ["N", "M"])
+        binding = backend.bind(batched(backend.graph), 2)
+
+        for width in range(1, 600):
+            assert (1, width) == infer(binding, [np.zeros((1, width), np.float32)])[0].shape
+        gc.collect()
+
+        assert sum(isinstance(each, onnxruntime.IOBinding) for each in gc.get_objects()) < 600
+
+
+class TestRefusals:
+    def test_of_a_value_name_the_value_and_are_the_callers_fault(self, path: Path) -> None:
+        save(
+            path,
+            [node("Gather", ["table", "x"], ["y"])],
+            [value("x", INT64, ["N"])],
+            [value("y", FLOAT, ["N"])],
+            {"table": floats([1, 2])},
+        )
+        backend = load(path, "cpu", {})
+        binding = backend.bind(batched(backend.graph), 4)
+
+        with pytest.raises(
+            InferError, match=r"^onnx runtime error 2: .*indices element out of data bounds, idx=7"
+        ) as caught:
+            infer(binding, [ints([7])])
+        assert caught.value.code is Code.INVALID
+
+    def test_of_the_runtime_show_no_folders(self, path: Path) -> None:
+        save(
+            path,
+            [node("Reshape", ["x", "s"], ["y"])],
+            [value("x", FLOAT, ["N"]), value("s", INT64, ["R"])],
+            [value("y", FLOAT, None)],
+        )
+        backend = load(path, "cpu", {})
+        binding = backend.bind(backend.graph, 1)
+
+        with pytest.raises(InferError, match="cannot be reshaped") as caught:
+            infer(binding, [np.zeros(6, np.float32), ints([4])])
+        assert caught.value.code is Code.INTERNAL
+        assert "/" not in caught.value.message
+
+    def test_to_load_say_why_without_the_folder(self, path: Path) -> None:
+        path.write_bytes(b"no model")
+
+        error = refusal(path)
+
+        assert error.code is Code.INVALID
+        assert error.message == "onnx runtime error 7: Load model from model.onnx failed:Protobuf parsing failed."
+
+    def test_of_a_missing_file_are_not_found(self, path: Path) -> None:
+        error = refusal(path)
+
+        assert error.code is Code.NOT_FOUND
+        assert str(path.parent) not in error.message
+
+    @pytest.mark.parametrize("code", [TensorProto.COMPLEX64, TensorProto.FLOAT8E4M3FN, TensorProto.INT4])
+    def test_of_types_we_cannot_carry_name_the_tensor(self, path: Path, code: int) -> None:
+        save(path, [node("Cast", ["in"], ["out"], to=FLOAT)], [value("in", code, ["N"])], [value("out", FLOAT, ["N"])])
+        model = onnx.load(path)
+        model.opset_import[0].version = 21
+        model.ir_version = 10
+        onnx.save(model, path)
+
+        assert "in" in refusal(path).message
+
+    def test_of_a_sequence_as_input_name_it(self, path: Path) -> None:
+        save(
+            path,
+            [node("SequenceLength", ["x"], ["y"])],
+            [helper.make_tensor_sequence_value_info("x", FLOAT, None)],
+            [value("y", INT64, [])],
+        )
+        error = refusal(path)
+
+        assert error.code is Code.UNSUPPORTED
+        assert error.message == "input 'x' is seq(tensor(float)), which Penstock cannot carry"
+
+    def test_of_bfloat16_out_of_strings_name_the_output(self, path: Path) -> None:
+        save(
+            path,
+            [node("Cast", ["x"], ["y"], to=BFLOAT16)],
+            [value("x", STRING, ["N"])],
+            [value("y", BFLOAT16, ["N"])],
+        )
+        error = refusal(path)
+
+        assert "y" in error.message
+
+    @pytest.mark.parametrize("device", ["gpu", "cuda", "cuda:x", "cuda:-1"])
+    def test_of_a_device_show_the_form(self, path: Path, device: str) -> None:
+        contract_model("rows", path)
+
+        assert f"device '{device}': expected 'cpu' or 'cuda:<number>'" == refusal(path, device).message
+
+    @pytest.mark.skipif("CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="CUDA is here")
+    def test_of_a_gpu_that_this_build_cannot_use_say_what_to_install(self, path: Path) -> None:
+        contract_model("rows", path)
+
+        error = refusal(path, "cuda:0")
+
+        assert error.code is Code.UNSUPPORTED
+        assert "pip install penstock[gpu]" in error.message
+
+    @pytest.mark.parametrize(
+        ("name", "bad"),
+        [
+            ("intra_op_thread_count", "many"),
+            ("inter_op_thread_count", "-1"),
+            ("execution_mode", "2"),
+            ("enable_mem_arena", "yes"),
+            ("graph_optimization_level", "9"),
+        ],
+    )
+    def test_of_an_option_name_it(self, path: Path, name: str, bad: str) -> None:
+        contract_model("rows", path)
+
+        assert f"option '{name}' is '{bad}'" in refusal(path, **{name: bad}).message
+
+
+class TestOptions:
+    def test_are_for_a_shared_machine_by_default(self) -> None:
+        made = session_options({})
+
+        assert usable_cpus() == made.intra_op_num_threads
+        assert made.inter_op_num_threads == 1
+        for name in ("session.intra_op.allow_spinning", "session.inter_op.allow_spinning"):
+            assert made.get_session_config_entry(name) == "0"
+        assert made.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+
+    def test_reach_the_session(self) -> None:
+        made = session_options(
+            {
+                "intra_op_thread_count": "3",
+                "inter_op_thread_count": "2",
+                "execution_mode": "1",
+                "enable_mem_arena": "0",
+                "enable_mem_pattern": "true",
+                "graph_optimization_level": "basic",
+                "session.intra_op.allow_spinning": "1",
+            }
+        )
+
+        assert (made.intra_op_num_threads, made.inter_op_num_threads) == (3, 2)
+        assert made.execution_mode == onnxruntime.ExecutionMode.ORT_PARALLEL
+        assert (made.enable_cpu_mem_arena, made.enable_mem_pattern) == (False, True)
+        assert made.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        assert made.get_session_config_entry("session.intra_op.allow_spinning") == "1"
+
+
+@pytest.mark.parametrize("wanted", [0, 1])
+def test_a_run_leaves_the_gil(path: Path, wanted: int) -> None:
+    """Output 0 is bound, output 1 is too big. While a run holds the GIL no other thread can take a step, since the
+    interpreter is told not to switch: a step taken between `release` and the run's end shows that it was left.
+    """
+    size = 1024
+    nodes = [node("MatMul", [f"v{i}" if i else "x", "w"], [f"v{i + 1}"]) for i in range(10)]
+    nodes += [node("Identity", ["v10"], ["wide"]), node("ReduceMax", ["v10"], ["narrow"], axes=[1])]
+    outputs = [value("narrow", FLOAT, ["N", 1]), value("wide", FLOAT, ["N", size])]
+    save(path, nodes, [value("x", FLOAT, ["N", size])], outputs, {"w": np.zeros((size, size), np.float32)})
+    backend = load(path, "cpu", {"intra_op_thread_count": "1"})
+    binding = backend.bind(batched(backend.graph), 64)
+    infer(binding, [np.zeros((64, size), np.float32)], (wanted,))
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(100)
+    try:
+        assert any(_another_thread_steps_during(lambda: binding.run((wanted,))) for _ in range(20))
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def _another_thread_steps_during(run: Callable[[], object]) -> bool:
+    gate = threading.Lock()
+    gate.acquire()
+    steps: list[str] = []
+
+    def step() -> None:
+        with gate:
+            steps.append("taken")
+
+    thread = threading.Thread(target=step)
+    thread.start()
+    gate.release()
+    run()
+    stepped = bool(steps)
+    thread.join()
+    return stepped
+
+
+def test_closing_frees_the_session_and_the_buffers(path: Path) -> None:
+    contract_model("rows", path)
+    backend = load(path, "cpu", {})
+    binding: Any = backend.bind(batched(backend.graph), 4)
+    result = infer(binding, [float_rows(4)])[0]
+    slab = weakref.ref(binding.lend(4, [(4, 4)])[0].base)
+    sessions = weakref.ref(_session(backend))
+
+    backend.close()
+    gc.collect()
+
+    assert sessions() is None
+    assert slab() is None
+    np.testing.assert_array_equal(float_rows(4) * 2, result)
+
+
+def _session(backend: OnnxBackend) -> Any:
+    return next(each for each in gc.get_referents(backend.__dict__) if isinstance(each, onnxruntime.InferenceSession))
