@@ -1,0 +1,65 @@
+"""Call: one call of a hook, and what the client is told when it fails. Made by `runner.py`, run by a replica."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from penstock.backends.errors import Code, InferError
+
+from .loading import PRE, brief
+
+logger = logging.getLogger("penstock.hooks")
+
+
+class MovedError(Exception):
+    """The replica is gone and the call has not begun: another one may take it."""
+
+
+class Call:
+    """One call of a hook, or the load of the file.
+
+    `finish` turns the hook's result into what the caller wants, on the replica's thread as well.
+    Units: stamps in monotonic nanoseconds; `deadline_ns` 0 is none, and counts until the hook begins.
+    """
+
+    __slots__ = (
+        "deadline_ns", "end_ns", "error", "finish", "future", "hook", "request_id", "result", "start_ns", "value",
+    )  # fmt: skip
+
+    def __init__(self, hook: str, value: Any, finish: Callable[[Any], Any], deadline_ns: int, request_id: str) -> None:
+        self.hook = hook
+        self.value = value
+        self.finish = finish
+        self.deadline_ns = deadline_ns
+        self.request_id = request_id
+        self.start_ns = 0
+        self.end_ns = 0
+        self.result: Any = None
+        self.error: InferError | None = None
+        self.future: asyncio.Future[Any]
+
+
+def refusal(call: Call, error: BaseException, about: Mapping[str, str], *, quiet: bool) -> InferError:
+    """Make the error of a request whose hook raised, and log the rest, unless `quiet`.
+
+    A hook may raise InferError itself, and so choose code and text.
+    """
+    if isinstance(error, InferError):
+        if error.code is Code.INTERNAL and not quiet:
+            logger.warning("%s", error.message, extra=dict(about))
+        return error
+    request_id = call.request_id or secrets.token_hex(4)
+    if not quiet:
+        extra = {**about, "request_id": request_id}
+        logger.warning("%s raised %s", call.hook, brief(error), exc_info=error, extra=extra)
+    if call.hook == PRE and isinstance(error, Exception):
+        # mostly a sample that lacks something, so it says what; of the others a client can do nothing about
+        refused = InferError(Code.INVALID, f"{call.hook}: {brief(error)}")
+    else:
+        refused = InferError(Code.INTERNAL, f"{call.hook} failed; the log has the rest under request id {request_id}")
+    refused.__cause__ = error
+    return refused

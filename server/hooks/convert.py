@@ -1,0 +1,203 @@
+"""What hooks hold and what models hold, turned into each other.
+
+`to_inputs`: what pre_inference returned (or a bare sample) as model inputs; `to_prediction`: a model's outputs as
+post_inference sees them; `to_tensors`: what post_inference returned as the named tensors of an infer answer.
+Called on a replica's thread, or on the event loop where a model lacks the hook.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.backends.backend import Array
+from penstock.backends.datatypes import DATATYPES
+from penstock.backends.errors import Code, InferError
+from penstock.backends.signature import Signature, TensorSpec
+
+_BY_DTYPE = {row.dtype: row.name for row in DATATYPES.values() if row.name != "BF16"}
+
+
+def to_inputs(value: Any, signature: Signature) -> list[Array | None]:
+    """Make a model's inputs, in its order: of a dict by name, or of anything array-like where there is one input.
+
+    Shapes: an array that has the input's rank and fits it is taken as it is, as many rows as it has. Anything else is
+    one row: reshaped to the input's shape with 1 for every free axis, or given its row axis.
+    Raises: InferError (INVALID), in Cortex's words.
+    Source: Cortex 0.10, onnx_serve (conversion and texts), which knows one row only.
+    """
+    inputs = signature.inputs
+    if len(inputs) == 1:
+        spec = inputs[0]
+        if isinstance(value, Mapping):
+            return [_input(_member(value, spec), spec, "")]
+        return [_input(value, spec, f'key "{spec.name}": ')]
+    if not isinstance(value, Mapping):
+        if not inputs:
+            return []
+        names = ", ".join(f'"{spec.name}"' for spec in inputs)
+        raise InferError(Code.INVALID, f"expected sample to be a dictionary with keys {names}")
+    return [_input(_member(value, spec), spec, f'key "{spec.name}": ') for spec in inputs]
+
+
+def _member(value: Mapping[Any, Any], spec: TensorSpec) -> Any:
+    found = value.get(spec.name)
+    if found is None and not spec.optional:
+        raise InferError(Code.INVALID, f'missing key "{spec.name}"')
+    return found
+
+
+def _input(value: Any, spec: TensorSpec, prefix: str) -> Array | None:
+    if value is None and spec.optional:
+        return None
+    if not spec.is_tensor:
+        raise InferError(Code.INVALID, f"{prefix}input '{spec.name}' is {spec.datatype}, which only tensors can fill")
+    try:
+        return _shaped(_typed(value, spec), spec.shape)
+    except InferError:
+        raise
+    except Exception as error:
+        # whatever numpy, or the value's own __array__, says
+        raise InferError(Code.INVALID, f"{prefix}failed to convert to numpy array: {error}") from error
+
+
+def _typed(value: Any, spec: TensorSpec) -> Array:
+    if spec.datatype == "BYTES":
+        return _each(np.asarray(value, dtype=np.object_), _bytes)
+    if spec.datatype == "BF16":
+        return _to_bfloat16(value)
+    dtype = spec.type.dtype
+    if not isinstance(value, np.ndarray):
+        return np.array(value, dtype=dtype)
+    if value.dtype == dtype:
+        return value
+    if np.issubdtype(value.dtype, np.number) is not np.issubdtype(dtype, np.number):
+        found = value.dtype.str if value.dtype.kind in "US" else value.dtype.name
+        raise TypeError(f"expected dtype '{dtype.name}' but found '{found}'")
+    with np.errstate(all="ignore"):
+        return value.astype(dtype)
+
+
+def _shaped(array: Array, shape: tuple[int, ...]) -> Array:
+    if _fits(array.shape, shape):
+        return array
+    row = tuple(1 if dim < 0 else dim for dim in shape)
+    if array.size != math.prod(row) and shape and shape[0] in {-1, 1} and _fits(array.shape, shape[1:]):
+        return array[np.newaxis]
+    return array.reshape(row)
+
+
+def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    return len(shape) == len(wanted) and all(want in {-1, dim} for dim, want in zip(shape, wanted, strict=True))
+
+
+def _each(array: Array, change: Callable[[Any], Any]) -> Array:
+    changed = np.empty(array.size, np.object_)
+    changed[:] = [change(element) for element in array.ravel().tolist()]
+    return changed.reshape(array.shape)
+
+
+def _bytes(element: Any) -> bytes:
+    if isinstance(element, str):
+        return element.encode("utf-8", "surrogatepass")
+    if isinstance(element, bytes):
+        return bytes(element)
+    raise TypeError(f"expected a string but found {type(element).__name__}")
+
+
+def _to_bfloat16(value: Any) -> Array:
+    """Round to nearest even, on the bits; `uint16` arrays are bits already, as the house carries them."""
+    if isinstance(value, np.ndarray):
+        if value.dtype == np.uint16:
+            return value
+        if value.dtype.name == "bfloat16":
+            return value.view(np.uint16)
+    with np.errstate(all="ignore"):
+        exact = np.array(value, dtype="<f4")
+    bits = exact.view("<u4").astype(np.uint64)
+    rounded = (bits + 0x7FFF + ((bits >> np.uint64(16)) & np.uint64(1))) >> np.uint64(16)
+    quiet_nan = (bits >> np.uint64(16)) | np.uint64(0x40)
+    return np.where(np.isnan(exact), quiet_nan, rounded).astype("<u2").reshape(exact.shape)
+
+
+def to_prediction(outputs: Sequence[Any], signature: Signature) -> list[Any]:
+    """Give outputs as hooks know them from ONNX Runtime: arrays, of `str` where they hold text; lists of dicts.
+
+    Ownership: the list is new, its arrays are the request's own. BF16 is widened to FP32. A BYTES output that is not
+    UTF-8 throughout is left as `bytes`.
+    """
+    return [_seen(output, spec) for output, spec in zip(outputs, signature.outputs, strict=True)]
+
+
+def _seen(output: Any, spec: TensorSpec) -> Any:
+    if spec.datatype == "BYTES":
+        try:
+            return _each(output, lambda element: element.decode() if isinstance(element, bytes) else element)
+        except UnicodeDecodeError:
+            return output
+    if spec.datatype == "BF16":
+        return (output.astype("<u4") << 16).view("<f4")
+    return output
+
+
+def to_tensors(result: Any, signature: Signature) -> dict[str, Array]:
+    """Make what post_inference returned the named tensors of an infer answer.
+
+    A dict names them, in names of its own if it likes; a list or tuple holds them in the model's order; anything else
+    is the first. An array keeps its type. Numbers take the type of the output they are named as, if they are of its
+    kind; a string is BYTES. A scalar has shape [1].
+    Raises: InferError (INVALID): the hook answers what tensors cannot carry, and predict is the way to ask.
+    """
+    outputs = signature.outputs
+    if isinstance(result, Mapping):
+        named = list(result.items())
+    elif isinstance(result, list | tuple):
+        if len(result) > len(outputs):
+            text = f"a list of {len(result)}, and the model has {len(outputs)} outputs; return a dict of name and array"
+            raise _unfit(text)
+        named = [(spec.name, value) for spec, value in zip(outputs, result, strict=False)]
+    else:
+        named = [(outputs[0].name if outputs else "output", result)]
+    tensors: dict[str, Array] = {}
+    for name, value in named:
+        if not isinstance(name, str):
+            raise _unfit(f"the key {name!r:.80}; names of outputs are strings")
+        tensors[name] = _tensor(name, value, signature.output.get(name))
+    return tensors
+
+
+def _tensor(name: str, value: Any, spec: TensorSpec | None) -> Array:
+    try:
+        array = np.asarray(value)
+        if array.dtype.kind in "USO":
+            array = _each(np.asarray(value, dtype=np.object_), _bytes)
+    except Exception as error:  # a ragged list, a dict, None, or the value's own __array__
+        raise _unfit(f"'{name}' as {_kind(value)}, which is no tensor: {error}") from error
+    if array.ndim == 0:
+        array = array.reshape(1)
+    if spec is not None and spec.is_tensor and not isinstance(value, np.ndarray | np.generic):
+        dtype = spec.type.dtype
+        if array.dtype.kind in "biuf" and spec.datatype != "BF16" and np.can_cast(array.dtype, dtype, "same_kind"):
+            with np.errstate(all="ignore"):
+                array = array.astype(dtype)
+    native = array.dtype.newbyteorder("<")
+    if native not in _BY_DTYPE:
+        raise _unfit(f"'{name}' as an array of {array.dtype}, which has no datatype in the protocol")
+    return np.ascontiguousarray(array, native)
+
+
+def datatype_of(array: Array) -> str:
+    """Give the v2 datatype of one of `to_tensors`' arrays."""
+    return _BY_DTYPE[array.dtype]
+
+
+def _kind(value: Any) -> str:
+    return f"a {type(value).__name__}"
+
+
+def _unfit(what: str) -> InferError:
+    way = "ask predict instead, or set the request parameter hooks to false"
+    return InferError(Code.INVALID, f"post_inference returned {what} ({way})")

@@ -1,0 +1,96 @@
+"""JSON for what post_inference returned, or for a prediction as it is.
+
+Called on a replica's thread, or on the event loop where a model has no post_inference.
+Source: Cortex 0.10 with json_tricks: arrays are nested lists, float32 is printed as its double, sets are lists, dates
+ISO strings, complex numbers pairs, NaN and infinities the bare words that Python's json reads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import enum
+import json
+import uuid
+from collections.abc import Mapping, Sequence, ValuesView
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+import numpy as np
+import orjson
+
+from penstock.backends.errors import Code, InferError
+
+# Passed through, so that `_plain` is the one place that knows them.
+_OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
+_LISTS = (AbstractSet, Sequence, ValuesView)
+
+
+def to_json(value: Any) -> bytes:
+    """Encode a value.
+
+    Raises: InferError (INTERNAL), naming the type that JSON cannot carry.
+    """
+    try:
+        text = orjson.dumps(value, _plain, _OPTIONS)
+        if b"null" not in text:
+            return text
+        # orjson writes null for NaN and infinities too, so this may have been one
+        return _by_the_book(value)
+    except InferError:
+        raise
+    except TypeError as error:
+        # orjson hides what `_plain` raised behind its own error
+        if isinstance(error.__cause__, InferError):
+            raise error.__cause__ from None
+        # what orjson refuses and JSON can say: big integers, lone surrogates, keys that are numpy integers
+        return _by_the_book(value)
+
+
+def _by_the_book(value: Any) -> bytes:
+    try:
+        return json.dumps(_plain_keys(value), default=_plain, separators=(",", ":")).encode()
+    except (ValueError, TypeError, RecursionError) as error:
+        text = "nested too deep" if isinstance(error, RecursionError) else str(error)
+        raise InferError(Code.INTERNAL, f"the answer holds what JSON cannot carry: {text}") from error
+
+
+def _plain_keys(value: Any) -> Any:
+    """Make numpy scalars among the keys of dicts plain; the rest is left to `_plain`."""
+    if isinstance(value, dict):
+        return {_key(key): _plain_keys(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain_keys(item) for item in value]
+    return value
+
+
+def _key(key: Any) -> Any:
+    if isinstance(key, np.generic):
+        key = key.item()
+    if isinstance(key, enum.Enum):
+        key = key.value
+    return str(_plain(key)) if isinstance(key, dt.date | dt.time | uuid.UUID) else key
+
+
+def _plain(value: Any) -> Any:
+    """Give what JSON knows for what it does not: one level, the encoder asks again for what is inside."""
+    if isinstance(value, np.ndarray | np.generic):
+        plain = value.tolist()
+        # a type that Python lacks, such as longdouble, comes back as itself
+        if type(plain) is not type(value):
+            return plain
+    elif isinstance(value, complex):
+        return [value.real, value.imag]
+    elif isinstance(value, dt.date | dt.time):
+        return value.isoformat()
+    elif isinstance(value, enum.Enum):
+        return value.value
+    elif isinstance(value, uuid.UUID):
+        return str(value)
+    elif isinstance(value, Mapping):
+        return dict(value)
+    elif isinstance(value, _LISTS) and not isinstance(value, bytes | bytearray | memoryview):
+        return list(value)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    raise InferError(Code.INTERNAL, f"the answer holds {type(value).__name__}, which JSON cannot carry")

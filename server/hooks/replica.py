@@ -1,0 +1,321 @@
+"""Replica: one instance of a model's hook file, on a thread of its own. Made and kept by `replicas.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import ctypes
+import inspect
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from penstock.backends.errors import Code, InferError
+from penstock.batching.model import Model
+from penstock.batching.spec import HookSpec
+
+from .call import Call, MovedError, refusal
+from .loading import POST, PRE, HookFunction, HookModule
+
+LOAD_LIMIT_S = 300.0
+"""A hook file that takes longer to load has failed. Files may fetch encoders and vocabularies as they load."""
+
+logger = logging.getLogger("penstock.hooks")
+
+
+class _AbandonedError(SystemExit):
+    """Raised in the thread of an abandoned replica, wherever it is, to end it."""
+
+
+class Owner(Protocol):
+    """Whoever keeps replicas. Threads: called on the event loop."""
+
+    def freed(self, replica: Replica) -> None:
+        """Hear that the replica was given back, and that no hook of it runs any more."""
+
+    def lost(self, replica: Replica) -> None:
+        """Hear that the replica hangs, or that its thread has ended."""
+
+
+_LOAD = "load"
+_STATISTICS_NAME = {PRE: "pre", POST: "post"}
+
+
+class Replica:
+    """One instance of the user's module; its hooks run one at a time, in the order they were called.
+
+    Invariant: every call's future is settled, exactly once: by the hook's result or error, by the limit, by
+    `MovedError`, or by its own cancellation.
+    Threads: the event loop's, but for what `_main` calls; `_lock` decides between a hook that ends and a limit that
+    strikes. An `async` hook runs on an asyncio loop that this thread keeps running, so its tasks live on between calls.
+    """
+
+    def __init__(self, model: Model, spec: HookSpec, loop: asyncio.AbstractEventLoop, owner: Owner) -> None:
+        self._model = model
+        self._spec = spec
+        self._loop = loop
+        self._owner = owner
+        self._limit_ns = int(spec.timeout_s * 1e9)
+        self._functions: dict[str, HookFunction | None] = {}
+        self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
+        self._done: deque[Call] = deque()
+        self._woken = False
+        self._lock = threading.Lock()
+        self._running: Call | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._nudge: Callable[[], Any] | None = None
+        self._abandoned = False
+        self._ended = False
+        self._stopping = False
+        self._leaving = False
+        self.waiting = 0
+        self._load = Call(_LOAD, None, self._bound, 0, "")
+        self.ready = self._submit(self._load)
+        self._thread = threading.Thread(target=self._main, name=f"hooks-{model.name}/{model.version}", daemon=True)
+        self._thread.start()
+
+    # -- on the event loop -------------------------------------------------------------------------------------
+
+    @property
+    def has_pre(self) -> bool:
+        """Whether the file has a pre_inference; known once `ready`."""
+        return self._functions.get(PRE) is not None
+
+    @property
+    def has_post(self) -> bool:
+        """Whether the file has a post_inference; known once `ready`."""
+        return self._functions.get(POST) is not None
+
+    @property
+    def hangs(self) -> bool:
+        """Whether it was abandoned and its thread still runs."""
+        return self._abandoned and self._thread.is_alive()
+
+    async def call(self, call: Call) -> Any:
+        """Run one hook. Cancelling the awaiting task lets a hook that runs run on, and skips one that waits.
+
+        Raises: InferError; MovedError.
+        """
+        if self._abandoned or self._ended or self._stopping:
+            raise MovedError
+        return await self._submit(call)
+
+    def _submit(self, call: Call) -> asyncio.Future[Any]:
+        call.future = self._loop.create_future()
+        self.waiting += 1
+        self._calls.put(call)
+        if self._nudge is not None:
+            self._nudge()
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._spec.timeout_s, self._watch)
+        return call.future
+
+    def leave(self) -> None:
+        """Give the replica back to its owner, once no hook of it runs any more."""
+        if self.waiting:
+            self._leaving = True
+        else:
+            self._owner.freed(self)
+
+    def stop(self) -> None:
+        """End the thread when it has done what was asked; it is not waited for."""
+        self._stopping = True
+        self._calls.put(None)
+        if self._nudge is not None:
+            self._nudge()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _drain(self) -> None:
+        # cleared first: a call that ends while this runs asks for another turn
+        self._woken = False
+        while self._done:
+            self._settle(self._done.popleft())
+        if self._leaving and not self.waiting:
+            self._leaving = False
+            self._owner.freed(self)
+        if self._ended and not (self._stopping or self._abandoned):
+            self._stopping = True
+            if self._running is not None:
+                text = f"the hooks of model '{self._model.name}' ended their thread"
+                self._fail(self._running, InferError(Code.INTERNAL, text))
+            self._lose()
+
+    def _settle(self, call: Call) -> None:
+        self.waiting -= 1
+        name = _STATISTICS_NAME.get(call.hook)
+        if name is not None and call.start_ns:
+            self._model.statistics.record_hook(name, call.end_ns - call.start_ns)
+        if call.future.done():
+            return
+        if call.error is not None:
+            call.future.set_exception(call.error)
+        else:
+            call.future.set_result(call.result)
+
+    def _watch(self) -> None:
+        """Look whether the running hook is past its limit. One timer, however many calls; it goes off now and then."""
+        self._timer = None
+        self._drain()
+        if not self.waiting or self._abandoned or self._stopping:
+            return
+        running = self._running
+        left_ns = self._limit_ns
+        if running is not None:
+            limit_ns = int(LOAD_LIMIT_S * 1e9) if running is self._load else self._limit_ns
+            left_ns = running.start_ns + limit_ns - time.monotonic_ns()
+            if left_ns <= 0 and self._abandon(running, limit_ns):
+                return
+        self._timer = self._loop.call_later(max(left_ns, 1_000_000) / 1e9, self._watch)
+
+    def _abandon(self, running: Call, limit_ns: int) -> bool:
+        with self._lock:
+            if self._running is not running:
+                return False
+            self._abandoned = True
+            # Ends a hook that spins in Python, which would hold the interpreter half the time. One that waits in a C
+            # function ends when that returns, if ever; a daemon thread does not keep the process. Under the lock, since
+            # a thread that has ended may have given its number to another.
+            ident, exception = ctypes.c_ulong(self._thread.ident or 0), ctypes.py_object(_AbandonedError)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, exception)
+        what = "loading the hooks" if running is self._load else running.hook
+        text = f"{what} of model '{self._model.name}' took longer than its limit of {limit_ns / 1e9:g} s"
+        logger.error(text, extra=self._about(running))
+        self._fail(running, InferError(Code.EXPIRED, text))
+        self._lose()
+        if self._nudge is not None:
+            self._nudge()
+        return True
+
+    def _fail(self, call: Call, error: InferError) -> None:
+        self.waiting -= 1
+        if not call.future.done():
+            call.future.set_exception(error)
+
+    def _lose(self) -> None:
+        """Hand back the calls that have not begun, and say so to the owner."""
+        while True:
+            try:
+                call = self._calls.get_nowait()
+            except queue.Empty:
+                break
+            if call is not None:
+                self.waiting -= 1
+                if not call.future.done():
+                    call.future.set_exception(MovedError())
+        self._owner.lost(self)
+
+    # -- on the replica's own thread ---------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        module: HookModule | None = None
+        try:
+            call = self._calls.get()
+            if call is None or not self._begin(call):
+                return
+            try:
+                module = HookModule(self._spec.path)
+                call.finish(module)
+            except InferError as error:
+                call.error = error
+                logger.exception("%s", error.message, exc_info=error.__cause__ or error, extra=self._about(call))
+            if self._end(call) and call.error is None and module is not None:
+                if module.is_async:
+                    with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+                        runner.run(self._serve_async())
+                else:
+                    self._serve()
+        except BaseException:  # a task of the user's may raise SystemExit through the loop
+            if not self._abandoned:
+                logger.exception("the thread of the hooks ended", extra={"model": self._model.name})
+        finally:
+            self._nudge = None
+            if module is not None:
+                module.close()
+            self._ended = True
+            self._wake()
+
+    def _bound(self, module: HookModule) -> None:
+        """Give each hook the arguments that stay the same on every call of this replica."""
+        metadata = copy.deepcopy(dict(self._spec.metadata))
+        self._functions = {
+            PRE: module.bind(PRE, list(self._model.node_inputs), metadata),
+            POST: module.bind(POST, list(self._model.node_outputs), metadata),
+        }
+
+    def _serve(self) -> None:
+        while (call := self._calls.get()) is not None:
+            if self._begin(call):
+                try:
+                    call.result = call.finish(self._functions[call.hook](call.value))  # type: ignore[misc]
+                except BaseException as error:  # noqa: BLE001 - sys.exit in a hook harms its own request only
+                    call.error = refusal(call, error, self._about(call), quiet=self._abandoned)
+            if not self._end(call):
+                return
+
+    async def _serve_async(self) -> None:
+        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+        task = asyncio.current_task()
+
+        def nudge() -> None:
+            wake = task.cancel if self._abandoned and task is not None else arrived.set
+            with contextlib.suppress(RuntimeError):  # that loop has just been closed
+                loop.call_soon_threadsafe(wake)
+
+        self._nudge = nudge
+        while True:
+            arrived.clear()
+            try:
+                call = self._calls.get_nowait()
+            except queue.Empty:
+                await arrived.wait()
+                continue
+            if call is None:
+                return
+            if self._begin(call):
+                try:
+                    result = self._functions[call.hook](call.value)  # type: ignore[misc]
+                    call.result = call.finish(await result if inspect.isawaitable(result) else result)
+                except BaseException as error:  # noqa: BLE001 - as in _serve
+                    call.error = refusal(call, error, self._about(call), quiet=self._abandoned)
+            if not self._end(call):
+                return
+
+    def _begin(self, call: Call) -> bool:
+        now_ns = time.monotonic_ns()
+        if call.future.done():
+            return False
+        if call.deadline_ns and now_ns >= call.deadline_ns:
+            call.error = InferError(Code.EXPIRED, "Request timeout expired")
+            return False
+        call.start_ns = now_ns
+        self._running = call
+        return True
+
+    def _end(self, call: Call) -> bool:
+        """Report a call; False: the replica has been abandoned, and its thread is to end."""
+        call.end_ns = time.monotonic_ns()
+        with self._lock:
+            self._running = None
+            if self._abandoned:
+                return False
+        self._done.append(call)
+        self._wake()
+        return True
+
+    def _wake(self) -> None:
+        if not self._woken:
+            self._woken = True
+            try:
+                self._loop.call_soon_threadsafe(self._drain)
+            except RuntimeError:
+                # the loop is closed, and nobody waits
+                self._stopping = True
+
+    def _about(self, call: Call) -> dict[str, str]:
+        return {"model": self._model.name, "request_id": call.request_id}

@@ -1,0 +1,219 @@
+"""Replicas: how many instances of a model's hook file there are, and which request holds which.
+
+Called by `runner.py`, on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from penstock.backends.errors import Code, InferError
+from penstock.batching.model import Model
+from penstock.batching.spec import HookSpec
+
+from .replica import Replica
+from .writes import written_globals
+
+DEFAULT_REPLICAS = 8
+MAX_HANGING = 8
+"""Abandoned replicas whose threads have not ended; past that many, no fresh one is made until one of them ends."""
+
+logger = logging.getLogger("penstock.hooks")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a hook file is instantiated, and why. `shared`: one instance for all requests, called once at a time."""
+
+    replicas: int
+    shared: bool
+    reason: str
+
+
+def plan(spec: HookSpec) -> Plan:
+    """Decide by what the configuration says, and where it is silent by whether the file writes globals.
+
+    Raises: InferError (INVALID) for a file that does not parse or a setting out of range.
+    """
+    if spec.replicas == "shared":
+        return Plan(1, shared=True, reason="one instance for all requests, as configured")
+    if isinstance(spec.replicas, int) and not isinstance(spec.replicas, bool) and spec.replicas > 0:
+        return Plan(spec.replicas, shared=False, reason=f"up to {spec.replicas} instances, as configured")
+    if spec.replicas is not None:
+        text = f'hooks file {spec.path}: replicas: got {spec.replicas!r}, takes an integer above 0 or "shared"'
+        raise InferError(Code.INVALID, text)
+    try:
+        writes = written_globals(spec.path)
+    except SyntaxError as error:
+        raise InferError(Code.INVALID, f"hooks file {spec.path}: line {error.lineno}: {error.msg}") from error
+    except (OSError, ValueError) as error:
+        raise InferError(Code.INVALID, f"hooks file {spec.path}: {error}") from error
+    if not writes:
+        return Plan(1, shared=True, reason="one instance for all requests: no globals are written")
+    listed = ", ".join(map(str, writes[:5])) + (f" and {len(writes) - 5} more" if len(writes) > 5 else "")
+    reason = f"up to {DEFAULT_REPLICAS} instances: globals are written: {listed}"
+    return Plan(DEFAULT_REPLICAS, shared=False, reason=reason)
+
+
+class Replicas:
+    """The replicas of one model.
+
+    Invariant: unless the plan is shared, a replica is held by at most one request, from `take` or `wait` to `leave`.
+    A replica more is made when a request has to wait, one at a time. One that hangs or dies is replaced likewise.
+    """
+
+    def __init__(self, model: Model, spec: HookSpec, decided: Plan, loop: asyncio.AbstractEventLoop) -> None:
+        self.shared = decided.shared
+        self._model = model
+        self._spec = spec
+        self._loop = loop
+        self._limit = decided.replicas
+        self._max_waiting = max(model.spec.policy.max_queue_rows, 1)
+        self._live: list[Replica] = []
+        self._free: list[Replica] = []
+        self._making: Replica | None = None
+        self._hanging: list[Replica] = []
+        self._refusing = False
+        self._closing = False
+        self._waiters: deque[asyncio.Future[Replica]] = deque()
+
+    async def start(self) -> Replica:
+        """Make the first replica, so that what is wrong with the file fails the load of the model.
+
+        Raises: InferError.
+        """
+        return await self.wait(0)
+
+    def admit(self) -> None:
+        """Refuse a request at the door when too many wait. Raises: InferError (OVERLOADED)."""
+        waiting = len(self._waiters)
+        if self.shared and self._live:
+            waiting += self._live[0].waiting
+        if waiting >= self._max_waiting:
+            text = f"{waiting} requests wait for the hooks of model '{self._model.name}', which is the limit"
+            raise InferError(Code.OVERLOADED, text)
+
+    def take(self) -> Replica | None:
+        """Take a replica if one is free."""
+        if self.shared:
+            return self._live[0] if self._live else None
+        return self._free.pop() if self._free else None
+
+    async def wait(self, deadline_ns: int) -> Replica:
+        """Wait for a replica; requests are served in the order they came.
+
+        Raises: InferError (EXPIRED, OVERLOADED, or why no replica can be made).
+        """
+        future: asyncio.Future[Replica] = self._loop.create_future()
+        self._waiters.append(future)
+        self._grow()
+        timer = None
+        if deadline_ns:
+            timer = self._loop.call_later(max(deadline_ns - time.monotonic_ns(), 0) / 1e9, self._expire, future)
+        try:
+            return await future
+        except (asyncio.CancelledError, InferError):
+            if future.done() and not future.cancelled() and future.exception() is None:
+                # handed over in the loop turn in which its request was cancelled
+                self.leave(future.result())
+            elif future in self._waiters:
+                self._waiters.remove(future)
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def leave(self, replica: Replica) -> None:
+        """Give a replica back. It is handed on when the hook that may still run in it has ended."""
+        if not self.shared:
+            replica.leave()
+
+    def close(self) -> None:
+        """End the threads of all replicas; whoever still waits is refused."""
+        self._closing = True
+        self._refuse(InferError(Code.NOT_READY, f"model '{self._model.name}' is being unloaded"))
+        for replica in self._live:
+            replica.stop()
+        if self._making is not None:
+            self._making.stop()
+        self._live, self._free = [], []
+
+    # -- called by replicas ------------------------------------------------------------------------------------
+
+    def freed(self, replica: Replica) -> None:
+        """Hand a replica to the request that has waited longest."""
+        if replica not in self._live:
+            return
+        while self._waiters:
+            future = self._waiters.popleft()
+            if not future.done():
+                future.set_result(replica)
+                if not self.shared:
+                    return
+        if not self.shared:
+            self._free.append(replica)
+
+    def lost(self, replica: Replica) -> None:
+        """Replace a replica that hangs or has died."""
+        if replica.hangs:
+            self._hanging.append(replica)
+        if replica is self._making or replica not in self._live:
+            return
+        self._live.remove(replica)
+        if replica in self._free:
+            self._free.remove(replica)
+        if self._waiters or not self._live:
+            self._grow()
+
+    # -- growing -----------------------------------------------------------------------------------------------
+
+    def _grow(self) -> None:
+        if self._closing or self._making is not None or len(self._live) >= self._limit:
+            return
+        self._hanging = [replica for replica in self._hanging if replica.hangs]
+        if len(self._hanging) >= MAX_HANGING:
+            self._refuse_to_grow()
+            return
+        self._refusing = False
+        self._making = Replica(self._model, self._spec, self._loop, self)
+        self._making.ready.add_done_callback(self._made)
+
+    def _refuse_to_grow(self) -> None:
+        text = f"{len(self._hanging)} hooks of model '{self._model.name}' hang past their limit"
+        if not self._refusing:
+            self._refusing = True
+            logger.error("%s; no fresh replica is made until one ends", text, extra={"model": self._model.name})
+        if not self._live:
+            self._refuse(InferError(Code.OVERLOADED, text))
+
+    def _made(self, ready: asyncio.Future[None]) -> None:
+        replica, self._making = self._making, None
+        error = ready.exception()
+        if replica is None or self._closing:
+            return
+        if error is None:
+            self._live.append(replica)
+            self.freed(replica)
+            if self._waiters:
+                self._grow()
+        elif self._live:
+            # those there are will do: a file that cannot be loaded again is not tried at every request
+            self._limit = len(self._live)
+            logger.warning("staying at %d replicas", self._limit, extra={"model": self._model.name})
+        elif isinstance(error, InferError):
+            self._refuse(error)
+
+    def _refuse(self, error: InferError) -> None:
+        while self._waiters:
+            future = self._waiters.popleft()
+            if not future.done():
+                future.set_exception(InferError(error.code, error.message))
+
+    @staticmethod
+    def _expire(future: asyncio.Future[Replica]) -> None:
+        if not future.done():
+            future.set_exception(InferError(Code.EXPIRED, "Request timeout expired"))

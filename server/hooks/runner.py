@@ -1,0 +1,211 @@
+"""Hooks: a request's way through pre_inference, the Engine and post_inference. What the fast lane calls."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from penstock.backends.backend import Array
+from penstock.backends.errors import Code, InferError
+from penstock.batching.model import Model
+from penstock.batching.spec import HookSpec
+from penstock.batching.statistics import OTHER
+
+from .call import Call, MovedError
+from .convert import to_inputs, to_prediction, to_tensors
+from .encode import to_json
+from .loading import POST, PRE
+from .replica import Replica
+from .replicas import Replicas, plan
+from .siblings import FolderOnPath
+
+_BIG = 4096
+"""Values from which converting them is worth a thread, where no hook's thread does it: some 100 us to and from JSON."""
+
+logger = logging.getLogger("penstock.hooks")
+
+
+class Inference(Protocol):
+    """What hooks need of the Engine."""
+
+    async def infer(
+        self,
+        model: Model,
+        inputs: list[Array | None],
+        *,
+        wanted: tuple[int, ...] | None = None,
+        deadline_ns: int = 0,
+        id: str = "",  # noqa: A002 - the protocol's word
+    ) -> list[Any]:
+        """Run one request through the batcher."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """One way to answer: what to make of a hook's result, or of the outputs `wanted` where there is no hook."""
+
+    of_result: Callable[[Any], Any]
+    of_outputs: Callable[[list[Any]], Any]
+    wanted: tuple[int, ...] | None
+
+
+class Hooks:
+    """One loaded model with its hooks, or without any: then a sample goes to the model as it is.
+
+    Invariant: a replica that writes globals handles one request at a time, from before pre_inference until after
+    post_inference, while other replicas' requests share the model's batches.
+    Threads: the event loop's; hooks run on their replicas' threads only.
+    """
+
+    def __init__(self, engine: Inference, model: Model) -> None:
+        self._engine = engine
+        self._model = model
+        self._replicas: Replicas | None = None
+        self._on_path: FolderOnPath | None = None
+        names = [spec.name for spec in model.signature.outputs]
+        self._as_json = _Form(to_json, lambda outputs: to_json(to_prediction(outputs, model.signature)), None)
+        self._as_tensors = _Form(
+            lambda result: to_tensors(result, model.signature),
+            lambda outputs: {names[at]: output for at, output in zip(model.all_outputs, outputs, strict=True)},
+            model.all_outputs,
+        )
+        self._in_flight = 0
+        self._drained: asyncio.Event | None = None
+        self.has_pre = False
+        self.has_post = False
+
+    @classmethod
+    async def load(cls, engine: Inference, model: Model) -> Hooks:
+        """Load what the model's spec says of hooks; mistakes in the file fail here.
+
+        Raises: InferError (INVALID; EXPIRED when the file takes too long).
+        """
+        hooks = cls(engine, model)
+        if model.spec.hooks is not None:
+            await hooks._start(model.spec.hooks)
+        return hooks
+
+    async def _start(self, spec: HookSpec) -> None:
+        loop = asyncio.get_running_loop()
+        decided = await loop.run_in_executor(None, plan, spec)
+        replicas = Replicas(self._model, spec, decided, loop)
+        on_path = FolderOnPath(spec.path.parent)
+        try:
+            first = await replicas.start()
+        except BaseException:
+            replicas.close()
+            on_path.close()
+            raise
+        self._on_path = on_path
+        self.has_pre, self.has_post = first.has_pre, first.has_post
+        replicas.leave(first)
+        self._replicas = replicas
+        logger.info("hooks of %s: %s", self._model.name, decided.reason, extra={"model": self._model.name})
+
+    async def close(self) -> None:
+        """Finish what was accepted, then end the replicas. To be called before the model is unloaded."""
+        if self._drained is None:
+            self._drained = asyncio.Event()
+        if self._in_flight:
+            await self._drained.wait()
+        if self._replicas is not None:
+            self._replicas.close()
+        if self._on_path is not None:
+            self._on_path.close()
+        self._replicas = self._on_path = None
+
+    async def predict(self, sample: Any, request_id: str = "", deadline_ns: int = 0) -> bytes:
+        """Take any JSON value; answer what post_inference returns, or else the list of outputs, as JSON.
+
+        Raises: InferError.
+        """
+        answer: bytes = await self._pass(sample, self._as_json, request_id, deadline_ns)
+        return answer
+
+    async def infer(self, inputs: Mapping[str, Array], request_id: str = "", deadline_ns: int = 0) -> dict[str, Array]:
+        """Take tensors by name; answer what post_inference returns as tensors by name, or else the outputs.
+
+        Ownership: the arrays are given to the hook as they are, and may be views of the request's body.
+        Raises: InferError.
+        """
+        answer: dict[str, Array] = await self._pass(dict(inputs), self._as_tensors, request_id, deadline_ns)
+        return answer
+
+    async def _pass(self, sample: Any, form: _Form, request_id: str, deadline_ns: int) -> Any:
+        """Carry one request from its sample to its answer."""
+        replicas, model = self._replicas, self._model
+        if self._drained is not None:
+            raise InferError(Code.NOT_READY, f"model '{model.name}' is being unloaded")
+        held: Replica | None = None
+        self._in_flight += 1
+        try:
+            if replicas is not None:
+                replicas.admit()
+            if replicas is not None and self.has_pre:
+                held = replicas.take() or await replicas.wait(deadline_ns)
+                inputs = await self._call(held, replicas, Call(PRE, sample, self._inputs, deadline_ns, request_id))
+            else:
+                inputs = await _converted(self._inputs, sample, _is_big(sample))
+            wanted = None if self.has_post else form.wanted
+            outputs = await self._engine.infer(model, inputs, wanted=wanted, deadline_ns=deadline_ns, id=request_id)
+            if replicas is not None and self.has_post:
+                # a deadline is for waiting: what the model has run for is finished
+                held = held or replicas.take() or await replicas.wait(0)
+                prediction = to_prediction(outputs, model.signature)
+                return await self._call(held, replicas, Call(POST, prediction, form.of_result, 0, request_id))
+            return await _converted(form.of_outputs, outputs, _is_big(outputs))
+        finally:
+            if held is not None and replicas is not None:
+                replicas.leave(held)
+            self._leave()
+
+    def _leave(self) -> None:
+        self._in_flight -= 1
+        if self._drained is not None and not self._in_flight:
+            self._drained.set()
+
+    def _inputs(self, value: Any) -> list[Array | None]:
+        return to_inputs(value, self._model.signature)
+
+    async def _call(self, replica: Replica, replicas: Replicas, call: Call) -> Any:
+        start_ns = time.monotonic_ns()
+        try:
+            while True:
+                try:
+                    return await replica.call(call)
+                except MovedError:
+                    if not replicas.shared:
+                        text = f"the hooks of model '{self._model.name}' ended their thread"
+                        raise InferError(Code.INTERNAL, text) from None
+                    # the shared instance was replaced while this call waited
+                    replica = replicas.take() or await replicas.wait(call.deadline_ns)
+        except InferError:
+            self._model.statistics.record_failure(OTHER, start_ns, time.monotonic_ns())
+            raise
+
+
+async def _converted(convert: Callable[[Any], Any], value: Any, big: bool) -> Any:
+    return await asyncio.to_thread(convert, value) if big else convert(value)
+
+
+def _is_big(value: Any) -> bool:
+    """Guess, from the first element at each depth, whether there are many values in lists and dicts of them."""
+    if isinstance(value, dict):
+        return any(map(_is_big, value.values()))
+    count = 1
+    while isinstance(value, list | np.ndarray):
+        if isinstance(value, np.ndarray):
+            return count * value.size > _BIG
+        if not value:
+            return False
+        count *= len(value)
+        if count > _BIG or any(isinstance(item, np.ndarray) and item.size > _BIG for item in value):
+            return True
+        value = value[0]
+    return False

@@ -1,0 +1,150 @@
+"""Importing the modules beside a hook file: for one instance of it alone, at load and inside hooks alike.
+
+Two models may each have an `encoder.py`, and a replica's globals must be its own, those of its `encoder` included. So
+the hook file and its neighbours are modules of a package whose name is unique, `import encoder` there means that
+package's `encoder`, and none of them enters `sys.modules` under its plain name.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.util import spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+class _PrivateLoader(SourceFileLoader):
+    """Runs a source file with an import statement of its own.
+
+    It neither reads nor writes `__pycache__`, which is stale for a file that is edited twice in a second and has no
+    place in a model repository.
+    """
+
+    def __init__(self, name: str, path: str, own_builtins: dict[str, Any]) -> None:
+        super().__init__(name, path)
+        self._builtins = own_builtins
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__dict__["__builtins__"] = self._builtins
+        super().exec_module(module)
+
+    def path_stats(self, path: Any) -> Mapping[str, Any]:
+        raise OSError("not cached")
+
+
+class Siblings:
+    """One instance of a hook file and of the modules beside it that it has imported.
+
+    Invariant: from construction to `close` all of them are in `sys.modules` below one name that nobody else has. They
+    lie in an empty package of that name, not in the hook file itself: the import system sets what it imports as
+    attributes of the package, and a global of the user's may have the name of a file beside it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._folder = str(path.parent)
+        self._stem = path.stem.replace(".", "_")
+        self._beside: dict[str, bool] = {self._stem: True}
+        self._builtins = {**vars(builtins), "__import__": self._import}
+        self._package = _reserve(self._stem, self._folder)
+        self._prefix = self._package + "."
+        sys.meta_path.insert(0, self)
+
+    def run(self) -> ModuleType:
+        """Run the hook file. Raises whatever it raises."""
+        importlib.invalidate_caches()
+        return importlib.import_module(self._prefix + self._stem)
+
+    def close(self) -> None:
+        """Forget the instance; what still refers to its modules may go on using them."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        for name in [name for name in list(sys.modules) if name.startswith(self._prefix)]:
+            sys.modules.pop(name, None)
+        sys.modules.pop(self._package, None)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find a module of this instance (called by the import system)."""
+        if not fullname.startswith(self._prefix):
+            return None
+        if fullname == self._prefix + self._stem:
+            file = str(self._path)
+            return spec_from_file_location(fullname, file, loader=_PrivateLoader(fullname, file, self._builtins))
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = _PrivateLoader(fullname, spec.loader.path, self._builtins)
+        return spec
+
+    def _import(
+        self,
+        name: str,
+        globals: Mapping[str, object] | None = None,  # noqa: A002 - the name that __import__ has
+        locals: Mapping[str, object] | None = None,  # noqa: A002
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> ModuleType:
+        top = name.partition(".")[0]
+        if level or not self._is_beside(top):
+            return __import__(name, globals, locals, fromlist or (), level)
+        found = __import__(self._prefix + name, globals, locals, fromlist or (), 0)
+        # without a fromlist, the statement binds the first name of the dotted ones
+        return found if fromlist else sys.modules[self._prefix + top]
+
+    def _is_beside(self, top: str) -> bool:
+        known = self._beside.get(top)
+        if known is None:
+            known = self._beside[top] = self._find(top)
+        return known
+
+    def _find(self, top: str) -> bool:
+        # a file or a package beside the hook file comes first, as for a script; a mere folder comes last
+        spec = PathFinder.find_spec(top, [self._folder])
+        if spec is None:
+            return False
+        if spec.origin is not None:
+            return True
+        elsewhere = [entry for entry in sys.path if entry != self._folder]
+        return top not in sys.modules and PathFinder.find_spec(top, elsewhere) is None
+
+
+def _reserve(stem: str, folder: str) -> str:
+    """Put an empty package into `sys.modules` under a free name; @ keeps it apart from all that `import` can say."""
+    number = 1
+    while True:
+        package = ModuleType(f"{stem}@{number}")
+        package.__path__ = [folder]
+        if sys.modules.setdefault(package.__name__, package) is package:
+            return package.__name__
+        number += 1
+
+
+class FolderOnPath:
+    """The folder of a hook file at the end of `sys.path`, from construction to `close`.
+
+    For what finds modules by name but not by an import statement of the user's: pickle, joblib, importlib. Such a
+    module is the process's, shared by all replicas. Last on the path, it hides nothing that is installed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._before = frozenset(sys.modules)
+        sys.path.append(str(folder))
+
+    def close(self) -> None:
+        """Take the folder off the path, and forget what was found there, so that a later load finds it anew."""
+        backwards = sys.path[::-1]
+        if str(self._folder) in backwards:
+            del sys.path[-1 - backwards.index(str(self._folder))]
+        for name, module in list(sys.modules.items()):
+            top = name.partition(".")[0]
+            file = getattr(module, "__file__", None)
+            places = (self._folder / f"{top}.py", self._folder / top)
+            if name not in self._before and file and (Path(file) == places[0] or places[1] in Path(file).parents):
+                sys.modules.pop(name, None)
