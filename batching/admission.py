@@ -31,30 +31,34 @@ def admit(name: str, signature: Signature, max_rows: int, shapes: Sequence[Shape
     """
     if not signature.batched:
         for spec, shape in zip(signature.inputs, shapes, strict=True):
-            if shape is not None and shape != spec.shape and not _fits(shape, spec.shape):
+            if shape is not None and not _fits(shape, spec.shape):
                 raise _unexpected(name, spec, shape, batched=False)
         return 1, tuple(shapes)
-    rows = -1
+    rows = _rows(name, signature, shapes)
     key: list[Shape | None] = []
     for spec, shape in zip(signature.inputs, shapes, strict=True):
+        if shape is not None and not _fits(shape[1:], spec.shape[1:]):
+            raise _unexpected(name, spec, shape, batched=True)
+        key.append(None if shape is None else shape[1:])
+    if rows > max_rows:
+        raise InferError(Code.INVALID, f"inference request batch-size must be <= {max_rows} for '{name}'")
+    return rows, tuple(key)
+
+
+def _rows(name: str, signature: Signature, shapes: Sequence[Shape | None]) -> int:
+    rows = None
+    for spec, shape in zip(signature.inputs, shapes, strict=True):
         if shape is None:
-            key.append(None)
             continue
         if not shape:
             text = f"input '{spec.name}' has no shape but model requires batch dimension for '{name}'"
             raise InferError(Code.INVALID, text)
-        if rows < 0:
+        if rows is None:
             rows = shape[0]
         elif shape[0] != rows:
             text = f"input '{spec.name}' batch size does not match other inputs for '{name}'"
             raise InferError(Code.INVALID, text)
-        tail = shape[1:]
-        if tail != spec.shape[1:] and not _fits(tail, spec.shape[1:]):
-            raise _unexpected(name, spec, shape, batched=True)
-        key.append(tail)
-    if rows > max_rows:
-        raise InferError(Code.INVALID, f"inference request batch-size must be <= {max_rows} for '{name}'")
-    return max(rows, 0), tuple(key)
+    return rows or 0
 
 
 def _fits(shape: Shape, wanted: Shape) -> bool:

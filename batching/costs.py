@@ -10,12 +10,15 @@ from .request import Key
 NEAR_BEST = 1.25
 """A batch is big enough when its time per row is within this factor of the best one seen."""
 MAX_KEYS = 256
-_WEIGHT = 0.2
-_OUTLIER = 4.0
+_STEP = 1.05
 
 
 class _Curve:
-    """Run time of one Key: one point per power of two of rows, each a running mean."""
+    """Run time of one Key: one point per power of two of rows, each a running median.
+
+    A median, because one descheduled run must not look like a slow model: each run moves the estimate by 5% towards
+    itself, whatever its distance. A device that becomes twice as slow is known after fifteen runs.
+    """
 
     __slots__ = ("cap", "points")
 
@@ -29,9 +32,8 @@ class _Curve:
         if old is None:
             self.points[bucket] = (float(rows), float(ns))
         else:
-            # one descheduled run must not look like a slow model: a sample counts for four times the mean at most
-            sample = min(float(ns), old[1] * _OUTLIER)
-            self.points[bucket] = (old[0] + _WEIGHT * (rows - old[0]), old[1] + _WEIGHT * (sample - old[1]))
+            mean_rows = old[0] + (rows - old[0]) / 16
+            self.points[bucket] = (mean_rows, old[1] * _STEP if ns > old[1] else old[1] / _STEP)
         self.cap = self._knee()
 
     def _knee(self) -> int:

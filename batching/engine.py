@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 from penstock.backends.backend import Array, Backend, Loader
 from penstock.backends.errors import Code, InferError
@@ -43,6 +43,7 @@ class Engine:
     """All loaded Models, on one event loop.
 
     Invariant: a request that `submit` accepted is delivered to its sink exactly once, unless it is cancelled.
+    `generation` changes whenever what `model` answers may change, so that callers may keep what it answered.
     Threads: the event loop's, but for `_finished_on_thread`. It wakes once per loop turn for whatever was submitted,
     and once per loop turn for whatever Instances have finished.
     """
@@ -60,6 +61,7 @@ class Engine:
         self._idle = asyncio.Event()
         self._idle.set()
         self.inflight = 0
+        self.generation = 0
         self.stopping = False
 
     # -- models ------------------------------------------------------------------------------------------------
@@ -77,6 +79,7 @@ class Engine:
         versions = self._models.setdefault(spec.name, {})
         old = versions.get(model.version)
         versions[model.version] = model
+        self.generation += 1
         if old is not None:
             await self._retire(old)
         return model
@@ -105,12 +108,12 @@ class Engine:
             raise InferError(Code.NOT_FOUND, f"Request for unknown model: '{name}' version {version} is not found")
         if not versions:
             del self._models[name]
+        self.generation += 1
         await self._retire(model)
 
     async def _retire(self, model: Model) -> None:
         model.closing = True
-        while model.inflight:
-            # a timer, not an event: retiring is rare and the hot path must not pay for it
+        while model.inflight:  # noqa: ASYNC110 - retiring is rare, and an event would be paid for by each request
             await asyncio.sleep(0.005)
         alarm = self._alarms.pop(model, None)
         if alarm is not None:
@@ -148,13 +151,15 @@ class Engine:
         model = request.model
         now_ns = time.monotonic_ns()
         request.queue_ns = now_ns
+        if not request.start_ns:
+            request.start_ns = now_ns
         if self.stopping or model.closing:
             raise self._refused(request, now_ns, f"Server is stopping, model '{model.name}' takes no new requests")
         try:
             with model.lock:
                 model.scheduler.add(request)
         except InferError:
-            model.statistics.record_failure(REJECTED, request.start_ns or now_ns, now_ns)
+            model.statistics.record_failure(REJECTED, request.start_ns, now_ns)
             raise
         model.inflight += 1
         self.inflight += 1
@@ -167,9 +172,18 @@ class Engine:
                 self._turn_due = True
                 self._loop.call_soon(self._turn)
 
+    def refuse_full(self, model: Model) -> NoReturn:
+        """Refuse a request whose body need not even be decoded: the queue is full.
+
+        Raises: InferError (OVERLOADED).
+        """
+        now_ns = time.monotonic_ns()
+        model.statistics.record_failure(REJECTED, now_ns, now_ns)
+        raise InferError(Code.OVERLOADED, "Exceeds maximum queue size")
+
     @staticmethod
     def _refused(request: InferRequest, now_ns: int, text: str) -> InferError:
-        request.model.statistics.record_failure(REJECTED, request.start_ns or now_ns, now_ns)
+        request.model.statistics.record_failure(REJECTED, request.start_ns, now_ns)
         return InferError(Code.NOT_READY, text)
 
     def cancel(self, request: InferRequest) -> None:
@@ -181,7 +195,7 @@ class Engine:
             model.scheduler.remove(request)
         model.inflight -= 1
         self._left(1)
-        model.statistics.record_failure(CANCELED, request.start_ns or request.queue_ns, time.monotonic_ns())
+        model.statistics.record_failure(CANCELED, request.start_ns, time.monotonic_ns())
 
     async def infer(
         self,
@@ -204,7 +218,6 @@ class Engine:
         positions = tuple(range(len(signature.outputs))) if wanted is None else wanted
         request = InferRequest(model, inputs, rows, key, positions, self._future_sink)
         request.id = id
-        request.start_ns = time.monotonic_ns()
         request.deadline_ns = deadline_ns
         request.nbytes = sum(array.nbytes for array in inputs if array is not None)
         future: asyncio.Future[list[Any]] = self._loop.create_future()
@@ -338,7 +351,7 @@ class Engine:
         now_ns = time.monotonic_ns()
         for request in expired:
             request.error = InferError(Code.EXPIRED, "Request timeout expired")
-            model.statistics.record_failure(OTHER, request.start_ns or request.queue_ns, now_ns)
+            model.statistics.record_failure(OTHER, request.start_ns, now_ns)
         model.inflight -= len(expired)
         self._left(len(expired))
         _hand_out(expired)

@@ -14,7 +14,8 @@ class Lane:
     """Requests of one Key, oldest first. Pure: no clock, lock or thread; the Scheduler tells it what it needs.
 
     A request that was cancelled or has expired is no longer `waiting` and is dropped when it is met. `live` and `rows`
-    count only those that still wait. `fast` is the Engine's mark: batches of this Key run in less time than a hand-over takes.
+    count only those that still wait. `fast` is the Scheduler's mark: batches
+    of this Key run in less time than a hand-over takes.
     """
 
     __slots__ = ("_waiting", "fast", "key", "live", "rows")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from penstock.backends.signature import Signature
 
     from .batch import Batch
+    from .request import Key
     from .spec import ModelSpec
 
 FAST_NS = {"auto": 100_000, "thread": 0, "loop": 1 << 62}
@@ -27,7 +28,8 @@ class Model:
     """One loaded version.
 
     Threads: `scheduler` is touched under `lock` only; everything else belongs to the event loop, but for
-    `finish_from_thread`. `inflight` counts requests accepted and not yet delivered.
+    `finish_from_thread`. `inflight` counts requests accepted and not yet delivered. `admitted` is the
+    dialects' memory of shapes that `admit` has passed.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Model:
         self.statistics = ModelStatistics()
         self.max_rows = spec.policy.max_batch_rows or 1
         self.all_outputs = tuple(i for i, output in enumerate(self.signature.outputs) if output.is_tensor)
+        self.admitted: dict[tuple[tuple[int, ...] | None, ...], tuple[int, Key]] = {}
         self.lock = threading.Lock()
         self.scheduler = Scheduler(spec.policy, CostModel(), FAST_NS[spec.policy.executor])
         self.inflight = 0

@@ -1,0 +1,112 @@
+"""ChunkedBody: takes the chunked transfer coding off a body as it arrives. Source: RFC 9112 section 7.1."""
+
+from __future__ import annotations
+
+import re
+
+from .head import HttpError
+from .limits import Limits
+
+_SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(;[^\x00-\x08\x0a-\x1f\x7f]*)?\Z")
+_MAX_LINE = 4096
+_MAX_TRAILERS = 64
+
+
+class ChunkedBody:
+    """Fed with what arrives; `done` when the last chunk and the trailers have passed.
+
+    Bounded: body bytes, number of chunks, and the length of each line. Trailers are read and dropped.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.parts: list[bytes] = []
+        self.size = 0
+        self.done = False
+        self._limits = limits
+        self._chunks = 0
+        self._missing = 0
+        self._trailers = 0
+        self._state = self._read_size
+
+    def feed(self, buffer: bytearray) -> None:
+        """Take what can be taken from the front of `buffer`; what follows the body stays in it.
+
+        Raises: HttpError.
+        """
+        position = 0
+        while not self.done:
+            step = self._state(buffer, position)
+            if step < 0:
+                break
+            position = step
+        del buffer[:position]
+
+    def _line(self, buffer: bytearray, position: int) -> tuple[bytes, int] | None:
+        end = buffer.find(b"\r\n", position)
+        if end < 0 and len(buffer) - position <= _MAX_LINE:
+            return None
+        if end < 0 or end - position > _MAX_LINE:
+            raise HttpError(400, "invalid HTTP request: a line of the chunked body is too long")
+        return bytes(buffer[position:end]), end + 2
+
+    def _read_size(self, buffer: bytearray, position: int) -> int:
+        line = self._line(buffer, position)
+        if line is None:
+            return -1
+        match = _SIZE.match(line[0])
+        if match is None:
+            raise HttpError(400, "invalid HTTP request: bad chunk size")
+        size = int(match[1], 16)
+        if not size:
+            self._state = self._read_trailer
+            return line[1]
+        self._chunks += 1
+        if self._chunks > self._limits.max_chunks:
+            text = (
+                f"Chunked request body exceeds maximum of {self._limits.max_chunks} non-empty chunks. "
+                "Send fewer or larger HTTP chunks."
+            )
+            raise HttpError(400, text)
+        self.size += size
+        if self.size > self._limits.max_body_bytes:
+            raise HttpError(400, too_large(self.size, self._limits))
+        self._missing = size
+        self._state = self._read_bytes
+        return line[1]
+
+    def _read_bytes(self, buffer: bytearray, position: int) -> int:
+        if position == len(buffer):
+            return -1
+        part = bytes(buffer[position : position + self._missing])
+        self.parts.append(part)
+        self._missing -= len(part)
+        if not self._missing:
+            self._state = self._read_end
+        return position + len(part)
+
+    def _read_end(self, buffer: bytearray, position: int) -> int:
+        if len(buffer) - position < 2:
+            return -1
+        if buffer[position : position + 2] != b"\r\n":
+            raise HttpError(400, "invalid HTTP request: a chunk is longer than its size")
+        self._state = self._read_size
+        return position + 2
+
+    def _read_trailer(self, buffer: bytearray, position: int) -> int:
+        line = self._line(buffer, position)
+        if line is None:
+            return -1
+        if not line[0]:
+            self.done = True
+        self._trailers += 1
+        if self._trailers > _MAX_TRAILERS:
+            raise HttpError(431, "request has too many trailer fields")
+        return line[1]
+
+
+def too_large(size: int, limits: Limits) -> str:
+    """Say that a body is too large, in Triton's words."""
+    return (
+        f"request JSON size of {size} bytes exceeds the maximum allowed input size of {limits.max_body_bytes} bytes. "
+        "Use --http-max-input-size to increase the limit."
+    )

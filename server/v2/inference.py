@@ -1,0 +1,326 @@
+"""Inference: the Service that answers `infer` and `predict` on the fast lane, and the sink their requests go to.
+
+One trip: `claim` finds the route once per head, `begin` decodes and submits, `deliver` encodes and writes all answers
+of a batch. Nothing here logs, starts a task or touches a metric for a plain request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import unquote_to_bytes
+
+from penstock.backends.datatypes import DATATYPES
+from penstock.backends.errors import Code, InferError
+from penstock.server.errors import HTTP_STATUS, error_body
+from penstock.server.http.coding import MIN_BYTES, choose, compress, decompress
+from penstock.server.http.head import HttpError
+
+from .decode import Options, decode
+from .encode import Encoder
+from .parsing import parse
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.backends.backend import Array
+    from penstock.batching.engine import Engine
+    from penstock.batching.model import Model
+    from penstock.batching.request import InferRequest
+    from penstock.server.hooks.runner import Hooks
+    from penstock.server.http.fastlane import FastLane
+    from penstock.server.http.head import Head
+    from penstock.server.http.limits import Limits
+
+logger = logging.getLogger("penstock.server")
+T = TypeVar("T")
+
+_PATH = re.compile(rb"/v2/models/([^/]+)(?:/versions/([0-9]+))?/(infer|predict)\Z")
+_LARGE_BYTES = 256 << 10
+"""JSON from this size on is decoded on a thread, and bodies from this size on are compressed on one."""
+
+
+class Route:
+    """One model as it is named in a path. `model` is right while `generation` is the Engine's."""
+
+    __slots__ = ("encoder", "generation", "hooked", "model", "name", "version")
+
+    def __init__(self, name: str, version: str) -> None:
+        self.name = name
+        self.version = version
+        self.generation = -1
+        self.model: Model | None = None
+        self.encoder: Encoder | None = None
+        self.hooked = False
+
+
+class Claim:
+    """What a head says about a call: its route, and the header fields that matter. Kept with the head's bytes."""
+
+    __slots__ = ("accept", "coding", "header_bytes", "header_text", "plain", "predict", "request_id", "route")
+
+    def __init__(self, route: Route, head: Head, *, predict: bool) -> None:
+        self.route = route
+        self.predict = predict
+        self.coding = head.header.get(b"content-encoding", b"").strip().lower()
+        self.accept = choose(head.header.get(b"accept-encoding", b""))
+        self.request_id = head.header.get(b"x-request-id", b"").decode("latin-1")[:128]
+        self.header_text = head.header.get(b"inference-header-content-length", b"").strip().decode("latin-1")
+        self.header_bytes = int(self.header_text) if self.header_text.isascii() and self.header_text.isdigit() else -1
+        self.plain = not self.coding and (not self.header_text or self.header_bytes >= 0) and not predict
+
+
+class Inference:
+    """Answers inference for one server.
+
+    Threads: the event loop's, but for `decode` of large JSON and compression of large answers.
+    """
+
+    def __init__(self, engine: Engine, limits: Limits, hooks_of: Callable[[Model], Hooks]) -> None:
+        self._engine = engine
+        self._limits = limits
+        self._hooks_of = hooks_of
+        self._routes: dict[tuple[str, str], Route] = {}
+
+    # -- the Service -------------------------------------------------------------------------------------------
+
+    def claim(self, head: Head) -> Claim | None:
+        """Claim `POST .../infer` and `POST .../predict`."""
+        match = _PATH.match(head.path) if head.method == b"POST" else None
+        if match is None:
+            return None
+        name = unquote_to_bytes(match[1]).decode("utf-8", "replace")
+        version = (match[2] or b"").decode()
+        route = self._routes.get((name, version)) or Route(name, version)
+        return Claim(route, head, predict=match[3] == b"predict")
+
+    def begin(self, connection: FastLane, head: Head, body: bytes) -> None:
+        """Decode and submit one request, or answer what is wrong with it."""
+        claim: Claim = head.route
+        route = claim.route
+        try:
+            if route.generation != self._engine.generation:
+                self._resolve(route)
+            model = route.model
+            if model is None:
+                raise InferError(Code.INTERNAL, "route without a model")
+            if model.scheduler.full():
+                self._engine.refuse_full(model)
+            if not claim.plain:
+                if claim.predict or claim.coding:
+                    self._begin_on_task(connection, claim, model, body)
+                    return
+                raise _bad_header(claim, body)
+            header_bytes = claim.header_bytes
+            if header_bytes > len(body) or header_bytes == 0:
+                raise _bad_header(claim, body)
+            if route.hooked or (len(body) if header_bytes < 0 else header_bytes) >= _LARGE_BYTES:
+                self._begin_on_task(connection, claim, model, body)
+                return
+            request, options = decode(model, body, header_bytes, self._limits.max_json_depth, self)
+            self._submit(connection, request, options)
+        except InferError as error:
+            self._answer_error(connection, error)
+
+    def abandon(self, connection: FastLane) -> None:
+        """Cancel what a gone client asked for."""
+        if connection.request is not None:
+            self._engine.cancel(connection.request)
+        if connection.task is not None:
+            connection.task.cancel()
+
+    # -- the sink ----------------------------------------------------------------------------------------------
+
+    def deliver(self, requests: Sequence[InferRequest]) -> None:
+        """Encode and write the answers of one batch."""
+        for request in requests:
+            connection: FastLane = request.context
+            if connection.request is not request:
+                continue
+            connection.request = None
+            head = connection.head
+            error = request.error
+            if error is not None or head is None:
+                self._answer_error(connection, error or InferError(Code.INTERNAL, "request without a head"))
+                continue
+            claim: Claim = head.route
+            try:
+                encoder = claim.route.encoder or self._encoder(request.model)
+                if connection.plan is None and not claim.accept:
+                    connection.answer_json(encoder.json(request.id, request.wanted, request.outputs or []))
+                else:
+                    self._answer_mixed(connection, claim, encoder, request)
+            except InferError as failed:
+                self._answer_error(connection, failed)
+            except Exception as failed:
+                self._answer_error(connection, _internal(failed, request.model.name, request.id))
+
+    # -- steps -------------------------------------------------------------------------------------------------
+
+    def _resolve(self, route: Route) -> None:
+        model = self._engine.model(route.name, route.version)
+        route.model = model
+        route.encoder = self._encoder(model)
+        hooks = self._hooks_of(model)
+        route.hooked = hooks.has_pre or hooks.has_post
+        route.generation = self._engine.generation
+        # only paths of models that exist are kept, so that a scan of names fills nothing
+        self._routes[route.name, route.version] = route
+
+    @staticmethod
+    def _encoder(model: Model) -> Encoder:
+        outputs = [(output.name, output.datatype) for output in model.signature.outputs]
+        return Encoder(model.name, model.version, outputs)
+
+    def _submit(self, connection: FastLane, request: InferRequest, options: Options) -> None:
+        policy = request.model.spec.policy
+        if options.timeout_us or policy.default_timeout_us:
+            request.deadline_ns = _deadline_ns(time.monotonic_ns(), options.timeout_us, policy)
+        request.context = connection
+        connection.plan = options.plan
+        connection.request = request
+        try:
+            self._engine.submit(request)
+        except InferError:
+            connection.request = None
+            raise
+
+    def _answer_mixed(self, connection: FastLane, claim: Claim, encoder: Encoder, request: InferRequest) -> None:
+        plan = connection.plan or (False,) * len(request.wanted)
+        body, json_bytes = encoder.mixed(request.id, request.wanted, plan, request.outputs or [])
+        self._answer_body(connection, claim, body, json_bytes)
+
+    def _answer_body(self, connection: FastLane, claim: Claim, body: bytes, json_bytes: int) -> None:
+        content_type = b"application/octet-stream" if json_bytes else b"application/json"
+        extra = b"inference-header-content-length: %d\r\n" % json_bytes if json_bytes else b""
+        coding = claim.accept
+        if not coding or len(body) < MIN_BYTES:
+            connection.answer(200, body, content_type, extra)
+            return
+        extra += b"content-encoding: %b\r\n" % coding
+        if len(body) < _LARGE_BYTES:
+            connection.answer(200, compress(body, coding), content_type, extra)
+            return
+        loop = asyncio.get_running_loop()
+        packed = loop.run_in_executor(None, compress, body, coding)
+        packed.add_done_callback(lambda future: connection.answer(200, future.result(), content_type, extra))
+
+    @staticmethod
+    def _answer_error(connection: FastLane, error: InferError) -> None:
+        extra = b"retry-after: 1\r\n" if error.code is Code.OVERLOADED else b""
+        connection.answer(HTTP_STATUS[error.code], error_body(error.message), b"application/json", extra)
+
+    # -- calls that take more than one step --------------------------------------------------------------------
+
+    def _begin_on_task(self, connection: FastLane, claim: Claim, model: Model, body: bytes) -> None:
+        loop = asyncio.get_running_loop()
+        connection.task = loop.create_task(self._run(connection, claim, model, body))
+
+    async def _run(self, connection: FastLane, claim: Claim, model: Model, body: bytes) -> None:
+        request_id = claim.request_id
+        try:
+            if claim.coding:
+                body = await _off_loop(len(body), decompress, body, claim.coding, self._limits)
+            if claim.predict:
+                await self._predict(connection, claim, model, body)
+                return
+            if claim.header_text and not 0 < claim.header_bytes <= len(body):
+                raise _bad_header(claim, body)
+            json_bytes = len(body) if claim.header_bytes < 0 else claim.header_bytes
+            depth = self._limits.max_json_depth
+            request, options = await _off_loop(json_bytes, decode, model, body, claim.header_bytes, depth, self)
+            request_id = request.id or request_id
+            if claim.route.hooked and options.hooks:
+                await self._infer_with_hooks(connection, claim, request, options)
+            else:
+                self._submit(connection, request, options)
+        except HttpError as error:
+            extra = b"accept-encoding: gzip, deflate\r\n" if error.status == 501 else b""
+            connection.answer(error.status, error_body(error.text), b"application/json", extra)
+        except InferError as error:
+            self._answer_error(connection, error)
+        except Exception as error:
+            self._answer_error(connection, _internal(error, model.name, request_id))
+        finally:
+            connection.task = None
+
+    async def _predict(self, connection: FastLane, claim: Claim, model: Model, body: bytes) -> None:
+        sample = await _off_loop(len(body), _sample, body, self._limits.max_json_depth)
+        answer = await self._hooks_of(model).predict(sample, request_id=claim.request_id, deadline_ns=0)
+        self._answer_body(connection, claim, answer, 0)
+
+    async def _infer_with_hooks(
+        self, connection: FastLane, claim: Claim, request: InferRequest, options: Options
+    ) -> None:
+        model = request.model
+        names = [spec.name for spec in model.signature.inputs]
+        sample = {name: array for name, array in zip(names, request.inputs, strict=True) if array is not None}
+        deadline_ns = _deadline_ns(time.monotonic_ns(), options.timeout_us, model.spec.policy)
+        outputs = await self._hooks_of(model).infer(
+            sample, request_id=request.id or claim.request_id, deadline_ns=deadline_ns
+        )
+        body, json_bytes = _encode_hooked(request, options, outputs)
+        self._answer_body(connection, claim, body, json_bytes)
+
+
+def _encode_hooked(request: InferRequest, options: Options, outputs: dict[str, Array]) -> tuple[bytes, int]:
+    """Encode what post_inference returned: arrays by names of its own choosing.
+
+    A call that names outputs which the hook returns gets those; any other gets all.
+    """
+    model, plan = request.model, options.plan or (False,) * len(request.wanted)
+    asked = {
+        model.signature.outputs[position].name: binary for position, binary in zip(request.wanted, plan, strict=True)
+    }
+    names = [name for name in outputs if name in asked] or list(outputs)
+    encoder = Encoder(model.name, model.version, [(name, _datatype_of(outputs[name])) for name in names])
+    binary = tuple(asked.get(name, all(plan)) for name in names)
+    arrays = [outputs[name] for name in names]
+    return encoder.mixed(request.id, tuple(range(len(names))), binary, arrays)
+
+
+def _datatype_of(array: Array) -> str:
+    return next(row.name for row in DATATYPES.values() if row.dtype == array.dtype)
+
+
+def _sample(body: bytes, max_depth: int) -> Any:
+    return parse(body, max_depth, simd=False)
+
+
+def _deadline_ns(now_ns: int, timeout_us: int, policy: Any) -> int:
+    """When a call must have left the queue; 0 for never. A request may shorten a default, not lengthen it."""
+    default_us: int = policy.default_timeout_us
+    if timeout_us and policy.allow_timeout_override:
+        chosen = min(timeout_us, default_us) if default_us else timeout_us
+    else:
+        chosen = default_us
+    return now_ns + chosen * 1000 if chosen else 0
+
+
+def _bad_header(claim: Claim, body: bytes) -> InferError:
+    if claim.header_bytes < 0:
+        text = f"Unable to parse Inference-Header-Content-Length, got: {claim.header_text}"
+    elif claim.header_bytes == 0:
+        return InferError(Code.UNSUPPORTED, "raw binary request (Inference-Header-Content-Length: 0) is not supported")
+    else:
+        text = f"inference header size should be in range (0, {len(body)}), got: {claim.header_text}"
+    return InferError(Code.INVALID, text)
+
+
+def _internal(error: Exception, model: str, request_id: str) -> InferError:
+    """Log what happened under an id, and tell the client the id only."""
+    request_id = request_id or uuid.uuid4().hex
+    logger.error("request failed", exc_info=error, extra={"request_id": request_id, "model": model})
+    return InferError(Code.INTERNAL, f"internal error, request id {request_id}")
+
+
+async def _off_loop(size: int, function: Callable[..., T], *args: Any) -> T:
+    """Call here when there is little to do, on a thread when it would hold the loop."""
+    if size < _LARGE_BYTES:
+        return function(*args)
+    return await asyncio.get_running_loop().run_in_executor(None, function, *args)

@@ -1,0 +1,202 @@
+"""Tensors on the v2 wire: JSON values and raw bytes, to and from numpy arrays."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+
+from penstock.backends.errors import Code, InferError
+from penstock.batching.admission import dims_text
+
+if TYPE_CHECKING:
+    from penstock.backends.backend import Array
+    from penstock.backends.signature import TensorSpec
+
+_FLOATS: dict[str, np.dtype[Any]] = {"FP32": np.dtype(np.float32), "FP64": np.dtype(np.float64)}
+_NUMBERS = {float, int}
+_LENGTH = struct.Struct("<I")
+_NO_JSON = ("FP16", "BF16")
+_SMALL = 64
+"""Elements from which orjson writes an array faster through numpy than through a list (perf/micro.py)."""
+
+
+def _mismatch() -> InferError:
+    return InferError(Code.INVALID, "Unable to parse 'data': Shape does not match true shape of 'data' field")
+
+
+def _only_binary(doing: str, datatype: str, place: str) -> str:
+    return f"{doing} {datatype} data via JSON is not supported. Please use the binary data format for {place}"
+
+
+def from_json(spec: TensorSpec, shape: list[int], count: int, values: Any) -> Array:
+    """Make an array of JSON values, nested or flat; or of the buffer that simdjson made of them.
+
+    Shapes: the result has `shape`, whose product is `count`.
+    Raises: InferError (INVALID).
+    """
+    name = spec.datatype
+    if name in _FLOATS and type(values) is list and set(map(type, values)) <= _NUMBERS:
+        # the usual case, and twice as fast as letting numpy find the type
+        array: Array = np.array(values, _FLOATS[name])
+        if array.size != count:
+            raise _mismatch()
+        return array.reshape(shape)
+    if name in _NO_JSON:
+        raise InferError(Code.INVALID, _only_binary("receiving", name, f"input '{spec.name}'"))
+    if name == "BYTES":
+        array = _strings(values)
+    elif type(values) is np.ndarray or type(values) is list:
+        array = _numbers(spec, values)
+    else:
+        raise InferError(Code.INVALID, "Unable to parse 'data': attempt to access JSON non-array as array")
+    if array.size != count:
+        raise _mismatch()
+    try:
+        return array.reshape(shape)
+    except (ValueError, OverflowError):
+        raise _mismatch() from None
+
+
+def _numbers(spec: TensorSpec, values: Any) -> Array:
+    dtype = spec.type.dtype
+    try:
+        array = np.array(values)
+    except (ValueError, OverflowError):
+        # a ragged nesting, or one deeper than numpy goes
+        raise _mismatch() from None
+    kind, wanted = array.dtype.kind, dtype.kind
+    if not array.size:
+        return array.astype(dtype)
+    if wanted == "f":
+        good = kind in "fiu"
+    elif wanted == "b":
+        good = kind == "b" or (kind in "iu" and bool(((array == 0) | (array == 1)).all()))
+    else:
+        good = kind in "iu"
+    if not good:
+        raise InferError(Code.INVALID, f"Unable to parse 'data': input '{spec.name}' takes {spec.datatype} values")
+    if wanted in "iu" and array.dtype != dtype:
+        bounds = np.iinfo(dtype.str)
+        if int(array.min()) < bounds.min or int(array.max()) > bounds.max:
+            text = f"Unable to parse 'data': a value of input '{spec.name}' is out of range for {spec.datatype}"
+            raise InferError(Code.INVALID, text)
+    return array.astype(dtype, copy=False)
+
+
+def _strings(values: Any) -> Array:
+    flat: list[bytes] = []
+    stack = [values]
+    if type(values) is not list:
+        raise InferError(Code.INVALID, "Unable to parse 'data': attempt to access JSON non-array as array")
+    while stack:
+        value = stack.pop()
+        if type(value) is list:
+            stack.extend(reversed(value))
+        elif type(value) is str:
+            flat.append(value.encode())
+        else:
+            raise InferError(Code.INVALID, "Unable to parse 'data': attempt to access JSON non-string as string")
+    array = np.empty(len(flat), np.object_)
+    array[:] = flat
+    return array
+
+
+def from_binary(model: str, spec: TensorSpec, shape: list[int], count: int, raw: memoryview) -> Array:
+    """View raw bytes as an array: little-endian, row-major; BYTES elements are length-prefixed and copied out.
+
+    Raises: InferError (INVALID).
+    """
+    datatype = spec.type
+    if not datatype.size_bytes:
+        array: Array = _elements(model, spec, count, raw)
+    else:
+        if count * datatype.size_bytes != len(raw):
+            text = f"input byte size mismatch for input '{spec.name}' for model '{model}'. "
+            raise InferError(Code.INVALID, f"{text}Expected {count * datatype.size_bytes}, got {len(raw)}")
+        array = np.frombuffer(raw, datatype.dtype)
+        if spec.datatype == "BOOL":
+            array = np.frombuffer(raw, np.uint8) != 0
+    try:
+        return array.reshape(shape)
+    except (ValueError, OverflowError):
+        text = f"unexpected shape for input '{spec.name}' for model '{model}': {dims_text(shape)}"
+        raise InferError(Code.INVALID, text) from None
+
+
+def _elements(model: str, spec: TensorSpec, count: int, raw: memoryview) -> Array:
+    elements: list[bytes] = []
+    position, end = 0, len(raw)
+    while position + 4 <= end:
+        (size,) = _LENGTH.unpack_from(raw, position)
+        position += 4
+        if position + size > end:
+            text = f"incomplete string data for inference input '{spec.name}' for model '{model}', expecting string of "
+            raise InferError(Code.INVALID, f"{text}length {size} but only {end - position} bytes available")
+        elements.append(bytes(raw[position : position + size]))
+        position += size
+    if position != end:
+        text = f"incomplete string length indicator for inference input '{spec.name}' for model '{model}', expecting "
+        raise InferError(Code.INVALID, f"{text}4 bytes but only {end - position} bytes available")
+    if len(elements) != count:
+        text = f"expected {count} strings for inference input '{spec.name}' for model '{model}', got {len(elements)}"
+        raise InferError(Code.INVALID, text)
+    array = np.empty(len(elements), np.object_)
+    array[:] = elements
+    return array
+
+
+def to_json(datatype: str, name: str, array: Array) -> bytes:
+    """Write an array as one flat JSON list.
+
+    FP32 is written through double, as Triton does; NaN and infinities are the tokens that Python's json reads.
+    Raises: InferError: FP16 and BF16 (INVALID), bytes that are no UTF-8 (INVALID).
+    """
+    if datatype in _NO_JSON:
+        text = (
+            f"sending {datatype} data via JSON is not supported. Please use the binary data format for output '{name}'"
+        )
+        raise InferError(Code.INVALID, text)
+    if datatype == "BYTES":
+        return _strings_to_json(name, array)
+    if array.size < _SMALL:
+        written = orjson.dumps(array.ravel().tolist())
+    else:
+        flat = array.ravel()
+        if datatype == "FP32":
+            flat = flat.astype(np.float64)
+        written = orjson.dumps(np.ascontiguousarray(flat), option=orjson.OPT_SERIALIZE_NUMPY)
+    # orjson has no token for what is not finite
+    return _with_non_finite(array) if b"null" in written else written
+
+
+def _with_non_finite(array: Array) -> bytes:
+    words = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+    texts = map(repr, array.ravel().astype(np.float64).tolist())
+    return ("[" + ",".join(words.get(text, text) for text in texts) + "]").encode()
+
+
+def _strings_to_json(name: str, array: Array) -> bytes:
+    try:
+        texts = [e.decode() if type(e) is bytes else str(e) for e in array.ravel().tolist()]
+    except UnicodeDecodeError:
+        text = f"output '{name}' holds bytes that are no UTF-8. Please use the binary data format"
+        raise InferError(Code.INVALID, text) from None
+    return orjson.dumps(texts)
+
+
+def to_binary(datatype: str, array: Array) -> bytes | memoryview:
+    """Give an array's raw bytes: little-endian, row-major; BYTES elements with their lengths before them.
+
+    Ownership: a view of the array where it is contiguous.
+    """
+    if datatype != "BYTES":
+        return np.ascontiguousarray(array).data.cast("B") if array.size else b""
+    parts: list[bytes] = []
+    for element in array.ravel().tolist():
+        value = element if type(element) is bytes else str(element).encode()
+        parts.append(_LENGTH.pack(len(value)))
+        parts.append(value)
+    return b"".join(parts)
