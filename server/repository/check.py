@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.backends.backend import Loader
-from penstock.backends.errors import InferError
+from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import TensorSpec
 from penstock.batching.completion import complete
 from penstock.batching.spec import ModelSpec
+from penstock.server.hooks.loading import check_file
 
 from .findings import Finding
 from .scan import Defaults, scan
@@ -45,25 +47,44 @@ class Report:
 
 
 def check(paths: Iterable[Path], loaders: Mapping[str, Loader], defaults: Defaults | None = None) -> Report:
-    """Read the paths, load each version once to complete it, and free it again."""
+    """Read the paths, load each version once to complete it, and free it again. Hooks are read, not run."""
     report = Report()
     entries, report.findings = scan(paths, defaults or Defaults())
     for entry in entries:
         report.findings += entry.findings
         for spec in entry.specs:
             try:
-                report.specs.append(_completed(spec, loaders))
+                done = _completed(spec, loaders)
             except InferError as error:
                 report.findings.append(Finding(spec.path, error.message, model=spec.name, version=spec.version))
+                continue
+            problems = check_file(spec.hooks.path) if spec.hooks is not None else []
+            found = [_placed(done, problem) for problem in problems]
+            report.findings += [finding for finding in found if finding not in report.findings]
+            if not found:
+                report.specs.append(done)
     return report
 
 
 def _completed(spec: ModelSpec, loaders: Mapping[str, Loader]) -> ModelSpec:
-    backend = loaders[spec.backend](spec.path, spec.instances[0].devices[0], spec.options)
+    loader = loaders.get(spec.backend)
+    if loader is None:
+        known = ", ".join(sorted(loaders))
+        raise InferError(Code.INVALID, f"unknown backend '{spec.backend}' for model '{spec.name}', known: {known}")
+    backend = loader(spec.path, spec.instances[0].devices[0], spec.options)
     try:
         return complete(spec, backend.graph)
     finally:
         backend.close()
+
+
+def _placed(spec: ModelSpec, problem: str) -> Finding:
+    """Take the place out of `path:line: message`."""
+    path = spec.hooks.path if spec.hooks is not None else spec.path
+    found = re.match(r"(?::(\d+))?: (.*)", problem.removeprefix(str(path)), re.DOTALL)
+    if found is None:
+        return Finding(path, problem, model=spec.name)
+    return Finding(path, found[2], int(found[1] or 0), model=spec.name)
 
 
 def _described(spec: ModelSpec) -> str:

@@ -153,14 +153,14 @@ class Reader:
     def _batching(self) -> None:
         config = self._config
         if config.max_batch_size < 0:
-            self._mistake("max_batch_size", f"'max_batch_size' must be non-negative value for {config.name}")
+            self._mistake("max_batch_size", f"'max_batch_size' must be non-negative value for {self._name}")
         elif config.max_batch_size:
             self._say("batching.max_batch_size", config.max_batch_size, "max_batch_size")
         batching = config.dynamic_batching
         if batching.preferred_batch_size:
             field = "dynamic_batching.preferred_batch_size"
             if min(batching.preferred_batch_size) < 1:
-                self._mistake(field, f"dynamic batching preferred size must be positive for {config.name}")
+                self._mistake(field, f"dynamic batching preferred size must be positive for {self._name}")
             self._say("batching.preferred", tuple(sorted(set(batching.preferred_batch_size))), field)
         if batching.max_queue_delay_microseconds:
             field = "dynamic_batching.max_queue_delay_microseconds"

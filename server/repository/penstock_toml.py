@@ -190,16 +190,14 @@ def _entries(document: dict[str, Any]) -> Iterator[tuple[str, Any, str]]:
 
 def _unknown(name: str) -> str:
     table, _, key = name.partition(".")
-    near = difflib.get_close_matches(key or table, KEYS[table] if key else KEYS, 1, 0.6)
-    if near:
-        nearest = f"{table}.{near[0]}" if key else near[0]
-    else:
-        every = {known: f"{owner}.{known}" for owner, keys in KEYS.items() for known in keys}
-        found = difflib.get_close_matches(key or table, every, 1, 0.6)
-        nearest = every[found[0]] if found else ""
-    if nearest:
-        return f"unknown {'key' if key else 'table'} {name}, the nearest known is {nearest}"
-    return f"unknown {'key' if key else 'table'} {name}, known here: {', '.join(KEYS[table] if key else KEYS)}"
+    kind = "key" if key else "table"
+    every = {known: f"{owner}.{known}" for owner, keys in KEYS.items() for known in keys}
+    here = {known: f"{table}.{known}" for known in KEYS[table]} if key else {known: known for known in KEYS}
+    for known, likeness in ((every, 1.0), (here, 0.6), (every, 0.6)):
+        near = difflib.get_close_matches(key or table, known, 1, likeness)
+        if near:
+            return f"unknown {kind} {name}, the nearest known is {known[near[0]]}"
+    return f"unknown {kind} {name}, known here: {', '.join(here)}"
 
 
 def _given(value: Any) -> str:

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from penstock.backends.backend import Backend
+from penstock.backends.errors import Code, InferError
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.server.repository.check import check
+from tests.fakes import FakeBackend
+from tests.server.repository.folders import make, native
+
+GRAPH = Signature(
+    (TensorSpec("x", "FP32", (-1, 4)),),
+    (TensorSpec("y", "FP32", (-1, 3)), TensorSpec("maps", "seq(map(int64,tensor(float)))", ())),
+)
+
+
+class Loads:
+    """A Loader that fails for the models named."""
+
+    def __init__(self, *broken: str) -> None:
+        self.broken = broken
+        self.backends: list[FakeBackend] = []
+
+    def __call__(self, path: Path, device: str, options: Mapping[str, str]) -> Backend:
+        if path.parent.parent.name in self.broken:
+            raise InferError(Code.INVALID, "onnx runtime error 7: no graph")
+        backend = FakeBackend(GRAPH, lambda inputs: [np.zeros((1, 3)), []])
+        self.backends.append(backend)
+        return backend
+
+
+def test_prints_what_would_be_served(tmp_path: Path) -> None:
+    make(tmp_path, "m/1/model.onnx")
+    (tmp_path / "m" / "handler.py").write_text("def pre_inference(sample, metadata):\n    return sample\n")
+    native(
+        tmp_path,
+        "m",
+        "[batching]\nmax_batch_size = 8\npreferred = [4]\ncap = 6\nmax_queue_delay_us = 50\n"
+        '[hooks]\nfile = "handler.py"\n'
+        "[runtime]\nintra_op_threads = 2\n",
+    )
+    loads = Loads()
+    report = check([tmp_path], {"onnxruntime": loads})
+
+    assert str(report) == (
+        f"m version 1, onnxruntime, {tmp_path}/m/1/model.onnx\n"
+        "  inputs     x: FP32 [-1, 4]\n"
+        "  outputs    y: FP32 [-1, 3]\n"
+        "             maps: seq(map(int64,tensor(float))), for hooks only\n"
+        "  batching   up to 8 rows, preferred 4, waits up to 50 us, capped at 6, queue of 1024 rows\n"
+        "  instances  1 on cpu\n"
+        "  runtime    intra_op_thread_count 2\n"
+        f"  hooks      {tmp_path.resolve()}/m/handler.py, replicas: as the file needs, timeout: 30 s\n"
+        "\n"
+        "1 version would be served, 0 mistakes"
+    )
+    assert report.status == 0
+    assert all(backend.closed for backend in loads.backends)
+
+
+def test_every_mistake_is_found_with_its_place(tmp_path: Path) -> None:
+    make(
+        tmp_path,
+        "bad_file/1/model.onnx",
+        "bad_field/1/model.onnx",
+        "bad_shape/1/model.onnx",
+        "bad_hook/1/model.onnx",
+        "notes/readme",
+        bad_field="\nmodel_metrics { }",
+        bad_shape='max_batch_size: 4 input { name: "q" data_type: TYPE_FP32 dims: 4 }',
+    )
+    (tmp_path / "bad_hook" / "handler.py").write_text("\ndef pre_inference(a):\n    pass\n")
+    native(tmp_path, "bad_hook", '[hooks]\nfile = "handler.py"\n')
+    report = check([tmp_path], {"onnxruntime": Loads("bad_file")})
+    lines = str(report).splitlines()
+
+    assert f"{tmp_path}/bad_field/config.pbtxt:2: field 'model_metrics' is not supported" in lines
+    assert f"{tmp_path}/bad_file/1/model.onnx: onnx runtime error 7: no graph" in lines
+    assert f"{tmp_path}/bad_shape/1/model.onnx: unexpected inference input 'q', allowed inputs are: x" in lines
+    assert any(line.startswith(f"{tmp_path}/bad_hook/handler.py:2: ") for line in lines)
+    assert any(line.startswith(f"{tmp_path}/notes: warning: is no model") for line in lines)
+    assert lines[-1] == "0 versions would be served, 4 mistakes, 1 warning"
+    assert report.status == 1
+
+
+def test_the_python_of_a_hook_is_not_run(tmp_path: Path) -> None:
+    make(tmp_path, "m/1/model.onnx")
+    (tmp_path / "m" / "handler.py").write_text("raise RuntimeError\ndef pre_inference(sample, metadata): ...\n")
+    native(tmp_path, "m", '[hooks]\nfile = "handler.py"\n')
+
+    assert check([tmp_path], {"onnxruntime": Loads()}).findings == []
+
+
+def test_an_unknown_backend_is_a_mistake(tmp_path: Path) -> None:
+    make(tmp_path, "m/1/model.onnx")
+    native(tmp_path, "m", '[model]\nbackend = "other"\n')
+
+    assert check([tmp_path], {"onnxruntime": Loads()}).status == 1

@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import text_format
+
+from penstock.backends.signature import TensorSpec
+from penstock.batching.spec import InstanceGroup
+from penstock.server.repository.findings import Finding
+from penstock.server.repository.model_config import DOCUMENTATION, ENTRIES, HONOURED, PARAMETERS, REFUSED, Reader
+from penstock.server.repository.pbtxt import field_lines, model_config_pb2
+from penstock.server.repository.statement import Statement
+
+DOCS = Path(__file__).parents[3] / "docs" / "compatibility-triton.md"
+
+
+def read(text: str, gpus: tuple[int, ...] = (), folder: Path = Path("m")) -> tuple[Statement, list[Finding]]:
+    config = text_format.Parse(text, model_config_pb2().ModelConfig())
+    reader = Reader(folder / "config.pbtxt", config, field_lines(text), gpus)
+    return reader.read("m"), reader.findings
+
+
+def messages(text: str, gpus: tuple[int, ...] = ()) -> list[str]:
+    return [finding.message for finding in read(text, gpus)[1]]
+
+
+def fields(descriptor: Any, above: str = "") -> Iterator[str]:
+    """Every field of ModelConfig, down to where a decision about it is written."""
+    for field in descriptor.fields:
+        name = f"{above}.{field.name}".lstrip(".")
+        decided = name in {*REFUSED, *DOCUMENTATION, *HONOURED}
+        if decided or field.message_type is None:
+            yield name
+        else:
+            yield from fields(field.message_type, name)
+
+
+def test_a_decision_is_written_for_every_field_there_is() -> None:
+    known = {*REFUSED, *DOCUMENTATION, *HONOURED}
+
+    assert set(fields(model_config_pb2().ModelConfig.DESCRIPTOR)) == known
+
+
+@pytest.mark.parametrize("name", [*REFUSED, *DOCUMENTATION, *HONOURED, *PARAMETERS, *ENTRIES])
+def test_every_field_and_parameter_is_in_the_docs(name: str) -> None:
+    assert f"| `{name}` |" in DOCS.read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        ("runtime", 'runtime: "x"'),
+        ("input.reshape", 'input { name: "x" data_type: TYPE_FP32 dims: 1 reshape { shape: [] } }'),
+        ("input.allow_ragged_batch", 'input { name: "x" data_type: TYPE_FP32 dims: 1 allow_ragged_batch: true }'),
+        ("output.is_shape_tensor", 'output { name: "x" data_type: TYPE_FP32 dims: 1 is_shape_tensor: true }'),
+        ("batch_input", "batch_input { kind: BATCH_ELEMENT_COUNT }"),
+        ("optimization.priority", "optimization { priority: PRIORITY_MAX }"),
+        ("optimization.cuda", "optimization { cuda { graphs: true } }"),
+        ("dynamic_batching.preserve_ordering", "dynamic_batching { preserve_ordering: true }"),
+        ("dynamic_batching.priority_levels", "dynamic_batching { priority_levels: 2 }"),
+        ("sequence_batching", "sequence_batching { }"),
+        ("ensemble_scheduling", 'ensemble_scheduling { step [ { model_name: "a" model_version: -1 } ] }'),
+        ("instance_group.passive", "instance_group { passive: true }"),
+        ("instance_group.rate_limiter", "instance_group [ { count: 1 }, { rate_limiter { priority: 1 } } ]"),
+        ("metric_tags", 'metric_tags { key: "a" value: "b" }'),
+        ("model_warmup", 'model_warmup { name: "w" }'),
+        ("model_transaction_policy.decoupled", "model_transaction_policy { decoupled: true }"),
+        ("response_cache.enable", "response_cache { enable: true }"),
+        ("model_metrics", "model_metrics { }"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name_and_line(field: str, text: str) -> None:
+    _, findings = read("\n\n" + text)
+
+    assert (3, f"field '{field}' is not supported") in [(finding.line, finding.message) for finding in findings]
+
+
+def test_what_is_switched_off_is_accepted() -> None:
+    text = "response_cache { enable: false } model_transaction_policy { decoupled: false } dynamic_batching { }"
+
+    assert messages(text) == []
+
+
+def test_everything_honoured_is_said() -> None:
+    stated, findings = read(
+        """
+name: "m" platform: "onnxruntime_onnx" backend: "onnxruntime" default_model_filename: "net.onnx"
+max_batch_size: 16
+version_policy { specific { versions: [3, 1] } }
+input { name: "x" data_type: TYPE_STRING dims: [ -1, 2 ] optional: true }
+output { name: "y" data_type: TYPE_BF16 dims: 3 }
+dynamic_batching { preferred_batch_size: [8, 4] max_queue_delay_microseconds: 100
+  default_queue_policy { max_queue_size: 5 default_timeout_microseconds: 9 allow_timeout_override: true } }
+instance_group [ { count: 2 kind: KIND_GPU gpus: [0, 1] }, { kind: KIND_CPU } ]
+optimization { graph { level: 1 } input_pinned_memory { enable: true }
+  execution_accelerators { gpu_execution_accelerator { name: "cuda" parameters { key: "gpu_mem_limit" value: "9" } } } }
+parameters { key: "intra_op_thread_count" value { string_value: "3" } }
+parameters { key: "enable_mem_arena" value { string_value: "TRUE" } }
+parameters { key: "memory.enable_memory_arena_shrinkage" value { string_value: "cpu:0" } }
+""",
+        gpus=(0, 1),
+    )
+
+    assert findings == []
+    assert stated.values == {
+        "model.backend": "onnxruntime",
+        "model.file": "net.onnx",
+        "model.versions": ("specific", (1, 3)),
+        "batching.max_batch_size": 16,
+        "batching.preferred": (4, 8),
+        "batching.max_queue_delay_us": 100,
+        "batching.default_timeout_us": 9,
+        "batching.max_queue_requests": 5,
+        "batching.allow_timeout_override": True,
+        "inputs": (TensorSpec("x", "BYTES", (-1, 2), optional=True),),
+        "outputs": (TensorSpec("y", "BF16", (3,)),),
+        "instances": (InstanceGroup(2, ("cuda:0",)), InstanceGroup(2, ("cuda:1",)), InstanceGroup(1, ("cpu",))),
+        "runtime.graph_level": "extended",
+        "runtime.cuda": {"cuda.gpu_mem_limit": "9"},
+        "runtime.intra_op_threads": "3",
+        "runtime.mem_arena": "1",
+        "runtime.entries": {"memory.enable_memory_arena_shrinkage": "cpu:0"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('name: "other"', "unexpected directory name 'm' for model 'other', directory name must equal model name"),
+        ('platform: "tensorrt_plan"', "platform 'tensorrt_plan' is not supported, known: onnxruntime_onnx"),
+        ('backend: "python"', "backend 'python' is not supported, known: onnxruntime"),
+        (
+            'default_model_filename: "../net.onnx"',
+            "'../net.onnx' is not the name of a file in the version's folder",
+        ),
+        ("max_batch_size: -1", "'max_batch_size' must be non-negative value for m"),
+        ("version_policy { latest { } }", "version_policy.latest.num_versions must be 1 or more"),
+        ("version_policy { specific { versions: 0 } }", "version_policy.specific.versions must be integers above 0"),
+        ("input { data_type: TYPE_FP32 dims: 1 }", "model input must specify 'name' for m"),
+        ('output { name: "y" dims: 1 }', "model output 'y' must specify 'data_type' for m"),
+        (
+            'input { name: "x" data_type: TYPE_FP32 dims: 0 }',
+            "model input 'x' dimension must be integer >= 1, or -1 to indicate a variable-size dimension for m",
+        ),
+        (
+            'input { name: "x" data_type: TYPE_FP32 dims: 1 } input { name: "x" data_type: TYPE_FP32 dims: 1 }',
+            "input 'x' is declared more than once",
+        ),
+        (
+            'input { name: "x" data_type: TYPE_FP32 dims: 1 format: FORMAT_NCHW }',
+            "model input NHWC/NCHW require 3 dims for m",
+        ),
+        ("dynamic_batching { preferred_batch_size: 0 }", "dynamic batching preferred size must be positive for m"),
+        (
+            "dynamic_batching { default_queue_policy { timeout_action: DELAY } }",
+            "field 'dynamic_batching.default_queue_policy.timeout_action' is supported as REJECT only",
+        ),
+        ("instance_group { kind: KIND_GPU }", "instance group 0 has kind KIND_GPU but no GPUs are available"),
+        (
+            "instance_group { kind: KIND_GPU gpus: 3 }",
+            "instance group 0 has kind KIND_GPU specifies gpu 3, which is not there",
+        ),
+        (
+            "instance_group { kind: KIND_CPU gpus: 0 }",
+            "instance group 0 has kind KIND_CPU but specifies one or more GPUs",
+        ),
+        ("instance_group { count: -1 }", "instance group 0: count must be 1 or more"),
+        ("optimization { graph { level: 3 } }", "optimization.graph.level 3 is unknown, known: -1, 0, 1, 2"),
+        (
+            "optimization { input_pinned_memory { enable: false } }",
+            "field 'optimization.input_pinned_memory' is supported as enable: true only",
+        ),
+        (
+            'optimization { execution_accelerators { gpu_execution_accelerator { name: "tensorrt" } } }',
+            "execution accelerator 'tensorrt' is not supported, known: cuda",
+        ),
+        (
+            'optimization { execution_accelerators { gpu_execution_accelerator { name: "cuda" } } }',
+            "execution accelerator 'cuda' needs an instance_group with a GPU",
+        ),
+        (
+            'parameters { key: "intra_op_thread_count" value { string_value: "many" } }',
+            "parameter 'intra_op_thread_count' is 'many', takes an integer from 0 to 4096",
+        ),
+        ('output { name: "y" data_type: TYPE_FP32 dims: 1 label_filename: "/etc/x" }', "'/etc/x' lies outside"),
+    ],
+)
+def test_what_cannot_be_is_refused(text: str, message: str) -> None:
+    assert any(found.startswith(message) for found in messages(text)), messages(text)
+
+
+def test_an_unknown_parameter_is_refused() -> None:
+    assert messages('parameters { key: "zzz" value { string_value: "1" } }')[0].startswith(
+        "parameter 'zzz' is not supported, known: intra_op_thread_count"
+    )
+
+
+@pytest.mark.parametrize(("gpus", "device"), [((), "cpu"), ((0,), "cuda:0")])
+def test_kind_auto_takes_the_gpus_that_are_there(gpus: tuple[int, ...], device: str) -> None:
+    stated, _ = read("instance_group { kind: KIND_AUTO }", gpus)
+
+    assert stated.values["instances"] == (InstanceGroup(1, (device,)),)
+
+
+def test_labels_are_read_from_the_models_folder(tmp_path: Path) -> None:
+    (tmp_path / "labels.txt").write_text("setosa\nversicolor \n\nvirginica\n")
+    text = 'output { name: "y" data_type: TYPE_FP32 dims: 3 label_filename: "labels.txt" }'
+    stated, findings = read(text, folder=tmp_path)
+
+    assert findings == []
+    assert stated.values["labels"] == {"y": ("setosa", "versicolor", "", "virginica")}

@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.batching.spec import InstanceGroup
+from penstock.server.repository.findings import Finding, MistakeError
+from penstock.server.repository.penstock_toml import KEYS, key_lines, read_toml
+from penstock.server.repository.statement import Statement
+
+DOCS = Path(__file__).parents[3] / "docs" / "repository.md"
+
+
+def read(folder: Path, text: str) -> tuple[Statement, list[Finding]]:
+    path = folder / "penstock.toml"
+    path.write_text(text, encoding="utf-8")
+    return read_toml(path)
+
+
+def test_everything_it_can_say(tmp_path: Path) -> None:
+    (tmp_path / "handler.py").touch()
+    stated, findings = read(
+        tmp_path,
+        """
+[model]
+backend = "onnxruntime"
+file = "net.onnx"
+versions = { latest = 2 }
+[batching]
+max_batch_size = 32
+cap = 16
+preferred = [8, 4]
+max_queue_delay_us = 100
+executor = "loop"
+max_queue_rows = 10
+max_queue_bytes = 1000
+max_queue_requests = 5
+default_timeout_us = 7
+allow_timeout_override = false
+[instances]
+count = 2
+devices = ["cuda:0", "cuda:1"]
+[hooks]
+file = "handler.py"
+replicas = "shared"
+timeout_s = 3
+[hooks.metadata]
+any = { thing = [1, "two"] }
+[runtime]
+intra_op_threads = 2
+inter_op_threads = 1
+execution_mode = "parallel"
+mem_arena = false
+mem_pattern = true
+graph_level = "basic"
+""",
+    )
+
+    assert findings == []
+    assert stated.values == {
+        "model.backend": "onnxruntime",
+        "model.file": "net.onnx",
+        "model.versions": ("latest", 2),
+        "batching.max_batch_size": 32,
+        "batching.cap": 16,
+        "batching.preferred": (4, 8),
+        "batching.max_queue_delay_us": 100,
+        "batching.executor": "loop",
+        "batching.max_queue_rows": 10,
+        "batching.max_queue_bytes": 1000,
+        "batching.max_queue_requests": 5,
+        "batching.default_timeout_us": 7,
+        "batching.allow_timeout_override": False,
+        "instances": (InstanceGroup(2, ("cuda:0",)), InstanceGroup(2, ("cuda:1",))),
+        "hooks.file": (tmp_path / "handler.py").resolve(),
+        "hooks.replicas": "shared",
+        "hooks.timeout_s": 3.0,
+        "hooks.metadata": {"any": {"thing": [1, "two"]}},
+        "runtime.intra_op_threads": "2",
+        "runtime.inter_op_threads": "1",
+        "runtime.execution_mode": "1",
+        "runtime.mem_arena": "0",
+        "runtime.mem_pattern": "1",
+        "runtime.graph_level": "basic",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        ("[batchin]\ncap = 1", 1, "unknown table batchin, the nearest known is batching"),
+        (
+            "\n[batching]\nmax_batchsize = 1",
+            3,
+            "unknown key batching.max_batchsize, the nearest known is batching.max_batch_size",
+        ),
+        ("[batching]\ntimeout_s = 1", 2, "unknown key batching.timeout_s, the nearest known is hooks.timeout_s"),
+        ("[instances]\nqqqqqq = 1", 2, "unknown key instances.qqqqqq, known here: count, devices"),
+        ("[batching]\ncap = true", 2, "batching.cap: got true (boolean), takes an integer, 1 or more"),
+        ("[batching]\ncap = 0", 2, "batching.cap: got 0 (integer), takes an integer, 1 or more"),
+        ('[batching]\ncap = "8"', 2, 'batching.cap: got "8" (string), takes an integer, 1 or more'),
+        (
+            '[batching]\nexecutor = "fast"',
+            2,
+            'batching.executor: got "fast" (string), takes one of "auto", "thread", "loop"',
+        ),
+        ("batching = 3", 1, "batching: got 3 (integer), takes a table: [batching]"),
+        (
+            '[instances]\ndevices = ["gpu"]',
+            2,
+            'instances.devices: got [\'gpu\'] (list), takes a list of devices ("cpu", "cuda:0", ...)',
+        ),
+        (
+            '[model]\nfile = "../x"',
+            2,
+            'model.file: got "../x" (string), takes the name of a file in the version\'s folder',
+        ),
+        ('[hooks]\nfile = "gone.py"', 2, "hooks.file: 'gone.py' is not there"),
+        ('[hooks]\nfile = "../handler.py"', 2, "hooks.file: '../handler.py' lies outside the model's folder"),
+        ('[hooks]\nfile = "/etc/passwd"', 2, "hooks.file: '/etc/passwd' lies outside the model's folder"),
+        ("[hooks]\nreplicas = 2", 1, "[hooks] must name a file"),
+    ],
+)
+def test_a_mistake_has_its_line_and_what_would_be_right(tmp_path: Path, text: str, line: int, message: str) -> None:
+    _, findings = read(tmp_path, text)
+
+    assert [(finding.line, finding.message) for finding in findings] == [(line, message)]
+
+
+def test_every_mistake_is_found_at_once(tmp_path: Path) -> None:
+    _, findings = read(tmp_path, "[batching]\ncap = 0\nexecutor = 1\n[zzz]\n")
+
+    assert [finding.line for finding in findings] == [2, 3, 4]
+
+
+def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "outside.py").touch()
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "handler.py").symlink_to(tmp_path / "outside.py")
+    _, findings = read(folder, '[hooks]\nfile = "handler.py"')
+
+    assert [finding.message for finding in findings] == ["hooks.file: 'handler.py' lies outside the model's folder"]
+
+
+def test_what_is_no_toml_has_its_line(tmp_path: Path) -> None:
+    with pytest.raises(MistakeError) as caught:
+        read(tmp_path, "[batching]\ncap = \n")
+
+    assert caught.value.finding.line == 2
+
+
+@pytest.mark.parametrize("name", [f"{table}.{key}" for table, keys in KEYS.items() for key in keys])
+def test_every_key_is_in_the_docs(name: str) -> None:
+    assert f"| `{name}` |" in DOCS.read_text("utf-8")
+
+
+SCALARS = st.one_of(
+    st.integers(-(2**70), 2**70).filter(lambda number: -(2**63) <= number < 2**63),
+    st.booleans(),
+    st.sampled_from(['"auto"', '"cpu"', '"x/../y"', '""', "1.5", "inf", "nan", "1979-05-27", "[]", '[1, "a"]', "{}"]),
+)
+WORDS = st.sampled_from(sorted({key for keys in KEYS.values() for key in keys} | {"other", "max_batch"}))
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from([*KEYS, "unknown"]), st.dictionaries(WORDS, SCALARS, max_size=4), min_size=1, max_size=4
+    )
+)
+def test_what_is_said_is_taken_or_a_finding_with_its_line(
+    tmp_path_factory: pytest.TempPathFactory, document: dict[str, dict[str, Any]]
+) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    lines = []
+    for table, content in document.items():
+        lines.append(f"[{table}]")
+        lines += [f"{key} = {_text(value)}" for key, value in content.items()]
+    stated, findings = read(folder, "\n".join(lines))
+    for finding in findings:
+        assert 1 <= finding.line <= len(lines)
+    faulty = {lines[finding.line - 1] for finding in findings}
+    for table, content in document.items():
+        for key, value in content.items():
+            if table not in KEYS or f"{key} = {_text(value)}" in faulty or f"[{table}]" in faulty:
+                continue
+            name = "instances" if table == "instances" else f"{table}.{key}"
+            assert name in stated.values
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.text(st.sampled_from("[]=.\"'ab \n#1"), max_size=60))
+def test_no_text_breaks_the_reader(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    try:
+        _, findings = read(folder, text)
+    except MistakeError as error:
+        findings = [error.finding]
+    assert all(0 <= finding.line <= text.count("\n") + 1 for finding in findings)
+    assert all(line >= 1 for line in key_lines(text).values())

@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from google.protobuf import text_format
+
+from penstock.backends.errors import Code, InferError
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching.completion import complete
+from penstock.batching.spec import ModelSpec
+from penstock.server.repository.pbtxt import model_config_pb2
+from penstock.server.repository.repository import Repository
+from tests.server.repository.folders import make, native
+
+GRAPH = Signature(
+    (TensorSpec("x", "FP32", (-1, 4)), TensorSpec("s", "BYTES", (-1, 1))),
+    (TensorSpec("y", "FP32", (-1, 3)), TensorSpec("maps", "seq(map(int64,tensor(float)))", ())),
+)
+
+
+class FakeEngine:
+    """Completes against one graph; fails for the models named."""
+
+    def __init__(self, graph: Signature = GRAPH, failures: Mapping[str, Exception] | None = None) -> None:
+        self.graph = graph
+        self.failures = failures or {}
+        self.loaded: dict[tuple[str, int], Any] = {}
+        self.now = self.most = 0
+        self.seen: list[dict[str, str]] = []
+        self.repository: Repository | None = None
+
+    async def load(self, spec: ModelSpec) -> Any:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        await asyncio.sleep(0)
+        self.now -= 1
+        if self.repository is not None:
+            self.seen = self.repository.index()
+        if spec.name in self.failures:
+            raise self.failures[spec.name]
+        done = complete(spec, self.graph)
+        model = SimpleNamespace(name=spec.name, spec=done, platform="onnxruntime_onnx")
+        self.loaded[spec.name, spec.version] = model
+        return model
+
+
+def loaded(root: Path, **failures: Exception) -> tuple[Repository, FakeEngine, list[str]]:
+    repository, engine = Repository([root]), FakeEngine(failures=failures)
+    repository.read()
+    engine.repository = repository
+    reasons = asyncio.run(repository.load_all(engine))
+    return repository, engine, reasons
+
+
+def config_of(root: Path, graph: Signature = GRAPH) -> tuple[Any, dict[str, Any]]:
+    repository, engine = Repository([root]), FakeEngine(graph)
+    assert [str(finding) for finding in repository.read()] == []
+    assert asyncio.run(repository.load_all(engine)) == []
+    model = engine.loaded["m", 1]
+    return repository.config(model), repository.config_json(model)
+
+
+class TestStates:
+    def test_everything_that_loads_is_ready(self, tmp_path: Path) -> None:
+        make(tmp_path, "a/1/model.onnx", "b/1/model.onnx", "b/2/model.onnx", b="version_policy { all { } }")
+        repository, _, reasons = loaded(tmp_path)
+
+        assert reasons == []
+        assert repository.ready()
+        assert repository.index() == [
+            {"name": "a", "version": "1", "state": "READY"},
+            {"name": "b", "version": "1", "state": "READY"},
+            {"name": "b", "version": "2", "state": "READY"},
+        ]
+
+    def test_a_model_is_loading_until_it_is_loaded(self, tmp_path: Path) -> None:
+        make(tmp_path, "a/1/model.onnx")
+        repository, engine, _ = loaded(tmp_path)
+
+        assert engine.seen == [{"name": "a", "version": "1", "state": "LOADING"}]
+        assert repository.index(ready=True) == repository.index()
+
+    def test_nothing_is_ready_before_loading_has_ended(self, tmp_path: Path) -> None:
+        repository = Repository([make(tmp_path, "a/1/model.onnx")])
+        repository.read()
+
+        assert not repository.ready()
+        assert not repository.ready(strict=False)
+
+    @pytest.mark.parametrize(
+        ("failure", "reason"),
+        [(InferError(Code.INVALID, "no good"), "no good"), (ValueError("oops"), "ValueError: oops")],
+    )
+    def test_a_model_that_does_not_load_is_unavailable_with_its_reason(
+        self, tmp_path: Path, failure: Exception, reason: str
+    ) -> None:
+        make(tmp_path, "a/1/model.onnx", "b/1/model.onnx")
+        repository, engine, reasons = loaded(tmp_path, a=failure)
+
+        assert reasons == [f"model 'a' version 1: {reason}"]
+        assert not repository.ready()
+        assert repository.ready(strict=False)
+        assert repository.index()[0] == {"name": "a", "version": "1", "state": "UNAVAILABLE", "reason": reason}
+        assert repository.index(ready=True) == [{"name": "b", "version": "1", "state": "READY"}]
+        assert list(engine.loaded) == [("b", 1)]
+
+    def test_a_model_that_cannot_be_read_is_unavailable_with_its_place(self, tmp_path: Path) -> None:
+        make(tmp_path, "a/1/model.onnx", "b/1/model.onnx", a="metric_tags { }")
+        repository, _, reasons = loaded(tmp_path)
+        reason = f"{tmp_path}/a/config.pbtxt:1: field 'metric_tags' is not supported"
+
+        assert reasons == [f"model 'a': {reason}"]
+        assert repository.index()[0] == {"name": "a", "state": "UNAVAILABLE", "reason": reason}
+
+    def test_a_path_that_is_not_there_is_among_the_reasons(self, tmp_path: Path) -> None:
+        _, _, reasons = loaded(tmp_path / "gone")
+
+        assert reasons == [f"{tmp_path}/gone: is not there"]
+
+    def test_few_models_load_at_the_same_time(self, tmp_path: Path) -> None:
+        make(tmp_path, *(f"m{number}/1/model.onnx" for number in range(9)))
+        repository, engine = Repository([tmp_path]), FakeEngine()
+        repository.read()
+        asyncio.run(repository.load_all(engine, threads=3))
+
+        assert engine.most == 3
+
+
+class TestConfig:
+    def test_a_silent_configuration_is_completed(self, tmp_path: Path) -> None:
+        config, document = config_of(make(tmp_path, "m/1/model.onnx"))
+
+        assert document["name"] == "m"
+        assert document["platform"] == "onnxruntime_onnx"
+        assert document["backend"] == "onnxruntime"
+        assert document["max_batch_size"] == 64
+        assert document["version_policy"] == {"latest": {"num_versions": 1}}
+        assert document["default_model_filename"] == "model.onnx"
+        assert [(tensor["name"], tensor["data_type"], tensor["dims"]) for tensor in document["input"]] == [
+            ("x", "TYPE_FP32", [4]),
+            ("s", "TYPE_STRING", [1]),
+        ]
+        assert [(tensor["name"], tensor["dims"]) for tensor in document["output"]] == [("y", [3])]
+        assert document["dynamic_batching"]["preferred_batch_size"] == [64]
+        assert document["dynamic_batching"]["max_queue_delay_microseconds"] == 0
+        assert document["instance_group"][0] == {
+            "name": "m_0",
+            "kind": "KIND_CPU",
+            "count": 1,
+            "gpus": [],
+            "secondary_devices": [],
+            "profile": [],
+            "passive": False,
+            "host_policy": "",
+        }
+        assert config.max_batch_size == 64
+
+    def test_what_is_not_set_is_absent_where_clients_test_for_presence(self, tmp_path: Path) -> None:
+        _, document = config_of(make(tmp_path, "m/1/model.onnx"))
+
+        assert (
+            document.keys()
+            & {
+                "sequence_batching",
+                "ensemble_scheduling",
+                "model_transaction_policy",
+                "response_cache",
+                "optimization",
+            }
+            == set()
+        )
+
+    @pytest.mark.parametrize("size", [0, 1])
+    def test_a_model_that_is_not_batched_has_no_dynamic_batching(self, tmp_path: Path, size: int) -> None:
+        make(tmp_path, "m/1/model.onnx")
+        native(tmp_path, "m", f"[batching]\nmax_batch_size = {size}\n")
+        _, document = config_of(tmp_path)
+
+        assert "dynamic_batching" not in document
+        assert document["max_batch_size"] == size
+        assert document["input"][0]["dims"] == ([4] if size else [-1, 4])
+
+    def test_what_was_declared_is_kept(self, tmp_path: Path) -> None:
+        make(
+            tmp_path,
+            "m/1/model.onnx",
+            "m/labels.txt",
+            m="""
+max_batch_size: 8
+input { name: "s" data_type: TYPE_STRING dims: 1 }
+input { name: "x" data_type: TYPE_FP32 dims: 4 }
+output { name: "y" data_type: TYPE_FP32 dims: 3 label_filename: "labels.txt" }
+dynamic_batching { max_queue_delay_microseconds: 5 default_queue_policy { max_queue_size: 9 } }
+instance_group { name: "mine" count: 2 kind: KIND_CPU }
+parameters { key: "intra_op_thread_count" value { string_value: "2" } }
+""",
+        )
+        _, document = config_of(tmp_path)
+
+        assert [tensor["name"] for tensor in document["input"]] == ["x", "s"]
+        assert document["output"][0]["label_filename"] == "labels.txt"
+        assert document["instance_group"][0]["name"] == "mine"
+        assert document["dynamic_batching"]["max_queue_delay_microseconds"] == 5
+        assert document["dynamic_batching"]["default_queue_policy"] == {
+            "timeout_action": "REJECT",
+            "default_timeout_microseconds": 0,
+            "allow_timeout_override": False,
+            "max_queue_size": 9,
+        }
+        assert document["parameters"] == {"intra_op_thread_count": {"string_value": "2"}}
+
+    def test_what_penstock_toml_says_is_reported_in_tritons_words(self, tmp_path: Path) -> None:
+        make(tmp_path, "m/1/model.onnx")
+        native(
+            tmp_path,
+            "m",
+            "[model]\nversions = [1]\n[batching]\nmax_queue_delay_us = 3\ndefault_timeout_us = 4\n"
+            '[runtime]\nexecution_mode = "parallel"\ngraph_level = "basic"\n',
+        )
+        _, document = config_of(tmp_path)
+
+        assert document["version_policy"] == {"specific": {"versions": [1]}}
+        assert document["dynamic_batching"]["max_queue_delay_microseconds"] == 3
+        assert document["dynamic_batching"]["default_queue_policy"]["default_timeout_microseconds"] == 4
+        assert document["parameters"] == {"execution_mode": {"string_value": "1"}}
+        assert document["optimization"]["graph"] == {"level": -1}
+
+    @pytest.mark.parametrize(
+        "graph",
+        [
+            GRAPH,
+            replace(GRAPH, outputs=(TensorSpec("y", "INT64", (-1,)),)),
+            Signature((TensorSpec("x", "FP16", (2, -1)),), (TensorSpec("y", "BF16", ()),)),
+        ],
+    )
+    def test_the_completed_configuration_is_itself_a_configuration(self, tmp_path: Path, graph: Signature) -> None:
+        first, _ = config_of(make(tmp_path / "before", "m/1/model.onnx"), graph)
+        second, _ = config_of(make(tmp_path / "after", "m/1/model.onnx", m=text_format.MessageToString(first)), graph)
+
+        assert second == first
+
+    def test_a_model_from_elsewhere_has_a_configuration_too(self, tmp_path: Path) -> None:
+        spec = complete(ModelSpec("other", 1, Path("x")), GRAPH)
+        model: Any = SimpleNamespace(name="other", spec=spec, platform="fake")
+
+        assert isinstance(Repository([tmp_path]).config(model), model_config_pb2().ModelConfig)

@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.batching.spec import BatchPolicy, InstanceGroup
+from penstock.server.repository.scan import Defaults, Entry, scan
+from tests.server.repository.folders import make, native
+
+
+def entries(root: Path, *more: Path) -> dict[str, Entry]:
+    found, _ = scan([root, *more], Defaults())
+    return {entry.name: entry for entry in found}
+
+
+def versions(entry: Entry) -> list[int]:
+    return [spec.version for spec in entry.specs]
+
+
+def mistakes(entry: Entry) -> list[str]:
+    return [finding.message for finding in entry.findings if finding.mistake]
+
+
+def warnings(entry: Entry) -> list[str]:
+    return [f"{finding.path.name} {finding.message}" for finding in entry.findings if not finding.mistake]
+
+
+class TestVersions:
+    files = ("m/1/model.onnx", "m/3/model.onnx", "m/20/model.onnx")
+
+    def test_the_latest_alone_is_served_by_default(self, tmp_path: Path) -> None:
+        entry = entries(make(tmp_path, *self.files))["m"]
+
+        assert versions(entry) == [20]
+        assert entry.specs[0].path == tmp_path / "m" / "20" / "model.onnx"
+
+    @pytest.mark.parametrize(
+        ("policy", "expected"),
+        [
+            ("latest { num_versions: 2 }", [3, 20]),
+            ("latest { num_versions: 9 }", [1, 3, 20]),
+            ("all { }", [1, 3, 20]),
+            ("specific { versions: [1, 20] }", [1, 20]),
+        ],
+    )
+    def test_the_version_policy_chooses(self, tmp_path: Path, policy: str, expected: list[int]) -> None:
+        entry = entries(make(tmp_path, *self.files, m=f"version_policy {{ {policy} }}"))["m"]
+
+        assert versions(entry) == expected
+
+    @pytest.mark.parametrize(("policy", "expected"), [('"all"', [1, 3, 20]), ("[1]", [1]), ("{ latest = 2 }", [3, 20])])
+    def test_penstock_toml_chooses_likewise(self, tmp_path: Path, policy: str, expected: list[int]) -> None:
+        make(tmp_path, *self.files)
+        native(tmp_path, "m", f"[model]\nversions = {policy}\n")
+
+        assert versions(entries(tmp_path)["m"]) == expected
+
+    def test_a_specific_version_that_is_missing_is_a_mistake_about_that_version(self, tmp_path: Path) -> None:
+        entry = entries(make(tmp_path, *self.files, m="\nversion_policy { specific { versions: [1, 2] } }"))["m"]
+
+        assert versions(entry) == [1]
+        assert [(f.version, f.line, f.message) for f in entry.findings] == [
+            (2, 2, "version 2 of model 'm' is not there")
+        ]
+
+    @pytest.mark.parametrize("name", ["01", "0", "one", "-1", "1.0", "9" * 19, "\u0661"])
+    def test_other_folders_are_ignored_with_a_warning(self, tmp_path: Path, name: str) -> None:
+        entry = entries(make(tmp_path, "m/1/model.onnx", f"m/{name}/model.onnx"))["m"]
+
+        assert versions(entry) == [1]
+        assert warnings(entry) == [
+            f"{name} is ignored: a version folder's name is an integer above 0 without leading zeros"
+        ]
+
+    def test_folders_with_a_use_of_their_own_raise_no_warning(self, tmp_path: Path) -> None:
+        entry = entries(make(tmp_path, "m/1/model.onnx", "m/__pycache__/x", "m/.git/x", "m/warmup/x", "m/configs/x"))[
+            "m"
+        ]
+
+        assert entry.findings == ()
+
+    def test_a_model_without_any_version_is_a_mistake(self, tmp_path: Path) -> None:
+        entry = entries(make(tmp_path, m=""))["m"]
+
+        assert mistakes(entry) == ["at least one version must be available under the version policy of model 'm'"]
+
+    def test_a_version_without_its_file_leaves_the_others(self, tmp_path: Path) -> None:
+        entry = entries(make(tmp_path, "m/1/model.onnx", "m/2/other.onnx", m="version_policy { all { } }"))["m"]
+
+        assert versions(entry) == [1]
+        assert entry.findings[0].version == 2
+        assert mistakes(entry)[0].startswith("there is no model.onnx (other.onnx is there)")
+
+
+class TestFiles:
+    def test_the_file_may_have_another_name(self, tmp_path: Path) -> None:
+        entry = entries(make(tmp_path, "m/1/net.onnx", m='default_model_filename: "net.onnx"'))["m"]
+
+        assert entry.specs[0].path.name == "net.onnx"
+
+    def test_a_model_may_be_a_folder(self, tmp_path: Path) -> None:
+        entry = entries(make(tmp_path, "m/1/model.onnx/model.onnx", "m/1/model.onnx/weights.bin"))["m"]
+
+        assert entry.specs[0].path == tmp_path / "m/1/model.onnx/model.onnx"
+
+    def test_links_are_followed(self, tmp_path: Path) -> None:
+        make(tmp_path, "elsewhere/1/model.onnx", "repository/readme")
+        (tmp_path / "repository" / "m").symlink_to(tmp_path / "elsewhere")
+
+        assert versions(entries(tmp_path / "repository")["m"]) == [1]
+
+    def test_a_single_file_is_a_model_of_version_one(self, tmp_path: Path) -> None:
+        entry = entries(make(tmp_path, "net.onnx") / "net.onnx")["net"]
+
+        assert versions(entry) == [1]
+        assert entry.config.default_model_filename == "net.onnx"
+
+    @pytest.mark.parametrize("name", ["net.toml", "penstock.toml"])
+    def test_a_single_file_has_its_toml_beside_it(self, tmp_path: Path, name: str) -> None:
+        make(tmp_path, "net.onnx", "hooks.py")
+        (tmp_path / name).write_text('[hooks]\nfile = "hooks.py"\n')
+        entry = entries(tmp_path / "net.onnx")["net"]
+
+        assert entry.specs[0].hooks is not None
+        assert entry.specs[0].hooks.path == (tmp_path / "hooks.py").resolve()
+
+    def test_a_toml_of_the_files_name_goes_before_penstock_toml(self, tmp_path: Path) -> None:
+        make(tmp_path, "net.onnx")
+        (tmp_path / "net.toml").write_text("[batching]\nmax_batch_size = 1\n")
+        (tmp_path / "penstock.toml").write_text("[batching]\nmax_batch_size = 2\n")
+
+        assert entries(tmp_path / "net.onnx")["net"].specs[0].policy.max_batch_rows == 1
+
+    def test_a_single_file_has_no_versions_to_choose(self, tmp_path: Path) -> None:
+        make(tmp_path, "net.onnx")
+        (tmp_path / "net.toml").write_text('[model]\nversions = "all"\n')
+
+        assert mistakes(entries(tmp_path / "net.onnx")["net"]) == [
+            "model.versions does not apply to a single .onnx file"
+        ]
+
+
+class TestFolders:
+    def test_what_is_no_model_is_reported_and_stops_nothing(self, tmp_path: Path) -> None:
+        make(tmp_path, "m/1/model.onnx", "notes/readme", "stray.onnx", ".git/config", "README")
+        found, findings = scan([tmp_path], Defaults())
+
+        assert [entry.name for entry in found] == ["m"]
+        assert [(finding.path.name, finding.mistake) for finding in findings] == [
+            ("notes", False),
+            ("stray.onnx", False),
+        ]
+
+    def test_a_broken_model_does_not_stop_the_others(self, tmp_path: Path) -> None:
+        found = entries(make(tmp_path, "a/1/model.onnx", "b/1/model.onnx", a="max_batch_sise: 3"))
+
+        assert versions(found["b"]) == [1]
+        assert found["a"].specs == ()
+        assert found["a"].findings[0].line == 1
+
+    def test_two_models_of_one_name_are_a_mistake(self, tmp_path: Path) -> None:
+        make(tmp_path, "one/m/1/model.onnx", "two/m/1/model.onnx")
+        entry = entries(tmp_path / "one", tmp_path / "two")["m"]
+
+        assert entry.specs == () or mistakes(entry)
+        assert mistakes(entry) == [
+            f"there is another model 'm': {tmp_path / 'two' / 'm'}",
+            f"there is another model 'm': {tmp_path / 'one' / 'm'}",
+        ]
+        assert entry.specs == ()
+
+    def test_a_path_given_twice_is_read_once(self, tmp_path: Path) -> None:
+        make(tmp_path, "m/1/model.onnx")
+
+        assert mistakes(entries(tmp_path, tmp_path / "m" / "..")["m"]) == []
+
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            ("gone", "is not there"),
+            ("file.txt", "is neither a folder nor an .onnx file"),
+            ("m", "is the folder of one model; give the folder that holds it"),
+            (".hidden.onnx", "a model's name must not start with '.'"),
+        ],
+    )
+    def test_a_path_that_is_no_repository_is_a_mistake(self, tmp_path: Path, given: str, message: str) -> None:
+        make(tmp_path, "file.txt", "m/1/model.onnx", ".hidden.onnx")
+        found, findings = scan([tmp_path / given], Defaults())
+
+        assert found == []
+        assert findings[0].mistake
+        assert findings[0].message.startswith(message)
+
+    def test_an_empty_repository_is_a_warning(self, tmp_path: Path) -> None:
+        _, findings = scan([tmp_path], Defaults())
+
+        assert [(finding.message, finding.mistake) for finding in findings] == [("holds no models", False)]
+
+    def test_a_model_may_be_named_by_a_number(self, tmp_path: Path) -> None:
+        assert versions(entries(make(tmp_path, "7/1/model.onnx"))["7"]) == [1]
+
+
+class TestBothFiles:
+    def test_each_says_what_the_other_leaves_out(self, tmp_path: Path) -> None:
+        make(tmp_path, "m/1/model.onnx", m="max_batch_size: 8")
+        native(tmp_path, "m", "[batching]\nmax_batch_size = 8\ncap = 4\n[runtime]\nmem_arena = false\n")
+        spec = entries(tmp_path)["m"].specs[0]
+
+        assert spec.policy == BatchPolicy(max_batch_rows=8, cap_rows=4)
+        assert spec.options == {"enable_mem_arena": "0"}
+        assert spec.instances == (InstanceGroup(),)
+
+    def test_the_same_thing_said_differently_is_a_mistake(self, tmp_path: Path) -> None:
+        make(tmp_path, "m/1/model.onnx", m="\nmax_batch_size: 8")
+        native(tmp_path, "m", "[batching]\nmax_batch_size = 4\n")
+        finding = entries(tmp_path)["m"].findings[0]
+
+        assert str(finding) == (
+            f"{tmp_path}/m/penstock.toml:2: batching.max_batch_size is 4 here and 8 in config.pbtxt:2"
+        )
+
+    def test_a_size_above_the_largest_has_the_place_where_it_was_said(self, tmp_path: Path) -> None:
+        make(tmp_path, "m/1/model.onnx", m="max_batch_size: 8")
+        native(tmp_path, "m", "\n[batching]\ncap = 9\n")
+
+        assert [str(finding) for finding in entries(tmp_path)["m"].findings] == [
+            f"{tmp_path}/m/penstock.toml:3: batching.cap: 9 is more than the max batch size, 8"
+        ]
+
+    def test_the_servers_default_goes_with_every_policy(self, tmp_path: Path) -> None:
+        found, _ = scan([make(tmp_path, "m/1/model.onnx")], Defaults(max_batch_rows=5))
+
+        assert found[0].specs[0].policy.default_max_batch_rows == 5
