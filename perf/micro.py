@@ -19,10 +19,8 @@ import uvloop
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from penstock.backends.errors import Code, InferError
 from penstock.backends.loading import LOADERS
 from penstock.batching.engine import Engine
-from penstock.batching.model import Model
 from penstock.batching.spec import BatchPolicy, ModelSpec
 from penstock.server.hooks.runner import Hooks
 from penstock.server.http.fastlane import FastLane, Shared
@@ -45,7 +43,9 @@ class SinkTransport(asyncio.Transport):
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return default
 
-    def write(self, data: bytes | bytearray | memoryview) -> None:
+    def write(self, data: Any) -> None:
+        if not data.startswith(b"HTTP/1.1 200"):
+            raise RuntimeError(bytes(data[:500]).decode())
         self.written += len(data)
 
     def is_closing(self) -> bool:
@@ -59,7 +59,7 @@ class Stage:
 
     def __init__(self, engine: Engine, count: int) -> None:
         self.engine = engine
-        self.service = Inference(engine, Limits(), _no_hooks)
+        self.service = Inference(engine, Limits(), lambda model: Hooks(engine, model))
         shared = Shared(self.service, Limits())
         protocol = type("Lane", (FastLane,), {"shared": shared})
         config = Config(_no_app, lifespan="off", ws="none", log_config=None)
@@ -69,10 +69,6 @@ class Stage:
         self.connections = [protocol(config=config, server_state=state, app_state={}) for _ in range(count)]
         for connection in self.connections:
             connection.connection_made(SinkTransport())
-
-
-def _no_hooks(model: Model) -> Hooks:
-    raise InferError(Code.NOT_FOUND, f"no hooks for '{model.name}' here")
 
 
 async def _no_app(_scope: Any, _receive: Any, _send: Any) -> None: ...
@@ -118,7 +114,7 @@ async def main(path: Path) -> None:
     )
     for count in CONNECTIONS:
         print(f"whole trip, {count:3} a turn   {await trip_us(engine, count, raw):6.2f} us per request")
-    service = Inference(engine, Limits(), _no_hooks)
+    service = Inference(engine, Limits(), lambda model: Hooks(engine, model))
     encoder = service._encoder(model)  # noqa: SLF001
     output = [np.array([[0.1, 0.2, 0.7]], np.float32)]
     print(f"decode                  {fastest_us(lambda: decode(model, body, -1, 100, service)):6.2f}")

@@ -157,7 +157,7 @@ class Inference:
                     self._answer_mixed(connection, claim, encoder, request)
             except InferError as failed:
                 self._answer_error(connection, failed)
-            except Exception as failed:
+            except Exception as failed:  # noqa: BLE001 - one answer's failure must not take its batch mates' answers
                 self._answer_error(connection, _internal(failed, request.model.name, request.id))
 
     # -- steps -------------------------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ class Inference:
             connection.answer(error.status, error_body(error.text), b"application/json", extra)
         except InferError as error:
             self._answer_error(connection, error)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - logged under an id, and the client gets an answer whatever it is
             self._answer_error(connection, _internal(error, model.name, request_id))
         finally:
             connection.task = None
