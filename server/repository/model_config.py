@@ -78,9 +78,12 @@ ENTRIES = ("session.use_device_allocator_for_initializers", "memory.enable_memor
 
 
 class Reader:
-    """Reads one ModelConfig into a Statement, collecting every mistake."""
+    """Reads one ModelConfig into a Statement, collecting every mistake.
 
-    def __init__(self, path: Path, config: Any, lines: Mapping[str, int], gpus: tuple[int, ...]) -> None:
+    `gpus`: those that are there; None where nobody has looked, and the runtime will be the judge.
+    """
+
+    def __init__(self, path: Path, config: Any, lines: Mapping[str, int], gpus: tuple[int, ...] | None) -> None:
         self._path = path
         self._config = config
         self._lines = lines
@@ -233,14 +236,16 @@ class Reader:
             self._say("instances", tuple(groups), "instance_group")
 
     def _devices(self, number: int, kind: str, gpus: tuple[int, ...]) -> list[str]:
-        wanted = gpus or self._gpus
+        known = self._gpus
+        wanted = gpus or known or ()
         if kind == "AUTO":
-            kind = "GPU" if wanted and set(wanted) <= set(self._gpus) else "CPU"
+            kind = "GPU" if wanted and (known is None or set(wanted) <= set(known)) else "CPU"
         if kind != "GPU":
             return ["cpu"]
-        absent = sorted(set(wanted) - set(self._gpus))
+        absent = sorted(set(wanted) - set(wanted if known is None else known))
         if absent or not wanted:
-            text = f"specifies gpu {absent[0]}, which is not there" if absent else "but no GPUs are available"
+            none = "but names no gpus" if known is None else "but no GPUs are available"
+            text = f"specifies gpu {absent[0]}, which is not there" if absent else none
             self._mistake("instance_group.gpus", f"instance group {number} has kind KIND_GPU {text}")
             return ["cpu"]
         return [f"cuda:{gpu}" for gpu in wanted]

@@ -28,10 +28,10 @@ _NO_VERSIONS = frozenset({"__pycache__", "configs", "warmup"})
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What the server decides where configurations are silent. `gpus`: those that are there."""
+    """What the server decides where configurations are silent. `gpus`: those that are there, None if unknown."""
 
     max_batch_rows: int = DEFAULT_MAX_BATCH_ROWS
-    gpus: tuple[int, ...] = ()
+    gpus: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,13 +17,13 @@ from penstock.server.repository.statement import Statement
 DOCS = Path(__file__).parents[3] / "docs" / "compatibility-triton.md"
 
 
-def read(text: str, gpus: tuple[int, ...] = (), folder: Path = Path("m")) -> tuple[Statement, list[Finding]]:
+def read(text: str, gpus: tuple[int, ...] | None = (), folder: Path = Path("m")) -> tuple[Statement, list[Finding]]:
     config = text_format.Parse(text, model_config_pb2().ModelConfig())
     reader = Reader(folder / "config.pbtxt", config, field_lines(text), gpus)
     return reader.read("m"), reader.findings
 
 
-def messages(text: str, gpus: tuple[int, ...] = ()) -> list[str]:
+def messages(text: str, gpus: tuple[int, ...] | None = ()) -> list[str]:
     return [finding.message for finding in read(text, gpus)[1]]
 
 
@@ -203,6 +203,16 @@ def test_kind_auto_takes_the_gpus_that_are_there(gpus: tuple[int, ...], device: 
     stated, _ = read("instance_group { kind: KIND_AUTO }", gpus)
 
     assert stated.values["instances"] == (InstanceGroup(1, (device,)),)
+
+
+def test_gpus_nobody_has_looked_for_are_left_to_the_runtime() -> None:
+    stated, findings = read("instance_group [ { kind: KIND_GPU gpus: 1 }, { count: 2 } ]", None)
+
+    assert findings == []
+    assert stated.values["instances"] == (InstanceGroup(1, ("cuda:1",)), InstanceGroup(2, ("cpu",)))
+    assert messages("instance_group { kind: KIND_GPU }", None) == [
+        "instance group 0 has kind KIND_GPU but names no gpus"
+    ]
 
 
 def test_labels_are_read_from_the_models_folder(tmp_path: Path) -> None:
