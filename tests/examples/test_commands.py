@@ -17,7 +17,8 @@ from penstock.perf.load import Process, penstock
 IRIS = Path(__file__).parents[2] / "examples" / "iris"
 ADDRESS = "127.0.0.1:8000"
 BLOCK = re.search(r"```sh\n(.*?)```", (IRIS / "README.md").read_text("utf-8"), re.DOTALL)
-COMMANDS = [shlex.split(text, comments=True) for text in BLOCK[1].split("\n\n")] if BLOCK else []
+TEXT = BLOCK[1].replace("\\\n", "") if BLOCK else ""
+COMMANDS = [shlex.split(command, comments=True) for command in TEXT.split("\n\n")]
 
 pytestmark = pytest.mark.slow
 
