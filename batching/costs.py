@@ -10,6 +10,8 @@ from .request import Key
 NEAR_BEST = 1.25
 """A batch is big enough when its time per row is within this factor of the best one seen."""
 MAX_KEYS = 256
+REVIEW_RUNS = 8
+"""Runs of a Key between two reviews of its knee, which costs as much as the smallest run."""
 _STEP = 1.05
 
 
@@ -20,13 +22,14 @@ class _Curve:
     itself, whatever its distance. A device that becomes twice as slow is known after fifteen runs.
     """
 
-    __slots__ = ("cap", "points")
+    __slots__ = ("cap", "points", "unseen")
 
     def __init__(self) -> None:
         self.points: dict[int, tuple[float, float]] = {}
         self.cap = 0
+        self.unseen = 0
 
-    def observe(self, rows: int, ns: int) -> None:
+    def observe(self, rows: int, ns: int) -> bool:
         bucket = (rows - 1).bit_length() if rows > 1 else 0
         old = self.points.get(bucket)
         if old is None:
@@ -34,7 +37,12 @@ class _Curve:
         else:
             mean_rows = old[0] + (rows - old[0]) / 16
             self.points[bucket] = (mean_rows, old[1] * _STEP if ns > old[1] else old[1] / _STEP)
+        self.unseen -= 1
+        if old is not None and self.unseen > 0:
+            return False
+        self.unseen = REVIEW_RUNS
         self.cap = self._knee()
+        return True
 
     def _knee(self) -> int:
         best = min(ns / rows for rows, ns in self.points.values())
@@ -62,14 +70,14 @@ class CostModel:
     def __init__(self) -> None:
         self._curves: dict[Key, _Curve] = {}
 
-    def observe(self, key: Key, rows: int, ns: int) -> None:
-        """Learn that a batch of `rows` (1 or more) took `ns`."""
+    def observe(self, key: Key, rows: int, ns: int) -> bool:
+        """Learn that a batch of `rows` took `ns`. Returns: whether what is predicted was reviewed."""
         curve = self._curves.get(key)
         if curve is None:
             if len(self._curves) >= MAX_KEYS:
                 del self._curves[next(iter(self._curves))]
             curve = self._curves[key] = _Curve()
-        curve.observe(max(rows, 1), ns)
+        return curve.observe(max(rows, 1), ns)
 
     def predict_ns(self, key: Key, rows: int) -> float | None:
         """Predict a run; None for a Key that has never run."""

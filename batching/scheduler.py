@@ -128,10 +128,10 @@ class Scheduler:
 
     def learn(self, key: Key, rows: int, ns: int) -> None:
         """Note that a batch of `rows` took `ns`, gather and scatter included."""
-        self._costs.observe(key, rows, ns)
-        lane = self._lanes.get(key)
-        if lane is not None:
-            lane.fast = self._fast(key)
+        if self._costs.observe(key, rows, ns):
+            lane = self._lanes.get(key)
+            if lane is not None:
+                lane.fast = self._fast(key)
 
     def drain(self) -> list[InferRequest]:
         """Take out everything that waits."""
