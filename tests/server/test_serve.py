@@ -1,0 +1,330 @@
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from penstock.backends.backend import Array, Backend, Loader
+from penstock.backends.errors import Code, InferError
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.server.serve import Server, StartError
+from tests.fakes import FakeBackend, fake_loader
+from tests.live import live_server, settings_for
+
+IRIS = Path(__file__).parents[2] / "examples" / "iris"
+GRAPH = Signature((TensorSpec("x", "FP32", (-1, 2)),), (TensorSpec("y", "FP32", (-1, 2)),))
+BODY = json.dumps({"id": "7", "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]})
+
+
+class Gate:
+    """A model whose runs wait while the gate is shut."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+        self.open.set()
+        self.entered = threading.Event()
+
+    def run(self, inputs: list[Array | None]) -> list[Any]:
+        if not self.open.is_set():
+            self.entered.set()
+            self.open.wait(30)
+        return list(inputs)
+
+    @property
+    def loaders(self) -> Mapping[str, Loader]:
+        return {"onnxruntime": fake_loader(FakeBackend(GRAPH, self.run))}
+
+
+def write_models(root: Path, *names: str) -> Path:
+    """Write a repository of models that run on threads, so that a gate does not hold up the loop."""
+    for name in names:
+        (root / name / "1").mkdir(parents=True)
+        (root / name / "1" / "model.onnx").touch()
+        (root / name / "penstock.toml").write_text('[batching]\nexecutor = "thread"\n')
+    return root
+
+
+def ask(port: int, method: str, path: str, body: str | None = None) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.request(method, path, body)
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    loop = uvloop.new_event_loop()
+    try:
+        loop.run_until_complete(main())
+    finally:
+        loop.close()
+
+
+def test_two_servers_in_one_process_do_not_know_of_each_other(tmp_path: Path) -> None:
+    first = write_models(tmp_path / "first", "a")
+    second = write_models(tmp_path / "second", "b")
+    with (
+        live_server(first, loaders=Gate().loaders) as one,
+        live_server(second, loaders=Gate().loaders, id="two") as two,
+    ):
+        assert ask(one.http_port, "POST", "/v2/models/a/infer", BODY)[0] == 200
+        assert ask(one.http_port, "POST", "/v2/models/b/infer", BODY)[0] == 404
+        assert ask(two.http_port, "POST", "/v2/models/b/infer", BODY)[0] == 200
+        assert json.loads(ask(one.http_port, "GET", "/v2")[1])["name"] == "triton"
+        assert json.loads(ask(two.http_port, "GET", "/v2")[1])["name"] == "two"
+        assert b'nv_inference_request_success{model="a",version="1"} 1' in ask(one.metrics_port, "GET", "/metrics")[1]
+
+
+def test_it_is_live_before_and_ready_after_its_models_are_loaded(tmp_path: Path) -> None:
+    async def main() -> None:
+        server = Server(settings_for(write_models(tmp_path, "a")), Gate().loaders)
+        await server.open()
+        before = [await asyncio.to_thread(ask, server.http_port, "GET", path) for path in HEALTH]
+        await server.load()
+        after = [await asyncio.to_thread(ask, server.http_port, "GET", path) for path in HEALTH]
+        await server.close()
+
+        assert [status for status, _ in before] == [200, 400]
+        assert [status for status, _ in after] == [200, 200]
+
+    run(main)
+
+
+HEALTH = ("/v2/health/live", "/v2/health/ready")
+
+
+def test_a_broken_model_does_not_stop_the_others(tmp_path: Path) -> None:
+    fine = fake_loader(FakeBackend(GRAPH, list))
+
+    def load(path: Path, device: str, options: Mapping[str, str]) -> Backend:
+        if path.parts[-3] == "broken":
+            raise InferError(Code.INVALID, "no good")
+        return fine(path, device, options)
+
+    root = write_models(tmp_path, "broken", "fine")
+    with live_server(root, loaders={"onnxruntime": load}) as live:
+        assert ask(live.http_port, "POST", "/v2/models/fine/infer", BODY)[0] == 200
+        assert ask(live.http_port, "GET", "/v2/health/ready")[0] == 400
+        index = json.loads(ask(live.http_port, "POST", "/v2/repository/index")[1])
+        assert {"name": "broken", "version": "1", "state": "UNAVAILABLE", "reason": "no good"} in index
+    with live_server(root, loaders={"onnxruntime": load}, strict_readiness=False) as live:
+        assert ask(live.http_port, "GET", "/v2/health/ready")[0] == 200
+
+
+def test_a_model_whose_hooks_do_not_load_is_not_served(tmp_path: Path) -> None:
+    root = write_models(tmp_path, "a")
+    (root / "a" / "hooks.py").write_text("def pre_inference(wrong):\n    return wrong\n")
+    (root / "a" / "penstock.toml").write_text('[hooks]\nfile = "hooks.py"\n')
+    with live_server(root, loaders=Gate().loaders) as live:
+        status, body = ask(live.http_port, "POST", "/v2/models/a/infer", BODY)
+        index = json.loads(ask(live.http_port, "POST", "/v2/repository/index")[1])
+
+    assert status == 404, body
+    assert "pre_inference" in index[0]["reason"]
+
+
+def test_ports_that_are_not_allowed_are_not_opened(tmp_path: Path) -> None:
+    root = write_models(tmp_path, "a")
+    with live_server(root, loaders=Gate().loaders, allow_metrics=False) as live:
+        assert (live.http_port > 0, live.metrics_port) == (True, 0)
+    with live_server(root, loaders=Gate().loaders, allow_http=False) as live:
+        assert (live.http_port, live.metrics_port > 0) == (0, True)
+        assert ask(live.metrics_port, "POST", "/v2/models/a/infer", BODY)[0] == 404
+
+
+def test_limits_hold_on_the_metrics_port_too(tmp_path: Path) -> None:
+    with live_server(write_models(tmp_path, "a"), loaders=Gate().loaders, http_max_header_bytes=1000) as live:
+        assert ask(live.metrics_port, "GET", "/metrics?" + "x" * 2000)[0] == 431
+
+
+@asynccontextmanager
+async def gated(gate: Gate, root: Path, **settings: Any) -> AsyncIterator[Server]:
+    """A loaded server whose model's gate is shut, and opened in the end."""
+    server = Server(settings_for(write_models(root, "a"), **settings), gate.loaders)
+    try:
+        await server.open()
+        await server.load()
+        gate.open.clear()
+        yield server
+    finally:
+        gate.open.set()
+        await server.close()
+
+
+def ask_until_closed(port: int) -> bytes:
+    """Ask on a connection that is kept alive, and read until the server closes it."""
+    request = f"POST /v2/models/a/infer HTTP/1.1\r\nhost: x\r\ncontent-length: {len(BODY)}\r\n\r\n{BODY}"
+    parts = []
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+        client.sendall(request.encode())
+        while part := client.recv(65536):
+            parts.append(part)
+    return b"".join(parts)
+
+
+def wait_until_refused(port: int) -> None:
+    """Connect until the port is closed; what is accepted meanwhile asks nothing."""
+    for _ in range(10_000):
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=30).close()
+        except ConnectionRefusedError:
+            return
+    raise AssertionError("the port stays open")
+
+
+@pytest.mark.slow
+def test_draining_is_not_ready_finishes_what_was_accepted_and_then_closes(tmp_path: Path) -> None:
+    gate = Gate()
+
+    async def main() -> None:
+        async with gated(gate, tmp_path, drain_delay_secs=0.2) as server:
+            asking = asyncio.ensure_future(asyncio.to_thread(ask_until_closed, server.http_port))
+            await asyncio.to_thread(gate.entered.wait, 10)
+
+            draining = asyncio.ensure_future(server.drain())
+            await asyncio.sleep(0)
+            status, body = await asyncio.to_thread(ask, server.http_port, "GET", "/v2/health/ready")
+            assert (status, body) == (503, b'{"error":"Server exiting"}')
+            await asyncio.to_thread(wait_until_refused, server.http_port)
+            assert not draining.done()
+            gate.open.set()
+
+            answer = await asking
+            assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+            assert b"connection: close\r\n" in answer
+            assert answer.endswith(b'"data":[1.0,2.0]}]}')
+            assert await draining == 0
+
+    run(main)
+
+
+def test_what_is_not_done_within_the_exit_timeout_is_counted(tmp_path: Path) -> None:
+    gate = Gate()
+
+    async def main() -> None:
+        async with gated(gate, tmp_path, exit_timeout_secs=0.0) as server:
+            asking = asyncio.ensure_future(asyncio.to_thread(ask_until_closed, server.http_port))
+            await asyncio.to_thread(gate.entered.wait, 10)
+
+            assert await server.drain() == 1
+
+            await server.close()
+            assert await asking == b""
+
+    run(main)
+
+
+def test_a_path_that_is_not_there_is_one_clear_line(tmp_path: Path) -> None:
+    async def main() -> None:
+        server = Server(settings_for(tmp_path / "absent"))
+        with pytest.raises(StartError, match=r"absent: no such file or folder$"):
+            await server.open()
+        await server.close()
+
+    run(main)
+
+
+# -- the process ---------------------------------------------------------------------------------------------------
+
+
+class Process:
+    """`penstock serve`, its log lines read as they come."""
+
+    def __init__(self, *words: str) -> None:
+        ports = ("--http-port=0", "--metrics-port=0", "--log-format=json")
+        command = [sys.executable, "-m", "penstock.server.cli", "serve", *ports, *words]
+        self._child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+    def line_with(self, word: str) -> str:
+        """Read until a message has `word` in it."""
+        assert self._child.stderr is not None
+        seen = []
+        for line in self._child.stderr:
+            message: str = json.loads(line)["msg"]
+            seen.append(message)
+            if word in message:
+                return message
+        raise AssertionError(f"no {word!r} in {seen}")
+
+    def signal(self, number: int) -> None:
+        self._child.send_signal(number)
+
+    def running(self) -> bool:
+        """Give it a moment to end; tell whether it still runs."""
+        with suppress(subprocess.TimeoutExpired):
+            self._child.wait(0.1)
+        return self._child.poll() is None
+
+    def status(self) -> int:
+        return self._child.wait(30)
+
+    def end(self) -> None:
+        if self._child.poll() is None:
+            self._child.kill()
+        self._child.communicate()
+
+
+@contextmanager
+def process(*words: str) -> Iterator[Process]:
+    started = Process(*words)
+    try:
+        yield started
+    finally:
+        started.end()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_process_with_status_0(number: int) -> None:
+    with process(str(IRIS)) as server:
+        assert server.line_with("serving") == "ready, serving iris/1"
+        server.signal(number)
+
+        assert server.status() == 0
+
+
+@pytest.mark.slow
+def test_a_second_signal_forces_with_status_1() -> None:
+    with process(str(IRIS), "--drain-delay-secs=1000") as server:
+        server.line_with("ready, serving")
+        server.signal(signal.SIGTERM)
+        server.line_with("SIGTERM")
+
+        while server.running():
+            server.signal(signal.SIGTERM)
+
+        assert server.status() == 1
+        server.line_with("forced to stop")
+
+
+@pytest.mark.slow
+def test_a_taken_port_is_fatal_with_status_1() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with process(str(IRIS), f"--http-port={port}") as server:
+            wanted = f"cannot listen for HTTP on 127.0.0.1, port {port}: it is in use"
+
+            assert server.line_with("cannot") == wanted
+            assert server.status() == 1
+
+
+@pytest.mark.slow
+def test_exit_on_error_makes_a_broken_model_fatal(tmp_path: Path) -> None:
+    write_models(tmp_path, "broken")
+    with process(str(tmp_path), "--exit-on-error") as server:
+        assert "model 'broken' version 1" in server.line_with("--exit-on-error")
+        assert server.status() == 1
