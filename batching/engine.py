@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -15,28 +15,16 @@ from penstock.backends.errors import Code, InferError
 
 from . import warmup
 from .admission import admit
+from .alarms import Alarms
 from .batch import Batch
 from .completion import complete
 from .model import Model
 from .request import InferRequest
+from .sinks import FutureSink, hand_out
 from .spec import ModelSpec
 from .statistics import BACKEND, CANCELED, OTHER, REJECTED
 
 logger = logging.getLogger("penstock.batching")
-
-
-class _FutureSink:
-    """Delivers to the asyncio future that is a request's `context`."""
-
-    def deliver(self, requests: Sequence[InferRequest]) -> None:
-        for request in requests:
-            future: asyncio.Future[list[Any]] = request.context
-            if future.done():
-                continue
-            if request.error is not None:
-                future.set_exception(request.error)
-            else:
-                future.set_result(request.outputs or [])
 
 
 class Engine:
@@ -56,11 +44,11 @@ class Engine:
         self._turn_due = False
         self._finished: deque[tuple[Model, list[Batch]]] = deque()
         self._delivery_due = False
-        self._alarms: dict[Model, asyncio.TimerHandle] = {}
-        self._future_sink = _FutureSink()
+        self._alarms = Alarms(loop, self._ring)
+        self._retiring: set[Model] = set()
+        self._future_sink = FutureSink()
         self._idle = asyncio.Event()
         self._idle.set()
-        self.inflight = 0
         self.generation = 0
         self.stopping = False
 
@@ -87,7 +75,7 @@ class Engine:
     def _open(self, spec: ModelSpec, loader: Loader) -> Model:
         backends: list[Backend] = []
         try:
-            spec, backends = _load_on_devices(spec, loader)
+            spec = _load_on_devices(spec, loader, backends)
             model = Model(spec, backends, self._finished_on_thread)
             model.open()
         except BaseException:
@@ -113,11 +101,11 @@ class Engine:
 
     async def _retire(self, model: Model) -> None:
         model.closing = True
+        self._retiring.add(model)
         while model.inflight:  # noqa: ASYNC110 - retiring is rare, and an event would be paid for by each request
             await asyncio.sleep(0.005)
-        alarm = self._alarms.pop(model, None)
-        if alarm is not None:
-            alarm.cancel()
+        self._retiring.discard(model)
+        self._alarms.cancel(model)
         await self._loop.run_in_executor(None, model.close)
 
     def model(self, name: str, version: str = "") -> Model:
@@ -141,6 +129,11 @@ class Engine:
         """List every loaded version, by name and version."""
         return [versions[v] for _, versions in sorted(self._models.items()) for v in sorted(versions, key=int)]
 
+    @property
+    def inflight(self) -> int:
+        """How many requests were accepted and are not yet delivered."""
+        return sum(model.inflight for model in (*self.models(), *self._retiring))
+
     # -- requests ----------------------------------------------------------------------------------------------
 
     def submit(self, request: InferRequest) -> None:
@@ -162,15 +155,10 @@ class Engine:
             model.statistics.record_failure(REJECTED, request.start_ns, now_ns)
             raise
         model.inflight += 1
-        self.inflight += 1
         if request.deadline_ns:
-            self._watch_deadline(model)
+            self._alarms.set(model, model.scheduler.nearest_deadline_ns())
         if not model.dirty:
-            model.dirty = True
-            self._dirty.append(model)
-            if not self._turn_due:
-                self._turn_due = True
-                self._loop.call_soon(self._turn)
+            self._mark(model)
 
     def refuse_full(self, model: Model) -> NoReturn:
         """Refuse a request whose body need not even be decoded: the queue is full.
@@ -193,8 +181,7 @@ class Engine:
             if not request.waiting:
                 return
             model.scheduler.remove(request)
-        model.inflight -= 1
-        self._left(1)
+        self._left(model, 1)
         model.statistics.record_failure(CANCELED, request.start_ns, time.monotonic_ns())
 
     async def infer(
@@ -242,8 +229,6 @@ class Engine:
             except TimeoutError:
                 logger.warning("exit timeout expired with %d requests unfinished", self.inflight)
         dropped = self.inflight
-        for alarm in self._alarms.values():
-            alarm.cancel()
         self._alarms.clear()
         if not dropped:
             models = self.models()
@@ -252,6 +237,14 @@ class Engine:
         return dropped
 
     # -- loop turns --------------------------------------------------------------------------------------------
+
+    def _mark(self, model: Model) -> None:
+        """Look at a model at the end of this loop turn, when all that has arrived is in."""
+        model.dirty = True
+        self._dirty.append(model)
+        if not self._turn_due:
+            self._turn_due = True
+            self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
         self._turn_due = False
@@ -265,13 +258,9 @@ class Engine:
             if ran:
                 self._deliver(model, ran)
             if more and not model.dirty:
-                model.dirty = True
-                self._dirty.append(model)
+                self._mark(model)
             elif not ran and model.held and model.scheduler.live:
                 self._watch_hold(model)
-        if self._dirty and not self._turn_due:
-            self._turn_due = True
-            self._loop.call_soon(self._turn)
 
     def _finished_on_thread(self, model: Model, ran: list[Batch]) -> None:
         self._finished.append((model, ran))
@@ -295,38 +284,23 @@ class Engine:
                 model.statistics.record_batch(batch, now_ns)
             else:
                 model.statistics.record_failure(BACKEND, requests[0].start_ns, now_ns)
-            model.inflight -= len(requests)
-            self._left(len(requests))
-            _hand_out(requests)
+            self._left(model, len(requests))
+            hand_out(requests)
 
-    def _left(self, count: int) -> None:
-        self.inflight -= count
-        if not self.inflight and self.stopping:
+    def _left(self, model: Model, count: int) -> None:
+        model.inflight -= count
+        if self.stopping and not self.inflight:
             self._idle.set()
 
     # -- deadlines and delays ----------------------------------------------------------------------------------
-
-    def _watch_deadline(self, model: Model) -> None:
-        self._set_alarm(model, model.scheduler.nearest_deadline_ns())
 
     def _watch_hold(self, model: Model) -> None:
         with model.lock:
             due_ns = model.scheduler.due_ns(time.monotonic_ns())
         if due_ns:
-            self._set_alarm(model, due_ns)
-
-    def _set_alarm(self, model: Model, due_ns: int) -> None:
-        """One timer per model, at the earliest time it is needed; it sets itself again."""
-        when = self._loop.time() + (due_ns - time.monotonic_ns()) / 1e9
-        alarm = self._alarms.get(model)
-        if alarm is not None:
-            if alarm.when() <= when:
-                return
-            alarm.cancel()
-        self._alarms[model] = self._loop.call_at(when, self._ring, model)
+            self._alarms.set(model, due_ns)
 
     def _ring(self, model: Model) -> None:
-        self._alarms.pop(model, None)
         now_ns = time.monotonic_ns()
         with model.lock:
             nearest_ns = model.scheduler.nearest_deadline_ns()
@@ -335,13 +309,9 @@ class Engine:
             nearest_ns = model.scheduler.nearest_deadline_ns()
         self._expire(model)
         if nearest_ns:
-            self._set_alarm(model, nearest_ns)
+            self._alarms.set(model, nearest_ns)
         if model.scheduler.live and not model.dirty:
-            model.dirty = True
-            self._dirty.append(model)
-            if not self._turn_due:
-                self._turn_due = True
-                self._loop.call_soon(self._turn)
+            self._mark(model)
 
     def _expire(self, model: Model) -> None:
         with model.lock:
@@ -352,31 +322,15 @@ class Engine:
         for request in expired:
             request.error = InferError(Code.EXPIRED, "Request timeout expired")
             model.statistics.record_failure(OTHER, request.start_ns, now_ns)
-        model.inflight -= len(expired)
-        self._left(len(expired))
-        _hand_out(expired)
+        self._left(model, len(expired))
+        hand_out(expired)
 
 
-def _hand_out(requests: list[InferRequest]) -> None:
-    """Give each request to its sink: one call when they share one, as nearly always."""
-    sink = requests[0].sink
-    if all(request.sink is sink for request in requests):
-        sink.deliver(requests)
-        return
-    by_sink: dict[int, list[InferRequest]] = {}
-    for request in requests:
-        by_sink.setdefault(id(request.sink), []).append(request)
-    for group in by_sink.values():
-        group[0].sink.deliver(group)
-
-
-def _load_on_devices(spec: ModelSpec, loader: Loader) -> tuple[ModelSpec, list[Backend]]:
-    """Load the model once per device, and write its instance groups out, one per device."""
-    backends: list[Backend] = []
+def _load_on_devices(spec: ModelSpec, loader: Loader, backends: list[Backend]) -> ModelSpec:
+    """Load the model once per device into `backends`; give the spec completed, with one instance group per device."""
     groups = []
     for group in spec.instances:
         for device in group.devices:
             backends.append(loader(spec.path, device, spec.options))
-            groups.append(type(group)(group.count, (device,)))
-    spec = complete(spec, backends[0].graph)
-    return replace(spec, instances=tuple(groups)), backends
+            groups.append(replace(group, devices=(device,)))
+    return replace(complete(spec, backends[0].graph), instances=tuple(groups))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .costs import CostModel
 from .instance import ThreadInstance, execute
@@ -42,8 +42,8 @@ class Model:
         self.name = spec.name
         self.version = str(spec.version)
         self.platform = backends[0].platform
-        self.node_inputs = backends[0].node_inputs
-        self.node_outputs = backends[0].node_outputs
+        self.node_inputs: Sequence[Any] = backends[0].node_inputs
+        self.node_outputs: Sequence[Any] = backends[0].node_outputs
         self.statistics = ModelStatistics()
         self.max_rows = spec.policy.max_batch_rows or 1
         self.all_outputs = tuple(i for i, output in enumerate(self.signature.outputs) if output.is_tensor)
@@ -90,6 +90,8 @@ class Model:
             instance.join()
         self.instances.clear()
         self.loop_binding = None
+        # the runtime's descriptions hold its session, and with it the model's memory
+        self.node_inputs = self.node_outputs = ()
         for backend in self._backends:
             backend.close()
 

@@ -1,0 +1,49 @@
+"""Alarms: one timer per model, for deadlines and for batches that are held open."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .model import Model
+
+
+class Alarms:
+    """Rings for a model at the earliest time it was set to; there is never a timer per request.
+
+    Units: monotonic nanoseconds. Threads: the event loop's.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[Model], None]) -> None:
+        self._loop = loop
+        self._ring = ring
+        self._timers: dict[Model, asyncio.TimerHandle] = {}
+
+    def set(self, model: Model, due_ns: int) -> None:
+        """Ring at `due_ns`, unless it rings before that anyway."""
+        when = self._loop.time() + (due_ns - time.monotonic_ns()) / 1e9
+        timer = self._timers.get(model)
+        if timer is not None:
+            if timer.when() <= when:
+                return
+            timer.cancel()
+        self._timers[model] = self._loop.call_at(when, self._expired, model)
+
+    def cancel(self, model: Model) -> None:
+        """Never ring for a model again."""
+        timer = self._timers.pop(model, None)
+        if timer is not None:
+            timer.cancel()
+
+    def clear(self) -> None:
+        """Never ring again."""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+
+    def _expired(self, model: Model) -> None:
+        del self._timers[model]
+        self._ring(model)
