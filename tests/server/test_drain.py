@@ -1,0 +1,114 @@
+"""SIGTERM under load, as a client sees it: `DRAIN_ROUNDS=50 pytest tests/server/test_drain.py` is the long version."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+IRIS = Path(__file__).parents[2] / "examples" / "iris"
+ROUNDS = int(os.environ.get("DRAIN_ROUNDS", "2"))
+CLIENTS = 48
+TENSOR = {"name": "input", "datatype": "FP32", "shape": [1, 4], "data": [5.1, 3.5, 1.4, 0.2]}
+SAMPLE = {"sepal_length": 5.1, "sepal_width": 3.5, "petal_length": 1.4, "petal_width": 0.2}
+
+
+def request(request_id: str, kind: str) -> bytes:
+    """Write one request; the "hooked" kind goes through the hooks, whose work is on threads."""
+    path, sent = "infer", json.dumps({"id": request_id, "inputs": [TENSOR], "parameters": {"hooks": False}})
+    if kind == "hooked":
+        path, sent = "predict", json.dumps(SAMPLE)
+    closing = "connection: close\r\n" if kind == "fresh" else ""
+    head = f"POST /v2/models/iris/{path} HTTP/1.1\r\nhost: x\r\n{closing}content-length: {len(sent)}\r\n\r\n"
+    return (head + sent).encode()
+
+
+async def answer(reader: asyncio.StreamReader) -> tuple[str, bytes]:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+    length = int(head.split("content-length: ")[1].split("\r\n")[0])
+    return head, await reader.readexactly(length)
+
+
+async def one_connection(port: int, name: str, kind: str, counted: Counter[str]) -> bool:
+    """Ask until the server says that the connection closes. Returns: whether it could connect."""
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    closing = False
+    try:
+        while not closing:
+            request_id = f"{name}-{counted['sent']}"
+            counted["sent"] += 1
+            writer.write(request(request_id, kind))
+            head, body = await answer(reader)
+            good = body == b'"iris-setosa"' if kind == "hooked" else json.loads(body).get("id") == request_id
+            counted["answered" if good else body.decode()] += 1
+            closing = "connection: close" in head
+            if kind == "slow":
+                await asyncio.sleep(0.003)
+    except (OSError, asyncio.IncompleteReadError):
+        counted["lost"] += 1
+    finally:
+        writer.close()
+    return True
+
+
+async def client(port: int, number: int, counted: Counter[str]) -> None:
+    kind = ("kept", "fresh", "slow", "hooked")[number % 4]
+    connections = 0
+    while await one_connection(port, f"{number}.{connections}", kind, counted):
+        connections += 1
+
+
+async def idle(port: int) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    rest = await reader.read()
+    writer.close()
+    return rest
+
+
+async def terminate_under_load(delay_s: float) -> tuple[int, Counter[str]]:
+    words = ("-m", "penstock.server.cli", "serve", str(IRIS), "--http-port=0", "--allow-metrics=false")
+    process = await asyncio.create_subprocess_exec(sys.executable, *words, stderr=asyncio.subprocess.PIPE)
+    try:
+        if process.stderr is None:
+            raise AssertionError("no pipe")
+        port = 0
+        async for line in process.stderr:
+            message: str = json.loads(line)["msg"]
+            if "HTTP on" in message:
+                port = int(message.rpartition(":")[2])
+            if message.startswith("ready"):
+                break
+        counted: Counter[str] = Counter()
+        clients = [asyncio.ensure_future(client(port, number, counted)) for number in range(CLIENTS)]
+        waiting = asyncio.ensure_future(idle(port))
+        # under load for a while, a different one each round: what is tested is when the signal comes
+        await asyncio.sleep(delay_s)
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(30):
+            await asyncio.gather(*clients)
+            assert await waiting == b""
+            await process.stderr.read()
+            return await process.wait(), counted
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(ROUNDS))
+def test_sigterm_under_load_loses_no_request_that_a_connection_had_taken(number: int) -> None:
+    status, counted = asyncio.run(terminate_under_load(0.2 + 0.013 * (number % 10)))
+
+    assert status == 0
+    assert counted == {"sent": counted["sent"], "answered": counted["sent"]}
+    assert counted["sent"] > CLIENTS
