@@ -70,6 +70,11 @@ def _numbers(spec: TensorSpec, values: Any) -> Array:
     kind, wanted = array.dtype.kind, dtype.kind
     if not array.size:
         return array.astype(dtype)
+    if kind in "fO" and wanted in "iu" and type(values) is list:
+        # numpy makes floats of integers that lie on both sides of 2**63
+        exact = np.array(values, np.object_)
+        if set(map(type, exact.ravel().tolist())) == {int}:
+            array, kind = exact, "i"
     if wanted == "f":
         good = kind in "fiu"
     elif wanted == "b":
