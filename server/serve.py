@@ -42,6 +42,7 @@ logger = logging.getLogger("penstock.serve")
 
 FORCE_AFTER_S = 0.3
 """A second signal counts from here on: `timeout`, `make` and init systems send the first one twice."""
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 METRICS_GRACE_S = 1.0
 """How long the metrics port may take to finish a scrape, once all else has ended."""
 
@@ -223,13 +224,19 @@ async def running_server(settings: Settings, loaders: Mapping[str, Loader] = LOA
 
 
 def run(settings: Settings) -> int:
-    """Serve until a signal says otherwise. Returns: the exit status, 0 only if nothing accepted was lost."""
+    """Serve until a signal says otherwise, and leave SIGINT and SIGTERM ignored: the process is about to end.
+
+    Returns: the exit status, 0 only if nothing accepted was lost.
+    """
     logs = Logs(settings, sys.stderr)
     logs.start()
     loop = uvloop.new_event_loop()
     try:
         return loop.run_until_complete(_Process(settings).run())
     finally:
+        # with the default action, one signal more would end the process with a status of its own
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
         loop.close()
         logs.stop()
 
@@ -245,8 +252,9 @@ class _Process:
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._signalled, number)
+        for number in STOP_SIGNALS:
+            # not the loop's own handlers: between the loop's end and the process's there would be none
+            signal.signal(number, lambda number, _frame: loop.call_soon_threadsafe(self._signalled, number))
         server = Server(self._settings)
         status = await _first(self._serve(server), self._forced.wait())
         if status is True:

@@ -473,4 +473,4 @@ def test_closing_frees_the_session_and_the_buffers(path: Path) -> None:
 
 
 def _session(backend: OnnxBackend) -> Any:
-    return next(each for each in gc.get_referents(backend.__dict__) if isinstance(each, onnxruntime.InferenceSession))
+    return next(each for each in vars(backend).values() if isinstance(each, onnxruntime.InferenceSession))
