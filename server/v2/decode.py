@@ -52,6 +52,14 @@ def invalid(text: str) -> InferError:
     return InferError(Code.INVALID, text)
 
 
+def _no(member: str, value: Any, kind: str) -> InferError:
+    """Refuse a member that is not there, or not of its kind."""
+    reason = f"attempt to access JSON non-{kind} as {kind}"
+    if value is None:
+        reason = f"attempt to access non-existing object member '{member}'"
+    return invalid(f"Unable to parse '{member}': {reason}")
+
+
 def decode(model: Model, body: bytes, header_bytes: int, max_depth: int, sink: Sink) -> tuple[InferRequest, Options]:
     """Decode one body; `header_bytes` is how much of it is JSON, -1 for all.
 
@@ -84,7 +92,7 @@ def decode(model: Model, body: bytes, header_bytes: int, max_depth: int, sink: S
 
 def _inputs(model: Model, entries: Any, body: bytes, position: int) -> tuple[list[Array | None], int, Key]:
     if type(entries) is not list:
-        raise invalid("Unable to parse 'inputs': attempt to access JSON non-array as array")
+        raise _no("inputs", entries, "array")
     signature = model.signature
     inputs: list[Array | None]
     shapes: tuple[tuple[int, ...] | None, ...]
@@ -109,7 +117,8 @@ def _said(model: Model, parameters: Any, outputs: Any) -> tuple[tuple[int, ...],
     """Read the parameters and the outputs asked for."""
     binary, timeout_us, hooks = (False, 0, True) if parameters is None else _parameters(parameters)
     if outputs:
-        wanted, plan = _outputs(model, outputs, binary=binary)
+        # as Triton: `binary_data_output` is about outputs that are not named
+        wanted, plan = _outputs(model, outputs)
     else:
         if outputs is not None and type(outputs) is not list:
             raise invalid("Unable to parse 'outputs': attempt to access JSON non-array as array")
@@ -138,7 +147,7 @@ def _several(model: Model, entries: list[Any], body: bytes, position: int) -> tu
 def _name(entry: Any) -> str:
     name = entry.get("name") if type(entry) is dict else None
     if type(name) is not str:
-        raise invalid("Unable to parse 'name': attempt to access JSON non-string as string")
+        raise _no("name", name, "string")
     return name
 
 
@@ -170,7 +179,7 @@ def _tensor(model: Model, spec: TensorSpec, entry: Any, body: bytes, position: i
         raise _wrong_datatype(model, spec, datatype)
     shape = entry.get("shape")
     if type(shape) is not list:
-        raise invalid("Unable to parse 'shape': attempt to access JSON non-array as array")
+        raise _no("shape", shape, "array")
     for dim in shape:
         if type(dim) is not int or dim < 0:
             raise invalid(f"Unable to parse 'shape': {_NOT_UNSIGNED}")
@@ -198,7 +207,7 @@ def _binary(
 
 def _wrong_datatype(model: Model, spec: TensorSpec, datatype: Any) -> InferError:
     if type(datatype) is not str:
-        return invalid("Unable to parse 'datatype': attempt to access JSON non-string as string")
+        return _no("datatype", datatype, "string")
     return invalid(
         f"inference input '{spec.name}' data-type is '{datatype}', but model '{model.name}' expects '{spec.datatype}'"
     )
@@ -253,7 +262,7 @@ def _sequence(parameters: dict[str, Any]) -> None:
         raise invalid("Unable to parse 'sequence_id': attempt to access JSON non-string as string")
 
 
-def _outputs(model: Model, outputs: Any, *, binary: bool) -> tuple[tuple[int, ...], Plan]:
+def _outputs(model: Model, outputs: Any) -> tuple[tuple[int, ...], Plan]:
     if type(outputs) is not list:
         raise invalid("Unable to parse 'outputs': attempt to access JSON non-array as array")
     known = model.signature.output
@@ -270,17 +279,17 @@ def _outputs(model: Model, outputs: Any, *, binary: bool) -> tuple[tuple[int, ..
             raise InferError(
                 Code.UNSUPPORTED, f"output '{name}' of model '{model.name}' is no tensor; only hooks see it"
             )
-        wanted[position] = _output_is_binary(entry.get("parameters"), name, binary=binary)
+        wanted[position] = _output_is_binary(entry.get("parameters"), name)
     return tuple(wanted), tuple(wanted.values()) if any(wanted.values()) else None
 
 
-def _output_is_binary(parameters: Any, name: str, *, binary: bool) -> bool:
+def _output_is_binary(parameters: Any, name: str) -> bool:
     if parameters is None:
-        return binary
+        return JSON
     if type(parameters) is not dict:
         raise invalid(f"Unable to parse 'parameters' of '{name}': attempt to access JSON non-object as object")
     if "shared_memory_region" in parameters:
         raise InferError(Code.UNSUPPORTED, f"'{name}': shared memory is not supported")
     if parameters.get("classification", 0) != 0:
         raise InferError(Code.UNSUPPORTED, f"'{name}': classification is not supported")
-    return _flag(parameters, "binary_data", default=binary)
+    return _flag(parameters, "binary_data", default=JSON)
