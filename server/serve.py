@@ -12,7 +12,7 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from penstock.batching.spec import ModelSpec
 
 from .hardware import Hardware
 from .hooks.runner import Hooks
+from .http.access import LoggedFastLane
 from .http.fastlane import FastLane, Shared
 from .listener import Listener, ListenError, make_config
 from .logs import Logs
@@ -43,6 +44,8 @@ logger = logging.getLogger("penstock.serve")
 FORCE_AFTER_S = 0.3
 """A second signal counts from here on: `timeout`, `make` and init systems send the first one twice."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+CANCEL_GRACE_S = 1.0
+"""How long what a signal interrupts may take to notice."""
 METRICS_GRACE_S = 1.0
 """How long the metrics port may take to finish a scrape, once all else has ended."""
 
@@ -95,13 +98,13 @@ class HookedEngine:
         """Finish what was accepted, hooks first. Returns: how many requests were dropped."""
         deadline = time.monotonic() + grace_s
         closing = [asyncio.ensure_future(hooks.close()) for hooks in self._hooks.values()]
-        self._hooks.clear()
         unfinished = 0
         if closing:
             _, pending = await asyncio.wait(closing, timeout=grace_s)
             unfinished = len(pending)
             for task in pending:
                 task.cancel()
+        self._hooks.clear()
         return max(unfinished, await self._engine.stop(max(0.0, deadline - time.monotonic())))
 
 
@@ -116,6 +119,7 @@ class Server:
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         self.draining = False
+        self._stopped = False
         self.engine = Engine(self._loop, loaders)
         self._models = HookedEngine(self.engine)
         self.repository = Repository(
@@ -141,7 +145,8 @@ class Server:
             )
 
     def _listener(self, name: str, address: str, port: int, app: ASGIApp, shared: Shared) -> Listener:
-        protocol = type("Connection", (FastLane,), {"shared": shared})
+        lane = LoggedFastLane if self._settings.access_log else FastLane
+        protocol = type("Connection", (lane,), {"shared": shared})
         config = make_config(
             app, protocol, idle_s=self._settings.http_idle_timeout_secs, access_log=self._settings.access_log
         )
@@ -167,9 +172,11 @@ class Server:
 
         Raises: StartError.
         """
-        for path in self._settings.model_repository:
-            if not Path(path).exists():
+        for path in map(Path, self._settings.model_repository):
+            if not path.exists():
                 raise StartError(f"{path}: no such file or folder")
+            if not path.is_dir() and path.suffix != ".onnx":
+                raise StartError(f"{path}: neither a model repository nor an .onnx file")
         try:
             for listener in (self._http, self._metrics):
                 if listener:
@@ -195,6 +202,7 @@ class Server:
         if self._http:
             await self._http.stop_accepting()
             unfinished = await self._http.finish(deadline)
+        self._stopped = True
         dropped = await self._models.stop(max(0.0, deadline - self._loop.time()))
         if self._metrics:
             await self._metrics.stop_accepting()
@@ -203,11 +211,12 @@ class Server:
 
     async def close(self) -> None:
         """End at once whatever is left."""
-        self.draining = True
         for listener in (self._http, self._metrics):
             if listener:
                 await listener.close()
-        await self._models.stop(0.0)
+        if not self._stopped:
+            self._stopped = True
+            await self._models.stop(0.0)
 
 
 @asynccontextmanager
@@ -255,12 +264,11 @@ class _Process:
         for number in STOP_SIGNALS:
             # not the loop's own handlers: between the loop's end and the process's there would be none
             signal.signal(number, lambda number, _frame: loop.call_soon_threadsafe(self._signalled, number))
-        server = Server(self._settings)
-        status = await _first(self._serve(server), self._forced.wait())
-        if status is True:
-            logger.critical("forced to stop: what was under way is lost")
-            status = 1
-        return int(status)
+        serving = asyncio.ensure_future(self._serve(Server(self._settings)))
+        if await _first(serving, self._forced.wait()):
+            return serving.result()
+        logger.critical("forced to stop: what was under way is lost")
+        return 1
 
     def _signalled(self, number: int) -> None:
         now = time.monotonic()
@@ -280,13 +288,15 @@ class _Process:
             return 1
         version = importlib.metadata.version("penstock")
         logger.info("penstock %s: %s", version, server.places)
-        reasons = await _first(server.load(), self._asked.wait())
-        failed = self._settings.exit_on_error and isinstance(reasons, list) and bool(reasons)
-        if failed:
-            logger.critical("stopping, as --exit-on-error says: %s", "; ".join(reasons))
-        elif not self._asked.is_set():
+        loading = asyncio.ensure_future(server.load())
+        failed = False
+        if await _first(loading, self._asked.wait()):
             self._announce(server)
-            await self._asked.wait()
+            failed = self._settings.exit_on_error and bool(loading.result())
+            if failed:
+                logger.critical("stopping, as --exit-on-error says: %s", "; ".join(loading.result()))
+            else:
+                await self._asked.wait()
         dropped = await server.drain()
         await server.close()
         if dropped:
@@ -299,11 +309,12 @@ class _Process:
         logger.info("%s, serving %s", word, names)
 
 
-async def _first(*works: Any) -> Any:
-    """Wait for the first to end, cancel the others, and give its result."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    for task in pending:
-        task.cancel()
-    await asyncio.gather(*pending, return_exceptions=True)
-    return next(task for task in tasks if task in done).result()
+async def _first(work: asyncio.Future[Any], signal_given: Coroutine[Any, Any, Any]) -> bool:
+    """Wait for work or a signal, cancel the other, and tell whether it was the work that ended."""
+    waiting = asyncio.ensure_future(signal_given)
+    await asyncio.wait((work, waiting), return_when=asyncio.FIRST_COMPLETED)
+    ended = work.done()
+    pending = waiting if ended else work
+    pending.cancel()
+    await asyncio.wait((pending,), timeout=CANCEL_GRACE_S)
+    return ended

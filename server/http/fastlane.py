@@ -250,6 +250,11 @@ class FastLane(HttpToolsProtocol):
         if self._state == _FOREIGN and not self.transport.is_closing():
             self._advance()
 
+    @property
+    def busy(self) -> bool:
+        """Whether a Service has a request to answer."""
+        return self._state == _BUSY
+
     # -- answers -----------------------------------------------------------------------------------------------
 
     def answer_json(self, body: bytes) -> None:

@@ -3,6 +3,8 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import logging
+import shutil
 import signal
 import socket
 import subprocess
@@ -163,6 +165,7 @@ async def gated(gate: Gate, root: Path, **settings: Any) -> AsyncIterator[Server
     finally:
         gate.open.set()
         await server.close()
+        await server.engine.stop(10)  # the thread that was behind the gate speaks to the loop once more
 
 
 def ask_until_closed(port: int) -> bytes:
@@ -228,14 +231,40 @@ def test_what_is_not_done_within_the_exit_timeout_is_counted(tmp_path: Path) -> 
     run(main)
 
 
-def test_a_path_that_is_not_there_is_one_clear_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("absent", "absent: no such file or folder"), ("notes.txt", "neither a model repository nor an .onnx file")],
+)
+def test_a_path_that_cannot_be_served_is_one_clear_line(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / "notes.txt").touch()
+
     async def main() -> None:
-        server = Server(settings_for(tmp_path / "absent"))
-        with pytest.raises(StartError, match=r"absent: no such file or folder$"):
+        server = Server(settings_for(tmp_path / name))
+        with pytest.raises(StartError, match=message):
             await server.open()
         await server.close()
 
     run(main)
+
+
+def test_the_access_log_has_every_request_once_and_only_when_asked_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "uvicorn.access")
+    for asked in (True, False):
+        caplog.clear()
+        with live_server(write_models(tmp_path / str(asked), "a"), loaders=Gate().loaders, access_log=asked) as live:
+            ask(live.http_port, "POST", "/v2/models/a/infer", BODY)
+            ask(live.http_port, "POST", "/v2/models/a/infer", "{")
+            ask(live.http_port, "GET", "/v2")
+
+        lines = [record.getMessage().partition(" - ")[2] for record in caplog.records if "access" in record.name]
+        wanted = [
+            '"POST /v2/models/a/infer HTTP/1.1" 200',
+            '"POST /v2/models/a/infer HTTP/1.1" 400',
+            '"GET /v2 HTTP/1.1" 200',
+        ]
+        assert lines == (wanted if asked else [])
 
 
 # -- the process ---------------------------------------------------------------------------------------------------
@@ -309,6 +338,20 @@ def test_a_second_signal_forces_with_status_1() -> None:
 
         assert server.status() == 1
         server.line_with("forced to stop")
+
+
+@pytest.mark.slow
+def test_a_signal_while_a_model_loads_ends_the_process_with_status_0(tmp_path: Path) -> None:
+    model = tmp_path / "slow"
+    shutil.copytree(IRIS / "iris", model)
+    (model / "handler.py").write_text(
+        "import logging, time\nlogging.getLogger('penstock').info('hooks begin')\ntime.sleep(1000)\n"
+    )
+    with process(str(tmp_path)) as server:
+        server.line_with("hooks begin")
+        server.signal(signal.SIGTERM)
+
+        assert server.status() == 0
 
 
 @pytest.mark.slow

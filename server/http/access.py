@@ -1,0 +1,30 @@
+"""The access log of the fast lane, in the form and under the name of uvicorn's own, for --access-log."""
+
+from __future__ import annotations
+
+import logging
+
+from uvicorn.protocols.utils import get_remote_addr
+
+from .fastlane import FastLane
+
+logger = logging.getLogger("uvicorn.access")
+
+
+class LoggedFastLane(FastLane):
+    """A connection that logs each request as it is answered: one that uvicorn answers is logged by uvicorn."""
+
+    def answer_json(self, body: bytes) -> None:
+        """Answer 200 with a JSON body, by the way that logs."""
+        self.answer(200, body, b"application/json")
+
+    def answer(self, status: int, body: bytes, content_type: bytes, extra: bytes = b"") -> None:
+        """Log and answer."""
+        head = self.head
+        if head is not None and self.busy:
+            address = get_remote_addr(self.transport)
+            client = f"{address[0]}:{address[1]}" if address else ""
+            version = "1.0" if head.old else "1.1"
+            path, method = head.path.decode("latin-1"), head.method.decode("latin-1")
+            logger.info('%s - "%s %s HTTP/%s" %d', client, method, path, version, status)
+        super().answer(status, body, content_type, extra)
