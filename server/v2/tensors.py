@@ -17,13 +17,25 @@ if TYPE_CHECKING:
 
 _FLOATS: dict[str, np.dtype[Any]] = {"FP32": np.dtype(np.float32), "FP64": np.dtype(np.float64)}
 _NUMBERS = {float, int}
+_TAKEN: dict[str, set[type]] = {"f": _NUMBERS, "i": {int}, "u": {int}, "b": {bool, int}}
+"""What JSON may hold for a kind of datatype."""
 _LENGTH = struct.Struct("<I")
+_MAX_SIZE = 2**63 - 1
 _NO_JSON = ("FP16", "BF16")
 _SMALL = 64
 """Elements from which orjson writes an array faster through numpy than through a list (perf/micro.py)."""
 
 
-def _mismatch() -> InferError:
+def _mismatch(spec: TensorSpec, shape: list[int], count: int) -> InferError:
+    if count > _MAX_SIZE:
+        text = f"shape {dims_text(shape)} of input '{spec.name}' causes total element count to exceed maximum size of"
+        return InferError(Code.INVALID, f"{text} {_MAX_SIZE}")
+    if count * spec.type.size_bytes > _MAX_SIZE:
+        return InferError(Code.INVALID, f"byte size overflow for input '{spec.name}', its shape is {dims_text(shape)}")
+    return _wrong_shape()
+
+
+def _wrong_shape() -> InferError:
     return InferError(Code.INVALID, "Unable to parse 'data': Shape does not match true shape of 'data' field")
 
 
@@ -41,71 +53,90 @@ def from_json(spec: TensorSpec, shape: list[int], count: int, values: Any) -> Ar
     if name in _FLOATS and type(values) is list and set(map(type, values)) <= _NUMBERS:
         # the usual case, and twice as fast as letting numpy find the type
         array: Array = np.array(values, _FLOATS[name])
-        if array.size != count:
-            raise _mismatch()
-        return array.reshape(shape)
-    if name in _NO_JSON:
+    elif name in _NO_JSON:
         raise InferError(Code.INVALID, _only_binary("receiving", name, f"input '{spec.name}'"))
-    if name == "BYTES":
-        array = _strings(values)
-    elif type(values) is np.ndarray or type(values) is list:
-        array = _numbers(spec, values)
+    elif type(values) is list:
+        array = _strings(values) if name == "BYTES" else _numbers(spec, _flat(values))
+    elif type(values) is np.ndarray and name != "BYTES":
+        array = _converted(spec, values)
     else:
-        raise InferError(Code.INVALID, "Unable to parse 'data': attempt to access JSON non-array as array")
+        kind = "string as string" if type(values) is np.ndarray else "array as array"
+        raise InferError(Code.INVALID, f"Unable to parse 'data': attempt to access JSON non-{kind}")
     if array.size != count:
-        raise _mismatch()
+        raise _mismatch(spec, shape, count)
     try:
         return array.reshape(shape)
     except (ValueError, OverflowError):
-        raise _mismatch() from None
+        raise _wrong_shape() from None
 
 
-def _numbers(spec: TensorSpec, values: Any) -> Array:
+def _flat(values: list[Any]) -> list[Any]:
+    """Flatten nested lists, however they are nested: as in Triton, only their count has to be the shape's."""
+    if list not in set(map(type, values)):
+        return values
+    flat: list[Any] = []
+    open_lists = [iter(values)]
+    while open_lists:
+        for value in open_lists[-1]:
+            if type(value) is list:
+                open_lists.append(iter(value))
+                break
+            flat.append(value)
+        else:
+            open_lists.pop()
+    return flat
+
+
+def _numbers(spec: TensorSpec, values: list[Any]) -> Array:
+    """Make an array of values that may be anything JSON has; numpy is never left to guess a type for them."""
     dtype = spec.type.dtype
-    try:
-        array = np.array(values)
-    except (ValueError, OverflowError):
-        # a ragged nesting, or one deeper than numpy goes
-        raise _mismatch() from None
-    kind, wanted = array.dtype.kind, dtype.kind
+    types = set(map(type, values))
+    if not types <= _TAKEN[dtype.kind] or (dtype.kind == "b" and not set(values) <= {0, 1}):
+        raise _not_taken(spec)
+    if dtype.kind == "f":
+        return _as_floats(np.array(values, np.float64), dtype)
+    if dtype.kind != "b" and values:
+        _check_range(spec, min(values), max(values))
+    return np.array(values, dtype)
+
+
+def _converted(spec: TensorSpec, array: Array) -> Array:
+    """Convert the buffer that simdjson made of numbers."""
+    dtype, kind = spec.type.dtype, array.dtype.kind
     if not array.size:
         return array.astype(dtype)
-    if kind in "fO" and wanted in "iu" and type(values) is list:
-        # numpy makes floats of integers that lie on both sides of 2**63
-        exact = np.array(values, np.object_)
-        if set(map(type, exact.ravel().tolist())) == {int}:
-            array, kind = exact, "i"
-    if wanted == "f":
-        good = kind in "fiu"
-    elif wanted == "b":
-        good = kind == "b" or (kind in "iu" and bool(((array == 0) | (array == 1)).all()))
-    else:
-        good = kind in "iu"
-    if not good:
-        raise InferError(Code.INVALID, f"Unable to parse 'data': input '{spec.name}' takes {spec.datatype} values")
-    if wanted in "iu" and array.dtype != dtype:
-        bounds = np.iinfo(dtype.str)
-        if int(array.min()) < bounds.min or int(array.max()) > bounds.max:
-            text = f"Unable to parse 'data': a value of input '{spec.name}' is out of range for {spec.datatype}"
-            raise InferError(Code.INVALID, text)
+    if dtype.kind == "f":
+        return _as_floats(array.astype(np.float64, copy=False), dtype)
+    if kind == "f" or (dtype.kind == "b" and not ((array == 0) | (array == 1)).all()):
+        raise _not_taken(spec)
+    if dtype.kind != "b" and array.dtype != dtype:
+        _check_range(spec, int(array.min()), int(array.max()))
     return array.astype(dtype, copy=False)
 
 
-def _strings(values: Any) -> Array:
-    flat: list[bytes] = []
-    stack = [values]
-    if type(values) is not list:
-        raise InferError(Code.INVALID, "Unable to parse 'data': attempt to access JSON non-array as array")
-    while stack:
-        value = stack.pop()
-        if type(value) is list:
-            stack.extend(reversed(value))
-        elif type(value) is str:
-            flat.append(value.encode())
-        else:
-            raise InferError(Code.INVALID, "Unable to parse 'data': attempt to access JSON non-string as string")
+def _as_floats(array: Array, dtype: np.dtype[Any]) -> Array:
+    # what FP32 cannot hold becomes infinite, as in Triton
+    with np.errstate(over="ignore"):
+        return array.astype(dtype, copy=False)
+
+
+def _check_range(spec: TensorSpec, lowest: int, highest: int) -> None:
+    bounds = np.iinfo(spec.type.dtype.str)
+    if lowest < bounds.min or highest > bounds.max:
+        text = f"Unable to parse 'data': a value of input '{spec.name}' is out of range for {spec.datatype}"
+        raise InferError(Code.INVALID, text)
+
+
+def _not_taken(spec: TensorSpec) -> InferError:
+    return InferError(Code.INVALID, f"Unable to parse 'data': input '{spec.name}' takes {spec.datatype} values")
+
+
+def _strings(values: list[Any]) -> Array:
+    flat = _flat(values)
+    if not set(map(type, flat)) <= {str}:
+        raise InferError(Code.INVALID, "Unable to parse 'data': attempt to access JSON non-string as string")
     array = np.empty(len(flat), np.object_)
-    array[:] = flat
+    array[:] = [text.encode() for text in flat]
     return array
 
 
