@@ -306,6 +306,9 @@ A setting is taken from the first of: its flag, its environment name, the settin
 named by `--config FILE` or `PENSTOCK_CONFIG`; its keys are the flags' names with underscores (`http_port = 8000`), and
 paths in it are relative to it. A name that is not on this page is an error. Booleans are `true`, `false`, `1` or `0`;
 a boolean flag alone means true. In the environment several paths are separated by `:`.
+
+On SIGTERM or SIGINT the server stops being ready, stops accepting after `--drain-delay-secs`, finishes what it has
+accepted and exits with 0. A second signal, 0.3 s later or more, ends it at once with 1.
 """
 _TABLE_HEAD = ("| flag | environment | default | value | meaning |", "|---|---|---|---|---|")
 
