@@ -95,7 +95,7 @@ class Inference:
         if match is None:
             return None
         name = unquote_to_bytes(match[1]).decode("utf-8", "replace")
-        version = (match[2] or b"").decode()
+        version = (match[2].lstrip(b"0") or b"0").decode() if match[2] else ""
         route = self._routes.get((name, version)) or Route(name, version)
         return Claim(route, head, predict=match[3] == b"predict")
 
