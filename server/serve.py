@@ -7,6 +7,7 @@ loop, signals, logs and exit status.
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib.metadata
 import logging
 import signal
@@ -17,6 +18,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import uvloop
 
 from penstock.backends.backend import Loader
@@ -46,6 +48,7 @@ FORCE_AFTER_S = 0.3
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 CANCEL_GRACE_S = 1.0
 """How long what a signal interrupts may take to notice."""
+GC_THRESHOLD = (20_000, 20, 50)
 METRICS_GRACE_S = 1.0
 """How long the metrics port may take to finish a scrape, once all else has ended."""
 
@@ -291,6 +294,7 @@ class _Process:
         loading = asyncio.ensure_future(server.load())
         failed = False
         if await _first(loading, self._asked.wait()):
+            _settle_memory()
             self._announce(server)
             failed = self._settings.exit_on_error and bool(loading.result())
             if failed:
@@ -307,6 +311,17 @@ class _Process:
         names = ", ".join(f"{model.name}/{model.version}" for model in server.engine.models()) or "nothing"
         word = "ready" if server.repository.ready(self._settings.strict_readiness) else "not ready"
         logger.info("%s, serving %s", word, names)
+
+
+def _settle_memory() -> None:
+    """Keep the collector from walking, again and again, over what lives as long as the process.
+
+    Requests make no cycles; the default threshold would look for some every hundred requests, and a full collection
+    would walk over every module for tens of milliseconds.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLD)
 
 
 async def _first(work: asyncio.Future[Any], signal_given: Coroutine[Any, Any, Any]) -> bool:
