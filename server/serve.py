@@ -175,6 +175,9 @@ class Server:
 
         Raises: StartError.
         """
+        # numpy's error state goes with the context, which connections inherit: a number that no float32 can hold is
+        # the client's infinity, and not worth a warning per request
+        np.seterr(all="ignore")
         for path in map(Path, self._settings.model_repository):
             if not path.exists():
                 raise StartError(f"{path}: no such file or folder")
