@@ -39,7 +39,10 @@ class Lane:
         request.waiting = False
         self.rows -= request.rows
         self.live -= 1
-        if not self.live:
+        if len(self._waiting) > 2 * self.live + LOOK_AHEAD:
+            # behind a head that stays, places of the departed would keep their tensors alive without bound
+            self._waiting = deque(self.live_requests())
+        elif not self.live:
             self._waiting.clear()
 
     def head(self) -> InferRequest | None:
@@ -83,6 +86,8 @@ class Lane:
         waiting.extendleft(reversed(passed))
         self.rows -= rows
         self.live -= len(taken)
+        if not self.live:
+            waiting.clear()
         return taken, rows
 
     def live_requests(self) -> list[InferRequest]:

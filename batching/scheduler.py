@@ -11,6 +11,8 @@ from .request import InferRequest, Key
 from .spec import BatchPolicy
 
 KEPT_LANES = 64
+UNKNOWN_NS = 1 << 61
+"""What a batch of a Key that has never run is taken to last: too long for the loop, unless it is pinned to the loop."""
 
 
 class Scheduler:
@@ -29,7 +31,8 @@ class Scheduler:
         self._preferred = sorted(policy.preferred_rows)
         self._queue_rows = policy.max_queue_rows
         self._queue_bytes = policy.max_queue_bytes
-        self._queue_requests = policy.max_queue_requests
+        # requests without rows fill the queue all the same
+        self._queue_requests = policy.max_queue_requests or policy.max_queue_rows
         self._costs = costs
         self._lanes: dict[Key, Lane] = {}
         self._nearest_ns = 0
@@ -47,7 +50,7 @@ class Scheduler:
         if (
             self.rows + request.rows > self._queue_rows
             or self.nbytes + request.nbytes > self._queue_bytes
-            or (self._queue_requests and self.live >= self._queue_requests)
+            or self.live >= self._queue_requests
         ) and self.live:
             raise InferError(Code.OVERLOADED, "Exceeds maximum queue size")
         lane = self._lanes.get(request.key)
@@ -64,9 +67,7 @@ class Scheduler:
 
     def full(self) -> bool:
         """Whether nothing more can be taken in: lets the door refuse before a body is decoded."""
-        return (
-            self.rows >= self._queue_rows or self.nbytes >= self._queue_bytes or 0 < self._queue_requests <= self.live
-        )
+        return self.rows >= self._queue_rows or self.nbytes >= self._queue_bytes or self.live >= self._queue_requests
 
     def take(self, now_ns: int) -> Batch | None:
         """Close a Batch for an idle Instance, or None when nothing is due."""
@@ -150,7 +151,7 @@ class Scheduler:
 
     def _fast(self, key: Key) -> bool:
         predicted_ns = self._costs.predict_ns(key, self._costs.knee_rows(key))
-        return predicted_ns is not None and predicted_ns < self._fast_ns
+        return (UNKNOWN_NS if predicted_ns is None else predicted_ns) < self._fast_ns
 
     def _limit(self, lane: Lane) -> int:
         """How many rows a batch of this Lane may have now.

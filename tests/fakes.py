@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,9 +14,13 @@ import numpy as np
 from penstock.backends.backend import Array, Backend, Binding, Loader
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.model import Model
+from penstock.batching.request import InferRequest, Key, Sink
 from penstock.batching.spec import HookSpec, ModelSpec
 
 Function = Callable[[list[Array | None]], list[Any]]
+
+PATIENCE_S = 10.0
+"""How long a fake waits for what has to come before it fails the test. Nothing that works comes near."""
 
 
 @dataclass(frozen=True)
@@ -117,3 +123,76 @@ def fake_model(
         signature = Signature((TensorSpec("x", "FP32", (-1, 4)),), (TensorSpec("y", "FP32", (-1, 4)),), batched=True)
     backend = FakeBackend(signature, list)
     return Model(ModelSpec(name, version, Path("model"), signature=signature, hooks=hooks), [backend], lambda *_: None)
+
+
+class ListSink:
+    """A Sink that keeps what it is given, one list per delivery, and lets a test await it."""
+
+    def __init__(self) -> None:
+        self.deliveries: list[list[InferRequest]] = []
+        self._arrived = asyncio.Event()
+
+    @property
+    def requests(self) -> list[InferRequest]:
+        """All that was delivered, in order."""
+        return [request for delivery in self.deliveries for request in delivery]
+
+    def deliver(self, requests: Sequence[InferRequest]) -> None:
+        self.deliveries.append(list(requests))
+        self._arrived.set()
+
+    async def holds(self, count: int) -> list[InferRequest]:
+        """Wait until `count` requests were delivered, and give them."""
+        async with asyncio.timeout(PATIENCE_S):
+            while len(self.requests) < count:
+                self._arrived.clear()
+                await self._arrived.wait()
+        return self.requests
+
+
+class Gate:
+    """A model's function that lets a run through only while it is open, as it is at first."""
+
+    def __init__(self, function: Function) -> None:
+        self._function = function
+        self._open = threading.Event()
+        self._open.set()
+        self._entered = threading.Semaphore(0)
+
+    def __call__(self, inputs: list[Array | None]) -> list[Any]:
+        if not self._open.is_set():
+            self._entered.release()
+            if not self._open.wait(PATIENCE_S):
+                raise TimeoutError("nobody opened the gate")
+        return self._function(inputs)
+
+    def close(self) -> None:
+        """Stop the runs that come from now on."""
+        self._open.clear()
+
+    def open(self) -> None:
+        """Let all go on."""
+        self._open.set()
+
+    async def entered(self) -> None:
+        """Wait until one more run stands before the closed gate."""
+        loop = asyncio.get_running_loop()
+        if not await loop.run_in_executor(None, self._entered.acquire, True, PATIENCE_S):
+            raise TimeoutError("no run came to the gate")
+
+
+class NoSink:
+    """A Sink for requests that are never delivered."""
+
+    def deliver(self, requests: Sequence[InferRequest]) -> None:
+        raise AssertionError("nothing is delivered here")
+
+
+def fake_request(
+    model: Model, rows: int = 1, key: Key = ((4,),), *, value: float = 0.0, sink: Sink | None = None
+) -> InferRequest:
+    """A request for a batched model: every FP32 input is `rows` rows of `value`, and all outputs are wanted."""
+    inputs: list[Array | None] = [None if tail is None else np.full((rows, *tail), value, np.float32) for tail in key]
+    request = InferRequest(model, inputs, rows, key, model.all_outputs, sink or NoSink())
+    request.nbytes = sum(array.nbytes for array in inputs if array is not None)
+    return request

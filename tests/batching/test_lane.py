@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.batching.lane import LOOK_AHEAD, Lane
+from penstock.batching.request import InferRequest
+from tests.fakes import fake_model, fake_request
+
+KEY = ((4,),)
+MODEL = fake_model()
+
+
+def lane_of(*rows: int) -> tuple[Lane, list[InferRequest]]:
+    lane = Lane(KEY)
+    requests = [fake_request(MODEL, each) for each in rows]
+    for request in requests:
+        lane.add(request)
+    return lane, requests
+
+
+def rows_of(requests: list[InferRequest]) -> list[int]:
+    return [request.rows for request in requests]
+
+
+def test_all_that_fits_is_taken_in_order() -> None:
+    lane, requests = lane_of(1, 2, 3)
+
+    assert lane.take(6) == (requests, 6)
+    assert lane.head() is None
+
+
+def test_what_does_not_fit_is_looked_past_and_goes_next() -> None:
+    lane, _ = lane_of(2, 7, 1)
+
+    assert rows_of(lane.take(8)[0]) == [2, 1]
+    assert rows_of(lane.take(8)[0]) == [7]
+
+
+def test_the_head_is_taken_even_if_it_is_bigger_than_the_limit() -> None:
+    lane, _ = lane_of(9, 1)
+
+    assert rows_of(lane.take(4)[0]) == [9]
+    assert rows_of(lane.take(4)[0]) == [1]
+
+
+def test_a_limit_of_nothing_takes_one_request_at_a_time() -> None:
+    lane, _ = lane_of(1, 1, 1)
+
+    assert [rows_of(lane.take(0)[0]) for _ in range(3)] == [[1], [1], [1]]
+
+
+def test_looking_ahead_ends_after_so_many_that_do_not_fit() -> None:
+    lane, _ = lane_of(2, *[3] * LOOK_AHEAD, 1)
+
+    assert rows_of(lane.take(4)[0]) == [2]
+    assert lane.live == LOOK_AHEAD + 1
+
+
+def test_requests_without_rows_ride_along() -> None:
+    lane, requests = lane_of(0, 4, 0)
+
+    assert lane.take(4) == (requests, 4)
+
+
+def test_a_removed_head_gives_way_to_the_next() -> None:
+    lane, requests = lane_of(1, 2)
+    lane.remove(requests[0])
+
+    assert lane.head() is requests[1]
+    assert lane.take(8) == ([requests[1]], 2)
+
+
+def test_only_what_stands_in_the_lane_is_waiting() -> None:
+    lane, requests = lane_of(1, 1, 1)
+    lane.remove(requests[0])
+    lane.take(1)
+
+    assert [request.waiting for request in requests] == [False, False, True]
+    assert lane.live_requests() == requests[2:]
+
+
+def test_the_tensors_of_removed_requests_are_let_go_while_the_head_stays() -> None:
+    lane, _ = lane_of(1)
+    kept: list[weakref.ref[object]] = []
+    for _ in range(10 * LOOK_AHEAD):
+        request = fake_request(MODEL)
+        request.inputs = [np.zeros((1, 4), np.float32)]
+        kept.append(weakref.ref(request.inputs[0]))
+        lane.add(request)
+        lane.remove(request)
+    del request
+    gc.collect()
+
+    assert sum(reference() is not None for reference in kept) <= LOOK_AHEAD + 3
+
+
+def test_the_last_take_leaves_no_removed_request_behind() -> None:
+    lane, requests = lane_of(2, 1)
+    tensor = weakref.ref(requests[1].inputs[0])
+    lane.remove(requests[1])
+    lane.take(2)
+    del requests
+    gc.collect()
+
+    assert tensor() is None
+
+
+REMOVE, TAKE, ADD = st.tuples(st.just("remove"), st.integers(0, 50)), st.integers(0, 12), st.integers(0, 12)
+STEPS = st.lists(REMOVE | st.tuples(st.just("take"), TAKE) | st.tuples(st.just("add"), ADD), max_size=60)
+
+
+@settings(max_examples=200, deadline=None)
+@given(STEPS)
+def test_whatever_happens_rows_are_neither_lost_nor_doubled_and_keep_their_order(steps: list[tuple[str, int]]) -> None:
+    lane = Lane(KEY)
+    waiting: list[InferRequest] = []
+    for step, number in steps:
+        if step == "add":
+            waiting.append(fake_request(MODEL, number))
+            lane.add(waiting[-1])
+        elif step == "remove" and waiting:
+            lane.remove(waiting.pop(number % len(waiting)))
+        elif step == "take" and waiting:
+            taken, rows = lane.take(number)
+            assert taken[0] is waiting[0]
+            assert taken == [request for request in waiting if request in taken]
+            assert rows == sum(rows_of(taken))
+            assert rows <= number or len(taken) == 1
+            _assert_only_what_did_not_fit_was_passed(waiting, taken, number)
+            waiting = [request for request in waiting if request not in taken]
+
+        assert lane.live_requests() == waiting
+        assert (lane.live, lane.rows) == (len(waiting), sum(rows_of(waiting)))
+        assert lane.head() is (waiting[0] if waiting else None)
+
+
+def _assert_only_what_did_not_fit_was_passed(
+    waiting: list[InferRequest], taken: list[InferRequest], limit: int
+) -> None:
+    rows = passed = 0
+    for request in waiting:
+        if request in taken:
+            assert passed < LOOK_AHEAD
+            rows += request.rows
+        else:
+            assert rows >= limit or rows + request.rows > limit or passed >= LOOK_AHEAD
+            passed += 1
