@@ -20,8 +20,14 @@ SIMPLE_CONFIG = """
 name: "simple"
 platform: "onnxruntime_onnx"
 max_batch_size: 8
-input [ { name: "INPUT0" data_type: TYPE_INT32 dims: [ 16 ] }, { name: "INPUT1" data_type: TYPE_INT32 dims: [ 16 ] } ]
-output [ { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ 16 ] }, { name: "OUTPUT1" data_type: TYPE_INT32 dims: [ 16 ] } ]
+input [
+  { name: "INPUT0" data_type: TYPE_INT32 dims: [ 16 ] },
+  { name: "INPUT1" data_type: TYPE_INT32 dims: [ 16 ] }
+]
+output [
+  { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ 16 ] },
+  { name: "OUTPUT1" data_type: TYPE_INT32 dims: [ 16 ] }
+]
 """
 VERSIONS_CONFIG = "version_policy: { all {} }"
 SUM_AND_DIFFERENCE = [node("Add", ["INPUT0", "INPUT1"], ["OUTPUT0"]), node("Sub", ["INPUT0", "INPUT1"], ["OUTPUT1"])]
@@ -60,10 +66,15 @@ def _pair(code: int) -> tuple[Tensors, Tensors]:
 
 def write_identities(root: Path) -> Path:
     """Write `identity_<datatype>` [N,M] for every datatype."""
-    for datatype, row in DATATYPES.items():
-        tensors: tuple[Tensors, Tensors] = ({"x": (row.onnx_code, ["N", "M"])}, {"y": (row.onnx_code, ["N", "M"])})
-        write(root, f"identity_{datatype}", [node("Identity", ["x"], ["y"])], tensors)
+    for datatype in DATATYPES:
+        write_identity(root, f"identity_{datatype}", "", datatype)
     return root
+
+
+def write_identity(root: Path, name: str, config: str, datatype: str = "FP32") -> None:
+    """Write a model [N,M] that gives `x` back as `y`."""
+    described = (DATATYPES[datatype].onnx_code, ["N", "M"])
+    write(root, name, [node("Identity", ["x"], ["y"])], ({"x": described}, {"y": described}), config=config)
 
 
 def write_shapes(root: Path) -> Path:

@@ -22,7 +22,7 @@ VALUES: dict[str, Array] = {
     "FP32": np.array([[0.1, 3.4028235e38, _LEAST], [-1, -0.0, 1 / 3]], np.float32),
     "FP64": np.array([[0.1, 1.7976931348623157e308, 5e-324], [-1, -0.0, 1 / 3]], np.float64),
     "BF16": np.array([[0.1, -3.3e38, 1e-40], [1, -0.0, 3.14]], ml_dtypes.bfloat16),
-    "BYTES": np.array([["", "ascii", "naïve"], ["日本", "🙂\u0000\n\"\\", "x" * 300]], np.object_),
+    "BYTES": np.array([["", "ascii", "naïve"], ["日本", '🙂\u0000\n"\\', "x" * 300]], np.object_),
 }
 """Two rows of three of each datatype, its extremes among them."""
 ONLY_BINARY = {"FP16", "BF16"}
@@ -42,7 +42,8 @@ def asked(name: str, *, binary: bool = True) -> Any:
 def pair(first: Array, second: Array, *, binary: tuple[bool, bool] = (True, True)) -> list[Any]:
     """Make the inputs of NVIDIA's `simple` models."""
     return [
-        given(f"INPUT{i}", array, binary=way) for i, (array, way) in enumerate(zip((first, second), binary, strict=True))
+        given(f"INPUT{i}", array, binary=way)
+        for i, (array, way) in enumerate(zip((first, second), binary, strict=True))
     ]
 
 

@@ -197,14 +197,18 @@ class TestExamples:
 
 
 class TestDatatypes:
-    @pytest.mark.parametrize("datatype", VALUES)
-    @pytest.mark.parametrize("binary_in", [True, False])
-    @pytest.mark.parametrize("binary_out", [True, False, None])
+    @pytest.mark.parametrize(
+        ("datatype", "binary_in", "binary_out"),
+        [
+            (datatype, *ways)
+            for datatype in VALUES
+            for ways in itertools.product([True, False], [True, False, None])
+            if datatype not in ONLY_BINARY or False not in ways
+        ],
+    )
     def test_every_value_comes_back_as_it_was_sent(
         self, client: Any, datatype: str, binary_in: bool, binary_out: bool | None
     ) -> None:
-        if datatype in ONLY_BINARY and not (binary_in and binary_out is not False):
-            pytest.skip("JSON does not carry it")
         sent = VALUES[datatype]
         outputs = None if binary_out is None else [asked("y", binary=binary_out)]
         result = client.infer(f"identity_{datatype}", [given("x", sent, binary=binary_in)], outputs=outputs)
@@ -223,14 +227,14 @@ class TestDatatypes:
 
         assert same(datatype, result.as_numpy("y"), sent)
 
-    @pytest.mark.parametrize("datatype", VALUES)
+    @pytest.mark.parametrize(
+        ("datatype", "binary"),
+        [(datatype, way) for datatype in VALUES for way in (True, False) if way or datatype not in ONLY_BINARY],
+    )
     @pytest.mark.parametrize("shape", [(0, 3), (2, 0), (0, 0)])
-    @pytest.mark.parametrize("binary", [True, False])
     def test_tensors_without_elements_come_back(
         self, client: Any, datatype: str, shape: tuple[int, int], binary: bool
     ) -> None:
-        if datatype in ONLY_BINARY and not binary:
-            pytest.skip("JSON does not carry it")
         sent = np.empty(shape, VALUES[datatype].dtype)
         result = client.infer(
             f"identity_{datatype}", [given("x", sent, binary=binary)], outputs=[asked("y", binary=binary)]
@@ -305,8 +309,8 @@ class TestShapes:
         a = np.array([[1, 2, 3], [4, 5, 6]], np.float32)
         words = np.array([["é", ""], ["x", "yz"]], np.object_)
         n = np.array([[1, 2], [3, 2**40]], np.int64)
-        sent = [given(name, each, binary=way) for name, each, way in zip("an", (a, n), binary[:2], strict=True)]
-        sent.insert(1, given("words", words, binary=binary[2]))
+        ways = dict(zip(("a", "words", "n"), binary, strict=True))
+        sent = [given(name, each, binary=ways[name]) for name, each in (("a", a), ("words", words), ("n", n))]
         wanted = [asked(name, binary=way) for name, way in zip(("total", "same", "twice"), binary, strict=True)]
         for inputs, outputs in ((sent, wanted), (sent[::-1], wanted[1:]), (sent, None)):
             result = client.infer("mixed", inputs, outputs=outputs)
@@ -347,11 +351,10 @@ class TestRequests:
         assert "id" not in client.infer("simple", pair(ASCENDING, ASCENDING)).get_response()
 
     def test_an_error_names_the_id(self, client: Any) -> None:
-        assert refused(client.infer, "simple", pair(ASCENDING, ASCENDING)[:1], request_id="42") == (
-            "400",
-            "[request id: 42] expected 2 inputs but got 1 inputs for model 'simple'. Got input(s) ['INPUT0'], but "
-            "missing required input(s) ['INPUT1']. Please provide all required input(s).",
-        )
+        status, text = refused(client.infer, "simple", pair(ASCENDING, ASCENDING)[:1], request_id="42")
+
+        assert status == "400"
+        assert text.startswith("[request id: 42] expected 2 inputs but got 1 inputs for model 'simple'. Got input(s)")
 
     def test_parameters_of_the_callers_own_are_taken(self, client: Any) -> None:
         parameters = {"name": "value", "count": 3, "ratio": 0.5, "flag": True}
