@@ -15,6 +15,9 @@ from .request import Key
 
 Shape = tuple[int, ...]
 
+MAX_EMPTY_DIM = 1 << 20
+"""The largest dim beside a zero: no bytes stand for it, and a model may make an output of its size."""
+
 _BATCH_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
     "input shape. If you want to specify the full shape including the batch dim in your input dims config, try setting "
@@ -29,6 +32,9 @@ def admit(name: str, signature: Signature, max_rows: int, shapes: Sequence[Shape
     not optional are the caller's to refuse.
     Raises: InferError (INVALID).
     """
+    for spec, shape in zip(signature.inputs, shapes, strict=True):
+        if shape and 0 in shape and max(shape) > MAX_EMPTY_DIM:
+            raise _unexpected(name, spec, shape, batched=signature.batched)
     if not signature.batched:
         for spec, shape in zip(signature.inputs, shapes, strict=True):
             if shape is not None and not _fits(shape, spec.shape):

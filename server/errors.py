@@ -6,6 +6,7 @@ import orjson
 
 from penstock.backends.errors import Code
 
+MAX_TEXT_CHARS = 4096
 HTTP_STATUS: dict[Code, int] = {
     Code.INVALID: 400,
     Code.NOT_FOUND: 404,
@@ -20,5 +21,11 @@ HTTP_STATUS: dict[Code, int] = {
 
 
 def error_body(text: str) -> bytes:
-    """Write an error as Triton does. What is no Unicode (a lone surrogate) is replaced, since JSON cannot carry it."""
+    """Write an error as Triton does. What is no Unicode (a lone surrogate) is replaced, since JSON cannot carry it.
+
+    A text may quote what the client sent: of a very long one the middle is left out.
+    """
+    if len(text) > MAX_TEXT_CHARS:
+        half = MAX_TEXT_CHARS // 2
+        text = f"{text[:half]} ... {text[-half:]}"
     return orjson.dumps({"error": text.encode("utf-8", "replace").decode()})

@@ -15,11 +15,12 @@ _MAX_TRAILERS = 64
 class ChunkedBody:
     """Fed with what arrives; `done` when the last chunk and the trailers have passed.
 
-    Bounded: body bytes, number of chunks, and the length of each line. Trailers are read and dropped.
+    `body` is what has come out so far. Bounded: body bytes, number of chunks, and the length of each line. Trailers
+    are read and dropped.
     """
 
     def __init__(self, limits: Limits) -> None:
-        self.parts: list[bytes] = []
+        self.body = bytearray()
         self.size = 0
         self.done = False
         self._limits = limits
@@ -77,8 +78,8 @@ class ChunkedBody:
     def _read_bytes(self, buffer: bytearray, position: int) -> int:
         if position == len(buffer):
             return -1
-        part = bytes(buffer[position : position + self._missing])
-        self.parts.append(part)
+        part = buffer[position : position + self._missing]
+        self.body += part
         self._missing -= len(part)
         if not self._missing:
             self._state = self._read_end

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 
 from .head import HttpError
@@ -10,6 +11,7 @@ from .limits import Limits
 _GZIP, _DEFLATE = b"gzip", b"deflate"
 _WINDOW = {_GZIP: 31, _DEFLATE: 15}
 _LEVEL = 1
+_QVALUE = re.compile(rb"(0?\.\d{1,3}|0\.?|1(\.0{0,3})?)\Z")
 MIN_BYTES = 256
 """Answers below this are sent as they are: the header field costs what compression saves."""
 
@@ -45,23 +47,24 @@ def compress(body: bytes, coding: bytes) -> bytes:
 
 def choose(accept: bytes) -> bytes:
     """Choose the coding of an answer from an Accept-Encoding field; empty for none. Source: RFC 9110 12.5.3."""
-    best, best_weight = b"", 0.0
+    weights: dict[bytes, float] = {}
     for item in accept.lower().split(b","):
-        name, _, parameter = item.strip().partition(b";")
-        name = name.strip()
-        weight = _weight(parameter)
-        if name == b"*":
-            name = _GZIP
-        if name in _WINDOW and weight > best_weight:
+        name, *parameters = item.split(b";")
+        weights[name.strip()] = _weight(parameters)
+    rest = weights.get(b"*", 0.0)
+    best, best_weight = b"", weights.get(b"identity", 0.0)
+    for name in _WINDOW:
+        weight = weights.get(name, rest)
+        # at equal weights a client would as soon have its answer compressed, and gzip comes first
+        if weight > best_weight or (weight == best_weight > 0 and not best):
             best, best_weight = name, weight
     return best
 
 
-def _weight(parameter: bytes) -> float:
-    key, _, value = parameter.strip().partition(b"=")
-    if key.strip() != b"q":
-        return 1.0
-    try:
-        return float(value)
-    except ValueError:
-        return 0.0
+def _weight(parameters: list[bytes]) -> float:
+    for parameter in parameters:
+        key, _, value = parameter.partition(b"=")
+        if key.strip() == b"q":
+            match = _QVALUE.match(value.strip())
+            return float(match[0]) if match else 0.0
+    return 1.0

@@ -27,8 +27,12 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _READ_AHEAD_BYTES = 65536
 _KEPT_HEADS = 1024
 _KEPT_HEAD_BYTES = 2048
+_MOST_PARTS = 1024
+"""Parts of a body that are kept apart; more of them, from a client that sends it in crumbs, are put together."""
 DRAIN_LINGER_S = 0.5
 """How long an idle connection stays open while draining: a request that is on its way is still answered."""
+REFUSED_LINGER_S = 5.0
+"""How long what a refused client still sends is read and dropped: closing on it would take the answer with it."""
 
 
 class Service(Protocol):
@@ -92,13 +96,14 @@ class FastLane(HttpToolsProtocol):
         self._state = _HEAD
         self._buffer = bytearray()
         self._scanned = 0
-        self._parts: list[bytes] = []
+        self._parts: list[bytes | bytearray] = []
         self._missing = 0
         self._chunked: ChunkedBody | None = None
         self._advancing = False
         self._answered = False
         self._lived = True
         self._waited_s = 0.0
+        self._unsent = 0
         self._half_closed = False
 
     # -- what arrives ------------------------------------------------------------------------------------------
@@ -106,7 +111,7 @@ class FastLane(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Take bytes; a whole request with a head seen before goes straight to the Service."""
         state = self._state
-        if state == _HEAD and not self._buffer:
+        if state == _HEAD and not self._buffer and not self.flow.write_paused:
             end = data.find(b"\r\n\r\n") + 4
             head = self._heads.get(data[:end])
             if head is not None and head.length == len(data) - end:
@@ -119,6 +124,10 @@ class FastLane(HttpToolsProtocol):
             self._missing -= len(data)
             if not self._missing:
                 self._begin()
+            elif len(self._parts) > _MOST_PARTS:
+                self._gather_parts()
+            return
+        if state == _CLOSED:
             return
         if state == _HEAD and not self._buffer:
             self._lived = True
@@ -137,8 +146,10 @@ class FastLane(HttpToolsProtocol):
             self._refuse(error)
         finally:
             self._advancing = False
-        if self._state == _BUSY and len(self._buffer) > _READ_AHEAD_BYTES:
+        if len(self._buffer) > _READ_AHEAD_BYTES and (self._answer_due() or self.flow.write_paused):
             self.flow.pause_reading()
+        if self._state == _HEAD and not self.flow.write_paused and self._ended():
+            self._close()
 
     def _step(self) -> bool:
         if self._state == _HEAD:
@@ -153,13 +164,16 @@ class FastLane(HttpToolsProtocol):
 
     def _read_head(self) -> bool:
         buffer, limits = self._buffer, self.shared.limits
-        while buffer[:2] == b"\r\n":
+        if buffer[:2] == b"\r\n":
             # RFC 9112 2.2: an empty line before a request is to be ignored
             del buffer[:2]
         end = buffer.find(b"\r\n\r\n", self._scanned)
         if end < 0 or end + 4 > limits.max_header_bytes:
             if len(buffer) >= limits.max_header_bytes:
                 raise HttpError(431, f"request head exceeds {limits.max_header_bytes} bytes")
+            if buffer and buffer != b"\r" and not 65 <= buffer[0] <= 90:
+                # a TLS handshake, for one, which would wait for its answer as long as this for its end
+                raise HttpError(400, "invalid HTTP request: it does not begin with a method")
             self._scanned = max(0, len(buffer) - 3)
             return False
         self._scanned = 0
@@ -167,11 +181,11 @@ class FastLane(HttpToolsProtocol):
         head = self._heads.get(raw)
         if head is None:
             head = parse(raw, limits)
+            if head.length > limits.max_body_bytes:
+                raise HttpError(400, too_large(head.length, limits))
             head.route = self._service.claim(head)
             if head.route is not None and not head.expects:
                 self.shared.remember(raw, head)
-        if head.length > limits.max_body_bytes:
-            raise HttpError(400, too_large(head.length, limits))
         del buffer[: end + 4]
         self.head = head
         self._parts = []
@@ -207,17 +221,23 @@ class FastLane(HttpToolsProtocol):
         chunked.feed(self._buffer)
         if not chunked.done:
             return False
-        self._parts = chunked.parts
+        self._parts = [chunked.body]
         self._begin()
         return True
 
     def _begin(self) -> None:
         parts, self._parts, self._chunked = self._parts, [], None
-        body = parts[0] if len(parts) == 1 else b"".join(parts)
+        body = bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
         self._state = _BUSY
         head = self.head
         if head is not None:
             self._service.begin(self, head, body)
+
+    def _gather_parts(self) -> None:
+        first, *others = self._parts
+        gathered = first if type(first) is bytearray else bytearray(first)
+        gathered += b"".join(others)
+        self._parts = [gathered]
 
     # -- requests that are uvicorn's ---------------------------------------------------------------------------
 
@@ -227,7 +247,7 @@ class FastLane(HttpToolsProtocol):
         if chunked is not None:
             before = bytes(self._buffer)
             chunked.feed(self._buffer)
-            chunked.parts.clear()
+            chunked.body.clear()
             raw = before[: len(before) - len(self._buffer)]
             whole = chunked.done
         else:
@@ -276,7 +296,9 @@ class FastLane(HttpToolsProtocol):
         head = self.head
         if self._state != _BUSY or head is None:
             return
-        keep_alive = head.keep_alive and not self.shared.draining and not self._half_closed
+        ending = self.shared.draining or self._half_closed
+        # what has arrived already is answered first
+        keep_alive = head.keep_alive and (not ending or bool(self._buffer))
         connection = b"connection: close\r\n" if not keep_alive else b"connection: keep-alive\r\n" if head.old else b""
         lines = self.shared.answers.head(status, self.server_state.default_headers)
         self.transport.write(
@@ -293,7 +315,7 @@ class FastLane(HttpToolsProtocol):
     def _next(self) -> None:
         self._lived = True
         self._state = _HEAD
-        if self.shared.draining or self._half_closed:
+        if (self.shared.draining or self._half_closed) and not self._buffer:
             self._close()
 
     def _continue(self) -> None:
@@ -305,7 +327,7 @@ class FastLane(HttpToolsProtocol):
 
     def _refuse(self, error: HttpError) -> None:
         """Answer a request that cannot be framed, and close: what follows it cannot be told from it."""
-        if self._state == _FOREIGN or self.transport.is_closing():
+        if self.transport.is_closing() or not self._withdraw():
             self._close()
             return
         body = error_body(error.text)
@@ -314,11 +336,31 @@ class FastLane(HttpToolsProtocol):
             b"%bconnection: close\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
             % (lines, len(body), body)
         )
-        self._close()
+        self._state = _CLOSED
+        self._buffer.clear()
+        self._lived = True
+        if self._half_closed or not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        self.transport.write_eof()
+        self.flow.resume_reading()
+
+    def _withdraw(self) -> bool:
+        """Take a request back from uvicorn; False when it has begun to answer."""
+        cycle = self.cycle
+        if self._state != _FOREIGN or cycle is None:
+            return self._state != _FOREIGN
+        if cycle.response_started:
+            return False
+        # as uvicorn does itself when the connection is lost
+        cycle.disconnected = True
+        cycle.message_event.set()
+        return True
 
     def _close(self) -> None:
         self._state = _CLOSED
         self._buffer.clear()
+        self._lived = True
         self.transport.close()
 
     # -- life of the connection --------------------------------------------------------------------------------
@@ -329,6 +371,7 @@ class FastLane(HttpToolsProtocol):
         self.shared.connections.add(self)
         if len(self.shared.connections) > self.shared.limits.max_connections:
             self._refuse(HttpError(503, "too many connections"))
+            self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget everything; a request under way is cancelled."""
@@ -343,7 +386,7 @@ class FastLane(HttpToolsProtocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """Let a client that has closed its sending side still have its answer."""
         self._half_closed = True
-        return self._state == _BUSY
+        return self._answer_due() or (self._state == _HEAD and self.flow.write_paused and bool(self._buffer))
 
     def pause_writing(self) -> None:
         """Note that the client has fallen behind."""
@@ -363,6 +406,8 @@ class FastLane(HttpToolsProtocol):
             super().shutdown()
         elif self._state == _HEAD:
             self.loop.call_later(DRAIN_LINGER_S, self._close_idle)
+        elif self._state == _CLOSED:
+            self.transport.close()
 
     def _close_idle(self) -> None:
         if self._state == _HEAD and not self._buffer:
@@ -376,9 +421,8 @@ class FastLane(HttpToolsProtocol):
             self._waited_s = 0.0
             return
         self._waited_s += elapsed_s
-        if self.flow.write_paused:
-            if self._waited_s > limits.write_timeout_s:
-                self.transport.abort()
+        if self.flow.write_paused or self._state == _CLOSED:
+            self._tick_unsent(limits)
         elif self._receiving():
             if self._waited_s > limits.receive_timeout_s:
                 self._refuse(HttpError(408, f"request was not received within {limits.receive_timeout_s:g} s"))
@@ -387,6 +431,23 @@ class FastLane(HttpToolsProtocol):
                 self._close()
         else:
             self._waited_s = 0.0
+
+    def _tick_unsent(self, limits: Limits) -> None:
+        unsent, before = self.transport.get_write_buffer_size(), self._unsent
+        self._unsent = unsent
+        if unsent and unsent < before:
+            # slow, but it takes what it is given
+            self._waited_s = 0.0
+        elif self._waited_s > (limits.write_timeout_s if unsent else REFUSED_LINGER_S):
+            self.transport.abort()
+
+    def _ended(self) -> bool:
+        """Whether no request is to come: what is left of a half-closed connection will never be a whole one."""
+        return self._half_closed or (self.shared.draining and not self._buffer)
+
+    def _answer_due(self) -> bool:
+        """Whether a request has arrived whole and waits for its answer."""
+        return self._state == _BUSY or (self._state == _FOREIGN and not self._receiving())
 
     def _receiving(self) -> bool:
         if self._state == _FOREIGN:

@@ -78,15 +78,15 @@ def parse(raw: bytes, limits: Limits) -> Head:
         pass
     except httptools.HttpParserError as error:
         raise HttpError(400, f"invalid HTTP request: {error}") from None
+    version = parser.get_http_version()
+    if version not in ("1.0", "1.1"):
+        raise HttpError(505, f"HTTP version {version} is not supported")
     if not collector.complete:
         raise HttpError(400, "invalid HTTP request: incomplete head")
     if len(collector.headers) > limits.max_headers:
         raise HttpError(431, f"request has more than {limits.max_headers} header fields")
     head = Head()
     head.method = parser.get_method()
-    version = parser.get_http_version()
-    if version not in ("1.0", "1.1"):
-        raise HttpError(505, f"HTTP version {version} is not supported")
     head.old = version == "1.0"
     head.keep_alive = parser.should_keep_alive()
     head.path = collector.url.partition(b"?")[0]

@@ -30,6 +30,8 @@ Plan = tuple[bool, ...] | None
 """How each wanted output travels, BINARY or JSON; None when all travel as JSON."""
 
 _MAX_TIMEOUT_US = 1 << 53
+_MAX_DIM = (1 << 63) - 1
+_MAX_RANK = 32
 _KEPT_SHAPES = 256
 _NOT_UNSIGNED = "attempt to access JSON non-unsigned-integer as unsigned-integer"
 _RESERVED = "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
@@ -181,8 +183,11 @@ def _tensor(model: Model, spec: TensorSpec, entry: Any, body: bytes, position: i
     if type(shape) is not list:
         raise _no("shape", shape, "array")
     for dim in shape:
-        if type(dim) is not int or dim < 0:
+        if type(dim) is not int or not 0 <= dim <= _MAX_DIM:
             raise invalid(f"Unable to parse 'shape': {_NOT_UNSIGNED}")
+    if len(shape) > _MAX_RANK:
+        # before the product is taken, which of a million dims takes for ever
+        raise invalid(f"unexpected shape for input '{spec.name}' for model '{model.name}': {len(shape)} dims")
     parameters = entry.get("parameters")
     size = None if parameters is None else _binary_size(parameters, spec.name)
     if size is not None:

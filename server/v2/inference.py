@@ -41,14 +41,30 @@ logger = logging.getLogger("penstock.server")
 T = TypeVar("T")
 
 _PATH = re.compile(rb"/v2/models/([^/]+)(?:/versions/([0-9]+))?/(infer|predict)\Z")
+_NUMBER = re.compile("[0-9]{1,18}")
+_MAX_VERSION = (1 << 63) - 1
 _LARGE_BYTES = 256 << 10
 """JSON from this size on is decoded on a thread, and bodies from this size on are compressed on one."""
 
 
-class Route:
-    """One model as it is named in a path. `model` is right while `generation` is the Engine's."""
+def _version(digits: bytes | None) -> str:
+    """Read a version as Triton's stol does: leading zeros count for nothing, more than 64 bits are refused."""
+    if digits is None:
+        return ""
+    text = digits.lstrip(b"0").decode() or "0"
+    if len(text) > len(str(_MAX_VERSION)) or int(text) > _MAX_VERSION:
+        wrong = f"failed to get model version from specified version string '{text[:64]}' (details: stol)"
+        raise HttpError(400, f"{wrong}, version should be an integral value > 0")
+    return text
 
-    __slots__ = ("encoder", "generation", "hooked", "model", "name", "version")
+
+class Route:
+    """One model as it is named in a path. `model` is right while `generation` is the Engine's.
+
+    `counted` is whether it takes BYTES, whose elements are walked one by one in either form.
+    """
+
+    __slots__ = ("counted", "encoder", "generation", "hooked", "model", "name", "version")
 
     def __init__(self, name: str, version: str) -> None:
         self.name = name
@@ -57,6 +73,7 @@ class Route:
         self.model: Model | None = None
         self.encoder: Encoder | None = None
         self.hooked = False
+        self.counted = False
 
 
 class Claim:
@@ -71,7 +88,7 @@ class Claim:
         self.accept = choose(head.header.get(b"accept-encoding", b""))
         self.request_id = head.header.get(b"x-request-id", b"").decode("latin-1")[:128]
         self.header_text = head.header.get(b"inference-header-content-length", b"").strip().decode("latin-1")
-        self.header_bytes = int(self.header_text) if self.header_text.isascii() and self.header_text.isdigit() else -1
+        self.header_bytes = int(self.header_text) if _NUMBER.fullmatch(self.header_text) else -1
         self.plain = not self.coding and (not self.header_text or self.header_bytes >= 0) and not predict
 
 
@@ -95,7 +112,7 @@ class Inference:
         if match is None:
             return None
         name = unquote_to_bytes(match[1]).decode("utf-8", "replace")
-        version = (match[2].lstrip(b"0") or b"0").decode() if match[2] else ""
+        version = _version(match[2])
         route = self._routes.get((name, version)) or Route(name, version)
         return Claim(route, head, predict=match[3] == b"predict")
 
@@ -119,13 +136,15 @@ class Inference:
             header_bytes = claim.header_bytes
             if header_bytes > len(body) or header_bytes == 0:
                 raise _bad_header(claim, body)
-            if route.hooked or (len(body) if header_bytes < 0 else header_bytes) >= _LARGE_BYTES:
+            if route.hooked or (len(body) if header_bytes < 0 or route.counted else header_bytes) >= _LARGE_BYTES:
                 self._begin_on_task(connection, claim, model, body)
                 return
             request, options = decode(model, body, header_bytes, self._limits.max_json_depth, self)
             self._submit(connection, request, options)
         except InferError as error:
             self._answer_error(connection, error)
+        except Exception as error:  # noqa: BLE001 - as in _run
+            self._answer_error(connection, _internal(error, route.name, claim.request_id))
 
     def abandon(self, connection: FastLane) -> None:
         """Cancel what a gone client asked for."""
@@ -168,6 +187,7 @@ class Inference:
         route.encoder = self._encoder(model)
         hooks = self._hooks_of(model)
         route.hooked = hooks.has_pre or hooks.has_post
+        route.counted = any(spec.datatype == "BYTES" for spec in model.signature.inputs)
         route.generation = self._engine.generation
         # only paths of models that exist are kept, so that a scan of names fills nothing
         self._routes[route.name, route.version] = route
@@ -233,7 +253,8 @@ class Inference:
                 raise _bad_header(claim, body)
             json_bytes = len(body) if claim.header_bytes < 0 else claim.header_bytes
             depth = self._limits.max_json_depth
-            request, options = await _off_loop(json_bytes, decode, model, body, claim.header_bytes, depth, self)
+            size = len(body) if claim.route.counted else json_bytes
+            request, options = await _off_loop(size, decode, model, body, claim.header_bytes, depth, self)
             request_id = request.id or request_id
             if claim.route.hooked and options.hooks:
                 await self._infer_with_hooks(connection, claim, request, options)
@@ -247,7 +268,9 @@ class Inference:
         except Exception as error:  # noqa: BLE001 - logged under an id, and the client gets an answer whatever it is
             self._answer_error(connection, _internal(error, model.name, request_id))
         finally:
-            connection.task = None
+            # its answer may have begun the next request of the connection
+            if connection.task is asyncio.current_task():
+                connection.task = None
 
     async def _predict(self, connection: FastLane, claim: Claim, model: Model, body: bytes) -> None:
         sample = await _off_loop(len(body), _sample, body, self._limits.max_json_depth)
