@@ -16,6 +16,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.admission import admit
 from penstock.batching.request import InferRequest
 
+from .layout import KEPT_LAYOUTS, MAX_JSON_BYTES, Layout, layout_of
 from .parsing import parse
 from .tensors import from_binary, from_json
 
@@ -60,6 +61,26 @@ def _no(member: str, value: Any, kind: str) -> InferError:
     if value is None:
         reason = f"attempt to access non-existing object member '{member}'"
     return invalid(f"Unable to parse '{member}': {reason}")
+
+
+def decode_remembered(
+    model: Model, body: bytes, header_bytes: int, max_depth: int, sink: Sink, layouts: dict[bytes, Layout]
+) -> tuple[InferRequest, Options]:
+    """Decode as `decode` does, but the same JSON before binary tensors once only: `layouts` is the memory of it.
+
+    Raises: InferError.
+    """
+    text = body[:header_bytes]
+    layout = layouts.get(text)
+    if layout is not None and layout.nbytes == len(body):
+        return layout.request(model, body, sink), layout.options
+    request, options = decode(model, body, header_bytes, max_depth, sink)
+    made = layout_of(request, options, body) if len(text) <= MAX_JSON_BYTES else None
+    if made is not None:
+        if len(layouts) >= KEPT_LAYOUTS:
+            layouts.clear()
+        layouts[text] = made
+    return request, options
 
 
 def decode(model: Model, body: bytes, header_bytes: int, max_depth: int, sink: Sink) -> tuple[InferRequest, Options]:

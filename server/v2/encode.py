@@ -29,6 +29,7 @@ class Encoder:
         self._outputs = list(outputs)
         self._names = b'"model_name":%s,"model_version":%s,' % (orjson.dumps(model), orjson.dumps(version))
         self._open = b"{" + self._names + b'"outputs":['
+        self._binaries: dict[tuple[Any, ...], bytes] = {}
         self._singles: dict[tuple[int, tuple[int, ...]], bytes] = {}
         self._prefixes: dict[tuple[int, tuple[int, ...]], bytes] = {}
 
@@ -44,11 +45,7 @@ class Encoder:
             prefix = self._singles.get(key) or self._single(key)
             name, datatype = self._outputs[wanted[0]]
             return prefix + to_json(datatype, name, array) + b"}]}"
-        texts = []
-        for position, array in zip(wanted, outputs, strict=True):
-            name, datatype = self._outputs[position]
-            texts.append(self._prefix(position, array.shape) + to_json(datatype, name, array) + b"}")
-        return (self._opening(request_id) if request_id else self._open) + b",".join(texts) + b"]}"
+        return self._text(request_id, wanted, outputs, [None] * len(outputs))
 
     def mixed(self, request_id: str, wanted: tuple[int, ...], plan: Plan, outputs: list[Any]) -> tuple[bytes, int]:
         """Encode outputs, those that `plan` marks as binary after the JSON.
@@ -56,21 +53,38 @@ class Encoder:
         Returns: the body, and how much of it is JSON; 0 when no binary byte follows.
         Raises: InferError (INVALID) for what JSON cannot carry.
         """
+        binaries = plan or (False,) * len(wanted)
+        raws = [
+            to_binary(self._outputs[position][1], array) if binary else None
+            for position, array, binary in zip(wanted, outputs, binaries, strict=True)
+        ]
+        if request_id or None in raws:
+            text = self._text(request_id, wanted, outputs, raws)
+        else:
+            key = (wanted, tuple([array.shape for array in outputs]), tuple(map(len, raws)))  # type: ignore[arg-type]
+            text = self._binaries.get(key) or self._binary(key, outputs, raws)
+        sent = [raw for raw in raws if raw]
+        return (b"".join([text, *sent]), len(text)) if sent else (text, 0)
+
+    def _text(
+        self, request_id: str, wanted: tuple[int, ...], outputs: list[Any], raws: Sequence[bytes | memoryview | None]
+    ) -> bytes:
         texts: list[bytes] = []
-        raws: list[bytes | memoryview] = []
-        for position, array, binary in zip(wanted, outputs, plan or (), strict=True):
-            name, datatype = self._outputs[position]
-            if binary:
-                raw = to_binary(datatype, array)
-                raws.append(raw)
-                head = self._prefix(position, array.shape)[: -len(b'"data":')]
-                texts.append(b'%s"parameters":{"binary_data_size":%d}}' % (head, len(raw)))
+        for position, array, raw in zip(wanted, outputs, raws, strict=True):
+            prefix = self._prefix(position, array.shape)
+            if raw is None:
+                name, datatype = self._outputs[position]
+                texts.append(prefix + to_json(datatype, name, array) + b"}")
             else:
-                texts.append(self._prefix(position, array.shape) + to_json(datatype, name, array) + b"}")
-        text = (self._opening(request_id) if request_id else self._open) + b",".join(texts) + b"]}"
-        if not any(raws):
-            return text, 0
-        return b"".join([text, *raws]), len(text)
+                texts.append(b'%s"parameters":{"binary_data_size":%d}}' % (prefix[: -len(b'"data":')], len(raw)))
+        return (self._opening(request_id) if request_id else self._open) + b",".join(texts) + b"]}"
+
+    def _binary(self, key: tuple[Any, ...], outputs: list[Any], raws: Sequence[bytes | memoryview | None]) -> bytes:
+        text = self._text("", key[0], outputs, raws)
+        if len(self._binaries) >= _KEPT_PREFIXES:
+            self._binaries.clear()
+        self._binaries[key] = text
+        return text
 
     def _single(self, key: tuple[int, tuple[int, ...]]) -> bytes:
         prefix = self._open + self._prefix(*key)

@@ -21,7 +21,7 @@ from penstock.server.errors import HTTP_STATUS, error_body
 from penstock.server.http.coding import MIN_BYTES, choose, compress, decompress
 from penstock.server.http.head import HttpError
 
-from .decode import Options, decode
+from .decode import Options, decode, decode_remembered
 from .encode import Encoder
 from .parsing import parse
 
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from penstock.server.http.fastlane import FastLane
     from penstock.server.http.head import Head
     from penstock.server.http.limits import Limits
+
+    from .layout import Layout
 
 logger = logging.getLogger("penstock.server")
 T = TypeVar("T")
@@ -64,7 +66,7 @@ class Route:
     `counted` is whether it takes BYTES, whose elements are walked one by one in either form.
     """
 
-    __slots__ = ("counted", "encoder", "generation", "hooked", "model", "name", "version")
+    __slots__ = ("counted", "encoder", "generation", "hooked", "layouts", "model", "name", "version")
 
     def __init__(self, name: str, version: str) -> None:
         self.name = name
@@ -73,6 +75,7 @@ class Route:
         self.model: Model | None = None
         self.encoder: Encoder | None = None
         self.hooked = False
+        self.layouts: dict[bytes, Layout] = {}
         self.counted = False
 
 
@@ -89,7 +92,7 @@ class Claim:
         self.request_id = head.header.get(b"x-request-id", b"").decode("latin-1")[:128]
         self.header_text = head.header.get(b"inference-header-content-length", b"").strip().decode("latin-1")
         self.header_bytes = int(self.header_text) if _NUMBER.fullmatch(self.header_text) else -1
-        self.plain = not self.coding and (not self.header_text or self.header_bytes >= 0) and not predict
+        self.plain = not self.coding and (not self.header_text or self.header_bytes > 0) and not predict
 
 
 class Inference:
@@ -128,18 +131,16 @@ class Inference:
                 raise InferError(Code.INTERNAL, "route without a model")
             if model.scheduler.full():
                 self._engine.refuse_full(model)
-            if not claim.plain:
-                if claim.predict or claim.coding:
-                    self._begin_on_task(connection, claim, model, body)
-                    return
-                raise _bad_header(claim, body)
             header_bytes = claim.header_bytes
-            if header_bytes > len(body) or header_bytes == 0:
-                raise _bad_header(claim, body)
-            if route.hooked or (len(body) if header_bytes < 0 or route.counted else header_bytes) >= _LARGE_BYTES:
+            parsed_bytes = len(body) if header_bytes < 0 or route.counted else header_bytes
+            if not claim.plain or route.hooked or header_bytes > len(body) or parsed_bytes >= _LARGE_BYTES:
                 self._begin_on_task(connection, claim, model, body)
                 return
-            request, options = decode(model, body, header_bytes, self._limits.max_json_depth, self)
+            depth = self._limits.max_json_depth
+            if header_bytes < 0:
+                request, options = decode(model, body, header_bytes, depth, self)
+            else:
+                request, options = decode_remembered(model, body, header_bytes, depth, self, route.layouts)
             self._submit(connection, request, options)
         except InferError as error:
             self._answer_error(connection, error)
@@ -184,6 +185,7 @@ class Inference:
     def _resolve(self, route: Route) -> None:
         model = self._engine.model(route.name, route.version)
         route.model = model
+        route.layouts = {}
         route.encoder = self._encoder(model)
         hooks = self._hooks_of(model)
         route.hooked = hooks.has_pre or hooks.has_post
