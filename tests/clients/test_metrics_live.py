@@ -1,0 +1,127 @@
+"""The metrics page of a live server: scraped on both ports, parsed as Prometheus does, and held against the load."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.clients import models
+from tests.clients.tensors import document
+from tests.live import Live, live_server
+
+pytestmark = pytest.mark.slow
+
+SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{((?:[a-z_]+=\"(?:[^\"\\]|\\.)*\",?)*)\})? (\S+)\Z")
+TYPES = {"counter", "gauge", "histogram"}
+Page = dict[tuple[str, str], float]
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    root = tmp_path_factory.mktemp("repository")
+    models.write_shapes(root)
+    models.write_identity(root, 'odd "name"\\', "")
+    with live_server(root) as server:
+        yield server
+
+
+def scrape(live: Live, port: int = 0) -> str:
+    response = httpx.get(f"http://127.0.0.1:{port or live.metrics_port}/metrics")
+    assert response.status_code == 200
+    assert response.headers["content-type"] == "text/plain; charset=utf-8"
+    return response.text
+
+
+def parsed(text: str) -> Page:
+    """Parse a page strictly: every sample once, after its HELP and TYPE, families in one piece."""
+    page: Page = {}
+    family = ""
+    seen: set[str] = set()
+    assert text.endswith("\n")
+    for line in text.splitlines():
+        if line.startswith("# HELP "):
+            family = line.split()[2]
+            assert family not in seen
+            seen.add(family)
+        elif line.startswith("# TYPE "):
+            assert line.split()[2] == family
+            assert line.split()[3] in TYPES
+        else:
+            match = SAMPLE.match(line)
+            assert match, line
+            assert match[1].removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") == family or (
+                match[1] == family
+            )
+            key = (match[1], match[2] or "")
+            assert key not in page
+            page[key] = float(match[3])
+    return page
+
+
+def infer(live: Live, model: str, array: Any, status: int = 200) -> None:
+    assert httpx.post(f"{live.url}/v2/models/{model}/infer", json=document(array)).status_code == status
+
+
+def test_the_page_is_well_formed_and_the_same_on_both_ports(live: Live) -> None:
+    one, other = parsed(scrape(live)), parsed(scrape(live, live.http_port))
+
+    assert one.keys() == other.keys()
+
+
+def test_every_nv_name_of_a_model_is_there_with_tritons_labels(live: Live) -> None:
+    page = parsed(scrape(live))
+    labels = 'model="free",version="1"'
+
+    for name in (
+        "nv_inference_request_success", "nv_inference_count", "nv_inference_exec_count",
+        "nv_inference_request_duration_us", "nv_inference_queue_duration_us",
+        "nv_inference_compute_input_duration_us", "nv_inference_compute_infer_duration_us",
+        "nv_inference_compute_output_duration_us", "nv_inference_pending_request_count",
+    ):  # fmt: skip
+        assert (name, labels) in page
+    for reason in ("REJECTED", "CANCELED", "BACKEND", "OTHER"):
+        assert ("nv_inference_request_failure", f'{labels},reason="{reason}"') in page
+
+
+def test_requests_and_rows_are_counted(live: Live) -> None:
+    before = parsed(scrape(live))
+    for rows in (1, 3):
+        infer(live, "versions", np.ones((rows, 1), np.float32))
+    after = parsed(scrape(live))
+    labels = 'model="versions",version="10"'
+    moved = {
+        name: after[name, labels] - before[name, labels]
+        for name in ("nv_inference_request_success", "nv_inference_count", "nv_inference_exec_count")
+    }
+
+    assert moved == {"nv_inference_request_success": 2, "nv_inference_count": 4, "nv_inference_exec_count": 2}
+    assert after["penstock_batch_rows_count", labels] - before["penstock_batch_rows_count", labels] == 2
+    assert after["penstock_batch_rows_sum", labels] - before["penstock_batch_rows_sum", labels] == 4
+
+
+def test_histograms_are_cumulative_and_agree_with_their_counts(live: Live) -> None:
+    infer(live, "versions", np.ones((1, 1), np.float32))
+    page = parsed(scrape(live))
+    labels = 'model="versions",version="10"'
+    for name in ("penstock_queue_seconds", "penstock_compute_seconds", "penstock_total_seconds", "penstock_batch_rows"):
+        buckets = [value for (each, said), value in page.items() if each == f"{name}_bucket" and labels in said]
+
+        assert buckets == sorted(buckets)
+        assert buckets[-1] == page[f"{name}_count", labels] > 0
+
+
+def test_a_name_with_quotes_is_escaped(live: Live) -> None:
+    assert ("nv_inference_count", 'model="odd \\"name\\"\\\\",version="1"') in parsed(scrape(live))
+
+
+def test_the_metrics_port_serves_nothing_else(live: Live) -> None:
+    url = f"http://127.0.0.1:{live.metrics_port}"
+
+    assert httpx.get(f"{url}/v2").status_code == 404
+    assert httpx.post(f"{url}/metrics").status_code == 405
+    assert httpx.post(f"{url}/v2/models/free/infer", json=document(np.ones((1, 1, 1), np.float32))).status_code == 404
