@@ -48,11 +48,10 @@ class Head:
 class _Collector:
     """What httptools calls while it parses one head."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self) -> None:
         self.url = b""
         self.headers: list[tuple[bytes, bytes]] = []
         self.complete = False
-        self._limits = limits
 
     def on_url(self, url: bytes) -> None:
         self.url += url
@@ -69,7 +68,7 @@ def parse(raw: bytes, limits: Limits) -> Head:
 
     Raises: HttpError when they are no valid HTTP/1.x request head, are ambiguous about the body, or pass a limit.
     """
-    collector = _Collector(limits)
+    collector = _Collector()
     parser = httptools.HttpRequestParser(collector)
     try:
         parser.feed_data(raw)
@@ -88,7 +87,6 @@ def parse(raw: bytes, limits: Limits) -> Head:
     head = Head()
     head.method = parser.get_method()
     head.old = version == "1.0"
-    head.keep_alive = parser.should_keep_alive()
     head.path = collector.url.partition(b"?")[0]
     _read_headers(head, collector.headers)
     return head
@@ -97,6 +95,10 @@ def parse(raw: bytes, limits: Limits) -> Head:
 def _read_headers(head: Head, headers: list[tuple[bytes, bytes]]) -> None:
     lengths = {value.strip() for name, value in headers if name == b"content-length"}
     codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
+    tokens = b",".join([value.lower() for name, value in headers if name == b"connection"]).split(b",")
+    connection = {token.strip() for token in tokens}
+    # not the parser's: where no body follows, it is at the next request already
+    head.keep_alive = b"keep-alive" in connection if head.old else b"close" not in connection
     head.header = dict(headers)
     if codings:
         # RFC 9112 6.1: both, or a coding that is not known, is how requests are smuggled past a proxy

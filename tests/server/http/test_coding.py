@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import gzip
+import tracemalloc
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.server.http.coding import choose, compress, decompress
+from penstock.server.http.head import HttpError
+from penstock.server.http.limits import Limits
+
+LIMITS = Limits(max_body_bytes=100_000)
+CODINGS = [b"gzip", b"deflate"]
+
+
+def refused(body: bytes, coding: bytes) -> tuple[int, str]:
+    with pytest.raises(HttpError) as caught:
+        decompress(body, coding, LIMITS)
+    return caught.value.status, caught.value.text
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+@given(body=st.binary(max_size=3000))
+def test_what_is_put_on_comes_off(coding: bytes, body: bytes) -> None:
+    assert decompress(compress(body, coding), coding, LIMITS) == body
+
+
+@pytest.mark.parametrize("coding", [b"", b"identity"])
+def test_no_coding_leaves_the_body_alone(coding: bytes) -> None:
+    assert decompress(b"{}", coding, LIMITS) == b"{}"
+
+
+def test_gzip_and_deflate_are_those_of_other_programs() -> None:
+    assert decompress(gzip.compress(b"body"), b"gzip", LIMITS) == b"body"
+    assert decompress(zlib.compress(b"body"), b"deflate", LIMITS) == b"body"
+    assert gzip.decompress(compress(b"body", b"gzip")) == b"body"
+    assert zlib.decompress(compress(b"body", b"deflate")) == b"body"
+
+
+@pytest.mark.parametrize("coding", [b"br", b"zstd", b"gzip, deflate", b"gzip,gzip", b"\xff"])
+def test_an_unknown_coding_is_not_supported(coding: bytes) -> None:
+    status, text = refused(b"{}", coding)
+
+    assert (status, text) == (
+        501, f"unsupported Content-Encoding '{coding.decode('latin-1')}', expected gzip or deflate",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+@given(data=st.data())
+def test_what_is_cut_off_is_refused(coding: bytes, data: st.DataObject) -> None:
+    whole = compress(b"some body, long enough", coding)
+    end = data.draw(st.integers(0, len(whole) - 1))
+
+    assert refused(whole[:end], coding) == (400, f"failed to decompress the {coding.decode()} request body")
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+@pytest.mark.parametrize("garbage", [b"\x00", b"more", compress(b"again", b"gzip"), compress(b"again", b"deflate")])
+def test_what_follows_the_end_is_refused(coding: bytes, garbage: bytes) -> None:
+    assert refused(compress(b"body", coding) + garbage, coding)[0] == 400
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+@given(body=st.binary(max_size=100))
+def test_garbage_is_refused(coding: bytes, body: bytes) -> None:
+    assert refused(b"\x00" + body, coding)[0] == 400
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+def test_a_body_may_be_as_large_as_the_limit_and_no_larger(coding: bytes) -> None:
+    assert len(decompress(compress(bytes(100_000), coding), coding, LIMITS)) == 100_000
+    assert refused(compress(bytes(100_001), coding), coding)[1].startswith(
+        "decompressed request body exceeds the maximum allowed input size of 100000 bytes. Use --http-max-input-size"
+    )
+
+
+def test_a_bomb_is_stopped_at_the_limit() -> None:
+    bomb = compress(bytes(50_000_000), b"gzip")
+    tracemalloc.start()
+    try:
+        status, _ = refused(bomb, b"gzip")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert status == 400
+    assert peak < 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("accept", "chosen"),
+    [
+        (b"", b""),
+        (b"gzip", b"gzip"),
+        (b"GZIP", b"gzip"),
+        (b"deflate", b"deflate"),
+        (b"gzip, deflate", b"gzip"),
+        (b"deflate, gzip", b"gzip"),
+        (b"gzip;q=0.5, deflate;q=0.8", b"deflate"),
+        (b"gzip ; q=0.5 , deflate ; q=0.4", b"gzip"),
+        (b"deflate;q=.2, gzip;q=.1", b"deflate"),
+        (b"br, zstd", b""),
+        (b"identity", b""),
+        (b"identity, gzip", b"gzip"),
+        (b"identity, gzip;q=0.5", b""),
+        (b"gzip;q=0", b""),
+        (b"gzip;q=0.000", b""),
+        (b"*", b"gzip"),
+        (b"*;q=0", b""),
+        (b"gzip;q=0, *", b"deflate"),
+        (b"*, gzip;q=0, deflate;q=0", b""),
+        (b"gzip;level=1;q=0.3, deflate;q=0.2", b"gzip"),
+        (b"gzip;q=2", b""),
+        (b"gzip;q=nan", b""),
+        (b"gzip;q=1e9", b""),
+        (b"gzip;q=-1", b""),
+        (b"gzip;q=", b""),
+        (b";;;,,,", b""),
+    ],
+)
+def test_the_coding_of_an_answer_is_what_the_client_likes_best(accept: bytes, chosen: bytes) -> None:
+    assert choose(accept) == chosen
+
+
+@given(st.binary(max_size=60))
+def test_whatever_is_accepted_an_answer_has_a_coding_that_is_known_or_none(accept: bytes) -> None:
+    assert choose(accept) in {b"", *CODINGS}

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.server.http.head import Head, HttpError, parse
+from penstock.server.http.limits import Limits
+
+LIMITS = Limits(max_headers=4)
+
+
+def head(*lines: str, first: str = "POST /v2/models/m/infer HTTP/1.1") -> Head:
+    return parse("\r\n".join([first, *lines, "", ""]).encode("latin-1"), LIMITS)
+
+
+def refused(*lines: str, first: str = "POST / HTTP/1.1") -> tuple[int, str]:
+    with pytest.raises(HttpError) as caught:
+        head(*lines, first=first)
+    return caught.value.status, caught.value.text
+
+
+def test_holds_what_the_fast_lane_needs_to_frame_a_request() -> None:
+    parsed = head("Host: x", "Content-Length: 12", "X-Request-ID: a", "x-request-id: b")
+
+    assert (parsed.method, parsed.path, parsed.length) == (b"POST", b"/v2/models/m/infer", 12)
+    assert parsed.header == {b"host": b"x", b"content-length": b"12", b"x-request-id": b"b"}
+    assert (parsed.keep_alive, parsed.old, parsed.expects, parsed.route) == (True, False, False, None)
+
+
+def test_a_query_is_no_part_of_the_path() -> None:
+    assert head(first="GET /v2/health/live?verbose=1&x=?/ HTTP/1.1").path == b"/v2/health/live"
+
+
+def test_without_a_length_there_is_no_body() -> None:
+    assert head("Host: x").length == 0
+
+
+def test_a_chunked_body_has_the_length_minus_one() -> None:
+    assert head("Transfer-Encoding: Chunked").length == -1
+
+
+@pytest.mark.parametrize(
+    ("version", "connection", "kept"),
+    [
+        ("1.1", "Host: x", True),
+        ("1.1", "Connection: close", False),
+        ("1.1", "Connection: upgrade , Close", False),
+        ("1.1", "Connection: keep-alive", True),
+        ("1.0", "Host: x", False),
+        ("1.0", "Connection: keep-alive", True),
+    ],
+)
+def test_keeps_alive_as_the_version_and_the_client_say(version: str, connection: str, kept: bool) -> None:
+    parsed = head(connection, first=f"POST / HTTP/{version}")
+
+    assert parsed.keep_alive is kept
+    assert parsed.old is (version == "1.0")
+
+
+def test_expects_100_continue_in_http_1_1_only() -> None:
+    assert head("Expect: 100-Continue").expects
+    assert not head("Expect:").expects
+    assert not head("Expect: 100-continue", first="POST / HTTP/1.0").expects
+
+
+def test_any_other_expectation_is_refused() -> None:
+    assert refused("Expect: a-miracle") == (417, "the only expectation that can be met is 100-continue")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("Content-Length: 5", "Transfer-Encoding: chunked"),
+        ("Transfer-Encoding: chunked", "Content-Length: 5"),
+        ("Content-Length: 5", "Content-Length: 5"),
+        ("Content-Length: 5", "Content-Length: 6"),
+        ("Content-Length: 5, 5",),
+        ("Content-Length: +5",),
+        ("Content-Length: -5",),
+        ("Content-Length: 0x5",),
+        ("Content-Length: 5 5",),
+        ("Content-Length:",),
+        ("Content-Length: 9223372036854775808",),
+        ("Content-Length: " + "9" * 500,),
+        ("Transfer-Encoding: gzip, chunked",),
+        ("Transfer-Encoding: chunked", "Transfer-Encoding: chunked"),
+        ("Transfer-Encoding: identity",),
+        ("Transfer-Encoding: xchunked",),
+        ("Transfer-Encoding : chunked",),
+        ("Transfer-Encoding:\r\n chunked",),
+        ("Content-Length: 5\r\n folded",),
+    ],
+)
+def test_a_body_whose_end_can_be_read_in_two_ways_is_refused(lines: tuple[str, ...]) -> None:
+    status, text = refused(*lines)
+
+    assert status == 400
+    assert text.startswith("invalid HTTP request")
+
+
+def test_a_chunked_body_in_http_1_0_is_refused() -> None:
+    assert refused("Transfer-Encoding: chunked", first="POST / HTTP/1.0")[0] == 400
+
+
+@pytest.mark.parametrize("version", ["0.9", "2.0"])
+def test_other_versions_are_not_supported(version: str) -> None:
+    assert refused(first=f"GET / HTTP/{version}") == (505, f"HTTP version {version} is not supported")
+
+
+def test_the_preface_of_http_2_is_told_apart() -> None:
+    assert refused(first="PRI * HTTP/2.0")[0] == 505
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "GET / HTTP/1.2",
+        "GET / HTTP/9.9",
+        "GET  HTTP/1.1",
+        "get / HTTP/1.1",
+        "GET /\x00 HTTP/1.1",
+        "\x16\x03\x01",
+        "GET",
+    ],
+)
+def test_what_is_no_request_line_is_refused(first: str) -> None:
+    assert refused(first=first)[0] in {400, 505}
+
+
+@pytest.mark.parametrize("line", ["no colon", ": no name", "a b: c", "a: \x00", "a: b\rc", "a: b\nc: d", "\x01: b"])
+def test_what_is_no_header_is_refused(line: str) -> None:
+    assert refused(line)[0] == 400
+
+
+def test_headers_are_counted() -> None:
+    assert head(*[f"a{i}: b" for i in range(4)]).length == 0
+    assert refused(*[f"a{i}: b" for i in range(5)]) == (431, "request has more than 4 header fields")
+
+
+@pytest.mark.parametrize("method", ["CONNECT a:443", "GET /"])
+def test_an_upgrade_that_is_not_made_is_a_request_all_the_same(method: str) -> None:
+    parsed = head("Connection: upgrade", "Upgrade: h2c", first=f"{method} HTTP/1.1")
+
+    assert parsed.length == 0
+
+
+@given(st.binary(max_size=200), st.sampled_from([b"", b"POST /a HTTP/1.1\r\n", b"POST /a HTTP/1.1\r\nHost: x\r\n"]))
+def test_whatever_the_bytes_they_are_parsed_or_refused(rest: bytes, start: bytes) -> None:
+    raw = (start + rest).partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+    try:
+        parse(raw, LIMITS)
+        status = 200
+    except HttpError as error:
+        status = error.status
+
+    assert status in {200, 400, 417, 431, 505}
