@@ -71,6 +71,14 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
+def _traceback(raised: Any) -> str:
+    """Render a traceback. Python 3.11 parses source for it, and raises SystemError when two threads do so at once."""
+    for _ in range(3):
+        with contextlib.suppress(SystemError):
+            return logging.Formatter().formatException(raised)
+    return repr(raised[1])
+
+
 class _Enqueue(logging.Handler):
     """Puts records into the queue and never waits: what does not fit is dropped and counted."""
 
@@ -85,7 +93,7 @@ class _Enqueue(logging.Handler):
         kept.msg = record.getMessage()
         kept.args = None
         if record.exc_info:
-            kept.exc_text = record.exc_text or logging.Formatter().formatException(record.exc_info)
+            kept.exc_text = record.exc_text or _traceback(record.exc_info)
             kept.exc_info = None
         try:
             self.records.put_nowait(kept)

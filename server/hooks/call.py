@@ -43,6 +43,19 @@ class Call:
         self.future: asyncio.Future[Any]
 
 
+def log(message: str, about: Mapping[str, str], error: BaseException | None = None) -> None:
+    """Log a warning, with the error's traceback if at all possible.
+
+    Python 3.11 parses source to write a traceback, and raises SystemError when two threads do so at once.
+    """
+    for raised in (error, error, error, None):
+        try:
+            logger.warning("%s", message, exc_info=raised, extra=dict(about))
+        except SystemError:
+            continue
+        return
+
+
 def refusal(call: Call, error: BaseException, about: Mapping[str, str], *, quiet: bool) -> InferError:
     """Make the error of a request whose hook raised, and log the rest, unless `quiet`.
 
@@ -50,12 +63,11 @@ def refusal(call: Call, error: BaseException, about: Mapping[str, str], *, quiet
     """
     if isinstance(error, InferError):
         if error.code is Code.INTERNAL and not quiet:
-            logger.warning("%s", error.message, extra=dict(about))
+            log(error.message, about)
         return error
     request_id = call.request_id or secrets.token_hex(4)
     if not quiet:
-        extra = {**about, "request_id": request_id}
-        logger.warning("%s raised %s", call.hook, brief(error), exc_info=error, extra=extra)
+        log(f"{call.hook} raised {brief(error)}", {**about, "request_id": request_id}, error)
     if call.hook == PRE and isinstance(error, Exception):
         # mostly a sample that lacks something, so it says what; of the others a client can do nothing about
         refused = InferError(Code.INVALID, f"{call.hook}: {brief(error)}")

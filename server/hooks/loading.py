@@ -14,7 +14,7 @@ from typing import Any
 from penstock.backends.errors import Code, InferError
 
 from .siblings import Siblings
-from .writes import HOOK_NAMES
+from .writes import HOOK_NAMES, parsed
 
 PRE, POST = HOOK_NAMES
 
@@ -122,7 +122,7 @@ def brief(error: BaseException) -> str:
 def check_file(path: Path) -> list[str]:
     """Find what would keep a hook file from loading, as `file:line: problem`, without running it."""
     try:
-        tree = ast.parse(path.read_bytes())
+        tree = parsed(path.read_bytes())
     except OSError as error:
         return [f"{path}: {error.strerror or error}"]
     except SyntaxError as error:

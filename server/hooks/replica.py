@@ -7,7 +7,6 @@ import contextlib
 import copy
 import ctypes
 import inspect
-import logging
 import queue
 import threading
 import time
@@ -19,13 +18,11 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
 from penstock.batching.spec import HookSpec
 
-from .call import Call, MovedError, refusal
+from .call import Call, MovedError, log, refusal
 from .loading import POST, PRE, HookFunction, HookModule
 
 LOAD_LIMIT_S = 300.0
 """A hook file that takes longer to load has failed. Files may fetch encoders and vocabularies as they load."""
-
-logger = logging.getLogger("penstock.hooks")
 
 
 class _AbandonedError(SystemExit):
@@ -92,6 +89,11 @@ class Replica:
         return self._functions.get(POST) is not None
 
     @property
+    def serves(self) -> bool:
+        """Whether a call given to it will be run; its owner may hear of the end later."""
+        return not (self._abandoned or self._ended or self._stopping)
+
+    @property
     def hangs(self) -> bool:
         """Whether it was abandoned and its thread still runs."""
         return self._abandoned and self._thread.is_alive()
@@ -101,7 +103,7 @@ class Replica:
 
         Raises: InferError; MovedError.
         """
-        if self._abandoned or self._ended or self._stopping:
+        if not self.serves:
             raise MovedError
         return await self._submit(call)
 
@@ -185,7 +187,7 @@ class Replica:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, exception)
         what = "loading the hooks" if running is self._load else running.hook
         text = f"{what} of model '{self._model.name}' took longer than its limit of {limit_ns / 1e9:g} s"
-        logger.error(text, extra=self._about(running))
+        log(text, self._about(running))
         self._fail(running, InferError(Code.EXPIRED, text))
         self._lose()
         if self._nudge is not None:
@@ -223,16 +225,16 @@ class Replica:
                 call.finish(module)
             except InferError as error:
                 call.error = error
-                logger.exception("%s", error.message, exc_info=error.__cause__ or error, extra=self._about(call))
+                log(error.message, self._about(call), error.__cause__)
             if self._end(call) and call.error is None and module is not None:
                 if module.is_async:
                     with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
                         runner.run(self._serve_async())
                 else:
                     self._serve()
-        except BaseException:  # a task of the user's may raise SystemExit through the loop
+        except BaseException as error:  # noqa: BLE001 - a task of the user's may raise SystemExit through the loop
             if not self._abandoned:
-                logger.exception("the thread of the hooks ended", extra={"model": self._model.name})
+                log("the thread of the hooks ended", {"model": self._model.name}, error)
         finally:
             self._nudge = None
             if module is not None:
@@ -283,7 +285,8 @@ class Replica:
                     call.result = call.finish(await result if inspect.isawaitable(result) else result)
                 except BaseException as error:  # noqa: BLE001 - as in _serve
                     call.error = refusal(call, error, self._about(call), quiet=self._abandoned)
-            if not self._end(call):
+            if not self._end(call) or (task is not None and task.cancelling()):
+                # abandoned; or a task of the user's has ended the loop, which cancels all others on its way out
                 return
 
     def _begin(self, call: Call) -> bool:

@@ -10,11 +10,14 @@ import logging
 import time
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
 from penstock.batching.spec import HookSpec
+from penstock.batching.statistics import OTHER
 
+from .call import Call, MovedError
 from .replica import Replica
 from .writes import written_globals
 
@@ -88,20 +91,25 @@ class Replicas:
         """
         return await self.wait(0)
 
-    def admit(self) -> None:
-        """Refuse a request at the door when too many wait. Raises: InferError (OVERLOADED)."""
+    def admit(self) -> Passage:
+        """Let a request in, or refuse it at the door when too many wait. Raises: InferError (OVERLOADED)."""
         waiting = len(self._waiters)
         if self.shared and self._live:
             waiting += self._live[0].waiting
         if waiting >= self._max_waiting:
             text = f"{waiting} requests wait for the hooks of model '{self._model.name}', which is the limit"
             raise InferError(Code.OVERLOADED, text)
+        return Passage(self, self._model)
 
     def take(self) -> Replica | None:
         """Take a replica if one is free."""
         if self.shared:
-            return self._live[0] if self._live else None
-        return self._free.pop() if self._free else None
+            return self._live[0] if self._live and self._live[0].serves else None
+        while self._free:
+            replica = self._free.pop()
+            if replica.serves:
+                return replica
+        return None
 
     async def wait(self, deadline_ns: int) -> Replica:
         """Wait for a replica; requests are served in the order they came.
@@ -217,3 +225,46 @@ class Replicas:
     def _expire(future: asyncio.Future[Replica]) -> None:
         if not future.done():
             future.set_exception(InferError(Code.EXPIRED, "Request timeout expired"))
+
+
+class Passage:
+    """One request's way through the hooks: the replica it holds, from its first hook until `leave`."""
+
+    __slots__ = ("_begun", "_model", "_replica", "_replicas")
+
+    def __init__(self, replicas: Replicas, model: Model) -> None:
+        self._replicas = replicas
+        self._model = model
+        self._replica: Replica | None = None
+        self._begun = False
+
+    async def call(self, call: Call) -> Any:
+        """Run one of the request's hooks, on the replica it holds or on the first that is free.
+
+        Raises: InferError.
+        """
+        start_ns = time.monotonic_ns()
+        try:
+            while True:
+                if self._replica is None:
+                    self._replica = self._replicas.take() or await self._replicas.wait(call.deadline_ns)
+                try:
+                    result = await self._replica.call(call)
+                except MovedError:
+                    if self._begun and not self._replicas.shared:
+                        # what pre_inference left in that replica's globals has gone with it
+                        text = f"the hooks of model '{self._model.name}' ended their thread"
+                        raise InferError(Code.INTERNAL, text) from None
+                    self._replica = None
+                else:
+                    self._begun = True
+                    return result
+        except InferError:
+            self._model.statistics.record_failure(OTHER, start_ns, time.monotonic_ns())
+            raise
+
+    def leave(self) -> None:
+        """Give back what is held."""
+        if self._replica is not None:
+            self._replicas.leave(self._replica)
+            self._replica = None

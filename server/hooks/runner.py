@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,13 +14,11 @@ from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
 from penstock.batching.spec import HookSpec
-from penstock.batching.statistics import OTHER
 
-from .call import Call, MovedError
+from .call import Call
 from .convert import to_inputs, to_prediction, to_tensors
 from .encode import to_json
 from .loading import POST, PRE
-from .replica import Replica
 from .replicas import Replicas, plan
 from .siblings import FolderOnPath
 
@@ -139,30 +136,26 @@ class Hooks:
 
     async def _pass(self, sample: Any, form: _Form, request_id: str, deadline_ns: int) -> Any:
         """Carry one request from its sample to its answer."""
-        replicas, model = self._replicas, self._model
+        model = self._model
         if self._drained is not None:
             raise InferError(Code.NOT_READY, f"model '{model.name}' is being unloaded")
-        held: Replica | None = None
+        passage = None if self._replicas is None else self._replicas.admit()
         self._in_flight += 1
         try:
-            if replicas is not None:
-                replicas.admit()
-            if replicas is not None and self.has_pre:
-                held = replicas.take() or await replicas.wait(deadline_ns)
-                inputs = await self._call(held, replicas, Call(PRE, sample, self._inputs, deadline_ns, request_id))
+            if passage is not None and self.has_pre:
+                inputs = await passage.call(Call(PRE, sample, self._inputs, deadline_ns, request_id))
             else:
                 inputs = await _converted(self._inputs, sample, _is_big(sample))
             wanted = None if self.has_post else form.wanted
             outputs = await self._engine.infer(model, inputs, wanted=wanted, deadline_ns=deadline_ns, id=request_id)
-            if replicas is not None and self.has_post:
-                # a deadline is for waiting: what the model has run for is finished
-                held = held or replicas.take() or await replicas.wait(0)
+            if passage is not None and self.has_post:
                 prediction = to_prediction(outputs, model.signature)
-                return await self._call(held, replicas, Call(POST, prediction, form.of_result, 0, request_id))
+                # a deadline is for waiting: what the model has run for is finished
+                return await passage.call(Call(POST, prediction, form.of_result, 0, request_id))
             return await _converted(form.of_outputs, outputs, _is_big(outputs))
         finally:
-            if held is not None and replicas is not None:
-                replicas.leave(held)
+            if passage is not None:
+                passage.leave()
             self._leave()
 
     def _leave(self) -> None:
@@ -172,22 +165,6 @@ class Hooks:
 
     def _inputs(self, value: Any) -> list[Array | None]:
         return to_inputs(value, self._model.signature)
-
-    async def _call(self, replica: Replica, replicas: Replicas, call: Call) -> Any:
-        start_ns = time.monotonic_ns()
-        try:
-            while True:
-                try:
-                    return await replica.call(call)
-                except MovedError:
-                    if not replicas.shared:
-                        text = f"the hooks of model '{self._model.name}' ended their thread"
-                        raise InferError(Code.INTERNAL, text) from None
-                    # the shared instance was replaced while this call waited
-                    replica = replicas.take() or await replicas.wait(call.deadline_ns)
-        except InferError:
-            self._model.statistics.record_failure(OTHER, start_ns, time.monotonic_ns())
-            raise
 
 
 async def _converted(convert: Callable[[Any], Any], value: Any, big: bool) -> Any:

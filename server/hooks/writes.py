@@ -8,13 +8,17 @@ would show one client's values to another.
 from __future__ import annotations
 
 import ast
+import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+
+from .scopes import COMPREHENSIONS, FUNCTIONS, Function, Scope, bind, own_comprehension, own_nodes
 
 HOOK_NAMES = ("pre_inference", "post_inference")
 
 _FILES = 200
+_ATTEMPTS = 10
 _CONSTRUCTORS = {"__init__", "__new__", "__post_init__", "__init_subclass__", "__set_name__", "__setstate__"}
 # Methods of the built-in containers and of numpy arrays that change what they are called on.
 _MUTATORS = {
@@ -31,11 +35,6 @@ _FIRST_ARGUMENT = {
 # Methods whose result is part of what they are called on.
 _ACCESSORS = {"get", "items", "pop", "setdefault", "values"}
 
-_Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
-_Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-
 
 @dataclass(frozen=True, slots=True)
 class GlobalWrite:
@@ -49,36 +48,6 @@ class GlobalWrite:
         return f"{self.name} ({self.file}:{self.line})" if self.file else f"{self.name} (line {self.line})"
 
 
-@dataclass(slots=True)
-class _Scope:
-    """One namespace.
-
-    `aliases`: local names, with the expressions they were bound to. `carried`: parameters that stand for something that
-    outlives the call, with what to call it.
-    """
-
-    parent: _Scope | None = None
-    is_class: bool = False
-    in_function: bool = False
-    bound: set[str] = field(default_factory=set)
-    global_names: set[str] = field(default_factory=set)
-    nonlocal_names: set[str] = field(default_factory=set)
-    imports: set[str] = field(default_factory=set)
-    aliases: dict[str, list[ast.expr]] = field(default_factory=dict)
-    carried: dict[str, str] = field(default_factory=dict)
-
-    def lookup(self, name: str) -> _Scope | None:
-        """Find the scope that binds `name`; None is the module (or nobody, which is the same here)."""
-        scope: _Scope = self
-        while scope.parent is not None:
-            if name in scope.global_names:
-                return None
-            if name in scope.bound and name not in scope.nonlocal_names and (scope is self or not scope.is_class):
-                return scope
-            scope = scope.parent
-        return None
-
-
 def writes_globals(source: str | bytes) -> list[GlobalWrite]:
     """Find writes to module-level names in functions, methods, lambdas and what is nested in them.
 
@@ -87,7 +56,18 @@ def writes_globals(source: str | bytes) -> list[GlobalWrite]:
     change their object; and methods, constructors apart, that write attributes of their own instance.
     Raises: SyntaxError, ValueError (source with null bytes).
     """
-    return _of_tree(ast.parse(source))
+    return _of_tree(parsed(source))
+
+
+def parsed(source: str | bytes) -> ast.Module:
+    """Parse, although another thread may be parsing, or writing a traceback, which parses too.
+
+    Python 3.11 keeps one recursion depth for all threads and raises SystemError when they mix (CPython gh-106905).
+    """
+    for _ in range(_ATTEMPTS):
+        with contextlib.suppress(SystemError):
+            return ast.parse(source)
+    return ast.parse(source)
 
 
 def written_globals(path: Path) -> list[GlobalWrite]:
@@ -100,7 +80,7 @@ def written_globals(path: Path) -> list[GlobalWrite]:
     while waiting and len(seen) <= _FILES:
         file = waiting.pop()
         try:
-            tree = ast.parse(file.read_bytes())
+            tree = parsed(file.read_bytes())
         except (OSError, SyntaxError, ValueError):
             if file == path:
                 raise
@@ -132,124 +112,37 @@ def _imported(tree: ast.Module, root: Path, folder: Path) -> Iterator[Path]:
 
 
 def _of_tree(tree: ast.Module) -> list[GlobalWrite]:
-    module = _Scope()
-    nodes = list(_own_nodes(tree.body))
-    _bind(module, nodes)
+    module = Scope()
+    nodes = list(own_nodes(tree.body))
+    bind(module, nodes)
     found = set(_nested(module, nodes, module))
     return sorted((GlobalWrite(name, line) for name, line in found), key=lambda write: (write.line, write.name))
 
 
-def _own_nodes(roots: list[ast.stmt] | list[ast.expr]) -> Iterator[ast.AST]:
-    """Walk one scope: nested functions, classes and comprehensions are given, but not entered."""
-    stack: list[ast.AST] = list(reversed(roots))
-    while stack:
-        node = stack.pop()
-        yield node
-        if isinstance(node, _FUNCTIONS):
-            stack += [*node.args.defaults, *filter(None, node.args.kw_defaults)]
-            stack += [] if isinstance(node, ast.Lambda) else node.decorator_list
-        elif isinstance(node, ast.ClassDef):
-            stack += [*node.decorator_list, *node.bases, *(keyword.value for keyword in node.keywords)]
-        elif isinstance(node, _COMPREHENSIONS):
-            stack.append(node.generators[0].iter)
-        else:
-            stack += reversed(list(ast.iter_child_nodes(node)))
-
-
-def _bind(scope: _Scope, nodes: list[ast.AST]) -> None:
-    """Note what the nodes of a scope bind, and to what."""
-    for node in nodes:
-        if (name := _bound_name(node)) is not None:
-            scope.bound.add(name)
-        if isinstance(node, ast.Import):
-            scope.imports |= {_bound_name(alias) or "" for alias in node.names}
-        elif isinstance(node, ast.Global):
-            scope.global_names |= set(node.names)
-        elif isinstance(node, ast.Nonlocal):
-            scope.nonlocal_names |= set(node.names)
-        elif isinstance(node, _COMPREHENSIONS):
-            # a walrus in a comprehension binds here
-            _bind(scope, [inner for inner in ast.walk(node) if isinstance(inner, ast.NamedExpr)])
-        for target, value in _bindings(node):
-            scope.aliases.setdefault(target, []).append(value)
-
-
-def _bound_name(node: ast.AST) -> str | None:
-    match node:
-        case ast.Name(id=name, ctx=ast.Store() | ast.Del()) | ast.NamedExpr(target=ast.Name(id=name)):
-            return name
-        case ast.alias(name=name, asname=asname):
-            return asname or name.partition(".")[0]
-        case ast.MatchMapping(rest=name):
-            return name
-    # def, class, except and the patterns of match
-    name = getattr(node, "name", None)
-    return name if isinstance(name, str) else None
-
-
-def _bindings(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    """Give the names that a node binds to (part of) the value of an expression."""
-    match node:
-        case ast.Assign(targets=targets, value=value):
-            for target in targets:
-                yield from _pairs(target, value)
-        case ast.AnnAssign(target=target, value=ast.expr() as value) | ast.NamedExpr(target=target, value=value):
-            yield from _pairs(target, value)
-        case ast.For(target=target, iter=value) | ast.AsyncFor(target=target, iter=value):
-            yield from _pairs(target, value)
-        case ast.comprehension(target=target, iter=value):
-            yield from _pairs(target, value)
-        case ast.withitem(context_expr=value, optional_vars=ast.expr() as target):
-            yield from _pairs(target, value)
-
-
-def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
-    if isinstance(target, ast.Name):
-        yield target.id, value
-    elif isinstance(target, ast.Starred):
-        yield from _pairs(target.value, value)
-    elif isinstance(target, ast.Tuple | ast.List):
-        values = value.elts if isinstance(value, ast.Tuple | ast.List) else []
-        if len(values) != len(target.elts):
-            values = [value] * len(target.elts)
-        for element, each in zip(target.elts, values, strict=True):
-            yield from _pairs(element, each)
-
-
-def _nested(scope: _Scope, nodes: list[ast.AST], module: _Scope) -> Iterator[tuple[str, int]]:
+def _nested(scope: Scope, nodes: list[ast.AST], module: Scope) -> Iterator[tuple[str, int]]:
     """Find the writes of the scopes nested in `scope`, and of its own nodes where it is (in) a function."""
     for node in nodes:
         if scope.in_function:
             yield from _writes(scope, node, module)
-        if isinstance(node, _FUNCTIONS):
-            inner = _Scope(scope, in_function=True)
+        if isinstance(node, FUNCTIONS):
+            inner = Scope(scope, in_function=True)
             _take_parameters(inner, node)
             body = [node.body] if isinstance(node, ast.Lambda) else node.body
-            within = list(_own_nodes(body))
+            within = list(own_nodes(body))
         elif isinstance(node, ast.ClassDef):
-            inner = _Scope(scope, is_class=True, in_function=scope.in_function)
-            within = list(_own_nodes(node.body))
+            inner = Scope(scope, is_class=True, in_function=scope.in_function)
+            within = list(own_nodes(node.body))
             inner.carried = {"": node.name}
-        elif isinstance(node, _COMPREHENSIONS):
-            inner = _Scope(scope, in_function=scope.in_function)
-            within = list(_own_comprehension(node))
+        elif isinstance(node, COMPREHENSIONS):
+            inner = Scope(scope, in_function=scope.in_function)
+            within = list(own_comprehension(node))
         else:
             continue
-        _bind(inner, within)
+        bind(inner, within)
         yield from _nested(inner, within, module)
 
 
-def _own_comprehension(node: _Comprehension) -> Iterator[ast.AST]:
-    """Walk a comprehension's own scope; its first iterable belongs to the scope around it."""
-    results = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
-    for position, generator in enumerate(node.generators):
-        yield generator
-        outer = [] if position == 0 else [generator.iter]
-        yield from _own_nodes([generator.target, *outer, *generator.ifs])
-    yield from _own_nodes(results)
-
-
-def _take_parameters(scope: _Scope, node: _Function) -> None:
+def _take_parameters(scope: Scope, node: Function) -> None:
     arguments = node.args
     positional = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
     scope.bound.update(positional, (argument.arg for argument in arguments.kwonlyargs))
@@ -271,7 +164,7 @@ def _is_static(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return any(isinstance(item, ast.Name) and item.id == "staticmethod" for item in node.decorator_list)
 
 
-def _writes(scope: _Scope, node: ast.AST, module: _Scope) -> Iterator[tuple[str, int]]:
+def _writes(scope: Scope, node: ast.AST, module: Scope) -> Iterator[tuple[str, int]]:
     """Give the module-level names that one node of a function may write, with their line."""
     written: set[str] = set()
     match node:
@@ -289,7 +182,7 @@ def _writes(scope: _Scope, node: ast.AST, module: _Scope) -> Iterator[tuple[str,
     yield from ((name, node.lineno) for name in written)  # type: ignore[attr-defined]
 
 
-def _written_by_call(scope: _Scope, call: ast.Call, module: _Scope) -> set[str]:
+def _written_by_call(scope: Scope, call: ast.Call, module: Scope) -> set[str]:
     written: set[str] = set()
     function = call.func
     name = ""
@@ -307,7 +200,7 @@ def _written_by_call(scope: _Scope, call: ast.Call, module: _Scope) -> set[str]:
     return written
 
 
-def _is_module(scope: _Scope, owner: ast.expr, module: _Scope) -> bool:
+def _is_module(scope: Scope, owner: ast.expr, module: Scope) -> bool:
     """Tell whether `owner` is an imported module or an attribute of one: `np.add(a, b)` changes nothing."""
     while isinstance(owner, ast.Attribute):
         owner = owner.value
@@ -318,7 +211,7 @@ def _is_module(scope: _Scope, owner: ast.expr, module: _Scope) -> bool:
 
 
 def _roots(
-    scope: _Scope, value: ast.expr, *, through_calls: bool = False, seen: frozenset[tuple[int, str]] = frozenset()
+    scope: Scope, value: ast.expr, *, through_calls: bool = False, seen: frozenset[tuple[int, str]] = frozenset()
 ) -> set[str]:
     """Give the module-level names whose object, or part of it, the expression's value may be."""
     if isinstance(value, ast.Name):

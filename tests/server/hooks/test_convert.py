@@ -1,0 +1,253 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from penstock.backends.datatypes import DATATYPES
+from penstock.backends.errors import Code, InferError
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.server.hooks.convert import datatype_of, to_inputs, to_prediction, to_tensors
+
+
+def _one(datatype: str = "FP32", shape: tuple[int, ...] = (-1, 4), *, optional: bool = False) -> Signature:
+    return Signature((TensorSpec("x", datatype, shape, optional),), (TensorSpec("y", datatype, shape),), batched=True)
+
+
+def _two() -> Signature:
+    inputs = (TensorSpec("a", "FP32", (-1, 2)), TensorSpec("c", "INT64", (-1, 1)))
+    return Signature(inputs, (TensorSpec("y", "FP32", (-1,)), TensorSpec("z", "BYTES", (-1,))), batched=True)
+
+
+def _refusal(value: Any, signature: Signature) -> str:
+    with pytest.raises(InferError) as refused:
+        to_inputs(value, signature)
+    assert refused.value.code is Code.INVALID
+    return refused.value.message
+
+
+def _array(value: Any, signature: Signature) -> np.ndarray[Any, Any]:
+    (array,) = to_inputs(value, signature)
+    assert array is not None
+    return array
+
+
+class TestInputs:
+    @pytest.mark.parametrize(
+        "value",
+        [
+            [1, 2, 3, 4],
+            (1, 2, 3, 4),
+            [[1, 2, 3, 4]],
+            [[1], [2], [3], [4]],
+            ["1", "2", "3", "4"],
+            np.array([1, 2, 3, 4]),
+            np.array([1, 2, 3, 4], np.float64),
+            np.array([[1, 2], [3, 4]], np.int8),
+            [np.float32(1), np.int64(2), np.array(3), True + 3],
+            {"x": [1, 2, 3, 4], "surplus": object()},
+        ],
+    )
+    @pytest.mark.parametrize("shape", [(-1, 4), (1, 4)])
+    def test_one_row_in_any_form_is_one_row(self, value: Any, shape: tuple[int, ...]) -> None:
+        array = _array(value, _one(shape=shape))
+
+        assert array.dtype == np.float32
+        assert array.tolist() == [[1, 2, 3, 4]]
+
+    def test_an_array_of_the_models_rank_is_as_many_rows_as_it_has(self) -> None:
+        assert _array([[1, 2, 3, 4], [5, 6, 7, 8]], _one()).shape == (2, 4)
+        assert _array(np.zeros((0, 4)), _one()).shape == (0, 4)
+        assert _array([1, 2, 3], _one(shape=(-1,))).shape == (3,)
+
+    def test_free_axes_stay_free(self) -> None:
+        free = _one("INT64", (-1, -1))
+
+        assert _array([5, 6, 7], free).shape == (1, 3)
+        assert _array([[5, 6, 7]], free).shape == (1, 3)
+        assert _array(5, free).shape == (1, 1)
+        assert _array(np.zeros((3, 8, 9)), _one(shape=(-1, 3, -1, -1))).shape == (1, 3, 8, 9)
+
+    def test_an_array_that_fits_is_not_copied(self) -> None:
+        given_array = np.zeros((2, 4), np.float32)
+
+        assert _array(given_array, _one()) is given_array
+
+    @pytest.mark.parametrize(
+        ("value", "text"),
+        [
+            ([1, 2], 'key "x": failed to convert to numpy array: cannot reshape array of size 2 into shape (1,4)'),
+            (None, 'key "x": failed to convert to numpy array: cannot reshape array of size 1 into shape (1,4)'),
+            ({"x": [1, 2]}, "failed to convert to numpy array: cannot reshape array of size 2 into shape (1,4)"),
+            ({"inputs": [1, 2, 3, 4]}, 'missing key "x"'),
+            ({"x": None}, 'missing key "x"'),
+            (
+                np.array(["1"] * 4),
+                "key \"x\": failed to convert to numpy array: expected dtype 'float32' but found '<U1'",
+            ),
+            (
+                np.ones(4, bool),
+                "key \"x\": failed to convert to numpy array: expected dtype 'float32' but found 'bool'",
+            ),
+        ],
+    )
+    def test_refusals_are_cortexs(self, value: Any, text: str) -> None:
+        assert _refusal(value, _one()) == text
+
+    def test_several_inputs_come_by_name(self) -> None:
+        a, c = to_inputs({"c": 5, "a": [1, 2]}, _two())
+
+        assert a is not None
+        assert c is not None
+        assert (a.tolist(), c.tolist()) == ([[1, 2]], [[5]])
+        assert _refusal([1, 2], _two()) == 'expected sample to be a dictionary with keys "a", "c"'
+        assert _refusal({"a": [1, 2]}, _two()) == 'missing key "c"'
+        assert _refusal({"a": [1], "c": 1}, _two()).startswith('key "a": failed to convert to numpy array: cannot')
+
+    def test_an_optional_input_may_be_absent(self) -> None:
+        assert to_inputs({}, _one(optional=True)) == [None]
+
+    def test_a_model_without_inputs_takes_anything(self) -> None:
+        assert to_inputs("whatever", Signature((), ())) == []
+
+    def test_numbers_are_cast_as_numpy_casts(self) -> None:
+        assert _array([6.9] * 4, _one("INT32")).tolist() == [[6] * 4]
+        assert _array([True, 0, 1, False], _one("BOOL")).tolist() == [[True, False, True, False]]
+        assert _array(np.array([1e300] * 4), _one()).tolist() == [[np.inf] * 4]
+        assert "out of bounds" in _refusal([300] * 4, _one("UINT8"))
+
+    @pytest.mark.parametrize("value", [[[1, 2], [3]], object(), {"y": 1}, "abcd", [{}] * 4, [[[[[]]]]]])
+    def test_what_is_no_array_is_refused(self, value: Any) -> None:
+        assert _refusal({"x": value}, _one()).startswith("failed to convert to numpy array: ")
+
+    def test_text_becomes_bytes(self) -> None:
+        assert _array(["a", "ñ"], _one("BYTES", (-1, 2))).tolist() == [[b"a", "ñ".encode()]]
+        assert _array("abc", _one("BYTES", (-1,))).tolist() == [b"abc"]
+        assert _array(np.array(["a", "b"]), _one("BYTES", (-1, 2))).tolist() == [[b"a", b"b"]]
+        assert _array([b"\xff", "b"], _one("BYTES", (-1, 2))).tolist() == [[b"\xff", b"b"]]
+        assert "expected a string but found int" in _refusal([1, 2], _one("BYTES", (-1, 2)))
+
+    def test_bfloat16_is_rounded_to_its_bits(self) -> None:
+        numbers = [1.0, -2.5, 3.14159, float("inf")]
+        bits = _array(numbers, _one("BF16"))
+
+        assert bits.tolist() == [[0x3F80, 0xC020, 0x4049, 0x7F80]]
+        assert _array(bits, _one("BF16")) is bits
+        assert _array([1.00390625, 1.01171875, float("nan"), 0], _one("BF16")).tolist() == [[0x3F80, 0x3F82, 0x7FC0, 0]]
+
+    def test_an_input_that_is_no_tensor_cannot_be_filled(self) -> None:
+        assert "seq(tensor(float))" in _refusal([1], _one("seq(tensor(float))"))
+
+    @given(
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.binary(max_size=3),
+            lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["x", "y"]), inner, max_size=2),
+            max_leaves=12,
+        ),
+        st.sampled_from(sorted(DATATYPES)),
+        st.sampled_from([(-1,), (-1, 4), (1, 4), (-1, -1), (), (2, 2)]),
+    )
+    def test_any_value_becomes_the_inputs_type_and_rank_or_is_refused(
+        self, value: Any, datatype: str, shape: tuple[int, ...]
+    ) -> None:
+        try:
+            array = _array(value, _one(datatype, shape))
+        except InferError:
+            _refusal(value, _one(datatype, shape))
+            return
+
+        assert array.dtype == DATATYPES[datatype].dtype
+        assert len(array.shape) == len(shape)
+        assert all(want in {-1, dim} for dim, want in zip(array.shape, shape, strict=True))
+
+    @given(
+        hnp.arrays(
+            st.sampled_from([np.float32, np.float64, np.int8, np.int64]), hnp.array_shapes(min_dims=2, max_dims=2)
+        )
+    )
+    def test_any_matrix_goes_through_a_free_axis_unchanged(self, matrix: np.ndarray[Any, Any]) -> None:
+        with np.errstate(all="ignore"):
+            expected = matrix.astype(np.float32)
+
+        assert np.array_equal(_array(matrix, _one(shape=(-1, -1))), expected, equal_nan=True)
+
+
+class TestPrediction:
+    def test_outputs_come_in_the_models_order_as_they_are(self) -> None:
+        array, maps = np.zeros((1, 3)), [{"a": 0.5}]
+        signature = Signature(
+            (), (TensorSpec("p", "FP64", (-1, 3)), TensorSpec("m", "seq(map(string,tensor(float)))", ()))
+        )
+
+        prediction = to_prediction([array, maps], signature)
+
+        assert prediction[0] is array
+        assert prediction[1] is maps
+
+    def test_text_is_str_and_what_is_no_text_stays_bytes(self) -> None:
+        def seen(*elements: bytes | str) -> Any:
+            (output,) = to_prediction(
+                [np.array([list(elements)], object)], Signature((), (TensorSpec("s", "BYTES", (-1, 2)),))
+            )
+            return output.tolist()
+
+        assert seen("ñ".encode(), "b") == [["ñ", "b"]]
+        assert seen(b"a", b"\xff") == [[b"a", b"\xff"]]
+
+    def test_bfloat16_is_widened(self) -> None:
+        bits = np.array([[0x3F80, 0xC020]], np.uint16)
+
+        (output,) = to_prediction([bits], Signature((), (TensorSpec("b", "BF16", (-1, 2)),)))
+
+        assert output.dtype == np.float32
+        assert output.tolist() == [[1.0, -2.5]]
+
+
+class TestTensors:
+    @pytest.mark.parametrize(
+        ("result", "expected"),
+        [
+            ("iris", {"y": ("BYTES", [b"iris"])}),
+            (b"raw", {"y": ("BYTES", [b"raw"])}),
+            (7, {"y": ("FP32", [7.0])}),
+            (np.int8(7), {"y": ("INT8", [7])}),
+            (np.zeros((2, 1)), {"y": ("FP64", [[0.0], [0.0]])}),
+            ([[1.5], ["a", "b"]], {"y": ("FP32", [1.5]), "z": ("BYTES", [b"a", b"b"])}),
+            (([1.5],), {"y": ("FP32", [1.5])}),
+            ({"label": "a", "score": 0.5}, {"label": ("BYTES", [b"a"]), "score": ("FP64", [0.5])}),
+            ({"n": 3, "b": True, "l": [1, 2]}, {"n": ("INT64", [3]), "b": ("BOOL", [True]), "l": ("INT64", [1, 2])}),
+            ({"y": [1, 2]}, {"y": ("FP32", [1.0, 2.0])}),
+            ({"y": np.array([1.5])}, {"y": ("FP64", [1.5])}),
+            ({"u": np.array(["a", "ñ"])}, {"u": ("BYTES", [b"a", "ñ".encode()])}),
+            ({"h": np.array([1], ">f2")}, {"h": ("FP16", [1.0])}),
+            ({}, {}),
+        ],
+    )
+    def test_results_become_named_tensors(self, result: Any, expected: dict[str, tuple[str, list[Any]]]) -> None:
+        tensors = to_tensors(result, _two())
+
+        assert {name: (datatype_of(array), array.tolist()) for name, array in tensors.items()} == expected
+
+    @pytest.mark.parametrize(
+        ("result", "text"),
+        [
+            (None, "'y' as a NoneType, which is no tensor"),
+            ({"label": {"a": 1}}, "'label' as a dict, which is no tensor"),
+            ({"label": [[1], [2, 3]]}, "'label' as a list, which is no tensor"),
+            ({"label": ["a", 1, None]}, "'label' as a list, which is no tensor"),
+            ({3: 1}, "the key 3; names of outputs are strings"),
+            ([1, 2, 3], "a list of 3, and the model has 2 outputs"),
+            ({"c": 1j}, "'c' as an array of complex128, which has no datatype"),
+            ({"big": 2**70}, "'big' as a int"),
+        ],
+    )
+    def test_what_tensors_cannot_carry_is_refused_with_a_way_out(self, result: Any, text: str) -> None:
+        with pytest.raises(InferError, match="ask predict instead") as refused:
+            to_tensors(result, _two())
+
+        assert refused.value.code is Code.INVALID
+        assert text in refused.value.message

@@ -1,0 +1,321 @@
+from __future__ import annotations
+
+import asyncio
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.backends.errors import Code, InferError
+from penstock.server.hooks.loading import POST, PRE, HookModule, check_file
+from penstock.server.hooks.siblings import FolderOnPath
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write_files(hooks: str, **beside: str) -> Path:
+        for name, source in beside.items():
+            (tmp_path / f"{name}.py").write_text(textwrap.dedent(source))
+        path = tmp_path / "hooks.py"
+        path.write_text(textwrap.dedent(hooks))
+        return path
+
+    return write_files
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind(tmp_path: Path) -> Iterator[None]:
+    before = (list(sys.meta_path), list(sys.path))
+    yield
+    files = {name: str(getattr(module, "__file__", None)) for name, module in list(sys.modules.items())}
+    left = [name for name, file in files.items() if "@" in name or file.startswith(str(tmp_path))]
+    assert (left, sys.meta_path, sys.path) == ([], *before)
+
+
+def _pre(module: HookModule, signature: Any = "S", metadata: Any = "M") -> Callable[[Any], Any]:
+    hook = module.bind(PRE, signature, metadata)
+    assert hook is not None
+    return hook
+
+
+def _refusal(path: Path) -> str:
+    with pytest.raises(InferError) as refused:
+        HookModule(path)
+    assert refused.value.code is Code.INVALID
+    return refused.value.message.replace(str(path), "PATH")
+
+
+class TestForms:
+    def test_three_arguments_are_sample_signature_and_metadata(self, write: Write) -> None:
+        module = HookModule(write("def pre_inference(sample, signature, metadata): return sample, signature, metadata"))
+
+        assert _pre(module)("s") == ("s", "S", "M")
+        assert module.bind(POST, "S", "M") is None
+        module.close()
+
+    def test_with_two_arguments_metadata_is_the_signature(self, write: Write) -> None:
+        source = """
+            def pre_inference(sample, metadata): return metadata
+            def post_inference(prediction, signature, metadata): return metadata
+        """
+        module = HookModule(write(source))
+        post = module.bind(POST, "S", "M")
+
+        assert _pre(module)("s") == "S"
+        assert post is not None
+        assert post("p") == "M"
+        module.close()
+
+    @pytest.mark.parametrize(
+        ("function", "found"),
+        [
+            ("def pre_inference(sample): pass", "(sample)"),
+            ("def pre_inference(): pass", "()"),
+            ("def pre_inference(sample, meta): pass", "(sample, meta)"),
+            ("def pre_inference(metadata, sample): pass", "(metadata, sample)"),
+            ("def pre_inference(prediction, metadata): pass", "(prediction, metadata)"),
+            ("def pre_inference(sample, signature, metadata=None): pass", "(sample, signature, metadata=None)"),
+            ("def pre_inference(sample, signature, *metadata): pass", "(sample, signature, *metadata)"),
+            ("def pre_inference(sample, *, metadata): pass", "(sample, *, metadata)"),
+            ("async def pre_inference(sample: dict, **metadata: int) -> int: pass", "(sample, **metadata)"),
+        ],
+    )
+    def test_other_arguments_fail_the_load_and_the_check(self, write: Write, function: str, found: str) -> None:
+        path = write(f"x = 1\n{function}\n")
+        text = "function pre_inference: expected function arguments (sample, signature, metadata) or (sample, metadata)"
+
+        # inspect leaves the lone * out of its parameters
+        assert _refusal(path) == f"hooks file PATH: {text} but found {found.replace('*, ', '')}"
+        assert check_file(path) == [f"{path}:2: {text} but found {found}"]
+
+    def test_post_inference_takes_a_prediction(self, write: Write) -> None:
+        path = write("def post_inference(sample, metadata): pass")
+
+        assert "(prediction, signature, metadata) or (prediction, metadata) but found (sample, metadata)" in _refusal(
+            path
+        )
+
+    def test_a_file_without_hooks_is_named(self, write: Write) -> None:
+        path = write("def preinference(sample, metadata): pass")
+
+        assert _refusal(path) == "hooks file PATH defines neither pre_inference nor post_inference"
+        assert check_file(path) == [f"{path}: hooks file {path} defines neither pre_inference nor post_inference"]
+
+    @pytest.mark.parametrize(
+        "source",
+        [
+            "from elsewhere import pre_inference",
+            "from elsewhere import *",
+            "import elsewhere as pre_inference",
+            "pre_inference = lambda sample, metadata: sample",
+            "if True:\n    def pre_inference(sample, metadata): pass",
+            "try:\n    pass\nexcept ImportError:\n    def post_inference(prediction, metadata): pass",
+            "@anything\ndef pre_inference(*args): pass",
+            "def pre_inference(sample, /, metadata): pass",
+            "globals()['pre_inference'] = 1",
+        ],
+    )
+    def test_what_only_running_it_can_tell_passes_the_check(self, write: Write, source: str) -> None:
+        assert check_file(write(source)) == []
+
+    def test_hooks_may_be_any_callable_with_the_right_arguments(self, write: Write) -> None:
+        source = """
+            import functools
+            def logged(function):
+                @functools.wraps(function)
+                def inner(*args): return ["logged", function(*args)]
+                return inner
+            @logged
+            def pre_inference(sample, metadata): return sample
+            class Post:
+                def __call__(self, prediction, metadata): return prediction
+            post_inference = Post()
+        """
+        module = HookModule(write(source))
+        post = module.bind(POST, "S", "M")
+
+        assert _pre(module)("s") == ["logged", "s"]
+        assert post is not None
+        assert post("p") == "p"
+        module.close()
+
+    def test_async_hooks_are_known_as_such(self, write: Write) -> None:
+        module = HookModule(write("async def pre_inference(sample, metadata): return sample"))
+
+        assert module.is_async
+        assert asyncio.run(_pre(module)("s")) == "s"
+        module.close()
+
+    def test_a_name_that_is_no_function_is_refused(self, write: Write) -> None:
+        assert _refusal(write("pre_inference = 3")) == "hooks file PATH: pre_inference is no function: int"
+
+
+class TestFailures:
+    @pytest.mark.parametrize(
+        ("source", "text"),
+        [
+            ("x = 1\ndef pre_inference(:\n", "hooks file PATH: hooks.py, line 2: invalid syntax"),
+            (
+                "import no_such_module",
+                "hooks file PATH cannot be loaded: ModuleNotFoundError: No module named 'no_such_module'",
+            ),
+            ("1 / 0", "hooks file PATH cannot be loaded: ZeroDivisionError: division by zero"),
+            ("import sys; sys.exit(3)", "hooks file PATH cannot be loaded: SystemExit: 3"),
+            ("raise KeyboardInterrupt", "hooks file PATH cannot be loaded: KeyboardInterrupt"),
+        ],
+    )
+    def test_what_is_wrong_with_the_file_is_said(self, write: Write, source: str, text: str) -> None:
+        assert _refusal(write(source)) == text
+
+    def test_a_mistake_in_a_neighbour_names_the_neighbour(self, write: Write) -> None:
+        path = write("import encoder", encoder="\n\ndef f(:\n")
+
+        assert _refusal(path) == "hooks file PATH: encoder.py, line 3: invalid syntax"
+
+    def test_a_missing_file_is_said(self, tmp_path: Path) -> None:
+        assert _refusal(tmp_path / "none.py") == "hooks file PATH: no such file"
+        assert check_file(tmp_path / "none.py") == [f"{tmp_path / 'none.py'}: No such file or directory"]
+
+    def test_the_check_finds_syntax_errors_without_running_anything(self, write: Write) -> None:
+        path = write("raise SystemExit\ndef f(:\n")
+
+        assert check_file(path) == [f"{path}:2: invalid syntax"]
+
+
+class TestInstances:
+    def test_each_instance_has_globals_of_its_own_and_its_neighbours_too(self, write: Write) -> None:
+        source = """
+            import memory
+            count = 0
+            def pre_inference(sample, metadata):
+                global count
+                count += 1
+                memory.seen.append(sample)
+                return count, memory.seen
+        """
+        path = write(source, memory="seen = []")
+        one, two = HookModule(path), HookModule(path)
+
+        assert _pre(one)("a") == (1, ["a"])
+        assert _pre(one)("b") == (2, ["a", "b"])
+        assert _pre(two)("c") == (1, ["c"])
+        one.close()
+        two.close()
+
+    def test_two_models_may_have_neighbours_of_one_name(self, tmp_path: Path) -> None:
+        modules = []
+        for model in ("one", "two"):
+            folder = tmp_path / model
+            folder.mkdir()
+            (folder / "encoder.py").write_text(f"name = '{model}'")
+            (folder / "hooks.py").write_text(
+                "from encoder import name\ndef pre_inference(sample, metadata): return name"
+            )
+            modules.append(HookModule(folder / "hooks.py"))
+
+        assert [_pre(module)("s") for module in modules] == ["one", "two"]
+        for module in modules:
+            module.close()
+
+    def test_all_forms_of_import_find_neighbours_at_load_and_inside_hooks(self, write: Write, tmp_path: Path) -> None:
+        (tmp_path / "parts" / "deep").mkdir(parents=True)
+        (tmp_path / "parts" / "__init__.py").write_text("import plain\nfrom . import first\n")
+        (tmp_path / "parts" / "first.py").write_text("x = 1")
+        (tmp_path / "parts" / "deep" / "__init__.py").write_text("")
+        (tmp_path / "parts" / "deep" / "last.py").write_text("from ..first import x\nfrom plain import y\n")
+        (tmp_path / "bare").mkdir()
+        (tmp_path / "bare" / "inner.py").write_text("z = 3")
+        source = """
+            import parts.deep.last
+            import parts.deep.last as last
+            from parts import first
+            from . import plain
+            def pre_inference(sample, metadata):
+                import late
+                from bare import inner
+                import os.path, xml.dom
+                return parts.deep.last.x, last.y, first.x, plain.y, late.y, inner.z, os.path.sep, xml.dom.__name__
+        """
+        module = HookModule(write(source, plain="y = 2", late="from hooks import plain\ny = plain.y * 10"))
+
+        assert _pre(module)("s") == (1, 2, 1, 2, 20, 3, "/", "xml.dom")
+        module.close()
+
+    def test_a_neighbour_does_not_overwrite_a_global_of_its_name(self, write: Write) -> None:
+        source = """
+            labels = ["a"]
+            def pre_inference(sample, metadata):
+                from labels import other
+                return labels, other
+        """
+        module = HookModule(write(source, labels="other = 1"))
+
+        assert _pre(module)("s") == (["a"], 1)
+        module.close()
+
+    def test_a_neighbour_comes_before_an_installed_module_of_its_name(self, write: Write) -> None:
+        source = """
+            import statistics, json
+            def pre_inference(sample, metadata): return statistics.mine, json.loads("1")
+        """
+        module = HookModule(write(source, statistics="mine = True"))
+
+        assert _pre(module)("s") == (True, 1)
+        module.close()
+
+    def test_an_edited_file_is_loaded_as_it_is_now_and_nothing_is_cached_on_disk(
+        self, write: Write, tmp_path: Path
+    ) -> None:
+        for value in ("1", "2", "3"):
+            source = "import beside\ndef pre_inference(sample, metadata): return beside.x"
+            module = HookModule(write(source, beside=f"x = {value}"))
+
+            assert _pre(module)("s") == int(value)
+            module.close()
+        assert not (tmp_path / "__pycache__").exists()
+
+    def test_tools_that_look_modules_up_find_the_users(self, write: Write) -> None:
+        source = """
+            from __future__ import annotations
+            import dataclasses, typing
+            @dataclasses.dataclass
+            class Row:
+                x: Item
+            class Item: pass
+            def pre_inference(sample, metadata):
+                return typing.get_type_hints(Row)["x"] is Item
+        """
+        module = HookModule(write(source))
+
+        assert _pre(module)("s") is True
+        module.close()
+
+    def test_what_is_found_by_name_only_is_found_while_the_folder_is_on_the_path(
+        self, write: Write, tmp_path: Path
+    ) -> None:
+        source = """
+            import importlib, pickle
+            def pre_inference(sample, metadata):
+                return importlib.import_module("shapes_of_mine").Shape, type(pickle.loads(sample)).__name__
+        """
+        pickled = b"cshapes_of_mine\nShape\n(tR."
+        folder = FolderOnPath(tmp_path)
+        module = HookModule(write(source, shapes_of_mine="class Shape: pass"))
+
+        assert _pre(module)(pickled)[1] == "Shape"
+        assert sys.path[-1] == str(tmp_path)
+        module.close()
+        folder.close()
+
+    def test_a_stem_may_be_no_identifier(self, tmp_path: Path) -> None:
+        path = tmp_path / "my-hooks.v2.py"
+        path.write_text("def pre_inference(sample, metadata): return __name__")
+        module = HookModule(path)
+
+        assert _pre(module)("s").startswith("my-hooks_v2@")
+        module.close()

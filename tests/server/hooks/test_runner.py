@@ -1,0 +1,820 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.backends.errors import Code, InferError
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching.model import Model
+from penstock.batching.spec import BatchPolicy, HookSpec
+from penstock.server.hooks import Hooks
+from penstock.server.hooks.replicas import DEFAULT_REPLICAS, MAX_HANGING
+from tests.fakes import fake_model
+
+SEED_003 = """
+    import numpy as np
+    labels = ["iris-setosa", "iris-versicolor", "iris-virginica"]
+    def pre_inference(sample, signature, metadata):
+        # Convert the request payload to a flattened list
+        return {signature[0].name: [
+            sample["sepal_length"], sample["sepal_width"], sample["petal_length"], sample["petal_width"],
+        ]}
+    def post_inference(prediction, signature, metadata):
+        # Respond with a string label
+        predicted_class_id = prediction[0][0]
+        return labels[predicted_class_id]
+"""
+SEED_004 = """
+    import numpy as np
+    labels = ["iris-setosa", "iris-versicolor", "iris-virginica"]
+    def pre_inference(sample, metadata):
+        return {metadata[0].name: [
+            sample["sepal_length"], sample["sepal_width"], sample["petal_length"], sample["petal_width"],
+        ]}
+    def post_inference(prediction, metadata):
+        probabilites = prediction[0][0]
+        predicted_class_id = int(np.argmax(probabilites))
+        return {
+            "class_label": labels[predicted_class_id],
+            "class_index": predicted_class_id,
+            "probabilities": probabilites,
+        }
+"""
+# What a test waits for or holds back travels in the sample: hooks run in this process.
+GATED = """
+    def pre_inference(sample, metadata):
+        sample["began"].set()
+        sample["gate"].wait()
+        return [sample["x"]] * 4
+"""
+PLAIN = """
+    def pre_inference(sample, metadata): return [sample["x"]] * 4
+    def post_inference(prediction, metadata): return prediction[0][0, 0]
+"""
+REMEMBERS = """
+    current = None
+    def pre_inference(sample, metadata):
+        global current
+        current = sample
+        return [sample["x"]] * 4
+    def post_inference(prediction, metadata):
+        return [current["x"], prediction[0][0, 0]]
+"""
+IRIS = {"sepal_length": 5.2, "sepal_width": 3.6, "petal_length": 1.4, "petal_width": 0.3}
+GUARD_S = 10.0
+
+
+class PuppetEngine:
+    """Runs what has come together when the test says so, or at once; `sizes` records how much that was."""
+
+    def __init__(self, function: Callable[[list[Any]], list[Any]] = list, *, at_once: bool = False) -> None:
+        self.sizes: list[int] = []
+        self._function = function
+        self._at_once = at_once
+        self._waiting: list[tuple[list[Any], asyncio.Future[list[Any]]]] = []
+        self._came = asyncio.Event()
+
+    async def infer(
+        self,
+        model: Model,
+        inputs: list[Any],
+        *,
+        wanted: Any = None,
+        deadline_ns: int = 0,
+        id: str = "",  # noqa: A002
+    ) -> list[Any]:
+        if self._at_once:
+            return self._function(inputs)
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.append((inputs, future))
+        self._came.set()
+        return await future  # type: ignore[no-any-return]
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    async def gather(self, count: int) -> None:
+        while len(self._waiting) < count:
+            self._came.clear()
+            await self._came.wait()
+
+    def run(self) -> None:
+        batch, self._waiting = self._waiting, []
+        self.sizes.append(len(batch))
+        for inputs, future in batch:
+            if not future.done():
+                future.set_result(self._function(inputs))
+
+
+class Stage:
+    """A model with hooks; what it loads, it closes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._open: list[Hooks] = []
+
+    async def load(
+        self, source: str | None, engine: PuppetEngine | None = None, signature: Signature | None = None, **options: Any
+    ) -> Hooks:
+        policy = BatchPolicy(max_queue_rows=options.pop("max_queue_rows", 1024))
+        hooks = None
+        if source is not None:
+            path = self._folder / "hooks.py"
+            path.write_text(textwrap.dedent(source))
+            hooks = HookSpec(path, **options)
+        self.model = fake_model(signature=signature, hooks=hooks)
+        self.model.spec = replace(self.model.spec, policy=policy)
+        self._open.append(await Hooks.load(engine or PuppetEngine(at_once=True), self.model))
+        return self._open[-1]
+
+    async def close(self) -> None:
+        for hooks in self._open:
+            await hooks.close()
+
+
+@pytest.fixture
+def act(tmp_path: Path) -> Iterator[Callable[[Callable[[Stage], Awaitable[None]]], None]]:
+    def run(scene: Callable[[Stage], Awaitable[None]]) -> None:
+        async def whole() -> None:
+            stage = Stage(tmp_path)
+            async with asyncio.timeout(GUARD_S):
+                await scene(stage)
+                await stage.close()
+
+        asyncio.run(whole())
+
+    yield run
+    assert _left_behind() == []
+
+
+def _left_behind() -> list[str]:
+    """Wait for the threads of closed hooks; give what they forgot to take with them."""
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("hooks-")]
+    for thread in threads:
+        thread.join(GUARD_S)
+    return [name for name in list(sys.modules) if name.startswith("hooks@")]
+
+
+def _sample(x: float = 0.0) -> dict[str, Any]:
+    return {"x": x, "began": threading.Event(), "gate": threading.Event()}
+
+
+async def _set(event: threading.Event) -> None:
+    assert await asyncio.to_thread(event.wait, GUARD_S)
+
+
+async def _refusal(awaitable: Awaitable[Any]) -> tuple[Code, str]:
+    with pytest.raises(InferError) as refused:
+        await awaitable
+    return refused.value.code, refused.value.message
+
+
+def _iris(*outputs: TensorSpec) -> Signature:
+    return Signature((TensorSpec("input", "FP32", (-1, 4)),), outputs, batched=True)
+
+
+Act = Callable[[Callable[[Stage], Awaitable[None]]], None]
+
+
+class TestAnswers:
+    def test_the_seeds_hooks_answer_as_they_did(self, act: Act) -> None:
+        label, scores = np.array([0]), np.array([[0.75, 0.25, 0]], np.float32)
+        specs = TensorSpec("label", "INT64", (-1,)), TensorSpec("probabilities", "FP32", (-1, 3))
+
+        async def scene(stage: Stage) -> None:
+            later = await stage.load(SEED_003, PuppetEngine(lambda _: [label, scores], at_once=True), _iris(*specs))
+            earlier = await stage.load(
+                SEED_004, PuppetEngine(lambda _: [scores, label], at_once=True), _iris(*specs[::-1])
+            )
+
+            assert await later.predict(IRIS) == b'"iris-setosa"'
+            assert await earlier.predict(IRIS) == (
+                b'{"class_label":"iris-setosa","class_index":0,"probabilities":[0.75,0.25,0.0]}'
+            )
+
+        act(scene)
+
+    def test_pre_sees_the_models_inputs_and_post_its_outputs(self, act: Act) -> None:
+        source = """
+            def pre_inference(sample, signature, metadata):
+                metadata["pre"] = [type(signature).__name__, signature[0].name]
+                return [1, 2, 3, 4]
+            def post_inference(prediction, signature, metadata):
+                return [metadata, type(signature).__name__, signature[0].name]
+        """
+
+        async def scene(stage: Stage) -> None:
+            hooks = await stage.load(source, metadata={"k": [1]})
+
+            assert await hooks.predict(None) == b'[{"k":[1],"pre":["list","x"]},"list","y"]'
+
+        act(scene)
+
+    def test_either_hook_may_be_missing(self, act: Act) -> None:
+        async def scene(stage: Stage) -> None:
+            neither = await stage.load(None)
+            pre = await stage.load("def pre_inference(sample, metadata): return [sample] * 4")
+            post = await stage.load("def post_inference(prediction, metadata): return float(prediction[0].sum())")
+
+            assert await neither.predict([1, 2, 3, 4]) == b"[[[1.0,2.0,3.0,4.0]]]"
+            assert await neither.predict({"x": [[1, 2, 3, 4]] * 2}) == b"[[[1.0,2.0,3.0,4.0],[1.0,2.0,3.0,4.0]]]"
+            assert await pre.predict(2) == b"[[[2.0,2.0,2.0,2.0]]]"
+            assert await post.predict([1, 2, 3, 4]) == b"10.0"
+            assert (neither.has_pre, pre.has_pre, post.has_pre) == (False, True, False)
+            assert (neither.has_post, pre.has_post, post.has_post) == (False, False, True)
+            assert (await _refusal(neither.predict([1]))) == (
+                Code.INVALID,
+                'key "x": failed to convert to numpy array: cannot reshape array of size 1 into shape (1,4)',
+            )
+
+        act(scene)
+
+    def test_large_samples_without_hooks_are_converted_off_the_loop(self, act: Act) -> None:
+        signature = Signature(
+            (TensorSpec("x", "FP32", (-1, 3, -1)),), (TensorSpec("y", "FP32", (-1, -1)),), batched=True
+        )
+
+        async def scene(stage: Stage) -> None:
+            hooks = await stage.load(None, PuppetEngine(lambda inputs: [inputs[0][:, 0]], at_once=True), signature)
+
+            assert await hooks.predict({"x": [[[1.0] * 5000] * 3]}) == b"[[[" + b",".join([b"1.0"] * 5000) + b"]]]"
+
+        act(scene)
+
+    def test_async_hooks_share_a_loop_that_runs_on_between_calls(self, act: Act) -> None:
+        source = """
+            import asyncio
+            tasks = []
+            async def keep(sample):
+                while True:
+                    await asyncio.sleep(0)
+                    sample["began"].set()
+            async def pre_inference(sample, metadata):
+                await asyncio.sleep(0)
+                tasks.append(asyncio.create_task(keep(sample)))
+                return [sample["x"]] * 4
+            def post_inference(prediction, metadata):
+                return [prediction[0][0, 0], len(tasks), tasks[0].done()]
+        """
+
+        async def scene(stage: Stage) -> None:
+            hooks = await stage.load(source, replicas=1)
+            sample = _sample(1)
+
+            assert await hooks.predict(sample) == b"[1.0,1,false]"
+            await _set(sample["began"])
+            assert await hooks.predict(_sample(2)) == b"[2.0,2,false]"
+
+        act(scene)
+
+    def test_tensors_come_as_a_dict_and_go_as_what_post_returns(self, act: Act) -> None:
+        source = """
+            def pre_inference(sample, metadata): return {"x": sample["x"] * 2}
+            def post_inference(prediction, metadata): return {"label": "big", "sum": prediction[0].sum(axis=1)}
+        """
+
+        async def scene(stage: Stage) -> None:
+            hooks = await stage.load(source)
+            answer = await hooks.infer({"x": np.ones((2, 4), np.float32)})
+            bare = await (await stage.load(None)).infer({"x": np.ones((2, 4), np.float32)})
+
+            assert {name: array.tolist() for name, array in answer.items()} == {"label": [b"big"], "sum": [8.0, 8.0]}
+            assert {name: array.tolist() for name, array in bare.items()} == {"y": [[1.0] * 4] * 2}
+
+        act(scene)
+
+    def test_what_tensors_cannot_carry_is_refused_on_infer_only(self, act: Act) -> None:
+        async def scene(stage: Stage) -> None:
+            hooks = await stage.load("def post_inference(prediction, metadata): return {'a': {'b': 1}}")
+            code, text = await _refusal(hooks.infer({"x": np.ones((1, 4), np.float32)}))
+
+            assert await hooks.predict([1, 2, 3, 4]) == b'{"a":{"b":1}}'
+            assert code is Code.INVALID
+            assert text.startswith("post_inference returned 'a' as a dict, which is no tensor")
+
+        act(scene)
+
+
+class TestPromise:
+    def test_globals_are_safe_while_requests_share_batches(self, act: Act) -> None:
+        async def scene(stage: Stage) -> None:
+            engine = PuppetEngine()
+            hooks = await stage.load(REMEMBERS, engine)
+            calls = [asyncio.create_task(hooks.predict({"x": x})) for x in range(64)]
+            for _ in range(64 // DEFAULT_REPLICAS):
+                await engine.gather(DEFAULT_REPLICAS)
+                engine.run()
+
+            assert await asyncio.gather(*calls) == [b"[%d,%d.0]" % (x, x) for x in range(64)]
+            assert engine.sizes == [DEFAULT_REPLICAS] * (64 // DEFAULT_REPLICAS)
+
+        act(scene)
+
+    def test_one_replica_handles_one_request_from_pre_to_post(self, act: Act) -> None:
+        async def scene(stage: Stage) -> None:
+            engine = PuppetEngine()
+            hooks = await stage.load(REMEMBERS, engine, replicas=1)
+            calls = [asyncio.create_task(hooks.predict({"x": x})) for x in range(5)]
+            for _ in range(5):
+                await engine.gather(1)
+                assert engine.waiting == 1
+                engine.run()
+
+            assert await asyncio.gather(*calls) == [b"[%d,%d.0]" % (x, x) for x in range(5)]
+
+        act(scene)
+
+    def test_a_buffer_that_pre_returns_is_not_written_before_the_model_has_read_it(self, act: Act) -> None:
+        source = """
+            import numpy as np
+            buffer = np.zeros((1, 4), np.float32)
+            def pre_inference(sample, metadata):
+                buffer[:] = sample
+                return buffer
+        """
+
+        async def scene(stage: Stage) -> None:
+            engine = PuppetEngine(lambda inputs: [inputs[0].copy()])
+            hooks = await stage.load(source, engine, replicas=2)
+            calls = [asyncio.create_task(hooks.predict(x)) for x in range(4)]
+            for _ in range(2):
+                await engine.gather(2)
+                engine.run()
+
+            assert await asyncio.gather(*calls) == [b"[[[%d.0,%d.0,%d.0,%d.0]]]" % (x, x, x, x) for x in range(4)]
+
+        act(scene)
+
+    def test_a_module_without_writes_is_one_instance_called_once_at_a_time(self, act: Act) -> None:
+        source = """
+            import threading
+            import numpy as np
+            one_at_a_time = threading.Lock()
+            instance = object()
+            def pre_inference(sample, metadata):
+                if not one_at_a_time.acquire(blocking=False):
+                    raise RuntimeError("two at a time")
+                try:
+                    return np.full(4, sample)
+                finally:
+                    one_at_a_time.release()
+            def post_inference(prediction, metadata):
+                if not one_at_a_time.acquire(blocking=False):
+                    raise RuntimeError("two at a time")
+                try:
+                    return [id(instance), prediction[0][0, 0]]
+                finally:
+                    one_at_a_time.release()
+        """
+
+        async def scene(stage: Stage) -> None:
+            engine = PuppetEngine()
+            hooks = await stage.load(source, engine)
+            calls = [asyncio.create_task(hooks.predict(x)) for x in range(64)]
+            await engine.gather(64)
+            engine.run()
+            answers = [answer.strip(b"[]").split(b",") for answer in await asyncio.gather(*calls)]
+
+            assert [answer[1] for answer in answers] == [b"%d.0" % x for x in range(64)]
+            assert len({answer[0] for answer in answers}) == 1
+            assert engine.sizes == [64]
+
+        act(scene)
+
+    def test_the_configuration_overrides_what_was_found(self, act: Act) -> None:
+        async def scene(stage: Stage) -> None:
+            engine = PuppetEngine()
+            hooks = await stage.load(REMEMBERS, engine, replicas="shared")
+            calls = [asyncio.create_task(hooks.predict({"x": x})) for x in range(20)]
+            await engine.gather(20)
+            engine.run()
+
+            assert {answer.split(b",")[0] for answer in await asyncio.gather(*calls)} == {b"[19"}
+
+        act(scene)
+
+    def test_each_replica_keeps_one_metadata_object(self, act: Act) -> None:
+        source = """
+            def pre_inference(sample, signature, metadata):
+                metadata["calls"] = metadata.get("calls", 0) + 1
+                return [0] * 4
+            def post_inference(prediction, signature, metadata): return metadata["calls"]
+        """
+
+        async def scene(stage: Stage) -> None:
+            engine = PuppetEngine()
+            hooks = await stage.load(source, engine, replicas=2)
+            for expected in (b"1", b"2"):
+                calls = [asyncio.create_task(hooks.predict(0)) for _ in range(2)]
+                await engine.gather(2)
+                engine.run()
+
+                assert await asyncio.gather(*calls) == [expected] * 2
+
+        act(scene)
+
+
+class TestHarm:
+    def test_what_pre_raises_is_told_to_its_client_alone(self, act: Act, caplog: pytest.LogCaptureFixture) -> None:
+        async def scene(stage: Stage) -> None:
+            hooks = await stage.load(PLAIN)
+            answers = await asyncio.gather(
+                hooks.predict({"x": 1}), hooks.predict({"y": 1}, "id7"), hooks.predict({"x": 3}), return_exceptions=True
+            )
+
+            assert (answers[0], answers[2]) == (b"1.0", b"3.0")
+            assert isinstance(answers[1], InferError)
+            assert (answers[1].code, answers[1].message) == (Code.INVALID, "pre_inference: KeyError: 'x'")
+            assert isinstance(answers[1].__cause__, KeyError)
+
+        act(scene)
+        (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+        assert record.__dict__["request_id"] == "id7"
+        assert "hooks.py" in caplog.text
+
+    def test_what_post_raises_is_told_to_the_log_and_the_client_gets_an_id(
+        self, act: Act, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        source = "def post_inference(prediction, metadata): raise ValueError('secret')"
+
+        async def scene(stage: Stage) -> None:
+            hooks = await stage.load(source)
+            code, text = await _refusal(hooks.predict([0] * 4, "id8"))
+
+            assert (code, text) == (
+                Code.INTERNAL, "post_inference failed; the log has the rest under request id id8",
+            )  # fmt: skip
+            _, text = await _refusal(hooks.predict([0] * 4))
+            assert text.rpartition(" ")[2] in {record.__dict__["request_id"] for record in caplog.records[1:]}
+
+        act(scene)
+        assert "secret" in caplog.text
+
+    @pytest.mark.parametrize("raised", ["sys.exit(3)", "raise KeyboardInterrupt", "raise GeneratorExit"])
+    @pytest.mark.parametrize("form", ["def", "async def"])
+    def test_no_exception_ends_more_than_its_request(self, act: Act, raised: str, form: str) -> None:
+        source = f"""
+            import sys
+            {form} pre_inference(sample, metadata):
+                if sample is None:
+                    {raised}
+                return [sample] * 4
+        """
+
+        async def scene(stage: Stage) -> None:
+            hooks = await stage.load(source)
+            code, text = await _refusal(hooks.predict(None))
+
+            assert code is Code.INTERNAL
+            assert text.startswith("pre_inference failed")
+            assert await hooks.predict(1) == b"[[[1.0,1.0,1.0,1.0]]]"
+
+        act(scene)
+
+    def test_a_hook_may_choose_its_own_refusal(self, act: Act) -> None:
+        source = """
+            from penstock.backends.errors import Code, InferError
+            def post_inference(prediction, metadata): raise InferError(Code.UNSUPPORTED, "no cats")
+        """
+
+        async def scene(stage: Stage) -> None:
+            hooks = await stage.load(source)
+
+            assert await _refusal(hooks.predict([0] * 4)) == (Code.UNSUPPORTED, "no cats")
+
+        act(scene)
+
+    def test_what_does_not_fit_the_model_or_json_is_refused(self, act: Act) -> None:
+        source = """
+            def pre_inference(sample, metadata): return sample
+            def post_inference(prediction, metadata): return b"bytes"
+        """
+
+        async def scene(stage: Stage) -> None:
+            hooks = await stage.load(source)
+
+            assert await _refusal(hooks.predict({"z": 1})) == (Code.INVALID, 'missing key "x"')
+            code, text = await _refusal(hooks.predict([1, 2, 3, 4]))
+            assert code is Code.INTERNAL
+            assert "bytes" in text
+
+        act(scene)
+
+    @pytest.mark.parametrize("replicas", [1, "shared"])
+    def test_a_hook_past_its_limit_loses_its_request_and_a_fresh_replica_serves_the_others(
+        self, act: Act, caplog: pytest.LogCaptureFixture, replicas: int | str
+    ) -> None:
+        async def scene(stage: Stage) -> None:
+            hooks = await stage.load(GATED, replicas=replicas, timeout_s=0.05)
+            stuck = _sample()
+            hanging = asyncio.create_task(hooks.predict(stuck))
+            await _set(stuck["began"])
+            others = [_sample(x) for x in range(4)]
+            for other in others:
+                other["gate"].set()
+            waiting = [asyncio.create_task(hooks.predict(other)) for other in others]
+
+            assert await _refusal(hanging) == (
+                Code.EXPIRED, "pre_inference of model 'm' took longer than its limit of 0.05 s",
+            )  # fmt: skip
+            assert await asyncio.gather(*waiting) == [b"[[[%d.0,%d.0,%d.0,%d.0]]]" % (x, x, x, x) for x in range(4)]
+            stuck["gate"].set()
+
+        act(scene)
+        assert "took longer than its limit" in caplog.text
+
+    def test_a_hook_that_spins_is_ended(self, act: Act) -> None:
+        source = """
+            def pre_inference(sample, metadata):
+                try:
+                    while True:
+                        pass
+                finally:
+                    sample["gate"].set()
+        """
+
+        async def scene(stage: Stage) -> None:
+            hooks = await stage.load(source, timeout_s=0.05)
+            sample = _sample()
+
+            assert (await _refusal(hooks.predict(sample)))[0] is Code.EXPIRED
+            await _set(sample["gate"])
+
+        act(scene)
+
+    def test_an_async_hook_past_its_limit_is_cancelled(self, act: Act) -> None:
+        source = """
+            import asyncio
+            async def pre_inference(sample, metadata):
+                if sample["x"]:
+                    return [sample["x"]] * 4
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    sample["gate"].set()
+        """
+
+        async def scene(stage: Stage) -> None:
+            hooks = await stage.load(source, timeout_s=0.05)
+            sample = _sample()
+
+            assert (await _refusal(hooks.predict(sample)))[0] is Code.EXPIRED
+            await _set(sample["gate"])
+            assert await hooks.predict(_sample(1)) == b"[[[1.0,1.0,1.0,1.0]]]"
+
+        act(scene)
+
+    def test_the_limit_counts_from_when_a_hook_begins(self, act: Act) -> None:
+        source = """
+            import time
+            def pre_inference(sample, metadata):
+                end = time.monotonic() + 0.06
+                while time.monotonic() < end: pass
+                return [0] * 4
+        """
+
+        async def scene(stage: Stage) -> None:
+            hooks = await stage.load(source, timeout_s=0.25)
+            answers = await asyncio.gather(*(hooks.predict(0) for _ in range(6)))
+
+            assert len(answers) == 6
+
+        act(scene)
+
+    def test_hanging_threads_are_bounded_and_it_recovers_when_they_end(self, act: Act) -> None:
+        async def scene(stage: Stage) -> None:
+            hooks = await stage.load(GATED, timeout_s=0.01)
+            stuck = [_sample() for _ in range(MAX_HANGING)]
+            for sample in stuck:
+                assert (await _refusal(hooks.predict(sample)))[0] is Code.EXPIRED
+            fine = _sample(1)
+            fine["gate"].set()
+            code, text = await _refusal(hooks.predict(fine))
+
+            assert (code, text) == (Code.OVERLOADED, f"{MAX_HANGING} hooks of model 'm' hang past their limit")
+            hanging = [thread for thread in threading.enumerate() if thread.name == "hooks-m/1"]
+            for sample in stuck:
+                sample["gate"].set()
+            for thread in hanging:
+                await asyncio.to_thread(thread.join, GUARD_S)
+            assert await hooks.predict(fine) == b"[[[1.0,1.0,1.0,1.0]]]"
+
+        act(scene)
+
+    def test_a_replica_whose_thread_dies_is_replaced(self, act: Act) -> None:
+        source = """
+            import asyncio, sys
+            async def end(): sys.exit(1)
+            async def pre_inference(sample, metadata):
+                if sample is None:
+                    asyncio.create_task(end())
+                    await asyncio.sleep(60)
+                return [sample] * 4
+        """
+
+        async def scene(stage: Stage) -> None:
+            for replicas in (1, "shared"):
+                hooks = await stage.load(source, replicas=replicas)
+
+                assert (await _refusal(hooks.predict(None)))[0] is Code.INTERNAL
+                assert await hooks.predict(1) == b"[[[1.0,1.0,1.0,1.0]]]"
+
+        act(scene)
+
+    def test_a_file_that_cannot_be_loaded_again_leaves_the_replicas_there_are(self, act: Act, tmp_path: Path) -> None:
+        async def scene(stage: Stage) -> None:
+            engine = PuppetEngine()
+            hooks = await stage.load(REMEMBERS, engine)
+            (tmp_path / "hooks.py").write_text("1 / 0")
+            calls = [asyncio.create_task(hooks.predict({"x": x})) for x in range(3)]
+            for _ in range(3):
+                await engine.gather(1)
+                engine.run()
+
+            assert await asyncio.gather(*calls) == [b"[%d,%d.0]" % (x, x) for x in range(3)]
+
+        act(scene)
+
+
+class TestQueue:
+    @pytest.mark.parametrize("replicas", [1, "shared"])
+    def test_too_many_waiting_are_refused_at_the_door(self, act: Act, replicas: int | str) -> None:
+        async def scene(stage: Stage) -> None:
+            hooks = await stage.load(GATED, replicas=replicas, max_queue_rows=3)
+            samples = [_sample(x) for x in range(6)]
+            calls = [asyncio.create_task(hooks.predict(sample)) for sample in samples]
+            done, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+            for sample in samples:
+                sample["gate"].set()
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+            refused = [answer for answer in answers if isinstance(answer, InferError)]
+
+            assert done
+            assert refused != []
+            assert len(refused) == (3 if replicas == "shared" else 2)
+            assert {(error.code, error.message) for error in refused} == {
+                (Code.OVERLOADED, "3 requests wait for the hooks of model 'm', which is the limit")
+            }
+
+        act(scene)
+
+    def test_a_request_whose_client_has_gone_leaves_the_line(self, act: Act) -> None:
+        async def scene(stage: Stage) -> None:
+            hooks = await stage.load(GATED, replicas=1)
+            first, second, third = (_sample(x) for x in range(3))
+            calls = [asyncio.create_task(hooks.predict(sample)) for sample in (first, second, third)]
+            await _set(first["began"])
+            calls[1].cancel()
+            first["gate"].set()
+            await _set(third["began"])
+            third["gate"].set()
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+
+            assert isinstance(answers[1], asyncio.CancelledError)
+            assert answers[2] == b"[[[2.0,2.0,2.0,2.0]]]"
+            assert not second["began"].is_set()
+
+        act(scene)
+
+    def test_a_replica_is_freed_only_when_its_hook_has_ended(self, act: Act) -> None:
+        source = """
+            running = 0
+            def pre_inference(sample, metadata):
+                global running
+                running += 1
+                sample["overlap"] = running > 1
+                sample["began"].set()
+                sample["gate"].wait()
+                running -= 1
+                return [0] * 4
+        """
+
+        async def scene(stage: Stage) -> None:
+            hooks = await stage.load(source, replicas=1)
+            gone, next_one = _sample(), _sample()
+            call = asyncio.create_task(hooks.predict(gone))
+            await _set(gone["began"])
+            call.cancel()
+            following = asyncio.create_task(hooks.predict(next_one))
+            await asyncio.gather(call, return_exceptions=True)
+            assert not next_one["began"].is_set()
+            gone["gate"].set()
+            next_one["gate"].set()
+            await following
+
+            assert next_one["overlap"] is False
+
+        act(scene)
+
+    def test_a_cancelled_request_in_the_model_frees_its_replica(self, act: Act) -> None:
+        async def scene(stage: Stage) -> None:
+            engine = PuppetEngine()
+            hooks = await stage.load(REMEMBERS, engine, replicas=1)
+            gone = asyncio.create_task(hooks.predict({"x": 1}))
+            await engine.gather(1)
+            gone.cancel()
+            await asyncio.gather(gone, return_exceptions=True)
+            engine.run()
+            following = asyncio.create_task(hooks.predict({"x": 2}))
+            await engine.gather(1)
+            engine.run()
+
+            assert await following == b"[2,2.0]"
+
+        act(scene)
+
+    @pytest.mark.parametrize("replicas", [1, "shared"])
+    def test_a_deadline_that_passes_in_the_line_expires_the_request(self, act: Act, replicas: int | str) -> None:
+        async def scene(stage: Stage) -> None:
+            hooks = await stage.load(GATED, replicas=replicas)
+            first, late = _sample(), _sample()
+            call = asyncio.create_task(hooks.predict(first))
+            await _set(first["began"])
+            expired = asyncio.create_task(hooks.predict(late, "", time.monotonic_ns()))
+            if replicas == "shared":
+                first["gate"].set()
+
+            assert await _refusal(expired) == (Code.EXPIRED, "Request timeout expired")
+            assert not late["began"].is_set()
+            first["gate"].set()
+            await call
+
+        act(scene)
+
+    def test_closing_finishes_what_was_accepted(self, act: Act) -> None:
+        async def scene(stage: Stage) -> None:
+            engine = PuppetEngine()
+            hooks = await stage.load(REMEMBERS, engine, replicas=1)
+            calls = [asyncio.create_task(hooks.predict({"x": x})) for x in range(3)]
+            await engine.gather(1)
+            closing = asyncio.create_task(hooks.close())
+            await asyncio.sleep(0)
+            assert (await _refusal(hooks.predict({"x": 9})))[0] is Code.NOT_READY
+            for _ in range(3):
+                await engine.gather(1)
+                engine.run()
+
+            assert await asyncio.gather(*calls) == [b"[%d,%d.0]" % (x, x) for x in range(3)]
+            await closing
+
+        act(scene)
+
+
+class TestLoad:
+    @pytest.mark.parametrize(
+        ("source", "options", "text"),
+        [
+            ("def pre_inference(p, metadata): pass", {}, "but found (p, metadata)"),
+            ("x = 1", {}, "defines neither pre_inference nor post_inference"),
+            ("def f(:", {}, "line 1: invalid syntax"),
+            ("1 / 0", {}, "cannot be loaded: ZeroDivisionError: division by zero"),
+            (PLAIN, {"replicas": 0}, 'replicas: got 0, takes an integer above 0 or "shared"'),
+            (PLAIN, {"replicas": "many"}, "replicas: got 'many'"),
+        ],
+    )
+    def test_mistakes_fail_the_load(self, act: Act, source: str, options: dict[str, Any], text: str) -> None:
+        async def scene(stage: Stage) -> None:
+            code, message = await _refusal(stage.load(source, **options))
+
+            assert code is Code.INVALID
+            assert text in message
+
+        act(scene)
+
+    def test_why_there_are_so_many_replicas_is_logged(self, act: Act, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO)
+
+        async def scene(stage: Stage) -> None:
+            await stage.load(REMEMBERS)
+            await stage.load(PLAIN)
+
+        act(scene)
+        assert "up to 8 instances: globals are written: current (hooks.py:4)" in caplog.text
+        assert "one instance for all requests: no globals are written" in caplog.text
+
+    def test_hook_seconds_and_failures_are_counted(self, act: Act) -> None:
+        async def scene(stage: Stage) -> None:
+            hooks = await stage.load(PLAIN)
+            await hooks.predict({"x": 1})
+            await _refusal(hooks.predict({}))
+            counted = stage.model.statistics.snapshot()
+
+            assert {name: histogram.count for name, histogram in counted.hook_histograms.items()} == {
+                "pre": 2,
+                "post": 1,
+            }
+            assert counted.failures["OTHER"] == 1
+
+        act(scene)
