@@ -1,0 +1,246 @@
+"""predict and infer through hooks, on examples/iris and on a model whose hooks have other habits."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import httpx
+import numpy as np
+import pytest
+import tritonclient.http as triton
+from tritonclient.utils import InferenceServerException
+
+from tests.clients import models
+from tests.clients.tensors import asked, document, given, texts
+from tests.live import Live, live_server
+
+pytestmark = pytest.mark.slow
+
+IRIS = Path(__file__).parents[2] / "examples" / "iris"
+NAMES = ["iris-setosa", "iris-versicolor", "iris-virginica"]
+MEMBERS = ("sepal_length", "sepal_width", "petal_length", "petal_width")
+SETOSA = dict(zip(MEMBERS, (5.2, 3.6, 1.4, 0.3), strict=True))
+PREDICT, INFER = "/v2/models/iris/predict", "/v2/models/iris/infer"
+
+HOOKS = """
+import asyncio
+
+async def pre_inference(sample, signature, metadata):
+    if sample == "die":
+        raise ValueError("no such sample")
+    await asyncio.sleep(0)
+    return {"x": [sample["x"]]} if isinstance(sample["x"], list) else {"x": sample["x"] * 10}
+
+def post_inference(prediction, signature, metadata):
+    total = float(prediction[0].sum())
+    if total < 0:
+        return {"total": float("nan")}
+    if total == 0:
+        raise KeyError("zero")
+    return {"total": total, "note": "naïve", "rows": prediction[0]}
+"""
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    root = tmp_path_factory.mktemp("repository")
+    models.write_identity(root, "hooked", "")
+    (root / "hooked" / "handler.py").write_text(HOOKS)
+    (root / "hooked" / "penstock.toml").write_text('[hooks]\nfile = "handler.py"\n')
+    models.write_identity(root, "plain", "")
+    with live_server(IRIS, root) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(live: Live) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=live.url, timeout=20) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def tritonclient(live: Live) -> Iterator[Any]:
+    with triton.InferenceServerClient(live.address) as made:
+        yield made
+
+
+def flowers() -> tuple[list[dict[str, float]], list[int]]:
+    """Read Fisher's flowers, and the class of each."""
+    with (IRIS / "iris.csv").open() as file:
+        rows = [[float(each) for each in row] for row in csv.reader(file) if row[0][0].isdigit()]
+    return [dict(zip(MEMBERS, row, strict=False)) for row in rows], [int(row[4]) for row in rows]
+
+
+class TestIris:
+    @pytest.mark.parametrize("path", [PREDICT, "/v2/models/iris/versions/1/predict"])
+    @pytest.mark.parametrize(
+        ("lengths", "name"),
+        [((5.2, 3.6, 1.4, 0.3), NAMES[0]), ((5.7, 2.8, 4.1, 1.3), NAMES[1]), ((6.3, 3.3, 6.0, 2.5), NAMES[2])],
+    )
+    def test_a_flower_is_answered_with_its_name(
+        self, client: httpx.Client, path: str, lengths: tuple[float, ...], name: str
+    ) -> None:
+        response = client.post(path, json=dict(zip(MEMBERS, lengths, strict=True)))
+
+        assert (response.status_code, response.json()) == (200, name)
+        assert response.headers["content-type"] == "application/json"
+
+    def test_every_flower_is_answered_right_at_a_concurrency_of_64(self, live: Live, client: httpx.Client) -> None:
+        samples, _ = flowers()
+        labels: list[int] = []
+        for start in range(0, len(samples), 50):
+            rows = np.array([list(sample.values()) for sample in samples[start : start + 50]], np.float32)
+            body = {**document(rows, "input"), "parameters": {"hooks": False}, "outputs": [{"name": "label"}]}
+            labels += client.post(INFER, json=body).json()["outputs"][0]["data"]
+        order = [number % len(samples) for number in range(0, 7 * 600, 7)]
+
+        async def one(session: aiohttp.ClientSession, number: int) -> str:
+            async with session.post(live.url + PREDICT, json=samples[number]) as response:
+                assert response.status == 200
+                answer: str = await response.json()
+                return answer
+
+        async def main() -> list[str]:
+            async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=64)) as session:
+                return await asyncio.gather(*(one(session, number) for number in order))
+
+        assert asyncio.run(main()) == [NAMES[labels[number]] for number in order]
+
+    def test_the_network_knows_nearly_all_flowers(self, client: httpx.Client) -> None:
+        samples, classes = flowers()
+        right = [
+            client.post(PREDICT, json=each).json() == NAMES[kind] for each, kind in zip(samples, classes, strict=True)
+        ]
+
+        assert sum(right) >= 0.95 * len(samples)
+
+    def test_a_missing_key_is_an_error_of_the_request(self, client: httpx.Client) -> None:
+        response = client.post(PREDICT, json=dict.fromkeys(MEMBERS[1:], 1))
+
+        assert response.status_code == 400
+        assert "sepal_length" in response.json()["error"]
+
+    @pytest.mark.parametrize("body", [b"", b"{", b"[1, 2", b"\xff"])
+    def test_what_is_no_json_is_an_error_of_the_request(self, client: httpx.Client, body: bytes) -> None:
+        assert client.post(PREDICT, content=body).status_code == 400
+
+    @pytest.mark.parametrize("body", [1, None, "x", [], [1, 2], {}, {**SETOSA, "petal_width": "wide"}])
+    def test_a_sample_of_another_kind_is_an_error_of_the_request(self, client: httpx.Client, body: object) -> None:
+        assert client.post(PREDICT, json=body).status_code == 400
+        assert client.post(PREDICT, json=SETOSA).json() == NAMES[0]
+
+    def test_curl_sends_its_form_type_and_is_answered(self, client: httpx.Client) -> None:
+        fields = {"content-type": "application/x-www-form-urlencoded"}
+
+        assert client.post(PREDICT, content=json.dumps(SETOSA), headers=fields).json() == NAMES[0]
+
+    @pytest.mark.parametrize("coding", ["gzip", "deflate"])
+    def test_a_compressed_sample_is_taken(self, client: httpx.Client, coding: str) -> None:
+        plain = json.dumps(SETOSA).encode()
+        body = gzip.compress(plain) if coding == "gzip" else zlib.compress(plain)
+
+        assert client.post(PREDICT, content=body, headers={"content-encoding": coding}).json() == NAMES[0]
+
+    def test_infer_goes_straight_to_the_model_when_told_to(self, tritonclient: Any) -> None:
+        rows = np.array([[5.2, 3.6, 1.4, 0.3], [6.3, 3.3, 6.0, 2.5]], np.float32)
+        for binary in (True, False):
+            result = tritonclient.infer(
+                "iris", [given("input", rows, binary=binary)], parameters={"hooks": False},
+                outputs=[asked("label", binary=binary), asked("probabilities", binary=binary)],
+            )  # fmt: skip
+
+            assert result.as_numpy("label").tolist() == [0, 2]
+            np.testing.assert_allclose(result.as_numpy("probabilities").sum(axis=1), [1, 1], rtol=1e-5)
+
+    def test_infer_hands_the_hook_arrays_which_are_no_flower(self, tritonclient: Any) -> None:
+        with pytest.raises(InferenceServerException, match="sepal_length") as caught:
+            tritonclient.infer("iris", [given("input", np.ones((1, 4), np.float32))])
+
+        assert caught.value.status() == "400"
+
+    def test_an_unknown_model_is_not_found(self, client: httpx.Client) -> None:
+        response = client.post("/v2/models/nope/predict", json=SETOSA)
+
+        assert response.status_code == 404
+        assert response.json() == {"error": "Request for unknown model: 'nope' is not found"}
+
+    def test_hooks_are_counted_in_the_metrics(self, live: Live, client: httpx.Client) -> None:
+        client.post(PREDICT, json=SETOSA)
+        page = httpx.get(f"http://127.0.0.1:{live.metrics_port}/metrics").text
+
+        for hook in ("pre", "post"):
+            (line,) = [line for line in page.splitlines() if line.startswith("penstock_hook_seconds_count")
+                       and 'model="iris"' in line and f'hook="{hook}"' in line]  # fmt: skip
+            assert float(line.split()[-1]) > 0
+
+
+class TestOtherHooks:
+    def test_what_post_inference_returns_is_the_answer(self, client: httpx.Client) -> None:
+        response = client.post("/v2/models/hooked/predict", json={"x": [1.5, 2]})
+
+        assert response.json() == {"total": 3.5, "note": "naïve", "rows": [[1.5, 2.0]]}
+
+    def test_what_is_not_finite_is_written_as_python_reads_it(self, client: httpx.Client) -> None:
+        assert client.post("/v2/models/hooked/predict", json={"x": [-1]}).text == '{"total":NaN}'
+
+    def test_a_pre_hook_that_raises_harms_its_own_request_only(self, live: Live) -> None:
+        url = f"{live.url}/v2/models/hooked/predict"
+
+        async def one(session: aiohttp.ClientSession, number: int) -> int:
+            body = "die" if number % 3 == 0 else {"x": [0.0 if number % 3 == 1 else number]}
+            async with session.post(url, json=body) as response:
+                answer = await response.json()
+            assert response.status == {0: 400, 1: 500, 2: 200}[number % 3], answer
+            return response.status
+
+        async def main() -> list[int]:
+            async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=16)) as session:
+                return await asyncio.gather(*(one(session, number) for number in range(60)))
+
+        assert asyncio.run(main()).count(200) == 20
+
+    def test_a_post_hook_that_raises_tells_the_client_an_id_and_no_more(self, client: httpx.Client) -> None:
+        fields = {"x-request-id": "abc-7"}
+        response = client.post("/v2/models/hooked/predict", json={"x": [0]}, headers=fields)
+
+        assert response.status_code == 500
+        assert "abc-7" in response.json()["error"]
+        assert "zero" not in response.json()["error"]
+
+    def test_infer_hands_the_hooks_arrays_and_takes_tensors_back(self, tritonclient: Any) -> None:
+        sent = np.array([[1, 2], [3, 4]], np.float32)
+        result = tritonclient.infer("hooked", [given("x", sent)], request_id="9")
+
+        assert result.get_response()["id"] == "9"
+        assert [each["name"] for each in result.get_response()["outputs"]] == ["total", "note", "rows"]
+        assert result.as_numpy("total").tolist() == [100]
+        assert texts(result.as_numpy("note")) == ["naïve"]
+        np.testing.assert_array_equal(result.as_numpy("rows"), sent * 10)
+
+    def test_infer_in_json_is_answered_in_json(self, client: httpx.Client) -> None:
+        response = client.post("/v2/models/hooked/infer", json=document(np.ones((1, 2), np.float32)))
+
+        assert [(each["name"], each["data"]) for each in response.json()["outputs"]] == [
+            ("total", [20.0]), ("note", ["naïve"]), ("rows", [10.0, 10.0]),
+        ]  # fmt: skip
+
+    def test_an_error_in_a_hook_of_infer_reaches_the_client(self, tritonclient: Any) -> None:
+        with pytest.raises(InferenceServerException) as caught:
+            tritonclient.infer("hooked", [given("x", np.zeros((1, 2), np.float32))], request_id="id-5")
+
+        assert caught.value.status() == "500"
+        assert "id-5" in caught.value.message()
+
+    def test_a_model_without_hooks_predicts_what_it_is_given(self, client: httpx.Client) -> None:
+        for sample in ({"x": [1, 2]}, [1, 2], {"x": [[1, 2], [3, 4]]}):
+            response = client.post("/v2/models/plain/predict", json=sample)
+
+            assert response.status_code == 200, response.text
