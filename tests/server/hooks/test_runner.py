@@ -619,8 +619,8 @@ class TestHarm:
             async def end(): sys.exit(1)
             async def pre_inference(sample, metadata):
                 if sample is None:
-                    asyncio.create_task(end())
-                    await asyncio.sleep(60)
+                    asyncio.create_task(end()).add_done_callback(lambda task: task.exception())
+                    await asyncio.Event().wait()
                 return [sample] * 4
         """
 
