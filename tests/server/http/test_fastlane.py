@@ -1,0 +1,655 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.server.http.fastlane import DRAIN_LINGER_S, REFUSED_LINGER_S
+from penstock.server.http.limits import Limits
+from tests.server.http.lane import Lane, Own, in_chunks, request, run, turns
+
+LIMITS = Limits(max_body_bytes=100_000, receive_timeout_s=10, idle_timeout_s=20, write_timeout_s=30)
+GET = b"GET /app HTTP/1.1\r\nhost: x\r\n\r\n"
+
+MIXED = [
+    request("/own/a", b"one"),
+    request("/app/b", b"two"),
+    request("/own/c"),
+    in_chunks("/own/d", b"th", b"ree"),
+    in_chunks("/app/e", b"fo", b"ur"),
+    b"GET /app/f HTTP/1.1\r\nhost: x\r\n\r\n",
+    b"\r\n" + request("/own/g", b"five", "expect: 100-continue"),
+    request("/app/h", b"six", "expect: 100-continue"),
+]
+ANSWERED = [
+    b"own /own/a one", b"app /app/b two", b"own /own/c ", b"own /own/d three", b"app /app/e four", b"app /app/f ",
+    b"own /own/g five", b"app /app/h six",
+]  # fmt: skip
+
+
+class TestFraming:
+    @given(st.lists(st.integers(0, len(MIXED) - 1), max_size=6), st.lists(st.integers(0, 800), max_size=12))
+    @settings(max_examples=60)
+    def test_requests_of_both_kinds_are_answered_in_order_however_they_are_split(
+        self, kinds: list[int], cuts: list[int]
+    ) -> None:
+        async def main() -> None:
+            raw = b"".join(MIXED[kind] for kind in kinds)
+            edges = [0, *sorted(min(cut, len(raw)) for cut in cuts), len(raw)]
+            lane = Lane(LIMITS)
+            for start, end in pairwise(edges):
+                lane.feed(raw[start:end])
+            await turns(10 + 20 * len(kinds))
+
+            assert lane.bodies == [ANSWERED[kind] for kind in kinds]
+            assert not lane.transport.closed
+
+        run(main)
+
+    @pytest.mark.parametrize("kind", range(len(MIXED)))
+    def test_a_request_may_be_split_at_every_byte(self, kind: int) -> None:
+        async def main() -> None:
+            raw = MIXED[kind] * 2
+            for cut in range(len(raw)):
+                lane = Lane(LIMITS)
+                lane.feed(raw[:cut], raw[cut:])
+                await turns(40)
+                assert lane.bodies == [ANSWERED[kind]] * 2
+
+        run(main)
+
+    def test_all_kinds_byte_by_byte_give_all_answers(self) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS)
+            await lane.fed(*[b"".join(MIXED)[i : i + 1] for i in range(sum(map(len, MIXED)))])
+
+            assert lane.bodies == ANSWERED
+
+        run(main)
+
+    def test_a_head_seen_before_is_answered_the_same_way(self) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS)
+            for _ in range(3):
+                lane.feed(request("/own/a", b"one"))
+
+            assert lane.bodies == [b"own /own/a one"] * 3
+            assert len(lane.shared.heads) == 1
+
+        run(main)
+
+    def test_a_body_in_crumbs_is_put_together(self) -> None:
+        async def main() -> None:
+            lane, body = Lane(LIMITS), bytes(range(256)) * 20
+            lane.feed(request("/own", body)[: -len(body)], *[body[i : i + 2] for i in range(0, len(body), 2)])
+
+            assert lane.own.bodies == [body]
+
+        run(main)
+
+    @pytest.mark.parametrize("line", ["expect: 100-continue", "Expect: 100-Continue"])
+    def test_says_continue_before_the_body_and_never_twice(self, line: str) -> None:
+        async def main() -> None:
+            lane, raw = Lane(LIMITS), request("/own", b"body", line)
+            for _ in range(2):
+                lane.transport.written.clear()
+                lane.feed(raw[:-4])
+                assert bytes(lane.transport.written) == b"HTTP/1.1 100 Continue\r\n\r\n"
+                lane.feed(raw[-4:])
+                assert lane.transport.written.count(b"100 Continue") == 1
+
+        run(main)
+
+    def test_http_1_0_is_never_told_to_continue(self) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS)
+            lane.feed(request("/own", b"body", "expect: 100-continue", version="1.0"))
+
+            assert b"100 Continue" not in lane.transport.written
+            assert lane.statuses == [200]
+
+        run(main)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("raw", "status"),
+        [
+            (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
+            (b"\x00", 400),
+            (b"\rX", 400),
+            (b"get / HTTP/1.1\r\n\r\n", 400),
+            (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
+            (b"GET / HTTP/1.9\r\n\r\n", 400),
+            (b"GET / HTTP/0.9\r\n\r\n", 505),
+            (b"POST /own HTTP/1.1\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n", 400),
+            (b"POST /own HTTP/1.1\r\nexpect: tea\r\n\r\n", 417),
+            (b"POST /own HTTP/1.1\r\ncontent-length: 100001\r\n\r\n", 400),
+            (b"POST /app HTTP/1.1\r\ncontent-length: 100001\r\n\r\n", 400),
+            (b"POST /own HTTP/1.1\r\n" + b"a: b\r\n" * 200 + b"\r\n", 431),
+            (b"POST /own HTTP/1.1\r\na: " + b"b" * 70_000, 431),
+            (b"POST /own HTTP/1.1\r\na: " + b"b" * 70_000 + b"\r\n\r\n", 431),
+            (b"A" * 70_000, 431),
+            (in_chunks("/own", b"x" * 60_000, b"x" * 60_000), 400),
+            (in_chunks("/app", b"x" * 60_000, b"x" * 60_000), 400),
+            (b"POST /own HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", 400),
+            (b"POST /app HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", 400),
+        ],
+    )
+    def test_what_cannot_be_a_request_is_answered_at_once_and_is_the_last(self, raw: bytes, status: int) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS)
+            answers = await lane.fed(raw + request("/own", b"smuggled"))
+
+            assert [answer.status for answer in answers] == [status]
+            assert answers[0].closes
+            assert set(orjson.loads(answers[0].body)) == {"error"}
+            assert lane.own.bodies == []
+
+        run(main)
+
+    def test_a_refusal_follows_the_answers_that_are_due(self) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS)
+            await lane.fed(request("/own/a") + GET + request("/own/b") + b"nonsense\r\n\r\n")
+
+            assert lane.statuses == [200, 200, 200, 400]
+
+        run(main)
+
+    def test_a_head_that_was_refused_for_its_length_is_refused_again(self) -> None:
+        async def main() -> None:
+            shared = Lane(replace(LIMITS, max_body_bytes=10)).shared
+            for _ in range(2):
+                lane = Lane(shared=shared)
+                lane.feed(request("/own", b"x" * 11))
+                assert lane.statuses == [400]
+
+        run(main)
+
+    def test_what_a_refused_client_still_sends_is_dropped_until_it_has_read_its_answer(self) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS)
+            lane.feed(b"POST /own HTTP/1.1\r\ncontent-length: 1000000\r\n\r\n")
+            assert lane.transport.ended
+            lane.feed(*[b"x" * 1000] * 1000)
+
+            assert lane.statuses == [400]
+            assert not lane.transport.closed
+            assert not lane.protocol.eof_received()
+
+        run(main)
+
+    def test_but_not_for_ever(self) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS)
+            lane.feed(b"nonsense\r\n\r\n")
+            lane.tick(REFUSED_LINGER_S)
+            assert not lane.transport.closed
+            lane.tick(2)
+
+            assert lane.transport.aborted
+
+        run(main)
+
+    def test_one_connection_too_many_is_refused(self) -> None:
+        async def main() -> None:
+            first = Lane(replace(LIMITS, max_connections=1))
+            second = Lane(shared=first.shared)
+            await turns()
+            assert (second.statuses, second.transport.closed) == ([503], True)
+            first.transport.close()
+            await turns()
+            third = Lane(shared=first.shared)
+
+            assert not third.transport.closed
+
+        run(main)
+
+    def test_a_request_of_uvicorns_that_fails_halfway_is_refused_and_its_application_told(self) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS)
+            await lane.fed(b"POST /app HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n", b"zz\r\n")
+
+            assert lane.statuses == [400]
+            assert lane.app.disconnects == 1
+
+        run(main)
+
+
+class TestConnections:
+    @pytest.mark.parametrize(
+        ("raw", "closes", "says"),
+        [
+            (request("/own"), False, None),
+            (request("/own", b"", "connection: close"), True, "close"),
+            (request("/own", b"body", "connection: close"), True, "close"),
+            (request("/own", b"", version="1.0"), True, "close"),
+            (request("/own", b"", "connection: keep-alive", version="1.0"), False, "keep-alive"),
+            (request("/app"), False, None),
+            (request("/app", b"", "connection: close"), True, "close"),
+            (request("/app", b"", version="1.0"), True, "close"),
+        ],
+    )
+    def test_stays_open_as_the_client_says(self, raw: bytes, closes: bool, says: str | None) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS)
+            [answer] = await lane.fed(raw)
+
+            assert lane.transport.closed is closes
+            assert answer.headers.get("connection") == says
+
+        run(main)
+
+    def test_what_follows_a_close_is_not_answered(self) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS)
+            await lane.fed(request("/own", b"", "connection: close") + request("/own"))
+
+            assert lane.statuses == [200]
+
+        run(main)
+
+    def test_answers_carry_the_default_fields_and_their_length(self) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS)
+            lane.feed(request("/own", b"x"))
+
+            assert lane.answers[0].headers == {"date": "today", "content-type": "text/plain", "content-length": "10"}
+
+        run(main)
+
+    @pytest.mark.parametrize("answer", [b"{}", b""])
+    def test_a_second_answer_is_ignored(self, answer: bytes) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS, Own(hold=True))
+            lane.feed(request("/own"))
+            lane.own.let_go(answer)
+            lane.protocol.answer_json(b"again")
+            lane.protocol.answer(500, b"again", b"text/plain")
+
+            assert lane.bodies == [answer]
+
+        run(main)
+
+    def test_a_client_that_has_closed_its_side_still_gets_every_answer(self) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS, Own(hold=True))
+            lane.feed(request("/own") * 3 + b"POST /ow")
+            assert lane.protocol.eof_received()
+            for _ in range(3):
+                assert not lane.transport.closed
+                lane.own.let_go()
+            await turns()
+
+            assert lane.statuses == [200] * 3
+            assert lane.transport.closed
+
+        run(main)
+
+    def test_so_does_one_whose_request_is_uvicorns(self) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS)
+            lane.feed(GET + request("/own"))
+            assert lane.protocol.eof_received()
+            await turns()
+
+            assert lane.statuses == [200, 200]
+            assert lane.answers[1].closes
+            assert lane.transport.closed
+
+        run(main)
+
+    @pytest.mark.parametrize("raw", [b"", b"POST /ow", request("/own", b"body")[:-1], request("/app", b"body")[:-1]])
+    def test_a_client_that_has_closed_its_side_in_the_middle_is_owed_nothing(self, raw: bytes) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS)
+            lane.feed(raw)
+
+            assert not lane.protocol.eof_received()
+
+        run(main)
+
+    def test_a_client_that_goes_away_has_its_request_cancelled(self) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS, Own(hold=True))
+            lane.feed(request("/own") * 2)
+            lane.transport.lose(ConnectionResetError())
+            await turns()
+
+            assert lane.own.abandoned == 1
+            assert lane.own.bodies == [b""]
+            assert lane.shared.connections == set()
+
+        run(main)
+
+    def test_nothing_is_cancelled_for_a_client_that_goes_away_between_requests(self) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS)
+            await lane.fed(request("/own"))
+            lane.transport.lose(None)
+            await turns()
+
+            assert lane.own.abandoned == 0
+
+        run(main)
+
+
+class TestBackPressure:
+    def test_reading_stops_while_an_answer_is_due_and_much_has_arrived(self) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS, Own(hold=True))
+            lane.feed(request("/own") + b"x" * 70_000)
+
+            assert not lane.transport.reading
+
+        run(main)
+
+    def test_and_while_an_answer_of_uvicorns_is_due(self) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS)
+            lane.app.open.clear()
+            lane.feed(GET, request("/own") * 2000)
+            # uvicorn reads on when its application asks whether the client has gone
+            await turns()
+            lane.feed(request("/own"))
+            paused = not lane.transport.reading
+            lane.app.open.set()
+            await turns()
+
+            assert paused
+            assert lane.statuses == [200] * 2002
+            assert lane.transport.reading
+
+        run(main)
+
+    def test_nothing_is_begun_while_answers_are_not_taken(self) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS)
+            lane.feed(request("/own"))
+            lane.protocol.pause_writing()
+            lane.feed(request("/own"), request("/own"), GET)
+            assert lane.statuses == [200]
+            lane.protocol.resume_writing()
+            await turns()
+
+            assert lane.statuses == [200] * 4
+
+        run(main)
+
+    def test_reading_stops_while_answers_are_not_taken_and_much_has_arrived(self) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS)
+            lane.protocol.pause_writing()
+            lane.feed(request("/own") * 2000)
+            assert not lane.transport.reading
+            lane.protocol.resume_writing()
+
+            assert lane.statuses == [200] * 2000
+            assert lane.transport.reading
+
+        run(main)
+
+    def test_a_head_larger_than_what_is_read_ahead_still_arrives(self) -> None:
+        async def main() -> None:
+            lane = Lane(replace(LIMITS, max_header_bytes=200_000))
+            lane.feed(b"POST /own HTTP/1.1\r\na: ", b"b" * 100_000, b"\r\n\r\n")
+
+            assert lane.statuses == [200]
+
+        run(main)
+
+    def test_what_was_sent_before_the_client_closed_its_side_is_answered_once_answers_are_taken(self) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS)
+            lane.protocol.pause_writing()
+            lane.feed(request("/own") * 3)
+            assert lane.protocol.eof_received()
+            lane.protocol.resume_writing()
+
+            assert lane.statuses == [200] * 3
+            assert lane.transport.closed
+
+        run(main)
+
+
+class TestTime:
+    @pytest.mark.parametrize(
+        "raw",
+        [
+            b"P",
+            b"POST /own HTTP/1.1\r\n",
+            request("/own", b"body")[:-1],
+            in_chunks("/own", b"body")[:-1],
+            in_chunks("/own", b"body")[:-12],
+            request("/app", b"body")[:-1],
+            in_chunks("/app", b"body")[:-1],
+        ],
+    )
+    def test_a_request_that_stalls_is_refused(self, raw: bytes) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS)
+            await lane.fed(raw)
+            lane.tick(LIMITS.receive_timeout_s)
+            assert lane.statuses == []
+            lane.tick(2)
+
+            assert lane.statuses == [408]
+            assert orjson.loads(lane.bodies[0]) == {"error": "request was not received within 10 s"}
+
+        run(main)
+
+    def test_dripping_does_not_help(self) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS)
+            for _ in range(12):
+                lane.feed(b"A")
+                lane.tick(1)
+
+            assert lane.statuses == [408]
+
+        run(main)
+
+    def test_a_connection_without_requests_is_closed(self) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS)
+            await lane.fed(request("/own"))
+            lane.tick(LIMITS.idle_timeout_s)
+            assert not lane.transport.closed
+            lane.tick(2)
+
+            assert lane.statuses == [200]
+            assert lane.transport.closed
+
+        run(main)
+
+    def test_requests_keep_a_connection_open(self) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS)
+            for _ in range(5):
+                await lane.fed(request("/own") + GET)
+                lane.tick(LIMITS.idle_timeout_s - 1)
+
+            assert not lane.transport.closed
+
+        run(main)
+
+    @pytest.mark.parametrize("raw", [request("/own"), GET])
+    def test_an_answer_may_take_any_time(self, raw: bytes) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS, Own(hold=True))
+            lane.app.open.clear()
+            await lane.fed(raw)
+            lane.tick(1000)
+
+            assert not lane.transport.closed
+
+        run(main)
+
+    def test_a_client_that_takes_nothing_of_its_answer_is_dropped(self) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS)
+            lane.feed(request("/own"))
+            lane.transport.unsent = 1_000_000
+            lane.protocol.pause_writing()
+            lane.tick(LIMITS.write_timeout_s)
+            assert not lane.transport.closed
+            lane.tick(3)
+
+            assert lane.transport.aborted
+
+        run(main)
+
+    def test_one_that_takes_it_slowly_is_not(self) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS)
+            lane.feed(request("/own"))
+            lane.transport.unsent = 1_000_000
+            lane.protocol.pause_writing()
+            for _ in range(10):
+                lane.tick(LIMITS.write_timeout_s - 5)
+                lane.transport.unsent -= 1
+
+            assert not lane.transport.closed
+
+        run(main)
+
+    def test_a_closed_connection_whose_client_takes_nothing_is_dropped_too(self) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS)
+            lane.feed(b"nonsense\r\n\r\n")
+            lane.transport.unsent = 1000
+            lane.tick(LIMITS.write_timeout_s)
+            assert not lane.transport.closed
+            lane.tick(3)
+
+            assert lane.transport.aborted
+
+        run(main)
+
+
+class TestDraining:
+    def test_a_request_under_way_is_answered_and_the_connection_closed(self) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS, Own(hold=True))
+            lane.feed(request("/own"))
+            lane.protocol.shutdown()
+            assert not lane.transport.closed
+            lane.own.let_go()
+
+            assert lane.answers[0].closes
+            assert lane.transport.closed
+
+        run(main)
+
+    @pytest.mark.parametrize("rest", [request("/own"), GET, request("/own") + GET])
+    def test_so_is_what_has_arrived_behind_it(self, rest: bytes) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS, Own(hold=True))
+            lane.feed(request("/own") + rest)
+            lane.protocol.shutdown()
+            await turns()
+            while lane.own.waiting:
+                lane.own.let_go()
+                await turns()
+
+            assert lane.statuses == [200] * (1 + rest.count(b"HTTP/1.1"))
+            assert lane.transport.closed
+
+        run(main)
+
+    def test_a_request_of_uvicorns_is_answered_and_the_connection_closed(self) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS)
+            lane.app.open.clear()
+            await lane.fed(GET)
+            lane.protocol.shutdown()
+            lane.app.open.set()
+            await turns()
+
+            assert lane.answers[0].closes
+            assert lane.transport.closed
+
+        run(main)
+
+    @pytest.mark.parametrize("raw", [request("/own", b"body"), request("/app", b"body"), in_chunks("/own", b"body")])
+    def test_a_request_that_is_on_its_way_is_answered(self, raw: bytes) -> None:
+        async def main() -> None:
+            for cut in (1, 20, len(raw) - 1):
+                lane = Lane(LIMITS)
+                lane.feed(raw[:cut])
+                lane.protocol.shutdown()
+                await lane.fed(raw[cut:])
+
+                assert lane.statuses == [200]
+                assert lane.transport.closed
+
+        run(main)
+
+    def test_an_idle_connection_is_closed_after_a_while(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS)
+            later: list[tuple[float, object]] = []
+            monkeypatch.setattr(lane.protocol.loop, "call_later", lambda *call: later.append(call))
+            lane.protocol.shutdown()
+            assert not lane.transport.closed
+            [(delay, close)] = later
+            assert callable(close)
+            close()
+
+            assert delay == DRAIN_LINGER_S
+            assert lane.transport.closed
+
+        run(main)
+
+    def test_a_refused_client_holds_nothing_up(self) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS)
+            lane.feed(b"nonsense\r\n\r\n")
+            lane.protocol.shutdown()
+
+            assert lane.transport.closed
+
+        run(main)
+
+
+class TestMemory:
+    def test_heads_of_paths_that_are_not_claimed_are_not_kept(self) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS)
+            await lane.fed(GET, request("/own", b"", "expect: 100-continue"), request("/own", b"", "a: " + "b" * 3000))
+
+            assert lane.statuses == [200] * 3
+            assert lane.shared.heads == {}
+
+        run(main)
+
+    def test_heads_that_are_never_the_same_do_not_pile_up(self) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS)
+            for number in range(3000):
+                lane.feed(request("/own", b"", f"x-request-id: {number}"))
+
+            assert len(lane.statuses) == 3000
+            assert len(lane.shared.heads) <= 1024
+
+        run(main)
+
+    def test_garbage_never_raises(self) -> None:
+        @given(st.lists(st.one_of(st.binary(max_size=50), st.sampled_from(MIXED)), max_size=5))
+        @settings(max_examples=60)
+        def check(pieces: list[bytes]) -> None:
+            async def main() -> None:
+                lane = Lane(LIMITS)
+                lane.feed(*pieces)
+                await turns(40)
+
+                assert set(lane.statuses) <= {200, 400, 431, 505}
+
+            run(main)
+
+        check()

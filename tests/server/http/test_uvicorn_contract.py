@@ -1,0 +1,254 @@
+"""What the fast lane relies on inside uvicorn, which its pinned version range has to keep."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import httptools
+import pytest
+import uvicorn
+from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from penstock.server.listener import make_config
+from tests.server.http.lane import App, FakeTransport, read_answers, run, turns
+
+ROOT = Path(__file__).parents[3]
+GET = b"GET /a HTTP/1.1\r\nhost: x\r\n\r\n"
+POST = b"POST /b HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n"
+
+
+class Watched(HttpToolsProtocol):
+    """uvicorn's protocol, and how often it said that a response is complete."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.completed = 0
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self.completed += 1
+
+
+class Plain:
+    """One connection of uvicorn's, without a socket."""
+
+    def __init__(self) -> None:
+        self.app = App()
+        self.state = ServerState()
+        config = make_config(self.app, Watched, idle_s=5, access_log=False)
+        config.load()
+        self.made = config.http_protocol_class
+        self.protocol = Watched(config=config, server_state=self.state, app_state={})
+        self.transport = FakeTransport(self.protocol)
+        self.protocol.connection_made(self.transport)
+
+    async def fed(self, *pieces: bytes) -> list[bytes]:
+        for piece in pieces:
+            self.protocol.data_received(piece)
+            await turns()
+        return [answer.body for answer in read_answers(bytes(self.transport.written))]
+
+
+def test_the_installed_version_is_in_the_pinned_range() -> None:
+    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"]
+    [pin] = [line for line in dependencies if line.startswith("uvicorn")]
+
+    assert pin == "uvicorn>=0.54,<0.55"
+    assert uvicorn.__version__.split(".")[:2] == ["0", "54"]
+
+
+def test_a_protocol_is_made_with_three_arguments_by_name() -> None:
+    assert list(inspect.signature(HttpToolsProtocol).parameters) == ["config", "server_state", "app_state", "_loop"]
+
+
+def test_http_takes_a_protocol_class() -> None:
+    async def main() -> None:
+        assert Plain().made is Watched
+
+    run(main)
+
+
+def test_the_connections_attributes_are_what_the_fast_lane_reads() -> None:
+    async def main() -> None:
+        plain = Plain()
+        protocol = plain.protocol
+
+        assert protocol.transport is plain.transport
+        assert protocol.loop is asyncio.get_running_loop()
+        assert protocol.server_state is plain.state
+        assert isinstance(protocol.flow, FlowControl)
+        assert plain.state.connections == {protocol}
+        assert protocol.cycle is None
+
+    run(main)
+
+
+def test_flow_control_has_two_flags_and_may_be_told_twice() -> None:
+    async def main() -> None:
+        plain = Plain()
+        flow = plain.protocol.flow
+        assert (flow.read_paused, flow.write_paused) == (False, False)
+        for _ in range(2):
+            flow.pause_reading()
+            plain.protocol.pause_writing()
+        assert (flow.read_paused, flow.write_paused, plain.transport.reading) == (True, True, False)
+        for _ in range(2):
+            flow.resume_reading()
+            plain.protocol.resume_writing()
+
+        assert (flow.read_paused, flow.write_paused, plain.transport.reading) == (False, False, True)
+
+    run(main)
+
+
+def test_a_response_is_complete_once_per_request_and_not_before_it_was_written() -> None:
+    async def main() -> None:
+        plain = Plain()
+        assert plain.protocol.completed == 0
+        assert await plain.fed(GET) == [b"app /a "]
+        assert plain.protocol.completed == 1
+        assert await plain.fed(POST, b"o", b"k") == [b"app /a ", b"app /b ok"]
+
+        assert plain.protocol.completed == 2
+
+    run(main)
+
+
+def test_a_response_is_complete_after_its_cycle_says_so() -> None:
+    async def main() -> None:
+        plain = Plain()
+        plain.app.open.clear()
+        await plain.fed(GET)
+        cycle = plain.protocol.cycle
+        assert (cycle.response_started, cycle.response_complete, cycle.disconnected) == (False, False, False)
+        plain.app.open.set()
+        await turns()
+
+        assert cycle.response_complete
+
+    run(main)
+
+
+def test_the_keep_alive_timer_is_set_after_an_answer_and_can_be_unset() -> None:
+    async def main() -> None:
+        plain = Plain()
+        await plain.fed(GET)
+        timer = plain.protocol.timeout_keep_alive_task
+        assert timer is not None
+        plain.protocol._unset_keepalive_if_required()
+        plain.protocol._unset_keepalive_if_required()
+
+        assert timer.cancelled()
+        assert plain.protocol.timeout_keep_alive_task is None
+
+    run(main)
+
+
+def test_a_cycle_that_is_told_of_a_disconnect_writes_nothing_more() -> None:
+    async def main() -> None:
+        plain = Plain()
+        plain.app.open.clear()
+        await plain.fed(POST)
+        cycle = plain.protocol.cycle
+        cycle.disconnected = True
+        cycle.message_event.set()
+        plain.app.open.set()
+        await turns()
+
+        assert plain.app.disconnects == 1
+        assert plain.transport.written == b""
+
+    run(main)
+
+
+def test_the_default_fields_are_read_from_the_state_for_each_answer() -> None:
+    async def main() -> None:
+        plain = Plain()
+        for number in (b"1", b"2"):
+            plain.state.default_headers = [(b"x", number)]
+            await plain.fed(GET)
+
+        answers = read_answers(bytes(plain.transport.written))
+        assert [answer.headers["x"] for answer in answers] == ["1", "2"]
+
+    run(main)
+
+
+def test_a_server_replaces_the_default_fields_and_never_changes_the_list() -> None:
+    async def main() -> None:
+        server = uvicorn.Server(Config(App(), log_config=None))
+        server.config.load()
+        server.lifespan = server.config.lifespan_class(server.config)
+        before = server.server_state.default_headers
+        kept = list(before)
+        await server.on_tick(0)
+        after = server.server_state.default_headers
+        await server.on_tick(10)
+
+        assert before == kept
+        assert after is not before
+        assert server.server_state.default_headers is not after
+
+    run(main)
+
+
+def test_shutdown_closes_an_idle_connection_and_lets_a_busy_one_answer_first() -> None:
+    async def main() -> None:
+        idle, busy = Plain(), Plain()
+        busy.app.open.clear()
+        await busy.fed(GET)
+        for plain in (idle, busy):
+            plain.protocol.shutdown()
+        assert (idle.transport.closed, busy.transport.closed) == (True, False)
+        busy.app.open.set()
+        await turns()
+
+        [answer] = read_answers(bytes(busy.transport.written))
+        assert answer.closes
+        assert busy.transport.closed
+
+    run(main)
+
+
+def test_a_lost_connection_leaves_the_set_and_tells_the_application() -> None:
+    async def main() -> None:
+        plain = Plain()
+        await plain.fed(POST)
+        plain.transport.lose(ConnectionResetError())
+        await turns()
+
+        assert plain.state.connections == set()
+        assert plain.app.disconnects == 1
+
+    run(main)
+
+
+def test_what_is_no_http_is_answered_with_400_and_a_close() -> None:
+    async def main() -> None:
+        plain = Plain()
+        await plain.fed(b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n")
+
+        [answer] = read_answers(bytes(plain.transport.written))
+        assert (answer.status, answer.closes, plain.transport.closed) == (400, True, True)
+
+    run(main)
+
+
+def test_a_cycle_is_made_from_what_the_contract_names() -> None:
+    names = set(inspect.signature(RequestResponseCycle).parameters)
+
+    assert {"transport", "flow", "default_headers", "keep_alive", "on_response", "message_event"} <= names
+
+
+def test_httptools_refuses_what_would_let_two_parsers_disagree() -> None:
+    for lines in ("Content-Length: 1\r\nContent-Length: 1", "Content-Length: 1\r\nTransfer-Encoding: chunked", "A : b"):
+        parser = httptools.HttpRequestParser(object())
+        with pytest.raises(httptools.HttpParserError):
+            parser.feed_data(f"POST / HTTP/1.1\r\n{lines}\r\n\r\n".encode())
