@@ -23,8 +23,8 @@ _MOST_DIGITS = 20
 _Tried = tuple[tuple[str, Any], ...]
 _FLOATS: _Tried = (("d", np.float64),)
 """What an array of numbers is tried as. Each that fails costs 4 us, so the datatype decides what is worth trying."""
-_INTEGERS_FIRST: _Tried = (("i", np.int64), ("u", np.uint64), ("d", np.float64))
-"""Unsigned before float: above 2**63 a float is another number."""
+_INTEGERS: _Tried = (("i", np.int64), ("u", np.uint64))
+"""Never floats: above 2**53 they are other numbers, and no other datatype takes them."""
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
@@ -115,7 +115,7 @@ def _entry(entry: Any) -> dict[str, Any]:
     if not _few_keys(entry):
         return dict(_plain(entry))
     datatype = _plain(entry.get("datatype"))
-    tried = _FLOATS if datatype in ("FP32", "FP64") else _INTEGERS_FIRST
+    tried = _FLOATS if datatype in ("FP32", "FP64") else _INTEGERS
     return {key: _numbers(entry[key], tried) if key == "data" else _plain(entry[key]) for key in entry}
 
 

@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+import json
+import math
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.backends.errors import Code, InferError
+from penstock.server.v2.parsing import SIMD_BYTES, parse
+from tests.server.v2.documents import ANYTHING, SCALARS, TEXTS
+
+PADDING = b" " * SIMD_BYTES
+DEPTH = 100
+
+
+def refused(text: bytes, max_depth: int = DEPTH) -> str:
+    with pytest.raises(InferError) as caught:
+        parse(text, max_depth)
+    assert caught.value.code is Code.INVALID
+    return caught.value.message
+
+
+def flat(value: Any) -> Any:
+    """Flatten the data of inputs, which simdjson gives flat: nesting of numbers says nothing."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if not isinstance(value, list):
+        return value
+    found: list[Any] = []
+    for each in value:
+        inner = flat(each)
+        found += inner if isinstance(inner, list) else [inner]
+    return found
+
+
+def comparable(document: Any) -> Any:
+    """Make what both parsers give the same: in data, lists are flat and numbers are numbers."""
+    if not isinstance(document, dict) or not isinstance(document.get("inputs"), list):
+        return document
+    return document | {
+        "inputs": [
+            entry | {"data": flat(entry["data"])} if isinstance(entry, dict) and "data" in entry else entry
+            for entry in document["inputs"]
+        ]
+    }
+
+
+def both(text: bytes) -> tuple[Any, Any]:
+    """Parse below and above the size from which simdjson parses; None for what is refused."""
+    assert len(text) < SIMD_BYTES
+    found = []
+    for padded in (text, text + PADDING):
+        try:
+            found.append(comparable(parse(padded, DEPTH)))
+        except InferError as error:
+            found.append(None if error.code is Code.INVALID else error)
+    return found[0], found[1]
+
+
+NUMBERS = st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+DATA = st.recursive(NUMBERS | SCALARS, lambda inner: st.lists(inner, max_size=4), max_leaves=8)
+ENTRIES = st.dictionaries(
+    st.sampled_from(["name", "data", "datatype", "shape", "parameters", "data "]), DATA | ANYTHING, max_size=4
+)
+DOCUMENTS = st.fixed_dictionaries({}, optional={"inputs": st.lists(ENTRIES, max_size=3), "id": TEXTS, "x": ANYTHING})
+SMALL = DOCUMENTS.map(lambda document: json.dumps(document).encode()).filter(lambda text: len(text) < SIMD_BYTES)
+
+
+class TestBothParsers:
+    @given(SMALL)
+    def test_give_the_same_document(self, text: bytes) -> None:
+        below, above = both(text)
+
+        assert below is not None
+        assert below == above
+
+    @given(SMALL, st.data())
+    def test_take_and_refuse_the_same_texts(self, text: bytes, data: st.DataObject) -> None:
+        at = data.draw(st.integers(0, len(text)))
+        gone = data.draw(st.integers(0, 3))
+        put = data.draw(st.binary(max_size=3) | st.sampled_from([b'"', b"[", b"}", b",", b"\\", b"NaN", b"\xff", b"1"]))
+        below, above = both((text[:at] + put + text[at + gone :])[: SIMD_BYTES - 1])
+
+        assert below == above or (repr(below) == repr(above))
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            b'{"inputs":[{"data":[[1,2],[3]]}]}',
+            b'{"inputs":[{"data":[1,[2,[3,[]]],[[4]]]}]}',
+            b'{"inputs":[{"data":[18446744073709551615,1]}]}',
+            b'{"inputs":[{"data":[18446744073709551615,-1]}]}',
+            b'{"inputs":[{"data":[9007199254740993]}]}',
+            b'{"inputs":[{"data":[true,1]}]}',
+            b'{"inputs":[{"data":[1,2.5]}]}',
+            b'{"inputs":[{"data":["a",["b"]]}]}',
+            b'{"inputs":[{"data":5}]}',
+            b'{"inputs":[{"data":[100000000000000000000]}]}',
+            b'{"inputs":[{"name":"first","name":"last"}]}',
+            b'{"id":"first","id":"last","inputs":[1],"inputs":[]}',
+            b'{"inputs":[{"data":[1],"data":[2]}]}',
+            b'{"a\\u0041\\n":1}',
+            b"[1,2]",
+            b'"text"',
+            b"{}",
+        ],
+    )
+    def test_agree_where_parsers_may_differ(self, text: bytes) -> None:
+        below, above = both(text)
+
+        assert below is not None
+        assert below == above
+
+    def test_the_last_of_equal_keys_counts(self) -> None:
+        assert parse(b'{"id":"first","id":"last"}' + PADDING, DEPTH) == {"id": "last"}
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            b"", b" ", b"{", b"}", b"nul", b"{'a':1}", b'{"a":1,}', b"[1,]", b'{"a":1}{}', b'{"a":1}\x00', b'{"a":01}',
+            b'{"a":1.}', b'{"a":.5}', b'{"a":+1}', b'{"a":1e400}', b'{"a":"\x01"}', b'{"a":"\xff"}',
+            b'{"a":"\xed\xa0\x80"}', b'{"a":"\\ud800"}', b'{"a":"\\x41"}', b'\xef\xbb\xbf{"a":1}', b"\xff\xfe{}",
+            b'{"a":nan}', b'{"a":-nan}', b'{"a":inf}', b'{"a":undefined}', b'{"a":1 /* */}', b"[" + b"1" * 400 + b"]",
+        ],
+    )  # fmt: skip
+    def test_refuse_what_is_no_json(self, text: bytes) -> None:
+        assert both(text) == (None, None)
+        assert refused(text).startswith("failed to parse the request JSON buffer: ")
+
+
+class TestNumbersInBuffers:
+    @pytest.mark.parametrize(
+        ("datatype", "data", "values"),
+        [
+            ("INT32", [1, [2, 3]], [1, 2, 3]),
+            ("UINT64", [2**64 - 1, 0], [2**64 - 1, 0]),
+            ("FP32", [1, 2.5], [1.0, 2.5]),
+            ("FP64", [], []),
+        ],
+    )
+    def test_large_texts_have_no_python_number_each(self, datatype: str, data: Any, values: Any) -> None:
+        text = json.dumps({"inputs": [{"name": "x", "datatype": datatype, "data": data}]}).encode() + PADDING
+        found = parse(text, DEPTH)["inputs"][0]["data"]
+
+        assert isinstance(found, np.ndarray)
+        assert found.tolist() == values
+
+    def test_without_simd_all_is_plain(self) -> None:
+        text = b'{"inputs":[{"data":[1,2]}]}' + PADDING
+
+        assert parse(text, DEPTH, simd=False) == {"inputs": [{"data": [1, 2]}]}
+
+
+class TestDepth:
+    @given(ANYTHING)
+    def test_is_counted_in_brackets_outside_strings(self, document: Any) -> None:
+        def depth(value: Any) -> int:
+            inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+            return 0 if inner is None else 1 + max(map(depth, inner), default=0)
+
+        text, deepest = json.dumps(document).encode(), depth(document)
+
+        parse(text, deepest)
+        if deepest:
+            assert refused(text, deepest - 1) == f"JSON nesting depth exceeds maximum allowed limit ({deepest - 1})"
+
+    @pytest.mark.parametrize("text", [b'"[[["', b'"\\"[[["', b'"\\\\",[[1]]', b'"{","[[[[[[[[[[[["', b'"\\u005b[[["'])
+    def test_brackets_in_strings_do_not_count(self, text: bytes) -> None:
+        assert parse(b"[" + text + b"]", 3) == json.loads(b"[" + text + b"]")
+
+    @pytest.mark.parametrize("opened", [b"[", b'{"a":', b"[{"])
+    def test_250000_levels_are_refused_before_they_are_parsed(self, opened: bytes) -> None:
+        assert refused(opened * 250_000) == "JSON nesting depth exceeds maximum allowed limit (100)"
+
+    @pytest.mark.parametrize("end", [b"", b"\\", b"\\\\", b'"', b"x"])
+    @pytest.mark.parametrize("inside", [b'\\"', b"\\\\", b'"a', b'"', b"a"])
+    def test_strings_that_do_not_end_take_no_longer_than_others(self, inside: bytes, end: bytes) -> None:
+        start = time.process_time()
+        refused(b"[" * 101 + b'"' + inside * 100_000 + end)
+
+        # matched again from every quote, it would be minutes
+        assert time.process_time() - start < 1.0
+
+
+class TestNotFinite:
+    def test_the_tokens_of_pythons_json_are_read(self) -> None:
+        found = parse(b'{"inputs":[{"data":[NaN,Infinity,-Infinity,1.5,-2]}],"id":"NaN"}', DEPTH)
+
+        assert math.isnan(found["inputs"][0]["data"][0])
+        assert found["inputs"][0]["data"][1:] == [math.inf, -math.inf, 1.5, -2]
+        assert found["id"] == "NaN"
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            b'{"id":"\\ud800","a":NaN}', b'{"id":"\xed\xa0\x80","a":NaN}', b'{"id":"\xff","a":NaN}',
+            b'\xef\xbb\xbf{"a":NaN}', '{"a":NaN}'.encode("utf-16"), b'{"a":-NaN}', b'{"a":NaN,}', b'["\x01",NaN]',
+            b'{"\\udc00":NaN}', b"NaNNaN", b'{"a":NaN}x',
+        ],
+    )  # fmt: skip
+    def test_beside_them_nothing_else_is_forgiven(self, text: bytes) -> None:
+        assert refused(text).startswith("failed to parse the request JSON buffer: ")
+
+    def test_integers_beside_them_are_of_64_bits_or_floats(self) -> None:
+        digits = [str(2**64 - 1), str(2**64), str(-(2**63)), str(-(2**63) - 1), "9" * 5000]
+        found = parse(f"[NaN,{','.join(digits)}]".encode(), DEPTH)
+
+        assert found[1:] == [2**64 - 1, 2.0**64, -(2**63), -(2.0**63), math.inf]
+        assert [type(each) for each in found[1:]] == [int, float, int, float, float]
+
+
+def test_an_object_of_many_keys_is_read_in_no_more_than_linear_time() -> None:
+    keys = b",".join(b'"%d":1' % number for number in range(50_000))
+    start = time.process_time()
+    for text in (b"{" + keys + b"}", b'{"inputs":[{' + keys + b"}]}"):
+        parse(text, DEPTH)
+
+    assert time.process_time() - start < 2.0
