@@ -115,7 +115,7 @@ def _entry(entry: Any) -> dict[str, Any]:
     if not _few_keys(entry):
         return dict(_plain(entry))
     datatype = _plain(entry.get("datatype"))
-    tried = _FLOATS if datatype in ("FP32", "FP64") else _INTEGERS
+    tried = _FLOATS if datatype in ("FP32", "FP64") else () if datatype == "BYTES" else _INTEGERS
     return {key: _numbers(entry[key], tried) if key == "data" else _plain(entry[key]) for key in entry}
 
 

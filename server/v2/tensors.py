@@ -44,7 +44,7 @@ def _only_binary(doing: str, datatype: str, place: str) -> str:
 
 
 def from_json(spec: TensorSpec, shape: list[int], count: int, values: Any) -> Array:
-    """Make an array of JSON values, nested or flat; or of the buffer that simdjson made of them.
+    """Make an array of JSON values, nested or flat; or of the buffer that simdjson made of them, never for BYTES.
 
     Shapes: the result has `shape`, whose product is `count`.
     Raises: InferError (INVALID).
@@ -57,11 +57,10 @@ def from_json(spec: TensorSpec, shape: list[int], count: int, values: Any) -> Ar
         raise InferError(Code.INVALID, _only_binary("receiving", name, f"input '{spec.name}'"))
     elif type(values) is list:
         array = _strings(values) if name == "BYTES" else _numbers(spec, _flat(values))
-    elif type(values) is np.ndarray and name != "BYTES":
+    elif type(values) is np.ndarray:
         array = _converted(spec, values)
     else:
-        kind = "string as string" if type(values) is np.ndarray else "array as array"
-        raise InferError(Code.INVALID, f"Unable to parse 'data': attempt to access JSON non-{kind}")
+        raise InferError(Code.INVALID, "Unable to parse 'data': attempt to access JSON non-array as array")
     if array.size != count:
         raise _mismatch(spec, shape, count)
     try:
