@@ -97,7 +97,7 @@ def mutated(draw: st.DrawFn, document: Any) -> Any:
         if change == "replace" or not isinstance(inner, dict | list):
             inner[last] = draw(ANYTHING)
         elif change == "delete":
-            del inner[last]
+            inner.pop(last, None) if isinstance(inner, dict) else inner.pop(last)
         elif isinstance(inner, list):
             inner.insert(last, copy.deepcopy(inner[last]))
     return made

@@ -1,0 +1,442 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.backends.errors import Code, InferError
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching.model import Model
+from penstock.batching.request import InferRequest
+from penstock.batching.spec import BatchPolicy, ModelSpec
+from penstock.server.v2.decode import Options, decode, decode_remembered
+from penstock.server.v2.layout import Layout
+from penstock.server.v2.parsing import SIMD_BYTES
+from penstock.server.v2.tensors import to_binary, to_json
+from tests.fakes import FakeBackend
+from tests.server.v2.documents import ANYTHING, mutated, same, tensors
+
+ZIPMAP = "seq(map(int64,tensor(float)))"
+ONE = Signature((TensorSpec("x", "FP32", (-1, 4)),), (TensorSpec("y", "FP32", (-1, 4)),), batched=True)
+MANY = Signature(
+    (
+        TensorSpec("i", "INT64", (-1, -1)),
+        TensorSpec("s", "BYTES", (-1, -1)),
+        TensorSpec("h", "FP16", (-1, 2)),
+        TensorSpec("o", "BOOL", (-1, 1), optional=True),
+    ),
+    (TensorSpec("a", "INT64", (-1, -1)), TensorSpec("b", "BYTES", (-1,)), TensorSpec("z", ZIPMAP, ())),
+    batched=True,
+)
+TWO = Signature((MANY.inputs[0], MANY.inputs[2]), (MANY.outputs[0],), batched=True)
+FREE = Signature((TensorSpec("f", "FP64", (-1, -1, 2)),), (TensorSpec("g", "FP64", ()),))
+
+
+class Nobody:
+    def deliver(self, requests: Any) -> None:
+        raise AssertionError("nothing is delivered here")
+
+
+SINK = Nobody()
+
+
+def model(signature: Signature = ONE) -> Model:
+    spec = ModelSpec("m", 1, Path("model"), signature=signature, policy=BatchPolicy(max_batch_rows=64))
+    return Model(spec, [FakeBackend(signature, list)], lambda *_: None)
+
+
+def read(made: Model, document: Any, tail: bytes = b"", *, pad: int = 0) -> tuple[InferRequest, Options]:
+    """Decode a document; with `tail`, binary tensors follow."""
+    text = document if isinstance(document, bytes) else json.dumps(document).encode()
+    text += b" " * pad
+    return decode(made, text + tail, len(text) if tail else -1, 100, SINK)
+
+
+def refused(document: Any, tail: bytes = b"", signature: Signature = ONE) -> tuple[Code, str]:
+    with pytest.raises(InferError) as caught:
+        read(model(signature), document, tail)
+    return caught.value.code, caught.value.message
+
+
+def entry(name: str = "x", datatype: str = "FP32", shape: Any = (1, 4), **more: Any) -> dict[str, Any]:
+    return {"name": name, "datatype": datatype, "shape": list(shape), **more}
+
+
+def good(**more: Any) -> dict[str, Any]:
+    return {"inputs": [entry(data=[1.5, 2, 3, 4])], **more}
+
+
+def one(**changes: Any) -> dict[str, Any]:
+    """Give a good document whose one input has other members; a None takes one away."""
+    made = {**entry(data=[1.5, 2, 3, 4]), **changes}
+    return {"inputs": [{key: value for key, value in made.items() if value is not None}]}
+
+
+UNKNOWN = "[request id: <id_unknown>] "
+MISSING = (
+    "expected 1 inputs but got 0 inputs for model 'm'. Got input(s) [], but missing required input(s) ['x']. "
+    "Please provide all required input(s)."
+)
+OVERFLOW = (
+    "shape [4294967296,4294967296] of input 'x' causes total element count to exceed maximum size of "
+    "9223372036854775807"
+)
+RESERVED = "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
+WRONG_KIND = "parameter 'x' has invalid type. It should be either 'int', 'bool', 'string' or 'double'."
+
+
+class TestGoodRequests:
+    def test_a_plain_one(self) -> None:
+        request, options = read(model(), good())
+
+        [array] = request.inputs
+        assert array is not None
+        assert array.tolist() == [[1.5, 2, 3, 4]]
+        assert (request.rows, request.key, request.wanted, request.id) == (1, ((4,),), (0,), "")
+        assert options == Options()
+
+    @given(st.data())
+    @settings(max_examples=40)
+    def test_tensors_in_any_mixture_of_forms_and_any_order(self, data: st.DataObject) -> None:
+        rows, width = data.draw(st.integers(0, 3)), data.draw(st.integers(0, 3))
+        shapes = {"i": [rows, width], "s": [rows, width], "h": [rows, 2], "o": [rows, 1]}
+        specs = [spec for spec in MANY.inputs if not spec.optional or data.draw(st.booleans())]
+        arrays = {spec.name: data.draw(tensors(spec.datatype, st.just(shapes[spec.name]))) for spec in specs}
+        entries, tail = [], b""
+        for spec in data.draw(st.permutations(specs)):
+            array = arrays[spec.name]
+            said = entry(spec.name, spec.datatype, array.shape)
+            if spec.datatype == "FP16" or data.draw(st.booleans()):
+                raw = bytes(to_binary(spec.datatype, array))
+                said["parameters"] = {"binary_data_size": len(raw)}
+                tail += raw
+            else:
+                said["data"] = json.loads(to_json(spec.datatype, spec.name, array))
+            entries.append(said)
+        text = json.dumps({"inputs": entries, "id": "é"}).encode() + b" " * data.draw(st.sampled_from([0, SIMD_BYTES]))
+        request, _ = decode(model(MANY), text + tail, len(text), 100, SINK)
+
+        assert request.rows == rows
+        assert request.id == "é"
+        assert request.nbytes == len(text + tail)
+        for spec, found in zip(MANY.inputs, request.inputs, strict=True):
+            assert (found is None) == (spec.name not in arrays)
+            assert found is None or same(found, arrays[spec.name])
+
+    @given(st.data())
+    @settings(max_examples=40)
+    def test_what_is_remembered_is_what_was_decoded(self, data: st.DataObject) -> None:
+        made, layouts = model(TWO), dict[bytes, Layout]()
+        count = data.draw(st.integers(0, 2))
+        in_json = entry("i", "INT64", (1, count), data=[7] * count)
+        in_bytes = entry("i", "INT64", (1, count), parameters={"binary_data_size": 8 * count})
+        first = data.draw(st.sampled_from([in_json, in_bytes]))
+        halves = entry("h", "FP16", (1, 2), parameters={"binary_data_size": 4})
+        entries = data.draw(st.permutations([first, halves]))
+        text = json.dumps({"id": data.draw(st.sampled_from(["", "a"])), "inputs": entries}).encode()
+        size = 4 + 8 * count * (first is in_bytes)
+        for _ in range(3):
+            body = text + data.draw(st.binary(min_size=size, max_size=size))
+            wanted, _ = decode(made, body, len(text), 100, SINK)
+            found, _ = decode_remembered(made, body, len(text), 100, SINK, layouts)
+
+            assert (found.id, found.key, found.rows) == (wanted.id, wanted.key, wanted.rows)
+            assert found.nbytes == wanted.nbytes
+            for left, right in zip(found.inputs, wanted.inputs, strict=True):
+                assert left is not None
+                assert right is not None
+                assert same(left, right)
+        assert len(layouts) == (first is in_bytes and count > 0)
+
+    def test_a_longer_body_after_remembered_json_is_refused_as_ever(self) -> None:
+        made, layouts = model(), dict[bytes, Layout]()
+        text = json.dumps({"inputs": [entry(parameters={"binary_data_size": 16})]}).encode()
+        decode_remembered(made, text + bytes(16), len(text), 100, SINK, layouts)
+        assert len(layouts) == 1
+        for size in (15, 17):
+            with pytest.raises(InferError):
+                decode_remembered(made, text + bytes(size), len(text), 100, SINK, layouts)
+
+    def test_json_that_is_never_the_same_does_not_pile_up(self) -> None:
+        made, layouts = model(), dict[bytes, Layout]()
+        for number in range(600):
+            document = {"id": str(number), "inputs": [entry(parameters={"binary_data_size": 16})]}
+            text = json.dumps(document).encode()
+            decode_remembered(made, text + bytes(16), len(text), 100, SINK, layouts)
+        text = json.dumps(document).encode() + b" " * 5000
+        decode_remembered(made, text + bytes(16), len(text), 100, SINK, layouts)
+
+        assert len(layouts) <= 256
+        assert text not in layouts
+
+    def test_shapes_that_are_never_the_same_do_not_pile_up(self) -> None:
+        made = model(FREE)
+        for number in range(600):
+            read(made, {"inputs": [entry("f", "FP64", (number, 0, 2), data=[])]})
+
+        assert len(made.admitted) <= 256
+
+    @pytest.mark.parametrize(
+        ("more", "wanted", "plan"),
+        [
+            ({}, (0, 1), None),
+            ({"outputs": []}, (0, 1), None),
+            ({"outputs": None}, (0, 1), None),
+            ({"outputs": [{"name": "b"}, {"name": "a"}]}, (1, 0), None),
+            ({"outputs": [{"name": "b", "parameters": {"binary_data": True}}, {"name": "a"}]}, (1, 0), (True, False)),
+            ({"outputs": [{"name": "a", "parameters": {"classification": 0}}]}, (0,), None),
+            ({"parameters": {"binary_data_output": True}}, (0, 1), (True, True)),
+            ({"parameters": {"binary_data_output": True}, "outputs": [{"name": "a"}]}, (0,), None),
+        ],
+    )
+    def test_outputs_are_those_asked_for(self, more: Any, wanted: Any, plan: Any) -> None:
+        entries = [
+            entry("i", "INT64", (1, 0), data=[]),
+            entry("s", "BYTES", (1, 0), data=[]),
+            entry("h", "FP16", (1, 2), parameters={"binary_data_size": 4}),
+        ]
+        request, options = read(model(MANY), {"inputs": entries, **more}, b"abcd")
+
+        assert (request.wanted, options.plan) == (wanted, plan)
+
+    @pytest.mark.parametrize(
+        ("parameters", "timeout_us", "hooks"),
+        [
+            ({}, 0, True),
+            ({"timeout": 5, "priority": 3, "sequence_id": 1, "sequence_start": True, "x": 1.5}, 5, True),
+            ({"timeout": 2**64 - 1, "hooks": False, "sequence_id": "a"}, 2**53, False),
+        ],
+    )
+    def test_parameters_are_read_and_others_left_alone(self, parameters: Any, timeout_us: int, hooks: bool) -> None:
+        options = read(model(), good(parameters=parameters))[1]
+
+        assert (options.timeout_us, options.hooks) == (timeout_us, hooks)
+
+
+class TestHostileDocuments:
+    @given(ANYTHING, st.sampled_from([ONE, MANY, FREE]), st.sampled_from([0, SIMD_BYTES]))
+    @settings(max_examples=60)
+    def test_any_json_is_refused(self, document: Any, signature: Signature, pad: int) -> None:
+        with pytest.raises(InferError) as caught:
+            read(model(signature), document, pad=pad)
+
+        assert caught.value.code is Code.INVALID
+
+    @given(st.data(), st.sampled_from([0, SIMD_BYTES]))
+    @settings(max_examples=150)
+    @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+    def test_a_good_document_with_something_else_in_it_is_read_or_refused(self, data: st.DataObject, pad: int) -> None:
+        document = good(id="1", parameters={"timeout": 1}, outputs=[{"name": "y", "parameters": {"binary_data": True}}])
+        text = json.dumps(data.draw(mutated(document))).encode()
+        found: list[Any] = []
+        for padding in (0, pad):
+            try:
+                request, options = read(model(), text, pad=padding)
+                found.append((request.id, str(request.inputs), request.wanted, options))
+            except InferError as error:
+                found.append((error.code, error.message))
+
+        assert found[0][0] in {Code.INVALID, Code.UNSUPPORTED} or len(found[0]) == 4
+        # with both JSON parsers
+        assert found[0] == found[1]
+
+    @given(st.data())
+    @settings(max_examples=100)
+    @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+    def test_so_is_one_with_binary_tensors(self, data: st.DataObject) -> None:
+        document = {
+            "inputs": [
+                entry("i", "INT64", (1, 2), parameters={"binary_data_size": 16}),
+                entry("s", "BYTES", (1, 1), parameters={"binary_data_size": 5}),
+                entry("h", "FP16", (1, 2), parameters={"binary_data_size": 4}),
+            ]
+        }
+        text = json.dumps(data.draw(mutated(document))).encode()
+        tail = data.draw(st.binary(max_size=40) | st.just(bytes(16) + b"\1\0\0\0x" + bytes(4)))
+        header = data.draw(st.just(len(text)) | st.integers(1, len(text + tail)))
+        try:
+            request, _ = decode(model(MANY), text + tail, header, 100, SINK)
+        except InferError as error:
+            assert error.code in {Code.INVALID, Code.UNSUPPORTED}  # noqa: PT017 - most are refused, some are not
+        else:
+            assert request.rows >= 0
+
+    @given(st.binary(max_size=80))
+    def test_any_bytes_are_refused(self, body: bytes) -> None:
+        assert refused(body)[0] is Code.INVALID
+
+    @pytest.mark.parametrize("document", [[], "text", 1, None, True])
+    def test_a_document_is_an_object(self, document: Any) -> None:
+        assert refused(document) == (
+            Code.INVALID, "failed to parse the request JSON buffer: the request must be a JSON object",
+        )  # fmt: skip
+
+
+class TestTexts:
+    @pytest.mark.parametrize(
+        ("document", "text"),
+        [
+            ({}, "Unable to parse 'inputs': attempt to access non-existing object member 'inputs'"),
+            ({"inputs": {}}, "Unable to parse 'inputs': attempt to access JSON non-array as array"),
+            ({"inputs": ["x"]}, "Unable to parse 'inputs': attempt to access JSON non-object as object"),
+            (good(id=1), "Unable to parse 'id': attempt to access JSON non-string as string"),
+            (one(name=1), "Unable to parse 'name': attempt to access JSON non-string as string"),
+            (one(name=None), "Unable to parse 'name': attempt to access non-existing object member 'name'"),
+            (one(datatype=[]), "Unable to parse 'datatype': attempt to access JSON non-string as string"),
+            (one(datatype=None), "Unable to parse 'datatype': attempt to access non-existing object member 'datatype'"),
+            (one(shape=4), "Unable to parse 'shape': attempt to access JSON non-array as array"),
+            (one(shape=None), "Unable to parse 'shape': attempt to access non-existing object member 'shape'"),
+            (one(data="abcd"), "Unable to parse 'data': attempt to access JSON non-array as array"),
+            (one(data=[1, 2, 3]), "Unable to parse 'data': Shape does not match true shape of 'data' field"),
+            (one(data=[1, 2, 3, 4, 5]), "Unable to parse 'data': Shape does not match true shape of 'data' field"),
+            (good(parameters=[]), "Unable to parse 'parameters': attempt to access JSON non-object as object"),
+            (good(outputs={"name": "y"}), "Unable to parse 'outputs': attempt to access JSON non-array as array"),
+            (good(outputs=""), "Unable to parse 'outputs': attempt to access JSON non-array as array"),
+            (
+                good(parameters={"timeout": -1}),
+                "Unable to parse 'timeout': attempt to access JSON non-unsigned-integer as unsigned-integer",
+            ),
+            (
+                good(parameters={"binary_data_output": 1}),
+                "Unable to parse 'binary_data_output': attempt to access JSON non-boolean as boolean",
+            ),
+            (
+                one(data=None, parameters={"binary_data_size": "16"}),
+                "Unable to parse 'binary_data_size': attempt to access JSON non-unsigned-integer as unsigned-integer",
+            ),
+        ],
+    )
+    def test_of_what_cannot_be_read(self, document: Any, text: str) -> None:
+        assert refused(document) == (Code.INVALID, text)
+
+    @pytest.mark.parametrize("dim", [-1, 1.0, True, "1", None, [1], 2**63, 2**64 - 1, 1e30])
+    def test_of_dims_that_are_none(self, dim: Any) -> None:
+        assert refused(one(shape=[1, dim])) == (
+            Code.INVALID,
+            "Unable to parse 'shape': attempt to access JSON non-unsigned-integer as unsigned-integer",
+        )
+
+    @pytest.mark.parametrize(
+        ("document", "text"),
+        [
+            ({"inputs": []}, MISSING),
+            (one(name="q"), "unexpected inference input 'q' for model 'm'"),
+            (one(name="a\0b"), "unexpected inference input 'a\0b' for model 'm'"),
+            ({"inputs": [entry(data=[1, 2, 3, 4])] * 2}, "input 'x' already exists in request"),
+            (one(datatype="FP64"), "inference input 'x' data-type is 'FP64', but model 'm' expects 'FP32'"),
+            (one(data=None), "must specify 'data' field in request input: 'x'"),
+            (one(parameters={"binary_data_size": 16}),
+             "must not specify both 'data' and 'binary_data_size' for input 'x'"),
+            (one(data=None, parameters={"binary_data_size": 16}),
+             "unexpected size for input 'x', expecting 16 additional bytes for model 'm'"),
+            (one(shape=[1] * 33), "unexpected shape for input 'x' for model 'm': 33 dims"),
+            (one(shape=[2**32, 2**32]), OVERFLOW),
+            (one(shape=[100_000, 4], data=[0] * 400_000), "inference request batch-size must be <= 64 for 'm'"),
+            (one(shape=[], data=[1]), "input 'x' has no shape but model requires batch dimension for 'm'"),
+            (good(parameters={"triton_x": 1}), RESERVED),
+            (good(parameters={"x": None}), WRONG_KIND),
+            (good(outputs=[{"name": "q"}]), "unexpected inference output 'q' for model 'm'"),
+            (good(outputs=[{"name": "y"}, {"name": "y"}]), "output 'y' already exists in request"),
+        ],
+    )  # fmt: skip
+    def test_of_what_does_not_fit_the_model_carry_the_request_id(self, document: Any, text: str) -> None:
+        code, message = refused(document)
+
+        assert code is Code.INVALID
+        assert message == UNKNOWN + text
+        assert refused({**document, "id": "7"})[1] == "[request id: 7] " + text
+
+    def test_of_bytes_that_are_left_over(self) -> None:
+        document = one(data=None, parameters={"binary_data_size": 16})
+
+        assert refused(document, bytes(17)) == (
+            Code.INVALID, UNKNOWN + "unexpected additional input data for model 'm'"
+        )  # fmt: skip
+
+    @pytest.mark.parametrize(("missing", "size"), [(1, 16), (2**63 - 1 - 15, 2**63 - 1)])
+    def test_of_bytes_that_are_missing(self, missing: int, size: int) -> None:
+        document = one(data=None, parameters={"binary_data_size": size})
+
+        assert refused(document, bytes(15)) == (
+            Code.INVALID,
+            f"{UNKNOWN}unexpected size for input 'x', expecting {missing} additional bytes for model 'm'",
+        )
+
+    def test_of_several_inputs_that_are_missing(self) -> None:
+        document = {"inputs": [entry("s", "BYTES", (1, 1), data=["a"])]}
+
+        assert refused(document, signature=MANY)[1] == (
+            f"{UNKNOWN}expected number of inputs between 3 and 4 but got 1 inputs for model 'm'. Got input(s) ['s'], "
+            "but missing required input(s) ['i','h']. Please provide all required input(s)."
+        )
+
+    def test_of_rows_that_differ(self) -> None:
+        entries = [
+            entry("i", "INT64", (2, 0), data=[]),
+            entry("s", "BYTES", (1, 1), data=["a"]),
+            entry("h", "FP16", (2, 2), parameters={"binary_data_size": 8}),
+        ]
+
+        assert refused({"inputs": entries}, bytes(8), MANY)[1] == (
+            f"{UNKNOWN}input 's' batch size does not match other inputs for 'm'"
+        )
+
+    @pytest.mark.parametrize(
+        ("document", "signature"),
+        [
+            (one(data=None, parameters={"shared_memory_region": "r"}), ONE),
+            (good(outputs=[{"name": "y", "parameters": {"shared_memory_region": "r"}}]), ONE),
+            (good(outputs=[{"name": "y", "parameters": {"classification": 3}}]), ONE),
+        ],
+    )
+    def test_of_what_is_not_supported(self, document: Any, signature: Signature) -> None:
+        code, message = refused(document, signature=signature)
+
+        assert code is Code.UNSUPPORTED
+        assert message.endswith("is not supported")
+
+    def test_of_an_output_that_is_no_tensor(self) -> None:
+        entries = [
+            entry("i", "INT64", (1, 0), data=[]),
+            entry("s", "BYTES", (1, 0), data=[]),
+            entry("h", "FP16", (1, 2), parameters={"binary_data_size": 4}),
+        ]
+        code, message = refused({"inputs": entries, "outputs": [{"name": "z"}]}, bytes(4), MANY)
+
+        assert code is Code.UNSUPPORTED
+        assert message == "output 'z' of model 'm' is no tensor; only hooks see it"
+
+
+class TestSizes:
+    @pytest.mark.parametrize("shape", [[2**40, 0, 2], [0, 2**62, 2], [1 << 21, 0, 2]])
+    def test_a_tensor_without_values_has_no_huge_dims(self, shape: list[int]) -> None:
+        # a model may make an output of such a size, and no byte was sent for it
+        code, message = refused({"inputs": [entry("f", "FP64", shape, data=[])]}, signature=FREE)
+
+        assert code is Code.INVALID
+        assert "shape" in message.lower()
+
+    def test_one_of_usual_dims_is_read(self) -> None:
+        request, _ = read(model(FREE), {"inputs": [entry("f", "FP64", (1000, 0, 2), data=[])]})
+
+        assert request.key == ((1000, 0, 2),)
+
+    def test_a_shape_of_a_million_dims_is_refused_without_its_product(self) -> None:
+        # which would have 64 million bits
+        assert refused(one(shape=[2**63 - 1] * 1_000_000))[1] == (
+            f"{UNKNOWN}unexpected shape for input 'x' for model 'm': 1000000 dims"
+        )
+
+    def test_views_of_the_body_are_not_copies(self) -> None:
+        text = json.dumps({"inputs": [entry(parameters={"binary_data_size": 16})]}).encode()
+        body = text + bytes(16)
+        request, _ = decode(model(), body, len(text), 100, SINK)
+        [array] = request.inputs
+
+        assert array is not None
+        assert np.shares_memory(array, np.frombuffer(body, np.uint8))

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.backends.backend import Array
+from penstock.backends.datatypes import DATATYPES
+from penstock.backends.errors import Code, InferError
+from penstock.backends.signature import TensorSpec
+from penstock.server.v2.encode import Encoder
+from penstock.server.v2.tensors import from_binary, from_json
+from tests.server.v2.documents import TEXTS, same, tensors
+
+OUTPUTS = [(f"out {name}", name) for name in DATATYPES]
+IN_JSON = [position for position, (_, name) in enumerate(OUTPUTS) if name not in {"FP16", "BF16"}]
+
+
+def encoder() -> Encoder:
+    return Encoder('m"é', "3", OUTPUTS)
+
+
+def read(body: bytes, json_bytes: int) -> tuple[dict[str, Any], list[Array]]:
+    """Read an answer as a client does, with the decoder's own readers."""
+    document = json.loads(body[: json_bytes or len(body)])
+    position, arrays = json_bytes, []
+    for entry in document["outputs"]:
+        spec, shape = TensorSpec(entry["name"], entry["datatype"], (-1,)), entry["shape"]
+        if "parameters" in entry:
+            end = position + entry["parameters"]["binary_data_size"]
+            arrays.append(from_binary("m", spec, shape, math.prod(shape), memoryview(body)[position:end]))
+            position = end
+        else:
+            arrays.append(from_json(spec, shape, math.prod(shape), entry["data"]))
+    assert position == (len(body) if json_bytes else 0)
+    return document, arrays
+
+
+class TestThereAndBack:
+    @given(st.data(), TEXTS)
+    @settings(max_examples=60)
+    def test_any_outputs_in_any_mixture_of_forms(self, data: st.DataObject, request_id: str) -> None:
+        wanted = tuple(data.draw(st.lists(st.integers(0, len(OUTPUTS) - 1), unique=True, max_size=4)))
+        arrays = [data.draw(tensors(OUTPUTS[position][1])) for position in wanted]
+        plan = tuple(position not in IN_JSON or data.draw(st.booleans()) for position in wanted)
+        made = encoder()
+        for _ in range(2):
+            document, found = read(*made.mixed(request_id, wanted, plan, arrays))
+
+            assert [entry["name"] for entry in document["outputs"]] == [OUTPUTS[position][0] for position in wanted]
+            assert all(same(left, right) for left, right in zip(found, arrays, strict=True))
+            assert document.get("id", "") == request_id
+
+    @given(st.data(), TEXTS)
+    @settings(max_examples=60)
+    def test_any_outputs_as_json(self, data: st.DataObject, request_id: str) -> None:
+        wanted = tuple(data.draw(st.lists(st.sampled_from(IN_JSON), unique=True, max_size=3)))
+        arrays = [data.draw(tensors(OUTPUTS[position][1])) for position in wanted]
+        made = encoder()
+        for _ in range(2):
+            document, found = read(made.json(request_id, wanted, arrays), 0)
+
+            assert all(same(left, right) for left, right in zip(found, arrays, strict=True))
+            assert (document["model_name"], document["model_version"]) == ('m"é', "3")
+
+    @given(st.lists(st.lists(st.integers(0, 3), max_size=3), min_size=1, max_size=6))
+    def test_what_is_kept_between_answers_never_shows_in_another(self, shapes: list[list[int]]) -> None:
+        made = encoder()
+        for number, shape in enumerate(shapes):
+            array = np.full(shape, number, np.float32)
+            position = [name for _, name in OUTPUTS].index("FP32")
+            binary = bool(number % 2)
+            document, [found] = read(*made.mixed("", (position,), (binary,), [array]))
+
+            assert same(found, array)
+            assert ("parameters" in document["outputs"][0]) == binary
+
+
+class TestForm:
+    def test_members_stand_in_tritons_order(self) -> None:
+        body = Encoder("m", "1", [("y", "INT32")]).json("7", (0,), [np.array([[1, 2]], np.int32)])
+
+        assert body == (
+            b'{"id":"7","model_name":"m","model_version":"1",'
+            b'"outputs":[{"name":"y","datatype":"INT32","shape":[1,2],"data":[1,2]}]}'
+        )
+
+    def test_without_an_id_there_is_none(self) -> None:
+        assert b'"id"' not in Encoder("m", "1", [("y", "INT32")]).json("", (0,), [np.array([1], np.int32)])
+
+    def test_an_output_as_json_has_no_parameters(self) -> None:
+        # with them the C++ client takes it for a binary one
+        body, _ = Encoder("m", "1", [("y", "INT32"), ("z", "INT32")]).mixed(
+            "", (0, 1), (False, True), [np.array([1], np.int32), np.array([2], np.int32)]
+        )
+
+        assert body == (
+            b'{"model_name":"m","model_version":"1","outputs":['
+            b'{"name":"y","datatype":"INT32","shape":[1],"data":[1]},'
+            b'{"name":"z","datatype":"INT32","shape":[1],"parameters":{"binary_data_size":4}}]}\x02\x00\x00\x00'
+        )
+
+    def test_binary_outputs_without_bytes_make_a_json_answer(self) -> None:
+        body, json_bytes = Encoder("m", "1", [("y", "FP32")]).mixed("", (0,), (True,), [np.zeros((0, 4), np.float32)])
+
+        assert json_bytes == 0
+        assert json.loads(body)["outputs"][0]["parameters"] == {"binary_data_size": 0}
+
+    def test_what_is_not_finite_is_written_as_pythons_json_reads_it(self) -> None:
+        body = Encoder("m", "1", [("y", "FP32")]).json("", (0,), [np.array([np.nan, np.inf, -np.inf], np.float32)])
+
+        assert body.endswith(b'"data":[NaN,Infinity,-Infinity]}]}')
+
+    @pytest.mark.parametrize("datatype", ["FP16", "BF16"])
+    def test_half_floats_are_refused_as_json(self, datatype: str) -> None:
+        array = np.zeros(1, DATATYPES[datatype].dtype)
+        for request_id in ("", "7"):
+            with pytest.raises(InferError) as caught:
+                Encoder("m", "1", [("y", datatype)]).json(request_id, (0,), [array])
+            assert caught.value.code is Code.INVALID
