@@ -20,27 +20,28 @@ class Alarms:
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[Model], None]) -> None:
         self._loop = loop
         self._ring = ring
-        self._timers: dict[Model, asyncio.TimerHandle] = {}
+        # uvloop gives a plain Handle, one without when(), for what is due at once
+        self._timers: dict[Model, tuple[float, asyncio.Handle]] = {}
 
     def set(self, model: Model, due_ns: int) -> None:
         """Ring at `due_ns`, unless it rings before that anyway."""
         when = self._loop.time() + (due_ns - time.monotonic_ns()) / 1e9
         timer = self._timers.get(model)
         if timer is not None:
-            if timer.when() <= when:
+            if timer[0] <= when:
                 return
-            timer.cancel()
-        self._timers[model] = self._loop.call_at(when, self._expired, model)
+            timer[1].cancel()
+        self._timers[model] = when, self._loop.call_at(when, self._expired, model)
 
     def cancel(self, model: Model) -> None:
         """Never ring for a model again."""
         timer = self._timers.pop(model, None)
         if timer is not None:
-            timer.cancel()
+            timer[1].cancel()
 
     def clear(self) -> None:
         """Never ring again."""
-        for timer in self._timers.values():
+        for _, timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
 

@@ -230,7 +230,9 @@ class Engine:
                 logger.warning("exit timeout expired with %d requests unfinished", self.inflight)
         dropped = self.inflight
         self._alarms.clear()
-        if not dropped:
+        if dropped:
+            self._drop_waiting()
+        else:
             models = self.models()
             self._models.clear()
             await asyncio.gather(*(self._loop.run_in_executor(None, model.close) for model in models))
@@ -316,14 +318,24 @@ class Engine:
     def _expire(self, model: Model) -> None:
         with model.lock:
             expired, model.scheduler.expired = model.scheduler.expired, []
-        if not expired:
-            return
+        if expired:
+            self._fail(model, expired, Code.EXPIRED, "Request timeout expired")
+
+    def _drop_waiting(self) -> None:
+        for model in (*self.models(), *self._retiring):
+            self._expire(model)
+            with model.lock:
+                waiting = model.scheduler.drain()
+            if waiting:
+                self._fail(model, waiting, Code.NOT_READY, f"Server is stopping, model '{model.name}' drops what waits")
+
+    def _fail(self, model: Model, requests: list[InferRequest], code: Code, text: str) -> None:
         now_ns = time.monotonic_ns()
-        for request in expired:
-            request.error = InferError(Code.EXPIRED, "Request timeout expired")
+        for request in requests:
+            request.error = InferError(code, text)
             model.statistics.record_failure(OTHER, request.start_ns, now_ns)
-        self._left(model, len(expired))
-        hand_out(expired)
+        self._left(model, len(requests))
+        hand_out(requests)
 
 
 def _load_on_devices(spec: ModelSpec, loader: Loader, backends: list[Backend]) -> ModelSpec:

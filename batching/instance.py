@@ -100,8 +100,8 @@ def _scatter(model: Model, batch: Batch, wanted: tuple[int, ...], outputs: list[
 class ThreadInstance:
     """An Instance on a thread of its own.
 
-    Threads: `wake` is called on the event loop; all else happens on the Instance's thread. It takes a Batch as soon
-    as it is free and something is due; it sleeps only when nothing is.
+    Threads: `wake` is called by others, all else happens on the Instance's thread. It takes a Batch as soon as it is
+    woken or free and something is due; it sleeps only when nothing is. It is born asleep.
     """
 
     def __init__(self, model: Model, binding: Binding, name: str) -> None:
@@ -110,7 +110,7 @@ class ThreadInstance:
         self._alarm = threading.Semaphore(0)
         self._stopping = False
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
-        self.idle = False
+        self.idle = True
 
     def start(self) -> None:
         """Start the thread."""
@@ -132,11 +132,14 @@ class ThreadInstance:
 
     def _main(self) -> None:
         model, binding = self._model, self._binding
+        self._alarm.acquire()
         while not self._stopping:
             with model.lock:
                 batch = model.scheduler.take(time.monotonic_ns())
                 if batch is None:
                     self.idle = not self._stopping
+                elif model.scheduler.live:
+                    model.wake_one()
             if batch is None:
                 self._alarm.acquire()
                 continue

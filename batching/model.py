@@ -107,15 +107,19 @@ class Model:
             if lane is None:
                 return [], False
             if not lane.fast:
-                for instance in self.instances:
-                    if instance.idle:
-                        instance.wake()
-                        break
+                self.wake_one()
                 return [], False
             batch = scheduler.take_from(lane, now_ns)
         ran = execute(self, self.loop_binding, batch)  # type: ignore[arg-type]
         self.learn(ran)
         return ran, scheduler.live > 0
+
+    def wake_one(self) -> None:
+        """Wake an idle Instance, if there is one; it wakes the next when it leaves something. Call with `lock` held."""
+        for instance in self.instances:
+            if instance.idle:
+                instance.wake()
+                break
 
     def finish_from_thread(self, ran: list[Batch]) -> None:
         """Learn from what ran and hand it to the event loop. Called on an Instance's thread."""

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.backends.errors import InferError
 from penstock.backends.signature import TensorSpec
 
 if TYPE_CHECKING:
-    from penstock.backends.backend import Array
+    from penstock.backends.backend import Array, Binding
 
     from .model import Model
 
@@ -29,7 +28,9 @@ def sweep(model: Model) -> None:
     Free axes are taken as 1. A model that cannot run on zeros, or on so small a shape, is left to learn from its
     requests: the attempt is logged, and is not an error.
     """
-    signature = model.signature
+    signature, binding = model.signature, model.loop_binding
+    if binding is None:
+        raise ValueError("the model is not open")
     first = 1 if signature.batched else 0
     tails = [tuple(1 if dim < 0 else dim for dim in spec.shape[first:]) for spec in signature.inputs]
     deadline_ns = time.monotonic_ns() + BUDGET_NS
@@ -37,8 +38,8 @@ def sweep(model: Model) -> None:
     while rows <= model.max_rows:
         shapes = [(rows, *tail) if signature.batched else tail for tail in tails]
         try:
-            ns = _fastest(model, rows, shapes, deadline_ns)
-        except InferError as error:
+            ns = _fastest(model, binding, rows, shapes, deadline_ns)
+        except Exception as error:  # noqa: BLE001 - what zeros provoke, requests need not
             logger.info("model %s is not warmed up: it does not run on zeros of %s: %s", model.name, shapes, error)
             return
         with model.lock:
@@ -49,10 +50,7 @@ def sweep(model: Model) -> None:
         rows = min(rows * 2, model.max_rows) if rows < model.max_rows else model.max_rows + 1
 
 
-def _fastest(model: Model, rows: int, shapes: list[tuple[int, ...]], deadline_ns: int) -> int:
-    binding = model.loop_binding
-    if binding is None:
-        raise ValueError("the model is not open")
+def _fastest(model: Model, binding: Binding, rows: int, shapes: list[tuple[int, ...]], deadline_ns: int) -> int:
     best_ns = 0
     inputs = [_zeros(spec, shape) for spec, shape in zip(model.signature.inputs, shapes, strict=True)]
     for _ in range(RUNS):
