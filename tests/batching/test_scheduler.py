@@ -40,6 +40,14 @@ def take_rows(scheduler: Scheduler, now_ns: int = 1) -> int | None:
     return None if batch is None else batch.rows
 
 
+def learn(scheduler: Scheduler, knee: int, *keys: Key) -> None:
+    """Teach it that up to `knee` rows take no longer than one, and more take as much longer as they are."""
+    for key in keys or (A,):
+        for bits in range(knee.bit_length()):
+            scheduler.learn(key, 1 << bits, 1000)
+        scheduler.learn(key, 2 * knee, 2000)
+
+
 def counters(scheduler: Scheduler) -> tuple[int, int, int]:
     return scheduler.rows, scheduler.live, scheduler.nbytes
 
@@ -102,28 +110,45 @@ class TestBatchSize:
 
         assert [take_rows(scheduler), take_rows(scheduler)] == [4, 2]
 
-    def test_half_goes_when_more_waits_than_two_capped_batches(self) -> None:
-        scheduler = scheduler_of(cap_rows=2, max_batch_rows=64)
+    def test_a_stated_cap_is_never_passed(self) -> None:
+        scheduler = scheduler_of(cap_rows=2)
+        for _ in range(20):
+            add(scheduler)
+
+        assert take_rows(scheduler) == 2
+
+    def test_a_learned_cap_is_where_time_per_row_stops_falling(self) -> None:
+        scheduler = scheduler_of(max_batch_rows=64)
+        learn(scheduler, 4)
+        for _ in range(8):
+            add(scheduler)
+
+        assert [take_rows(scheduler), take_rows(scheduler)] == [4, 4]
+
+    def test_half_goes_when_more_waits_than_two_batches_of_a_learned_cap(self) -> None:
+        scheduler = scheduler_of(max_batch_rows=64)
+        learn(scheduler, 2)
         for _ in range(20):
             add(scheduler)
 
         assert [take_rows(scheduler) for _ in range(5)] == [10, 5, 3, 2, None]
 
+    def test_half_is_half_of_all_that_waits_whatever_its_key(self) -> None:
+        scheduler = scheduler_of(max_batch_rows=64)
+        learn(scheduler, 2)
+        for key in (A, B):
+            for _ in range(10):
+                add(scheduler, key=key)
+
+        assert [take_rows(scheduler), take_rows(scheduler)] == [10, 10]
+
     def test_half_of_very_much_is_still_no_more_than_the_model_takes(self) -> None:
-        scheduler = scheduler_of(cap_rows=2, max_batch_rows=8)
+        scheduler = scheduler_of(max_batch_rows=8)
+        learn(scheduler, 2)
         for _ in range(100):
             add(scheduler)
 
         assert take_rows(scheduler) == 8
-
-    def test_the_cap_is_learned_where_time_per_row_stops_falling(self) -> None:
-        scheduler = scheduler_of(max_batch_rows=64)
-        for rows, ns in ((1, 100), (2, 110), (4, 120), (8, 240), (16, 480)):
-            scheduler.learn(A, rows, ns)
-        for _ in range(8):
-            add(scheduler)
-
-        assert [take_rows(scheduler), take_rows(scheduler)] == [4, 4]
 
     def test_a_stated_cap_is_not_unlearned(self) -> None:
         scheduler = scheduler_of(cap_rows=8, max_batch_rows=64)
@@ -349,9 +374,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
         max_rows=st.integers(1, 12),
         cap=st.none() | st.integers(1, 12),
+        knee=st.sampled_from((0, 1, 2, 4, 8)),
         queue=st.tuples(st.integers(4, 40), st.integers(100, 1000), st.integers(0, 12)),
     )
-    def start(self, max_rows: int, cap: int | None, queue: tuple[int, int, int]) -> None:
+    def start(self, max_rows: int, cap: int | None, knee: int, queue: tuple[int, int, int]) -> None:
         self.policy = BatchPolicy(
             max_batch_rows=max_rows,
             cap_rows=cap,
@@ -360,6 +386,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_queue_requests=queue[2],
         )
         self.scheduler = Scheduler(self.policy, CostModel())
+        self.knee = knee
+        if knee:
+            learn(self.scheduler, knee, A, B, C)
         self.now_ns = 1
         self.waiting: list[InferRequest] = []
         self.patience: dict[InferRequest, int] = {}
@@ -410,14 +439,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert all(self.patience[request] > 0 for request in self.waiting)
 
     def _assert_capacity(self, rows: int, head_rows: int, lane: list[InferRequest]) -> None:
-        waiting_rows = sum(request.rows for request in lane)
+        lane_rows, all_rows = (sum(request.rows for request in each) for each in (lane, self.waiting))
         limit = max_rows = self.policy.max_batch_rows or 1
         if self.policy.cap_rows:
-            limit = min(max(self.policy.cap_rows, (waiting_rows + 1) // 2), max_rows)
+            limit = min(self.policy.cap_rows, max_rows)
+        elif self.knee:
+            limit = min(max(self.knee, (all_rows + 1) // 2), max_rows)
         assert rows <= max_rows
         assert rows <= max(limit, head_rows)
         if len(lane) <= LOOK_AHEAD and all(request.rows == 1 for request in lane):
-            assert rows == min(limit, waiting_rows)
+            assert rows == min(limit, lane_rows)
 
     @precondition(lambda self: self.waiting)
     @rule(position=st.integers(0, 99))
