@@ -108,7 +108,9 @@ class Model:
                 return [], False
             if not lane.fast:
                 self.wake_one()
-                return [], False
+                lane = scheduler.next_lane(now_ns, fast=True)
+                if lane is None:
+                    return [], False
             batch = scheduler.take_from(lane, now_ns)
         ran = execute(self, self.loop_binding, batch)  # type: ignore[arg-type]
         self.learn(ran)

@@ -83,18 +83,22 @@ class Scheduler:
             self.nbytes -= request.nbytes
         return Batch(requests, rows, lane.key, now_ns)
 
-    def next_lane(self, now_ns: int) -> Lane | None:
-        """Choose the due Lane whose head has waited longest; those past their deadline are taken out first."""
+    def next_lane(self, now_ns: int, *, fast: bool = False) -> Lane | None:
+        """Choose the due Lane whose head has waited longest, of the fast ones only if so told.
+
+        Those past their deadline are taken out first.
+        """
         if self._nearest_ns and self._nearest_ns <= now_ns:
             self.expired += self.expire(now_ns)
         if not self.live:
             return None
         if len(self._lanes) == 1 and not self._delay_ns:
-            return next(iter(self._lanes.values()))
+            only = next(iter(self._lanes.values()))
+            return only if only.fast or not fast else None
         oldest: Lane | None = None
         oldest_ns = 0
         for lane in self._lanes.values():
-            if lane.live:
+            if lane.live and (lane.fast or not fast):
                 head = lane.head()
                 head_ns = head.queue_ns if head is not None else 0
                 if (oldest is None or head_ns < oldest_ns) and self._due_ns(lane, head_ns) <= now_ns:

@@ -27,6 +27,7 @@ from tests.fakes import PATIENCE_S, FakeBackend, Function, fake_request
 KEY = ((4,),)
 X = TensorSpec("x", "FP32", (-1, 4))
 ROWS = Signature((X,), (TensorSpec("same", "FP32", (-1, 4)), TensorSpec("sum", "FP32", (-1,))), batched=True)
+FREE = Signature((TensorSpec("x", "FP32", (-1, -1)),), (TensorSpec("y", "FP32", (-1, -1)),), batched=True)
 GUILTY = -1.0
 
 
@@ -341,6 +342,19 @@ class TestTheLoopAsAnInstance:
             assert [[batch.requests for batch in ran] for ran in (first, second)] == [[requests[:2]], [requests[2:]]]
             assert (more, rest) == (True, False)
             assert finished.empty()
+
+    def test_what_is_fast_does_not_stand_behind_what_waits_for_a_thread(self) -> None:
+        with opened(list, signature=FREE, executor="auto") as (model, _, finished):
+            slow, fast = (fake_request(model, key=((width,),)) for width in (9, 4))
+            with model.lock:
+                model.scheduler.learn(slow.key, 1, 1_000_000_000)
+                model.scheduler.learn(fast.key, 1, 1)
+                model.scheduler.add(slow)
+                model.scheduler.add(fast)
+            ran, _ = model.dispatch(1)
+
+            assert [batch.requests for batch in ran] == [[fast]]
+            assert finished.get(timeout=PATIENCE_S).requests == [slow]
 
     def test_a_failed_run_teaches_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with opened(same_and_sum, executor="loop", cap_rows=8) as (model, _, _):

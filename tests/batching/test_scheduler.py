@@ -358,6 +358,24 @@ class TestFastLanes:
 
         assert scheduler.add(fake_request(MODEL)).fast is fast
 
+    @pytest.mark.parametrize("delay_us", [0, 1])
+    def test_the_oldest_of_the_fast_lanes_can_be_asked_for(self, delay_us: int) -> None:
+        policy = BatchPolicy(max_batch_rows=8, max_queue_delay_us=delay_us)
+        scheduler = Scheduler(policy, CostModel(), fast_ns=100)
+        scheduler.learn(B, 1, 90)
+        scheduler.learn(C, 1, 90)
+        add(scheduler, 1, A, 1)
+        alone = scheduler.next_lane(2000, fast=True)
+        lanes = [scheduler.add(fake_request(MODEL, 1, key)) for key in (B, C)]
+        for now_ns, lane in zip((3, 2), lanes, strict=True):
+            lane.live_requests()[0].queue_ns = now_ns
+
+        assert alone is None
+        assert scheduler.next_lane(2000, fast=True) is lanes[1]
+        oldest = scheduler.next_lane(2000)
+        assert oldest is not None
+        assert oldest.key == A
+
     def test_a_lane_that_becomes_slow_is_fast_no_more(self) -> None:
         scheduler = Scheduler(BatchPolicy(max_batch_rows=8), CostModel(), fast_ns=100)
         scheduler.learn(A, 1, 90)
