@@ -130,7 +130,7 @@ class Inference:
             if model is None:
                 raise InferError(Code.INTERNAL, "route without a model")
             if model.scheduler.full():
-                self._engine.refuse_full(model)
+                self._engine.make_room(model)
             header_bytes = claim.header_bytes
             parsed_bytes = len(body) if header_bytes < 0 or route.counted else header_bytes
             if not claim.plain or route.hooked or header_bytes > len(body) or parsed_bytes >= _LARGE_BYTES:
