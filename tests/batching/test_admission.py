@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.backends.errors import Code, InferError
@@ -75,6 +75,7 @@ DIMS = st.lists(st.integers(-1, 5), max_size=3).map(tuple)
 SHAPES = st.lists(st.integers(0, 6), max_size=5).map(tuple)
 
 
+@settings(deadline=None, max_examples=50)
 @given(DIMS, st.data())
 def test_what_fits_is_admitted_whatever_it_puts_for_a_free_axis(dims: Shape, data: st.DataObject) -> None:
     signature = Signature((TensorSpec("x", "FP32", (-1, *dims)),), (), batched=True)
@@ -84,6 +85,7 @@ def test_what_fits_is_admitted_whatever_it_puts_for_a_free_axis(dims: Shape, dat
     assert admit("m", signature, 8, [(rows, *tail)]) == (rows, (tail,))
 
 
+@settings(deadline=None, max_examples=50)
 @given(DIMS, SHAPES)
 def test_what_does_not_fit_never_gets_a_key(dims: Shape, shape: Shape) -> None:
     signature = Signature((TensorSpec("x", "FP32", (-1, *dims)),), (), batched=True)
@@ -95,6 +97,7 @@ def test_what_does_not_fit_never_gets_a_key(dims: Shape, shape: Shape) -> None:
         refusal(signature, shape)
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(0, 5), min_size=2, max_size=2), st.lists(st.integers(0, 8), min_size=2, max_size=2))
 def test_requests_share_a_key_when_their_shapes_are_equal_but_for_rows(widths: list[int], rows: list[int]) -> None:
     keys = [admit("m", PAIR, 8, [(n, 4), (n, width, 3)])[1] for n, width in zip(rows, widths, strict=True)]

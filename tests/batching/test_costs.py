@@ -4,7 +4,7 @@ import math
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.batching.costs import MAX_KEYS, REVIEW_RUNS, CostModel
@@ -61,6 +61,7 @@ def test_a_batch_without_rows_counts_as_one_row() -> None:
 CURVES = st.dictionaries(st.sampled_from([1, 2, 4, 8, 16, 32, 64]), st.integers(1, 10**9), min_size=1)
 
 
+@settings(deadline=None, max_examples=50)
 @given(CURVES)
 def test_what_was_measured_is_what_is_predicted(points: dict[int, int]) -> None:
     costs = measured(points)
@@ -68,6 +69,7 @@ def test_what_was_measured_is_what_is_predicted(points: dict[int, int]) -> None:
     assert {rows: costs.predict_ns(KEY, rows) for rows in points} == points
 
 
+@settings(deadline=None, max_examples=50)
 @given(CURVES)
 def test_between_two_measured_sizes_predictions_go_straight_from_one_to_the_other(points: dict[int, int]) -> None:
     costs, sizes = measured(points), sorted(points)
@@ -81,6 +83,7 @@ def test_between_two_measured_sizes_predictions_go_straight_from_one_to_the_othe
         assert math.isclose(predicted[-1], max(points[low], points[high]))
 
 
+@settings(deadline=None, max_examples=50)
 @given(CURVES)
 def test_outside_of_what_was_measured_a_small_batch_takes_as_long_and_a_big_one_in_proportion(
     points: dict[int, int],
@@ -103,6 +106,7 @@ def test_an_outlier_moves_neither_the_prediction_nor_the_knee(rows: int, outlier
     assert costs.knee_rows(KEY) == 16
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.floats(0.1, 10.0), st.sampled_from([1, 4, 32]))
 def test_a_device_that_changes_its_pace_is_known_after_as_many_steps_of_five_percent(factor: float, rows: int) -> None:
     costs = measured({rows: 10**6})
@@ -129,6 +133,7 @@ def test_a_knee_moves_when_the_device_does() -> None:
     assert costs.knee_rows(KEY) == 1
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 100), st.integers(1, 10**9)), min_size=1, max_size=60))
 def test_whatever_was_measured_the_knee_is_a_size_near_one_that_ran_and_predictions_are_finite(
     runs: list[tuple[int, int]],

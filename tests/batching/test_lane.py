@@ -114,7 +114,7 @@ REMOVE, TAKE, ADD = st.tuples(st.just("remove"), st.integers(0, 50)), st.integer
 STEPS = st.lists(REMOVE | st.tuples(st.just("take"), TAKE) | st.tuples(st.just("add"), ADD), max_size=60)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(STEPS)
 def test_whatever_happens_rows_are_neither_lost_nor_doubled_and_keep_their_order(steps: list[tuple[str, int]]) -> None:
     lane = Lane(KEY)
