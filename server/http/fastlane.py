@@ -17,7 +17,7 @@ from penstock.server.errors import error_body
 
 from .answers import Answers
 from .chunks import ChunkedBody, too_large
-from .head import Head, HttpError, parse
+from .head import Head, HttpError, parse, without_upgrade
 
 if TYPE_CHECKING:
     from .limits import Limits
@@ -40,6 +40,12 @@ class Service(Protocol):
 
     def claim(self, head: Head) -> Any:
         """Give the route of a head, or None to leave the request to uvicorn. Kept with the head's bytes."""
+
+    def turn_away(self, head: Head) -> Any:
+        """Give the error of a request that would be refused now, before its body; None to let it come."""
+
+    def refuse(self, connection: FastLane, error: Any) -> None:
+        """Answer a request that was turned away, its body read and dropped."""
 
     def begin(self, connection: FastLane, head: Head, body: bytes) -> None:
         """Answer a whole request, now or later, by one call of `connection.answer`."""
@@ -98,6 +104,7 @@ class FastLane(HttpToolsProtocol):
         self._scanned = 0
         self._parts: list[bytes | bytearray] = []
         self._missing = 0
+        self._refusal: Any = None
         self._chunked: ChunkedBody | None = None
         self._advancing = False
         self._answered = False
@@ -120,7 +127,8 @@ class FastLane(HttpToolsProtocol):
                 self._service.begin(self, head, data[end:])
                 return
         elif state == _BODY and len(data) <= self._missing and not self._buffer:
-            self._parts.append(data)
+            if self._refusal is None:
+                self._parts.append(data)
             self._missing -= len(data)
             if not self._missing:
                 self._begin()
@@ -194,12 +202,18 @@ class FastLane(HttpToolsProtocol):
         if head.route is None:
             self._state = _FOREIGN
             self._answered = False
-            super().data_received(raw)
+            super().data_received(without_upgrade(raw) if b"upgrade" in head.header else raw)
             return True
+        self._await_body(head)
+        return True
+
+    def _await_body(self, head: Head) -> None:
+        if head.length > _READ_AHEAD_BYTES:
+            # most clients read no answer before they have sent the body, so it is read; but it is not kept
+            self._refusal = self._service.turn_away(head)
         if head.expects:
             self.transport.write(_CONTINUE)
         self._state = _CHUNKS if self._chunked else _BODY
-        return True
 
     def _read_body(self) -> bool:
         if self._missing:
@@ -207,7 +221,8 @@ class FastLane(HttpToolsProtocol):
                 return False
             part = bytes(self._buffer[: self._missing])
             del self._buffer[: len(part)]
-            self._parts.append(part)
+            if self._refusal is None:
+                self._parts.append(part)
             self._missing -= len(part)
             if self._missing:
                 return False
@@ -229,8 +244,11 @@ class FastLane(HttpToolsProtocol):
         parts, self._parts, self._chunked = self._parts, [], None
         body = bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
         self._state = _BUSY
-        head = self.head
-        if head is not None:
+        head, refusal = self.head, self._refusal
+        if refusal is not None:
+            self._refusal = None
+            self._service.refuse(self, refusal)
+        elif head is not None:
             self._service.begin(self, head, body)
 
     def _gather_parts(self) -> None:

@@ -78,10 +78,11 @@ def parse(raw: bytes, limits: Limits) -> Head:
     except httptools.HttpParserError as error:
         raise HttpError(400, f"invalid HTTP request: {error}") from None
     version = parser.get_http_version()
+    if not collector.complete and version != "2.0":
+        # in the preface of HTTP/2 the parser stops before the end
+        raise HttpError(400, "invalid HTTP request: incomplete head")
     if version not in ("1.0", "1.1"):
         raise HttpError(505, f"HTTP version {version} is not supported")
-    if not collector.complete:
-        raise HttpError(400, "invalid HTTP request: incomplete head")
     if len(collector.headers) > limits.max_headers:
         raise HttpError(431, f"request has more than {limits.max_headers} header fields")
     head = Head()
@@ -114,3 +115,8 @@ def _read_headers(head: Head, headers: list[tuple[bytes, bytes]]) -> None:
     if expectation not in (b"", b"100-continue"):
         raise HttpError(417, "the only expectation that can be met is 100-continue")
     head.expects = bool(expectation) and not head.old
+
+
+def without_upgrade(raw: bytes) -> bytes:
+    """Take the Upgrade field out of a head: a parser that sees it takes the body for another protocol's."""
+    return b"\r\n".join([line for line in raw.split(b"\r\n") if line[:8].lower() != b"upgrade:"])
