@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from .request import Key
 
-NEAR_BEST = 1.25
-"""A batch is big enough when its time per row is within this factor of the best one seen."""
+NEAR_BEST = 1.6
+"""A batch is big enough when its time per row is within this factor of the best one seen. Generous, since the batch
+grows by itself when much waits, and a model that runs while the front end answers makes up for it."""
 MAX_KEYS = 256
 REVIEW_RUNS = 8
 """Runs of a Key between two reviews of its knee, which costs as much as the smallest run."""

@@ -161,17 +161,20 @@ class Scheduler:
         """How many rows a batch of this Lane may have now.
 
         The knee keeps model and front end overlapped: with 32 clients in lock step two batches of 16 beat one of 32.
-        When more waits than two such batches hold, half of it goes, since nothing is gained by holding it back.
+        When more waits than two such batches hold, half of all that waits may go, of whatever Keys it is: the other
+        half is what the model runs on while the front end answers this one.
         """
         if not self._batched:
             return 0
         if self._preferred:
             fitting = [size for size in self._preferred if size <= lane.rows]
             return fitting[-1] if fitting else self._max_rows
-        cap = self._cap_rows or self._costs.knee_rows(lane.key)
-        if not cap:
+        if self._cap_rows:
+            return min(self._cap_rows, self._max_rows)
+        knee = self._costs.knee_rows(lane.key)
+        if not knee:
             return self._max_rows
-        return min(max(cap, (lane.rows + 1) // 2), self._max_rows)
+        return min(max(knee, (self.rows + 1) // 2), self._max_rows)
 
     def _due_ns(self, lane: Lane, head_ns: int) -> int:
         if not self._delay_ns:
