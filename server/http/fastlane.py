@@ -170,22 +170,30 @@ class FastLane(HttpToolsProtocol):
             return self._pass_on()
         return False
 
-    def _read_head(self) -> bool:
-        buffer, limits = self._buffer, self.shared.limits
+    def _find_head(self) -> int:
+        """Find where the head at the front of the buffer ends; 0 while its end is not there."""
+        buffer, most = self._buffer, self.shared.limits.max_header_bytes
         if buffer[:2] == b"\r\n":
             # RFC 9112 2.2: an empty line before a request is to be ignored
             del buffer[:2]
-        end = buffer.find(b"\r\n\r\n", self._scanned)
-        if end < 0 or end + 4 > limits.max_header_bytes:
-            if len(buffer) >= limits.max_header_bytes:
-                raise HttpError(431, f"request head exceeds {limits.max_header_bytes} bytes")
-            if buffer and buffer != b"\r" and not 65 <= buffer[0] <= 90:
-                # a TLS handshake, for one, which would wait for its answer as long as this for its end
-                raise HttpError(400, "invalid HTTP request: it does not begin with a method")
-            self._scanned = max(0, len(buffer) - 3)
+        end = buffer.find(b"\r\n\r\n", self._scanned) + 4
+        if end > 3 and end <= most:
+            self._scanned = 0
+            return end
+        if len(buffer) >= most:
+            raise HttpError(431, f"request head exceeds {most} bytes")
+        if buffer and buffer != b"\r" and not 65 <= buffer[0] <= 90:
+            # a TLS handshake, for one, which would wait for its answer as long as this for its end
+            raise HttpError(400, "invalid HTTP request: it does not begin with a method")
+        self._scanned = max(0, len(buffer) - 3)
+        return 0
+
+    def _read_head(self) -> bool:
+        end = self._find_head()
+        if not end:
             return False
-        self._scanned = 0
-        raw = bytes(buffer[: end + 4])
+        buffer, limits = self._buffer, self.shared.limits
+        raw = bytes(buffer[:end])
         head = self._heads.get(raw)
         if head is None:
             head = parse(raw, limits)
@@ -194,7 +202,7 @@ class FastLane(HttpToolsProtocol):
             head.route = self._service.claim(head)
             if head.route is not None and not head.expects:
                 self.shared.remember(raw, head)
-        del buffer[: end + 4]
+        del buffer[:end]
         self.head = head
         self._parts = []
         self._missing = head.length
