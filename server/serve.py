@@ -63,6 +63,12 @@ class Unclaimed:
     def claim(self, head: Any) -> None:
         """Claim nothing."""
 
+    def turn_away(self, head: Any) -> None:
+        """Never called."""
+
+    def refuse(self, connection: FastLane, error: Any) -> None:
+        """Never called."""
+
     def begin(self, connection: FastLane, head: Any, body: bytes) -> None:
         """Never called."""
 

@@ -9,10 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from penstock.backends.datatypes import DATATYPES
+
 from .tensors import to_binary, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from penstock.backends.backend import Array
+    from penstock.batching.request import InferRequest
 
     from .decode import Plan
 
@@ -110,3 +115,24 @@ class Encoder:
                 self._prefixes.clear()
             self._prefixes[key] = prefix
         return prefix
+
+
+def encode_hooked(request: InferRequest, plan: Plan, outputs: dict[str, Array]) -> tuple[bytes, int]:
+    """Encode what post_inference returned: arrays by names of its own choosing.
+
+    A call that names outputs which the hook returns gets those; any other gets all. Returns: as `Encoder.mixed`.
+    """
+    model, binaries = request.model, plan or (False,) * len(request.wanted)
+    asked = {
+        model.signature.outputs[position].name: binary
+        for position, binary in zip(request.wanted, binaries, strict=True)
+    }
+    names = [name for name in outputs if name in asked] or list(outputs)
+    encoder = Encoder(model.name, model.version, [(name, _datatype_of(outputs[name])) for name in names])
+    chosen = tuple(asked.get(name, all(binaries)) for name in names)
+    arrays = [outputs[name] for name in names]
+    return encoder.mixed(request.id, tuple(range(len(names))), chosen, arrays)
+
+
+def _datatype_of(array: Array) -> str:
+    return next(row.name for row in DATATYPES.values() if row.dtype == array.dtype)

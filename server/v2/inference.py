@@ -15,20 +15,18 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote_to_bytes
 
-from penstock.backends.datatypes import DATATYPES
 from penstock.backends.errors import Code, InferError
 from penstock.server.errors import HTTP_STATUS, error_body
 from penstock.server.http.coding import MIN_BYTES, choose, compress, decompress
 from penstock.server.http.head import HttpError
 
 from .decode import Options, decode, decode_remembered
-from .encode import Encoder
+from .encode import Encoder, encode_hooked
 from .parsing import parse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.backends.backend import Array
     from penstock.batching.engine import Engine
     from penstock.batching.model import Model
     from penstock.batching.request import InferRequest
@@ -119,6 +117,16 @@ class Inference:
         route = self._routes.get((name, version)) or Route(name, version)
         return Claim(route, head, predict=match[3] == b"predict")
 
+    def turn_away(self, head: Head) -> InferError | None:
+        """Give the error of a request that finds the queue full: its body need not be kept."""
+        model = head.route.route.model
+        if model is not None and model.scheduler.full():
+            try:
+                self._engine.make_room(model)
+            except InferError as error:
+                return error
+        return None
+
     def begin(self, connection: FastLane, head: Head, body: bytes) -> None:
         """Decode and submit one request, or answer what is wrong with it."""
         claim: Claim = head.route
@@ -143,9 +151,9 @@ class Inference:
                 request, options = decode_remembered(model, body, header_bytes, depth, self, route.layouts)
             self._submit(connection, request, options)
         except InferError as error:
-            self._answer_error(connection, error)
+            self.refuse(connection, error)
         except Exception as error:  # noqa: BLE001 - as in _run
-            self._answer_error(connection, _internal(error, route.name, claim.request_id))
+            self.refuse(connection, _internal(error, route.name, claim.request_id))
 
     def abandon(self, connection: FastLane) -> None:
         """Cancel what a gone client asked for."""
@@ -166,7 +174,7 @@ class Inference:
             head = connection.head
             error = request.error
             if error is not None or head is None:
-                self._answer_error(connection, error or InferError(Code.INTERNAL, "request without a head"))
+                self.refuse(connection, error or InferError(Code.INTERNAL, "request without a head"))
                 continue
             claim: Claim = head.route
             try:
@@ -176,9 +184,9 @@ class Inference:
                 else:
                     self._answer_mixed(connection, claim, encoder, request)
             except InferError as failed:
-                self._answer_error(connection, failed)
+                self.refuse(connection, failed)
             except Exception as failed:  # noqa: BLE001 - one answer's failure must not take its batch mates' answers
-                self._answer_error(connection, _internal(failed, request.model.name, request.id))
+                self.refuse(connection, _internal(failed, request.model.name, request.id))
 
     # -- steps -------------------------------------------------------------------------------------------------
 
@@ -233,7 +241,8 @@ class Inference:
         packed.add_done_callback(lambda future: connection.answer(200, future.result(), content_type, extra))
 
     @staticmethod
-    def _answer_error(connection: FastLane, error: InferError) -> None:
+    def refuse(connection: FastLane, error: InferError) -> None:
+        """Answer with an error."""
         extra = b"retry-after: 1\r\n" if error.code is Code.OVERLOADED else b""
         connection.answer(HTTP_STATUS[error.code], error_body(error.message), b"application/json", extra)
 
@@ -266,9 +275,9 @@ class Inference:
             extra = b"accept-encoding: gzip, deflate\r\n" if error.status == 501 else b""
             connection.answer(error.status, error_body(error.text), b"application/json", extra)
         except InferError as error:
-            self._answer_error(connection, error)
+            self.refuse(connection, error)
         except Exception as error:  # noqa: BLE001 - logged under an id, and the client gets an answer whatever it is
-            self._answer_error(connection, _internal(error, model.name, request_id))
+            self.refuse(connection, _internal(error, model.name, request_id))
         finally:
             # its answer may have begun the next request of the connection
             if connection.task is asyncio.current_task():
@@ -289,28 +298,8 @@ class Inference:
         outputs = await self._hooks_of(model).infer(
             sample, request_id=request.id or claim.request_id, deadline_ns=deadline_ns
         )
-        body, json_bytes = _encode_hooked(request, options, outputs)
+        body, json_bytes = encode_hooked(request, options.plan, outputs)
         self._answer_body(connection, claim, body, json_bytes)
-
-
-def _encode_hooked(request: InferRequest, options: Options, outputs: dict[str, Array]) -> tuple[bytes, int]:
-    """Encode what post_inference returned: arrays by names of its own choosing.
-
-    A call that names outputs which the hook returns gets those; any other gets all.
-    """
-    model, plan = request.model, options.plan or (False,) * len(request.wanted)
-    asked = {
-        model.signature.outputs[position].name: binary for position, binary in zip(request.wanted, plan, strict=True)
-    }
-    names = [name for name in outputs if name in asked] or list(outputs)
-    encoder = Encoder(model.name, model.version, [(name, _datatype_of(outputs[name])) for name in names])
-    binary = tuple(asked.get(name, all(plan)) for name in names)
-    arrays = [outputs[name] for name in names]
-    return encoder.mixed(request.id, tuple(range(len(names))), binary, arrays)
-
-
-def _datatype_of(array: Array) -> str:
-    return next(row.name for row in DATATYPES.values() if row.dtype == array.dtype)
 
 
 def _sample(body: bytes, max_depth: int) -> Any:

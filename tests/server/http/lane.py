@@ -87,12 +87,19 @@ class Own:
     """Answers paths below /own: at once, or when told. Counts what it was asked to forget."""
 
     hold: bool = False
+    full: bool = False
     bodies: list[bytes] = field(default_factory=list)
     waiting: list[FastLane] = field(default_factory=list)
     abandoned: int = 0
 
     def claim(self, head: Head) -> Any:
         return "own" if head.path.startswith(b"/own") else None
+
+    def turn_away(self, head: Head) -> Any:
+        return "full" if self.full else None
+
+    def refuse(self, connection: FastLane, error: Any) -> None:
+        connection.answer(503, error.encode(), b"text/plain")
 
     def begin(self, connection: FastLane, head: Head, body: bytes) -> None:
         assert type(body) is bytes

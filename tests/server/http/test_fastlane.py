@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from itertools import pairwise
 
@@ -413,6 +414,62 @@ class TestBackPressure:
 
             assert lane.statuses == [200] * 3
             assert lane.transport.closed
+
+        run(main)
+
+
+class TestFullQueue:
+    def test_a_large_body_is_read_and_dropped_and_its_request_refused_at_its_end(self) -> None:
+        async def main() -> None:
+            lane = Lane(own=Own(full=True))
+            tracemalloc.start()
+            lane.feed(b"POST /own HTTP/1.1\r\nhost: x\r\ncontent-length: 10000000\r\n\r\n")
+            for _ in range(99):
+                lane.feed(bytes(100_000))
+            held, _ = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+
+            assert held < 200_000
+            assert lane.answers == []
+            assert (await lane.fed(bytes(100_000)))[0].status == 503
+            assert lane.own.bodies == []
+
+        run(main)
+
+    def test_the_connection_is_good_for_the_next_request(self) -> None:
+        async def main() -> None:
+            lane = Lane(own=Own(full=True))
+            raw = request("/own", bytes(70_000))
+            lane.feed(raw)
+            lane.own.full = False
+            lane.feed(raw, raw[:90], raw[90:])
+            await turns()
+
+            assert lane.statuses == [503, 200, 200]
+            assert [len(body) for body in lane.own.bodies] == [70_000] * 2
+            assert not lane.transport.closed
+
+        run(main)
+
+    @pytest.mark.parametrize("full", [False, True])
+    def test_whether_it_is_refused_is_decided_when_its_head_has_arrived(self, full: bool) -> None:
+        async def main() -> None:
+            lane = Lane(own=Own(full=full))
+            raw = request("/own", bytes(70_000))
+            lane.feed(raw[:1000])
+            lane.own.full = not full
+            lane.feed(raw[1000:2000], raw[2000:])
+            await turns()
+
+            assert lane.statuses == [503 if full else 200]
+
+        run(main)
+
+    def test_a_small_body_is_always_handed_on(self) -> None:
+        async def main() -> None:
+            lane = Lane(own=Own(full=True))
+
+            assert [answer.status for answer in await lane.fed(request("/own", bytes(60_000)))] == [200]
 
         run(main)
 
