@@ -1,0 +1,235 @@
+"""Inference as the Service of a connection, over a fake transport and an Engine that answers when told."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from penstock.backends.errors import Code, InferError
+from penstock.batching.model import Model
+from penstock.batching.request import InferRequest
+from penstock.server.http.fastlane import Shared
+from penstock.server.http.limits import Limits
+from penstock.server.v2.inference import Inference
+from tests.fakes import fake_model
+from tests.server.http.lane import Lane, request, run, turns
+
+BODY = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}).encode()
+PATH = "/v2/models/m/infer"
+ANSWER = b'{"model_name":"m","model_version":"1","outputs":[{"name":"y","datatype":"FP32","shape":[1,4],"data":%b}]}'
+
+
+@dataclass
+class HeldEngine:
+    """Keeps what is submitted until the test lets it go."""
+
+    loaded: Model = field(default_factory=fake_model)
+    generation: int = 1
+    held: list[InferRequest] = field(default_factory=list)
+    cancelled: list[InferRequest] = field(default_factory=list)
+    failure: Exception | None = None
+
+    def model(self, name: str, version: str = "") -> Model:
+        if (name, version) not in {("m", ""), ("m", "1")}:
+            raise InferError(Code.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
+        return self.loaded
+
+    def submit(self, request: InferRequest) -> None:
+        if self.failure is not None:
+            raise self.failure
+        self.held.append(request)
+
+    def cancel(self, request: InferRequest) -> None:
+        self.cancelled.append(request)
+
+    def refuse_full(self, model: Model) -> None:
+        raise InferError(Code.OVERLOADED, "Exceeds maximum queue size")
+
+    def let_go(self, values: Any = ((1, 2, 3, 4),)) -> None:
+        """Answer all that was submitted, as one batch."""
+        batch, self.held = self.held, []
+        for each in batch:
+            each.outputs = [np.array(values, np.float32)]
+        batch[0].sink.deliver(batch)
+
+
+class NoHooks:
+    has_pre = has_post = False
+
+
+class Served(Lane):
+    """A connection whose Service is Inference."""
+
+    def __init__(self) -> None:
+        self.engine = HeldEngine()
+        inference = Inference(cast(Any, self.engine), Limits(), lambda model: cast(Any, NoHooks()))
+        super().__init__(shared=Shared(inference, Limits()))
+
+    async def refused(self, raw: bytes) -> tuple[int, str]:
+        """Feed one request that is refused."""
+        self.transport.written.clear()
+        [answer] = await self.fed(raw)
+        return answer.status, json.loads(answer.body)["error"]
+
+
+def test_a_request_is_answered_when_its_batch_is_done() -> None:
+    async def main() -> None:
+        served = Served()
+        assert await served.fed(request(PATH, BODY)) == []
+        served.engine.let_go()
+
+        assert served.bodies == [ANSWER % b"[1.0,2.0,3.0,4.0]"]
+
+    run(main)
+
+
+def test_pipelined_requests_run_one_after_the_other() -> None:
+    async def main() -> None:
+        served = Served()
+        await served.fed(request(PATH, BODY) * 2)
+        assert len(served.engine.held) == 1
+        served.engine.let_go()
+        assert len(served.engine.held) == 1
+        served.engine.let_go()
+
+        assert served.statuses == [200, 200]
+
+    run(main)
+
+
+@pytest.mark.parametrize("lines", [(), ("content-encoding: gzip",)])
+def test_a_client_that_goes_away_has_the_request_cancelled_that_is_under_way(lines: tuple[str, ...]) -> None:
+    async def main() -> None:
+        served = Served()
+        body = gzip.compress(BODY) if lines else BODY
+        await served.fed(request(PATH, body, *lines) * 2)
+        served.engine.let_go()
+        await turns()
+        [second] = served.engine.held
+        served.transport.lose(ConnectionResetError())
+        await turns()
+        served.engine.let_go()
+
+        assert served.engine.cancelled == [second]
+        assert served.statuses == [200]
+
+    run(main)
+
+
+def test_a_request_that_takes_steps_may_follow_one_at_once() -> None:
+    async def main() -> None:
+        served = Served()
+        broken = request(PATH, b"broken", "content-encoding: gzip")
+        answers = await served.fed(broken * 9)
+
+        assert [answer.status for answer in answers] == [400] * 9
+        assert served.protocol.task is None
+
+    run(main)
+
+
+@pytest.mark.parametrize("lines", [(), ("content-encoding: gzip",)])
+def test_what_nobody_foresaw_is_answered_with_an_id_and_logged_under_it(
+    lines: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        served = Served()
+        served.engine.failure = RuntimeError("secret")
+        body = gzip.compress(BODY) if lines else BODY
+        with caplog.at_level(logging.ERROR):
+            status, text = await served.refused(request(PATH, body, "x-request-id: r1", *lines))
+
+        assert (status, text) == (500, "internal error, request id r1")
+        assert "secret" in caplog.text
+        served.engine.failure = None
+        await served.fed(request(PATH, BODY))
+        served.engine.let_go()
+        assert served.statuses == [500, 200]
+
+    run(main)
+
+
+def test_an_answer_that_cannot_be_written_harms_no_other_of_its_batch() -> None:
+    async def main() -> None:
+        first, second = Served(), Served()
+        await first.fed(request(PATH, BODY))
+        await second.fed(request(PATH, BODY))
+        bad, good = first.engine.held[0], second.engine.held[0]
+        bad.outputs, good.outputs = [object()], [np.zeros((1, 4), np.float32)]
+        bad.sink.deliver([bad, good])
+
+        assert (first.statuses, second.statuses) == ([500], [200])
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("value", "status", "text"),
+    [
+        ("x", 400, "Unable to parse Inference-Header-Content-Length, got: x"),
+        ("-1", 400, "Unable to parse Inference-Header-Content-Length, got: -1"),
+        ("9" * 19, 400, f"Unable to parse Inference-Header-Content-Length, got: {'9' * 19}"),
+        ("9" * 4500, 400, ""),
+        ("0", 501, "raw binary request (Inference-Header-Content-Length: 0) is not supported"),
+        ("1000", 400, f"inference header size should be in range (0, {len(BODY)}), got: 1000"),
+    ],
+)
+def test_a_length_of_the_json_that_is_none_is_refused(value: str, status: int, text: str) -> None:
+    async def main() -> None:
+        served = Served()
+        found = await served.refused(request(PATH, BODY, f"inference-header-content-length: {value}"))
+
+        assert found[0] == status
+        assert found[1] == text or not text
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/v2/models/m/versions/1/infer", 200),
+        ("/v2/models/m/versions/0001/infer", 200),
+        ("/v2/models/%6d/infer", 200),
+        ("/v2/models/m/versions/2/infer", 404),
+        ("/v2/models/m/versions/0/infer", 404),
+        ("/v2/models/%00/infer", 404),
+        ("/v2/models/%ff/infer", 404),
+        ("/v2/models/m%2F..%2Fm/infer", 404),
+        ("/v2/models/m/versions/9223372036854775808/infer", 400),
+        ("/v2/models/m/versions/" + "9" * 5000 + "/infer", 400),
+    ],
+)
+def test_a_path_names_a_model_and_perhaps_a_version(path: str, status: int) -> None:
+    async def main() -> None:
+        served = Served()
+        await served.fed(request(path, BODY))
+        if status == 200:
+            served.engine.let_go()
+
+        assert served.statuses == [status]
+
+    run(main)
+
+
+def test_a_path_that_is_only_nearly_one_is_left_to_uvicorn() -> None:
+    async def main() -> None:
+        served = Served()
+        raw = [request(PATH + end, BODY) for end in ("/", "x", "/generate")]
+        raw += [
+            request("/v2/models//infer"),
+            request("/v2/models/m/versions/x/infer"),
+            request("/v2/models/m/v/1/infer"),
+        ]
+        answers = await served.fed(*raw)
+
+        assert len(answers) == len(raw)
+        assert all(answer.body.startswith(b"app ") for answer in answers)
+
+    run(main)
