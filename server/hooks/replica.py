@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-import ctypes
 import inspect
 import queue
 import threading
@@ -19,14 +18,11 @@ from penstock.batching.model import Model
 from penstock.batching.spec import HookSpec
 
 from .call import Call, MovedError, log, refusal
+from .interrupt import interrupt
 from .loading import POST, PRE, HookFunction, HookModule
 
 LOAD_LIMIT_S = 300.0
 """A hook file that takes longer to load has failed. Files may fetch encoders and vocabularies as they load."""
-
-
-class _AbandonedError(SystemExit):
-    """Raised in the thread of an abandoned replica, wherever it is, to end it."""
 
 
 class Owner(Protocol):
@@ -40,6 +36,9 @@ class Owner(Protocol):
 
 
 _LOAD = "load"
+_LOAD_LIMIT_NS = int(LOAD_LIMIT_S * 1e9)
+_RETRY_NS = 100_000_000
+"""Between looks at a replica that has just been abandoned, or is to be."""
 _STATISTICS_NAME = {PRE: "pre", POST: "post"}
 
 
@@ -161,30 +160,36 @@ class Replica:
             call.future.set_result(call.result)
 
     def _watch(self) -> None:
-        """Look whether the running hook is past its limit. One timer, however many calls; it goes off now and then."""
+        """Look after the running hook. One timer, however many calls; it goes off now and then."""
         self._timer = None
+        left_ns = self.watch(time.monotonic_ns())
+        if left_ns:
+            self._timer = self._loop.call_later(left_ns / 1e9, self._watch)
+
+    def watch(self, now_ns: int) -> int:
+        """Abandon the replica if its hook is past the limit by `now_ns`.
+
+        Returns: in how many nanoseconds to look again; 0 for not before the next call.
+        """
         self._drain()
-        if not self.waiting or self._abandoned or self._stopping:
-            return
+        if self._abandoned:
+            return 0 if self._interrupted() else _RETRY_NS
+        if not self.waiting or self._stopping:
+            return 0
         running = self._running
-        left_ns = self._limit_ns
-        if running is not None:
-            limit_ns = int(LOAD_LIMIT_S * 1e9) if running is self._load else self._limit_ns
-            left_ns = running.start_ns + limit_ns - time.monotonic_ns()
-            if left_ns <= 0 and self._abandon(running, limit_ns):
-                return
-        self._timer = self._loop.call_later(max(left_ns, 1_000_000) / 1e9, self._watch)
+        if running is None:
+            return self._limit_ns
+        limit_ns = _LOAD_LIMIT_NS if running is self._load else self._limit_ns
+        left_ns = running.start_ns + limit_ns - now_ns
+        if left_ns > 0:
+            return left_ns
+        return 0 if self._abandon(running, limit_ns) and self._interrupted() else _RETRY_NS
 
     def _abandon(self, running: Call, limit_ns: int) -> bool:
         with self._lock:
             if self._running is not running:
                 return False
             self._abandoned = True
-            # Ends a hook that spins in Python, which would hold the interpreter half the time. One that waits in a C
-            # function ends when that returns, if ever; a daemon thread does not keep the process. Under the lock, since
-            # a thread that has ended may have given its number to another.
-            ident, exception = ctypes.c_ulong(self._thread.ident or 0), ctypes.py_object(_AbandonedError)
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, exception)
         what = "loading the hooks" if running is self._load else running.hook
         text = f"{what} of model '{self._model.name}' took longer than its limit of {limit_ns / 1e9:g} s"
         log(text, self._about(running))
@@ -193,6 +198,20 @@ class Replica:
         if self._nudge is not None:
             self._nudge()
         return True
+
+    def _interrupted(self) -> bool:
+        """End the hook of an abandoned replica if it spins, which would hold the interpreter half the time.
+
+        Returns: whether there is no more to do. One that waits in a C function ends when that returns, if ever; a
+        daemon thread does not keep the process.
+        """
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            ended = self._running is None or not self._thread.is_alive()
+            return ended or interrupt(self._thread.ident or 0, self._spec.path.parent)
+        finally:
+            self._lock.release()
 
     def _fail(self, call: Call, error: InferError) -> None:
         self.waiting -= 1

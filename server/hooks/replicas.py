@@ -140,6 +140,11 @@ class Replicas:
         if not self.shared:
             replica.leave()
 
+    def watch(self, now_ns: int) -> None:
+        """Abandon the replicas whose hooks are past their limit by `now_ns`; they do so themselves in time."""
+        for replica in list(self._live):
+            replica.watch(now_ns)
+
     def close(self) -> None:
         """End the threads of all replicas; whoever still waits is refused."""
         self._closing = True

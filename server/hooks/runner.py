@@ -117,6 +117,11 @@ class Hooks:
             self._on_path.close()
         self._replicas = self._on_path = None
 
+    def watch(self, now_ns: int) -> None:
+        """Fail what is past its limit by `now_ns`; it happens by itself when the time comes."""
+        if self._replicas is not None:
+            self._replicas.watch(now_ns)
+
     async def predict(self, sample: Any, request_id: str = "", deadline_ns: int = 0) -> bytes:
         """Take any JSON value; answer what post_inference returns, or else the list of outputs, as JSON.
 

@@ -142,9 +142,9 @@ class FolderOnPath:
         backwards = sys.path[::-1]
         if str(self._folder) in backwards:
             del sys.path[-1 - backwards.index(str(self._folder))]
-        for name, module in list(sys.modules.items()):
+        for name in [name for name in list(sys.modules) if name not in self._before]:
             top = name.partition(".")[0]
-            file = getattr(module, "__file__", None)
+            file = getattr(sys.modules.get(name), "__file__", None)
             places = (self._folder / f"{top}.py", self._folder / top)
-            if name not in self._before and file and (Path(file) == places[0] or places[1] in Path(file).parents):
+            if file and (Path(file) == places[0] or places[1] in Path(file).parents):
                 sys.modules.pop(name, None)
