@@ -56,9 +56,9 @@ def plan(spec: HookSpec) -> Plan:
     except (OSError, ValueError) as error:
         raise InferError(Code.INVALID, f"hooks file {spec.path}: {error}") from error
     if not writes:
-        return Plan(1, shared=True, reason="one instance for all requests: no globals are written")
+        return Plan(1, shared=True, reason="one instance for all requests, no globals are written")
     listed = ", ".join(map(str, writes[:5])) + (f" and {len(writes) - 5} more" if len(writes) > 5 else "")
-    reason = f"up to {DEFAULT_REPLICAS} instances: globals are written: {listed}"
+    reason = f"up to {DEFAULT_REPLICAS} instances, globals are written: {listed}"
     return Plan(DEFAULT_REPLICAS, shared=False, reason=reason)
 
 

@@ -13,6 +13,7 @@ from penstock.backends.signature import TensorSpec
 from penstock.batching.completion import complete
 from penstock.batching.spec import ModelSpec
 from penstock.server.hooks.loading import check_file
+from penstock.server.hooks.replicas import plan
 
 from .findings import Finding
 from .scan import Defaults, scan
@@ -98,9 +99,8 @@ def _described(spec: ModelSpec) -> str:
     if spec.options:
         lines += _columns("runtime", [", ".join(f"{name} {value}" for name, value in sorted(spec.options.items()))])
     if spec.hooks is not None:
-        replicas = "as the file needs" if spec.hooks.replicas is None else spec.hooks.replicas
-        text = f"{spec.hooks.path}, replicas: {replicas}, timeout: {spec.hooks.timeout_s:g} s"
-        lines += _columns("hooks", [text])
+        replicas = f"replicas: {plan(spec.hooks).reason}"
+        lines += _columns("hooks", [f"{spec.hooks.path}, timeout: {spec.hooks.timeout_s:g} s", replicas])
     return "\n".join(lines)
 
 

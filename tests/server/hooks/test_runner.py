@@ -821,8 +821,8 @@ class TestLoad:
             await stage.load(PLAIN)
 
         act(scene)
-        assert "up to 8 instances: globals are written: current (hooks.py:4)" in caplog.text
-        assert "one instance for all requests: no globals are written" in caplog.text
+        assert "up to 8 instances, globals are written: current (hooks.py:4)" in caplog.text
+        assert "one instance for all requests, no globals are written" in caplog.text
 
     def test_hook_seconds_and_failures_are_counted(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
