@@ -19,6 +19,8 @@ _FLOATS: dict[str, np.dtype[Any]] = {"FP32": np.dtype(np.float32), "FP64": np.dt
 _NUMBERS = {float, int}
 _TAKEN: dict[str, set[type]] = {"f": _NUMBERS, "i": {int}, "u": {int}, "b": {bool, int}}
 """What JSON may hold for a kind of datatype."""
+_N = ord("n")
+"""No number, true or false is written with this letter: where it is, something is null."""
 _LENGTH = struct.Struct("<I")
 _MAX_SIZE = 2**63 - 1
 _NO_JSON = ("FP16", "BF16")
@@ -52,6 +54,9 @@ def from_json(spec: TensorSpec, shape: list[int], count: int, values: Any) -> Ar
     name = spec.datatype
     if name in _FLOATS and type(values) is list and set(map(type, values)) <= _NUMBERS:
         # the usual case, and twice as fast as letting numpy find the type
+        if len(shape) == 2 and shape[0] == 1 and shape[1] == len(values):
+            # one flat row: 0.44 us where making it and giving it its shape takes 0.8
+            return np.array([values], _FLOATS[name])
         array: Array = np.array(values, _FLOATS[name])
     elif name in _NO_JSON:
         raise InferError(Code.INVALID, _only_binary("receiving", name, f"input '{spec.name}'"))
@@ -204,7 +209,7 @@ def to_json(datatype: str, name: str, array: Array) -> bytes:
             flat = flat.astype(np.float64)
         written = orjson.dumps(np.ascontiguousarray(flat), option=orjson.OPT_SERIALIZE_NUMPY)
     # orjson has no token for what is not finite
-    return _with_non_finite(array) if b"null" in written else written
+    return _with_non_finite(array) if _N in written else written
 
 
 def _with_non_finite(array: Array) -> bytes:
