@@ -49,7 +49,8 @@ class Model:
         self.all_outputs = tuple(i for i, output in enumerate(self.signature.outputs) if output.is_tensor)
         self.admitted: dict[tuple[tuple[int, ...] | None, ...], tuple[int, Key]] = {}
         self.lock = threading.Lock()
-        self.scheduler = Scheduler(spec.policy, CostModel(), FAST_NS[spec.policy.executor])
+        count = sum(group.count for group in spec.instances)
+        self.scheduler = Scheduler(spec.policy, CostModel(), FAST_NS[spec.policy.executor], count)
         self.inflight = 0
         self.closing = False
         self.dirty = False

@@ -23,7 +23,7 @@ class Scheduler:
     longest goes first, so no Key starves.
     """
 
-    def __init__(self, policy: BatchPolicy, costs: CostModel, fast_ns: int = 0) -> None:
+    def __init__(self, policy: BatchPolicy, costs: CostModel, fast_ns: int = 0, instances: int = 1) -> None:
         self._max_rows = policy.max_batch_rows or 1
         self._batched = bool(policy.max_batch_rows)
         self._cap_rows = policy.cap_rows or 0
@@ -37,6 +37,7 @@ class Scheduler:
         self._lanes: dict[Key, Lane] = {}
         self._nearest_ns = 0
         self._fast_ns = fast_ns
+        self._instances = instances
         self.expired: list[InferRequest] = []
         self.rows = 0
         self.nbytes = 0
@@ -45,7 +46,8 @@ class Scheduler:
     def add(self, request: InferRequest) -> Lane:
         """Put a request in its Lane.
 
-        Raises: InferError (OVERLOADED) when the queue is full, in rows, bytes or requests.
+        Raises: InferError (OVERLOADED: the queue is full, in rows, bytes or requests; EXPIRED: it is so long that the
+        request's deadline would pass in it).
         """
         if (
             self.rows + request.rows > self._queue_rows
@@ -53,6 +55,9 @@ class Scheduler:
             or self.live >= self._queue_requests
         ) and self.live:
             raise InferError(Code.OVERLOADED, "Exceeds maximum queue size")
+        deadline_ns = request.deadline_ns
+        if deadline_ns and request.queue_ns + self._wait_ns(request.key) > deadline_ns:
+            raise InferError(Code.EXPIRED, "Request timeout expired")
         lane = self._lanes.get(request.key)
         if lane is None:
             lane = self._new_lane(request.key)
@@ -60,10 +65,19 @@ class Scheduler:
         self.rows += request.rows
         self.nbytes += request.nbytes
         self.live += 1
-        deadline_ns = request.deadline_ns
         if deadline_ns and (not self._nearest_ns or deadline_ns < self._nearest_ns):
             self._nearest_ns = deadline_ns
         return lane
+
+    def _wait_ns(self, key: Key) -> float:
+        """Predict how long a request would wait, as if all that waits were of its Key.
+
+        Short of the truth by what is left of the batches under way, and 0 for a Key that has never run: better to
+        take in what expires than to refuse what could be served.
+        """
+        batch_rows = max(min(self.rows, self._max_rows), 1)
+        batch_ns = self._costs.predict_ns(key, batch_rows) if self.live else None
+        return 0 if batch_ns is None else batch_ns * self.rows / batch_rows / self._instances
 
     def full(self) -> bool:
         """Whether nothing more can be taken in: lets the door refuse before a body is decoded."""

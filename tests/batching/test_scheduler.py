@@ -303,6 +303,33 @@ class TestLeaving:
         assert scheduler.expired == [late]
         assert counters(scheduler) == (0, 0, 0)
 
+    @pytest.mark.parametrize(("instances", "wait_ns"), [(1, 10_000), (2, 5_000)])
+    def test_one_that_would_expire_in_the_queue_is_refused_at_the_door(self, instances: int, wait_ns: int) -> None:
+        scheduler = Scheduler(BatchPolicy(max_batch_rows=8), CostModel(), 0, instances)
+        learn(scheduler, 4)
+        for _ in range(40):
+            add(scheduler)
+
+        with pytest.raises(InferError) as caught:
+            add(scheduler, now_ns=100, deadline_ns=100 + wait_ns - 1)
+        add(scheduler, now_ns=100, deadline_ns=100 + wait_ns)
+
+        assert (caught.value.code, caught.value.message) == (Code.EXPIRED, "Request timeout expired")
+        assert counters(scheduler)[:2] == (41, 41)
+
+    def test_one_that_finds_nothing_waiting_is_taken_in_however_long_a_run_is(self) -> None:
+        scheduler = scheduler_of()
+        scheduler.learn(A, 1, 1_000_000)
+
+        add(scheduler, now_ns=100, deadline_ns=101)
+
+    def test_nothing_is_known_of_a_key_that_has_never_run(self) -> None:
+        scheduler = scheduler_of()
+        scheduler.learn(A, 1, 1_000_000)
+        add(scheduler)
+
+        add(scheduler, key=B, now_ns=100, deadline_ns=101)
+
     def test_the_nearest_deadline_is_known(self) -> None:
         scheduler = scheduler_of()
         assert scheduler.nearest_deadline_ns() == 0
@@ -418,12 +445,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         request = fake_request(MODEL, min(rows, self.policy.max_batch_rows or 1), key)
         request.queue_ns = self.now_ns
         request.deadline_ns = self.now_ns + timeout_ns if timeout_ns else 0
+        code = None
         try:
             self.scheduler.add(request)
-        except InferError:
-            assert self._exceeded_by(request)
-        else:
-            assert not self._exceeded_by(request)
+        except InferError as error:
+            code = error.code
+        assert (code is Code.OVERLOADED) == self._exceeded_by(request)
+        if code is Code.EXPIRED:
+            assert self.knee
+            assert request.deadline_ns
+        if code is None:
             self.patience[request] = len(self.waiting) + 1
             self.waiting.append(request)
 
