@@ -10,6 +10,9 @@ from .request import Key
 NEAR_BEST = 1.6
 """A batch is big enough when its time per row is within this factor of the best one seen. Generous, since the batch
 grows by itself when much waits, and a model that runs while the front end answers makes up for it."""
+AT_BEST = 1.05
+"""A batch is too big when its time per row is above the best one seen by more than this factor: its rows may no longer
+fit a cache. Measured on one core: 400 rows/s in batches of 8, 300 in batches of 64 (perf/overload.py)."""
 MAX_KEYS = 256
 REVIEW_RUNS = 8
 """Runs of a Key between two reviews of its knee, which costs as much as the smallest run."""
@@ -23,11 +26,12 @@ class _Curve:
     itself, whatever its distance. A device that becomes twice as slow is known after fifteen runs.
     """
 
-    __slots__ = ("cap", "points", "unseen")
+    __slots__ = ("cap", "most", "points", "unseen")
 
     def __init__(self) -> None:
         self.points: dict[int, tuple[float, float]] = {}
         self.cap = 0
+        self.most = 0
         self.unseen = 0
 
     def observe(self, rows: int, ns: int) -> bool:
@@ -42,13 +46,14 @@ class _Curve:
         if old is not None and self.unseen > 0:
             return False
         self.unseen = REVIEW_RUNS
-        self.cap = self._knee()
+        self._review()
         return True
 
-    def _knee(self) -> int:
+    def _review(self) -> None:
         best = min(ns / rows for rows, ns in self.points.values())
-        bucket = min(b for b, (rows, ns) in self.points.items() if ns / rows <= best * NEAR_BEST)
-        return 1 << bucket
+        self.cap = 1 << min(b for b, (rows, ns) in self.points.items() if ns / rows <= best * NEAR_BEST)
+        most = max(b for b, (rows, ns) in self.points.items() if ns / rows <= best * AT_BEST)
+        self.most = 0 if most == max(self.points) else 1 << most
 
     def predict_ns(self, rows: int) -> float:
         points = sorted(self.points.values())
@@ -89,3 +94,8 @@ class CostModel:
         """Give the smallest batch whose time per row is near the best seen; 0 for a Key that has never run."""
         curve = self._curves.get(key)
         return 0 if curve is None else curve.cap
+
+    def most_rows(self, key: Key) -> int:
+        """Give the biggest batch beyond which time per row has been seen to rise; 0 where it has not been seen to."""
+        curve = self._curves.get(key)
+        return 0 if curve is None else curve.most

@@ -11,6 +11,8 @@ from .request import InferRequest, Key
 from .spec import BatchPolicy
 
 KEPT_LANES = 64
+LOOK_AGAIN = 64
+"""One in so many batches grows past the size where time per row was seen to rise."""
 UNKNOWN_NS = 1 << 61
 """What a batch of a Key that has never run is taken to last: too long for the loop, unless it is pinned to the loop."""
 
@@ -38,6 +40,7 @@ class Scheduler:
         self._nearest_ns = 0
         self._fast_ns = fast_ns
         self._instances = instances
+        self._held_back = 0
         self.expired: list[InferRequest] = []
         self.rows = 0
         self.nbytes = 0
@@ -176,7 +179,8 @@ class Scheduler:
 
         The knee keeps model and front end overlapped: with 32 clients in lock step two batches of 16 beat one of 32.
         When more waits than two such batches hold, half of all that waits may go, of whatever Keys it is: the other
-        half is what the model runs on while the front end answers this one.
+        half is what the model runs on while the front end answers this one. But a batch does not grow to where its
+        rows take longer, except now and then, to see whether they still do.
         """
         if not self._batched:
             return 0
@@ -188,7 +192,12 @@ class Scheduler:
         knee = self._costs.knee_rows(lane.key)
         if not knee:
             return self._max_rows
-        return min(max(knee, (self.rows + 1) // 2), self._max_rows)
+        limit = min(max(knee, (self.rows + 1) // 2), self._max_rows)
+        most = self._costs.most_rows(lane.key)
+        if not most or limit <= most:
+            return limit
+        self._held_back += 1
+        return most if self._held_back % LOOK_AGAIN else limit
 
     def _due_ns(self, lane: Lane, head_ns: int) -> int:
         if not self._delay_ns:

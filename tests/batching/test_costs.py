@@ -44,6 +44,17 @@ def test_where_time_per_row_always_falls_the_knee_is_the_biggest_batch() -> None
     assert measured(dict.fromkeys((1, 2, 4, 8), 100)).knee_rows(KEY) == 8
 
 
+def test_the_most_is_where_time_per_row_begins_to_rise() -> None:
+    costs = measured({1: 100, 2: 150, 4: 300, 8: 600, 16: 1300, 32: 2800})
+
+    assert (costs.knee_rows(KEY), costs.most_rows(KEY)) == (1, 8)
+
+
+@pytest.mark.parametrize("points", [{}, {1: 100}, {1: 100, 2: 200, 4: 410}, MEASURED])
+def test_where_time_per_row_has_not_been_seen_to_rise_there_is_no_most(points: dict[int, int]) -> None:
+    assert measured(points).most_rows(KEY) == 0
+
+
 def test_a_new_size_is_reviewed_at_once_and_a_known_one_every_few_runs() -> None:
     costs = CostModel()
     reviewed = [costs.observe(KEY, 1, 100) for _ in range(2 * REVIEW_RUNS + 1)]

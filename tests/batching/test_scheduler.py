@@ -15,7 +15,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.costs import CostModel
 from penstock.batching.lane import LOOK_AHEAD, Lane
 from penstock.batching.request import InferRequest, Key
-from penstock.batching.scheduler import KEPT_LANES, Scheduler
+from penstock.batching.scheduler import KEPT_LANES, LOOK_AGAIN, Scheduler
 from penstock.batching.spec import BatchPolicy
 from tests.fakes import fake_model, fake_request
 
@@ -149,6 +149,17 @@ class TestBatchSize:
             add(scheduler)
 
         assert take_rows(scheduler) == 8
+
+    def test_a_batch_does_not_grow_to_where_its_rows_take_longer_but_for_a_look_now_and_then(self) -> None:
+        scheduler = scheduler_of(max_batch_rows=64, max_queue_rows=100_000)
+        learn(scheduler, 8)
+        scheduler.learn(A, 32, 10_000)
+        for _ in range(20_000):
+            add(scheduler)
+
+        taken = [take_rows(scheduler) for _ in range(2 * LOOK_AGAIN)]
+
+        assert taken == [*[16] * (LOOK_AGAIN - 1), 64] * 2
 
     def test_a_stated_cap_is_not_unlearned(self) -> None:
         scheduler = scheduler_of(cap_rows=8, max_batch_rows=64)
