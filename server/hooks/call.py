@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock.backends.errors import Code, InferError
 
 from .loading import PRE, brief
+
+_TELL_NS = 1_000_000_000
 
 logger = logging.getLogger("penstock.hooks")
 
@@ -56,22 +59,36 @@ def log(message: str, about: Mapping[str, str], error: BaseException | None = No
         return
 
 
-def refusal(call: Call, error: BaseException, about: Mapping[str, str], *, quiet: bool) -> InferError:
-    """Make the error of a request whose hook raised, and log the rest, unless `quiet`.
+def refusal(call: Call, error: BaseException) -> InferError:
+    """Make what the client is told when a hook raised; give the request an id if the rest is in the log only.
 
     A hook may raise InferError itself, and so choose code and text.
     """
     if isinstance(error, InferError):
-        if error.code is Code.INTERNAL and not quiet:
-            log(error.message, about)
         return error
-    request_id = call.request_id or secrets.token_hex(4)
-    if not quiet:
-        log(f"{call.hook} raised {brief(error)}", {**about, "request_id": request_id}, error)
     if call.hook == PRE and isinstance(error, Exception):
         # mostly a sample that lacks something, so it says what; of the others a client can do nothing about
         refused = InferError(Code.INVALID, f"{call.hook}: {brief(error)}")
     else:
-        refused = InferError(Code.INTERNAL, f"{call.hook} failed; the log has the rest under request id {request_id}")
+        call.request_id = call.request_id or secrets.token_hex(4)
+        text = f"{call.hook} failed; the log has the rest under request id {call.request_id}"
+        refused = InferError(Code.INTERNAL, text)
     refused.__cause__ = error
     return refused
+
+
+def tell(call: Call, error: BaseException, about: Mapping[str, str], told_ns: int) -> int:
+    """Log what a hook raised, in full unless it is about the sample and the last such was told just before.
+
+    A traceback takes 0.5 ms to write: a client that sends nothing but bad samples must not slow down the others.
+    Returns: when it was last told in full, as `told_ns`.
+    """
+    bad_sample = call.error is None or call.error.code is not Code.INTERNAL
+    if isinstance(error, InferError):
+        if not bad_sample:
+            log(f"{call.hook}: {error.message}", about)
+        return told_ns
+    now_ns = time.monotonic_ns()
+    in_full = not bad_sample or now_ns - told_ns > _TELL_NS
+    log(f"{call.hook} raised {brief(error)}", about, error if in_full else None)
+    return now_ns if in_full else told_ns

@@ -17,7 +17,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
 from penstock.batching.spec import HookSpec
 
-from .call import Call, MovedError, log, refusal
+from .call import Call, MovedError, log, refusal, tell
 from .interrupt import interrupt
 from .loading import POST, PRE, HookFunction, HookModule
 
@@ -66,6 +66,7 @@ class Replica:
         self._timer: asyncio.TimerHandle | None = None
         self._nudge: Callable[[], Any] | None = None
         self._abandoned = False
+        self._told_ns = 0
         self._ended = False
         self._stopping = False
         self._leaving = False
@@ -275,7 +276,7 @@ class Replica:
                 try:
                     call.result = call.finish(self._functions[call.hook](call.value))  # type: ignore[misc]
                 except BaseException as error:  # noqa: BLE001 - sys.exit in a hook harms its own request only
-                    call.error = refusal(call, error, self._about(call), quiet=self._abandoned)
+                    self._refuse(call, error)
             if not self._end(call):
                 return
 
@@ -303,7 +304,7 @@ class Replica:
                     result = self._functions[call.hook](call.value)  # type: ignore[misc]
                     call.result = call.finish(await result if inspect.isawaitable(result) else result)
                 except BaseException as error:  # noqa: BLE001 - as in _serve
-                    call.error = refusal(call, error, self._about(call), quiet=self._abandoned)
+                    self._refuse(call, error)
             if not self._end(call) or (task is not None and task.cancelling()):
                 # abandoned; or a task of the user's has ended the loop, which cancels all others on its way out
                 return
@@ -339,5 +340,11 @@ class Replica:
                 # the loop is closed, and nobody waits
                 self._stopping = True
 
+    def _refuse(self, call: Call, error: BaseException) -> None:
+        call.error = refusal(call, error)
+        if not self._abandoned:
+            self._told_ns = tell(call, error, self._about(call), self._told_ns)
+
     def _about(self, call: Call) -> dict[str, str]:
-        return {"model": self._model.name, "request_id": call.request_id}
+        about = {"model": self._model.name}
+        return about | {"request_id": call.request_id} if call.request_id else about
