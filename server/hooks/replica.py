@@ -245,7 +245,8 @@ class Replica:
                 call.finish(module)
             except InferError as error:
                 call.error = error
-                log(error.message, self._about(call), error.__cause__)
+                if error.__cause__ is not None:
+                    log(error.message, self._about(call), error.__cause__)
             if self._end(call) and call.error is None and module is not None:
                 if module.is_async:
                     with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
