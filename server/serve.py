@@ -49,6 +49,9 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 CANCEL_GRACE_S = 1.0
 """How long what a signal interrupts may take to notice."""
 GC_THRESHOLD = (20_000, 20, 50)
+SWITCH_S = 0.0005
+"""How soon a thread that computes gives way to one that waits; Python's own 5 ms are longer than most runs of a model.
+mlp at 32 connections: 10% more requests/s, p99 12 ms instead of 53; while it refuses 20,000 requests/s: 12% more."""
 METRICS_GRACE_S = 1.0
 """How long the metrics port may take to finish a scrape, once all else has ended."""
 
@@ -251,6 +254,7 @@ def run(settings: Settings) -> int:
     """
     logs = Logs(settings, sys.stderr)
     logs.start()
+    sys.setswitchinterval(SWITCH_S)
     loop = uvloop.new_event_loop()
     try:
         return loop.run_until_complete(_Process(settings).run())
