@@ -36,7 +36,6 @@ class Owner(Protocol):
 
 
 _LOAD = "load"
-_LOAD_LIMIT_NS = int(LOAD_LIMIT_S * 1e9)
 _RETRY_NS = 100_000_000
 """Between looks at a replica that has just been abandoned, or is to be."""
 _STATISTICS_NAME = {PRE: "pre", POST: "post"}
@@ -180,7 +179,7 @@ class Replica:
         running = self._running
         if running is None:
             return self._limit_ns
-        limit_ns = _LOAD_LIMIT_NS if running is self._load else self._limit_ns
+        limit_ns = int(LOAD_LIMIT_S * 1e9) if running is self._load else self._limit_ns
         left_ns = running.start_ns + limit_ns - now_ns
         if left_ns > 0:
             return left_ns
@@ -347,5 +346,4 @@ class Replica:
             self._told_ns = tell(call, error, self._about(call), self._told_ns)
 
     def _about(self, call: Call) -> dict[str, str]:
-        about = {"model": self._model.name}
-        return about | {"request_id": call.request_id} if call.request_id else about
+        return {"model": self._model.name} | ({"request_id": call.request_id} if call.request_id else {})
