@@ -16,7 +16,6 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.admission import admit
 from penstock.batching.request import InferRequest
 
-from .layout import KEPT_LAYOUTS, MAX_JSON_BYTES, Layout, layout_of
 from .parsing import parse
 from .tensors import from_binary, from_json
 
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
     from penstock.backends.signature import TensorSpec
     from penstock.batching.model import Model
     from penstock.batching.request import Key, Sink
+
+    from .layout import Layouts
 
 JSON, BINARY = False, True
 Plan = tuple[bool, ...] | None
@@ -64,23 +65,18 @@ def _no(member: str, value: Any, kind: str) -> InferError:
 
 
 def decode_remembered(
-    model: Model, body: bytes, header_bytes: int, max_depth: int, sink: Sink, layouts: dict[bytes, Layout]
+    model: Model, body: bytes, header_bytes: int, max_depth: int, sink: Sink, layouts: Layouts
 ) -> tuple[InferRequest, Options]:
-    """Decode as `decode` does, but the same JSON before binary tensors once only: `layouts` is the memory of it.
+    """Decode as `decode` does; JSON that `layouts` remembers is not decoded again.
 
     Raises: InferError.
     """
-    text = body[:header_bytes]
-    layout = layouts.get(text)
-    if layout is not None and layout.nbytes == len(body):
-        return layout.request(model, body, sink), layout.options
-    request, options = decode(model, body, header_bytes, max_depth, sink)
-    made = layout_of(request, options, body) if len(text) <= MAX_JSON_BYTES else None
-    if made is not None:
-        if len(layouts) >= KEPT_LAYOUTS:
-            layouts.clear()
-        layouts[text] = made
-    return request, options
+    found = layouts.find(model, body, header_bytes, sink)
+    if found is not None:
+        return found
+    found = decode(model, body, header_bytes, max_depth, sink)
+    layouts.remember(*found, body, header_bytes)
+    return found
 
 
 def decode(model: Model, body: bytes, header_bytes: int, max_depth: int, sink: Sink) -> tuple[InferRequest, Options]:

@@ -22,6 +22,7 @@ from penstock.server.http.head import HttpError
 
 from .decode import Options, decode, decode_remembered
 from .encode import Encoder, encode_hooked
+from .layout import Layouts
 from .parsing import parse
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from penstock.server.http.fastlane import FastLane
     from penstock.server.http.head import Head
     from penstock.server.http.limits import Limits
-
-    from .layout import Layout
 
 logger = logging.getLogger("penstock.server")
 T = TypeVar("T")
@@ -73,7 +72,7 @@ class Route:
         self.model: Model | None = None
         self.encoder: Encoder | None = None
         self.hooked = False
-        self.layouts: dict[bytes, Layout] = {}
+        self.layouts = Layouts()
         self.counted = False
 
 
@@ -145,10 +144,7 @@ class Inference:
                 self._begin_on_task(connection, claim, model, body)
                 return
             depth = self._limits.max_json_depth
-            if header_bytes < 0:
-                request, options = decode(model, body, header_bytes, depth, self)
-            else:
-                request, options = decode_remembered(model, body, header_bytes, depth, self, route.layouts)
+            request, options = decode_remembered(model, body, header_bytes, depth, self, route.layouts)
             self._submit(connection, request, options)
         except InferError as error:
             self.refuse(connection, error)
@@ -193,7 +189,7 @@ class Inference:
     def _resolve(self, route: Route) -> None:
         model = self._engine.model(route.name, route.version)
         route.model = model
-        route.layouts = {}
+        route.layouts = Layouts()
         route.encoder = self._encoder(model)
         hooks = self._hooks_of(model)
         route.hooked = hooks.has_pre or hooks.has_post
