@@ -29,6 +29,8 @@ _KEPT_HEADS = 1024
 _KEPT_HEAD_BYTES = 2048
 _MOST_PARTS = 1024
 """Parts of a body that are kept apart; more of them, from a client that sends it in crumbs, are put together."""
+EOF_GRACE_S = 0.1
+"""How long a request is still answered after its client has closed its sending side, or altogether."""
 DRAIN_LINGER_S = 0.5
 """How long an idle connection stays open while draining: a request that is on its way is still answered."""
 REFUSED_LINGER_S = 5.0
@@ -410,9 +412,19 @@ class FastLane(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Let a client that has closed its sending side still have its answer."""
+        """Take the end of what the client sends for its end: what it asked for is cancelled after a moment.
+
+        A client that has gone and one that has only closed its sending side look the same. The second kind still gets
+        an answer that comes within the moment.
+        """
         self._half_closed = True
+        if self._state == _BUSY:
+            self.loop.call_later(EOF_GRACE_S, self._give_up, self.request, self.task)
         return self._answer_due() or (self._state == _HEAD and self.flow.write_paused and bool(self._buffer))
+
+    def _give_up(self, request: Any, task: asyncio.Task[None] | None) -> None:
+        if self._state == _BUSY and self.request is request and self.task is task:
+            self.transport.close()
 
     def pause_writing(self) -> None:
         """Note that the client has fallen behind."""

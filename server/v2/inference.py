@@ -281,7 +281,8 @@ class Inference:
 
     async def _predict(self, connection: FastLane, claim: Claim, model: Model, body: bytes) -> None:
         sample = await _off_loop(len(body), _sample, body, self._limits.max_json_depth)
-        answer = await self._hooks_of(model).predict(sample, request_id=claim.request_id, deadline_ns=0)
+        deadline_ns = _deadline_ns(time.monotonic_ns(), 0, model.spec.policy)
+        answer = await self._hooks_of(model).predict(sample, request_id=claim.request_id, deadline_ns=deadline_ns)
         self._answer_body(connection, claim, answer, 0)
 
     async def _infer_with_hooks(

@@ -1,0 +1,57 @@
+"""A client that goes away takes its request with it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from pathlib import Path
+
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching.statistics import CANCELED
+from tests.fakes import FakeBackend, Gate, fake_loader
+from tests.live import Live, live_server
+
+GRAPH = Signature((TensorSpec("x", "FP32", (-1, 2)),), (TensorSpec("y", "FP32", (-1, 2)),))
+BODY = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]}).encode()
+REQUEST = b"POST /v2/models/m/infer HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(BODY), BODY)
+
+
+def connected(live: Live) -> socket.socket:
+    client = socket.create_connection(("127.0.0.1", live.http_port), timeout=20)
+    client.sendall(REQUEST)
+    return client
+
+
+async def until_waiting(live: Live, count: int) -> None:
+    model = live.server.engine.model("m")
+    async with asyncio.timeout(10):
+        while model.waiting_requests != count:  # noqa: ASYNC110 - the queue tells nobody
+            await asyncio.sleep(0)
+
+
+async def cancelled(live: Live) -> int:
+    return live.server.engine.model("m").statistics.snapshot().failures[CANCELED]
+
+
+def test_what_a_gone_client_asked_for_leaves_the_queue_and_never_runs(tmp_path: Path) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "1" / "model.onnx").touch()
+    (tmp_path / "m" / "penstock.toml").write_text('[batching]\nexecutor = "thread"\n')
+    gate = Gate(list)
+    backend = FakeBackend(GRAPH, gate)
+    with live_server(tmp_path, loaders={"onnxruntime": fake_loader(backend)}) as live:
+        warm_up = len(backend.runs)
+        gate.close()
+        with connected(live) as first:
+            live.call(gate.entered())
+            with connected(live):
+                live.call(until_waiting(live, 1))
+            live.call(until_waiting(live, 0))
+
+            assert live.call(cancelled(live)) == 1
+
+            gate.open()
+
+            assert first.recv(4096).startswith(b"HTTP/1.1 200")
+            assert [run.rows for run in backend.runs[warm_up:]] == [1]
