@@ -86,6 +86,12 @@ class Process:
         after_name = Path(f"/proc/{self.pid}/stat").read_text("ascii").rpartition(")")[2].split()
         return (int(after_name[11]) + int(after_name[12])) / os.sysconf("SC_CLK_TCK")
 
+    def rss_mib(self) -> float:
+        """Memory that it holds now."""
+        return (
+            int(Path(f"/proc/{self.pid}/statm").read_text("ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+        )
+
     def request(self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> bytes:
         """Make one call. Raises: RuntimeError with the answer if it is not 200."""
         connection = http.client.HTTPConnection(HOST, self.port, timeout=READY_WITHIN_S)

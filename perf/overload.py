@@ -1,0 +1,248 @@
+"""Overload: ten times what a model can do, for 20 s, and what it leaves behind. `python -m penstock.perf.overload`.
+
+A model is served whose capacity is far below what the front end can take. What it does at its best is measured with a
+closed loop, then ten times that many requests per second are sent whatever becomes of them (`flood.py`), and in the end
+the first measurement is made again. `--soak SECONDS` looks for what grows instead: steady load, and memory over time.
+
+The model gets one thread: on a machine of two cores, server and load share the other, so that what the load costs is
+not taken from the model's work. `--threads 0` leaves it its default, all cores, and the load's share to its loss.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.batching.spec import DEFAULT_QUEUE_ROWS
+
+from . import models
+from .bench import IRIS_64, MLP_32, Case, call
+from .load import HOST, Load, Process, drive, penstock
+
+DEEP = Case("deep", "binary", 64, ((1, 64),))
+SOAKED = (IRIS_64, MLP_32)
+CONNECTIONS = (16, 64)
+MOST_CONNECTIONS = 2 * DEFAULT_QUEUE_ROWS
+CALM_S = 4
+SAMPLE_S = 0.25
+EMPTY_WITHIN_S = 60.0
+LEAST_OFFERED = 0.95
+LEAST_OF_PEAK = 0.9
+REFUSED_WITHIN_MS = 10.0
+FLAT_MIB = 4.0
+"""What memory may grow by once the queue has filled. The bodies refused meanwhile are fifty times as much."""
+GROWTH_MIB_PER_MINUTE = 1.0
+NONE = {"count": 0, "p50_ms": 0.0, "p99_ms": 0.0, "max_ms": 0.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Calm:
+    """The server with no more to do than it can: its best, a client that is alone with it, and its memory."""
+
+    best: Load
+    alone: Load
+    rss_mib: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The server at one moment of a flood."""
+
+    waiting_rows: int
+    rss_mib: float
+
+
+@dataclass(frozen=True, slots=True)
+class Overload:
+    """A flood, as the load saw it (`seen`, see `flood.py`) and as the server looked meanwhile."""
+
+    wanted_per_s: float
+    seconds: int
+    seen: dict[str, Any]
+    samples: list[Sample]
+    server_cpu_s: float
+    empty_after_s: float
+
+    @property
+    def offered_per_s(self) -> float:
+        return float(self.seen["sent"] / self.seconds)
+
+    @property
+    def good_per_s(self) -> float:
+        """Good answers per second, but for the first second, in which the queue fills."""
+        return float(np.mean(self.seen["good_per_s"][1:]))
+
+    @property
+    def waiting_rows(self) -> int:
+        return max(sample.waiting_rows for sample in self.samples)
+
+    @property
+    def growth_mib(self) -> float:
+        """How much more memory the last quarter needed than the second, when the queue was full already."""
+        rss_mib = [sample.rss_mib for sample in self.samples]
+        quarter = len(rss_mib) // 4
+        return max(rss_mib[-quarter:]) - max(rss_mib[quarter : 2 * quarter])
+
+    def answered(self, status: int) -> dict[str, float]:
+        """Count and times of the answers with one status."""
+        took: dict[str, float] = self.seen["took"].get(str(status), NONE)
+        return took
+
+    @property
+    def unexpected(self) -> int:
+        """Requests that ended in neither 200 nor 503."""
+        others = [took["count"] for status, took in self.seen["took"].items() if status not in {"200", "503"}]
+        return int(self.seen["broken"] + sum(others))
+
+
+def calm(server: Process) -> Calm:
+    """Measure the server undisturbed."""
+    sent = call(DEEP)
+    server.request("POST", sent.path, sent.bodies[0], sent.headers)
+    alone = drive(server, sent, 1, CALM_S // 2)
+    loads = [drive(server, sent, connections, CALM_S) for connections in CONNECTIONS]
+    return Calm(max(loads, key=lambda load: load.requests_per_s), alone, server.rss_mib())
+
+
+def overload(server: Process, rate_per_s: float, seconds: int) -> Overload:
+    """Flood the server, and watch it until its queue is empty again."""
+    sent = call(DEEP)
+    order = {
+        "host": HOST, "port": server.port, "path": sent.path, "headers": dict(sent.headers),
+        "rate_per_s": rate_per_s, "seconds": seconds, "connections": MOST_CONNECTIONS,
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as pool:
+        body = Path(folder, "body")
+        body.write_bytes(sent.bodies[0])
+        cpu_s, start = server.cpu_s(), time.monotonic()
+        flood = pool.submit(_flood, order | {"body": str(body)})
+        samples = []
+        while (passed_s := time.monotonic() - start) < seconds:
+            samples.append(_sample(server))
+            time.sleep(SAMPLE_S)
+        cpu_s = server.cpu_s() - cpu_s
+        while _sample(server).waiting_rows and passed_s < seconds + EMPTY_WITHIN_S:
+            time.sleep(SAMPLE_S / 5)
+            passed_s = time.monotonic() - start
+        return Overload(rate_per_s, seconds, flood.result(), samples, cpu_s, passed_s - seconds)
+
+
+def _flood(order: dict[str, Any]) -> dict[str, Any]:
+    command = [sys.executable, "-m", "penstock.perf.flood"]
+    ended = subprocess.run(command, input=json.dumps(order), capture_output=True, text=True, check=True)
+    seen: dict[str, Any] = json.loads(ended.stdout)
+    return seen
+
+
+def _sample(server: Process) -> Sample:
+    page = server.request("GET", "/metrics").decode()
+    found = re.search(rf'^penstock_waiting_rows{{model="{DEEP.model}",.*}} (\d+)$', page, re.MULTILINE)
+    if found is None:
+        raise RuntimeError("the metrics page does not say how many rows wait")
+    return Sample(int(found[1]), server.rss_mib())
+
+
+def report(before: Calm, during: Overload, after: Calm) -> str:
+    """Write the table, and which of issue 2's claims hold."""
+    good, refused, seconds = during.answered(200), during.answered(503), during.seconds
+    rows = [f"{'':<10} {'good/s':>8} {'503/s':>8} {'p50 ms':>9} {'p99 ms':>9} {'alone p50':>9} {'RSS MiB':>8}"]
+    for name, state in (("before", before), ("after", after)):
+        best = state.best
+        row = f"{name:<10} {best.requests_per_s:>8,.0f} {0:>8} {best.p50_ms:>9.2f} {best.p99_ms:>9.2f}"
+        rows.append(f"{row} {state.alone.p50_ms:>9.2f} {state.rss_mib:>8.0f}")
+    row = f"{'overload':<10} {during.good_per_s:>8,.0f} {refused['count'] / seconds:>8,.0f} {good['p50_ms']:>9.2f}"
+    rows.insert(2, f"{row} {good['p99_ms']:>9.2f} {'':>9} {max(each.rss_mib for each in during.samples):>8.0f}")
+    cpu = f"server {during.server_cpu_s / seconds:.2f}, load {during.seen['cpu_s'] / seconds:.2f}"
+    rows += [
+        f"offered {during.offered_per_s:,.0f}/s for {seconds} s over {during.seen['connections']} connections",
+        f"cores in use: {cpu}",
+        f"refusals: p50 {refused['p50_ms']:.3f} ms, p99 {refused['p99_ms']:.3f} ms, most {refused['max_ms']:.1f} ms",
+        f"queue empty {during.empty_after_s:.1f} s after the last request",
+        *_verdicts(before, during, after),
+    ]
+    return "\n".join(rows)
+
+
+def _verdicts(before: Calm, during: Overload, after: Calm) -> list[str]:
+    peak = max(before.best.requests_per_s, after.best.requests_per_s)
+    refused_ms = during.answered(503)["p99_ms"]
+    times, share = during.offered_per_s / peak, during.good_per_s / peak
+    again = after.best.requests_per_s / before.best.requests_per_s
+    return [
+        _verdict(f"offered {times:.1f} times the peak", during.offered_per_s >= LEAST_OFFERED * during.wanted_per_s),
+        _verdict(
+            f"queue: at most {during.waiting_rows} rows of {DEFAULT_QUEUE_ROWS}",
+            during.waiting_rows <= DEFAULT_QUEUE_ROWS,
+        ),
+        _verdict(f"goodput: {share:.1%} of the peak", share >= LEAST_OF_PEAK),
+        _verdict(f"refusals: p99 {refused_ms:.3f} ms from sent to received", refused_ms < REFUSED_WITHIN_MS),
+        _verdict(f"neither 200 nor 503: {during.unexpected}", during.unexpected == 0),
+        _verdict(f"memory: {during.growth_mib:+.1f} MiB with the queue full", during.growth_mib <= FLAT_MIB),
+        _verdict(f"after: {again:.1%} of the goodput before", again >= LEAST_OF_PEAK),
+    ]
+
+
+def _verdict(words: str, holds: bool) -> str:
+    return f"{words}: {'holds' if holds else 'DOES NOT HOLD'}"
+
+
+def soak(server: Process, case: Case, seconds: int) -> str:
+    """Load the server steadily, and say how fast its memory grows: a line fitted to all but the first quarter."""
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(drive, server, call(case), case.connections, seconds)
+        start, points = time.monotonic(), []
+        while not running.done():
+            points.append((time.monotonic() - start, server.rss_mib()))
+            time.sleep(SAMPLE_S)
+        load = running.result()
+    at_s, rss_mib = np.array(points[len(points) // 4 :]).T
+    slope = float(np.polyfit(at_s, rss_mib, 1)[0]) * 60
+    words = (
+        f"{case.name} at {case.connections}: {load.requests_per_s:,.0f} requests/s, {load.refused + load.broken} failed"
+    )
+    words += f", RSS {points[0][1]:.1f} to {points[-1][1]:.1f} MiB, lately {slope:+.2f} MiB a minute"
+    return _verdict(words, slope <= GROWTH_MIB_PER_MINUTE and not load.refused + load.broken)
+
+
+def _overloaded(times: float, seconds: int, threads: int) -> str:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        models.make(folder, {DEEP.model: models.deep})
+        if threads:
+            (folder / DEEP.model / "penstock.toml").write_text(f"[runtime]\nintra_op_threads = {threads}\n", "utf-8")
+        with penstock(folder) as server:
+            before = calm(server)
+            during = overload(server, times * before.best.requests_per_s, seconds)
+            return report(before, during, calm(server))
+
+
+def main() -> None:
+    """Overload or soak, and print the report."""
+    parser = argparse.ArgumentParser(prog="python -m penstock.perf.overload", description=__doc__)
+    parser.add_argument("--times", type=float, default=10, help="what to offer, in peaks")
+    parser.add_argument("--seconds", type=int, default=20, help="how long")
+    parser.add_argument("--threads", type=int, default=1, help="the model's; 0: as many as there are cores")
+    parser.add_argument("--soak", type=int, metavar="SECONDS", help="steady load on iris and mlp instead, each so long")
+    args = parser.parse_args()
+    if not args.soak:
+        print(_overloaded(args.times, args.seconds, args.threads))
+        return
+    models.make(models.DEFAULT_FOLDER)
+    with penstock(models.DEFAULT_FOLDER) as server:
+        for case in SOAKED:
+            print(soak(server, case, args.soak), flush=True)
+
+
+if __name__ == "__main__":
+    main()
