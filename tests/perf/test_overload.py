@@ -85,12 +85,9 @@ class TestFlood:
         assert (seen["took"], seen["connections"]) == ({}, 0)
 
 
-def load(per_s: float) -> Load:
-    return Load(requests_per_s=per_s, p50_ms=40, p99_ms=50, cpu_us=9, refused=0, broken=0)
-
-
 def calm(per_s: float) -> Calm:
-    return Calm(best=load(per_s), alone=load(100), rss_mib=110)
+    load = Load(requests_per_s=per_s, p50_ms=40, p99_ms=50, cpu_us=9, refused=0, broken=0)
+    return Calm(best_per_s=per_s, few=load, alone=load, rss_mib=110)
 
 
 def said(after_per_s: float = 1000, rows: int = 1024, rss_mib: float = 130, **seen: Any) -> list[str]:
