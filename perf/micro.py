@@ -23,8 +23,9 @@ from penstock.backends.loading import LOADERS
 from penstock.batching.engine import Engine
 from penstock.batching.spec import BatchPolicy, ModelSpec
 from penstock.server.hooks.runner import Hooks
-from penstock.server.http.fastlane import FastLane, Shared
+from penstock.server.http.fastlane import FastLane
 from penstock.server.http.limits import Limits
+from penstock.server.http.service import Shared
 from penstock.server.v2.decode import decode
 from penstock.server.v2.inference import Inference
 

@@ -31,7 +31,9 @@ from penstock.batching.spec import ModelSpec
 from .hardware import Hardware
 from .hooks.runner import Hooks
 from .http.access import LoggedFastLane
-from .http.fastlane import FastLane, Shared
+from .http.connection import Connection
+from .http.fastlane import FastLane
+from .http.service import Shared
 from .listener import Listener, ListenError, make_config
 from .logs import Logs
 from .metrics import ASGIApp, Metrics, create_metrics_app
@@ -75,7 +77,7 @@ class Unclaimed:
     def begin(self, connection: FastLane, head: Any, body: bytes) -> None:
         """Never called."""
 
-    def abandon(self, connection: FastLane) -> None:
+    def abandon(self, connection: Connection) -> None:
         """Never called."""
 
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from penstock.batching.model import Model
     from penstock.batching.request import InferRequest
     from penstock.server.hooks.runner import Hooks
+    from penstock.server.http.connection import Connection
     from penstock.server.http.fastlane import FastLane
     from penstock.server.http.head import Head
     from penstock.server.http.limits import Limits
@@ -151,7 +152,7 @@ class Inference:
         except Exception as error:  # noqa: BLE001 - as in _run
             self.refuse(connection, _internal(error, route.name, claim.request_id))
 
-    def abandon(self, connection: FastLane) -> None:
+    def abandon(self, connection: Connection) -> None:
         """Cancel what a gone client asked for."""
         if connection.request is not None:
             self._engine.cancel(connection.request)

@@ -10,9 +10,11 @@ from typing import Any
 import httptools
 from uvicorn.server import ServerState
 
-from penstock.server.http.fastlane import FastLane, Shared
+from penstock.server.http.connection import Connection
+from penstock.server.http.fastlane import FastLane
 from penstock.server.http.head import Head
 from penstock.server.http.limits import Limits
+from penstock.server.http.service import Shared
 from penstock.server.listener import make_config
 
 
@@ -109,7 +111,8 @@ class Own:
         else:
             connection.answer(200, b"own " + head.path + b" " + body, b"text/plain")
 
-    def abandon(self, connection: FastLane) -> None:
+    def abandon(self, connection: Connection) -> None:
+        assert isinstance(connection, FastLane)
         self.abandoned += 1
         self.waiting.remove(connection)
 

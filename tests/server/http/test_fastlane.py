@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.server.http.fastlane import DRAIN_LINGER_S, REFUSED_LINGER_S
+from penstock.server.http.connection import DRAIN_LINGER_S, REFUSED_LINGER_S
 from penstock.server.http.limits import Limits
 from tests.server.http.lane import Lane, Own, in_chunks, request, run, turns
 

@@ -14,8 +14,8 @@ import pytest
 from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
-from penstock.server.http.fastlane import Shared
 from penstock.server.http.limits import Limits
+from penstock.server.http.service import Shared
 from penstock.server.v2.inference import Inference
 from tests.fakes import fake_model
 from tests.server.http.lane import Lane, request, run, turns

@@ -1,0 +1,202 @@
+"""Connection: the life of one connection: how it begins, what it may take of time, how it ends.
+
+Called by the transport, by uvicorn (`shutdown`) and by `Shared.sweep` (`tick`); `fastlane.py` adds what is read and
+answered. What both rely on inside uvicorn is pinned in pyproject.toml and checked by
+tests/server/http/test_uvicorn_contract.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from penstock.server.errors import error_body
+
+from .head import HttpError
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from .chunks import ChunkedBody
+    from .limits import Limits
+    from .service import Shared
+
+HEAD, BODY, CHUNKS, BUSY, FOREIGN, CLOSED = range(6)
+"""States of a connection: it awaits a head, a body of known length, or one in chunks; the Service is to answer; the
+request is uvicorn's; no request is taken any more."""
+EOF_GRACE_S = 0.1
+"""How long a request is still answered after its client has closed its sending side, or altogether."""
+DRAIN_LINGER_S = 0.5
+"""How long an idle connection stays open while draining: a request that is on its way is still answered."""
+REFUSED_LINGER_S = 5.0
+"""How long what a refused client still sends is read and dropped: closing on it would take the answer with it."""
+
+
+class Connection(HttpToolsProtocol):
+    """The state of one connection, and how it begins and ends.
+
+    Invariants: `_state` says whose turn it is, and CLOSED is never left. A connection is in `shared.connections` from
+    `connection_made` to `connection_lost`. What is still to come of the body under way is in `_chunked`, or in
+    `_missing` where that is None. `request`, `task` and `plan` belong to the Service, which cancels the first two in
+    `abandon`.
+    """
+
+    shared: ClassVar[Shared]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.request: Any = None
+        self.task: asyncio.Task[None] | None = None
+        self.plan: Any = None
+        self._service = self.shared.service
+        self._state = HEAD
+        self._buffer = bytearray()
+        self._missing = 0
+        self._chunked: ChunkedBody | None = None
+        self._lived = True
+        self._waited_s = 0.0
+        self._unsent = 0
+        self._half_closed = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether a Service has a request to answer."""
+        return self._state == BUSY
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take the connection, or refuse it when there are too many."""
+        super().connection_made(transport)
+        self.shared.connections.add(self)
+        if len(self.shared.connections) > self.shared.limits.max_connections:
+            self._refuse(HttpError(503, "too many connections"))
+            self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget everything; a request under way is cancelled."""
+        busy = self._state == BUSY
+        self._state = CLOSED
+        self.shared.connections.discard(self)
+        if busy:
+            self._service.abandon(self)
+        self.request = self.task = None
+        super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Take the end of what the client sends for its end: what it asked for is cancelled after a moment.
+
+        A client that has gone and one that has only closed its sending side look the same. The second kind still gets
+        an answer that comes within the moment.
+        """
+        self._half_closed = True
+        if self._state == BUSY:
+            self.loop.call_later(EOF_GRACE_S, self._give_up, self.request, self.task)
+        return self._answer_due() or (self._state == HEAD and self.flow.write_paused and bool(self._buffer))
+
+    def _give_up(self, request: Any, task: asyncio.Task[None] | None) -> None:
+        if self._state == BUSY and self.request is request and self.task is task:
+            self.transport.close()
+
+    def pause_writing(self) -> None:
+        """Note that the client has fallen behind."""
+        super().pause_writing()
+        self._lived = True
+
+    # -- endings -----------------------------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """Drain: answer what is under way or on its way, then close. Called by uvicorn once, for each connection."""
+        self.shared.draining = True
+        if self._state == FOREIGN:
+            super().shutdown()
+        elif self._state == HEAD:
+            self.loop.call_later(DRAIN_LINGER_S, self._close_idle)
+        elif self._state == CLOSED:
+            self.transport.close()
+
+    def _close_idle(self) -> None:
+        if self._state == HEAD and not self._buffer:
+            self._close()
+
+    def _refuse(self, error: HttpError) -> None:
+        """Answer a request that cannot be framed, and close: what follows it cannot be told from it."""
+        if self.transport.is_closing() or not self._withdraw():
+            self._close()
+            return
+        body = error_body(error.text)
+        lines = self.shared.answers.head(error.status, self.server_state.default_headers)
+        self.transport.write(
+            b"%bconnection: close\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+            % (lines, len(body), body)
+        )
+        self._state = CLOSED
+        self._buffer.clear()
+        self._lived = True
+        if self._half_closed or not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        self.transport.write_eof()
+        self.flow.resume_reading()
+
+    def _withdraw(self) -> bool:
+        """Take a request back from uvicorn; False when it has begun to answer."""
+        cycle = self.cycle
+        if self._state != FOREIGN or cycle is None:
+            return self._state != FOREIGN
+        if cycle.response_started:
+            return False
+        # as uvicorn does itself when the connection is lost
+        cycle.disconnected = True
+        cycle.message_event.set()
+        return True
+
+    def _close(self) -> None:
+        self._state = CLOSED
+        self._buffer.clear()
+        self._lived = True
+        self.transport.close()
+
+    # -- time --------------------------------------------------------------------------------------------------
+
+    def tick(self, elapsed_s: float) -> None:
+        """Count time without progress, and close when a limit is passed."""
+        limits = self.shared.limits
+        if self._lived:
+            self._lived = False
+            self._waited_s = 0.0
+            return
+        self._waited_s += elapsed_s
+        if self.flow.write_paused or self._state == CLOSED:
+            self._tick_unsent(limits)
+        elif self._receiving():
+            if self._waited_s > limits.receive_timeout_s:
+                self._refuse(HttpError(408, f"request was not received within {limits.receive_timeout_s:g} s"))
+        elif self._state == HEAD:
+            if self._waited_s > limits.idle_timeout_s:
+                self._close()
+        else:
+            self._waited_s = 0.0
+
+    def _tick_unsent(self, limits: Limits) -> None:
+        unsent, before = self.transport.get_write_buffer_size(), self._unsent
+        self._unsent = unsent
+        if unsent and unsent < before:
+            # slow, but it takes what it is given
+            self._waited_s = 0.0
+        elif self._waited_s > (limits.write_timeout_s if unsent else REFUSED_LINGER_S):
+            self.transport.abort()
+
+    # -- what is to come ---------------------------------------------------------------------------------------
+
+    def _ended(self) -> bool:
+        """Whether no request is to come: what is left of a half-closed connection will never be a whole one."""
+        return self._half_closed or (self.shared.draining and not self._buffer)
+
+    def _answer_due(self) -> bool:
+        """Whether a request has arrived whole and waits for its answer."""
+        return self._state == BUSY or (self._state == FOREIGN and not self._receiving())
+
+    def _receiving(self) -> bool:
+        if self._state == FOREIGN:
+            return not self._chunked.done if self._chunked is not None else self._missing > 0
+        return self._state in (BODY, CHUNKS) or (self._state == HEAD and bool(self._buffer))

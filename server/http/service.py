@@ -1,0 +1,65 @@
+"""Service, which answers the requests that it claims, and Shared, what the connections of one server have in common.
+
+Made by `server/serve.py`, one of each for a port; called by the connections.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from .answers import Answers
+
+if TYPE_CHECKING:
+    from .connection import Connection
+    from .fastlane import FastLane
+    from .head import Head
+    from .limits import Limits
+
+_KEPT_HEADS = 1024
+_KEPT_HEAD_BYTES = 2048
+
+
+class Service(Protocol):
+    """What answers the requests that it claims. One object per server."""
+
+    def claim(self, head: Head) -> Any:
+        """Give the route of a head, or None to leave the request to uvicorn. Kept with the head's bytes."""
+
+    def turn_away(self, head: Head) -> Any:
+        """Give the error of a request that would be refused now, before its body; None to let it come."""
+
+    def refuse(self, connection: FastLane, error: Any) -> None:
+        """Answer a request that was turned away, its body read and dropped."""
+
+    def begin(self, connection: FastLane, head: Head, body: bytes) -> None:
+        """Answer a whole request, now or later, by one call of `connection.answer`."""
+
+    def abandon(self, connection: Connection) -> None:
+        """Forget the request under way: its client has gone."""
+
+
+class Shared:
+    """What all connections of one server share."""
+
+    def __init__(self, service: Service, limits: Limits) -> None:
+        self.service = service
+        self.limits = limits
+        self.heads: dict[bytes, Head] = {}
+        self.answers = Answers()
+        self.connections: set[Connection] = set()
+        self.draining = False
+
+    def remember(self, raw: bytes, head: Head) -> None:
+        """Keep a parsed head by its bytes."""
+        if len(raw) <= _KEPT_HEAD_BYTES:
+            if len(self.heads) >= _KEPT_HEADS:
+                self.heads.clear()
+            self.heads[raw] = head
+
+    def sweep(self, elapsed_s: float) -> None:
+        """Close connections that are idle, slow to send or slow to read. Called every second or so.
+
+        One pass over all connections instead of a timer for each request.
+        """
+        for connection in list(self.connections):
+            connection.tick(elapsed_s)
