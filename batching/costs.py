@@ -10,7 +10,7 @@ from .request import Key
 NEAR_BEST = 1.6
 """A batch is big enough when its time per row is within this factor of the best one seen. Generous, since the batch
 grows by itself when much waits, and a model that runs while the front end answers makes up for it."""
-AT_BEST = 1.05
+AT_BEST = 1.15
 """A batch is too big when its time per row is above the best one seen by more than this factor: its rows may no longer
 fit a cache. Measured on one core: 400 rows/s in batches of 8, 300 in batches of 64 (perf/overload.py)."""
 MAX_KEYS = 256

@@ -17,7 +17,7 @@ from penstock.batching.request import InferRequest
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
     from penstock.batching.model import Model
-    from penstock.batching.request import Key, Sink
+    from penstock.batching.request import Sink
 
     from .decode import Options
 
@@ -38,32 +38,48 @@ class _Place(NamedTuple):
     shape: tuple[int, ...]
 
 
-class _Said(NamedTuple):
-    """What requests with the same JSON have in common."""
+class _Said:
+    """What requests with the same JSON have in common. Its slots are read twice as fast as a named tuple's members."""
 
-    id: str
-    rows: int
-    key: Key
-    wanted: tuple[int, ...]
-    options: Options
+    __slots__ = ("id", "key", "options", "rows", "wanted")
+
+    def __init__(self, request: InferRequest, options: Options) -> None:
+        self.id = request.id
+        self.key = request.key
+        self.options = options
+        self.rows = request.rows
+        self.wanted = request.wanted
+
+    def request(self, model: Model, inputs: list[Array | None], sink: Sink, nbytes: int) -> InferRequest:
+        request = InferRequest(model, inputs, self.rows, self.key, self.wanted, sink)
+        request.id = self.id
+        request.nbytes = nbytes
+        return request
 
 
-class _Binary(NamedTuple):
+class _Binary(_Said):
     """The JSON before binary tensors. Right for every body of `nbytes` that begins with it."""
 
-    said: _Said
-    nbytes: int
-    places: list[_Place | None]
+    __slots__ = ("nbytes", "places")
+
+    def __init__(self, request: InferRequest, options: Options, places: list[_Place | None]) -> None:
+        super().__init__(request, options)
+        self.nbytes = request.nbytes
+        self.places = places
 
 
-class _Row(NamedTuple):
+class _Row(_Said):
     """The JSON before one flat list of numbers; `after` is what follows the list."""
 
-    said: _Said
-    after: bytes
-    size: int
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
+    __slots__ = ("after", "dtype", "is_row", "shape", "size")
+
+    def __init__(self, request: InferRequest, options: Options, array: Array, after: bytes) -> None:
+        super().__init__(request, options)
+        self.after = after
+        self.dtype = array.dtype
+        self.is_row = array.ndim == 2 and array.shape[0] == 1
+        self.shape = array.shape
+        self.size = array.size
 
 
 class Layouts:
@@ -93,10 +109,12 @@ class Layouts:
             for place in binary.places
         ]
         self._misses = 0
-        return _request(binary.said, model, inputs, sink, len(body))
+        return binary.request(model, inputs, sink, len(body)), binary.options
 
     def _find_row(self, model: Model, body: bytes, sink: Sink) -> tuple[InferRequest, Options] | None:
-        start = _start_of_data(body)
+        start = body.find(_DATA) + 7
+        if body[start : start + 1] == b" ":
+            start += 1
         row = self._rows.get(body[:start])
         if row is None or not body.endswith(row.after):
             return None
@@ -107,13 +125,9 @@ class Layouts:
         # a text that is one list, and nothing after it, can only be the value that stood there before
         if type(values) is not list or len(values) != row.size or not set(map(type, values)) <= _NUMBERS:
             return None
-        shape = row.shape
-        if len(shape) == 2 and shape[0] == 1:
-            array: Array = np.array([values], row.dtype)
-        else:
-            array = np.array(values, row.dtype).reshape(shape)
+        array: Array = np.array([values], row.dtype) if row.is_row else np.array(values, row.dtype).reshape(row.shape)
         self._misses = 0
-        return _request(row.said, model, [array], sink, len(body))
+        return row.request(model, [array], sink, len(body)), row.options
 
     def remember(self, request: InferRequest, options: Options, body: bytes, header_bytes: int) -> None:
         """Keep the layout of what `decode` has just passed, where it has one."""
@@ -139,23 +153,19 @@ class Layouts:
             if copied or not 0 <= offset <= len(body) - array.nbytes:
                 return
             places.append(_Place(offset, array.size, array.dtype, array.shape))
-        _keep(self._binaries, body[:header_bytes], _Binary(_said(request, options), len(body), places))
+        _keep(self._binaries, body[:header_bytes], _Binary(request, options, places))
 
     def _remember_row(self, request: InferRequest, options: Options, body: bytes) -> None:
-        start = _start_of_data(body)
+        start = body.find(_DATA) + 7
+        if body[start : start + 1] == b" ":
+            start += 1
         end = body.find(b"]", start) + 1
         array = request.inputs[0]
         if not end or len(request.inputs) != 1 or array is None or not array.size:
             return
         if request.model.signature.inputs[0].datatype not in _FLOATS or not _stands_for_data(body, start, end):
             return
-        _keep(self._rows, body[:start], _Row(_said(request, options), body[end:], array.size, array.dtype, array.shape))
-
-
-def _start_of_data(body: bytes) -> int:
-    """Where the first list of data begins, if it does; with the one space that Python's json writes."""
-    start = body.find(_DATA) + len(_DATA)
-    return start + 1 if body[start : start + 1] == b" " else start
+        _keep(self._rows, body[:start], _Row(request, options, array, body[end:]))
 
 
 def _stands_for_data(body: bytes, start: int, end: int) -> bool:
@@ -171,19 +181,6 @@ def _stands_for_data(body: bytes, start: int, end: int) -> bool:
         return False
     entry["data"] = []
     return bool(document == emptied)
-
-
-def _said(request: InferRequest, options: Options) -> _Said:
-    return _Said(request.id, request.rows, request.key, request.wanted, options)
-
-
-def _request(
-    said: _Said, model: Model, inputs: list[Array | None], sink: Sink, nbytes: int
-) -> tuple[InferRequest, Options]:
-    request = InferRequest(model, inputs, said.rows, said.key, said.wanted, sink)
-    request.id = said.id
-    request.nbytes = nbytes
-    return request, said.options
 
 
 def _keep(kept: dict[bytes, Any], key: bytes, value: Any) -> None:

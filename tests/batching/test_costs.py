@@ -47,7 +47,7 @@ def test_where_time_per_row_always_falls_the_knee_is_the_biggest_batch() -> None
 def test_the_most_is_where_time_per_row_begins_to_rise() -> None:
     costs = measured({1: 100, 2: 150, 4: 300, 8: 600, 16: 1300, 32: 2800})
 
-    assert (costs.knee_rows(KEY), costs.most_rows(KEY)) == (1, 8)
+    assert (costs.knee_rows(KEY), costs.most_rows(KEY)) == (1, 16)
 
 
 @pytest.mark.parametrize("points", [{}, {1: 100}, {1: 100, 2: 200, 4: 410}, MEASURED])
