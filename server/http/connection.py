@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 HEAD, BODY, CHUNKS, BUSY, FOREIGN, CLOSED = range(6)
 """States of a connection: it awaits a head, a body of known length, or one in chunks; the Service is to answer; the
 request is uvicorn's; no request is taken any more."""
-EOF_GRACE_S = 0.1
+EOF_GRACE_S = 1.0
 """How long a request is still answered after its client has closed its sending side, or altogether."""
 DRAIN_LINGER_S = 0.5
 """How long an idle connection stays open while draining: a request that is on its way is still answered."""

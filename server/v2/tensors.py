@@ -169,7 +169,8 @@ def from_binary(model: str, spec: TensorSpec, shape: list[int], count: int, raw:
 def _elements(model: str, spec: TensorSpec, count: int, raw: memoryview) -> Array:
     elements: list[bytes] = []
     position, end = 0, len(raw)
-    while position + 4 <= end:
+    # what is surplus is not walked: 8 MiB can hold two million strings of no length
+    while position + 4 <= end and len(elements) <= count:
         (size,) = _LENGTH.unpack_from(raw, position)
         position += 4
         if position + size > end:
@@ -177,10 +178,13 @@ def _elements(model: str, spec: TensorSpec, count: int, raw: memoryview) -> Arra
             raise InferError(Code.INVALID, f"{text}length {size} but only {end - position} bytes available")
         elements.append(bytes(raw[position : position + size]))
         position += size
+    if len(elements) > count:
+        text = f"expected {count} strings for inference input '{spec.name}' for model '{model}', got more"
+        raise InferError(Code.INVALID, text)
     if position != end:
         text = f"incomplete string length indicator for inference input '{spec.name}' for model '{model}', expecting "
         raise InferError(Code.INVALID, f"{text}4 bytes but only {end - position} bytes available")
-    if len(elements) != count:
+    if len(elements) < count:
         text = f"expected {count} strings for inference input '{spec.name}' for model '{model}', got {len(elements)}"
         raise InferError(Code.INVALID, text)
     array = np.empty(len(elements), np.object_)
