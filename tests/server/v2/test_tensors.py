@@ -273,7 +273,7 @@ class TestWrongBytes:
                 b"\xff\xff\xff\xff",
                 "incomplete string data for {}, expecting string of length 4294967295 but only 0 bytes available",
             ),
-            (bytes(8), "expected 1 strings for {}, got 2"),
+            (bytes(8), "expected 1 strings for {}, got more"),
             (b"", "expected 1 strings for {}, got 0"),
         ],
     )
