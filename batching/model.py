@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 FAST_NS = {"auto": 100_000, "thread": 0, "loop": 1 << 62}
 """A batch that runs in less time than this is run by the event loop itself, per executor setting. A hand-over to a
-thread and back costs 30 to 60 us of CPU and of latency (perf/micro.py)."""
+thread and back costs 50 us of CPU when it carries one request (perf/micro.py)."""
 
 
 class Model:

@@ -10,6 +10,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,19 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from penstock.backends.loading import LOADERS
+from penstock.backends.signature import TensorSpec
 from penstock.batching.engine import Engine
+from penstock.batching.model import Model
 from penstock.batching.spec import BatchPolicy, ModelSpec
 from penstock.server.hooks.runner import Hooks
 from penstock.server.http.fastlane import FastLane
 from penstock.server.http.limits import Limits
 from penstock.server.http.service import Shared
-from penstock.server.v2.decode import decode
+from penstock.server.v2.decode import decode, decode_remembered
 from penstock.server.v2.inference import Inference
+from penstock.server.v2.layout import Layouts
+from penstock.server.v2.parsing import parse_simd
+from penstock.server.v2.tensors import from_json
 
 ROUNDS = 300
 CONNECTIONS = (1, 8, 32, 64)
@@ -102,35 +108,90 @@ async def trip_us(engine: Engine, count: int, raw: bytes) -> float:
     return best / (10 * count) / 1e3
 
 
+def say(what: str, us: float) -> None:
+    """Print one line of the table."""
+    print(f"{what:44}{us:9.2f} us")
+
+
+def document(name: str, count: int) -> bytes:
+    """Write a v2 request with one row of `count` numbers."""
+    values = np.random.default_rng(0).random(count, dtype=np.float32).tolist()
+    return orjson.dumps({"inputs": [{"name": name, "shape": [1, count], "datatype": "FP32", "data": values}]})
+
+
+def decoding(model: Model, service: Inference) -> None:
+    """Print what decoding costs, whole and remembered."""
+    name = model.signature.inputs[0].name
+    row = document(name, 4)
+    size = {"binary_data_size": 16}
+    entry = {"name": name, "shape": [1, 4], "datatype": "FP32", "parameters": size}
+    text = orjson.dumps({"inputs": [entry], "parameters": {"binary_data_output": True}})
+    for kind, body, header_bytes in (("JSON row", row, -1), ("binary tensor", text + bytes(16), len(text))):
+        layouts = Layouts()
+        decode_remembered(model, body, header_bytes, 100, service, layouts)
+        say(f"decode a {kind}", fastest_us(partial(decode, model, body, header_bytes, 100, service)))
+        remembered = partial(decode_remembered, model, body, header_bytes, 100, service, layouts)
+        say(f"decode a {kind}, its JSON remembered", fastest_us(remembered))
+
+
+def numbers() -> None:
+    """Print what many numbers cost, by each of the two ways that tensors take to and from JSON."""
+    spec = TensorSpec("x", "FP32", (-1, -1))
+    for count, number in ((4, 200), (64, 200), (512, 50), (150_528, 1)):
+        body = document("x", count)
+        for way, simd in (("orjson", False), ("simdjson", True)):
+
+            def read(body: bytes = body, count: int = count, simd: bool = simd) -> object:
+                made = parse_simd(body) if simd else orjson.loads(body)
+                return from_json(spec, [1, count], count, made["inputs"][0]["data"])
+
+            say(f"{count} numbers from JSON, {way}", fastest_us(read, number=number))
+    for count in (3, 64, 512):
+        array = np.random.default_rng(0).random(count, dtype=np.float32)
+        say(f"{count} numbers to JSON, as a list", fastest_us(lambda array=array: orjson.dumps(array.tolist())))  # type: ignore[misc]
+        say(
+            f"{count} numbers to JSON, through numpy",
+            fastest_us(
+                lambda array=array: orjson.dumps(array.astype(np.float64), option=orjson.OPT_SERIALIZE_NUMPY)  # type: ignore[misc]
+            ),
+        )
+
+
+def running(model: Model, service: Inference) -> None:
+    """Print what encoding, gathering and running cost."""
+    encoder = service._encoder(model)  # noqa: SLF001
+    output = [np.array([[0.1, 0.2, 0.7]], np.float32)]
+    say("encode a JSON row", fastest_us(lambda: encoder.json("", (0,), output)))
+    binding = model.loop_binding
+    for rows in (1, 32) if binding is not None else ():
+        parts = [np.zeros((1, 4), np.float32)] * rows
+
+        def run(rows: int = rows, parts: list[Any] = parts) -> None:
+            for buffer in binding.lend(rows, [(rows, 4)]):  # type: ignore[union-attr]
+                np.concatenate(parts, out=buffer)
+            binding.run((0,))  # type: ignore[union-attr]
+
+        say(f"gather and run {rows} rows, per row", fastest_us(run, rows))
+
+
 async def main(path: Path) -> None:
     """Print the table."""
     np.seterr(all="ignore")
     engine = Engine(asyncio.get_running_loop(), LOADERS)
-    model = await engine.load(ModelSpec("iris", 1, path, policy=BatchPolicy(executor="loop")))
-    name = model.signature.inputs[0].name
-    body = orjson.dumps({"inputs": [{"name": name, "shape": [1, 4], "datatype": "FP32", "data": [5.1, 3.5, 1.4, 0.2]}]})
-    raw = (
-        b"POST /v2/models/iris/infer HTTP/1.1\r\nhost: localhost:8000\r\ncontent-type: application/json\r\n"
-        b"content-length: %d\r\n\r\n%b" % (len(body), body)
-    )
-    for count in CONNECTIONS:
-        print(f"whole trip, {count:3} a turn   {await trip_us(engine, count, raw):6.2f} us per request")
+    for version, executor in ((1, "thread"), (2, "loop")):
+        model = await engine.load(ModelSpec("iris", version, path, policy=BatchPolicy(executor=executor)))
+    body = document(model.signature.inputs[0].name, 4)
+    for executor, version in (("loop", 2), ("thread", 1)):
+        raw = (
+            b"POST /v2/models/iris/versions/%d/infer HTTP/1.1\r\nhost: localhost:8000\r\n"
+            b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (version, len(body), body)
+        )
+        for count in CONNECTIONS:
+            say(f"whole trip on the {executor}, {count} a turn", await trip_us(engine, count, raw))
     service = Inference(engine, Limits(), lambda model: Hooks(engine, model))
-    encoder = service._encoder(model)  # noqa: SLF001
-    output = [np.array([[0.1, 0.2, 0.7]], np.float32)]
-    print(f"decode                  {fastest_us(lambda: decode(model, body, -1, 100, service)):6.2f}")
-    print(f"encode                  {fastest_us(lambda: encoder.json('', (0,), output)):6.2f}")
-    binding = model.loop_binding
-    if binding is not None:
-        for rows in (1, 32):
-            inputs = [[np.zeros((1, 4), np.float32)] * rows]
-
-            def run(rows: int = rows, inputs: list[Any] = inputs) -> None:
-                for buffer, parts in zip(binding.lend(rows, [(rows, 4)]), inputs, strict=True):
-                    np.concatenate(parts, out=buffer)
-                binding.run((0,))
-
-            print(f"gather and run, {rows:3} rows {fastest_us(run, rows):6.2f}")
+    decoding(model, service)
+    numbers()
+    running(model, service)
     await engine.stop(1.0)
 
 
