@@ -125,7 +125,7 @@ def _check(settings: Settings) -> int:
 
 
 def _serve(settings: Settings) -> int:
-    from .serve import run
+    from .process import run
 
     status = run(settings)
     sys.stdout.flush()

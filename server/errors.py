@@ -6,6 +6,8 @@ import orjson
 
 from penstock.backends.errors import Code
 
+from .grpc.method import Status
+
 MAX_TEXT_CHARS = 4096
 HTTP_STATUS: dict[Code, int] = {
     Code.INVALID: 400,
@@ -18,6 +20,18 @@ HTTP_STATUS: dict[Code, int] = {
     Code.INTERNAL: 500,
 }
 """Source: Triton's HTTP front end, which answers a full queue and an expired one with 503."""
+
+GRPC_STATUS: dict[Code, Status] = {
+    Code.INVALID: Status.INVALID_ARGUMENT,
+    Code.NOT_FOUND: Status.NOT_FOUND,
+    Code.NOT_READY: Status.UNAVAILABLE,
+    Code.OVERLOADED: Status.UNAVAILABLE,
+    Code.EXPIRED: Status.UNAVAILABLE,
+    Code.CANCELLED: Status.CANCELLED,
+    Code.UNSUPPORTED: Status.UNIMPLEMENTED,
+    Code.INTERNAL: Status.INTERNAL,
+}
+"""Source: Triton's gRPC front end."""
 
 
 def error_body(text: str) -> bytes:

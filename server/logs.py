@@ -1,6 +1,6 @@
 """Logs: every record of the process as one line, written by a thread of its own so that no event loop waits for a disk.
 
-Started and stopped by the process's shell (`serve.run`), never by a Server: logging belongs to the process.
+Started and stopped by the process's shell (`process.run`), never by a Server: logging belongs to the process.
 Records carry what they are about as `extra={"request_id": ..., "model": ...}`.
 """
 

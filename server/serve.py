@@ -1,25 +1,19 @@
 """Serve: the composition root. Everything is made and wired here, and nowhere else.
 
-`Server` is one server on the running loop, made and ended as often as a test likes; `run` is the process around it:
-loop, signals, logs and exit status.
+`Server` is one server on the running loop, made and ended as often as a test likes; `process.py` is what is around it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
-import importlib.metadata
 import logging
-import signal
-import sys
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import uvloop
 
 from penstock.backends.backend import Loader
 from penstock.backends.errors import Code, InferError
@@ -29,31 +23,23 @@ from penstock.batching.model import Model
 from penstock.batching.spec import ModelSpec
 
 from .hardware import Hardware
+from .health import Health
 from .hooks.runner import Hooks
 from .http.access import LoggedFastLane
 from .http.connection import Connection
 from .http.fastlane import FastLane
 from .http.service import Shared
 from .listener import Listener, ListenError, make_config
-from .logs import Logs
 from .metrics import ASGIApp, Metrics, create_metrics_app
 from .repository.repository import Repository
 from .repository.scan import Defaults
 from .settings import Settings
 from .v2.control import create_app
 from .v2.inference import Inference
+from .v2.routes import Route
 
 logger = logging.getLogger("penstock.serve")
 
-FORCE_AFTER_S = 0.3
-"""A second signal counts from here on: `timeout`, `make` and init systems send the first one twice."""
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-CANCEL_GRACE_S = 1.0
-"""How long what a signal interrupts may take to notice."""
-GC_THRESHOLD = (20_000, 20, 50)
-SWITCH_S = 0.0005
-"""How soon a thread that computes gives way to one that waits; Python's own 5 ms are longer than most runs of a model.
-mlp at 32 connections: 10% more requests/s, p99 12 ms instead of 53; while it refuses 20,000 requests/s: 12% more."""
 METRICS_GRACE_S = 1.0
 """How long the metrics port may take to finish a scrape, once all else has ended."""
 
@@ -132,7 +118,6 @@ class Server:
     def __init__(self, settings: Settings, loaders: Mapping[str, Loader] = LOADERS) -> None:
         self._settings = settings
         self._loop = asyncio.get_running_loop()
-        self.draining = False
         self._stopped = False
         self.engine = Engine(self._loop, loaders)
         self._models = HookedEngine(self.engine)
@@ -140,14 +125,14 @@ class Server:
             [Path(path) for path in settings.model_repository],
             Defaults(max_batch_rows=settings.default_max_batch_size),
         )
+        self.health = Health(self.repository, strict=settings.strict_readiness)
         self._http: Listener | None = None
         self._metrics: Listener | None = None
         metrics = Metrics(self.engine, Hardware(), lambda: self._http.connections if self._http else 0)
         if settings.allow_http:
             app = create_app(
-                self.engine, self.repository, metrics, name=settings.id, draining=lambda: self.draining,
-                strict=settings.strict_readiness,
-            )  # fmt: skip
+                self.engine, self.repository, metrics, self.health, name=settings.id, extensions=self._extensions()
+            )
             inference = Inference(self.engine, settings.limits(), self._models.hooks_of)
             shared = Shared(inference, settings.limits())
             self._http = self._listener("HTTP", settings.http_address, settings.http_port, app, shared)
@@ -157,6 +142,10 @@ class Server:
             self._metrics = self._listener(
                 "metrics", address, settings.metrics_port, create_metrics_app(metrics), shared
             )
+
+    def _extensions(self) -> list[Route]:
+        """Give the endpoints of the protocol's extensions."""
+        return []
 
     def _listener(self, name: str, address: str, port: int, app: ASGIApp, shared: Shared) -> Listener:
         lane = LoggedFastLane if self._settings.access_log else FastLane
@@ -212,7 +201,7 @@ class Server:
 
         Returns: how much was dropped: requests, or connections that had not finished theirs.
         """
-        self.draining = True
+        self.health.draining = True
         await asyncio.sleep(self._settings.drain_delay_secs)
         deadline = self._loop.time() + self._settings.exit_timeout_secs
         unfinished = 0
@@ -247,104 +236,3 @@ async def running_server(settings: Settings, loaders: Mapping[str, Loader] = LOA
         await server.drain()
     finally:
         await server.close()
-
-
-def run(settings: Settings) -> int:
-    """Serve until a signal says otherwise, and leave SIGINT and SIGTERM ignored: the process is about to end.
-
-    Returns: the exit status, 0 only if nothing accepted was lost.
-    """
-    logs = Logs(settings, sys.stderr)
-    logs.start()
-    sys.setswitchinterval(SWITCH_S)
-    loop = uvloop.new_event_loop()
-    try:
-        return loop.run_until_complete(_Process(settings).run())
-    finally:
-        # with the default action, one signal more would end the process with a status of its own
-        for number in STOP_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
-        loop.close()
-        logs.stop()
-
-
-class _Process:
-    """The life of one process. The first SIGTERM or SIGINT drains it, the second ends it."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._asked = asyncio.Event()
-        self._asked_s = 0.0
-        self._forced = asyncio.Event()
-
-    async def run(self) -> int:
-        loop = asyncio.get_running_loop()
-        for number in STOP_SIGNALS:
-            # not the loop's own handlers: between the loop's end and the process's there would be none
-            signal.signal(number, lambda number, _frame: loop.call_soon_threadsafe(self._signalled, number))
-        serving = asyncio.ensure_future(self._serve(Server(self._settings)))
-        if await _first(serving, self._forced.wait()):
-            return serving.result()
-        logger.critical("forced to stop: what was under way is lost")
-        return 1
-
-    def _signalled(self, number: int) -> None:
-        now = time.monotonic()
-        if self._asked.is_set():
-            if now - self._asked_s > FORCE_AFTER_S:
-                self._forced.set()
-            return
-        self._asked_s = now
-        logger.info("%s: finishing what was accepted; again to force", signal.Signals(number).name)
-        self._asked.set()
-
-    async def _serve(self, server: Server) -> int:
-        try:
-            await server.open()
-        except StartError as error:
-            logger.critical("%s", error)
-            return 1
-        version = importlib.metadata.version("penstock")
-        logger.info("penstock %s: %s", version, server.places)
-        loading = asyncio.ensure_future(server.load())
-        failed = False
-        if await _first(loading, self._asked.wait()):
-            _settle_memory()
-            self._announce(server)
-            failed = self._settings.exit_on_error and bool(loading.result())
-            if failed:
-                logger.critical("stopping, as --exit-on-error says: %s", "; ".join(loading.result()))
-            else:
-                await self._asked.wait()
-        dropped = await server.drain()
-        await server.close()
-        if dropped:
-            logger.critical("exit timeout: %d requests or connections were unfinished and are dropped", dropped)
-        return 1 if dropped or failed else 0
-
-    def _announce(self, server: Server) -> None:
-        names = ", ".join(f"{model.name}/{model.version}" for model in server.engine.models()) or "nothing"
-        word = "ready" if server.repository.ready(self._settings.strict_readiness) else "not ready"
-        logger.info("%s, serving %s", word, names)
-
-
-def _settle_memory() -> None:
-    """Keep the collector from walking, again and again, over what lives as long as the process.
-
-    Requests make no cycles; the default threshold would look for some every hundred requests, and a full collection
-    would walk over every module for tens of milliseconds.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLD)
-
-
-async def _first(work: asyncio.Future[Any], signal_given: Coroutine[Any, Any, Any]) -> bool:
-    """Wait for work or a signal, cancel the other, and tell whether it was the work that ended."""
-    waiting = asyncio.ensure_future(signal_given)
-    await asyncio.wait((work, waiting), return_when=asyncio.FIRST_COMPLETED)
-    ended = work.done()
-    pending = waiting if ended else work
-    pending.cancel()
-    await asyncio.wait((pending,), timeout=CANCEL_GRACE_S)
-    return ended

@@ -10,36 +10,31 @@ import importlib.metadata
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import orjson
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
 from penstock.server.errors import HTTP_STATUS, error_body
+from penstock.server.health import Health
 from penstock.server.metrics import CONTENT_TYPE as METRICS_TYPE
 from penstock.server.metrics import Metrics
 
 from . import openapi
 from .metadata import model_metadata, model_statistics
+from .routes import JSON, MEANING, Route, asked, body_of, json_answer
 
 logger = logging.getLogger("penstock.server")
 
-MAX_BODY_BYTES = 64 << 10
-JSON = "application/json"
 # What is served today, in Triton's order; a client may rely on each of them.
 EXTENSIONS = (
     "model_repository", "schedule_policy", "model_configuration", "binary_tensor_data", "parameters", "statistics",
 )  # fmt: skip
 _NO_MODEL_CONTROL = "explicit model load / unload is not allowed if polling is enabled"
-_MAX_VERSION = 2**63 - 1
-
-Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class Engine(Protocol):
@@ -54,57 +49,33 @@ class Repository(Protocol):
 
     def config_json(self, model: Model) -> Mapping[str, Any]: ...
     def index(self, ready: bool) -> list[dict[str, Any]]: ...
-    def ready(self, strict: bool = True) -> bool: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Route:
-    """One endpoint, under each of its paths, and what the OpenAPI page says of it."""
-
-    method: str
-    paths: tuple[str, ...]
-    endpoint: Endpoint
-    summary: str
-    answer: Any = None
-    body: Any = None
-    errors: tuple[int, ...] = ()
-    content_type: str = JSON
-
-
-_MEANING = {
-    400: "the request is wrong, or what it asks about is not ready",
-    404: "no such model or version",
-    501: "not supported",
-    503: "the server cannot take this now",
-}
 
 
 def create_app(
-    engine: Engine, repository: Repository, metrics: Metrics, *, name: str = "triton", draining: Callable[[], bool],
-    strict: bool = True,
+    engine: Engine, repository: Repository, metrics: Metrics, health: Health, *, name: str = "triton",
+    extensions: Sequence[Route] = (),
 ) -> FastAPI:  # fmt: skip
-    """Make the application. `draining` tells whether the server is on its way out; `strict` is --strict-readiness."""
+    """Make the application. `extensions` are the routes of what has a file of its own."""
     version = importlib.metadata.version("penstock")
     app = FastAPI(
         title="Penstock", version=version, docs_url=None, redoc_url=None, redirect_slashes=False,
         exception_handlers={InferError: _refused, HTTPException: _unrouted, Exception: _failed},
     )  # fmt: skip
-    control = _Control(engine, repository, metrics, draining)
-    control.strict = strict
+    control = _Control(engine, repository, metrics, health)
     control.server = orjson.dumps({"name": name, "version": version, "extensions": EXTENSIONS})
 
     async def docs(request: Request) -> Response:
         return Response(openapi.page(app.openapi()), media_type="text/html")
 
     app.add_api_route("/docs", docs, methods=["GET"], include_in_schema=False)
-    for route in (*control.server_routes(), *control.model_routes()):
+    for route in (*extensions, *control.server_routes(), *control.model_routes()):
         for path in route.paths:
             app.add_api_route(
                 path, route.endpoint, methods=[route.method], summary=route.summary, response_model=None,
                 response_class=Response,
                 openapi_extra=openapi.described(path, route.body, binary=path.endswith("/infer")),
                 responses=openapi.answers(
-                    route.answer, route.content_type, {status: _MEANING[status] for status in route.errors}
+                    route.answer, route.content_type, {status: MEANING[status] for status in route.errors}
                 ),
             )  # fmt: skip
             if route.method == "GET":
@@ -115,58 +86,57 @@ def create_app(
 class _Control:
     """The endpoints."""
 
-    def __init__(self, engine: Engine, repository: Repository, metrics: Metrics, draining: Callable[[], bool]) -> None:
+    def __init__(self, engine: Engine, repository: Repository, metrics: Metrics, health: Health) -> None:
         self._engine = engine
         self._repository = repository
         self._metrics = metrics
-        self._draining = draining
+        self._health = health
         self.server = b""
-        self.strict = True
 
-    def server_routes(self) -> tuple[_Route, ...]:
+    def server_routes(self) -> tuple[Route, ...]:
         control = "/v2/repository/models/{model}/"
         named = "/v2/repository/{repository}/models/{model}/"
         return (
-            _Route("GET", ("/v2",), self.metadata, "Server metadata", openapi.SERVER),
-            _Route("GET", ("/v2/health/live",), self.live, "Whether the server runs", errors=(503,)),
-            _Route("GET", ("/v2/health/ready",), self.ready, "Whether every model is ready", errors=(400, 503)),
-            _Route("GET", ("/v2/models/stats",), self.all_statistics, "Statistics of all models", openapi.STATISTICS),
-            _Route(
+            Route("GET", ("/v2",), self.metadata, "Server metadata", openapi.SERVER),
+            Route("GET", ("/v2/health/live",), self.live, "Whether the server runs", errors=(503,)),
+            Route("GET", ("/v2/health/ready",), self.ready, "Whether every model is ready", errors=(400, 503)),
+            Route("GET", ("/v2/models/stats",), self.all_statistics, "Statistics of all models", openapi.STATISTICS),
+            Route(
                 "POST", ("/v2/repository/index", "/v2/repository/{repository}/index"), self.index,
                 "What the repository holds, and the state of each", openapi.INDEX, openapi.INDEX_REQUEST, (400,),
             ),
-            _Route(
+            Route(
                 "POST", (control + "load", control + "unload"), self.model_control,
                 "Load or unload a model: refused, the repository is served as it was found", errors=(503,),
             ),
-            _Route(
+            Route(
                 "POST", (named + "load", named + "unload"), self.named_repository, "Not supported", errors=(501,)
             ),
-            _Route("GET", ("/metrics",), self.metrics, "Metrics", {"type": "string"}, content_type=METRICS_TYPE),
+            Route("GET", ("/metrics",), self.metrics, "Metrics", {"type": "string"}, content_type=METRICS_TYPE),
         )  # fmt: skip
 
-    def model_routes(self) -> tuple[_Route, ...]:
+    def model_routes(self) -> tuple[Route, ...]:
         model = "/v2/models/{model}"
         version = model + "/versions/{version}"
         return (
-            _Route("GET", (model, version), self.model_metadata, "Model metadata", openapi.MODEL, errors=(400, 404)),
-            _Route(
+            Route("GET", (model, version), self.model_metadata, "Model metadata", openapi.MODEL, errors=(400, 404)),
+            Route(
                 "GET", (model + "/ready", version + "/ready"), self.model_ready, "Whether a model is ready",
                 errors=(400, 404),
             ),
-            _Route(
+            Route(
                 "GET", (model + "/config", version + "/config"), self.model_config, "Model configuration",
                 openapi.CONFIG, errors=(400, 404),
             ),
-            _Route(
+            Route(
                 "GET", (model + "/stats", version + "/stats"), self.model_statistics, "Statistics of a model",
                 openapi.STATISTICS, errors=(400,),
             ),
-            _Route(
+            Route(
                 "POST", (model + "/infer", version + "/infer"), self.inference, "Inference: tensors in, tensors out",
                 openapi.INFER_RESPONSE, openapi.INFER_REQUEST, (400, 404, 501, 503),
             ),
-            _Route(
+            Route(
                 "POST", (model + "/predict", version + "/predict"), self.inference,
                 "Prediction: any JSON through the model's hooks", openapi.ANYTHING, openapi.ANYTHING,
                 (400, 404, 501, 503),
@@ -182,19 +152,19 @@ class _Control:
 
     async def ready(self, request: Request) -> Response:
         self._refuse_when_draining()
-        return Response(status_code=200 if self._repository.ready(self.strict) else 400)
+        return Response(status_code=200 if self._health.ready() else 400)
 
     def _refuse_when_draining(self) -> None:
-        if self._draining():
+        if not self._health.live():
             raise InferError(Code.NOT_READY, "Server exiting")
 
     async def model_metadata(self, request: Request) -> Response:
         model, version = self._model(request)
         versions = [version] if version else [each.version for each in self._engine.models() if each.name == model.name]
-        return _json(model_metadata(model, versions))
+        return json_answer(model_metadata(model, versions))
 
     async def model_ready(self, request: Request) -> Response:
-        name, version = _asked(request)
+        name, version = asked(request)
         try:
             self._engine.model(name, version)
         except InferError:
@@ -207,13 +177,13 @@ class _Control:
         return Response()
 
     async def model_config(self, request: Request) -> Response:
-        return _json(self._repository.config_json(self._model(request)[0]))
+        return json_answer(self._repository.config_json(self._model(request)[0]))
 
     async def all_statistics(self, request: Request) -> Response:
         return _statistics(self._engine.models())
 
     async def model_statistics(self, request: Request) -> Response:
-        name, version = _asked(request)
+        name, version = asked(request)
         models = [model for model in self._engine.models() if model.name == name]
         if not models:
             raise InferError(Code.INVALID, f"requested model '{name}' is not available")
@@ -223,7 +193,7 @@ class _Control:
         return _statistics(models)
 
     async def index(self, request: Request) -> Response:
-        return _json(self._repository.index(_wants_ready(await _body(request))))
+        return json_answer(self._repository.index(_wants_ready(await body_of(request))))
 
     async def model_control(self, request: Request) -> Response:
         raise InferError(Code.NOT_READY, _NO_MODEL_CONTROL)
@@ -233,41 +203,15 @@ class _Control:
 
     async def inference(self, request: Request) -> Response:
         """Stand in for the fast lane, which answers these before they come here."""
-        _asked(request)
+        asked(request)
         raise InferError(Code.UNSUPPORTED, "inference is answered by the fast lane, and this server runs without it")
 
     async def metrics(self, request: Request) -> Response:
         return Response(await self._metrics.render(), headers={"content-type": METRICS_TYPE})
 
     def _model(self, request: Request) -> tuple[Model, str]:
-        name, version = _asked(request)
+        name, version = asked(request)
         return self._engine.model(name, version), version
-
-
-def _asked(request: Request) -> tuple[str, str]:
-    """Give the model and the version that a path names; "" for none."""
-    name, text = request.path_params["model"], request.path_params.get("version")
-    if text is None:
-        return name, ""
-    if not (text.isascii() and text.isdigit()):
-        raise HTTPException(404)
-    if len(text) > 4000 or int(text) > _MAX_VERSION:
-        wrong = f"failed to get model version from specified version string '{text[:64]}' (details: stol)"
-        raise InferError(Code.INVALID, f"{wrong}, version should be an integral value > 0")
-    return name, str(int(text))
-
-
-async def _body(request: Request) -> bytes:
-    body = bytearray()
-    try:
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > MAX_BODY_BYTES:
-                text = f"request body exceeds the maximum of {MAX_BODY_BYTES} bytes for '{request.url.path}'"
-                raise InferError(Code.INVALID, text)
-    except ClientDisconnect:
-        raise InferError(Code.CANCELLED, "the client has gone") from None
-    return bytes(body)
 
 
 def _wants_ready(body: bytes) -> bool:
@@ -284,13 +228,9 @@ def _wants_ready(body: bytes) -> bool:
     return ready
 
 
-def _json(answer: Any) -> Response:
-    return Response(orjson.dumps(answer), media_type=JSON)
-
-
 def _statistics(models: list[Model]) -> Response:
     epoch_offset_ns = time.time_ns() - time.monotonic_ns()
-    return _json({"model_stats": [model_statistics(model, epoch_offset_ns) for model in models]})
+    return json_answer({"model_stats": [model_statistics(model, epoch_offset_ns) for model in models]})
 
 
 async def _refused(request: Request, error: Exception) -> Response:

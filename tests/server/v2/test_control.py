@@ -20,6 +20,7 @@ from penstock.batching.batch import Batch
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
 from penstock.server.hardware import Hardware
+from penstock.server.health import Health
 from penstock.server.metrics import Metrics
 from penstock.server.v2.control import create_app
 from tests.fakes import fake_model
@@ -73,18 +74,18 @@ class Server:
 
     engine: FakeEngine
     repository: FakeRepository
-    draining: bool = False
     strict: bool = True
     app: FastAPI = field(init=False)
+    health: Health = field(init=False)
 
     def __post_init__(self) -> None:
         metrics = Metrics(self.engine, Hardware(nvml=_no_gpu))
+        self.health = Health(self.repository, strict=self.strict)
         self.app = create_app(
             self.engine,
             self.repository,
             metrics,
-            draining=lambda: self.draining,
-            strict=self.strict,
+            self.health,
         )
 
     def call(self, method: str, path: str, content: Any = None) -> httpx.Response:
@@ -159,7 +160,7 @@ def test_one_broken_model_makes_ready_false_unless_told_otherwise(server: Server
 
 @pytest.mark.parametrize("path", ["/v2/health/live", "/v2/health/ready"])
 def test_health_is_503_while_exiting(server: Server, path: str) -> None:
-    server.draining = True
+    server.health.draining = True
 
     assert _error(server.get(path)) == (503, "Server exiting")
 
@@ -439,7 +440,8 @@ def test_the_docs_page_needs_no_other_host(server: Server) -> None:
 
 
 def test_two_servers_share_nothing(server: Server) -> None:
-    other = Server(FakeEngine([]), FakeRepository([]), draining=True)
+    other = Server(FakeEngine([]), FakeRepository([]))
+    other.health.draining = True
 
     assert other.get("/v2/health/ready").status_code == 503
     assert server.get("/v2/health/ready").status_code == 200

@@ -1,0 +1,76 @@
+"""Routes of the control plane: what an endpoint says of itself, and what every endpoint reads and writes with.
+
+Each extension of the protocol has a file with its endpoints and gives them as Routes; `control.create_app` serves them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from fastapi import Request, Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from penstock.backends.errors import Code, InferError
+
+MAX_BODY_BYTES = 64 << 10
+JSON = "application/json"
+MEANING = {
+    400: "the request is wrong, or what it asks about is not ready",
+    404: "no such model or version",
+    500: "the server failed",
+    501: "not supported",
+    503: "the server cannot take this now",
+}
+_MAX_VERSION = 2**63 - 1
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One endpoint, under each of its paths, and what the OpenAPI page says of it."""
+
+    method: str
+    paths: tuple[str, ...]
+    endpoint: Endpoint
+    summary: str
+    answer: Any = None
+    body: Any = None
+    errors: tuple[int, ...] = ()
+    content_type: str = JSON
+
+
+def asked(request: Request) -> tuple[str, str]:
+    """Give the model and the version that a path names; "" for none."""
+    name, text = request.path_params["model"], request.path_params.get("version")
+    if text is None:
+        return name, ""
+    if not (text.isascii() and text.isdigit()):
+        raise HTTPException(404)
+    if len(text) > 4000 or int(text) > _MAX_VERSION:
+        wrong = f"failed to get model version from specified version string '{text[:64]}' (details: stol)"
+        raise InferError(Code.INVALID, f"{wrong}, version should be an integral value > 0")
+    return name, str(int(text))
+
+
+async def body_of(request: Request, most_bytes: int = MAX_BODY_BYTES) -> bytes:
+    """Read a body. Raises: InferError (INVALID: too long; CANCELLED: the client has gone)."""
+    body = bytearray()
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > most_bytes:
+                text = f"request body exceeds the maximum of {most_bytes} bytes for '{request.url.path}'"
+                raise InferError(Code.INVALID, text)
+    except ClientDisconnect:
+        raise InferError(Code.CANCELLED, "the client has gone") from None
+    return bytes(body)
+
+
+def json_answer(answer: Any) -> Response:
+    """Answer with JSON."""
+    return Response(orjson.dumps(answer), media_type=JSON)

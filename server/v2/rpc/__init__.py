@@ -1,0 +1,1 @@
+"""Triton's GRPCInferenceService, health and reflection, on the gRPC lane."""
