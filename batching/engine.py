@@ -268,7 +268,7 @@ class Engine:
             if more and not model.dirty:
                 self._mark(model)
             elif not ran and model.held and model.scheduler.live:
-                self._watch_hold(model)
+                self._watch_hold(model, now_ns)
 
     def _finished_on_thread(self, model: Model, ran: list[Batch]) -> None:
         self._finished.append((model, ran))
@@ -302,9 +302,10 @@ class Engine:
 
     # -- deadlines and delays ----------------------------------------------------------------------------------
 
-    def _watch_hold(self, model: Model) -> None:
+    def _watch_hold(self, model: Model, now_ns: int) -> None:
+        # the time that found nothing due: what becomes due after it must ring, be it past by now
         with model.lock:
-            due_ns = model.scheduler.due_ns(time.monotonic_ns())
+            due_ns = model.scheduler.due_ns(now_ns)
         if due_ns:
             self._alarms.set(model, due_ns)
 

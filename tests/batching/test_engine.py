@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ import pytest
 from penstock.backends.backend import Array, Backend, Binding
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching import engine as engine_module
+from penstock.batching import instance as instance_module
 from penstock.batching.engine import Engine
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
@@ -663,6 +666,24 @@ class TestHoldingOpen:
 
             assert delivered == [first, second]
             assert house.backend.runs[0].rows >= 1
+
+    async def test_a_batch_that_becomes_due_while_it_is_looked_at_goes_too(
+        self, executor: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real = time.monotonic_ns
+
+        def later() -> int:
+            nonlocal passed_ns
+            passed_ns += 1_500_000
+            return real() + passed_ns
+
+        passed_ns = 0
+        async with serving(executor=executor, max_queue_delay_us=2_000) as house:
+            for module in (engine_module, instance_module):
+                monkeypatch.setattr(module, "time", SimpleNamespace(monotonic_ns=later))
+            request = house.submit()
+
+            assert await house.sink.holds(1) == [request]
 
     async def test_a_full_batch_goes_at_once(self, executor: str) -> None:
         async with serving(executor=executor, max_queue_delay_us=HOUR_US) as house:
