@@ -15,13 +15,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 HOST = "127.0.0.1"
 READY_WITHIN_S = 60.0
+_SERVE = (sys.executable, "-m", "penstock.server.cli", "serve", "--allow-metrics=false")
 
 _SCRIPT = """
 wrk.method = "POST"
@@ -111,36 +112,37 @@ class Process:
 
 @contextlib.contextmanager
 def penstock(folder: Path) -> Iterator[Process]:
-    """Serve a model repository until the block ends."""
-    command = [
-        sys.executable,
-        "-m",
-        "penstock.server.cli",
-        "serve",
-        str(folder),
-        "--allow-metrics=false",
-        "--http-port",
-    ]
-    with _running(command, ready="/v2/health/ready") as process:
+    """Serve a model repository over HTTP until the block ends."""
+    with running(
+        [*_SERVE, str(folder), "--allow-grpc=false", "--http-port"], _http_ready("/v2/health/ready")
+    ) as process:
         yield process
+
+
+@contextlib.contextmanager
+def penstock_over_grpc(folder: Path) -> Iterator[tuple[Process, int]]:
+    """Serve a model repository over both protocols until the block ends; gives the gRPC port too."""
+    port = free_port()
+    command = [*_SERVE, str(folder), "--grpc-port", str(port), "--http-port"]
+    with running(command, _http_ready("/v2/health/ready")) as process:
+        yield process, port
 
 
 @contextlib.contextmanager
 def bare_uvicorn() -> Iterator[Process]:
     """Serve the echo until the block ends."""
-    with _running([sys.executable, "-m", "penstock.perf.echo"], ready="/") as process:
+    with running([sys.executable, "-m", "penstock.perf.echo"], _http_ready("/")) as process:
         yield process
 
 
 @contextlib.contextmanager
-def _running(command: Sequence[str], ready: str) -> Iterator[Process]:
-    with socket.socket() as free:
-        free.bind((HOST, 0))
-        port = free.getsockname()[1]
+def running(command: Sequence[str], ask: Callable[[Process], object]) -> Iterator[Process]:
+    """Run a server, its port the last word of its command, from when `ask` does not raise until the block ends."""
+    port = free_port()
     with subprocess.Popen([*command, str(port)]) as child:
         process = Process(child.pid, port)
         try:
-            _await_ready(process, child, ready)
+            _await_ready(process, child, ask)
             yield process
         finally:
             child.terminate()
@@ -149,12 +151,24 @@ def _running(command: Sequence[str], ready: str) -> Iterator[Process]:
             child.kill()
 
 
-def _await_ready(process: Process, child: subprocess.Popen[bytes], path: str) -> None:
+def free_port() -> int:
+    """Give a port that nobody listens on."""
+    with socket.socket() as free:
+        free.bind((HOST, 0))
+        port: int = free.getsockname()[1]
+    return port
+
+
+def _http_ready(path: str) -> Callable[[Process], object]:
+    return lambda process: process.request("GET", path)
+
+
+def _await_ready(process: Process, child: subprocess.Popen[bytes], ask: Callable[[Process], object]) -> None:
     end = time.monotonic() + READY_WITHIN_S
     while True:
         try:
-            process.request("GET", path)
-        except (OSError, RuntimeError) as error:
+            ask(process)
+        except Exception as error:
             if child.poll() is not None or time.monotonic() > end:
                 raise RuntimeError(f"{child.args!r} did not get ready: {error}") from error
             time.sleep(0.02)

@@ -1,0 +1,97 @@
+"""NVIDIA's own perf_analyzer, a C++ client of both protocols, against a live server. `.ci/peers` fetches it.
+
+It eats the cores that it measures, so nothing here is about speed: it must run to its end and report what it ran.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.clients import models
+from tests.live import Live, live_server
+
+PEERS = Path(__file__).parents[2] / ".venv" / "peers"
+PROGRAM = PEERS / "perf_analyzer"
+QUICK = "--measurement-mode count_windows --measurement-request-count 20 -s 999 -p 200 -r 3 --max-threads 2"
+BREAKDOWN = ("queue", "compute input", "compute infer", "compute output")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not PROGRAM.exists(), reason="perf_analyzer is not here: .ci/peers fetches it"),
+]
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    root = tmp_path_factory.mktemp("repository")
+    models.write_examples(root)
+    models.write_identities(root)
+    with live_server(root, allow_client_shm=True) as server:
+        yield server
+
+
+def analyze(live: Live, words: str) -> str:
+    """Run it, and give its report; it must have ended well and have failed no request."""
+    over = live.grpc_address if "-i grpc" in words else live.address
+    ended = subprocess.run(
+        [str(PROGRAM), "-u", over, *words.split(), *QUICK.split()],
+        env={**os.environ, "LD_LIBRARY_PATH": str(PEERS)}, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    report = ended.stdout + ended.stderr
+    assert ended.returncode == 0, report
+    assert "Throughput: " in report, report
+    assert "Failed" not in report, report
+    return report
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "-m simple",
+        "-m simple --async --concurrency-range 4",
+        "-m simple -b 4",
+        "-m simple --input-tensor-format json --output-tensor-format json",
+        "-m simple --request-rate-range 50",
+        "-m simple --request-rate-range 50 --request-distribution poisson --async",
+        "-m simple --shared-memory system",
+        "-m simple_string --string-data 7",
+        "-m simple_identity --string-length 40",
+        "-m identity_FP32 --shape INPUT0:300",
+    ],
+)
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_it_measures_over_both_protocols(live: Live, protocol: str, words: str) -> None:
+    if protocol == "grpc" and "tensor-format" in words:
+        pytest.skip("gRPC has no JSON tensors")
+    report = analyze(live, f"-i {protocol} {words}")
+    assert all(part in report for part in BREAKDOWN), report
+
+
+@pytest.mark.parametrize("words", ["", "--concurrency-range 4", "--request-rate-range 50", "--shared-memory system"])
+def test_it_measures_a_grpc_stream(live: Live, words: str) -> None:
+    analyze(live, f"-i grpc -m simple --streaming --async {words}")
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+def test_it_measures_compressed_messages(live: Live, coding: str) -> None:
+    analyze(live, f"-i grpc -m simple --grpc-compression-algorithm {coding}")
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_its_table_has_the_server_s_side(live: Live, protocol: str, tmp_path: Path) -> None:
+    analyze(live, f"-i {protocol} -m simple --concurrency-range 1:2 -f {tmp_path}/table.csv")
+    with (tmp_path / "table.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["Concurrency"] for row in rows] == ["1", "2"] or [row["Concurrency"] for row in rows] == ["2", "1"]
+    assert all(float(row["Server Compute Infer"]) > 0 for row in rows)
+
+
+def test_it_reads_the_metrics_page(live: Live) -> None:
+    words = f"--collect-metrics --metrics-url 127.0.0.1:{live.metrics_port}/metrics --metrics-interval 100"
+    analyze(live, f"-m simple {words}")
