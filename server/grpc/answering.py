@@ -1,0 +1,152 @@
+"""Answering: the half of a call that its method uses: one answer or a stream of them, the status, the pace.
+
+Part of GrpcCall, which adds what arrives and how the call ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from penstock.server.http2.stream import LOW_BYTES, Stream
+
+from . import answers
+from .framing import MIN_COMPRESSED, PREFIX, PREFIX_BYTES, compress
+from .method import Status
+
+if TYPE_CHECKING:
+    from .connection import GrpcConnection
+    from .request import Request
+
+
+class Answering(Stream):
+    """What a method sends.
+
+    Invariants: `begun` when the response's headers are out. Once `ended`, nothing is sent but what already waits.
+    """
+
+    __slots__ = ("begun", "cancelled", "context", "deadline_ns", "ended", "metadata", "request", "waiter")
+
+    connection: GrpcConnection
+    request: Request
+    metadata: Mapping[str, str]
+    deadline_ns: int
+    context: Any
+    cancelled: Callable[[], None] | None
+    ended: bool
+    begun: bool
+    waiter: asyncio.Future[None] | None
+
+    def let_go(self) -> Callable[[], None] | None:
+        """Mark the call as ended, and let go of all it has. Returns: what wanted to learn of it."""
+        raise NotImplementedError
+
+    def expire(self) -> None:
+        """End the call because its deadline has passed."""
+        raise NotImplementedError
+
+    # -- answers -----------------------------------------------------------------------------------------------
+
+    def answer(self, message: bytes) -> None:
+        """Send the one message of a unary answer, and OK."""
+        if self.ended:
+            return
+        connection, stream_id, length = self.connection, self.stream_id, len(message)
+        size = length + PREFIX_BYTES
+        if (
+            size <= connection.quick_bytes
+            and size <= connection.out_window
+            and size <= connection.peer_window + self.credit
+            and self.remote_ended
+            and not connection.compression
+            and not connection.notice
+            and not self.begun
+        ):
+            connection.out += (answers.begin_and_message(stream_id, length), message, answers.ok(stream_id))
+            connection.out_window -= size
+            connection.answered += 1
+            connection.sent_frames += 1
+            del connection.streams[stream_id]
+            self.ended = True
+            if self.deadline_ns:
+                connection.shared.deadlines.discard(self)
+            if not connection.dirty:
+                connection.shared.mark(connection)
+            return
+        self.send(message)
+        self.finish()
+
+    def send(self, message: bytes) -> None:
+        """Send one message of a stream."""
+        if self.ended:
+            return
+        connection, stream_id = self.connection, self.stream_id
+        flag, coding = 0, b""
+        if connection.compression:
+            coding = self.request.wanted
+            if coding and len(message) >= MIN_COMPRESSED:
+                flag, message = 1, compress(message, coding, connection.compression)
+        if not self.begun:
+            self.begun = True
+            connection.send_headers(answers.begin(stream_id, coding))
+        size = len(message) + PREFIX_BYTES
+        if (
+            self.unsent is None
+            and size <= connection.quick_bytes
+            and size <= connection.out_window
+            and size <= connection.peer_window + self.credit
+        ):
+            connection.out += (answers.before_message(stream_id, len(message), flag), message)
+            connection.out_window -= size
+            self.credit -= size
+            connection.sent_frames += 1
+            if not connection.dirty:
+                connection.shared.mark(connection)
+            return
+        connection.queue(self, (PREFIX.pack(flag, len(message)), message))
+
+    def finish(self) -> None:
+        """End a stream with OK."""
+        if not self.ended:
+            self._last(answers.ok(self.stream_id) if self.begun else b"")
+
+    def refuse(self, status: Status, text: str) -> None:
+        """End the call with a status other than OK."""
+        if self.ended:
+            return
+        if self.begun:
+            self._last(answers.trailers(self.stream_id, status, text))
+        else:
+            self._last(answers.trailers_only(self.stream_id, status, text))
+
+    def _last(self, last: bytes) -> None:
+        if not last:
+            self.connection.send_headers(answers.begin(self.stream_id))
+            last = answers.ok(self.stream_id)
+        self.let_go()
+        self.connection.answered += 1
+        if self.unsent is None:
+            self.connection.end(self, last)
+        else:
+            self.unsent.last = last
+
+    # -- the pace ----------------------------------------------------------------------------------------------
+
+    @property
+    def writable(self) -> bool:
+        """Whether what was sent has left or nearly so."""
+        return self.unsent is None or self.unsent.size <= LOW_BYTES
+
+    async def drained(self) -> None:
+        """Wait until `writable`, or until the call has ended."""
+        while not self.ended and not self.writable:
+            if self.waiter is None:
+                self.waiter = self.connection.shared.loop.create_future()
+            await asyncio.shield(self.waiter)
+
+    def wake(self) -> None:
+        """Let whoever waits look again."""
+        waiter, self.waiter = self.waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)

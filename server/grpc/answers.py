@@ -1,0 +1,85 @@
+"""Answers: the header blocks and trailers of gRPC's answers. Called by `call.py`; the constant ones are made once.
+
+Source: grpc/doc/PROTOCOL-HTTP2.md.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from penstock.server.http2.frames import END_HEADERS, END_STREAM, HEADERS, frame
+from penstock.server.http2.headers import encode
+
+from .method import Status
+
+ENCODINGS = b"identity, deflate, gzip"
+_MOST_TEXT_BYTES = 4096
+"""Of a status text, encoded. A client's limit for all trailers together is 8 KiB."""
+
+_CONTENT_TYPE = (b"content-type", b"application/grpc")
+_BEGIN_BLOCK = encode([(b":status", b"200"), _CONTENT_TYPE])
+_OK_BLOCK = encode([(b"grpc-status", b"0")])
+
+_HEAD = "IBI"
+_BEGIN = struct.Struct(f">{_HEAD}{len(_BEGIN_BLOCK)}s{_HEAD}BI")
+_ENDING = struct.Struct(f">{_HEAD}{len(_OK_BLOCK)}s")
+_MESSAGE = struct.Struct(f">{_HEAD}BI")
+_BEGIN_WORD = len(_BEGIN_BLOCK) << 8 | HEADERS
+_OK_WORD = len(_OK_BLOCK) << 8 | HEADERS
+
+
+def begin_and_message(stream_id: int, size: int) -> bytes:
+    """Build what goes before the first message: HEADERS, DATA's head and the message's prefix."""
+    return _BEGIN.pack(
+        _BEGIN_WORD, END_HEADERS, stream_id, _BEGIN_BLOCK, (size + 5) << 8, 0, stream_id, 0, size
+    )  # fmt: skip
+
+
+def before_message(stream_id: int, size: int, flag: int) -> bytes:
+    """Build what goes before another message that fits one frame; flag 1 is for a compressed one."""
+    return _MESSAGE.pack((size + 5) << 8, 0, stream_id, flag, size)
+
+
+def ok(stream_id: int) -> bytes:
+    """Build the trailers of a call that went well."""
+    return _ENDING.pack(_OK_WORD, END_HEADERS | END_STREAM, stream_id, _OK_BLOCK)
+
+
+def begin(stream_id: int, encoding: bytes = b"") -> bytes:
+    """Build HEADERS alone."""
+    block = _BEGIN_BLOCK if not encoding else _BEGIN_BLOCK + encode([(b"grpc-encoding", encoding)])
+    return frame(HEADERS, END_HEADERS, stream_id, block)
+
+
+def trailers(stream_id: int, status: Status, text: str) -> bytes:
+    """Build the trailers of a call that has begun to answer."""
+    return frame(HEADERS, END_HEADERS | END_STREAM, stream_id, encode(_status(status, text)))
+
+
+def trailers_only(stream_id: int, status: Status, text: str, http: int = 200) -> bytes:
+    """Build the whole answer of a call that is refused; `http` is for clients that are not gRPC's."""
+    fields = [(b":status", b"%d" % http), _CONTENT_TYPE, *_status(status, text)]
+    if status is Status.UNIMPLEMENTED:
+        fields.append((b"grpc-accept-encoding", ENCODINGS))
+    return frame(HEADERS, END_HEADERS | END_STREAM, stream_id, encode(fields))
+
+
+def _status(status: Status, text: str) -> list[tuple[bytes, bytes]]:
+    fields = [(b"grpc-status", b"%d" % status)]
+    if text:
+        fields.append((b"grpc-message", percent_encoded(text)))
+    return fields
+
+
+def percent_encoded(text: str) -> bytes:
+    """Write a status text as gRPC does; of a very long one the end is left out."""
+    raw = text[:_MOST_TEXT_BYTES].encode("utf-8", "replace")
+    parts: list[bytes] = []
+    size = 0
+    for byte in raw:
+        part = b"%c" % byte if 0x20 <= byte <= 0x7E and byte != 0x25 else b"%%%02X" % byte
+        size += len(part)
+        if size > _MOST_TEXT_BYTES:
+            break
+        parts.append(part)
+    return b"".join(parts)

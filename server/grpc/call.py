@@ -1,0 +1,293 @@
+"""GrpcCall: one RPC on its stream, what `method.Call` promises. Made by the lane's connection.
+
+A unary call whose message came in one frame and whose answer fits one takes a straight way through `received` and
+`answer`; all else goes through the methods below them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from penstock.backends.errors import InferError
+from penstock.server.errors import GRPC_STATUS
+from penstock.server.http2.frames import Fault
+
+from . import answers
+from .answering import Answering
+from .framing import PREFIX, PREFIX_BYTES, Incoming, MessageError, decompress
+from .method import Reader, Status
+
+if TYPE_CHECKING:
+    from .connection import GrpcConnection
+    from .request import Request
+
+logger = logging.getLogger("penstock.grpc")
+
+_LARGE_BYTES = 32768
+"""Compressed messages from here on are decompressed on a thread: at most they grow a thousandfold."""
+
+
+class GrpcCall(Answering):
+    """One RPC.
+
+    Invariants: once `ended`, nothing is sent but what already waits for its window, and `cancelled` is not called.
+    What `_incoming` holds is counted in `shared.held_bytes`.
+    """
+
+    __slots__ = ("_given", "_incoming", "_inflating", "_reader", "_stalled_s")
+
+    def __init__(self, connection: GrpcConnection, stream_id: int, request: Request) -> None:
+        self.connection = connection
+        self.stream_id = stream_id
+        self.request = request
+        self.metadata = request.metadata
+        self.credit = 0
+        self.in_left = connection.limits.stream_window_bytes
+        self.remote_ended = False
+        self.unsent = None
+        self.ended = False
+        self.begun = False
+        self.deadline_ns = 0
+        self.context = None
+        self.cancelled = None
+        self.waiter = None
+        self._incoming: Incoming | None = None
+        self._given: bytes | None = None
+        self._inflating = False
+        self._reader: Reader | None = None
+        self._stalled_s = 0.0
+
+    # -- what arrives ------------------------------------------------------------------------------------------
+
+    def received(self, payload: bytes, ended: int) -> None:
+        """Take a DATA frame's payload; a whole message goes straight to its method."""
+        request = self.request
+        size = len(payload) - PREFIX_BYTES
+        if (
+            ended
+            and 0 <= size <= self.connection.most_bytes
+            and self._incoming is None
+            and request.unary is not None
+            and not self.ended
+        ):
+            flag, length = PREFIX.unpack_from(payload)
+            if length == size and not flag:
+                self.remote_ended = True
+                try:
+                    request.unary(self, payload[PREFIX_BYTES:])
+                except Exception as error:  # noqa: BLE001 - a method may raise anything, and its client gets an answer
+                    self.failed(error)
+                return
+        self._receive(payload, ended)
+
+    def _receive(self, payload: bytes, ended: int) -> None:
+        self.in_left -= len(payload)
+        self._stalled_s = 0.0
+        if self.in_left < 0:
+            self.connection.reset(self.stream_id, Fault.FLOW_CONTROL_ERROR)
+            return
+        if ended:
+            self.remote_ended = True
+        if self.ended:
+            # its answer waits for its window, and no more than this one is of interest
+            return
+        incoming = self._incoming
+        if incoming is None:
+            incoming = self._incoming = Incoming(self.connection.shared.grpc.max_message_bytes)
+        incoming.feed(payload)
+        self._take_messages()
+
+    def _take_messages(self) -> None:
+        """Hand over what has arrived whole, as long as the answers to it find room."""
+        incoming = self._incoming
+        if incoming is None or self.ended:
+            return
+        try:
+            while self._takes():
+                found = incoming.next()
+                if found is None:
+                    break
+                flag, message = found
+                if flag:
+                    self._inflate(message)
+                else:
+                    self._deliver(message)
+            if self.remote_ended and self._takes():
+                self._all_received(incoming)
+        except MessageError as fault:
+            self._abandon(fault.status, fault.text)
+        except Exception as error:  # noqa: BLE001 - a method may raise anything, and its client gets an answer
+            self.failed(error)
+        if not self.ended:
+            self._account(incoming)
+
+    def _takes(self) -> bool:
+        """Whether the next message may be handed over."""
+        return self.writable and not self.ended and not self._inflating
+
+    def _deliver(self, message: bytes) -> None:
+        if self._reader is not None:
+            self._reader.message(message)
+        elif self._given is None:
+            self._given = message
+        else:
+            raise MessageError(Status.UNIMPLEMENTED, "more than one message for a method that takes one")
+
+    def _inflate(self, message: bytes) -> None:
+        """Decompress, and deliver: a large message on a thread, as it would hold the loop."""
+        coding, shared = self.request.coding, self.connection.shared
+        if not coding:
+            raise MessageError(Status.INTERNAL, "compressed message without grpc-encoding")
+        most = min(shared.grpc.max_message_bytes, max(0, shared.receive_bytes - shared.held_bytes))
+        if len(message) < _LARGE_BYTES:
+            self._deliver(decompress(message, coding, most))
+            return
+        self._inflating = True
+        shared.loop.run_in_executor(None, decompress, message, coding, most).add_done_callback(self._inflated)
+
+    def _inflated(self, done: asyncio.Future[bytes]) -> None:
+        self._inflating = False
+        error = None if done.cancelled() else done.exception()
+        if self.ended or done.cancelled():
+            return
+        try:
+            if error is not None:
+                raise error
+            self._deliver(done.result())
+        except MessageError as fault:
+            self._abandon(fault.status, fault.text)
+        except Exception as failure:  # noqa: BLE001 - a method may raise anything, and its client gets an answer
+            self.failed(failure)
+        self._take_messages()
+
+    def _all_received(self, incoming: Incoming) -> None:
+        """Take the end of what the client sends."""
+        if incoming.have:
+            if incoming.have >= incoming.need:
+                return
+            raise MessageError(Status.INTERNAL, "the stream ended within a message")
+        if self._reader is not None:
+            reader, self._reader = self._reader, None
+            self._release()
+            reader.half_closed()
+        elif self._given is None:
+            raise MessageError(Status.UNIMPLEMENTED, "no message for a method that takes one")
+        else:
+            message, self._given = self._given, None
+            self._release()
+            self.request.unary(self, message)
+
+    def _account(self, incoming: Incoming) -> None:
+        """Count what is kept, and let the client go on sending."""
+        if self._incoming is None:
+            return
+        shared = self.connection.shared
+        kept = incoming.have + (len(self._given) if self._given is not None else 0)
+        shared.held_bytes += kept - incoming.held
+        incoming.held = kept
+        if shared.held_bytes > shared.receive_bytes:
+            text = f"the server keeps {shared.receive_bytes} bytes of requests that have not arrived whole, and no more"
+            self._abandon(Status.RESOURCE_EXHAUSTED, text)
+        elif not self.remote_ended and self.in_left < self.connection.stream_window_low and self._takes():
+            self.connection.refill(self)
+
+    def _release(self) -> None:
+        """Give up what was kept."""
+        if self._incoming is not None:
+            self.connection.shared.held_bytes -= self._incoming.held
+            self._incoming = None
+        self._given = None
+
+    # -- how it ends -------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Begin what is not a plain unary call: a deadline, a stream, a refusal."""
+        request = self.request
+        if request.refusal is not None:
+            self.let_go()
+            self.connection.answered += 1
+            refusal = request.refusal
+            last = answers.trailers_only(self.stream_id, refusal.status, refusal.text, refusal.http)
+            self.connection.end(self, last)
+            return
+        if request.timeout_ns:
+            deadlines = self.connection.shared.deadlines
+            self.deadline_ns = deadlines.clock() + request.timeout_ns
+            deadlines.add(self)
+        method = request.method
+        if method is not None and method.streaming is not None:
+            try:
+                self._reader = method.streaming(self)
+            except Exception as error:  # noqa: BLE001 - a method may raise anything, and its client gets an answer
+                self.failed(error)
+
+    def failed(self, error: Exception) -> None:
+        """End the call with what its method raised; what a Reader has begun besides is cancelled."""
+        end = self.refuse if self.request.unary is not None else self._abandon
+        if isinstance(error, InferError):
+            end(GRPC_STATUS[error.code], error.message)
+            return
+        number = uuid.uuid4().hex
+        logger.error("call failed", exc_info=error, extra={"request_id": number})
+        end(Status.INTERNAL, f"internal error, id {number}")
+
+    def expire(self) -> None:
+        """End the call because its deadline has passed."""
+        self._abandon(Status.DEADLINE_EXCEEDED, "Deadline Exceeded")
+
+    def lost(self, code: Fault) -> None:
+        """Learn that there is nobody to answer any more."""
+        if self.ended:
+            self._release()
+            self.wake()
+            return
+        cancelled = self.let_go()
+        if cancelled is not None:
+            cancelled()
+
+    def _abandon(self, status: Status, text: str) -> None:
+        if not self.ended:
+            cancelled = self.cancelled
+            self.refuse(status, text)
+            if cancelled is not None:
+                cancelled()
+
+    def let_go(self) -> Callable[[], None] | None:
+        """Mark the call as ended, and let go of all it has. Returns: what wanted to learn of it."""
+        self.ended = True
+        cancelled, self.cancelled = self.cancelled, None
+        self._reader = None
+        self._release()
+        if self.deadline_ns:
+            self.connection.shared.deadlines.discard(self)
+        self.wake()
+        return cancelled
+
+    def tick(self, elapsed_s: float) -> None:
+        """Count the time without progress."""
+        limits = self.connection.limits
+        unsent = self.unsent
+        if unsent is not None:
+            unsent.waited_s += elapsed_s
+            if unsent.waited_s > limits.write_timeout_s:
+                self.connection.reset(self.stream_id, Fault.CANCEL)
+            return
+        if self.remote_ended or self.ended:
+            return
+        incoming = self._incoming
+        if self._reader is not None and (incoming is None or not incoming.have):
+            return
+        self._stalled_s += elapsed_s
+        if self._stalled_s > limits.receive_timeout_s:
+            text = f"request was not received within {limits.receive_timeout_s:g} s"
+            self._abandon(Status.DEADLINE_EXCEEDED, text)
+
+    def left(self) -> None:
+        """Go on: what was sent has left."""
+        self.wake()
+        if self._incoming is not None and not self.ended:
+            self.connection.shared.loop.call_soon(self._take_messages)

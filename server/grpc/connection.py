@@ -1,0 +1,77 @@
+"""The gRPC lane: GrpcShared, one for a port, and GrpcConnection, the asyncio protocol that serves its connections.
+
+Made by `listening.py` for the composition root. A unary call costs 5 us here where grpc.aio takes 100 and more
+(docs/adr/0007-grpc-lane.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+
+from penstock.server.http2.connection import Http2Connection
+from penstock.server.http2.frames import END_STREAM
+from penstock.server.http2.headers import Fields
+from penstock.server.http2.shared import Http2Shared
+
+from .call import GrpcCall
+from .deadlines import Deadlines
+from .limits import GrpcLimits
+from .method import Method
+from .request import Request, read
+
+_TLS_HELLO = 0x16
+_NOT_HTTP2 = b"this port speaks gRPC, over HTTP/2\n"
+_TO_HTTP1 = (
+    b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-type: text/plain\r\ncontent-length: %d\r\n\r\n%b"
+    % (len(_NOT_HTTP2), _NOT_HTTP2)
+)
+
+
+class GrpcShared(Http2Shared):
+    """What the connections of one port share: methods by path, limits, deadlines."""
+
+    def __init__(
+        self,
+        methods: Mapping[str, Method],
+        limits: GrpcLimits | None = None,
+        *,
+        loop: asyncio.AbstractEventLoop | None = None,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self.grpc = limits or GrpcLimits()
+        loop = loop or asyncio.get_running_loop()
+        super().__init__(loop, self.grpc.http2, self.grpc.receive_bytes)
+        self.methods = methods
+        self.deadlines = Deadlines(loop, clock)
+
+
+class GrpcConnection(Http2Connection):
+    """One connection of the gRPC lane."""
+
+    shared: GrpcShared
+
+    def __init__(self, shared: GrpcShared) -> None:
+        self.compression = shared.grpc.compression
+        self.most_bytes = shared.grpc.max_message_bytes
+        self.stream_window_low = shared.limits.stream_window_bytes // 2
+        super().__init__(shared)
+
+    def resolve(self, fields: Fields) -> Request | None:
+        """Read a header list."""
+        return read(fields, self.shared.methods)
+
+    def open(self, stream_id: int, head: Request, ended: int) -> None:
+        """Open a call."""
+        call = self.streams[stream_id] = GrpcCall(self, stream_id, head)
+        if head.quick and not ended:
+            return
+        call.remote_ended = bool(ended)
+        call.begin()
+        if ended and not call.ended:
+            call.received(b"", END_STREAM)
+
+    def greet(self, data: bytes) -> bytes:
+        """Tell a client of HTTP/1 what it has reached; one that begins TLS would not understand."""
+        return b"" if data[0] == _TLS_HELLO else _TO_HTTP1

@@ -1,0 +1,98 @@
+"""Deadlines: ends calls whose time is up. One timer for all calls of a port. Called by calls as they begin and end.
+
+A call goes into a slot of the time when it is due, and out of it when it ends, so that neither costs more for many
+calls, and nothing stays behind of those that have ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable
+from typing import Protocol
+
+_SHIFTS = (22, 28, 34)
+"""Slots of 4 ms, 0.3 s and 17 s: what is due later is looked at again when its slot comes."""
+_NEAR_NS = 1 << 10
+"""How many slots of one size lie ahead before the next size is used."""
+
+
+class Due(Protocol):
+    """What has a deadline."""
+
+    deadline_ns: int
+
+    def expire(self) -> None: ...
+
+
+class Deadlines:
+    """Slots by the time at which they end."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Callable[[], int]) -> None:
+        self._loop = loop
+        self.clock = clock
+        self._slots: dict[int, dict[Due, None]] = {}
+        self._order: list[int] = []
+        self._places: dict[Due, int] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ns = 0
+
+    def add(self, due: Due) -> None:
+        """Watch a deadline."""
+        self._place(due, self.clock())
+        self._arm()
+
+    def _place(self, due: Due, now: int) -> None:
+        ahead = max(0, due.deadline_ns - now)
+        # the slot that ends at or after the deadline; of the coarse ones the one before, to look again
+        shift = _SHIFTS[0]
+        slot = ((due.deadline_ns >> shift) + 1) << shift
+        for coarse in _SHIFTS[1:]:
+            if ahead >> shift >= _NEAR_NS:
+                shift = coarse
+                slot = (due.deadline_ns >> shift) << shift
+        members = self._slots.get(slot)
+        if members is None:
+            members = self._slots[slot] = {}
+            heapq.heappush(self._order, slot)
+        members[due] = None
+        self._places[due] = slot
+
+    def discard(self, due: Due) -> None:
+        """Forget a deadline."""
+        slot = self._places.pop(due, None)
+        members = self._slots.get(slot) if slot is not None else None
+        if members is not None:
+            members.pop(due, None)
+
+    def _arm(self) -> None:
+        if not self._order:
+            return
+        first = self._order[0]
+        if self._timer is not None:
+            if self._timer_ns <= first:
+                return
+            self._timer.cancel()
+        self._timer_ns = first
+        self._timer = self._loop.call_later(max(0, first - self.clock()) / 1e9, self.fire)
+
+    def fire(self) -> None:
+        """End what is due. Called by the timer."""
+        self._timer = None
+        now = self.clock()
+        while self._order and self._order[0] <= now:
+            for due in list(self._slots.pop(heapq.heappop(self._order))):
+                # one that ends may have ended others
+                if self._places.pop(due, None) is None:
+                    continue
+                if due.deadline_ns <= now:
+                    due.expire()
+                else:
+                    self._place(due, now)
+        self._arm()
+
+    def close(self) -> None:
+        """Stop the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,137 @@
+"""Framing: gRPC's messages, put together from what DATA frames hold, and their compression. Called by the calls.
+
+Source: grpc/doc/PROTOCOL-HTTP2.md, compression.md.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections import deque
+
+from .method import Status
+
+PREFIX = struct.Struct(">BI")
+PREFIX_BYTES = PREFIX.size
+GZIP, DEFLATE = b"gzip", b"deflate"
+_WINDOW = {GZIP: 31, DEFLATE: 15}
+MIN_COMPRESSED = 256
+"""Answers below this are sent as they are."""
+
+
+class MessageError(Exception):
+    """A message that cannot be taken: the status and text of the answer."""
+
+    def __init__(self, status: Status, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.text = text
+
+
+class Incoming:
+    """What has arrived of a call's messages.
+
+    Invariants: `have` bytes are kept in `_parts`, of the first of which `_at` are used up. `need` is how many a whole
+    message takes with its prefix, or a prefix alone while it is not known. `held` is the owner's, for its accounts.
+    """
+
+    __slots__ = ("_at", "_known", "_parts", "have", "held", "most", "need")
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.have = 0
+        self.need = PREFIX_BYTES
+        self.held = 0
+        self._known = False
+        self._at = 0
+        self._parts: deque[bytes] = deque()
+
+    def feed(self, payload: bytes) -> None:
+        """Take what came."""
+        if payload:
+            self._parts.append(payload)
+            self.have += len(payload)
+
+    def next(self) -> tuple[int, bytes] | None:
+        """Give the next whole message, and whether it is compressed; None while it is not there.
+
+        Raises: MessageError.
+        """
+        if self.have < self.need:
+            return None
+        flag, length = PREFIX.unpack(self._prefix())
+        if not self._known:
+            if flag > 1:
+                raise MessageError(Status.INTERNAL, f"message with unknown flags {flag:#04x}")
+            if length > self.most:
+                text = f"Received message larger than max ({length} vs. {self.most})"
+                raise MessageError(Status.RESOURCE_EXHAUSTED, text)
+            self._known = True
+            self.need = PREFIX_BYTES + length
+            if self.have < self.need:
+                return None
+        self._drop(PREFIX_BYTES)
+        message = self._take(length)
+        self._known = False
+        self.need = PREFIX_BYTES
+        return flag, message
+
+    def _prefix(self) -> bytes:
+        first, at = self._parts[0], self._at
+        if len(first) - at < PREFIX_BYTES:
+            # crumbs: put together what is there
+            first, at = b"".join(self._parts)[at:], 0
+            self._parts = deque((first,))
+            self._at = 0
+        return first[at : at + PREFIX_BYTES]
+
+    def _drop(self, size: int) -> None:
+        self.have -= size
+        self._at += size
+        if self._at == len(self._parts[0]):
+            self._parts.popleft()
+            self._at = 0
+
+    def _take(self, size: int) -> bytes:
+        if not size:
+            return b""
+        parts, at = self._parts, self._at
+        first = parts[0]
+        if len(first) - at >= size:
+            message = first[at : at + size]
+            self._drop(size)
+            return message
+        taken = [first[at:]]
+        parts.popleft()
+        left = size - len(taken[0])
+        while left and len(parts[0]) <= left:
+            taken.append(parts.popleft())
+            left -= len(taken[-1])
+        if left:
+            taken.append(parts[0][:left])
+        self._at = left
+        self.have -= size
+        return b"".join(taken)
+
+
+def decompress(message: bytes, coding: bytes, most: int) -> bytes:
+    """Take a message's coding off; it may have up to `most` bytes then.
+
+    Raises: MessageError.
+    """
+    decoder = zlib.decompressobj(wbits=_WINDOW[coding])
+    try:
+        plain = decoder.decompress(message, most + 1)
+    except zlib.error:
+        raise MessageError(Status.INTERNAL, f"failed to decompress the {coding.decode()} message") from None
+    if len(plain) > most:
+        raise MessageError(Status.RESOURCE_EXHAUSTED, f"Received message larger than max when decompressed ({most})")
+    if not decoder.eof or decoder.unused_data:
+        raise MessageError(Status.INTERNAL, f"failed to decompress the {coding.decode()} message")
+    return plain
+
+
+def compress(message: bytes, coding: bytes, level: int) -> bytes:
+    """Put a coding on a message."""
+    encoder = zlib.compressobj(level, wbits=_WINDOW[coding])
+    return encoder.compress(message) + encoder.flush()

@@ -1,0 +1,42 @@
+"""Listening: one port of the gRPC lane, opened, drained and closed like every Port. Made by the composition root."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from typing import Any
+
+from penstock.server.listener import Port
+
+from .connection import GrpcConnection, GrpcShared
+
+
+class GrpcListener(Port):
+    """The port that gRPC is served on."""
+
+    def __init__(self, address: str, port: int, shared: GrpcShared) -> None:
+        super().__init__("gRPC", address, port, shared.sweep)
+        self._shared = shared
+
+    @property
+    def scheme(self) -> str:  # type: ignore[override]
+        """`grpcs` over TLS."""
+        return "grpc" if self.tls is None else "grpcs"
+
+    def make_protocol(self) -> asyncio.BaseProtocol:
+        """Make the lane's connection."""
+        return GrpcConnection(self._shared)
+
+    def open_connections(self) -> Collection[Any]:
+        """Give the lane's connections."""
+        return self._shared.connections
+
+    async def finish(self, deadline: float) -> int:
+        """Say goodbye to every client, those included that connect while it goes on."""
+        self._shared.draining = True
+        return await super().finish(deadline)
+
+    async def close(self) -> None:
+        """Close the port and every connection at once."""
+        await super().close()
+        self._shared.deadlines.close()

@@ -1,0 +1,121 @@
+"""Request: what the header block of a call says, made once per block. Called by the lane's connection.
+
+Source: grpc/doc/PROTOCOL-HTTP2.md; RFC 9113 8.2 and 8.3 for what makes a request malformed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from penstock.server.http2.headers import Fields
+
+from .framing import DEFLATE, GZIP
+from .method import Method, Status
+
+_TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])\Z")
+_UNITS = {b"H": 3600 * 10**9, b"M": 60 * 10**9, b"S": 10**9, b"m": 10**6, b"u": 10**3, b"n": 1}
+_NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+\Z")
+_FORBIDDEN_VALUE = re.compile(rb"[\0\r\n]|\A[ \t]|[ \t]\Z")
+_PSEUDO = {b":method", b":scheme", b":path", b":authority"}
+_CONNECTION_FIELDS = {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
+_CONTENT_TYPE = b"application/grpc"
+
+
+class Refusal(NamedTuple):
+    """How a call is refused by its header alone."""
+
+    http: int
+    status: Status
+    text: str
+
+
+class Request:
+    """One header block's meaning. Shared by all calls that send the same: read only.
+
+    `quick` says that nothing but the message is awaited: a unary method, no deadline, no codings. `coding` is that of
+    the client's messages; `wanted` the one that answers may have.
+    """
+
+    __slots__ = ("coding", "metadata", "method", "quick", "refusal", "timeout_ns", "unary", "wanted")
+
+    def __init__(self, metadata: Mapping[str, str]) -> None:
+        self.metadata = metadata
+        self.method: Method | None = None
+        self.unary: Any = None
+        self.refusal: Refusal | None = None
+        self.timeout_ns = 0
+        self.coding = b""
+        self.wanted = b""
+        self.quick = False
+
+
+def read(fields: Fields, methods: Mapping[str, Method]) -> Request | None:
+    """Make a Request; None where RFC 9113 calls the header list malformed."""
+    pseudo: dict[bytes, bytes] = {}
+    regular: dict[bytes, bytes] = {}
+    for name, value in fields:
+        if name[:1] == b":":
+            if regular or name in pseudo or name not in _PSEUDO:
+                return None
+            pseudo[name] = value
+        elif _malformed(name, value):
+            return None
+        else:
+            regular[name] = regular[name] + b"," + value if name in regular else value
+    if not pseudo.get(b":path") or b":method" not in pseudo or b":scheme" not in pseudo:
+        return None
+    metadata = {name.decode("latin-1"): value.decode("latin-1") for name, value in regular.items()}
+    metadata[":authority"] = pseudo.get(b":authority", regular.get(b"host", b"")).decode("latin-1")
+    request = Request(metadata)
+    request.refusal = _refusal(pseudo, regular) or _understand(request, pseudo[b":path"], regular, methods)
+    request.quick = request.unary is not None and request.refusal is None and not request.timeout_ns
+    return request
+
+
+def _malformed(name: bytes, value: bytes) -> bool:
+    if name in _CONNECTION_FIELDS or (name == b"te" and value != b"trailers"):
+        return True
+    return not _NAME.match(name) or _FORBIDDEN_VALUE.search(value) is not None
+
+
+def _refusal(pseudo: Mapping[bytes, bytes], regular: Mapping[bytes, bytes]) -> Refusal | None:
+    content_type = regular.get(b"content-type", b"")
+    kind = content_type.lower()
+    if not kind.startswith(_CONTENT_TYPE) or kind[len(_CONTENT_TYPE) :][:1] not in {b"", b"+", b";"}:
+        shown = content_type.decode("latin-1")
+        return Refusal(415, Status.INTERNAL, f"invalid gRPC request content-type '{shown}', expected application/grpc")
+    if kind not in {_CONTENT_TYPE, b"application/grpc+proto"} and kind[len(_CONTENT_TYPE)] != ord(";"):
+        shown = content_type.decode("latin-1")
+        return Refusal(200, Status.INTERNAL, f"content-type '{shown}': only protobuf messages are understood")
+    if pseudo[b":method"] != b"POST":
+        shown = pseudo[b":method"].decode("latin-1")
+        return Refusal(405, Status.INTERNAL, f"invalid gRPC request method '{shown}', expected POST")
+    if b"te" not in regular:
+        return Refusal(400, Status.INTERNAL, "invalid gRPC request: no 'te: trailers'")
+    return None
+
+
+def _understand(
+    request: Request, path: bytes, regular: Mapping[bytes, bytes], methods: Mapping[str, Method]
+) -> Refusal | None:
+    name = path.decode("latin-1")
+    method = methods.get(name)
+    if method is None:
+        return Refusal(200, Status.UNIMPLEMENTED, f"unknown method {name}")
+    timeout = regular.get(b"grpc-timeout")
+    if timeout is not None:
+        match = _TIMEOUT.match(timeout)
+        if match is None:
+            return Refusal(200, Status.INTERNAL, f"malformed grpc-timeout '{timeout.decode('latin-1')}'")
+        request.timeout_ns = max(1, int(match[1]) * _UNITS[match[2]])
+    coding = regular.get(b"grpc-encoding", b"identity")
+    if coding not in {b"identity", GZIP, DEFLATE}:
+        return Refusal(200, Status.UNIMPLEMENTED, f"unsupported grpc-encoding '{coding.decode('latin-1')}'")
+    request.coding = b"" if coding == b"identity" else coding
+    accepted = [item.strip() for item in regular.get(b"grpc-accept-encoding", b"").split(b",")]
+    request.wanted = GZIP if GZIP in accepted else DEFLATE if DEFLATE in accepted else b""
+    request.method = method
+    request.unary = method.unary
+    return None

@@ -1,0 +1,103 @@
+"""Frames: HTTP/2's constants, and the frames that are built from them. Called by everything in this folder.
+
+Source: RFC 9113.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+HEAD_BYTES = 9
+MAX_WINDOW = 2**31 - 1
+DEFAULT_WINDOW = 65535
+DEFAULT_TABLE_BYTES = 4096
+MIN_FRAME_BYTES = 16384
+MAX_FRAME_BYTES = 2**24 - 1
+
+DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
+
+END_STREAM = ACK = 0x1
+END_HEADERS = 0x4
+PADDED = 0x8
+HAS_PRIORITY = 0x20
+
+HEADER_TABLE_SIZE, ENABLE_PUSH, MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, MAX_HEADER_LIST_SIZE = (
+    range(1, 7)
+)
+
+HEAD = struct.Struct(">IBI")
+"""A frame's head: length and type in one word, flags, stream."""
+_SETTING = struct.Struct(">HI")
+_WORD = struct.Struct(">I")
+_TWO_WORDS = struct.Struct(">II")
+
+
+class Fault(enum.IntEnum):
+    """Error codes of RST_STREAM and GOAWAY."""
+
+    NO_ERROR = 0
+    PROTOCOL_ERROR = 1
+    INTERNAL_ERROR = 2
+    FLOW_CONTROL_ERROR = 3
+    SETTINGS_TIMEOUT = 4
+    STREAM_CLOSED = 5
+    FRAME_SIZE_ERROR = 6
+    REFUSED_STREAM = 7
+    CANCEL = 8
+    COMPRESSION_ERROR = 9
+    CONNECT_ERROR = 10
+    ENHANCE_YOUR_CALM = 11
+    INADEQUATE_SECURITY = 12
+    HTTP_1_1_REQUIRED = 13
+
+
+class Http2Error(Exception):
+    """What ends the whole connection: the code of its GOAWAY, and a text for whoever debugs the client."""
+
+    def __init__(self, code: Fault, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+
+
+def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
+    """Build a frame."""
+    return HEAD.pack(len(payload) << 8 | kind, flags, stream_id) + payload
+
+
+def settings(values: dict[int, int]) -> bytes:
+    """Build SETTINGS."""
+    return frame(SETTINGS, 0, 0, b"".join(_SETTING.pack(*item) for item in values.items()))
+
+
+def read_settings(payload: bytes) -> list[tuple[int, int]]:
+    """Give what a SETTINGS frame holds, in its order.
+
+    Raises: Http2Error.
+    """
+    if len(payload) % _SETTING.size:
+        raise Http2Error(Fault.FRAME_SIZE_ERROR, f"SETTINGS of {len(payload)} bytes, not a multiple of 6")
+    return list(_SETTING.iter_unpack(payload))
+
+
+def read_word(payload: bytes, at: int = 0) -> int:
+    """Read 31 bits; the one above them is reserved."""
+    word: int = _WORD.unpack_from(payload, at)[0]
+    return word & MAX_WINDOW
+
+
+def window_update(stream_id: int, increment: int) -> bytes:
+    """Build WINDOW_UPDATE; stream 0 is the connection."""
+    return frame(WINDOW_UPDATE, 0, stream_id, _WORD.pack(increment))
+
+
+def reset(stream_id: int, code: Fault) -> bytes:
+    """Build RST_STREAM."""
+    return frame(RST_STREAM, 0, stream_id, _WORD.pack(code))
+
+
+def goaway(last_id: int, code: Fault, text: str = "") -> bytes:
+    """Build GOAWAY."""
+    return frame(GOAWAY, 0, 0, _TWO_WORDS.pack(last_id, code) + text.encode())

@@ -1,0 +1,282 @@
+"""Lifetime: how an HTTP/2 connection begins and ends, and what it may take of time and of patience.
+
+Part of Http2Connection, between `sending.py` and `connection.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from .frames import ACK, MAX_WINDOW, PING, Fault, Http2Error, frame, goaway
+from .sending import Sender
+from .shared import Http2Shared
+
+logger = logging.getLogger("penstock.http2")
+
+LINGER_S = 5.0
+"""How long what a refused peer still sends is read and dropped: closing on it would take the GOAWAY with it."""
+GOODBYE_S = 1.0
+"""The same for a peer that has been told to go, and has had all its answers."""
+DRAIN_LINGER_S = 0.5
+"""How long a call that is on its way may still arrive after the first GOAWAY, if the peer does not answer its PING."""
+_DRAIN_PING = b"penstock"
+_KEEPALIVE_PING = b"are you?"
+_CREDIT_FRAMES = 8
+"""Frames that ask for nothing which one sent frame makes up for."""
+_QUIET_AFTER_S = 7200.0
+"""Without calls, pings are expected this far apart, as gRPC's servers have it."""
+
+
+class Lifetime(Sender):
+    """The life of a connection.
+
+    Invariants: `closed` is never left, and nothing that arrives is looked at then. `_waiting` says that what arrives
+    must be looked at before its frames are. `leaving` is set with the final
+    GOAWAY: no stream above `last_id` is opened any more, and the connection closes with its last stream.
+    """
+
+    def __init__(self, shared: Http2Shared) -> None:
+        super().__init__(shared)
+        self.last_id = 0
+        self._waiting = True
+        self.begun = False
+        self._draining = False
+        self._linger_s = LINGER_S
+        self._unfinished_s = 0.0
+        self._closed_s = 0.0
+        self._heard = True
+        self._silent_s = 0.0
+        self._unsent = 0
+        self._stuck_s = 0.0
+        self._age_s = 0.0
+        self._idle_s = 0.0
+        self._idle_frames = 0
+        self._resets = 0
+        self._answered_before = 0
+        self._sent_before = 0
+        self._asked_s = -1.0
+        self._pings_without_answers = 0
+        self._frames_at_asking = 0
+        self._ping_at_s = -1e9
+        self._frames_at_ping = 0
+        self._strikes = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the connection, or drop it when there are too many."""
+        self.transport = transport
+        connections = self.shared.connections
+        if len(connections) >= self.limits.max_connections:
+            self.closed = True
+            self.transport.abort()
+            return
+        connections.add(self)
+        if self.shared.draining:
+            self.shutdown()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget everything; the calls under way are cancelled."""
+        self.closed = self._waiting = True
+        self.shared.connections.discard(self)
+        self._drop_streams(Fault.CANCEL)
+        self.out.clear()
+
+    def eof_received(self) -> bool:
+        """Close: a peer that sends no more cannot open windows either."""
+        return False
+
+    def _drop_streams(self, code: Fault) -> None:
+        self.blocked.clear()
+        streams = list(self.streams.values())
+        self.streams.clear()
+        for stream in streams:
+            stream.unsent = None
+            stream.lost(code)
+
+    # -- endings -----------------------------------------------------------------------------------------------
+
+    def fail(self, fault: Http2Error) -> None:
+        """End the connection with GOAWAY and the code of what was wrong."""
+        if self.closed:
+            return
+        logger.debug("connection ends with %s: %s", fault.code.name, fault.text)
+        self.out.append(goaway(self.last_id, fault.code, fault.text))
+        self._end()
+
+    def _end(self) -> None:
+        """Write what there is, then only read and drop until the peer has seen it."""
+        self.closed = self._waiting = True
+        self._drop_streams(Fault.CANCEL)
+        if self.transport.is_closing():
+            return
+        out, self.out = self.out, []
+        self.transport.write(b"".join(out))
+        if not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        self.transport.write_eof()
+
+    def shutdown(self) -> None:
+        """Drain: say so, answer what was sent before the peer learned it, then close."""
+        if self._draining or self.closed:
+            return
+        self._draining = True
+        if self.begun:
+            self.say_goodbye()
+        else:
+            self.shared.loop.call_later(DRAIN_LINGER_S, self._drop_silent)
+
+    def say_goodbye(self) -> None:
+        """Tell the peer to open no more streams; its answer to the PING says that it knows."""
+        self.write(goaway(MAX_WINDOW, Fault.NO_ERROR) + frame(PING, 0, 0, _DRAIN_PING))
+        self.shared.loop.call_later(DRAIN_LINGER_S, self._leave)
+
+    def _drop_silent(self) -> None:
+        if not self.begun and not self.closed:
+            self.transport.close()
+
+    def _leave(self) -> None:
+        """Take no more calls: the peer has had time to learn that it should not send any."""
+        if self.leaving or self.closed:
+            return
+        self.leaving = True
+        self.write(goaway(self.last_id, Fault.NO_ERROR))
+
+    def settle(self) -> None:
+        """Close: what was accepted has been answered."""
+        if not self.closed and not self.streams:
+            self._linger_s = GOODBYE_S
+            self._end()
+
+    # -- patience ----------------------------------------------------------------------------------------------
+
+    def charge(self, kind: str) -> None:
+        """Count a frame that asks for nothing.
+
+        Raises: Http2Error when a second has had too many.
+        """
+        self._idle_frames += 1
+        # a client may answer each frame of ours with window updates, and a long stream is one call
+        earned = _CREDIT_FRAMES * (self.sent_frames - self._sent_before)
+        if self._idle_frames > self.limits.max_idle_frames + earned:
+            raise Http2Error(Fault.ENHANCE_YOUR_CALM, f"too many frames that ask for nothing, such as {kind}")
+
+    def charge_reset(self) -> None:
+        """Count a call that was opened only to be reset.
+
+        Raises: Http2Error when a second has had too many. Source: CVE-2023-44487.
+        """
+        self._resets += 1
+        if self._resets > self.limits.max_resets + self.answered - self._answered_before:
+            raise Http2Error(Fault.ENHANCE_YOUR_CALM, "too many calls were opened and reset")
+
+    def ping_received(self, flags: int, payload: bytes) -> None:
+        """Answer a PING, or take the answer to one of ours.
+
+        Raises: Http2Error.
+        """
+        if len(payload) != 8:
+            raise Http2Error(Fault.FRAME_SIZE_ERROR, f"PING of {len(payload)} bytes")
+        if flags & ACK:
+            if payload == _DRAIN_PING and self._draining:
+                self._leave()
+            self._asked_s = -1.0
+            return
+        self.charge("PING")
+        self._strike()
+        self.write(frame(PING, ACK, 0, payload))
+
+    def _strike(self) -> None:
+        """Count a PING that comes too soon after the last. Source: gRPC's keepalive rules (A8)."""
+        limits, now = self.limits, self.shared.loop.time()
+        if self.sent_frames != self._frames_at_ping:
+            # there was something to measure the line with
+            self._strikes = 0
+            self._frames_at_ping = self.sent_frames
+            self._ping_at_s = now
+            return
+        quiet = not self.streams and not limits.keepalive_without_calls
+        wanted_s = _QUIET_AFTER_S if quiet else limits.min_ping_interval_s
+        too_soon = now - self._ping_at_s < wanted_s
+        self._ping_at_s = now
+        if not too_soon:
+            return
+        self._strikes += 1
+        if limits.max_ping_strikes and self._strikes > limits.max_ping_strikes:
+            raise Http2Error(Fault.ENHANCE_YOUR_CALM, "too_many_pings")
+
+    # -- time --------------------------------------------------------------------------------------------------
+
+    def tick(self, elapsed_s: float) -> None:
+        """Count time without progress, and close when a limit is passed."""
+        self._idle_frames = self._resets = 0
+        self._answered_before = self.answered
+        self._sent_before = self.sent_frames
+        self._age_s += elapsed_s
+        self._silent_s = 0.0 if self._heard else self._silent_s + elapsed_s
+        self._heard = False
+        if self.closed:
+            self._closed_s += elapsed_s
+            if self._closed_s > self._linger_s:
+                self.transport.abort()
+        elif not self.begun:
+            if self._age_s > self.limits.preface_timeout_s:
+                self.transport.abort()
+        elif not self._tick_unsent(elapsed_s) and not self._tick_unfinished(elapsed_s):
+            for stream in list(self.streams.values()):
+                stream.tick(elapsed_s)
+            self._tick_age(elapsed_s)
+            self._tick_keepalive(elapsed_s)
+
+    def _tick_unsent(self, elapsed_s: float) -> bool:
+        """Drop a peer that takes nothing of what waits for it."""
+        unsent, before = self.transport.get_write_buffer_size(), self._unsent
+        self._unsent = unsent
+        self._stuck_s = self._stuck_s + elapsed_s if unsent and unsent >= before > 0 else 0.0
+        if self._stuck_s <= self.limits.write_timeout_s:
+            return False
+        self.transport.abort()
+        return True
+
+    def _tick_unfinished(self, elapsed_s: float) -> bool:
+        """Refuse a frame or a header block that does not come to its end."""
+        if not self.stuck():
+            self._unfinished_s = 0.0
+            return False
+        self._unfinished_s += elapsed_s
+        if self._unfinished_s <= self.limits.receive_timeout_s:
+            return False
+        self.fail(Http2Error(Fault.ENHANCE_YOUR_CALM, "a frame or a header block was not finished in time"))
+        return True
+
+    def stuck(self) -> bool:
+        """Tell whether the same frame or header block has been under way since this was last asked."""
+        raise NotImplementedError
+
+    def _tick_age(self, elapsed_s: float) -> None:
+        limits = self.limits
+        self._idle_s = 0.0 if self.streams else self._idle_s + elapsed_s
+        if 0 < limits.max_age_s < self._age_s or 0 < limits.idle_timeout_s < self._idle_s:
+            self.shutdown()
+        if limits.max_age_s > 0 and 0 < limits.max_age_grace_s < self._age_s - limits.max_age_s:
+            self.transport.abort()
+
+    def _tick_keepalive(self, elapsed_s: float) -> None:
+        limits = self.limits
+        if self._asked_s >= 0:
+            self._asked_s += elapsed_s
+            if not self._silent_s:
+                self._asked_s = -1.0
+            elif self._asked_s > limits.keepalive_timeout_s:
+                self.transport.abort()
+            return
+        if not 0 < limits.keepalive_s < self._silent_s or (not self.streams and not limits.keepalive_without_calls):
+            return
+        if self._frames_at_asking != self.sent_frames:
+            self._frames_at_asking = self.sent_frames
+            self._pings_without_answers = 0
+        if 0 < limits.max_pings_without_data <= self._pings_without_answers:
+            return
+        self._pings_without_answers += 1
+        self._asked_s = 0.0
+        self.write(frame(PING, 0, 0, _KEEPALIVE_PING))

@@ -1,0 +1,183 @@
+"""Sender: the sending half of an HTTP/2 connection: flow control, the peer's pace, one write per loop turn.
+
+Part of Http2Connection; `lifetime.py` and `connection.py` add the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from .frames import DATA, DEFAULT_WINDOW, HEAD, MIN_FRAME_BYTES, Fault, reset
+from .headers import begun_with
+from .shared import Http2Shared
+from .stream import LOW_BYTES, Stream, Unsent
+
+_TURN_BYTES = 1 << 18
+"""What is put together for one write while more waits. Above it, the transport says whether the peer keeps up."""
+_MOST_PAUSED_FRAMES = 10000
+"""Frames kept for a peer that does not read. Answers wait in their streams; only replies to frames come to this."""
+
+
+class Sender(asyncio.Protocol):
+    """What goes out.
+
+    Invariants: `out` holds frames in the order in which they leave. `out_window` is the connection's window.
+    `quick_bytes` is the most that an answer may have to go straight to `out`: 0 while the transport is full or
+    anything waits in `blocked`, otherwise the peer's largest frame. `notice` must
+    begin the next header block. A stream with an Unsent is in `blocked`.
+    """
+
+    def __init__(self, shared: Http2Shared) -> None:
+        self.shared = shared
+        self.limits = shared.limits
+        self.transport: Any = None
+        self.streams: dict[int, Stream] = {}
+        self.out: list[bytes | memoryview] = []
+        self.dirty = False
+        self.paused = False
+        self.closed = False
+        self.leaving = False
+        self.blocked: dict[int, Stream] = {}
+        self.out_window = DEFAULT_WINDOW
+        self.peer_window = DEFAULT_WINDOW
+        self.peer_frame = MIN_FRAME_BYTES
+        self.quick_bytes = MIN_FRAME_BYTES
+        self.notice = b""
+        self.answered = 0
+        self.sent_frames = 0
+
+    # -- the transport -----------------------------------------------------------------------------------------
+
+    def write(self, frames: bytes) -> None:
+        """Send frames that no window holds back."""
+        self.out.append(frames)
+        if not self.dirty:
+            self.shared.mark(self)
+
+    def flush(self) -> None:
+        """Write all of `out`; what ends with it is closed."""
+        out = self.out
+        if self.transport.is_closing():
+            out.clear()
+        elif out:
+            if self.paused and len(out) > _MOST_PAUSED_FRAMES:
+                self.transport.abort()
+                return
+            if not self.paused:
+                self.out = []
+                self.transport.write(b"".join(out))
+        if self.leaving and not self.streams:
+            self.settle()
+
+    def settle(self) -> None:
+        """Learn that a connection that takes no more calls has finished those it had."""
+
+    def pause_writing(self) -> None:
+        """Note that the peer has fallen behind."""
+        self.paused = True
+        self.quick_bytes = 0
+
+    def resume_writing(self) -> None:
+        """Go on with what waited."""
+        self.paused = False
+        if self.out and not self.dirty:
+            self.shared.mark(self)
+        self.pump()
+
+    # -- streams -----------------------------------------------------------------------------------------------
+
+    def queue(self, stream: Stream, pieces: tuple[bytes, ...], last: bytes = b"") -> None:
+        """Send payload, and `last` after it, as the windows let it go."""
+        unsent = stream.unsent
+        if unsent is None:
+            unsent = stream.unsent = Unsent()
+            self.blocked[stream.stream_id] = stream
+        for piece in pieces:
+            if piece:
+                unsent.pieces.append(memoryview(piece))
+                unsent.size += len(piece)
+        unsent.last = last
+        self.pump()
+
+    def pump(self) -> None:
+        """Send what may be sent, a turn for each stream, until the windows or the transport are full."""
+        while not self.paused and self.blocked and not self.closed:
+            moved = 0
+            for stream in list(self.blocked.values()):
+                if stream.unsent is not None:
+                    moved += self._send_some(stream, stream.unsent)
+                if moved >= _TURN_BYTES:
+                    break
+            if moved < _TURN_BYTES:
+                break
+            self.flush()
+        if self.out and not self.dirty:
+            self.shared.mark(self)
+        self.quick_bytes = 0 if self.paused or self.blocked else self.peer_frame
+
+    def _send_some(self, stream: Stream, unsent: Unsent) -> int:
+        """Send one stream's share of a turn. Returns: how many bytes."""
+        window = min(self.out_window, self.peer_window + stream.credit, _TURN_BYTES)
+        pieces, moved = unsent.pieces, 0
+        stream_id = stream.stream_id
+        while pieces and moved < window:
+            room = min(window - moved, self.peer_frame)
+            parts, size = [], 0
+            while pieces and size < room:
+                piece = pieces.popleft()
+                if len(piece) > room - size:
+                    pieces.appendleft(piece[room - size :])
+                    piece = piece[: room - size]
+                parts.append(piece)
+                size += len(piece)
+            self.out.append(HEAD.pack(size << 8 | DATA, 0, stream_id))
+            self.out += parts
+            self.sent_frames += 1
+            moved += size
+        if moved:
+            unsent.size -= moved
+            unsent.waited_s = 0.0
+            self.out_window -= moved
+            stream.credit -= moved
+        # in turn: who was served goes to the end
+        self.blocked.pop(stream_id, None)
+        if pieces:
+            self.blocked[stream_id] = stream
+        else:
+            stream.unsent = None
+            if unsent.last:
+                self.end(stream, unsent.last)
+        if unsent.size <= LOW_BYTES:
+            stream.left()
+        return moved
+
+    def end(self, stream: Stream, last: bytes) -> None:
+        """Send the frame that ends a stream, and forget it; the peer's side is reset when it has not ended."""
+        self.send_headers(last)
+        if not stream.remote_ended:
+            self.out.append(reset(stream.stream_id, Fault.NO_ERROR))
+        self.forget(stream)
+
+    def send_headers(self, headers: bytes) -> None:
+        """Send a HEADERS frame; with the next write, like all of `out`."""
+        if self.notice:
+            headers, self.notice = begun_with(self.notice, headers), b""
+        self.out.append(headers)
+        self.sent_frames += 1
+        if not self.dirty:
+            self.shared.mark(self)
+
+    def forget(self, stream: Stream) -> None:
+        """Take a stream out of every list."""
+        stream_id = stream.stream_id
+        self.streams.pop(stream_id, None)
+        if stream.unsent is not None:
+            stream.unsent = None
+            self.blocked.pop(stream_id, None)
+            self.quick_bytes = 0 if self.paused or self.blocked else self.peer_frame
+        if not stream.remote_ended:
+            self.pardon(stream_id)
+
+    def pardon(self, stream_id: int) -> None:
+        """Let frames pass that were on their way when this side ended the stream."""

@@ -1,0 +1,56 @@
+"""Http2Shared: what the connections of one port have in common. Made by the composition root, one for a port."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .lifetime import Lifetime
+    from .limits import Http2Limits
+    from .sending import Sender
+
+logger = logging.getLogger("penstock.http2")
+
+
+class Http2Shared:
+    """Connections, and the one write per connection and loop turn.
+
+    Invariants: a connection with something to write is in `dirty`, and then one flush is on its way. `held_bytes` is
+    what all of them keep of messages that have not arrived whole, never more than `receive_bytes` for long.
+    Threads: the event loop's.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, limits: Http2Limits, receive_bytes: int) -> None:
+        self.loop = loop
+        self.limits = limits
+        self.receive_bytes = receive_bytes
+        self.held_bytes = 0
+        self.connections: set[Lifetime] = set()
+        self.dirty: list[Sender] = []
+        self.draining = False
+
+    def mark(self, connection: Sender) -> None:
+        """Write what a connection has, once this loop turn is over."""
+        connection.dirty = True
+        self.dirty.append(connection)
+        if len(self.dirty) == 1:
+            self.loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Write for all that have something to write."""
+        dirty, self.dirty = self.dirty, []
+        for connection in dirty:
+            connection.dirty = False
+            try:
+                connection.flush()
+            except Exception:
+                # the others have answers to write, too
+                logger.exception("an HTTP/2 connection failed")
+                connection.transport.abort()
+
+    def sweep(self, elapsed_s: float) -> None:
+        """Look after time limits, keepalive and ages: one pass a second or so, instead of timers."""
+        for connection in list(self.connections):
+            connection.tick(elapsed_s)

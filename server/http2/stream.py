@@ -1,0 +1,58 @@
+"""Stream: one HTTP/2 stream, and what of its answer waits for flow control. The gRPC lane's Call descends from it."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .connection import Http2Connection
+    from .frames import Fault
+
+
+LOW_BYTES = 1 << 16
+"""A stream with no more than this unsent can take the next message."""
+
+
+class Unsent:
+    """What of an answer has not left: payload first, then `last`, the frame that ends the stream."""
+
+    __slots__ = ("last", "pieces", "size", "waited_s")
+
+    def __init__(self) -> None:
+        self.pieces: deque[memoryview] = deque()
+        self.size = 0
+        self.last = b""
+        self.waited_s = 0.0
+
+
+class Stream:
+    """One stream, from its HEADERS until both sides have ended it or one has reset it.
+
+    Invariants: it is in `connection.streams` exactly as long. `credit` is what the peer's WINDOW_UPDATEs gave less what
+    was sent, so that `connection.peer_window + credit` is the window, whatever becomes of the peer's setting. `in_left`
+    is what the peer may still send.
+    """
+
+    __slots__ = ("connection", "credit", "in_left", "remote_ended", "stream_id", "unsent")
+
+    connection: Http2Connection
+    stream_id: int
+    credit: int
+    in_left: int
+    remote_ended: bool
+    unsent: Unsent | None
+
+    def received(self, payload: bytes, ended: int) -> None:
+        """Take a DATA frame's payload. `in_left` is the receiver's to keep."""
+        raise NotImplementedError
+
+    def left(self) -> None:
+        """Learn that what waited has gone out, or that there is little left of it."""
+
+    def lost(self, code: Fault) -> None:
+        """Learn that the stream is gone: reset by the peer or by the connection, which has forgotten it already."""
+        raise NotImplementedError
+
+    def tick(self, elapsed_s: float) -> None:
+        """Count the time without progress."""

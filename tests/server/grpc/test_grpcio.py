@@ -1,0 +1,323 @@
+"""grpcio as a client, over sockets: unary and streams, cancellation, deadlines, compression, size, TLS, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from penstock.server.grpc.limits import GrpcLimits
+from penstock.server.grpc.tls import TlsError, context_for
+from penstock.server.http2.limits import Http2Limits
+from penstock.server.settings import Settings
+from tests.server.http2.wire import BIDI, ECHO, GIVE, HOLD
+
+from .served import Live, served
+
+UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+PATIENCE_S = 20
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[Live]:
+    with served() as started:
+        yield started
+
+
+@pytest.fixture
+def channel(live: Live) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(live.address, UNLIMITED) as opened:
+        yield opened
+
+
+def ask(channel: grpc.Channel, path: str, message: bytes, **how: Any) -> bytes:
+    answer: bytes = channel.unary_unary(path)(message, **{"timeout": PATIENCE_S, **how})
+    return answer
+
+
+def test_unary_calls_are_answered_with_ok(channel: grpc.Channel) -> None:
+    assert ask(channel, ECHO, b"hello") == b"hello"
+    assert ask(channel, ECHO, b"") == b""
+    for size in (1, 100, 16_378, 16_379, 16_380, 65_530, 65_531, 70_000, 1_000_000):
+        assert ask(channel, ECHO, bytes(size)) == bytes(size)
+
+
+@pytest.mark.slow
+def test_64_mib_go_both_ways(channel: grpc.Channel) -> None:
+    message = bytes(range(256)) * (64 << 12)
+
+    assert ask(channel, ECHO, message, timeout=60) == message
+
+
+def test_many_calls_at_once_on_one_channel(channel: grpc.Channel) -> None:
+    futures = [channel.unary_unary(ECHO).future(b"%d" % number, timeout=PATIENCE_S) for number in range(3000)]
+
+    assert [future.result() for future in futures] == [b"%d" % number for number in range(3000)]
+
+
+def test_a_stream_is_answered_message_by_message(channel: grpc.Channel) -> None:
+    sent = [bytes([number]) * number * 1000 for number in range(100)]
+
+    assert list(channel.stream_stream(BIDI)(iter(sent), timeout=PATIENCE_S)) == sent
+
+
+def test_a_stream_answers_while_it_is_open(channel: grpc.Channel) -> None:
+    arrived = threading.Semaphore(0)
+
+    def messages() -> Iterator[bytes]:
+        for number in range(5):
+            yield b"%d" % number
+            assert arrived.acquire(timeout=PATIENCE_S)
+
+    got = []
+    for message in channel.stream_stream(BIDI)(messages(), timeout=PATIENCE_S):
+        got.append(message)
+        arrived.release()
+    assert got == [b"0", b"1", b"2", b"3", b"4"]
+
+
+@pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+def test_requests_may_be_compressed(channel: grpc.Channel, compression: grpc.Compression) -> None:
+    assert ask(channel, ECHO, b"many " * 10_000, compression=compression) == b"many " * 10_000
+    sent = [b"many " * 1000, b"x", b""]
+    assert list(channel.stream_stream(BIDI)(iter(sent), compression=compression, timeout=PATIENCE_S)) == sent
+
+
+def test_answers_may_be_compressed() -> None:
+    with served(GrpcLimits(compression=6)) as live, grpc.insecure_channel(live.address) as channel:
+        assert ask(channel, GIVE, b"3000000") == bytes(3_000_000)
+        assert list(channel.stream_stream(BIDI)(iter([bytes(5000), b"x"]), timeout=PATIENCE_S)) == [bytes(5000), b"x"]
+
+
+def test_an_unknown_method_is_unimplemented(channel: grpc.Channel) -> None:
+    with pytest.raises(grpc.RpcError) as raised:
+        ask(channel, "/no.Such/Method", b"x" * 100_000)
+
+    assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert raised.value.details() == "unknown method /no.Such/Method"
+
+
+def test_a_deadline_passes_on_both_sides(live: Live, channel: grpc.Channel) -> None:
+    with pytest.raises(grpc.RpcError) as raised:
+        ask(channel, HOLD, b"", timeout=0.05)
+
+    assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert live.served.began.acquire(timeout=PATIENCE_S)
+    assert live.served.cancelled.acquire(timeout=PATIENCE_S)
+
+
+def test_a_cancelled_call_is_cancelled_here(live: Live, channel: grpc.Channel) -> None:
+    future = channel.unary_unary(HOLD).future(b"")
+    assert live.served.began.acquire(timeout=PATIENCE_S)
+    future.cancel()
+
+    assert live.served.cancelled.acquire(timeout=PATIENCE_S)
+
+
+def test_a_client_that_goes_cancels_its_calls(live: Live) -> None:
+    channel = grpc.insecure_channel(live.address)
+    future = channel.unary_unary(HOLD).future(b"")
+    assert live.served.began.acquire(timeout=PATIENCE_S)
+    channel.close()
+
+    assert live.served.cancelled.acquire(timeout=PATIENCE_S)
+    assert future.code() is grpc.StatusCode.CANCELLED
+
+
+def test_grpc_aio_gets_the_same(live: Live) -> None:
+    async def play() -> None:
+        async with grpc.aio.insecure_channel(live.address, UNLIMITED) as channel:
+            echo = channel.unary_unary(ECHO)
+            answers = await asyncio.gather(*(echo(b"%d" % number, timeout=PATIENCE_S) for number in range(200)))
+            assert answers == [b"%d" % number for number in range(200)]
+            call = channel.stream_stream(BIDI)(timeout=PATIENCE_S)
+            for number in range(20):
+                await call.write(b"%d" % number)
+                assert await call.read() == b"%d" % number
+            await call.done_writing()
+            assert await call.read() is grpc.aio.EOF
+            assert await call.code() is grpc.StatusCode.OK
+            held = channel.unary_unary(HOLD)(b"")
+            assert await asyncio.to_thread(live.served.began.acquire, timeout=PATIENCE_S)
+            held.cancel()
+            assert await asyncio.to_thread(live.served.cancelled.acquire, timeout=PATIENCE_S)
+
+    asyncio.run(play())
+
+
+def test_a_slow_reader_of_a_large_answer_gets_all_of_it(channel: grpc.Channel) -> None:
+    futures = [channel.unary_unary(GIVE).future(b"5000000", timeout=PATIENCE_S) for _ in range(8)]
+
+    assert [len(future.result()) for future in futures] == [5_000_000] * 8
+
+
+def test_keepalive_pings_that_come_too_often_end_the_connection() -> None:
+    limits = GrpcLimits(http2=Http2Limits(min_ping_interval_s=300.0, max_ping_strikes=1))
+    often = [("grpc.keepalive_time_ms", 10), ("grpc.http2.max_pings_without_data", 0)]
+    with (
+        served(limits) as live,
+        grpc.insecure_channel(live.address, often) as channel,
+        pytest.raises(grpc.RpcError) as raised,
+    ):
+        ask(channel, HOLD, b"")
+
+    assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert "too_many_pings" in (raised.value.details() or "") + raised.value.debug_error_string()
+
+
+@pytest.mark.slow
+def test_a_drain_finishes_the_calls_under_way_and_the_client_connects_elsewhere() -> None:
+    with served() as live, grpc.insecure_channel(live.address) as channel:
+        future = channel.unary_unary(HOLD).future(b"", timeout=PATIENCE_S)
+        assert live.served.began.acquire(timeout=PATIENCE_S)
+        drained = live.drain()
+        live.call(live.served.held[0].answer, b"late")
+
+        assert future.result() == b"late"
+        assert drained.result() == 0
+        with pytest.raises(grpc.RpcError) as raised:
+            ask(channel, ECHO, b"")
+        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.slow
+def test_a_drain_under_load_answers_every_call_that_was_taken() -> None:
+    async def ask_until_refused(channel: grpc.aio.Channel, answered: list[int]) -> None:
+        echo = channel.unary_unary(ECHO)
+        while True:
+            try:
+                await echo(b"x", timeout=PATIENCE_S)
+            except grpc.aio.AioRpcError as error:
+                assert error.code() is grpc.StatusCode.UNAVAILABLE
+                return
+            answered.append(1)
+
+    async def play(live: Live) -> int:
+        answered: list[int] = []
+        channels = [grpc.aio.insecure_channel(live.address, [("grpc.use_local_subchannel_pool", 1)]) for _ in range(4)]
+        asking = [asyncio.ensure_future(ask_until_refused(channel, answered)) for channel in channels for _ in range(8)]
+        while len(answered) < 500:
+            await asyncio.sleep(0)
+        drained = live.drain()
+        await asyncio.gather(*asking)
+        assert await asyncio.to_thread(drained.result) == 0
+        for channel in channels:
+            await channel.close()
+        return len(answered)
+
+    with served() as live:
+        assert asyncio.run(play(live)) == live.served.taken
+
+
+@pytest.mark.slow
+def test_a_drain_counts_what_was_not_finished() -> None:
+    with served() as live, grpc.insecure_channel(live.address) as channel:
+        future = channel.unary_unary(HOLD).future(b"", timeout=PATIENCE_S)
+        assert live.served.began.acquire(timeout=PATIENCE_S)
+
+        assert live.drain(0.7).result() == 1
+        future.cancel()
+
+
+def test_http_1_is_told_what_it_has_reached(live: Live) -> None:
+    with socket.create_connection(("127.0.0.1", live.served.listener.port), PATIENCE_S) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        answer = connection.makefile("rb").read()
+
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.endswith(b"this port speaks gRPC, over HTTP/2\n")
+
+
+# -- TLS -------------------------------------------------------------------------------------------------------
+
+
+def certificate(folder: Path, name: str) -> tuple[str, str]:
+    """Make a certificate for this machine that vouches for itself."""
+    key, made = folder / f"{name}.key", folder / f"{name}.pem"
+    subprocess.run(
+        [
+            "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days",
+            "2", "-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", made,
+        ],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return str(made), str(key)
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]]:
+    folder = tmp_path_factory.mktemp("keys")
+    return {name: certificate(folder, name) for name in ("server", "client", "stranger")}
+
+
+def read(path: str) -> bytes:
+    return Path(path).read_bytes()
+
+
+@pytest.mark.slow
+def test_tls_is_served_with_alpn(keys: dict[str, tuple[str, str]]) -> None:
+    server = keys["server"]
+    settings = Settings(grpc_use_ssl=True, grpc_server_cert=server[0], grpc_server_key=server[1])
+    with served(tls=context_for(settings)) as live:
+        trusting = grpc.ssl_channel_credentials(read(server[0]))
+        with grpc.secure_channel(live.address, trusting, UNLIMITED) as channel:
+            assert ask(channel, ECHO, b"hello") == b"hello"
+            assert ask(channel, ECHO, bytes(5_000_000)) == bytes(5_000_000)
+        client = ssl.create_default_context(cafile=server[0])
+        client.set_alpn_protocols(["h2"])
+        with (
+            socket.create_connection(("127.0.0.1", live.served.listener.port), PATIENCE_S) as plain,
+            client.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
+        ):
+            assert connection.selected_alpn_protocol() == "h2"
+
+
+@pytest.mark.slow
+def test_mutual_tls_lets_in_who_has_a_certificate(keys: dict[str, tuple[str, str]]) -> None:
+    server, client, stranger = keys["server"], keys["client"], keys["stranger"]
+    settings = Settings(
+        grpc_use_ssl_mutual=True, grpc_server_cert=server[0], grpc_server_key=server[1], grpc_root_cert=client[0]
+    )
+    with served(tls=context_for(settings)) as live:
+        known = grpc.ssl_channel_credentials(read(server[0]), read(client[1]), read(client[0]))
+        with grpc.secure_channel(live.address, known) as channel:
+            assert ask(channel, ECHO, b"hello") == b"hello"
+        for credentials in (
+            grpc.ssl_channel_credentials(read(server[0])),
+            grpc.ssl_channel_credentials(read(server[0]), read(stranger[1]), read(stranger[0])),
+        ):
+            with grpc.secure_channel(live.address, credentials) as channel, pytest.raises(grpc.RpcError) as raised:
+                ask(channel, ECHO, b"hello", timeout=5)
+            assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"grpc_use_ssl": True}, "needs --grpc-server-cert and --grpc-server-key"),
+        (
+            {"grpc_use_ssl_mutual": True, "grpc_server_cert": "a", "grpc_server_key": "b"},
+            "--grpc-use-ssl-mutual needs --grpc-root-cert",
+        ),
+        (
+            {"grpc_use_ssl": True, "grpc_server_cert": "/none", "grpc_server_key": "/none"},
+            "cannot use the certificates of the gRPC port",
+        ),
+    ],
+)
+def test_certificates_that_cannot_be_used_are_named(given: dict[str, Any], text: str) -> None:
+    with pytest.raises(TlsError, match=text):
+        context_for(Settings(**given))
+
+
+def test_without_tls_there_is_no_context() -> None:
+    assert context_for(Settings()) is None

@@ -1,0 +1,395 @@
+"""What a peer may send and what it may not: RFC 9113, frame by frame, against a connection without sockets."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+
+from penstock.server.http2 import frames
+from penstock.server.http2.frames import Fault
+
+from .wire import BIDI, HOLD, OK, Wire, message_of, payload
+
+
+def frame(kind: int, flags: int = 0, stream: int = 0, content: bytes = b"") -> bytes:
+    return frames.frame(kind, flags, stream, content)
+
+
+def test_a_call_is_answered_in_one_write() -> None:
+    wire = Wire()
+    writes = wire.transport.writes
+
+    wire.feed(wire.call(stream=1) + wire.call(stream=3, message=b"more"))
+
+    assert wire.answers() == {1: (b"hello", OK, ""), 3: (b"more", OK, "")}
+    assert wire.transport.writes == writes + 1
+
+
+def test_the_server_introduces_itself_once_the_preface_has_come() -> None:
+    wire = Wire(begun=False)
+    wire.feed(frames.PREFACE[:10])
+    assert wire.frames() == []
+
+    wire.feed(frames.PREFACE[10:] + frames.settings({}))
+
+    kinds = [(item.kind, item.flags) for item in wire.frames()]
+    assert kinds == [(frames.SETTINGS, 0), (frames.WINDOW_UPDATE, 0), (frames.SETTINGS, frames.ACK)]
+
+
+def test_bytes_may_come_one_by_one() -> None:
+    wire = Wire(begun=False)
+    for byte in frames.PREFACE + frames.settings({}) + wire.call():
+        wire.feed(bytes((byte,)))
+
+    assert wire.answers() == {1: (b"hello", OK, "")}
+
+
+def test_the_same_header_block_is_decoded_once() -> None:
+    wire = Wire()
+    wire.feed(wire.call(stream=1) + wire.call(stream=3))
+    known = dict(wire.connection._headers.known)
+    wire.feed(wire.call(stream=5))
+
+    assert len(known) == 1
+    assert wire.connection._headers.known == known
+    assert wire.answers().keys() == {1, 3, 5}
+
+
+def test_what_was_remembered_of_a_block_is_forgotten_when_the_table_changes() -> None:
+    wire = Wire()
+    for stream, value in ((1, "a"), (3, "a"), (5, "b"), (7, "a"), (9, "b")):
+        wire.feed(wire.headers(stream, __path=HOLD, x=value) + payload(message_of(b""), stream, end=True))
+
+    assert [call.metadata["x"] for call in wire.held] == ["a", "a", "b", "a", "b"]
+
+
+def test_padding_and_priority_are_taken_off() -> None:
+    wire = Wire()
+    block = wire.headers()[9:]
+    padded = struct.pack(">B", 3) + struct.pack(">IB", 0, 7) + block + b"\0\0\0"
+    flags = frames.PADDED | frames.HAS_PRIORITY | frames.END_HEADERS
+    wire.feed(frame(frames.HEADERS, flags, 1, padded))
+    wire.feed(frame(frames.DATA, frames.PADDED | frames.END_STREAM, 1, b"\x02" + message_of(b"hi") + b"\0\0"))
+
+    assert wire.answers() == {1: (b"hi", OK, "")}
+
+
+def test_a_header_block_may_be_continued() -> None:
+    wire = Wire()
+    block = wire.headers()[9:]
+    parts = [frame(frames.HEADERS, 0, 1, block[:3]), frame(frames.CONTINUATION, 0, 1, block[3:6])]
+    wire.feed(b"".join(parts) + frame(frames.CONTINUATION, frames.END_HEADERS, 1, block[6:]))
+    wire.feed(payload(message_of(b"hi"), end=True))
+
+    assert wire.answers() == {1: (b"hi", OK, "")}
+
+
+def test_trailers_of_a_request_end_it() -> None:
+    wire = Wire()
+    trailers = frame(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, 1, wire.encoder.encode([("x", "y")]))
+    wire.feed(wire.headers() + payload(message_of(b"hi")) + trailers)
+
+    assert wire.answers() == {1: (b"hi", OK, "")}
+
+
+def test_unknown_frames_and_priority_are_ignored() -> None:
+    wire = Wire()
+    wire.feed(frame(0xFA, 0xFF, 77, b"x" * 50) + frame(frames.PRIORITY, 0, 9, b"\0\0\0\0\7") + wire.call())
+
+    assert wire.answers() == {1: (b"hello", OK, "")}
+
+
+def test_a_ping_is_answered_and_settings_are_acknowledged() -> None:
+    wire = Wire()
+    wire.feed(frame(frames.PING, 0, 0, b"12345678") + frames.settings({1: 0, 99: 5}))
+
+    assert [(item.kind, item.flags, item.payload) for item in wire.frames()] == [
+        (frames.PING, frames.ACK, b"12345678"), (frames.SETTINGS, frames.ACK, b""),
+    ]  # fmt: skip
+
+
+CONNECTION_ERRORS = {
+    "DATA on stream 0": (frame(frames.DATA, 0, 0, b"x"), Fault.PROTOCOL_ERROR),
+    "DATA on an idle stream": (frame(frames.DATA, 0, 5, b"x"), Fault.PROTOCOL_ERROR),
+    "DATA on a stream of the server's": (frame(frames.DATA, 0, 2, b"x"), Fault.PROTOCOL_ERROR),
+    "HEADERS on stream 0": (frame(frames.HEADERS, 4, 0, b"\x82"), Fault.PROTOCOL_ERROR),
+    "HEADERS on an even stream": (frame(frames.HEADERS, 4, 2, b"\x82"), Fault.PROTOCOL_ERROR),
+    "HEADERS with too much padding": (frame(frames.HEADERS, 12, 1, b"\x09\x82"), Fault.PROTOCOL_ERROR),
+    "HEADERS without room for priority": (frame(frames.HEADERS, 0x24, 1, b"\x82"), Fault.FRAME_SIZE_ERROR),
+    "HEADERS that do not decode": (frame(frames.HEADERS, 4, 1, b"\xff\xff\xff\xff\xff\xff"), Fault.COMPRESSION_ERROR),
+    "an index beyond the table": (frame(frames.HEADERS, 4, 1, b"\xfe"), Fault.COMPRESSION_ERROR),
+    "a larger table than allowed": (frame(frames.HEADERS, 4, 1, b"\x3f\xe2\x1f\x82"), Fault.COMPRESSION_ERROR),
+    "three changes of the table's size": (frame(frames.HEADERS, 4, 1, b"\x20\x21\x22\x82"), Fault.COMPRESSION_ERROR),
+    "CONTINUATION of nothing": (frame(frames.CONTINUATION, 4, 1, b"\x82"), Fault.PROTOCOL_ERROR),
+    "a block interrupted": (frame(frames.HEADERS, 0, 1, b"\x82") + frame(frames.PING), Fault.PROTOCOL_ERROR),
+    "a block continued elsewhere": (
+        frame(frames.HEADERS, 0, 1, b"\x82") + frame(frames.CONTINUATION, 4, 3, b"\x82"), Fault.PROTOCOL_ERROR,
+    ),
+    "PRIORITY on stream 0": (frame(frames.PRIORITY, 0, 0, b"12345"), Fault.PROTOCOL_ERROR),
+    "PRIORITY of 4 bytes": (frame(frames.PRIORITY, 0, 3, b"1234"), Fault.FRAME_SIZE_ERROR),
+    "RST_STREAM on an idle stream": (frames.reset(7, Fault.CANCEL), Fault.PROTOCOL_ERROR),
+    "RST_STREAM on stream 0": (frames.reset(0, Fault.CANCEL), Fault.PROTOCOL_ERROR),
+    "RST_STREAM of 3 bytes": (frame(frames.RST_STREAM, 0, 1, b"123"), Fault.FRAME_SIZE_ERROR),
+    "SETTINGS on a stream": (frame(frames.SETTINGS, 0, 1), Fault.PROTOCOL_ERROR),
+    "SETTINGS of 5 bytes": (frame(frames.SETTINGS, 0, 0, b"12345"), Fault.FRAME_SIZE_ERROR),
+    "an acknowledgement with a payload": (frame(frames.SETTINGS, 1, 0, b"123456"), Fault.FRAME_SIZE_ERROR),
+    "a window beyond 2^31-1": (frames.settings({frames.INITIAL_WINDOW_SIZE: 2**31}), Fault.FLOW_CONTROL_ERROR),
+    "frames of 16383": (frames.settings({frames.MAX_FRAME_SIZE: 16383}), Fault.PROTOCOL_ERROR),
+    "frames of 2^24": (frames.settings({frames.MAX_FRAME_SIZE: 2**24}), Fault.PROTOCOL_ERROR),
+    "push 2": (frames.settings({frames.ENABLE_PUSH: 2}), Fault.PROTOCOL_ERROR),
+    "PUSH_PROMISE": (frame(frames.PUSH_PROMISE, 4, 1, b"\0\0\0\2\x82"), Fault.PROTOCOL_ERROR),
+    "PING of 7 bytes": (frame(frames.PING, 0, 0, b"1234567"), Fault.FRAME_SIZE_ERROR),
+    "PING on a stream": (frame(frames.PING, 0, 1, b"12345678"), Fault.PROTOCOL_ERROR),
+    "GOAWAY of 7 bytes": (frame(frames.GOAWAY, 0, 0, b"1234567"), Fault.FRAME_SIZE_ERROR),
+    "WINDOW_UPDATE of 3 bytes": (frame(frames.WINDOW_UPDATE, 0, 0, b"123"), Fault.FRAME_SIZE_ERROR),
+    "WINDOW_UPDATE of nothing": (frames.window_update(0, 0), Fault.PROTOCOL_ERROR),
+    "WINDOW_UPDATE beyond 2^31-1": (frames.window_update(0, 2**31 - 1), Fault.FLOW_CONTROL_ERROR),
+    "WINDOW_UPDATE on an idle stream": (frames.window_update(9, 1), Fault.PROTOCOL_ERROR),
+    "a frame of 16385 bytes": (frame(0xFA, 0, 0, b"x" * 16385), Fault.FRAME_SIZE_ERROR),
+    "the head of a frame of 16385 bytes": (frame(0xFA, 0, 0, b"x" * 16385)[:9], Fault.FRAME_SIZE_ERROR),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("sent", "code"), CONNECTION_ERRORS.values(), ids=CONNECTION_ERRORS)
+def test_what_harms_the_connection_ends_it_with_goaway(sent: bytes, code: Fault) -> None:
+    wire = Wire()
+    wire.feed(sent)
+    found = wire.goaway()
+
+    assert found is not None
+    assert found[0] == code
+    assert wire.transport.ended
+
+    before = len(wire.transport.written)
+    wire.feed(wire.call())
+    assert len(wire.transport.written) == before
+
+
+def test_the_preface_must_be_followed_by_settings() -> None:
+    wire = Wire(begun=False)
+    wire.feed(frames.PREFACE + frame(frames.PING, 0, 0, b"12345678"))
+
+    assert wire.goaway() == (Fault.PROTOCOL_ERROR, "the preface was not followed by SETTINGS")
+
+
+def test_headers_on_a_closed_stream_end_the_connection() -> None:
+    wire = Wire()
+    wire.feed(wire.call(stream=3) + wire.headers(1))
+    found = wire.goaway()
+
+    assert found is not None
+    assert found[0] == Fault.STREAM_CLOSED
+
+
+def test_headers_on_a_half_closed_stream_end_the_connection() -> None:
+    wire = Wire()
+    wire.feed(wire.call(HOLD) + wire.headers(1))
+    found = wire.goaway()
+
+    assert found is not None
+    assert found[0] == Fault.STREAM_CLOSED
+
+
+def test_data_on_a_closed_stream_resets_it() -> None:
+    wire = Wire()
+    wire.feed(wire.call() + payload(b"late", 1))
+
+    assert wire.reset_of(1) == Fault.STREAM_CLOSED
+
+
+def test_data_on_a_half_closed_stream_resets_it_and_cancels_its_call() -> None:
+    wire = Wire()
+    wire.feed(wire.call(HOLD) + payload(b"late", 1))
+
+    assert wire.reset_of(1) == Fault.STREAM_CLOSED
+    assert wire.cancelled == 1
+
+
+def test_frames_that_were_on_their_way_to_a_stream_reset_here_pass() -> None:
+    wire = Wire()
+    wire.feed(wire.headers(1, __path="/no") + payload(b"x" * 20, 1) + frames.reset(1, Fault.CANCEL))
+    wire.feed(wire.call(stream=3))
+
+    assert wire.answers() == {1: (b"", 12, "unknown method /no"), 3: (b"hello", OK, "")}
+
+
+def test_a_second_header_block_that_does_not_end_the_stream_resets_it() -> None:
+    wire = Wire()
+    wire.feed(wire.headers() + wire.headers())
+
+    assert wire.reset_of(1) == Fault.PROTOCOL_ERROR
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"__method": None}, {"__path": None}, {"__path": ""}, {"__scheme": None}, {"__status": "200"}, {"te": "gzip"},
+        {"connection": "close"}, {"UPPER": "x"}, {"x": " y"}, {"x": "a\nb"}, {"transfer_encoding": "chunked"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_malformed_request_is_reset(fields: dict[str, Any]) -> None:
+    wire = Wire()
+    wire.feed(wire.headers(1, **fields))
+
+    assert wire.reset_of(1) == Fault.PROTOCOL_ERROR
+    wire.feed(wire.call(stream=3))
+    assert wire.answers() == {3: (b"hello", OK, "")}
+
+
+def test_streams_beyond_the_limit_are_refused() -> None:
+    wire = Wire(max_streams=2)
+    wire.feed(b"".join(wire.call(HOLD, stream=stream) for stream in (1, 3, 5)))
+    assert wire.reset_of(5) == Fault.REFUSED_STREAM
+
+    wire.held[0].answer(b"")
+    wire.feed(wire.call(stream=7))
+    assert wire.answers().keys() == {1, 7}
+
+
+def test_header_blocks_are_decoded_even_for_refused_streams() -> None:
+    wire = Wire(max_streams=1)
+    wire.feed(wire.call(HOLD, stream=1) + wire.headers(3, x="new", end=True))
+    wire.held[0].answer(b"")
+    wire.feed(wire.headers(5, __path=HOLD, x="new") + payload(message_of(b""), 5, end=True))
+
+    assert wire.held[1].metadata["x"] == "new"
+
+
+def test_too_large_a_header_list_ends_the_connection_while_it_is_decoded() -> None:
+    wire = Wire(max_header_bytes=4096)
+    wire.feed(wire.headers(x="y" * 3000))
+    bomb = wire.headers(3, x="y" * 3000)[9:]
+    wire.feed(frame(frames.HEADERS, 4, 3, bomb + bomb[-1:] * 10))
+
+    assert wire.goaway() == (Fault.ENHANCE_YOUR_CALM, "the header list is too large")
+
+
+def test_a_header_block_without_end_ends_the_connection() -> None:
+    wire = Wire(max_header_bytes=20000)
+    wire.feed(frame(frames.HEADERS, 0, 1, b"\x00" * 16000))
+    wire.feed(frame(frames.CONTINUATION, 0, 1, b"\x00" * 16000))
+
+    assert wire.goaway() == (Fault.ENHANCE_YOUR_CALM, "the header block is too large")
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        frames.settings({}), frames.settings({})[:4] + b"\1" + frames.settings({})[5:],
+        frame(frames.DATA, 0, 1), frame(frames.PRIORITY, 0, 1, b"12345"), frame(0xFA), frames.window_update(0, 1),
+        frame(frames.GOAWAY, 0, 0, b"12345678"), frames.reset(3, Fault.CANCEL),
+    ],
+    ids=["SETTINGS", "ACK", "empty DATA", "PRIORITY", "unknown", "small WINDOW_UPDATE", "GOAWAY", "RST_STREAM"],
+)  # fmt: skip
+def test_a_flood_of_frames_that_ask_for_nothing_ends_the_connection(one: bytes) -> None:
+    wire = Wire(max_idle_frames=50)
+    wire.feed(wire.call(stream=3) + wire.headers(5, __path=BIDI))
+    wire.feed(one.replace(b"\0\0\0\1", b"\0\0\0\5") * 48)
+    assert not wire.transport.over
+    wire.shared.sweep(1.0)
+    wire.feed(one.replace(b"\0\0\0\1", b"\0\0\0\5") * 200)
+
+    found = wire.goaway()
+    assert found is not None
+    assert found[0] == Fault.ENHANCE_YOUR_CALM
+
+
+def test_a_flood_of_empty_continuations_ends_the_connection() -> None:
+    wire = Wire(max_idle_frames=50)
+    wire.feed(frame(frames.HEADERS, 0, 1, b"\x82") + frame(frames.CONTINUATION, 0, 1) * 60)
+    found = wire.goaway()
+
+    assert found is not None
+    assert found[0] == Fault.ENHANCE_YOUR_CALM
+
+
+def test_a_rapid_reset_ends_the_connection() -> None:
+    wire = Wire(max_resets=20)
+    for stream in range(1, 101, 2):
+        wire.feed(wire.call(HOLD, stream=stream) + frames.reset(stream, Fault.CANCEL))
+
+    assert wire.goaway() == (Fault.ENHANCE_YOUR_CALM, "too many calls were opened and reset")
+    assert wire.cancelled == len(wire.held) == 21
+    assert wire.connection.streams == {}
+
+
+def test_a_client_that_cancels_as_much_as_it_finishes_is_served() -> None:
+    wire = Wire(max_resets=20)
+    for stream in range(1, 401, 4):
+        wire.feed(wire.call(HOLD, stream=stream) + frames.reset(stream, Fault.CANCEL) + wire.call(stream=stream + 2))
+
+    assert len(wire.answers()) == 100
+
+
+def test_a_reset_cancels_the_call_once_and_nothing_more_is_sent_on_it() -> None:
+    wire = Wire()
+    wire.feed(wire.call(HOLD) + frames.reset(1, Fault.CANCEL))
+    wire.frames()
+    wire.held[0].answer(b"late")
+    wire.held[0].refuse(5, "late")
+    wire.loop.turn()
+
+    assert (wire.cancelled, wire.held[0].ended, wire.frames()) == (1, True, [])
+
+
+def test_a_lost_connection_cancels_its_calls() -> None:
+    wire = Wire()
+    wire.feed(wire.call(HOLD, stream=1) + wire.call(HOLD, stream=3))
+    wire.connection.connection_lost(None)
+
+    assert (wire.cancelled, wire.shared.connections) == (2, set())
+
+
+@pytest.mark.parametrize(
+    ("sent", "begins"), [(b"GET / HTTP/1.1\r\n\r\n", b"HTTP/1.1 400 "), (b"\x16\x03\x01\x02", b"")]
+)
+def test_a_client_that_speaks_something_else_is_told_so_and_left(sent: bytes, begins: bytes) -> None:
+    wire = Wire(begun=False)
+    wire.feed(sent)
+
+    assert wire.transport.written.startswith(begins)
+    assert wire.transport.ended
+    assert bool(begins) == bool(wire.transport.written)
+
+
+def test_an_even_greater_number_of_connections_than_allowed_is_not_served() -> None:
+    wire = Wire(max_connections=1)
+    first = wire.transport
+    wire.connect()
+
+    assert (wire.transport.aborted, first.aborted, len(wire.shared.connections)) == (True, False, 1)
+
+
+def test_a_connection_that_cannot_be_written_to_harms_no_other(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    wire = Wire()
+    first, other = wire.connection, wire.transport
+    wire.connect()
+    wire.feed(frames.PREFACE + frames.settings({}))
+    broken = wire.transport
+    monkeypatch.setattr(broken, "write", lambda sent: 1 / 0)
+    wire.encoder = type(wire.encoder)()
+    call = wire.call()
+    wire.connection.data_received(call)
+    before = len(other.written)
+    first.data_received(call)
+    wire.loop.turn()
+
+    assert (broken.aborted, other.aborted) == (True, False)
+    assert message_of(b"hello") in other.written[before:]
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_an_error_of_ours_ends_the_connection_and_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    wire = Wire()
+    monkeypatch.setattr(wire.connection, "ping_received", lambda *_: 1 / 0)
+    wire.feed(frame(frames.PING, 0, 0, b"12345678"))
+
+    assert wire.goaway() == (Fault.INTERNAL_ERROR, "")
+    assert "ZeroDivisionError" in caplog.text

@@ -1,0 +1,229 @@
+"""Flow control both ways: windows, the transport's pace, peers that stall."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.server.http2 import frames
+from penstock.server.http2.frames import DATA, DEFAULT_WINDOW, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, Fault
+
+from .wire import BIDI, ECHO, GIVE, HOLD, OK, Wire, message_of, payload
+
+
+def sent(wire: Wire, stream: int = 1) -> int:
+    """Count the DATA bytes of a stream since this was last asked."""
+    return sum(len(frame.payload) for frame in wire.frames() if frame.kind == DATA and frame.stream == stream)
+
+
+def test_an_answer_waits_for_the_window_and_leaves_as_it_opens() -> None:
+    wire = Wire()
+    wire.feed(wire.call(GIVE, b"100000"))
+    assert sent(wire) == DEFAULT_WINDOW
+
+    wire.feed(frames.window_update(0, 50000))
+    assert sent(wire) == 0
+    wire.feed(frames.window_update(1, 1000))
+    assert sent(wire) == 1000
+    wire.feed(frames.window_update(1, 50000))
+    assert sent(wire) == 100005 - DEFAULT_WINDOW - 1000
+    assert wire.connection.streams == {}
+    assert wire.connection.blocked == {}
+
+
+def test_the_connections_window_is_shared_in_turns() -> None:
+    wire = Wire()
+    wire.feed(wire.call(GIVE, b"65000", 1) + wire.call(GIVE, b"65000", 3) + wire.call(GIVE, b"65000", 5))
+    got = dict.fromkeys((1, 3, 5), 0)
+    for frame in wire.frames():
+        if frame.kind == DATA:
+            got[frame.stream] += len(frame.payload)
+    assert sum(got.values()) == DEFAULT_WINDOW
+
+    wire.feed(frames.window_update(0, 3 * 65005))
+    assert wire.connection.streams == {}
+
+
+def test_frames_are_no_larger_than_the_peer_takes() -> None:
+    wire = Wire()
+    wire.feed(wire.call(GIVE, b"40000"))
+    assert max(len(frame.payload) for frame in wire.frames()) == 16384
+
+    wire.feed(frames.settings({MAX_FRAME_SIZE: 20000, INITIAL_WINDOW_SIZE: 10**6}) + frames.window_update(0, 10**6))
+    wire.feed(wire.call(GIVE, b"40000", 3))
+    assert max(len(frame.payload) for frame in wire.frames()) == 20000
+
+
+def test_the_initial_window_moves_open_streams_below_nothing_and_back() -> None:
+    wire = Wire()
+    wire.feed(frames.window_update(0, 10**6) + wire.call(GIVE, b"100000"))
+    assert sent(wire) == DEFAULT_WINDOW
+
+    wire.feed(frames.settings({INITIAL_WINDOW_SIZE: 0}))
+    wire.feed(frames.window_update(1, DEFAULT_WINDOW))
+    assert sent(wire) == 0
+    wire.feed(frames.window_update(1, 10))
+    assert sent(wire) == 10
+    wire.feed(frames.settings({INITIAL_WINDOW_SIZE: DEFAULT_WINDOW}))
+    assert sent(wire) == 100005 - DEFAULT_WINDOW - 10
+
+
+def test_an_initial_window_that_lifts_a_stream_beyond_the_limit_ends_the_connection() -> None:
+    wire = Wire()
+    wire.feed(wire.call(HOLD) + frames.window_update(1, 2**31 - 1 - DEFAULT_WINDOW))
+    wire.feed(frames.settings({INITIAL_WINDOW_SIZE: DEFAULT_WINDOW + 1}))
+    found = wire.goaway()
+
+    assert found is not None
+    assert found[0] == Fault.FLOW_CONTROL_ERROR
+
+
+@pytest.mark.parametrize(("increment", "code"), [(0, Fault.PROTOCOL_ERROR), (2**31 - 1, Fault.FLOW_CONTROL_ERROR)])
+def test_a_wrong_window_update_resets_its_stream_only(increment: int, code: Fault) -> None:
+    wire = Wire()
+    wire.feed(wire.call(HOLD) + frames.window_update(1, increment))
+
+    assert wire.reset_of(1) == code
+    assert wire.cancelled == 1
+    wire.feed(wire.call(stream=3))
+    assert wire.answers() == {3: (b"hello", OK, "")}
+
+
+def test_a_reset_frees_what_waits_and_others_go_on() -> None:
+    wire = Wire()
+    wire.feed(wire.call(GIVE, b"1000000", 1) + wire.call(GIVE, b"1000", 3))
+    wire.feed(frames.reset(1, Fault.CANCEL) + frames.window_update(0, 10000))
+
+    assert wire.connection.blocked == {}
+    assert 3 in wire.answers()
+    assert wire.connection.quick_bytes > 0
+
+
+def test_nothing_is_written_while_the_transport_is_full() -> None:
+    wire = Wire()
+    wire.connection.pause_writing()
+    wire.feed(wire.call(GIVE, b"1000", 1) + wire.call(stream=3))
+    assert wire.frames() == []
+
+    wire.connection.resume_writing()
+    wire.loop.turn()
+    assert wire.answers().keys() == {1, 3}
+
+
+def test_a_peer_that_asks_and_never_reads_is_dropped() -> None:
+    wire = Wire(max_idle_frames=10**6)
+    wire.connection.pause_writing()
+    for _ in range(11):
+        wire.feed(frames.settings({}) * 1000)
+
+    assert wire.transport.aborted
+
+
+def test_a_message_of_many_frames_opens_the_windows_as_it_comes() -> None:
+    wire = Wire(stream_window_bytes=100_000, connection_window_bytes=200_000)
+    wire.feed(frames.settings({INITIAL_WINDOW_SIZE: 10**7}) + frames.window_update(0, 10**7))
+    content = bytes(range(256)) * 4096
+    wire.frames()
+    left = {0: 200_000, 1: 100_000}
+    body = message_of(content)
+    wire.feed(wire.headers())
+    for at in range(0, len(body), 10_000):
+        part = body[at : at + 10_000]
+        left[0] -= len(part)
+        left[1] -= len(part)
+        assert min(left.values()) >= 0
+        wire.feed(payload(part, 1, end=at + 10_000 >= len(body)))
+        if at + 10_000 < len(body):
+            for frame in wire.frames():
+                left[frame.stream] += int.from_bytes(frame.payload, "big")
+
+    assert wire.answers() == {1: (content, OK, "")}
+    assert wire.shared.held_bytes == 0
+
+
+def test_more_than_a_streams_window_resets_it() -> None:
+    wire = Wire(stream_window_bytes=70_000)
+    wire.feed(wire.headers() + payload(message_of(bytes(10**6))[:34_000]))
+    wire.connection.streams[1].in_left = 10
+    wire.feed(payload(b"x" * 11))
+
+    assert wire.reset_of(1) == Fault.FLOW_CONTROL_ERROR
+    assert wire.shared.held_bytes == 0
+
+
+def test_more_than_the_connections_window_ends_it() -> None:
+    wire = Wire()
+    wire.connection.window_left = 10
+    wire.feed(wire.headers() + payload(b"\0" * 11))
+    found = wire.goaway()
+
+    assert found is not None
+    assert found[0] == Fault.FLOW_CONTROL_ERROR
+
+
+def test_what_is_kept_of_unfinished_messages_is_bounded_for_all_together() -> None:
+    wire = Wire(grpc={"receive_bytes": 100_000})
+    wire.feed(wire.headers(1, __path=HOLD) + payload(message_of(bytes(10**6))[:60_000], 1))
+    wire.feed(wire.headers(3, __path=HOLD) + payload(message_of(bytes(10**6))[:30_000], 3))
+    assert wire.shared.held_bytes == 90_000
+
+    wire.feed(payload(bytes(20_000), 3))
+    assert {stream: status for stream, (_, status, _) in wire.answers().items()} == {3: 8}
+    assert wire.shared.held_bytes == 60_000
+    wire.feed(frames.reset(1, Fault.CANCEL))
+    assert wire.shared.held_bytes == 0
+
+
+def test_a_sender_that_stalls_within_a_message_is_timed_out() -> None:
+    wire = Wire(receive_timeout_s=5.0)
+    wire.feed(wire.headers(1) + payload(message_of(bytes(1000))[:500], 1) + wire.headers(3))
+    for _ in range(5):
+        wire.shared.sweep(1.0)
+    wire.feed(payload(bytes(1), 1))
+    wire.shared.sweep(1.0)
+    wire.loop.turn()
+
+    assert wire.answers() == {3: (b"", 4, "request was not received within 5 s")}
+    assert wire.connection.streams.keys() == {1}
+
+
+def test_a_stream_may_be_idle_between_messages() -> None:
+    wire = Wire(receive_timeout_s=5.0)
+    wire.feed(wire.headers(1, __path=BIDI) + payload(message_of(b"one"), 1))
+    for _ in range(20):
+        wire.shared.sweep(1.0)
+
+    assert wire.connection.streams.keys() == {1}
+
+
+def test_a_peer_that_keeps_its_window_shut_loses_the_stream() -> None:
+    wire = Wire(write_timeout_s=5.0)
+    wire.feed(frames.settings({INITIAL_WINDOW_SIZE: 0}) + wire.call(ECHO))
+    for _ in range(6):
+        assert wire.connection.blocked
+        wire.shared.sweep(1.0)
+    wire.loop.turn()
+
+    assert wire.reset_of(1) == Fault.CANCEL
+    assert wire.connection.blocked == wire.connection.streams == {}
+
+
+def test_messages_of_a_stream_wait_when_its_answers_do() -> None:
+    wire = Wire()
+    content = bytes(30_000)
+    wire.feed(wire.headers(1, __path=BIDI))
+    for _ in range(40):
+        wire.feed(payload(message_of(content), 1))
+    wire.feed(payload(b"", 1, end=True))
+    unsent = wire.connection.streams[1].unsent
+    assert unsent is not None
+    assert unsent.size < 100_000
+    assert wire.shared.held_bytes > 10**6
+
+    got = 0
+    for _ in range(100):
+        found = wire.frames()
+        got += sum(len(frame.payload) for frame in found if frame.kind == DATA)
+        wire.feed(frames.window_update(0, 30_000) + (frames.window_update(1, 30_000) if got < 40 * 30_005 else b""))
+    assert got == 40 * 30_005
+    assert wire.connection.streams == {}
+    assert wire.shared.held_bytes == 0

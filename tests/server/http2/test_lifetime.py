@@ -1,0 +1,248 @@
+"""How a connection lives: drain, age, idleness, keepalive, pings."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.server.http2 import frames
+from penstock.server.http2.frames import ACK, GOAWAY, MAX_WINDOW, PING, Fault
+
+from .wire import HOLD, OK, Frame, Wire, message_of, payload
+
+
+def pings(wire: Wire) -> list[Frame]:
+    return [frame for frame in wire.frames() if frame.kind == PING]
+
+
+def last_ids(found: list[Frame]) -> list[int]:
+    return [int.from_bytes(frame.payload[:4], "big") for frame in found if frame.kind == GOAWAY]
+
+
+def test_a_drain_answers_what_was_sent_before_the_peer_knew_then_closes() -> None:
+    wire = Wire()
+    wire.feed(wire.call(HOLD, stream=1))
+    wire.connection.shutdown()
+    wire.loop.turn()
+    found = wire.frames()
+    asked = [frame.payload for frame in found if frame.kind == PING]
+    assert last_ids(found) == [MAX_WINDOW]
+
+    wire.feed(wire.call(HOLD, stream=3) + frames.frame(PING, ACK, 0, asked[0]))
+    assert last_ids(wire.frames()) == [3]
+    wire.feed(wire.headers(5) + payload(message_of(b"x"), 5, end=True) + frames.window_update(5, 10))
+    wire.held[0].answer(b"a")
+    wire.loop.turn()
+    assert not wire.transport.over
+    wire.held[1].answer(b"b")
+    wire.loop.turn()
+
+    assert wire.answers() == {1: (b"a", OK, ""), 3: (b"b", OK, "")}
+    assert wire.transport.ended
+
+
+def test_a_drain_does_not_wait_for_a_peer_that_does_not_answer_its_ping() -> None:
+    wire = Wire()
+    wire.connection.shutdown()
+    wire.loop.turn()
+    assert not wire.transport.over
+    wire.loop.pass_time(0.6)
+    assert wire.transport.ended
+    wire.shared.sweep(1.5)
+
+    assert wire.transport.aborted
+
+
+def test_a_connection_that_begins_while_draining_is_served() -> None:
+    wire = Wire(begun=False)
+    wire.connection.shutdown()
+    wire.feed(frames.PREFACE + frames.settings({}) + wire.call())
+    assert wire.answers() == {1: (b"hello", OK, "")}
+    wire.loop.pass_time(0.6)
+
+    assert wire.transport.ended
+
+
+def test_a_connection_that_says_nothing_while_draining_is_closed() -> None:
+    wire = Wire(begun=False)
+    wire.connection.shutdown()
+    wire.loop.pass_time(0.6)
+
+    assert wire.transport.closed
+
+
+def test_a_peer_that_never_says_its_preface_is_dropped() -> None:
+    wire = Wire(begun=False, preface_timeout_s=3.0)
+    for _ in range(4):
+        assert not wire.transport.over
+        wire.shared.sweep(1.0)
+
+    assert wire.transport.aborted
+
+
+def test_a_peer_that_was_sent_away_and_stays_is_dropped() -> None:
+    wire = Wire()
+    wire.feed(frames.frame(frames.DATA, 0, 0))
+    for _ in range(6):
+        assert not wire.transport.aborted
+        wire.shared.sweep(1.0)
+
+    assert wire.transport.aborted
+
+
+def test_a_connection_of_some_age_takes_no_more_calls_and_ends_after_its_grace() -> None:
+    wire = Wire(max_age_s=10.0, max_age_grace_s=5.0)
+    wire.feed(wire.call(HOLD))
+    wire.frames()
+    wire.shared.sweep(10.5)
+    wire.loop.turn()
+    assert last_ids(wire.frames()) == [MAX_WINDOW]
+    assert not wire.transport.aborted
+    wire.shared.sweep(5.0)
+
+    assert wire.transport.aborted
+
+
+def test_an_idle_connection_is_told_to_go() -> None:
+    wire = Wire(idle_timeout_s=10.0)
+    wire.feed(wire.call(HOLD))
+    wire.shared.sweep(11.0)
+    wire.held[0].answer(b"")
+    wire.loop.turn()
+    assert last_ids(wire.frames()) == []
+    wire.shared.sweep(11.0)
+    wire.loop.turn()
+
+    assert last_ids(wire.frames()) == [MAX_WINDOW]
+
+
+def test_no_connection_is_idle_too_long_by_default() -> None:
+    wire = Wire()
+    wire.shared.sweep(10**6)
+    wire.shared.sweep(10**6)
+    wire.loop.turn()
+
+    assert (wire.transport.over, last_ids(wire.frames())) == (False, [])
+
+
+def test_a_silent_peer_with_a_call_is_asked_whether_it_lives_and_dropped_if_not() -> None:
+    wire = Wire(keepalive_s=10.0, keepalive_timeout_s=3.0)
+    wire.feed(wire.call(HOLD))
+    wire.shared.sweep(1.0)
+    wire.shared.sweep(11.0)
+    wire.loop.turn()
+    assert len(pings(wire)) == 1
+    wire.shared.sweep(2.0)
+    assert not wire.transport.aborted
+    wire.shared.sweep(2.0)
+
+    assert wire.transport.aborted
+
+
+def test_a_peer_that_answers_lives_and_is_not_asked_more_often_than_allowed() -> None:
+    wire = Wire(keepalive_s=10.0, keepalive_timeout_s=3.0)
+    wire.feed(wire.call(HOLD))
+    asked = 0
+    for _ in range(100):
+        wire.shared.sweep(2.0)
+        wire.loop.turn()
+        for frame in pings(wire):
+            asked += 1
+            wire.feed(frames.frame(PING, ACK, 0, frame.payload))
+
+    assert (asked, wire.transport.over) == (2, False)
+
+
+@pytest.mark.parametrize(("permitted", "asked"), [(False, 0), (True, 1)])
+def test_without_calls_nobody_is_asked_unless_permitted(permitted: bool, asked: int) -> None:
+    wire = Wire(keepalive_s=10.0, keepalive_without_calls=permitted)
+    wire.shared.sweep(1.0)
+    wire.shared.sweep(11.0)
+    wire.loop.turn()
+
+    assert len(pings(wire)) == asked
+
+
+def ping(wire: Wire) -> None:
+    wire.feed(frames.frame(PING, 0, 0, b"12345678"))
+
+
+def test_pings_that_come_too_often_end_the_connection_with_the_text_that_clients_know() -> None:
+    wire = Wire()
+    wire.feed(wire.call(HOLD))
+    for _ in range(3):
+        ping(wire)
+    assert not wire.transport.over
+    ping(wire)
+
+    assert wire.goaway() == (Fault.ENHANCE_YOUR_CALM, "too_many_pings")
+
+
+def test_pings_between_answers_are_no_strikes() -> None:
+    wire = Wire()
+    for stream in range(1, 41, 2):
+        wire.feed(wire.call(stream=stream))
+        ping(wire)
+
+    assert not wire.transport.over
+
+
+def test_pings_that_are_far_enough_apart_are_no_strikes() -> None:
+    wire = Wire(min_ping_interval_s=10.0)
+    wire.feed(wire.call(HOLD))
+    for _ in range(20):
+        ping(wire)
+        wire.loop.pass_time(10.5)
+
+    assert not wire.transport.over
+
+
+def test_without_calls_pings_must_be_two_hours_apart_unless_permitted() -> None:
+    for permitted in (False, True):
+        wire = Wire(min_ping_interval_s=10.0, keepalive_without_calls=permitted)
+        for _ in range(5):
+            ping(wire)
+            wire.loop.pass_time(10.5)
+
+        assert wire.transport.over is not permitted
+
+
+def test_no_number_of_strikes_is_too_many_where_it_is_zero() -> None:
+    wire = Wire(max_ping_strikes=0)
+    for _ in range(100):
+        ping(wire)
+
+    assert not wire.transport.over
+
+
+@pytest.mark.parametrize("begin", [b"\0\0\5", frames.frame(frames.HEADERS, 0, 1, b"\x82")], ids=["frame", "block"])
+def test_a_frame_or_a_block_that_does_not_come_to_its_end_is_refused(begin: bytes) -> None:
+    wire = Wire(receive_timeout_s=5.0)
+    wire.feed(begin)
+    for _ in range(7):
+        wire.shared.sweep(1.0)
+    found = wire.goaway()
+
+    assert found is not None
+    assert found[0] == Fault.ENHANCE_YOUR_CALM
+
+
+def test_a_peer_that_takes_nothing_of_what_is_written_is_dropped() -> None:
+    wire = Wire(write_timeout_s=5.0)
+    wire.transport.stuck = 1000
+    for _ in range(8):
+        wire.shared.sweep(1.0)
+
+    assert wire.transport.aborted
+
+
+def test_a_slow_reader_is_not_dropped() -> None:
+    wire = Wire(write_timeout_s=5.0)
+    for stuck in range(1000, 900, -1):
+        wire.transport.stuck = stuck
+        wire.shared.sweep(1.0)
+
+    assert not wire.transport.over
+
+
+def test_a_peer_that_half_closes_is_closed() -> None:
+    assert Wire().connection.eof_received() is False
