@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
 from penstock.backends.backend import Array, Loader
@@ -15,8 +15,9 @@ from penstock.backends.errors import Code, InferError
 from .admission import admit
 from .alarms import Alarms
 from .batch import Batch
+from .loaded import Leaving, Loaded
 from .model import Model
-from .opening import open_model
+from .opening import close_model, open_model
 from .request import InferRequest
 from .sinks import FutureSink, hand_out
 from .spec import ModelSpec
@@ -37,88 +38,89 @@ class Engine:
     def __init__(self, loop: asyncio.AbstractEventLoop, loaders: Mapping[str, Loader]) -> None:
         self._loop = loop
         self._loaders = loaders
-        self._models: dict[str, dict[str, Model]] = {}
+        self._models = Loaded()
         self._dirty: list[Model] = []
         self._turn_due = False
         self._making_room = False
         self._finished: deque[tuple[Model, list[Batch]]] = deque()
         self._delivery_due = False
         self._alarms = Alarms(loop, self._ring)
-        self._retiring: set[Model] = set()
+        self._held = Leaving(lambda model: not model.holds)
+        self._retiring = Leaving(lambda model: not model.inflight)
         self._future_sink = FutureSink()
         self._idle = asyncio.Event()
         self._idle.set()
+        # whether anybody waits for requests to end: told apart once per batch
+        self._watched = False
         self.generation = 0
         self.stopping = False
+        self.trace: Callable[[Model, Batch, int], None] | None = None
 
     # -- models ------------------------------------------------------------------------------------------------
 
-    async def load(self, spec: ModelSpec) -> Model:
-        """Load, complete, warm up and publish one version; an older load of the same version gives way to it.
+    async def open(self, spec: ModelSpec) -> Model:
+        """Load, complete and warm up one version, which nobody finds before it is published. Raises: InferError."""
+        return await self._loop.run_in_executor(None, open_model, spec, self._loaders, self._finished_on_thread)
 
-        Raises: InferError when the file, its configuration or the runtime is at fault.
+    def publish(self, name: str, models: Iterable[Model]) -> list[Model]:
+        """Put open Models in the place of all versions of a name, at once; none at all takes the name away.
+
+        Returns: the Models that gave way. They serve whoever holds them until they are retired.
         """
-        loader = self._loaders.get(spec.backend)
-        if loader is None:
-            known = ", ".join(sorted(self._loaders))
-            raise InferError(Code.INVALID, f"unknown backend '{spec.backend}' for model '{spec.name}', known: {known}")
-        model = await self._loop.run_in_executor(None, open_model, spec, loader, self._finished_on_thread)
-        versions = self._models.setdefault(spec.name, {})
-        old = versions.get(model.version)
-        versions[model.version] = model
+        gone = self._models.replace(name, models)
+        self.generation += 1
+        return gone
+
+    async def retire(self, model: Model) -> None:
+        """Close a Model that nobody finds any more, once nobody holds it and what it had accepted is finished."""
+        await self.unheld(model)
+        model.closing = True
+        self._watched = True
+        await self._retiring.wait(model)
+        self._watched = self.stopping or bool(self._retiring)
+        self._alarms.cancel(model)
+        await self._loop.run_in_executor(None, close_model, model)
+
+    async def unheld(self, model: Model) -> None:
+        """Wait until nobody holds a Model."""
+        await self._held.wait(model)
+
+    def hold(self, model: Model) -> None:
+        """Keep a Model from being retired while a request for it is being decoded. To be followed by `release`."""
+        model.holds += 1
+
+    def release(self, model: Model) -> None:
+        """End a `hold`."""
+        model.holds -= 1
+        self._held.look(model)
+
+    async def load(self, spec: ModelSpec) -> Model:
+        """Open and publish a version beside the others, in the place of an older load of it. Raises: InferError."""
+        model = await self.open(spec)
+        old = self._models.put(model)
         self.generation += 1
         if old is not None:
-            await self._retire(old)
+            await self.retire(old)
         return model
 
     async def unload(self, name: str, version: int) -> None:
-        """Take a version out of service; what it had accepted is finished first.
-
-        Raises: InferError (NOT_FOUND).
-        """
-        versions = self._models.get(name, {})
-        model = versions.pop(str(version), None)
-        if model is None:
-            raise InferError(Code.NOT_FOUND, f"Request for unknown model: '{name}' version {version} is not found")
-        if not versions:
-            del self._models[name]
+        """Take a version out of service; what it had accepted is finished first. Raises: InferError (NOT_FOUND)."""
+        model = self._models.take(name, str(version))
         self.generation += 1
-        await self._retire(model)
-
-    async def _retire(self, model: Model) -> None:
-        model.closing = True
-        self._retiring.add(model)
-        while model.inflight:  # noqa: ASYNC110 - retiring is rare, and an event would be paid for by each request
-            await asyncio.sleep(0.005)
-        self._retiring.discard(model)
-        self._alarms.cancel(model)
-        await self._loop.run_in_executor(None, model.close)
+        await self.retire(model)
 
     def model(self, name: str, version: str = "") -> Model:
-        """Find a loaded version; "" means the highest.
-
-        Raises: InferError (NOT_FOUND).
-        """
-        versions = self._models.get(name)
-        if versions is None:
-            raise InferError(Code.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
-        if not version:
-            if len(versions) == 1:
-                return next(iter(versions.values()))
-            return versions[max(versions, key=int)]
-        model = versions.get(version)
-        if model is None:
-            raise InferError(Code.NOT_FOUND, f"Request for unknown model: '{name}' version {version} is not found")
-        return model
+        """Find a published version; "" means the highest. Raises: InferError (NOT_FOUND)."""
+        return self._models.find(name, version)
 
     def models(self) -> list[Model]:
-        """List every loaded version, by name and version."""
-        return [versions[v] for _, versions in sorted(self._models.items()) for v in sorted(versions, key=int)]
+        """List every published version, by name and version."""
+        return self._models.all()
 
     @property
     def inflight(self) -> int:
         """How many requests were accepted and are not yet delivered."""
-        return sum(model.inflight for model in (*self.models(), *self._retiring))
+        return sum(model.inflight for model in (*self.models(), *self._retiring.models()))
 
     # -- requests ----------------------------------------------------------------------------------------------
 
@@ -227,7 +229,7 @@ class Engine:
 
         Returns: how many requests were dropped because `grace_s` ran out.
         """
-        self.stopping = True
+        self.stopping = self._watched = True
         if self.inflight:
             self._idle.clear()
             try:
@@ -277,8 +279,7 @@ class Engine:
             self._loop.call_soon_threadsafe(self._deliver_finished)
 
     def _deliver_finished(self) -> None:
-        # cleared first: a batch that finishes while this runs asks for another call
-        self._delivery_due = False
+        self._delivery_due = False  # first: a batch that finishes while this runs asks for another call
         finished = self._finished
         while finished:
             model, ran = finished.popleft()
@@ -292,13 +293,17 @@ class Engine:
                 model.statistics.record_batch(batch, now_ns)
             else:
                 model.statistics.record_failure(BACKEND, requests[0].start_ns, now_ns)
+            if self.trace is not None:
+                self.trace(model, batch, now_ns)
             self._left(model, len(requests))
             hand_out(requests)
 
     def _left(self, model: Model, count: int) -> None:
         model.inflight -= count
-        if self.stopping and not self.inflight:
-            self._idle.set()
+        if self._watched and not model.inflight:
+            self._retiring.look(model)
+            if self.stopping and not self.inflight:
+                self._idle.set()
 
     # -- deadlines and delays ----------------------------------------------------------------------------------
 
@@ -329,7 +334,7 @@ class Engine:
             self._fail(model, expired, Code.EXPIRED, "Request timeout expired")
 
     def _drop_waiting(self) -> None:
-        for model in (*self.models(), *self._retiring):
+        for model in (*self.models(), *self._retiring.models()):
             self._expire(model)
             with model.lock:
                 waiting = model.scheduler.drain()

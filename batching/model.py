@@ -28,8 +28,9 @@ class Model:
     """One loaded version.
 
     Threads: `scheduler` is touched under `lock` only; everything else belongs to the event loop, but for
-    `finish_from_thread`. `inflight` counts requests accepted and not yet delivered. `admitted` is the
-    dialects' memory of shapes that `admit` has passed.
+    `finish_from_thread`. `inflight` counts requests accepted and not yet delivered, `holds` those that
+    are still being decoded (see Engine.hold). `admitted` is the dialects' memory of shapes that `admit` has passed.
+    `load_s` is how long it took from the first look at its file until it could be served.
     """
 
     def __init__(
@@ -52,6 +53,8 @@ class Model:
         count = sum(group.count for group in spec.instances)
         self.scheduler = Scheduler(spec.policy, CostModel(), FAST_NS[spec.policy.executor], count)
         self.inflight = 0
+        self.holds = 0
+        self.load_s = 0.0
         self.closing = False
         self.dirty = False
         self.held = spec.policy.max_queue_delay_us > 0
@@ -79,8 +82,15 @@ class Model:
                 self.instances.append(ThreadInstance(self, binding, f"{self.name}/{self.version}#{made}"))
                 made += 1
         self.loop_binding = self._backends[0].bind(self.signature, self.max_rows)
-        for instance in self.instances:
-            instance.start()
+        started = 0
+        try:
+            for instance in self.instances:
+                instance.start()
+                started += 1
+        except BaseException:
+            del self.instances[started:]
+            self.close()
+            raise
 
     def close(self) -> None:
         """Stop the Instances and free the model. Blocks until the runs under way have ended."""

@@ -79,4 +79,5 @@ class ModelSpec:
     hooks: HookSpec | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    metric_tags: tuple[tuple[str, str], ...] = ()
     signature: Signature | None = None

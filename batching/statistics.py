@@ -6,12 +6,14 @@ time and owns no clock: `last_inference_ns` is monotonic, and `server/` turns it
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from .batch import Batch
+from .quantiles import WINDOW_NS, Quantiles
 
 REJECTED = "REJECTED"
 CANCELED = "CANCELED"
@@ -19,6 +21,8 @@ BACKEND = "BACKEND"
 OTHER = "OTHER"
 FAILURE_REASONS = (REJECTED, CANCELED, BACKEND, OTHER)
 HOOKS = ("pre", "post")
+LATENCIES = ("request", "queue", "compute_input", "compute_infer", "compute_output")
+"""What there are summaries of, per successful request."""
 
 # 50 us to 10 s: a model that runs on the loop takes tens of microseconds, and Prometheus' own default begins at 5 ms.
 LATENCY_BOUNDS_NS: tuple[int, ...] = tuple(
@@ -28,6 +32,8 @@ LATENCY_BOUNDS_NS: tuple[int, ...] = tuple(
         1_000_000, 2_500_000, 5_000_000, 10_000_000,
     )
 )  # fmt: skip
+FIRST_RESPONSE_BOUNDS_NS = (100_000_000, 500_000_000, 2_000_000_000, 5_000_000_000)
+"""Source: Triton core, first_response_histogram's default buckets."""
 ROWS_BOUNDS: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 # What is not yet counted is bounded by this many requests; counting them then takes the loop about 0.25 ms.
@@ -95,6 +101,7 @@ class StatisticsSnapshot:
     queue_histogram: HistogramSnapshot
     compute_histogram: HistogramSnapshot
     total_histogram: HistogramSnapshot
+    first_response_histogram: HistogramSnapshot
     rows_histogram: HistogramSnapshot
     hook_histograms: dict[str, HistogramSnapshot]
 
@@ -146,8 +153,10 @@ class ModelStatistics:
         self._queue = _Histogram(LATENCY_BOUNDS_NS)
         self._compute = _Histogram(LATENCY_BOUNDS_NS)
         self._total = _Histogram(LATENCY_BOUNDS_NS)
+        self._first_response = _Histogram(FIRST_RESPONSE_BOUNDS_NS)
         self._rows = _Histogram(ROWS_BOUNDS)
         self._hooks = {hook: _Histogram(LATENCY_BOUNDS_NS) for hook in HOOKS}
+        self._quantiles: dict[str, Quantiles] = {}
 
     def record_batch(self, batch: Batch, end_ns: int) -> None:
         """Count a batch all of whose requests succeeded and were delivered at `end_ns`."""
@@ -207,9 +216,21 @@ class ModelStatistics:
             queue_histogram=self._queue.snapshot(),
             compute_histogram=self._compute.snapshot(),
             total_histogram=self._total.snapshot(),
+            first_response_histogram=self._first_response.snapshot(),
             rows_histogram=self._rows.snapshot(),
             hook_histograms={hook: self._hooks[hook].snapshot() for hook in HOOKS},
         )
+
+    def summaries(self, quantiles: Sequence[float], capacity: int, now_ns: int) -> dict[str, list[int | None]]:
+        """Give the quantiles of each of LATENCIES over the last minute, as far as it has been watched.
+
+        It is watched from the first call on: who does not ask does not pay.
+        Units: nanoseconds; None where there was no request.
+        """
+        self._count_batches()
+        if not self._quantiles:
+            self._quantiles = {name: Quantiles(capacity) for name in LATENCIES}
+        return {name: found.at(quantiles, now_ns) for name, found in self._quantiles.items()}
 
     def _count_batches(self) -> None:
         if not self._starts:
@@ -231,10 +252,15 @@ class ModelStatistics:
         self._compute_ns = [before + more for before, more in zip(self._compute_ns, charged, strict=True)]
         self._last_inference_ns = max(self._last_inference_ns, int(ends.max()))
         self._total.add(total)
+        self._first_response.add(total)
         self._queue.add(queue)
         self._compute.add(parts.sum(axis=1))
         self._rows.add(rows)
         self._count_by_rows(rows, parts)
+        if self._quantiles:
+            windows = np.repeat(ends // WINDOW_NS, sizes)
+            for name, values in zip(LATENCIES, (total, queue, *np.repeat(parts, sizes, axis=0).T), strict=True):
+                self._quantiles[name].add(values, windows)
 
     def _count_by_rows(self, rows: _Ints, parts: _Ints) -> None:
         order = np.argsort(rows, kind="stable")

@@ -5,6 +5,7 @@ Called by scan.py. docs/compatibility-triton.md has one row per field; a test ho
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from .statement import Statement
 
 PLATFORM, BACKEND = "onnxruntime_onnx", "onnxruntime"
 MODEL_FILE = "model.onnx"
+MAX_INSTANCES = 1024
+"""Of one group, as in penstock.toml: a configuration may come over the network, and an Instance is a thread."""
 
 REFUSED = (
     "runtime", "input.reshape", "input.is_shape_tensor", "input.allow_ragged_batch", "input.is_non_linear_format_io",
@@ -29,7 +32,7 @@ REFUSED = (
     "dynamic_batching.default_priority_level", "dynamic_batching.priority_queue_policy", "sequence_batching",
     "ensemble_scheduling", "instance_group.rate_limiter", "instance_group.secondary_devices",
     "instance_group.profile", "instance_group.passive", "instance_group.host_policy", "cc_model_filenames",
-    "metric_tags", "model_warmup", "model_operations", "model_transaction_policy.decoupled",
+    "model_warmup", "model_operations", "model_transaction_policy.decoupled",
     "model_repository_agents", "response_cache.enable", "model_metrics",
 )  # fmt: skip
 DOCUMENTATION = ("input.format", "instance_group.name")
@@ -40,7 +43,7 @@ HONOURED = (
     "optimization.input_pinned_memory", "optimization.output_pinned_memory",
     "dynamic_batching.preferred_batch_size", "dynamic_batching.max_queue_delay_microseconds",
     "dynamic_batching.default_queue_policy", "instance_group.kind", "instance_group.count", "instance_group.gpus",
-    "default_model_filename", "parameters",
+    "default_model_filename", "metric_tags", "parameters",
 )  # fmt: skip
 
 _GRAPH_LEVELS = {-1: "basic", 0: "all", 1: "extended", 2: "disabled"}
@@ -80,10 +83,14 @@ ENTRIES = ("session.use_device_allocator_for_initializers", "memory.enable_memor
 class Reader:
     """Reads one ModelConfig into a Statement, collecting every mistake.
 
-    `gpus`: those that are there; None where nobody has looked, and the runtime will be the judge.
+    `folder` is the model's, `path` the configuration's. `gpus`: those that are there; None where nobody has looked,
+    and the runtime will be the judge.
     """
 
-    def __init__(self, path: Path, config: Any, lines: Mapping[str, int], gpus: tuple[int, ...] | None) -> None:
+    def __init__(
+        self, folder: Path, path: Path, config: Any, lines: Mapping[str, int], gpus: tuple[int, ...] | None
+    ) -> None:
+        self._folder = folder
         self._path = path
         self._config = config
         self._lines = lines
@@ -106,6 +113,7 @@ class Reader:
         self._instances()
         self._optimization()
         self._parameters()
+        self._tags()
         return Statement(self._path, self._values, self._places)
 
     def _mistake(self, field: str, message: str) -> None:
@@ -210,7 +218,7 @@ class Reader:
         return TensorSpec(tensor.name, datatype.name, tuple(tensor.dims), kind == "input" and tensor.optional)
 
     def _labels(self, name: str) -> tuple[str, ...]:
-        path = inside(self._path.parent, name)
+        path = inside(self._folder, name)
         if path is None:
             self._mistake("output.label_filename", f"'{name}' lies outside the model's folder")
             return ()
@@ -224,8 +232,9 @@ class Reader:
         groups: list[InstanceGroup] = []
         for number, group in enumerate(self._config.instance_group):
             count = group.count or 1
-            if count < 0:
-                self._mistake("instance_group.count", f"instance group {number}: count must be 1 or more")
+            if not 0 < count <= MAX_INSTANCES:
+                text = f"instance group {number}: count must be from 1 to {MAX_INSTANCES}"
+                self._mistake("instance_group.count", text)
                 continue
             kind = _enum_name(group, "kind").removeprefix("KIND_")
             if group.gpus and kind in {"CPU", "MODEL"}:
@@ -272,6 +281,14 @@ class Reader:
                 self._mistake(field, "execution accelerator 'cuda' needs an instance_group with a GPU")
             parameters = {f"cuda.{name}": value for name, value in accelerator.parameters.items()}
             self._say("runtime.cuda", parameters, field)
+
+    def _tags(self) -> None:
+        tags = tuple(sorted(self._config.metric_tags.items()))
+        for name, _ in tags:
+            if not re.fullmatch("[a-zA-Z0-9_]+", name):
+                self._mistake("metric_tags", f"metric tag '{name}' cannot be a label: letters, digits and _ only")
+        if tags:
+            self._say("metrics.tags", tags, "metric_tags")
 
     def _parameters(self) -> None:
         for name, parameter in sorted(self._config.parameters.items()):

@@ -5,39 +5,16 @@ Called by scan.py and completed.py, which alone touch protobuf.
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
+from penstock.server.protobuf import model_config_pb2
+
 from .findings import Finding, MistakeError, read_text
 
-_MODULE = "tritonclient.grpc.model_config_pb2"
+__all__ = ["field_lines", "model_config_pb2", "parse"]
 _TOKEN = re.compile(r"#[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'|[A-Za-z_]\w*|[{}<>\[\]]|\n")
-
-
-def model_config_pb2() -> Any:
-    """Give the generated module that tritonclient ships.
-
-    It is loaded by its path, because importing its package needs grpcio, which Penstock does without. It is entered
-    in `sys.modules` under its own name, so that whoever imports it later gets the same message classes.
-    """
-    if _MODULE in sys.modules:
-        return sys.modules[_MODULE]
-    package = importlib.util.find_spec("tritonclient")
-    folder = next(iter((package.submodule_search_locations if package else None) or ()), "")
-    spec = importlib.util.spec_from_file_location(_MODULE, Path(folder, "grpc", "model_config_pb2.py"))
-    if spec is None or spec.loader is None:
-        raise ImportError("tritonclient/grpc/model_config_pb2.py is missing")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[_MODULE] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[_MODULE]
-        raise
-    return module
 
 
 def parse(path: Path) -> tuple[Any, dict[str, int]]:

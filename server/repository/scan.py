@@ -1,4 +1,4 @@
-"""Scan: what is on disk, as ModelSpecs and findings. Called by Repository and by `penstock check`.
+"""Scan: what is on disk, all of it or one model, as ModelSpecs and findings. Called by Repository and `penstock check`.
 
 A model repository holds `<model>/<version>/model.onnx`, beside each version optional `config.pbtxt` and
 `penstock.toml`. A path may also be one `.onnx` file. docs/repository.md says it all.
@@ -28,10 +28,14 @@ _NO_VERSIONS = frozenset({"__pycache__", "configs", "warmup"})
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What the server decides where configurations are silent. `gpus`: those that are there, None if unknown."""
+    """What the server decides where configurations are silent. `gpus`: those that are there, None if unknown.
+
+    `config_name`: a model's configs/<config_name>.pbtxt, where there is one, stands in for its config.pbtxt.
+    """
 
     max_batch_rows: int = DEFAULT_MAX_BATCH_ROWS
     gpus: tuple[int, ...] | None = None
+    config_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,59 @@ def scan(paths: Iterable[Path], defaults: Defaults) -> tuple[list[Entry], list[F
     return _unique(entries), findings
 
 
+def locate(paths: Iterable[Path], name: str) -> list[Path]:
+    """Find the folders and files that a scan would take for the model `name`; more than one is a mistake."""
+    found: list[Path] = []
+    for path in {path.resolve(): path.absolute() for path in paths}.values():
+        place = path / name
+        if path.is_dir():
+            if _bad_name(name) is None and not name.startswith(".") and place.is_dir():
+                found.append(place)
+        elif path.suffix == ".onnx" and path.stem == name and path.is_file():
+            found.append(path)
+    return found
+
+
+def list_names(paths: Iterable[Path]) -> list[str]:
+    """List the names of all models under the paths, without reading them."""
+    names: set[str] = set()
+    for path in {path.resolve(): path.absolute() for path in paths}.values():
+        try:
+            if not path.is_dir():
+                names |= {path.stem} if path.suffix == ".onnx" and path.is_file() else set()
+                continue
+            names |= {place.name for place in path.iterdir() if _is_model(place)}
+        except OSError:
+            continue
+    return sorted(names)
+
+
+def _is_model(place: Path) -> bool:
+    if place.name.startswith(".") or _bad_name(place.name) is not None or not place.is_dir():
+        return False
+    return any((place / file).is_file() for file in (CONFIG_FILE, NATIVE_FILE)) or any(
+        _VERSION.fullmatch(inner.name) and inner.is_dir() for inner in place.iterdir()
+    )
+
+
+def read_model(paths: Iterable[Path], name: str, defaults: Defaults, config: Any = None) -> Entry | None:
+    """Read one model; None if it is not there. `config`: the ModelConfig to take for what its config.pbtxt says.
+
+    Raises: OSError.
+    """
+    entries: list[Entry] = []
+    for place in locate(paths, name):
+        if place.is_dir():
+            found = read_folder(place, defaults, config)
+            entries += [found] if found else []
+        elif config is not None:
+            text = "takes no configuration: give a model repository that holds the model as a folder"
+            entries.append(Entry(name, place, findings=(Finding(place, text, model=name),)))
+        else:
+            entries += _file(place, defaults)[0]
+    return next(iter(_unique(entries)), None)
+
+
 def _unique(entries: list[Entry]) -> list[Entry]:
     places: dict[str, list[Path]] = {}
     for entry in entries:
@@ -102,7 +159,7 @@ def _repository(root: Path, defaults: Defaults) -> tuple[list[Entry], list[Findi
                     findings.append(Finding(path, text, mistake=False))
             elif (problem := _bad_name(path.name)) is not None:
                 findings.append(Finding(root, problem))
-            elif entry := _model(path, defaults):
+            elif entry := read_folder(path, defaults):
                 entries.append(entry)
             else:
                 text = "is no model: it has neither a version folder (1, 2, ...) nor a configuration"
@@ -141,22 +198,25 @@ def _file(path: Path, defaults: Defaults) -> tuple[list[Entry], list[Finding]]:
     return [_entry(spec, config, [(1, path)], findings)], []
 
 
-def _model(folder: Path, defaults: Defaults) -> Entry | None:
-    """Read one model's folder; None if it is not one."""
+def read_folder(folder: Path, defaults: Defaults, given: Any = None) -> Entry | None:
+    """Read one model's folder; None if it is not one. `given`: the ModelConfig to take for what config.pbtxt says."""
     findings: list[Finding] = []
     versions = _versions(folder, findings)
-    files = [folder / name for name in (CONFIG_FILE, NATIVE_FILE) if (folder / name).is_file()]
-    if not versions and not files:
+    file = folder / "configs" / f"{defaults.config_name}.pbtxt"
+    if not defaults.config_name or not file.is_file():
+        file = folder / CONFIG_FILE
+    if not versions and given is None and not file.is_file() and not (folder / NATIVE_FILE).is_file():
         return None
     config = model_config_pb2().ModelConfig()
     stated = Statement(folder)
     try:
-        if folder / CONFIG_FILE in files:
-            config, lines = parse(folder / CONFIG_FILE)
-            reader = Reader(folder / CONFIG_FILE, config, lines, defaults.gpus)
+        if given is not None or file.is_file():
+            # the name stands in for a file's: mistakes are told by it
+            config, lines = (given, {}) if given is not None else parse(file)
+            reader = Reader(folder, folder / "config" if given is not None else file, config, lines, defaults.gpus)
             stated = reader.read(folder.name)
             findings += reader.findings
-        if folder / NATIVE_FILE in files:
+        if (folder / NATIVE_FILE).is_file():
             stated, more = said.merge(stated, _native(folder / NATIVE_FILE, findings))
             findings += more
     except MistakeError as error:
@@ -245,6 +305,7 @@ def _spec(name: str, path: Path, stated: Statement, defaults: Defaults) -> Model
         hooks=said.hooks(stated),
         options=said.options(stated),
         labels=stated.get("labels", {}),
+        metric_tags=stated.get("metrics.tags", ()),
     )
 
 

@@ -23,18 +23,21 @@ from penstock.server.errors import HTTP_STATUS, error_body
 from penstock.server.health import Health
 from penstock.server.metrics import CONTENT_TYPE as METRICS_TYPE
 from penstock.server.metrics import Metrics
+from penstock.server.restricted import guarded
 
 from . import openapi
 from .metadata import model_metadata, model_statistics
-from .routes import JSON, MEANING, Route, asked, body_of, json_answer
+from .routes import JSON, MEANING, Route, asked, json_answer
 
 logger = logging.getLogger("penstock.server")
 
 # What is served today, in Triton's order; a client may rely on each of them.
 EXTENSIONS = (
-    "model_repository", "schedule_policy", "model_configuration", "binary_tensor_data", "parameters", "statistics",
+    "classification", "model_repository", "model_repository(unload_dependents)",
+    "schedule_policy", "model_configuration", "system_shared_memory", "cuda_shared_memory",
+    "binary_tensor_data", "parameters", "statistics",
+    "trace", "logging",
 )  # fmt: skip
-_NO_MODEL_CONTROL = "explicit model load / unload is not allowed if polling is enabled"
 
 
 class Engine(Protocol):
@@ -70,8 +73,9 @@ def create_app(
     app.add_api_route("/docs", docs, methods=["GET"], include_in_schema=False)
     for route in (*extensions, *control.server_routes(), *control.model_routes()):
         for path in route.paths:
+            endpoint = guarded(path, route.endpoint)
             app.add_api_route(
-                path, route.endpoint, methods=[route.method], summary=route.summary, response_model=None,
+                path, endpoint, methods=[route.method], summary=route.summary, response_model=None,
                 response_class=Response,
                 openapi_extra=openapi.described(path, route.body, binary=path.endswith("/infer")),
                 responses=openapi.answers(
@@ -79,7 +83,7 @@ def create_app(
                 ),
             )  # fmt: skip
             if route.method == "GET":
-                app.add_api_route(path, route.endpoint, methods=["HEAD"], include_in_schema=False)
+                app.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)
     return app
 
 
@@ -94,24 +98,11 @@ class _Control:
         self.server = b""
 
     def server_routes(self) -> tuple[Route, ...]:
-        control = "/v2/repository/models/{model}/"
-        named = "/v2/repository/{repository}/models/{model}/"
         return (
             Route("GET", ("/v2",), self.metadata, "Server metadata", openapi.SERVER),
             Route("GET", ("/v2/health/live",), self.live, "Whether the server runs", errors=(503,)),
             Route("GET", ("/v2/health/ready",), self.ready, "Whether every model is ready", errors=(400, 503)),
             Route("GET", ("/v2/models/stats",), self.all_statistics, "Statistics of all models", openapi.STATISTICS),
-            Route(
-                "POST", ("/v2/repository/index", "/v2/repository/{repository}/index"), self.index,
-                "What the repository holds, and the state of each", openapi.INDEX, openapi.INDEX_REQUEST, (400,),
-            ),
-            Route(
-                "POST", (control + "load", control + "unload"), self.model_control,
-                "Load or unload a model: refused, the repository is served as it was found", errors=(503,),
-            ),
-            Route(
-                "POST", (named + "load", named + "unload"), self.named_repository, "Not supported", errors=(501,)
-            ),
             Route("GET", ("/metrics",), self.metrics, "Metrics", {"type": "string"}, content_type=METRICS_TYPE),
         )  # fmt: skip
 
@@ -192,15 +183,6 @@ class _Control:
             raise InferError(Code.INVALID, f"requested model version is not available for model '{name}'")
         return _statistics(models)
 
-    async def index(self, request: Request) -> Response:
-        return json_answer(self._repository.index(_wants_ready(await body_of(request))))
-
-    async def model_control(self, request: Request) -> Response:
-        raise InferError(Code.NOT_READY, _NO_MODEL_CONTROL)
-
-    async def named_repository(self, request: Request) -> Response:
-        raise InferError(Code.UNSUPPORTED, "'repository_name' specification is not supported")
-
     async def inference(self, request: Request) -> Response:
         """Stand in for the fast lane, which answers these before they come here."""
         asked(request)
@@ -212,20 +194,6 @@ class _Control:
     def _model(self, request: Request) -> tuple[Model, str]:
         name, version = asked(request)
         return self._engine.model(name, version), version
-
-
-def _wants_ready(body: bytes) -> bool:
-    if not body:
-        return False
-    try:
-        asked = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        text = f"failed to parse the request JSON buffer: {error.msg} at {error.pos}"
-        raise InferError(Code.INVALID, text) from None
-    ready = asked.get("ready", False) if isinstance(asked, dict) else None
-    if not isinstance(ready, bool):
-        raise InferError(Code.INVALID, 'the request must be an object such as {"ready": true}, with true or false')
-    return ready
 
 
 def _statistics(models: list[Model]) -> Response:

@@ -21,7 +21,9 @@ from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching import engine as engine_module
 from penstock.batching import instance as instance_module
+from penstock.batching import opening, warmup
 from penstock.batching.engine import Engine
+from penstock.batching.instance import ThreadInstance
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
@@ -308,6 +310,109 @@ class TestReplacing:
             await house.engine.unload("m", 1)
             with pytest.raises(InferError, match="version 1 is not found"):
                 await house.engine.unload("m", 1)
+
+
+class TestSwapping:
+    async def test_nobody_finds_a_model_before_it_is_published(self) -> None:
+        engine = engine_of(FakeBackend(SAME_AND_SUM, same_and_sum))
+        model = await engine.open(spec_of())
+        generation = engine.generation
+
+        assert refused(lambda: engine.model("m"))[0] is Code.NOT_FOUND
+        assert engine.publish("m", [model]) == []
+        assert engine.model("m") is model
+        assert engine.generation != generation
+        await engine.stop(0)
+
+    async def test_all_versions_of_a_name_are_replaced_at_once(self) -> None:
+        engine = engine_of(FakeBackend(SAME_AND_SUM, same_and_sum))
+        one, two, three, again = [await engine.open(spec_of(version=version)) for version in (1, 2, 3, 2)]
+        other = await engine.load(spec_of("n"))
+        engine.publish("m", [one, two])
+
+        assert engine.publish("m", [again, three]) == [one, two]
+        assert engine.models() == [again, three, other]
+        assert engine.publish("m", [again]) == [three]
+        assert engine.publish("m", []) == [again]
+        assert engine.models() == [other]
+        for model in (one, two, three, again):
+            await engine.retire(model)
+        await engine.stop(0)
+
+    async def test_a_model_that_is_held_goes_on_serving_until_it_is_released(self) -> None:
+        async with serving() as house:
+            house.engine.hold(house.model)
+            house.engine.publish("m", [])
+            retiring = asyncio.ensure_future(house.engine.retire(house.model))
+            await asyncio.sleep(0)
+            late = house.submit()
+            await house.sink.holds(1)
+
+            assert code_of(late) is None
+            assert not retiring.done()
+            house.engine.release(house.model)
+            await retiring
+            assert house.backend.closed
+            assert refused(house.submit)[0] is Code.NOT_READY
+
+    async def test_a_model_that_is_retired_finishes_what_it_accepted_and_is_told_of_it(self, executor: str) -> None:
+        async with serving(executor=executor, max_queue_delay_us=20_000) as house:
+            accepted = [house.submit(), house.submit()]
+            house.engine.publish("m", [])
+            await house.engine.retire(house.model)
+
+            assert [code_of(request) for request in accepted] == [None, None]
+            assert house.sink.requests == accepted
+            assert house.backend.closed
+            assert house.model.instances == []
+            assert house.engine.inflight == 0
+
+    async def test_cancelling_what_a_retiring_model_waits_for_ends_the_waiting(self) -> None:
+        async with serving(max_queue_delay_us=HOUR_US) as house:
+            request = house.submit()
+            house.engine.publish("m", [])
+            retiring = asyncio.ensure_future(house.engine.retire(house.model))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert not retiring.done()
+            house.engine.cancel(request)
+            await retiring
+
+            assert house.backend.closed
+
+    async def test_a_load_says_how_long_it_took(self) -> None:
+        async with serving() as house:
+            assert house.model.load_s > 0
+
+    async def test_when_threads_run_out_none_is_left(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        start = ThreadInstance.start
+
+        def only_two(instance: ThreadInstance) -> None:
+            if threading.active_count() >= before + 2:
+                raise RuntimeError("can't start new thread")
+            start(instance)
+
+        backend = FakeBackend(SAME_AND_SUM, same_and_sum)
+        monkeypatch.setattr(ThreadInstance, "start", only_two)
+        before = threading.active_count()
+        with pytest.raises(RuntimeError, match="new thread"):
+            opening.open_model(spec_of(count=5), {"fake": fake_loader(backend)}, lambda model, ran: None)
+
+        assert backend.closed
+        assert threading.active_count() == before
+
+    async def test_a_model_that_fails_while_it_is_warmed_up_is_closed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def interrupted(model: Model) -> None:
+            raise KeyboardInterrupt
+
+        backend = FakeBackend(SAME_AND_SUM, same_and_sum)
+        monkeypatch.setattr(warmup, "sweep", interrupted)
+        before = threading.active_count()
+        with pytest.raises(KeyboardInterrupt):
+            opening.open_model(spec_of(), {"fake": fake_loader(backend)}, lambda model, ran: None)
+
+        assert backend.closed
+        assert threading.active_count() == before
 
 
 class TestServing:

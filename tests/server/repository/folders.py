@@ -1,8 +1,70 @@
-"""Repositories on disk for the tests of this folder. The model files are empty: loaders are fakes."""
+"""Repositories on disk for the tests of this folder, and the Engine they are loaded with. The model files are empty."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching.completion import complete
+from penstock.batching.spec import ModelSpec
+from penstock.server.repository.repository import Repository
+
+GRAPH = Signature((TensorSpec("x", "FP32", (-1, 4)),), (TensorSpec("y", "FP32", (-1, 4)),))
+
+
+class FakeEngine:
+    """Completes against one graph; fails for the models named, or their versions (`a2`).
+
+    `gate`, if given, must be set before anything opens; `leaving` before anything that gave way is gone.
+    """
+
+    def __init__(self, graph: Signature = GRAPH, failures: Mapping[str, Exception] | None = None) -> None:
+        self.graph = graph
+        self.failures = dict(failures or {})
+        self.served: dict[str, list[Any]] = {}
+        self.retired: list[Any] = []
+        self.opened: list[tuple[str, int]] = []
+        self.now = self.most = 0
+        self.seen: list[dict[str, str]] = []
+        self.repository: Repository | None = None
+        self.gate: asyncio.Event | None = None
+        self.leaving: asyncio.Event | None = None
+
+    async def open(self, spec: ModelSpec) -> Any:
+        self.opened.append((spec.name, spec.version))
+        self.now += 1
+        self.most = max(self.most, self.now)
+        await asyncio.sleep(0)
+        if self.repository is not None:
+            self.seen = self.repository.index()
+        if self.gate is not None:
+            await self.gate.wait()
+        self.now -= 1
+        failure = self.failures.get(spec.name) or self.failures.get(f"{spec.name}{spec.version}")
+        if failure is not None:
+            raise failure
+        done = complete(spec, self.graph)
+        return SimpleNamespace(name=spec.name, version=str(spec.version), spec=done, platform="onnxruntime_onnx")
+
+    def publish(self, name: str, models: Iterable[Any]) -> asyncio.Task[None]:
+        gone = self.served.pop(name, [])
+        new = list(models)
+        if new:
+            self.served[name] = new
+        return self.retire(gone)
+
+    def retire(self, models: Iterable[Any]) -> asyncio.Task[None]:
+        async def retire() -> None:
+            if self.leaving is not None:
+                await self.leaving.wait()
+            self.retired += gone
+
+        gone = list(models)
+        return asyncio.ensure_future(retire())
 
 
 def make(root: Path, *files: str, **texts: str) -> Path:

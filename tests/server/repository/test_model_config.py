@@ -19,7 +19,7 @@ DOCS = Path(__file__).parents[3] / "docs" / "compatibility-triton.md"
 
 def read(text: str, gpus: tuple[int, ...] | None = (), folder: Path = Path("m")) -> tuple[Statement, list[Finding]]:
     config = text_format.Parse(text, model_config_pb2().ModelConfig())
-    reader = Reader(folder / "config.pbtxt", config, field_lines(text), gpus)
+    reader = Reader(folder, folder / "config.pbtxt", config, field_lines(text), gpus)
     return reader.read("m"), reader.findings
 
 
@@ -65,7 +65,6 @@ def test_every_field_and_parameter_is_in_the_docs(name: str) -> None:
         ("ensemble_scheduling", 'ensemble_scheduling { step [ { model_name: "a" model_version: -1 } ] }'),
         ("instance_group.passive", "instance_group { passive: true }"),
         ("instance_group.rate_limiter", "instance_group [ { count: 1 }, { rate_limiter { priority: 1 } } ]"),
-        ("metric_tags", 'metric_tags { key: "a" value: "b" }'),
         ("model_warmup", 'model_warmup { name: "w" }'),
         ("model_transaction_policy.decoupled", "model_transaction_policy { decoupled: true }"),
         ("response_cache.enable", "response_cache { enable: true }"),
@@ -167,7 +166,8 @@ parameters { key: "memory.enable_memory_arena_shrinkage" value { string_value: "
             "instance_group { kind: KIND_CPU gpus: 0 }",
             "instance group 0 has kind KIND_CPU but specifies one or more GPUs",
         ),
-        ("instance_group { count: -1 }", "instance group 0: count must be 1 or more"),
+        ("instance_group { count: -1 }", "instance group 0: count must be from 1 to 1024"),
+        ("instance_group { count: 1025 }", "instance group 0: count must be from 1 to 1024"),
         ("optimization { graph { level: 3 } }", "optimization.graph.level 3 is unknown, known: -1, 0, 1, 2"),
         (
             "optimization { input_pinned_memory { enable: false } }",

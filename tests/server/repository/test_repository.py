@@ -14,9 +14,10 @@ from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.completion import complete
 from penstock.batching.spec import ModelSpec
+from penstock.server.repository.control import Choices, ModelControl
 from penstock.server.repository.pbtxt import model_config_pb2
 from penstock.server.repository.repository import Repository
-from tests.server.repository.folders import make, native
+from tests.server.repository.folders import FakeEngine, make, native
 
 GRAPH = Signature(
     (TensorSpec("x", "FP32", (-1, 4)), TensorSpec("s", "BYTES", (-1, 1))),
@@ -24,45 +25,18 @@ GRAPH = Signature(
 )
 
 
-class FakeEngine:
-    """Completes against one graph; fails for the models named."""
-
-    def __init__(self, graph: Signature = GRAPH, failures: Mapping[str, Exception] | None = None) -> None:
-        self.graph = graph
-        self.failures = failures or {}
-        self.loaded: dict[tuple[str, int], Any] = {}
-        self.now = self.most = 0
-        self.seen: list[dict[str, str]] = []
-        self.repository: Repository | None = None
-
-    async def load(self, spec: ModelSpec) -> Any:
-        self.now += 1
-        self.most = max(self.most, self.now)
-        await asyncio.sleep(0)
-        self.now -= 1
-        if self.repository is not None:
-            self.seen = self.repository.index()
-        if spec.name in self.failures:
-            raise self.failures[spec.name]
-        done = complete(spec, self.graph)
-        model = SimpleNamespace(name=spec.name, spec=done, platform="onnxruntime_onnx")
-        self.loaded[spec.name, spec.version] = model
-        return model
-
-
 def loaded(root: Path, **failures: Exception) -> tuple[Repository, FakeEngine, list[str]]:
-    repository, engine = Repository([root]), FakeEngine(failures=failures)
-    repository.read()
+    repository, engine = Repository([root]), FakeEngine(GRAPH, failures)
     engine.repository = repository
-    reasons = asyncio.run(repository.load_all(engine))
+    reasons = asyncio.run(ModelControl(repository, engine).start())
     return repository, engine, reasons
 
 
-def config_of(root: Path, graph: Signature = GRAPH) -> tuple[Any, dict[str, Any]]:
+def config_of(root: Path, graph: Signature = GRAPH) -> tuple[Any, Mapping[str, Any]]:
     repository, engine = Repository([root]), FakeEngine(graph)
-    assert [str(finding) for finding in repository.read()] == []
-    assert asyncio.run(repository.load_all(engine)) == []
-    model = engine.loaded["m", 1]
+    assert [str(finding) for entry in repository.scan()[0] for finding in entry.findings] == []
+    assert asyncio.run(ModelControl(repository, engine).start()) == []
+    model = engine.served["m"][0]
     return repository.config(model), repository.config_json(model)
 
 
@@ -88,7 +62,6 @@ class TestStates:
 
     def test_nothing_is_ready_before_loading_has_ended(self, tmp_path: Path) -> None:
         repository = Repository([make(tmp_path, "a/1/model.onnx")])
-        repository.read()
 
         assert not repository.ready()
         assert not repository.ready(strict=False)
@@ -108,12 +81,12 @@ class TestStates:
         assert repository.ready(strict=False)
         assert repository.index()[0] == {"name": "a", "version": "1", "state": "UNAVAILABLE", "reason": reason}
         assert repository.index(ready=True) == [{"name": "b", "version": "1", "state": "READY"}]
-        assert list(engine.loaded) == [("b", 1)]
+        assert list(engine.served) == ["b"]
 
     def test_a_model_that_cannot_be_read_is_unavailable_with_its_place(self, tmp_path: Path) -> None:
-        make(tmp_path, "a/1/model.onnx", "b/1/model.onnx", a="metric_tags { }")
+        make(tmp_path, "a/1/model.onnx", "b/1/model.onnx", a="model_metrics { }")
         repository, _, reasons = loaded(tmp_path)
-        reason = f"{tmp_path}/a/config.pbtxt:1: field 'metric_tags' is not supported"
+        reason = f"{tmp_path}/a/config.pbtxt:1: field 'model_metrics' is not supported"
 
         assert reasons == [f"model 'a': {reason}"]
         assert repository.index()[0] == {"name": "a", "state": "UNAVAILABLE", "reason": reason}
@@ -123,11 +96,18 @@ class TestStates:
 
         assert reasons == [f"{tmp_path}/gone: is not there"]
 
+    def test_the_versions_that_load_are_served_beside_those_that_do_not(self, tmp_path: Path) -> None:
+        make(tmp_path, "a/1/model.onnx", "a/2/model.onnx", a="version_policy { all { } }")
+        repository, engine, reasons = loaded(tmp_path, a2=InferError(Code.INVALID, "no good"))
+
+        assert reasons == ["model 'a' version 2: no good"]
+        assert [row["state"] for row in repository.index()] == ["READY", "UNAVAILABLE"]
+        assert [model.version for model in engine.served["a"]] == ["1"]
+
     def test_few_models_load_at_the_same_time(self, tmp_path: Path) -> None:
         make(tmp_path, *(f"m{number}/1/model.onnx" for number in range(9)))
-        repository, engine = Repository([tmp_path]), FakeEngine()
-        repository.read()
-        asyncio.run(repository.load_all(engine, threads=3))
+        repository, engine = Repository([tmp_path]), FakeEngine(GRAPH)
+        asyncio.run(ModelControl(repository, engine, Choices(threads=3)).start())
 
         assert engine.most == 3
 

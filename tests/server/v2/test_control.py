@@ -22,7 +22,9 @@ from penstock.batching.request import InferRequest
 from penstock.server.hardware import Hardware
 from penstock.server.health import Health
 from penstock.server.metrics import Metrics
+from penstock.server.repository.control import NOT_ALLOWED
 from penstock.server.v2.control import create_app
+from penstock.server.v2.repository import RepositoryEndpoints
 from tests.fakes import fake_model
 
 ZIPMAP = Signature(
@@ -69,6 +71,22 @@ class FakeRepository:
 
 
 @dataclass
+class FakeControl:
+    """Of a server whose models stay as they are."""
+
+    repository: FakeRepository
+
+    async def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
+        raise InferError(Code.NOT_READY, NOT_ALLOWED)
+
+    async def unload(self, name: str, *, dependents: bool = False) -> None:
+        raise InferError(Code.NOT_READY, NOT_ALLOWED)
+
+    async def index(self, ready: bool = False) -> list[dict[str, Any]]:
+        return self.repository.index(ready)
+
+
+@dataclass
 class Server:
     """One application and what it was made of."""
 
@@ -86,6 +104,7 @@ class Server:
             self.repository,
             metrics,
             self.health,
+            extensions=RepositoryEndpoints(FakeControl(self.repository), 1 << 20).routes(),
         )
 
     def call(self, method: str, path: str, content: Any = None) -> httpx.Response:
@@ -131,7 +150,7 @@ def test_server_metadata_names_only_what_is_served(server: Server) -> None:
     assert answer["name"] == "triton"
     assert answer["version"] == importlib.metadata.version("penstock")
     assert "statistics" in answer["extensions"]
-    assert not {"trace", "logging", "sequence", "classification", "cuda_shared_memory"} & set(answer["extensions"])
+    assert not {"sequence", "generate"} & set(answer["extensions"])
 
 
 @pytest.mark.parametrize("path", ["/v2/health/live", "/v2/health/ready", "/v2/health/ready?verbose=1&verbose=2"])

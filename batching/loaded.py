@@ -1,0 +1,111 @@
+"""Loaded: which Models are served, by name and version, and those that are on their way out. Held by the Engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from penstock.backends.errors import Code, InferError
+
+if TYPE_CHECKING:
+    from .model import Model
+
+
+def _unknown(name: str, version: str = "") -> InferError:
+    which = f"'{name}' version {version}" if version else f"'{name}'"
+    return InferError(Code.NOT_FOUND, f"Request for unknown model: {which} is not found")
+
+
+class Loaded:
+    """The Models that can be found, one per name and version.
+
+    Threads: the event loop's.
+    """
+
+    def __init__(self) -> None:
+        self._models: dict[str, dict[str, Model]] = {}
+
+    def find(self, name: str, version: str = "") -> Model:
+        """Find a version; "" means the highest. Raises: InferError (NOT_FOUND)."""
+        versions = self._models.get(name)
+        if versions is None:
+            raise _unknown(name)
+        if not version:
+            if len(versions) == 1:
+                return next(iter(versions.values()))
+            return versions[max(versions, key=int)]
+        model = versions.get(version)
+        if model is None:
+            raise _unknown(name, version)
+        return model
+
+    def all(self) -> list[Model]:
+        """List every version, by name and version."""
+        return [versions[v] for _, versions in sorted(self._models.items()) for v in sorted(versions, key=int)]
+
+    def put(self, model: Model) -> Model | None:
+        """Add a version. Returns: what it takes the place of."""
+        versions = self._models.setdefault(model.name, {})
+        old = versions.get(model.version)
+        versions[model.version] = model
+        return old
+
+    def replace(self, name: str, models: Iterable[Model]) -> list[Model]:
+        """Put all versions of a name in the place of those there are; none at all takes the name away.
+
+        Returns: what they take the place of.
+        """
+        old = self._models.pop(name, {})
+        new = {model.version: model for model in models}
+        if new:
+            self._models[name] = new
+        return [model for model in old.values() if new.get(model.version) is not model]
+
+    def take(self, name: str, version: str) -> Model:
+        """Take a version away. Raises: InferError (NOT_FOUND)."""
+        versions = self._models.get(name, {})
+        model = versions.pop(version, None)
+        if model is None:
+            raise _unknown(name, version)
+        if not versions:
+            del self._models[name]
+        return model
+
+    def clear(self) -> None:
+        """Take everything away."""
+        self._models.clear()
+
+
+class Leaving:
+    """The Models that somebody waits to be done with: `done` is whether one has nothing left to do.
+
+    Threads: the event loop's.
+    """
+
+    def __init__(self, done: Callable[[Model], bool]) -> None:
+        self._done = done
+        self._waiting: dict[Model, asyncio.Event] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def models(self) -> list[Model]:
+        """List them."""
+        return list(self._waiting)
+
+    def look(self, model: Model) -> None:
+        """Wake whoever waits for a model, if it is done."""
+        event = self._waiting.get(model)
+        if event is not None and self._done(model):
+            event.set()
+
+    async def wait(self, model: Model) -> None:
+        """Wait until a model is done. One at a time may wait for each."""
+        if self._done(model):
+            return
+        event = self._waiting[model] = asyncio.Event()
+        try:
+            await event.wait()
+        finally:
+            del self._waiting[model]

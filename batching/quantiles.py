@@ -1,0 +1,94 @@
+"""Quantiles: latencies of the last minute, kept small enough to say what share of them was below a value.
+
+Made by ModelStatistics for the summaries of the metrics page, and only where somebody asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+WINDOWS = 5
+WINDOW_NS = 12_000_000_000
+"""What is older than a minute is forgotten, a fifth of a minute at a time. Source: Triton's summaries, likewise."""
+
+_Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class Sketch:
+    """A sample of values in levels: one kept in level n stands for 2**n that were added.
+
+    Invariant: no level holds more than `capacity`. A full one is sorted, and every second of it goes a level up, from
+    the first or the second on by turns; so a rank is wrong by at most half of `levels / capacity`, in worst order.
+    """
+
+    __slots__ = ("_capacity", "_levels", "_odd")
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._levels: list[_Ints] = []
+        self._odd: list[bool] = []
+
+    def add(self, values: _Ints) -> None:
+        """Take values."""
+        for first in range(0, len(values), self._capacity):
+            self._put(0, values[first : first + self._capacity])
+
+    def _put(self, level: int, values: _Ints) -> None:
+        if level == len(self._levels):
+            self._levels.append(np.empty(0, np.int64))
+            self._odd.append(False)
+        together = np.concatenate((self._levels[level], values))
+        if len(together) > self._capacity:
+            together.sort()
+            # of an odd number the last one stays
+            pairs = len(together) // 2 * 2
+            kept = together[int(self._odd[level]) : pairs : 2]
+            self._odd[level] = not self._odd[level]
+            together = together[pairs:]
+            self._put(level + 1, kept)
+        self._levels[level] = together
+
+    def weighted(self) -> tuple[_Ints, _Ints]:
+        """Give the values kept, and how many each stands for."""
+        counts = [len(values) for values in self._levels]
+        weights = np.repeat(np.array([1 << level for level in range(len(counts))], np.int64), counts)
+        return np.concatenate(self._levels) if counts else np.empty(0, np.int64), weights
+
+
+class Quantiles:
+    """The last minute's values, in Sketches of a fifth of a minute each. Told the time, monotonic."""
+
+    __slots__ = ("_capacity", "_windows")
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._windows: dict[int, Sketch] = {}
+
+    def add(self, values: _Ints, windows: _Ints) -> None:
+        """Take values; `windows` is when each came, in WINDOW_NS."""
+        for window in np.unique(windows).tolist():
+            sketch = self._windows.get(window)
+            if sketch is None:
+                sketch = self._windows[window] = Sketch(self._capacity)
+            sketch.add(values[windows == window])
+        self._forget(max(self._windows, default=0))
+
+    def _forget(self, window: int) -> None:
+        for old in [each for each in self._windows if each <= window - WINDOWS]:
+            del self._windows[old]
+
+    def at(self, quantiles: Sequence[float], now_ns: int) -> list[int | None]:
+        """Give the value that so large a share of the last minute's values does not exceed; None for none."""
+        self._forget(now_ns // WINDOW_NS)
+        kept = [sketch.weighted() for sketch in self._windows.values()]
+        if not kept:
+            return [None] * len(quantiles)
+        values, weights = (np.concatenate(parts) for parts in zip(*kept, strict=True))
+        order = np.argsort(values, kind="stable")
+        ranks = np.cumsum(weights[order])
+        wanted = np.ceil(np.array(quantiles) * ranks[-1])
+        found = np.minimum(np.searchsorted(ranks, wanted), len(values) - 1)
+        return [int(value) for value in values[order][found]]

@@ -1,0 +1,99 @@
+"""HookedEngine: the Engine, and the Hooks of each Model. ModelControl loads with it; dialects ask it for Hooks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+
+from penstock.backends.errors import Code, InferError
+from penstock.batching.engine import Engine
+from penstock.batching.model import Model
+from penstock.batching.spec import ModelSpec
+
+from .runner import Hooks
+
+
+class HookedEngine:
+    """Opens, publishes and retires Models with their Hooks.
+
+    Invariant: a Model that can be found has its Hooks. One whose hooks cannot be loaded is closed again.
+    Threads: the event loop's.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._hooks: dict[Model, Hooks] = {}
+        self._retiring: set[asyncio.Task[None]] = set()
+
+    async def open(self, spec: ModelSpec) -> Model:
+        """Load a model and its hooks; nobody finds it before it is published. Raises: InferError."""
+        opening = asyncio.ensure_future(self._engine.open(spec))
+        try:
+            model = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            # the thread that loads it cannot be stopped
+            opening.add_done_callback(self._unwanted)
+            raise
+        start = time.monotonic()
+        try:
+            self._hooks[model] = await Hooks.load(self._engine, model)
+            if self._engine.stopping:
+                raise InferError(Code.NOT_READY, "Server is stopping")
+        except BaseException:
+            self.retire((model,))
+            raise
+        model.load_s += time.monotonic() - start
+        return model
+
+    def publish(self, name: str, models: Iterable[Model]) -> asyncio.Task[None]:
+        """Put opened Models in the place of all versions of a name, at once; none at all takes the name away.
+
+        Returns: the retirement of those that gave way.
+        """
+        return self.retire(self._engine.publish(name, models))
+
+    def retire(self, models: Iterable[Model]) -> asyncio.Task[None]:
+        """Close Models that nobody finds, once they have finished what they had accepted."""
+        task = asyncio.ensure_future(self._retire(tuple(models)))
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
+        return task
+
+    async def _retire(self, models: tuple[Model, ...]) -> None:
+        await asyncio.gather(*map(self._retire_one, models))
+
+    async def _retire_one(self, model: Model) -> None:
+        await self._engine.unheld(model)
+        hooks = self._hooks.get(model)
+        if hooks is not None:
+            await hooks.close()
+        await self._engine.retire(model)
+        self._hooks.pop(model, None)
+
+    def _unwanted(self, opening: asyncio.Future[Model]) -> None:
+        if not opening.cancelled() and opening.exception() is None:
+            self.retire((opening.result(),))
+
+    def hooks_of(self, model: Model) -> Hooks:
+        """Give a model's Hooks, which may be none at all. Raises: InferError (NOT_READY) when it is gone."""
+        hooks = self._hooks.get(model)
+        if hooks is None:
+            raise InferError(Code.NOT_READY, f"model '{model.name}' is being unloaded")
+        return hooks
+
+    async def stop(self, grace_s: float) -> int:
+        """Finish what was accepted, hooks first. Returns: how many requests were dropped."""
+        deadline = time.monotonic() + grace_s
+        closing = [asyncio.ensure_future(hooks.close()) for hooks in self._hooks.values()]
+        unfinished = 0
+        if closing:
+            _, pending = await asyncio.wait(closing, timeout=grace_s)
+            unfinished = len(pending)
+            for task in pending:
+                task.cancel()
+        self._hooks.clear()
+        dropped = await self._engine.stop(max(0.0, deadline - time.monotonic()))
+        if self._retiring and not dropped:
+            await asyncio.wait(self._retiring, timeout=max(0.0, deadline - time.monotonic()))
+        return max(unfinished, dropped)

@@ -1,0 +1,100 @@
+"""Overrides: what a load request brings in the place of what is on disk. Names are checked here, files written here.
+
+Called by ModelControl. Nothing that comes over the network names a place outside a folder made for it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from penstock.backends.errors import Code, InferError
+
+from .pbtxt import model_config_pb2
+from .penstock_toml import is_file_name
+from .scan import CONFIG_FILE, NATIVE_FILE
+
+NAME_MAX_BYTES = 255
+PATH_PARTS = 8
+_TEXT_CHARS = 500
+
+
+def check_name(name: str) -> None:
+    """Check that a model's name is one component of a path. Raises: InferError (INVALID)."""
+    if not is_component(name) or not name.strip() or name.startswith("."):
+        raise InferError(Code.INVALID, f"invalid model name {name[:NAME_MAX_BYTES]!a}: it must be the name of a folder")
+
+
+def is_component(name: str) -> bool:
+    """Tell whether a name is one component of a path that every file system takes."""
+    if not is_file_name(name) or not name.isprintable():
+        return False
+    try:
+        return len(name.encode()) <= NAME_MAX_BYTES
+    except UnicodeEncodeError:
+        return False
+
+
+def check_files(files: Mapping[str, bytes]) -> None:
+    """Check that every name is a path inside a model's folder, and that all of them can be there at once.
+
+    Raises: InferError (INVALID).
+    """
+    folders = {"/".join(parts[:end]) for parts in (name.split("/") for name in files) for end in range(1, len(parts))}
+    for name in files:
+        parts = name.split("/")
+        if len(parts) > PATH_PARTS or not all(map(is_component, parts)) or any(part.startswith(".") for part in parts):
+            raise _wrong_file(name, "must be a path inside the model's folder, such as 1/model.onnx")
+        if name in folders:
+            raise _wrong_file(name, "is a folder by the name of another file")
+        if name == CONFIG_FILE or parts[0] == "configs":
+            raise _wrong_file(name, "is given as the parameter 'config'")
+        if name == NATIVE_FILE:
+            # its hooks are code, and code does not come over the network
+            raise _wrong_file(name, "cannot be given with a request")
+
+
+def _wrong_file(name: str, what: str) -> InferError:
+    return InferError(Code.INVALID, f"load parameter {'file:' + name[:_TEXT_CHARS]!a} {what}")
+
+
+def read_config(text: str) -> Any:
+    """Read a ModelConfig from its JSON. Raises: InferError (INVALID)."""
+    from google.protobuf import json_format
+
+    config = model_config_pb2().ModelConfig()
+    try:
+        document = json.loads(text)
+        if not isinstance(document, dict):
+            raise TypeError("it must be an object")
+        json_format.ParseDict(document, config)
+    except (json_format.ParseError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        said = " ".join(str(error).split())[:_TEXT_CHARS]
+        raise InferError(Code.INVALID, f"load parameter 'config' is no JSON of a ModelConfig: {said}") from error
+    return config
+
+
+def write(name: str, files: Mapping[str, bytes]) -> Path:
+    """Write files, which were checked, as a model's folder.
+
+    Returns: that folder, alone in a folder that nobody else may read. It is the caller's, to be removed with `remove`.
+    """
+    root = Path(tempfile.mkdtemp(prefix="penstock-"))
+    try:
+        for file, content in files.items():
+            path = root / name / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+    except BaseException:
+        shutil.rmtree(root, ignore_errors=True)
+        raise
+    return root / name
+
+
+def remove(folder: Path) -> None:
+    """Remove what `write` wrote."""
+    shutil.rmtree(folder.parent, ignore_errors=True)

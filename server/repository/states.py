@@ -1,0 +1,114 @@
+"""The states of a model's versions, and how they may change. Called by Repository and ModelControl."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+UNLOADED = "unloaded"
+
+
+class State(enum.StrEnum):
+    """Where a version stands, in the repository index's words."""
+
+    LOADING = "LOADING"
+    READY = "READY"
+    UNLOADING = "UNLOADING"
+    UNAVAILABLE = "UNAVAILABLE"
+
+
+@dataclass(slots=True, frozen=True, eq=False)
+class VersionState:
+    """One version's state, and why it is not ready. `version` 0: all of a model that has no version to speak of.
+
+    A change of state is a new object: whoever holds one can tell whether it still stands.
+    """
+
+    version: int
+    state: State
+    reason: str = ""
+
+    @property
+    def wanted(self) -> bool:
+        """Whether it is ready, or should be: what was unloaded keeps nobody from being ready."""
+        return self.state is not State.UNLOADING and not (self.state is State.UNAVAILABLE and self.reason == UNLOADED)
+
+
+@dataclass(slots=True)
+class Record:
+    """All that is known of one model that was loaded, or was to be.
+
+    Invariant: a version that serves is READY, whatever becomes of the attempts to replace it.
+    `config` is the ModelConfig as declared for what is served. `fingerprint` is that of its files when it was last
+    read, empty when it came from elsewhere. `folder` holds the files of what is served if a request brought them.
+    """
+
+    name: str
+    versions: dict[int, VersionState] = field(default_factory=dict)
+    config: Any = None
+    fingerprint: bytes = b""
+    folder: Path | None = None
+
+    def listed(self) -> list[VersionState]:
+        """Give the versions in order."""
+        return [self.versions[version] for version in sorted(self.versions)]
+
+    @property
+    def ready(self) -> list[int]:
+        """The versions that serve."""
+        return [held.version for held in self.listed() if held.state is State.READY]
+
+    @property
+    def settled(self) -> bool:
+        """Whether something serves, and nothing stands in the way of all that should."""
+        return bool(self.ready) and all(held.state is State.READY for held in self.listed() if held.wanted)
+
+    def begin(self, versions: Iterable[int]) -> None:
+        """Start loading versions; earlier failures are forgotten."""
+        self.versions = {
+            number: held for number, held in self.versions.items() if held.state is State.READY or not held.wanted
+        }
+        for version in versions:
+            if version not in self.ready:
+                self._set(version, State.LOADING)
+
+    def fail(self, version: int, reason: str) -> None:
+        """Note why a version could not be loaded, or none at all for version 0. What serves goes on."""
+        if version not in self.ready and (version or not self.ready):
+            self._set(version, State.UNAVAILABLE, reason)
+
+    def give_up(self) -> None:
+        """End a load that failed: what loaded beside the failures is not served."""
+        for held in self.listed():
+            if held.state is State.LOADING:
+                self._set(held.version, State.UNAVAILABLE, UNLOADED)
+
+    def serve(self, versions: Iterable[int]) -> list[VersionState]:
+        """Let these versions and no others serve. Returns: those that served before and are UNLOADING now."""
+        chosen = set(versions)
+        leaving = [self._set(version, State.UNLOADING) for version in self.ready if version not in chosen]
+        for version in chosen:
+            self._set(version, State.READY)
+        return leaving
+
+    def unload(self) -> list[VersionState]:
+        """Let nothing serve. Returns: those that served before and are UNLOADING now."""
+        leaving = self.serve(())
+        for held in self.listed():
+            if held.wanted:
+                self._set(held.version, State.UNAVAILABLE, UNLOADED)
+        self.versions.pop(0, None)
+        return leaving
+
+    def gone(self, leaving: Iterable[VersionState]) -> None:
+        """Note that versions have ended; of those loaded again meanwhile nothing changes."""
+        for held in leaving:
+            if self.versions.get(held.version) is held:
+                self._set(held.version, State.UNAVAILABLE, UNLOADED)
+
+    def _set(self, version: int, state: State, reason: str = "") -> VersionState:
+        held = self.versions[version] = VersionState(version, state, reason)
+        return held

@@ -1,0 +1,189 @@
+"""Transitions: bringing up the versions of a model in the place of those that serve, and taking them down.
+
+Called by ModelControl, which sees to it that there is one at a time for each model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from penstock.backends.errors import Code, InferError
+from penstock.batching.model import Model
+from penstock.batching.spec import ModelSpec
+
+from . import overrides
+from .scan import Entry
+from .states import Record, VersionState
+
+logger = logging.getLogger("penstock.repository")
+T = TypeVar("T")
+
+
+class Opens(Protocol):
+    """What is needed of the Engine."""
+
+    async def open(self, spec: ModelSpec) -> Model: ...
+    def publish(self, name: str, models: Iterable[Model]) -> asyncio.Task[None]: ...
+    def retire(self, models: Iterable[Model]) -> asyncio.Task[None]: ...
+
+
+class LoadFailedError(Exception):
+    """Why a model was not loaded: `unread`, its files or configuration, or else what came of loading its versions."""
+
+    def __init__(self, name: str, failures: Mapping[int, str], *, unread: bool) -> None:
+        if unread:
+            said = "; ".join(failures.values())
+            text = f"failed to load '{name}', failed to poll from model repository{': ' if said else ''}{said}"
+        else:
+            each = [f"version {number} is at UNAVAILABLE state: {why};" for number, why in sorted(failures.items())]
+            text = f"load failed for model '{name}': {' '.join(each)}"
+        super().__init__(text)
+        # Triton's codes for the two
+        self.error = InferError(Code.INTERNAL if unread else Code.INVALID, text)
+
+
+class Transitions:
+    """What is under way, and the folders that hold what requests brought.
+
+    Invariant: whatever was begun is finished, even if whoever waits for it has gone; `stop` alone ends it.
+    Threads: the event loop's; models are opened and files removed on others.
+    """
+
+    def __init__(self, engine: Opens, threads: int, retries: int) -> None:
+        self._engine = engine
+        self._turn = asyncio.Semaphore(threads)
+        self._retries = retries
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._folders: set[Path] = set()
+
+    # -- coming and going --------------------------------------------------------------------------------------
+
+    async def bring_up(self, record: Record, entry: Entry, *, whole: bool) -> asyncio.Task[None]:
+        """Open what an Entry says and publish it; unless it must be `whole`, without what fails.
+
+        Returns: the retirement of what gave way. Raises: LoadFailedError when nothing is published.
+        """
+        record.begin(spec.version for spec in entry.specs)
+        failures = _mistakes(entry, hide=whole)
+        unread = bool(failures)
+        opened: list[Model] = []
+        try:
+            if not (whole and failures):
+                failures |= await self._open_all(entry, opened, hide=whole)
+        except BaseException:
+            self._engine.retire(opened)
+            record.give_up()
+            raise
+        for version, reason in failures.items():
+            record.fail(version, reason)
+        if (whole and failures) or not opened:
+            self._engine.retire(opened)
+            record.give_up()
+            raise LoadFailedError(record.name, failures, unread=unread)
+        folder, record.folder = record.folder, entry.path if entry.path in self._folders else None
+        record.config = entry.config
+        leaving = record.serve(int(model.version) for model in opened)
+        for model in opened:
+            logger.info("model %s version %s: ready", model.name, model.version)
+        return self.own(self._leave(record, leaving, self._engine.publish(record.name, opened), folder))
+
+    async def try_up(self, record: Record, entry: Entry, *, whole: bool) -> asyncio.Task[None] | None:
+        """Do the same, but log what keeps it from being done. Returns: None then."""
+        try:
+            return await self.bring_up(record, entry, whole=whole)
+        except LoadFailedError as error:
+            failed = error
+        logger.error("%s", failed)
+        return None
+
+    async def _open_all(self, entry: Entry, opened: list[Model], *, hide: bool) -> dict[int, str]:
+        """Open all versions into `opened`. Returns: the reasons of those that fail."""
+        failures: dict[int, str] = {}
+
+        async def open_one(spec: ModelSpec) -> None:
+            async with self._turn:
+                for left in range(self._retries, -1, -1):
+                    try:
+                        model = await self._engine.open(spec)
+                    except InferError as error:
+                        reason = error.message
+                    except Exception as error:
+                        logger.exception("model %s version %d: failed to load", spec.name, spec.version)
+                        reason = f"{type(error).__name__}: {error}"
+                    else:
+                        opened.append(model)
+                        return
+                    again = f"; trying again, at most {left} times" if left else ""
+                    logger.error("model %s version %d: %s%s", spec.name, spec.version, reason, again)
+            failures[spec.version] = _hidden(reason, entry) if hide else reason
+
+        await asyncio.gather(*map(open_one, entry.specs))
+        return failures
+
+    def take_down(self, record: Record) -> asyncio.Task[None]:
+        """Let nothing of a model serve. Returns: the retirement of what did."""
+        leaving = record.unload()
+        folder, record.folder = record.folder, None
+        return self.own(self._leave(record, leaving, self._engine.publish(record.name, ()), folder))
+
+    async def _leave(
+        self, record: Record, leaving: list[VersionState], retirement: asyncio.Task[None], folder: Path | None
+    ) -> None:
+        await asyncio.shield(retirement)
+        record.gone(leaving)
+        for held in leaving:
+            logger.info("model %s version %d: unloaded", record.name, held.version)
+        if folder is not None:
+            await self.remove(folder)
+
+    async def write(self, name: str, files: Mapping[str, bytes]) -> Path:
+        """Write what a request brought. Returns: a model's folder, removed when what it holds serves no more."""
+        folder = await asyncio.to_thread(overrides.write, name, files)
+        self._folders.add(folder)
+        return folder
+
+    async def remove(self, folder: Path) -> None:
+        """Remove a folder that `write` gave."""
+        await asyncio.to_thread(overrides.remove, folder)
+        self._folders.discard(folder)
+
+    # -- tasks -------------------------------------------------------------------------------------------------
+
+    def own(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Make a task that `stop` ends."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def finish(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do it to the end, whatever becomes of whoever waits for it."""
+        return await asyncio.shield(self.own(work))
+
+    async def stop(self) -> None:
+        """End what is under way, and remove what requests brought."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for folder in list(self._folders):
+            await self.remove(folder)
+
+
+def _mistakes(entry: Entry, *, hide: bool) -> dict[int, str]:
+    """Give what keeps versions of an Entry from being served; 0 for all of it."""
+    reasons: dict[int, list[str]] = {}
+    for finding in entry.findings:
+        if finding.mistake:
+            text = str(finding)
+            reasons.setdefault(finding.version, []).append(_hidden(text, entry) if hide else text)
+    return {version: "; ".join(texts) for version, texts in reasons.items()}
+
+
+def _hidden(text: str, entry: Entry) -> str:
+    """Leave out where a model's folder is."""
+    return text.replace(f"{entry.path}/", "").replace(str(entry.path), entry.name)

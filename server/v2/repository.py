@@ -1,0 +1,132 @@
+"""The model repository extension over HTTP: index, load and unload. Its Routes are wired by the composition root.
+
+Source: Triton server, http_server.cc (paths, codes, texts).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from fastapi import Request, Response
+
+from penstock.backends.errors import Code, InferError
+
+from . import openapi
+from .parsing import parse
+from .routes import MAX_JSON_DEPTH, Route, body_of, json_answer
+
+_FILE = "file:"
+_THREAD_BYTES = 256 << 10
+"""Bodies from this size on are read on a thread."""
+
+
+class Control(Protocol):
+    """What is needed of ModelControl."""
+
+    async def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None: ...
+    async def unload(self, name: str, *, dependents: bool = False) -> None: ...
+    async def index(self, ready: bool = False) -> list[dict[str, str]]: ...
+
+
+class RepositoryEndpoints:
+    """The endpoints. `most_bytes` is the largest body of a load request, whose files come in base64."""
+
+    def __init__(self, control: Control, most_bytes: int) -> None:
+        self._control = control
+        self._most_bytes = most_bytes
+
+    def routes(self) -> tuple[Route, ...]:
+        """Give them as Routes."""
+        model = "/v2/repository/models/{model}/"
+        named = "/v2/repository/{repository}/models/{model}/"
+        refused = (400, 500, 503)
+        return (
+            Route(
+                "POST", ("/v2/repository/index", "/v2/repository/{repository}/index"), self.index,
+                "What the repository holds, and the state of each", openapi.INDEX, openapi.INDEX_REQUEST, (400,),
+            ),
+            Route(
+                "POST", (model + "load",), self.load, "Load a model, or load it anew", body=openapi.LOAD_REQUEST,
+                errors=refused,
+            ),
+            Route(
+                "POST", (model + "unload",), self.unload, "Unload a model", body=openapi.UNLOAD_REQUEST, errors=refused,
+            ),
+            Route(
+                "POST", (named + "load", named + "unload"), self.named_repository, "Not supported", errors=(501,)
+            ),
+        )  # fmt: skip
+
+    async def index(self, request: Request) -> Response:
+        said = _object(await body_of(request))
+        ready = said.get("ready", False)
+        if not isinstance(ready, bool):
+            raise InferError(Code.INVALID, 'the request must be an object such as {"ready": true}, with true or false')
+        return json_answer(await self._control.index(ready))
+
+    async def load(self, request: Request) -> Response:
+        body = await body_of(request, self._most_bytes)
+        if len(body) < _THREAD_BYTES:
+            config, files = _load_parameters(body)
+        else:
+            config, files = await asyncio.to_thread(_load_parameters, body)
+        del body
+        await self._control.load(request.path_params["model"], config, files)
+        return Response()
+
+    async def unload(self, request: Request) -> Response:
+        parameters = _parameters(await body_of(request))
+        dependents = parameters.pop("unload_dependents", False)
+        if not isinstance(dependents, bool):
+            raise InferError(Code.INVALID, "invalid value type for 'unload_dependents' parameter, expected bool.")
+        if parameters:
+            raise InferError(Code.INVALID, f"unrecognized unload parameter '{next(iter(parameters))}'.")
+        await self._control.unload(request.path_params["model"], dependents=dependents)
+        return Response()
+
+    async def named_repository(self, request: Request) -> Response:
+        raise InferError(Code.UNSUPPORTED, "'repository_name' specification is not supported")
+
+
+def _load_parameters(body: bytes) -> tuple[str | None, dict[str, bytes]]:
+    """Give a load request's `config` and its files. It takes time for a large body."""
+    parameters = _parameters(body)
+    for name, value in parameters.items():
+        if name != "config" and not name.startswith(_FILE):
+            # Triton's words and code for what it does not know
+            raise InferError(Code.INTERNAL, "unexpected error on creating Triton parameter")
+        if not isinstance(value, str):
+            raise InferError(Code.INVALID, f"invalid value type for load parameter '{name}', expected string.")
+    config = parameters.pop("config", None)
+    return config, {name.removeprefix(_FILE): _decoded(name, text) for name, text in parameters.items()}
+
+
+def _decoded(name: str, text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InferError(Code.INVALID, f"load parameter '{name}' is not base64: {error}") from None
+
+
+def _parameters(body: bytes) -> dict[str, Any]:
+    parameters = _object(body, frozenset({"parameters"})).get("parameters", {})
+    if not isinstance(parameters, dict):
+        raise InferError(Code.INVALID, "'parameters' must be an object")
+    return parameters
+
+
+def _object(body: bytes, known: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """Read a body that is an object, or empty. Raises: InferError (INVALID), also for more than is `known`, if any."""
+    if not body:
+        return {}
+    said = parse(body, MAX_JSON_DEPTH, simd=False)
+    if not isinstance(said, dict):
+        raise InferError(Code.INVALID, 'the request must be an object such as {"ready": true}')
+    unknown = said.keys() - known
+    if known and unknown:
+        raise InferError(Code.INVALID, f"unexpected member '{min(unknown)}' in the request")
+    return said

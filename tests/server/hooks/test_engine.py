@@ -1,0 +1,160 @@
+"""HookedEngine: models with their hooks, opened, published, swapped and retired."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.backends.backend import Backend
+from penstock.backends.errors import Code, InferError
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching.engine import Engine
+from penstock.batching.spec import BatchPolicy, HookSpec, ModelSpec
+from penstock.server.hooks.engine import HookedEngine
+from tests.fakes import PATIENCE_S, FakeBackend, Gate
+
+pytestmark = pytest.mark.anyio
+GRAPH = Signature((TensorSpec("x", "FP32", (-1, 4)),), (TensorSpec("y", "FP32", (-1, 4)),))
+HOOKS = "def pre_inference(sample, metadata):\n    return sample\n"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class House:
+    """A HookedEngine, its Engine, and a backend for each load."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.gate = Gate(list)
+        self.loading = threading.Event()
+        self.loading.set()
+        self.backends: list[FakeBackend] = []
+        self.engine = Engine(asyncio.get_running_loop(), {"fake": self._load})
+        self.hooked = HookedEngine(self.engine)
+
+    def _load(self, path: Path, device: str, options: Mapping[str, str]) -> Backend:
+        backend = FakeBackend(GRAPH, self.gate)
+        self.backends.append(backend)
+        if not self.loading.wait(PATIENCE_S):
+            raise TimeoutError("nobody let it load")
+        return backend
+
+    def spec(self, version: int = 1, hooks: str = "") -> ModelSpec:
+        said = None
+        if hooks:
+            path = self.folder / "hooks.py"
+            path.write_text(hooks)
+            said = HookSpec(path)
+        policy = BatchPolicy(executor="thread")
+        return ModelSpec("m", version, Path("model"), policy=policy, backend="fake", hooks=said)
+
+
+@asynccontextmanager
+async def house(folder: Path) -> AsyncIterator[House]:
+    made = House(folder)
+    try:
+        async with asyncio.timeout(2 * PATIENCE_S):
+            yield made
+    finally:
+        made.loading.set()
+        made.gate.open()
+        await made.hooked.stop(PATIENCE_S)
+
+
+async def turns(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+class TestOpening:
+    async def test_a_model_that_can_be_found_has_its_hooks(self, tmp_path: Path) -> None:
+        async with house(tmp_path) as it:
+            model = await it.hooked.open(it.spec(hooks=HOOKS))
+            assert it.hooked.hooks_of(model).has_pre
+            with pytest.raises(InferError, match="is not found"):
+                it.engine.model("m")
+            await it.hooked.publish("m", [model])
+            assert it.engine.model("m") is model
+            assert model.load_s > 0
+
+    async def test_a_model_whose_hooks_do_not_load_is_closed(self, tmp_path: Path) -> None:
+        async with house(tmp_path) as it:
+            with pytest.raises(InferError, match="nonsense"):
+                await it.hooked.open(it.spec(hooks="import nonsense_that_is_not_there"))
+            await it.hooked.stop(PATIENCE_S)
+            assert it.backends[0].closed
+
+    async def test_a_model_that_nobody_waits_for_any_more_is_closed(self, tmp_path: Path) -> None:
+        async with house(tmp_path) as it:
+            it.loading.clear()
+            opening = asyncio.ensure_future(it.hooked.open(it.spec()))
+            while not it.backends:  # noqa: ASYNC110 - a thread's work
+                await asyncio.sleep(0)
+            opening.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await opening
+            it.loading.set()
+            while not it.backends[0].closed:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+
+    async def test_nothing_is_opened_while_the_server_stops(self, tmp_path: Path) -> None:
+        async with house(tmp_path) as it:
+            await it.hooked.stop(0)
+            with pytest.raises(InferError) as caught:
+                await it.hooked.open(it.spec())
+            assert caught.value.code is Code.NOT_READY
+            while not it.backends[0].closed:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+
+
+class TestSwapping:
+    async def test_what_the_old_model_s_hooks_accepted_is_finished_by_it(self, tmp_path: Path) -> None:
+        async with house(tmp_path) as it:
+            old = await it.hooked.open(it.spec(1, HOOKS))
+            await it.hooked.publish("m", [old])
+            it.gate.close()
+            x = np.ones((1, 4), np.float32)
+            asked = asyncio.ensure_future(it.hooked.hooks_of(old).infer({"x": x}))
+            await it.gate.entered()
+            it.gate.open()
+            new = await it.hooked.open(it.spec(2, HOOKS))
+            gone = it.hooked.publish("m", [new])
+
+            assert it.engine.model("m") is new
+            assert (await asked)["y"].tolist() == x.tolist()
+            await gone
+            assert [backend.closed for backend in it.backends] == [True, False]
+            with pytest.raises(InferError, match="is being unloaded"):
+                it.hooked.hooks_of(old)
+
+    async def test_a_model_that_is_held_keeps_its_hooks(self, tmp_path: Path) -> None:
+        async with house(tmp_path) as it:
+            old = await it.hooked.open(it.spec(1, HOOKS))
+            await it.hooked.publish("m", [old])
+            it.engine.hold(old)
+            gone = it.hooked.publish("m", [])
+            await turns()
+            answer = await it.hooked.hooks_of(old).infer({"x": np.ones((1, 4), np.float32)})
+
+            assert answer["y"].shape == (1, 4)
+            assert not gone.done()
+            it.engine.release(old)
+            await gone
+            assert it.backends[0].closed
+
+    async def test_stopping_waits_for_what_is_being_retired(self, tmp_path: Path) -> None:
+        async with house(tmp_path) as it:
+            model = await it.hooked.open(it.spec())
+            it.hooked.publish("m", [model])
+            it.hooked.publish("m", [])
+            assert await it.hooked.stop(PATIENCE_S) == 0
+            assert it.backends[0].closed

@@ -1,0 +1,392 @@
+"""ModelControl over an Engine that waits for the test."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.backends.errors import Code, InferError
+from penstock.server.repository.control import NOT_ALLOWED, Choices, ModelControl
+from penstock.server.repository.repository import Repository
+from tests.server.repository.folders import FakeEngine, make
+
+pytestmark = pytest.mark.anyio
+EXPLICIT = Choices(mode="explicit")
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@dataclass
+class House:
+    root: Path
+    repository: Repository
+    engine: FakeEngine
+    control: ModelControl
+
+    def rows(self) -> list[str]:
+        return [
+            " ".join(filter(None, (row["name"], row.get("version"), row.get("state"), row.get("reason"))))
+            for row in self.repository.index()
+        ]
+
+    async def turns(self, when: Callable[[], object]) -> None:
+        """Let the loop turn until it is so."""
+        async with asyncio.timeout(10):
+            while not when():  # noqa: ASYNC110 - what is waited for is told to nobody
+                await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def house(root: Path, choices: Choices = EXPLICIT, *, start: bool = True) -> AsyncIterator[House]:
+    repository, engine = Repository([root]), FakeEngine()
+    control = ModelControl(repository, engine, choices)
+    if start:
+        await control.start()
+    try:
+        async with asyncio.timeout(10):
+            yield House(root, repository, engine, control)
+    finally:
+        await control.stop()
+
+
+async def refusal(work: Coroutine[Any, Any, Any]) -> tuple[Code, str]:
+    with pytest.raises(InferError) as caught:
+        await work
+    return caught.value.code, caught.value.message
+
+
+class TestLoading:
+    async def test_nothing_is_loaded_before_it_is_asked_for(self, tmp_path: Path) -> None:
+        make(tmp_path, "a/1/model.onnx", "b/1/model.onnx")
+        async with house(tmp_path) as it:
+            assert it.rows() == ["a", "b"]
+            assert it.repository.index(ready=True) == []
+            assert it.repository.ready()
+            await it.control.load("a")
+            assert it.rows() == ["a 1 READY", "b"]
+
+    async def test_it_is_loading_meanwhile_and_the_server_not_ready(self, tmp_path: Path) -> None:
+        make(tmp_path, "a/1/model.onnx")
+        async with house(tmp_path) as it:
+            it.engine.gate = asyncio.Event()
+            loading = asyncio.ensure_future(it.control.load("a"))
+            await it.turns(lambda: it.engine.opened)
+            assert it.rows() == ["a 1 LOADING"]
+            assert not it.repository.ready()
+            it.engine.gate.set()
+            await loading
+            assert it.repository.ready()
+
+    async def test_what_serves_goes_on_until_the_new_versions_are_all_open(self, tmp_path: Path) -> None:
+        make(tmp_path, "a/1/model.onnx", a="version_policy { latest { num_versions: 2 } }")
+        async with house(tmp_path) as it:
+            await it.control.load("a")
+            make(tmp_path, "a/2/model.onnx", "a/3/model.onnx")
+            it.engine.gate, it.engine.leaving = asyncio.Event(), asyncio.Event()
+            loading = asyncio.ensure_future(it.control.load("a"))
+            await it.turns(lambda: len(it.engine.opened) == 3)
+            assert [model.version for model in it.engine.served["a"]] == ["1"]
+            assert it.rows() == ["a 1 READY", "a 2 LOADING", "a 3 LOADING"]
+            assert it.repository.index(ready=True) == [{"name": "a", "version": "1", "state": "READY"}]
+            it.engine.gate.set()
+            await it.turns(lambda: len(it.engine.served["a"]) == 2)
+            assert it.rows() == ["a 1 UNLOADING", "a 2 READY", "a 3 READY"]
+            assert it.repository.ready()
+            it.engine.leaving.set()
+            await loading
+            assert it.rows() == ["a 1 UNAVAILABLE unloaded", "a 2 READY", "a 3 READY"]
+
+    async def test_a_load_is_all_or_nothing(self, tmp_path: Path) -> None:
+        make(tmp_path, "a/1/model.onnx", "a/2/model.onnx", a="version_policy { all { } }")
+        async with house(tmp_path) as it:
+            it.engine.failures["a2"] = InferError(Code.UNSUPPORTED, f"{tmp_path}/a/2/model.onnx is no good")
+            code, text = await refusal(it.control.load("a"))
+
+            assert code is Code.INVALID
+            assert text == ("load failed for model 'a': version 2 is at UNAVAILABLE state: 2/model.onnx is no good;")
+            assert it.engine.served == {}
+            assert it.rows() == ["a 1 UNAVAILABLE unloaded", "a 2 UNAVAILABLE 2/model.onnx is no good"]
+            await it.turns(lambda: [model.version for model in it.engine.retired] == ["1"])
+            assert not it.repository.ready()
+
+    async def test_a_load_that_fails_leaves_what_serves(self, tmp_path: Path) -> None:
+        make(tmp_path, "a/1/model.onnx")
+        async with house(tmp_path) as it:
+            await it.control.load("a")
+            served = it.engine.served["a"]
+            (tmp_path / "a" / "config.pbtxt").write_text("nonsense")
+            code, text = await refusal(it.control.load("a"))
+
+            assert code is Code.INTERNAL
+            assert text.startswith("failed to load 'a', failed to poll from model repository: config.pbtxt:1: ")
+            assert str(tmp_path) not in text
+            (tmp_path / "a" / "config.pbtxt").unlink()
+            make(tmp_path, "a/2/model.onnx")
+            it.engine.failures["a"] = RuntimeError("boom")
+            assert (await refusal(it.control.load("a")))[0] is Code.INVALID
+            assert it.engine.served["a"] is served
+            assert it.rows() == ["a 1 READY", "a 2 UNAVAILABLE RuntimeError: boom"]
+
+    async def test_what_has_not_changed_is_left_alone_and_what_has_is_loaded_anew(self, tmp_path: Path) -> None:
+        make(tmp_path, "a/1/model.onnx")
+        async with house(tmp_path) as it:
+            for _ in range(3):
+                await it.control.load("a")
+            assert it.engine.opened == [("a", 1)]
+            (tmp_path / "a" / "1" / "model.onnx").write_bytes(b"new")
+            await it.control.load("a")
+            assert len(it.engine.opened) == 2
+            await it.control.unload("a")
+            await it.control.load("a")
+            assert len(it.engine.opened) == 3
+
+    async def test_a_version_that_does_not_load_is_tried_again(self, tmp_path: Path) -> None:
+        make(tmp_path, "a/1/model.onnx")
+        async with house(tmp_path, Choices(mode="explicit", retries=2)) as it:
+            it.engine.failures["a"] = InferError(Code.INTERNAL, "no good")
+            await refusal(it.control.load("a"))
+            assert len(it.engine.opened) == 3
+            it.engine.gate = asyncio.Event()
+            loading = asyncio.ensure_future(it.control.load("a"))
+            await it.turns(lambda: len(it.engine.opened) == 4)
+            it.engine.failures.clear()
+            it.engine.gate.set()
+            await loading
+            assert it.rows() == ["a 1 READY"]
+
+    @pytest.mark.parametrize("mode", ["none", "poll"])
+    async def test_only_the_explicit_mode_lets_it(self, tmp_path: Path, mode: str) -> None:
+        async with house(tmp_path, Choices(mode=mode)) as it:
+            assert not it.control.allowed
+            assert await refusal(it.control.load("..")) == (Code.NOT_READY, NOT_ALLOWED)
+            assert await refusal(it.control.unload("a")) == (Code.NOT_READY, NOT_ALLOWED)
+
+    async def test_two_models_of_one_name_are_a_mistake(self, tmp_path: Path) -> None:
+        make(tmp_path, "one/a/1/model.onnx", "two/a/1/model.onnx")
+        repository, engine = Repository([tmp_path / "one", tmp_path / "two"]), FakeEngine()
+        control = ModelControl(repository, engine, EXPLICIT)
+        await control.start()
+
+        assert "there is another model 'a'" in (await refusal(control.load("a")))[1]
+
+    async def test_a_model_that_is_one_file_is_loaded_by_its_name_and_takes_no_configuration(
+        self, tmp_path: Path
+    ) -> None:
+        make(tmp_path, "alone.onnx")
+        async with house(tmp_path / "alone.onnx") as it:
+            assert it.rows() == ["alone"]
+            await it.control.load("alone")
+            assert it.rows() == ["alone 1 READY"]
+            assert "takes no configuration" in (await refusal(it.control.load("alone", "{}")))[1]
+            assert it.rows() == ["alone 1 READY"]
+
+
+class TestUnloading:
+    async def test_it_is_unloading_until_what_it_accepted_is_finished(self, tmp_path: Path) -> None:
+        make(tmp_path, "a/1/model.onnx")
+        async with house(tmp_path) as it:
+            await it.control.load("a")
+            it.engine.leaving = asyncio.Event()
+            unloading = asyncio.ensure_future(it.control.unload("a", dependents=True))
+            await it.turns(lambda: "a" not in it.engine.served)
+            assert it.rows() == ["a 1 UNLOADING"]
+            assert it.repository.ready()
+            assert not unloading.done()
+            it.engine.leaving.set()
+            await unloading
+            assert it.rows() == ["a 1 UNAVAILABLE unloaded"]
+
+    async def test_what_is_not_loaded_may_be_unloaded(self, tmp_path: Path) -> None:
+        async with house(tmp_path) as it:
+            await it.control.unload("a")
+            assert it.rows() == []
+
+    async def test_a_model_can_be_loaded_while_its_last_one_is_unloading(self, tmp_path: Path) -> None:
+        make(tmp_path, "a/1/model.onnx")
+        async with house(tmp_path) as it:
+            await it.control.load("a")
+            it.engine.leaving = asyncio.Event()
+            unloading = asyncio.ensure_future(it.control.unload("a"))
+            await it.turns(lambda: "a" not in it.engine.served)
+            loading = asyncio.ensure_future(it.control.load("a"))
+            await it.turns(lambda: "a" in it.engine.served)
+            assert it.rows() == ["a 1 READY"]
+            it.engine.leaving.set()
+            await asyncio.gather(unloading, loading)
+            assert it.rows() == ["a 1 READY"]
+
+
+class TestAtOnce:
+    async def test_loads_of_one_model_come_one_after_another_and_of_others_at_once(self, tmp_path: Path) -> None:
+        make(tmp_path, *(f"m{number}/1/model.onnx" for number in range(8)))
+        async with house(tmp_path, Choices(mode="explicit", threads=3)) as it:
+            it.engine.gate = asyncio.Event()
+            same = [asyncio.ensure_future(it.control.load("m0", "{}")) for _ in range(4)]
+            await it.turns(lambda: it.engine.opened)
+            assert it.engine.opened == [("m0", 1)]
+            others = [asyncio.ensure_future(it.control.load(f"m{number}")) for number in range(1, 8)]
+            await it.turns(lambda: len(it.engine.opened) == 3)
+            it.engine.gate.set()
+            await asyncio.gather(*same, *others)
+
+            assert it.engine.most == 3
+            assert it.engine.opened.count(("m0", 1)) == 4
+            assert len(it.engine.retired) == 3
+
+    async def test_any_order_of_loads_and_unloads_ends_in_what_was_asked_last(self, tmp_path: Path) -> None:
+        make(tmp_path, "a/1/model.onnx")
+        async with house(tmp_path) as it:
+            asked = [it.control.load("a", "{}"), it.control.unload("a"), it.control.load("a"), it.control.unload("a")]
+            await asyncio.gather(*asked, *(it.control.load("a") for _ in range(5)))
+            assert it.rows() == ["a 1 READY"]
+            assert len(it.engine.served["a"]) == 1
+
+    async def test_whoever_asked_may_go_and_the_load_is_finished(self, tmp_path: Path) -> None:
+        make(tmp_path, "a/1/model.onnx")
+        async with house(tmp_path) as it:
+            it.engine.gate = asyncio.Event()
+            loading = asyncio.ensure_future(it.control.load("a"))
+            await it.turns(lambda: it.engine.opened)
+            loading.cancel()
+            it.engine.gate.set()
+            await it.turns(lambda: it.rows() == ["a 1 READY"])
+
+    async def test_stopping_ends_what_is_under_way_and_serves_none_of_it(self, tmp_path: Path) -> None:
+        make(tmp_path, "a/1/model.onnx", "a/2/model.onnx", a="version_policy { all { } }")
+        async with house(tmp_path) as it:
+            it.engine.gate = asyncio.Event()
+            loading = asyncio.ensure_future(it.control.load("a"))
+            await it.turns(lambda: len(it.engine.opened) == 2)
+            await it.control.stop()
+            with pytest.raises(asyncio.CancelledError):
+                await loading
+            assert it.engine.served == {}
+
+
+class TestBrought:
+    @pytest.fixture(autouse=True)
+    def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        folder = tmp_path / "temporary"
+        folder.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        return folder
+
+    async def test_files_are_kept_while_they_serve_and_no_longer(self, tmp_path: Path, folder: Path) -> None:
+        async with house(make(tmp_path / "root", "a/1/model.onnx")) as it:
+            await it.control.load("a", "{}", {"2/model.onnx": b"x"})
+            kept = list(folder.iterdir())
+            assert len(kept) == 1
+            assert it.rows() == ["a 2 READY"]
+            await it.control.load("a", "{}", {"3/model.onnx": b"x"})
+            assert list(folder.iterdir()) != kept
+            await it.control.load("a")
+            assert list(folder.iterdir()) == []
+            assert it.rows()[0] == "a 1 READY"
+            await it.control.load("a", "{}", {"3/model.onnx": b"x"})
+            await it.control.unload("a")
+            assert list(folder.iterdir()) == []
+            await it.control.load("a", "{}", {"3/model.onnx": b"x"})
+        assert list(folder.iterdir()) == []
+
+    @pytest.mark.parametrize("failure", [InferError(Code.INVALID, "no good"), OSError("no disk")])
+    async def test_what_fails_to_load_leaves_no_file(self, tmp_path: Path, folder: Path, failure: Exception) -> None:
+        async with house(make(tmp_path / "root", "a/1/model.onnx")) as it:
+            it.engine.failures["a"] = failure
+            text = (await refusal(it.control.load("a", "{}", {"1/model.onnx": b"x"})))[1]
+            assert str(folder) not in text
+            await refusal(it.control.load("a", '{"name": "b"}', {"1/model.onnx": b"x"}))
+            await refusal(it.control.load("a", "nonsense", {"1/model.onnx": b"x"}))
+            assert list(folder.iterdir()) == []
+
+    async def test_files_need_a_configuration(self, tmp_path: Path) -> None:
+        async with house(tmp_path) as it:
+            code, text = await refusal(it.control.load("a", None, {"1/model.onnx": b"x"}))
+            assert code is Code.INVALID
+            assert "'config' must be given" in text
+
+    async def test_a_configuration_alone_goes_with_the_files_on_disk(self, tmp_path: Path) -> None:
+        make(tmp_path, "a/1/model.onnx", "a/2/model.onnx", a="max_batch_size: 7")
+        async with house(tmp_path) as it:
+            await it.control.load("a", '{"versionPolicy": {"all": {}}}')
+            assert it.rows() == ["a 1 READY", "a 2 READY"]
+            assert it.engine.served["a"][0].spec.policy.max_batch_rows != 7
+            await it.control.load("a")
+            assert it.rows() == ["a 1 UNAVAILABLE unloaded", "a 2 READY"]
+            assert it.engine.served["a"][0].spec.policy.max_batch_rows == 7
+
+
+class TestStarting:
+    async def test_only_the_named_are_loaded(self, tmp_path: Path) -> None:
+        make(tmp_path, "a/1/model.onnx", "b/1/model.onnx", "c/1/model.onnx")
+        async with house(tmp_path, Choices("explicit", ("c", "a", "a")), start=False) as it:
+            assert await it.control.start() == []
+            assert it.rows() == ["a 1 READY", "b", "c 1 READY"]
+
+    async def test_a_name_that_is_not_there_is_among_the_reasons(self, tmp_path: Path) -> None:
+        async with house(tmp_path, Choices("explicit", ("a",)), start=False) as it:
+            assert await it.control.start() == ["failed to load 'a', failed to poll from model repository"]
+            assert it.repository.ready()
+
+    async def test_a_star_means_all(self, tmp_path: Path) -> None:
+        make(tmp_path, "a/1/model.onnx", "b/1/model.onnx")
+        async with house(tmp_path, Choices("explicit", ("*",))) as it:
+            assert it.rows() == ["a 1 READY", "b 1 READY"]
+
+    async def test_what_comes_later_is_listed_when_somebody_asks(self, tmp_path: Path) -> None:
+        async with house(tmp_path) as it:
+            make(tmp_path, "late/1/model.onnx", "nothing/x")
+            assert await it.control.index() == [{"name": "late"}]
+
+
+class TestPolling:
+    async def test_it_loads_what_changed_and_nothing_else(self, tmp_path: Path) -> None:
+        make(tmp_path, "a/1/model.onnx", "b/1/model.onnx")
+        async with house(tmp_path, Choices("poll", poll_s=3600)) as it:
+            await it.control.poll()
+            assert len(it.engine.opened) == 2
+            (tmp_path / "a" / "penstock.toml").write_text("[batching]\nmax_batch_size = 3\n")
+            make(tmp_path, "b/2/model.onnx", "c/1/model.onnx")
+            await it.control.poll()
+            assert sorted(it.engine.opened[2:]) == [("a", 1), ("b", 2), ("c", 1)]
+            assert it.rows() == ["a 1 READY", "b 1 UNAVAILABLE unloaded", "b 2 READY", "c 1 READY"]
+
+    async def test_what_is_gone_is_unloaded_and_forgotten(self, tmp_path: Path) -> None:
+        make(tmp_path, "a/1/model.onnx", "b/1/model.onnx")
+        async with house(tmp_path, Choices("poll", poll_s=3600)) as it:
+            shutil.rmtree(tmp_path / "a")
+            await it.control.poll()
+            assert list(it.engine.served) == ["b"]
+            assert it.rows() == ["b 1 READY"]
+            assert it.repository.ready()
+
+    async def test_what_does_not_load_is_tried_again_when_it_changes(self, tmp_path: Path) -> None:
+        make(tmp_path, "a/1/model.onnx")
+        async with house(tmp_path, Choices("poll", poll_s=3600)) as it:
+            it.engine.failures["a"] = InferError(Code.INVALID, "no good")
+            (tmp_path / "a" / "1" / "model.onnx").write_bytes(b"half")
+            await it.control.poll()
+            await it.control.poll()
+            assert len(it.engine.opened) == 2
+            assert it.rows() == ["a 1 READY"]
+            it.engine.failures.clear()
+            (tmp_path / "a" / "1" / "model.onnx").write_bytes(b"whole")
+            await it.control.poll()
+            assert len(it.engine.opened) == 3
+
+    async def test_a_version_that_goes_gives_way_to_the_one_before(self, tmp_path: Path) -> None:
+        make(tmp_path, "a/1/model.onnx", "a/2/model.onnx")
+        async with house(tmp_path, Choices("poll", poll_s=3600)) as it:
+            shutil.rmtree(tmp_path / "a" / "2")
+            await it.control.poll()
+            assert it.rows() == ["a 1 READY", "a 2 UNAVAILABLE unloaded"]

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.backends.errors import Code, InferError
+from penstock.server.repository import overrides
+
+
+def refusal(call: object, *args: object) -> tuple[Code, str]:
+    with pytest.raises(InferError) as caught:
+        call(*args)  # type: ignore[operator]
+    return caught.value.code, caught.value.message
+
+
+class TestNames:
+    @pytest.mark.parametrize("name", ["m", "model_1", "a.b", "ünïcode", "with space", "x" * 255])
+    def test_the_name_of_a_folder_is_taken(self, name: str) -> None:
+        overrides.check_name(name)
+
+    @pytest.mark.parametrize(
+        "name", ["", " ", ".", "..", ".hidden", "a/b", "/etc", "a\\b", "a\0", "a\n", "x" * 256, "ü" * 128, "\ud800"]
+    )
+    def test_anything_else_is_not(self, name: str) -> None:
+        code, text = refusal(overrides.check_name, name)
+
+        assert code is Code.INVALID
+        assert text.startswith("invalid model name")
+        assert text.isascii()
+
+
+class TestFiles:
+    @pytest.mark.parametrize("name", ["1/model.onnx", "labels.txt", "1/weights/part.bin", "config.pbtxt.bak"])
+    def test_a_path_inside_the_model_is_taken(self, name: str) -> None:
+        overrides.check_files({name: b""})
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "", "/", "/etc/passwd", "../x", "1/../../x", "1/./x", "1//x", "1/", "a\\..\\b", "1/a\0b", "1/.hidden",
+            ".hidden/x", "x" * 256, "1/" + "x" * 256, "/".join("123456789"), "1/\ud800", "~/x\n",
+        ],
+    )  # fmt: skip
+    def test_a_path_that_leads_elsewhere_is_not(self, name: str) -> None:
+        code, text = refusal(overrides.check_files, {name: b""})
+
+        assert code is Code.INVALID
+        assert "must be a path inside the model's folder" in text
+
+    def test_a_file_cannot_be_a_folder_too(self) -> None:
+        assert "is a folder" in refusal(overrides.check_files, {"1": b"", "1/model.onnx": b""})[1]
+
+    @pytest.mark.parametrize("name", ["config.pbtxt", "configs/a.pbtxt"])
+    def test_the_configuration_is_no_file(self, name: str) -> None:
+        assert "is given as the parameter 'config'" in refusal(overrides.check_files, {name: b""})[1]
+
+    def test_hooks_do_not_come_over_the_network(self) -> None:
+        assert "cannot be given with a request" in refusal(overrides.check_files, {"penstock.toml": b""})[1]
+
+    @given(st.lists(st.sampled_from(["..", ".", "", "a", "/", "\\", "\0", "b.onnx", "~", "C:", " "]), max_size=6))
+    def test_what_is_taken_is_written_inside_and_nowhere_else(self, parts: list[str]) -> None:
+        name = "/".join(parts)
+        try:
+            overrides.check_files({name: b"x"})
+        except InferError:
+            return
+        folder = overrides.write("m", {name: b"x"})
+        try:
+            written = [path for path in folder.parent.rglob("*") if path.is_file()]
+            assert written == [folder / name]
+            assert written[0].resolve().is_relative_to(folder.resolve())
+        finally:
+            overrides.remove(folder)
+        assert not folder.parent.exists()
+
+    def test_nobody_else_may_read_what_a_request_brought(self) -> None:
+        folder = overrides.write("m", {"1/model.onnx": b"x"})
+        try:
+            assert folder.name == "m"
+            assert folder.parent.stat().st_mode & 0o077 == 0
+        finally:
+            overrides.remove(folder)
+
+    def test_what_cannot_be_written_is_removed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        with pytest.raises(TypeError):
+            overrides.write("m", {"1/a": b"", "1/b": "no bytes"})  # type: ignore[dict-item]
+
+        assert list(tmp_path.iterdir()) == []
+
+
+class TestConfig:
+    def test_both_spellings_of_a_field_are_taken(self) -> None:
+        assert overrides.read_config('{"max_batch_size": 3}') == overrides.read_config('{"maxBatchSize": 3}')
+
+    @pytest.mark.parametrize(
+        "text",
+        ["", "nonsense", "[]", "1", "null", '{"nonsense": 1}', '{"max_batch_size": "x"}', '{"input": 1}', "[" * 9000,
+         '{"max_batch_size": 99999999999}', '{"input": [{"data_type": "TYPE_NONE"}]}', '{"a":' * 9000],
+    )  # fmt: skip
+    def test_what_is_no_configuration_is_told(self, text: str) -> None:
+        code, said = refusal(overrides.read_config, text)
+
+        assert code is Code.INVALID
+        assert said.startswith("load parameter 'config' is no JSON of a ModelConfig: ")
+        assert len(said) < 600

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.server.repository.states import UNLOADED, Record, State
+
+
+def states(record: Record) -> dict[int, tuple[str, str]]:
+    return {held.version: (held.state.value, held.reason) for held in record.listed()}
+
+
+class TestRecord:
+    def test_a_version_is_loading_and_then_ready(self) -> None:
+        record = Record("m")
+        record.begin([2])
+        assert states(record) == {2: ("LOADING", "")}
+        assert record.serve([2]) == []
+        assert states(record) == {2: ("READY", "")}
+
+    def test_a_version_that_fails_has_its_reason_until_the_next_attempt(self) -> None:
+        record = Record("m")
+        record.begin([1])
+        record.fail(1, "no good")
+        assert states(record) == {1: ("UNAVAILABLE", "no good")}
+        record.begin([2])
+        assert states(record) == {2: ("LOADING", "")}
+
+    def test_what_serves_is_ready_while_another_load_of_it_fails(self) -> None:
+        record = Record("m")
+        record.begin([1])
+        record.serve([1])
+        record.begin([1, 2])
+        record.fail(1, "no good")
+        record.fail(0, "nothing is any good")
+        record.give_up()
+
+        assert states(record) == {1: ("READY", ""), 2: ("UNAVAILABLE", UNLOADED)}
+        assert record.settled
+
+    def test_a_version_that_gives_way_is_unloading_and_then_unloaded(self) -> None:
+        record = Record("m")
+        record.serve([1])
+        leaving = record.serve([2])
+        assert states(record) == {1: ("UNLOADING", ""), 2: ("READY", "")}
+        record.gone(leaving)
+        assert states(record) == {1: ("UNAVAILABLE", UNLOADED), 2: ("READY", "")}
+
+    def test_the_end_of_an_old_load_says_nothing_about_a_newer_one(self) -> None:
+        record = Record("m")
+        record.serve([1])
+        leaving = record.unload()
+        record.begin([1])
+        record.serve([1])
+        record.gone(leaving)
+
+        assert states(record) == {1: ("READY", "")}
+
+    def test_unloading_forgets_failures(self) -> None:
+        record = Record("m")
+        record.fail(0, "no good")
+        assert record.unload() == []
+        assert states(record) == {}
+        record.fail(3, "no good")
+        assert record.unload() == []
+        assert states(record) == {3: ("UNAVAILABLE", UNLOADED)}
+        assert not any(held.wanted for held in record.listed())
+
+    @given(
+        st.lists(
+            st.tuples(
+                st.sampled_from(["begin", "fail", "serve", "give_up", "unload", "gone"]), st.sets(st.integers(0, 3))
+            ),
+            max_size=30,
+        )
+    )
+    def test_whatever_happens_what_serves_is_what_was_last_served(self, steps: list[tuple[str, set[int]]]) -> None:
+        record, serving, leaving = Record("m"), set[int](), []
+        for step, versions in steps:
+            chosen = versions - {0}
+            if step == "begin":
+                record.begin(chosen)
+            elif step == "fail":
+                for version in versions:
+                    record.fail(version, "no good")
+            elif step == "serve":
+                leaving += record.serve(chosen)
+                serving = chosen
+            elif step == "unload":
+                leaving += record.unload()
+                serving = set()
+            elif step == "gone":
+                record.gone(leaving)
+                leaving = []
+            else:
+                record.give_up()
+
+            assert set(record.ready) == serving
+            assert not (serving and 0 in record.versions and record.versions[0].state is State.READY)
+        record.give_up()
+        record.gone(leaving)
+        assert {held.state for held in record.listed()} <= {State.READY, State.UNAVAILABLE}
