@@ -11,6 +11,8 @@ import orjson
 
 from penstock.backends.datatypes import DATATYPES
 
+from .finish import finish, finish_all, ways_of
+from .said import BINARY
 from .tensors import to_binary, to_json
 
 if TYPE_CHECKING:
@@ -19,7 +21,8 @@ if TYPE_CHECKING:
     from penstock.backends.backend import Array
     from penstock.batching.request import InferRequest
 
-    from .decode import Plan
+    from .finish import Finished
+    from .said import Plan, Ways
 
 _KEPT_PREFIXES = 256
 
@@ -52,7 +55,9 @@ class Encoder:
             return prefix + to_json(datatype, name, array) + b"}]}"
         return self._text(request_id, wanted, outputs, [None] * len(outputs))
 
-    def mixed(self, request_id: str, wanted: tuple[int, ...], plan: Plan, outputs: list[Any]) -> tuple[bytes, int]:
+    def mixed(
+        self, request_id: str, wanted: tuple[int, ...], plan: tuple[bool, ...] | None, outputs: list[Any]
+    ) -> tuple[bytes, int]:
         """Encode outputs, those that `plan` marks as binary after the JSON.
 
         Returns: the body, and how much of it is JSON; 0 when no binary byte follows.
@@ -117,21 +122,44 @@ class Encoder:
         return prefix
 
 
+def encode_ways(request: InferRequest, plan: Ways) -> tuple[bytes, int]:
+    """Encode outputs of which some are classes or go into shared memory. Returns, and raises: as `Encoder.mixed`."""
+    return _encode_finished(request, finish_all(request.model, request.wanted, plan, request.outputs or []))
+
+
 def encode_hooked(request: InferRequest, plan: Plan, outputs: dict[str, Array]) -> tuple[bytes, int]:
     """Encode what post_inference returned: arrays by names of its own choosing.
 
     A call that names outputs which the hook returns gets those; any other gets all. Returns: as `Encoder.mixed`.
     """
-    model, binaries = request.model, plan or (False,) * len(request.wanted)
-    asked = {
-        model.signature.outputs[position].name: binary
-        for position, binary in zip(request.wanted, binaries, strict=True)
-    }
+    model, ways = request.model, ways_of(plan, len(request.wanted))
+    asked = {model.signature.outputs[position].name: way for position, way in zip(request.wanted, ways, strict=True)}
     names = [name for name in outputs if name in asked] or list(outputs)
-    encoder = Encoder(model.name, model.version, [(name, _datatype_of(outputs[name])) for name in names])
-    chosen = tuple(asked.get(name, all(binaries)) for name in names)
-    arrays = [outputs[name] for name in names]
-    return encoder.mixed(request.id, tuple(range(len(names))), chosen, arrays)
+    others = all(way is BINARY for way in ways)
+    finished = [
+        finish(model, (name, _datatype_of(outputs[name])), asked.get(name, others), outputs[name]) for name in names
+    ]
+    return _encode_finished(request, finished)
+
+
+def _encode_finished(request: InferRequest, outputs: Sequence[Finished]) -> tuple[bytes, int]:
+    """Write the answer. What is in shared memory has no data, and no parameters: C++ clients take those for binary."""
+    model, texts, raws = request.model, [], []
+    for output in outputs:
+        head = orjson.dumps({"name": output.name, "datatype": output.datatype, "shape": output.shape})[:-1]
+        if output.array is not None and output.binary:
+            raw = to_binary(output.datatype, output.array)
+            raws.append(raw)
+            head += b',"parameters":{"binary_data_size":%d}' % len(raw)
+        elif output.array is not None:
+            head += b',"data":' + to_json(output.datatype, output.name, output.array)
+        texts.append(head + b"}")
+    opening = orjson.dumps(
+        ({"id": request.id} if request.id else {}) | {"model_name": model.name, "model_version": model.version}
+    )
+    text = opening[:-1] + b',"outputs":[' + b",".join(texts) + b"]}"
+    sent = [raw for raw in raws if raw]
+    return (b"".join([text, *sent]), len(text)) if sent else (text, 0)
 
 
 def _datatype_of(array: Array) -> str:

@@ -12,18 +12,25 @@ import re
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote_to_bytes
 
 from penstock.backends.errors import Code, InferError
 from penstock.server.errors import HTTP_STATUS, error_body
-from penstock.server.http.coding import MIN_BYTES, choose, compress, decompress
+from penstock.server.http.coding import MIN_BYTES, compress, decompress
 from penstock.server.http.head import HttpError
+from penstock.server.restricted import Restricted
 
-from .decode import Options, decode, decode_remembered
-from .encode import Encoder, encode_hooked
+from .claims import Claim, Route, bad_header, is_bulky, is_large, version_of
+from .decode import decode, decode_raw, decode_remembered
+from .encode import Encoder, encode_hooked, encode_ways
+from .forwarding import Forwarding
 from .layout import Layouts
 from .parsing import parse
+from .regions import INLINE_BYTES, InlineRegions, LargeRead, Regions
+from .said import Options, Ways
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,73 +44,33 @@ if TYPE_CHECKING:
     from penstock.server.http.head import Head
     from penstock.server.http.limits import Limits
 
+
 logger = logging.getLogger("penstock.server")
 T = TypeVar("T")
 
 _PATH = re.compile(rb"/v2/models/([^/]+)(?:/versions/([0-9]+))?/(infer|predict)\Z")
-_NUMBER = re.compile("[0-9]{1,18}")
-_MAX_VERSION = (1 << 63) - 1
 _LARGE_BYTES = 256 << 10
 """JSON from this size on is decoded on a thread, and bodies from this size on are compressed on one."""
-
-
-def _version(digits: bytes | None) -> str:
-    """Read a version as Triton's stol does: leading zeros count for nothing, more than 64 bits are refused."""
-    if digits is None:
-        return ""
-    text = digits.lstrip(b"0").decode() or "0"
-    if len(text) > len(str(_MAX_VERSION)) or int(text) > _MAX_VERSION:
-        wrong = f"failed to get model version from specified version string '{text[:64]}' (details: stol)"
-        raise HttpError(400, f"{wrong}, version should be an integral value > 0")
-    return text
-
-
-class Route:
-    """One model as it is named in a path. `model` is right while `generation` is the Engine's.
-
-    `counted` is whether it takes BYTES, whose elements are walked one by one in either form.
-    """
-
-    __slots__ = ("counted", "encoder", "generation", "hooked", "layouts", "model", "name", "version")
-
-    def __init__(self, name: str, version: str) -> None:
-        self.name = name
-        self.version = version
-        self.generation = -1
-        self.model: Model | None = None
-        self.encoder: Encoder | None = None
-        self.hooked = False
-        self.layouts = Layouts()
-        self.counted = False
-
-
-class Claim:
-    """What a head says about a call: its route, and the header fields that matter. Kept with the head's bytes."""
-
-    __slots__ = ("accept", "coding", "header_bytes", "header_text", "plain", "predict", "request_id", "route")
-
-    def __init__(self, route: Route, head: Head, *, predict: bool) -> None:
-        self.route = route
-        self.predict = predict
-        self.coding = head.header.get(b"content-encoding", b"").strip().lower()
-        self.accept = choose(head.header.get(b"accept-encoding", b""))
-        self.request_id = head.header.get(b"x-request-id", b"").decode("latin-1")[:128]
-        self.header_text = head.header.get(b"inference-header-content-length", b"").strip().decode("latin-1")
-        self.header_bytes = int(self.header_text) if _NUMBER.fullmatch(self.header_text) else -1
-        self.plain = not self.coding and (not self.header_text or self.header_bytes > 0) and not predict
 
 
 class Inference:
     """Answers inference for one server.
 
-    Threads: the event loop's, but for `decode` of large JSON and compression of large answers.
+    Threads: the event loop's, but for `decode` of large JSON or shared memory, and encoding and compression of large
+    answers.
     """
 
-    def __init__(self, engine: Engine, limits: Limits, hooks_of: Callable[[Model], Hooks]) -> None:
+    def __init__(
+        self, engine: Engine, limits: Limits, hooks_of: Callable[[Model], Hooks], regions: Regions | None = None,
+        forwarding: Forwarding | None = None,
+    ) -> None:  # fmt: skip
         self._engine = engine
         self._limits = limits
         self._hooks_of = hooks_of
+        self._regions = Regions() if regions is None else regions
+        self._forwarding = forwarding
         self._routes: dict[tuple[str, str], Route] = {}
+        self.restricted = Restricted()
 
     # -- the Service -------------------------------------------------------------------------------------------
 
@@ -112,10 +79,11 @@ class Inference:
         match = _PATH.match(head.path) if head.method == b"POST" else None
         if match is None:
             return None
+        self.restricted.demand("inference", head.header)
         name = unquote_to_bytes(match[1]).decode("utf-8", "replace")
-        version = _version(match[2])
+        version = version_of(match[2])
         route = self._routes.get((name, version)) or Route(name, version)
-        return Claim(route, head, predict=match[3] == b"predict")
+        return Claim(route, head, self._forwarding, predict=match[3] == b"predict")
 
     def turn_away(self, head: Head) -> InferError | None:
         """Give the error of a request that finds the queue full: its body need not be kept."""
@@ -147,13 +115,16 @@ class Inference:
             depth = self._limits.max_json_depth
             request, options = decode_remembered(model, body, header_bytes, depth, self, route.layouts)
             self._submit(connection, request, options)
+        except LargeRead:
+            self._begin_on_task(connection, claim, route.model, body)  # type: ignore[arg-type]
         except InferError as error:
             self.refuse(connection, error)
         except Exception as error:  # noqa: BLE001 - as in _run
             self.refuse(connection, _internal(error, route.name, claim.request_id))
 
     def abandon(self, connection: Connection) -> None:
-        """Cancel what a gone client asked for."""
+        """Cancel what a gone client asked for, and let go of its shared memory."""
+        connection.plan = None
         if connection.request is not None:
             self._engine.cancel(connection.request)
         if connection.task is not None:
@@ -171,15 +142,18 @@ class Inference:
             head = connection.head
             error = request.error
             if error is not None or head is None:
+                connection.plan = None
                 self.refuse(connection, error or InferError(Code.INTERNAL, "request without a head"))
                 continue
             claim: Claim = head.route
             try:
-                encoder = claim.route.encoder or self._encoder(request.model)
-                if connection.plan is None and not claim.accept:
+                route = claim.route
+                # the route may lead to another version by now than the one that ran
+                encoder = (route.encoder if route.model is request.model else None) or self._encoder(request.model)
+                if connection.plan is None and not claim.accept and not claim.route.bulky:
                     connection.answer_json(encoder.json(request.id, request.wanted, request.outputs or []))
                 else:
-                    self._answer_mixed(connection, claim, encoder, request)
+                    self._answer_outputs(connection, claim, encoder, request)
             except InferError as failed:
                 self.refuse(connection, failed)
             except Exception as failed:  # noqa: BLE001 - one answer's failure must not take its batch mates' answers
@@ -190,11 +164,13 @@ class Inference:
     def _resolve(self, route: Route) -> None:
         model = self._engine.model(route.name, route.version)
         route.model = model
-        route.layouts = Layouts()
+        route.counted = any(spec.datatype == "BYTES" for spec in model.signature.inputs)
+        most = _LARGE_BYTES if route.counted else INLINE_BYTES
+        route.layouts = Layouts(InlineRegions(self._regions, most))
+        route.bulky = is_bulky(model)
         route.encoder = self._encoder(model)
         hooks = self._hooks_of(model)
         route.hooked = hooks.has_pre or hooks.has_post
-        route.counted = any(spec.datatype == "BYTES" for spec in model.signature.inputs)
         route.generation = self._engine.generation
         # only paths of models that exist are kept, so that a scan of names fills nothing
         self._routes[route.name, route.version] = route
@@ -207,20 +183,45 @@ class Inference:
     def _submit(self, connection: FastLane, request: InferRequest, options: Options) -> None:
         policy = request.model.spec.policy
         if options.timeout_us or policy.default_timeout_us:
-            request.deadline_ns = _deadline_ns(time.monotonic_ns(), options.timeout_us, policy)
+            request.deadline_ns = due_ns(time.monotonic_ns(), options.timeout_us, policy)
         request.context = connection
         connection.plan = options.plan
         connection.request = request
         try:
             self._engine.submit(request)
         except InferError:
-            connection.request = None
+            connection.request = connection.plan = None
             raise
 
-    def _answer_mixed(self, connection: FastLane, claim: Claim, encoder: Encoder, request: InferRequest) -> None:
-        plan = connection.plan or (False,) * len(request.wanted)
-        body, json_bytes = encoder.mixed(request.id, request.wanted, plan, request.outputs or [])
-        self._answer_body(connection, claim, body, json_bytes)
+    def _answer_outputs(self, connection: FastLane, claim: Claim, encoder: Encoder, request: InferRequest) -> None:
+        plan, outputs = connection.plan, request.outputs or []
+        if type(plan) is Ways:
+            encode = partial(encode_ways, request, plan)
+        else:
+            encode = partial(encoder.mixed, request.id, request.wanted, plan, outputs)
+        if is_large(plan, outputs):
+            work = self._answer_later(connection, claim, request, encode)
+            connection.task = asyncio.get_running_loop().create_task(work)
+        elif plan is None and not claim.accept:
+            connection.answer_json(encoder.json(request.id, request.wanted, outputs))
+        else:
+            self._answer_body(connection, claim, *encode())
+
+    async def _answer_later(
+        self, connection: FastLane, claim: Claim, request: InferRequest, encode: Callable[[], tuple[bytes, int]]
+    ) -> None:
+        """Answer with what a thread has encoded."""
+        try:
+            body, json_bytes = await asyncio.get_running_loop().run_in_executor(None, encode)
+            self._answer_body(connection, claim, body, json_bytes)
+        except InferError as error:
+            self.refuse(connection, error)
+        except Exception as error:  # noqa: BLE001 - as in _run
+            self.refuse(connection, _internal(error, request.model.name, request.id))
+        finally:
+            # its answer may have begun the next request of the connection
+            if connection.task is asyncio.current_task():
+                connection.task = None
 
     def _answer_body(self, connection: FastLane, claim: Claim, body: bytes, json_bytes: int) -> None:
         content_type = b"application/octet-stream" if json_bytes else b"application/json"
@@ -247,7 +248,10 @@ class Inference:
 
     def _begin_on_task(self, connection: FastLane, claim: Claim, model: Model, body: bytes) -> None:
         loop = asyncio.get_running_loop()
+        # a version that is swapped meanwhile stays until this is through
+        self._engine.hold(model)
         connection.task = loop.create_task(self._run(connection, claim, model, body))
+        connection.task.add_done_callback(lambda _: self._engine.release(model))
 
     async def _run(self, connection: FastLane, claim: Claim, model: Model, body: bytes) -> None:
         request_id = claim.request_id
@@ -257,12 +261,9 @@ class Inference:
             if claim.predict:
                 await self._predict(connection, claim, model, body)
                 return
-            if claim.header_text and not 0 < claim.header_bytes <= len(body):
-                raise _bad_header(claim, body)
-            json_bytes = len(body) if claim.header_bytes < 0 else claim.header_bytes
-            depth = self._limits.max_json_depth
-            size = len(body) if claim.route.counted else json_bytes
-            request, options = await _off_loop(size, decode, model, body, claim.header_bytes, depth, self)
+            request, options = await self._decoded(claim, model, body)
+            if claim.forwarded:
+                options = replace(options, parameters={**(options.parameters or {}), **claim.forwarded})
             request_id = request.id or request_id
             if claim.route.hooked and options.hooks:
                 await self._infer_with_hooks(connection, claim, request, options)
@@ -280,9 +281,26 @@ class Inference:
             if connection.task is asyncio.current_task():
                 connection.task = None
 
+    async def _decoded(self, claim: Claim, model: Model, body: bytes) -> tuple[InferRequest, Options]:
+        """Decode here, or on a thread where it would hold the loop."""
+        if claim.refusal is not None:
+            raise claim.refusal
+        if claim.header_text and not 0 <= claim.header_bytes <= len(body):
+            raise bad_header(claim, body)
+        if claim.header_text and not claim.header_bytes:
+            return await _off_loop(len(body) if claim.route.counted else 0, decode_raw, model, body, self)
+        depth, header_bytes = self._limits.max_json_depth, claim.header_bytes
+        if (len(body) if header_bytes < 0 or claim.route.counted else header_bytes) < _LARGE_BYTES:
+            try:
+                return decode(model, body, header_bytes, depth, self, claim.route.layouts.regions)
+            except LargeRead:
+                pass
+        work = partial(decode, model, body, header_bytes, depth, self, self._regions)
+        return await asyncio.get_running_loop().run_in_executor(None, work)
+
     async def _predict(self, connection: FastLane, claim: Claim, model: Model, body: bytes) -> None:
         sample = await _off_loop(len(body), _sample, body, self._limits.max_json_depth)
-        deadline_ns = _deadline_ns(time.monotonic_ns(), 0, model.spec.policy)
+        deadline_ns = due_ns(time.monotonic_ns(), 0, model.spec.policy)
         answer = await self._hooks_of(model).predict(sample, request_id=claim.request_id, deadline_ns=deadline_ns)
         self._answer_body(connection, claim, answer, 0)
 
@@ -292,11 +310,12 @@ class Inference:
         model = request.model
         names = [spec.name for spec in model.signature.inputs]
         sample = {name: array for name, array in zip(names, request.inputs, strict=True) if array is not None}
-        deadline_ns = _deadline_ns(time.monotonic_ns(), options.timeout_us, model.spec.policy)
+        deadline_ns = due_ns(time.monotonic_ns(), options.timeout_us, model.spec.policy)
         outputs = await self._hooks_of(model).infer(
             sample, request_id=request.id or claim.request_id, deadline_ns=deadline_ns
         )
-        body, json_bytes = encode_hooked(request, options.plan, outputs)
+        size = _LARGE_BYTES if is_large(options.plan, list(outputs.values())) else 0
+        body, json_bytes = await _off_loop(size, encode_hooked, request, options.plan, outputs)
         self._answer_body(connection, claim, body, json_bytes)
 
 
@@ -304,7 +323,7 @@ def _sample(body: bytes, max_depth: int) -> Any:
     return parse(body, max_depth, simd=False)
 
 
-def _deadline_ns(now_ns: int, timeout_us: int, policy: Any) -> int:
+def due_ns(now_ns: int, timeout_us: int, policy: Any) -> int:
     """When a call must have left the queue; 0 for never. A request may shorten a default, not lengthen it."""
     default_us: int = policy.default_timeout_us
     if timeout_us and policy.allow_timeout_override:
@@ -312,16 +331,6 @@ def _deadline_ns(now_ns: int, timeout_us: int, policy: Any) -> int:
     else:
         chosen = default_us
     return now_ns + chosen * 1000 if chosen else 0
-
-
-def _bad_header(claim: Claim, body: bytes) -> InferError:
-    if claim.header_bytes < 0:
-        text = f"Unable to parse Inference-Header-Content-Length, got: {claim.header_text}"
-    elif claim.header_bytes == 0:
-        return InferError(Code.UNSUPPORTED, "raw binary request (Inference-Header-Content-Length: 0) is not supported")
-    else:
-        text = f"inference header size should be in range (0, {len(body)}), got: {claim.header_text}"
-    return InferError(Code.INVALID, text)
 
 
 def _internal(error: Exception, model: str, request_id: str) -> InferError:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from penstock.batching.model import Model
     from penstock.batching.request import Sink
 
-    from .decode import Options
+    from .regions import Regions
+    from .said import Options
 
 KEPT = 256
 MAX_JSON_BYTES = 4096
@@ -85,11 +86,13 @@ class _Row(_Said):
 class Layouts:
     """The memory of one route: bounded, and forgotten with the model it was learned from.
 
+    `regions` are what JSON that is not remembered may name.
     `find` gives what `decode` would, or None. A client whose JSON never repeats, because it holds a request id for
     one, makes it try to remember less often.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, regions: Regions | None = None) -> None:
+        self.regions = regions
         self._binaries: dict[bytes, _Binary] = {}
         self._rows: dict[bytes, _Row] = {}
         self._misses = 0

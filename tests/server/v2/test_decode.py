@@ -15,9 +15,11 @@ from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
 from penstock.batching.spec import BatchPolicy, ModelSpec
-from penstock.server.v2.decode import Options, decode, decode_remembered
+from penstock.server.v2.decode import decode, decode_remembered
 from penstock.server.v2.layout import Layouts
 from penstock.server.v2.parsing import SIMD_BYTES
+from penstock.server.v2.regions import OFF
+from penstock.server.v2.said import Options
 from penstock.server.v2.tensors import to_binary, to_json
 from tests.fakes import FakeBackend
 from tests.server.v2.documents import ANYTHING, mutated, same, tensors
@@ -432,14 +434,13 @@ class TestTexts:
         [
             (one(data=None, parameters={"shared_memory_region": "r"}), ONE),
             (good(outputs=[{"name": "y", "parameters": {"shared_memory_region": "r"}}]), ONE),
-            (good(outputs=[{"name": "y", "parameters": {"classification": 3}}]), ONE),
         ],
     )
-    def test_of_what_is_not_supported(self, document: Any, signature: Signature) -> None:
+    def test_of_shared_memory_that_is_off(self, document: Any, signature: Signature) -> None:
         code, message = refused(document, signature=signature)
 
         assert code is Code.UNSUPPORTED
-        assert message.endswith("is not supported")
+        assert message == OFF
 
     def test_of_an_output_that_is_no_tensor(self) -> None:
         entries = [

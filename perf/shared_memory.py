@@ -1,0 +1,227 @@
+"""System shared memory beside binary HTTP: `python -m penstock.perf.shared_memory`.
+
+A tensor of 600 kB goes to a model and comes back (`identity`), or its mean does, by either way in turns of a hundred,
+so that what else the machine does is done to both; one client waits for each answer. It has its tensors where the way
+wants them: over HTTP it sends from its own memory and receives into it; in shared memory they are made and read in
+place. `--copies` has it copy them in and out.
+
+What HTTP costs depends on luck: where the C library gives the memory of a body back to the system after each request,
+every page of the next one is a fault. So the faults are printed too, and the server is started several times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from .load import _SERVE, HOST, Process, _http_ready, running
+
+VALUES = 150_000
+NBYTES = 4 * VALUES
+GOAL = 2.5
+TURN = 100
+Ask = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one turn of one way gave."""
+
+    requests_per_s: float
+    server_cpu_us: float
+    server_faults: float
+
+
+def model(kind: str) -> onnx.ModelProto:
+    """Build one that gives its input back, or its mean."""
+    width: int | str = "M" if kind == "identity" else 1
+    if kind == "identity":
+        nodes = [helper.make_node("Identity", ["x"], ["y"])]
+    else:
+        nodes = [helper.make_node("ReduceMean", ["x"], ["y"], axes=[1], keepdims=1)]
+    graph = helper.make_graph(
+        nodes, kind,
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", "M"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", width])],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+
+
+class Client:
+    """One keep-alive connection."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection((HOST, port))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._head = bytearray(4096)
+
+    def ask(self, parts: list[Any], into: memoryview) -> int:
+        """Send a request in parts and receive an answer; what follows its head goes to `into`. Returns: its length."""
+        self._send(parts)
+        read = 0
+        while (end := self._head.find(b"\r\n\r\n", 0, read)) < 0:
+            count = self._socket.recv_into(memoryview(self._head)[read:])
+            if not count:
+                raise ConnectionError("the server has closed the connection")
+            read += count
+        head = bytes(self._head[:end]).lower()
+        if not head.startswith(b"http/1.1 200"):
+            raise RuntimeError(bytes(self._head[:read]).decode("latin-1"))
+        length = int(head.partition(b"\r\ncontent-length: ")[2].split(b"\r\n")[0])
+        done = read - end - 4
+        into[:done] = self._head[end + 4 : read]
+        while done < length:
+            done += self._socket.recv_into(into[done:length])
+        return length
+
+    def _send(self, parts: list[Any]) -> None:
+        views = [memoryview(part) for part in parts]
+        sent = self._socket.sendmsg(views)
+        for view in views:
+            if sent < len(view):
+                self._socket.sendall(view[sent:])
+            sent = max(0, sent - len(view))
+
+    def close(self) -> None:
+        """End the connection."""
+        self._socket.close()
+
+
+def _request(name: str, document: dict[str, Any], after: int) -> bytes:
+    text = json.dumps(document).encode()
+    extra = f"inference-header-content-length: {len(text)}\r\n" if after else ""
+    head = f"POST /v2/models/{name}/infer HTTP/1.1\r\nhost: x\r\n{extra}content-length: {len(text) + after}\r\n\r\n"
+    return head.encode() + text
+
+
+def over_http(client: Client, name: str, values: Any) -> Ask:
+    """Make what asks with a binary tensor, and is answered with one."""
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, VALUES], "parameters": {"binary_data_size": NBYTES}}
+    head = _request(name, {"inputs": [tensor], "parameters": {"binary_data_output": True}}, NBYTES)
+    raw, into = memoryview(values).cast("B"), memoryview(bytearray(NBYTES + 4096))
+    return lambda: void(client.ask([head, raw], into))
+
+
+def through_memory(client: Client, name: str, values: Any, memory: SharedMemory, *, copies: bool) -> Ask:
+    """Make what asks with a tensor in shared memory, and is answered there."""
+    width = VALUES if name == "identity" else 1
+
+    def placed(offset: int, count: int) -> dict[str, Any]:
+        return {
+            "shared_memory_region": "region", "shared_memory_offset": offset, "shared_memory_byte_size": 4 * count
+        }  # fmt: skip
+
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, VALUES], "parameters": placed(0, VALUES)}
+    head = _request(name, {"inputs": [tensor], "outputs": [{"name": "y", "parameters": placed(NBYTES, width)}]}, 0)
+    source = np.ndarray(VALUES, np.float32, memory.buf)
+    target = np.ndarray(width, np.float32, memory.buf, NBYTES)
+    into, answer = memoryview(bytearray(4096)), np.empty(width, np.float32)
+
+    source[:] = values
+    if not copies:
+        return lambda: void(client.ask([head], into))
+
+    def ask() -> None:
+        source[:] = values
+        client.ask([head], into)
+        answer[:] = target
+
+    return ask
+
+
+def void(_: object) -> None:
+    """Forget a result."""
+
+
+def measure(process: Process, ask: Ask) -> Round:
+    """Ask for one turn."""
+    cpu_s, faults, start = process.cpu_s(), _faults(process), time.perf_counter()
+    for _ in range(TURN):
+        ask()
+    took = time.perf_counter() - start
+    return Round(TURN / took, (process.cpu_s() - cpu_s) / TURN * 1e6, (_faults(process) - faults) / TURN)
+
+
+def _faults(process: Process) -> int:
+    return int(Path(f"/proc/{process.pid}/stat").read_text("ascii").rpartition(")")[2].split()[7])
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[Process]:
+    """Serve both models, with shared memory."""
+    for kind in ("identity", "mean"):
+        path = folder / kind / "1" / "model.onnx"
+        path.parent.mkdir(parents=True)
+        onnx.save(model(kind), path)
+    command = [*_SERVE, str(folder), "--allow-grpc=false", "--allow-client-shm", "--http-port"]
+    with running(command, _http_ready("/v2/health/ready")) as process:
+        yield process
+
+
+def compare(process: Process, name: str, asked: argparse.Namespace) -> float:
+    """Measure both ways in turns and print them. Returns: how many times the throughput shared memory gives."""
+    values = np.random.default_rng(0).random(VALUES, dtype=np.float32)
+    memory = SharedMemory(create=True, size=2 * NBYTES)
+    client = Client(process.port)
+    try:
+        region = json.dumps({"key": memory.name, "byte_size": 2 * NBYTES}).encode()
+        process.request("POST", "/v2/systemsharedmemory/region/region/register", region)
+        ways = {
+            "binary HTTP": over_http(client, name, values),
+            "shared memory": through_memory(client, name, values, memory, copies=asked.copies),
+        }
+        seen: dict[str, list[Round]] = {way: [] for way in ways}
+        for number in range(asked.turns + 1):
+            for way, ask in ways.items():
+                found = measure(process, ask)
+                if number:
+                    seen[way].append(found)
+        process.request("POST", "/v2/systemsharedmemory/unregister")
+    finally:
+        client.close()
+        memory.unlink()
+    for way, each in seen.items():
+        rate = statistics.median(turn.requests_per_s for turn in each)
+        # the kernel counts in steps of 10 ms, so of all turns together
+        cpu = statistics.fmean(turn.server_cpu_us for turn in each)
+        faults = statistics.median(turn.server_faults for turn in each)
+        print(f"{name:10}{way:16}{rate:9.0f} requests/s{cpu:8.0f} us server CPU{faults:8.0f} page faults a request")
+    ratios = [there.requests_per_s / here.requests_per_s for here, there in zip(*seen.values(), strict=True)]
+    times: float = statistics.median(ratios)
+    low, high = np.quantile(ratios, (0.1, 0.9))
+    print(f"{name:10}{'':16}{times:9.2f} times (of ten turns eight {low:.2f} to {high:.2f}), wanted {GOAL}")
+    return times
+
+
+def main() -> None:
+    """Compare for both models."""
+    parser = argparse.ArgumentParser(description="Tensors of 600 kB through shared memory and over HTTP.")
+    parser.add_argument("--turns", type=int, default=30)
+    parser.add_argument("--starts", type=int, default=3)
+    parser.add_argument("--copies", action="store_true")
+    asked = parser.parse_args()
+    times: dict[str, list[float]] = {"identity": [], "mean": []}
+    for _ in range(asked.starts):
+        for name, found in times.items():
+            with tempfile.TemporaryDirectory() as folder, served(Path(folder)) as process:
+                found.append(compare(process, name, asked))
+    for name, found in times.items():
+        print(f"{name:10}{'of all starts':16}{statistics.median(found):9.2f} times, wanted {GOAL}")
+
+
+if __name__ == "__main__":
+    main()

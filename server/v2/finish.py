@@ -1,0 +1,138 @@
+"""Finishing: what is done to a request's outputs before they are encoded, as its Plan says.
+
+An output becomes its classes, or goes into shared memory, or stays as it is. Called by both transports, for models with
+hooks and without.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from penstock.backends.errors import Code, InferError
+
+from .regions import Lease
+from .said import JSON, MAX_CLASSES, Classes, Ways
+from .tensors import to_binary
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.backends.backend import Array
+    from penstock.batching.model import Model
+
+    from .said import Plan, Way
+
+_CLASSIFIED = frozenset(("UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP32", "FP64"))
+_MANY = 8
+"""Values for each class wanted from which they are selected before they are sorted."""
+
+
+class Finished(NamedTuple):
+    """One output as it is answered. `array` is None when the data is in shared memory; `binary` is for HTTP."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    array: Array | None
+    binary: bool
+
+
+def ways_of(plan: Plan, count: int) -> tuple[Way, ...]:
+    """Spell a plan out: one way for each of `count` outputs."""
+    if plan is None:
+        return (JSON,) * count
+    return plan.ways if isinstance(plan, Ways) else plan
+
+
+def finish_all(model: Model, wanted: Sequence[int], plan: Plan, outputs: Sequence[Any]) -> list[Finished]:
+    """Finish a request's outputs, and let go of its shared memory.
+
+    Raises: InferError (INVALID).
+    """
+    try:
+        specs = [model.signature.outputs[position] for position in wanted]
+        return [
+            finish(model, (spec.name, spec.datatype), way, output)
+            for spec, way, output in zip(specs, ways_of(plan, len(specs)), outputs, strict=True)
+        ]
+    finally:
+        if isinstance(plan, Ways):
+            plan.release()
+
+
+def finish(model: Model, output: tuple[str, str], way: Way, array: Array) -> Finished:
+    """Finish one output, given by name and datatype. Raises: InferError (INVALID)."""
+    name, datatype = output
+    if isinstance(way, Classes):
+        classes = classify(datatype, array, way.count, model.spec.labels.get(name, ()), batched=model.signature.batched)
+        return Finished(name, "BYTES", classes.shape, classes, way.binary)
+    if isinstance(way, Lease):
+        store(name, datatype, array, way)
+        return Finished(name, datatype, array.shape, None, False)
+    return Finished(name, datatype, array.shape, array, way)
+
+
+def store(name: str, datatype: str, array: Array, lease: Lease) -> None:
+    """Write an output into the shared memory that was asked for. Raises: InferError (INVALID)."""
+    raw = to_binary(datatype, array)
+    if len(raw) > lease.byte_size:
+        text = (
+            f"shared memory size specified with the request for output '{name}' ({lease.byte_size} bytes) should be at "
+            f"least {len(raw)} bytes to hold the results"
+        )
+        raise InferError(Code.INVALID, text)
+    lease.write(raw)
+
+
+def classify(datatype: str, array: Array, count: int, labels: Sequence[str], *, batched: bool) -> Array:
+    """Make BYTES of the `count` highest values, highest first: `value:index`, and `:label` where there is one.
+
+    Shapes: [rows, count] for a batched model, [count] otherwise; count is never more than there are values. Of equal
+    values the first comes first; what is no number comes last.
+    Raises: InferError (INVALID).
+    """
+    if datatype not in _CLASSIFIED:
+        text = f"class result not available for output due to unsupported type '{datatype}'"
+        raise InferError(Code.INVALID, text)
+    rows = array.shape[0] if batched and array.ndim else 1
+    values = array.reshape(rows, array.size // rows if rows else 0)
+    count = min(count, values.shape[1])
+    if max(rows * count, values.shape[1]) > MAX_CLASSES:
+        text = f"classification of {rows * count} classes out of {values.shape[1]} values, the maximum is {MAX_CLASSES}"
+        raise InferError(Code.INVALID, text)
+    texts = np.empty((rows, count), np.object_)
+    for row in range(rows):
+        best = _highest(values[row], count)
+        texts[row] = _texts(values[row][best].tolist(), best.tolist(), labels)
+    return texts if batched and array.ndim else texts.reshape(count)
+
+
+def _texts(values: list[Any], indices: list[int], labels: Sequence[str]) -> list[bytes]:
+    written = []
+    for value, index in zip(values, indices, strict=True):
+        text = f"{value:f}:{index}" if type(value) is float else f"{value}:{index}"
+        if index < len(labels) and labels[index]:
+            text += ":" + labels[index]
+        written.append(text.encode())
+    return written
+
+
+def _highest(values: Array, count: int) -> Array:
+    """Give the indices of the `count` highest values, highest first, the first of equal ones first."""
+    if values.dtype.kind == "f":
+        values = np.where(np.isnan(values), -np.inf, values)
+    size = len(values)
+    if not 0 < count < size // _MANY:
+        return _descending(values)[:count]
+    lowest = np.partition(values, size - count)[size - count]
+    candidates = np.flatnonzero(values >= lowest)
+    best: Array = candidates[_descending(values[candidates])][:count]
+    return best
+
+
+def _descending(values: Array) -> Array:
+    # backwards twice, so that equal values keep their order
+    order: Array = (len(values) - 1 - np.argsort(values[::-1], kind="stable"))[::-1]
+    return order

@@ -1,0 +1,45 @@
+"""Forwarding: header fields of a call that become parameters of its request.
+
+Made of --http-header-forward-pattern and of --grpc-header-forward-pattern, one each; called by their transports, and by
+the settings for the check of the patterns, so it imports little.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+
+class Forwarding:
+    """One pattern. It is searched for in names, in any case; a name with a match in it is forwarded.
+
+    The pattern is the operator's, in Python's syntax, of which RE2's is nearly a part.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        """Raise ValueError when the pattern is none."""
+        try:
+            self._pattern = re.compile(pattern, re.IGNORECASE)
+        except re.error as error:
+            raise ValueError(f"got {pattern!r}, wanted a regular expression: {error}") from None
+
+    @classmethod
+    def of(cls, pattern: str) -> Forwarding | None:
+        """Make one, or none of an empty pattern. Raises: ValueError."""
+        return cls(pattern) if pattern else None
+
+    def parameters(self, header: Mapping[bytes, bytes]) -> dict[str, str]:
+        """Give the parameters that a header makes.
+
+        Raises: InferError (INVALID) for a name that no parameter may have.
+        """
+        return self.parameters_of({name.decode("latin-1"): value.decode("latin-1") for name, value in header.items()})
+
+    def parameters_of(self, header: Mapping[str, str]) -> dict[str, str]:
+        """Give the parameters that a header makes, or gRPC metadata. Raises: as `parameters`."""
+        from .said import check_key  # numpy comes with it, for which the command line does not wait
+
+        forwarded = {name: value for name, value in header.items() if self._pattern.search(name)}
+        for name in forwarded:
+            check_key(name)
+        return forwarded

@@ -1,0 +1,180 @@
+"""The generate extension: tensors as plain members of a JSON object, answered so, at once or as server-sent events.
+
+Models answer once here, so generate_stream sends one event. Source: Triton's extension_generate.md, and
+http_server.cc for how members become tensors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from fastapi import Request, Response
+
+from penstock.backends.datatypes import DATATYPES
+from penstock.backends.errors import Code, InferError
+from penstock.batching.model import Model
+from penstock.server.errors import HTTP_STATUS, error_body
+
+from . import said
+from .decode import wrong_inputs
+from .inference import due_ns
+from .parsing import parse
+from .routes import JSON, Route, asked, body_of
+from .tensors import from_json, to_json
+
+if TYPE_CHECKING:
+    from penstock.backends.backend import Array
+    from penstock.backends.signature import TensorSpec
+    from penstock.batching.engine import Engine
+    from penstock.server.hooks.runner import Hooks
+    from penstock.server.http.limits import Limits
+
+_EVENTS = "text/event-stream; charset=utf-8"
+_PARAMETERS = "parameters"
+_AT_THE_DOOR = (Code.OVERLOADED, Code.NOT_READY)
+"""What is refused before inference begins is answered as JSON, by generate_stream too."""
+_LARGE_BYTES = 256 << 10
+_REQUEST = {"type": "object", "properties": {_PARAMETERS: {"type": "object"}}, "additionalProperties": True}
+
+
+class Generate:
+    """The endpoints."""
+
+    def __init__(self, engine: Engine, limits: Limits, hooks_of: Callable[[Model], Hooks]) -> None:
+        self._engine = engine
+        self._limits = limits
+        self._hooks_of = hooks_of
+
+    def routes(self) -> tuple[Route, ...]:
+        """Give the endpoints."""
+        model = "/v2/models/{model}"
+        paths = model + "/", model + "/versions/{version}/"
+        codes = (400, 404, 501, 503)
+        return (
+            Route(
+                "POST", tuple(path + "generate" for path in paths), self.generate,
+                "Inference: tensors by name as members of the request and of the answer", _REQUEST, _REQUEST, codes,
+            ),
+            Route(
+                "POST", tuple(path + "generate_stream" for path in paths), self.generate_stream,
+                "The same, answered as server-sent events", {"type": "string"}, _REQUEST, codes, _EVENTS,
+            ),
+        )  # fmt: skip
+
+    async def generate(self, request: Request) -> Response:
+        """Answer with one object."""
+        model = self._engine.model(*asked(request))
+        self._engine.hold(model)
+        try:
+            answer = await self._answer(model, *await self._call(model, request))
+        finally:
+            self._engine.release(model)
+        return Response(answer, media_type=JSON)
+
+    async def generate_stream(self, request: Request) -> Response:
+        """Answer with one event, which says so if inference fails."""
+        model, status = self._engine.model(*asked(request)), 200
+        self._engine.hold(model)
+        try:
+            call = await self._call(model, request)
+            try:
+                answer = await self._answer(model, *call)
+            except InferError as error:
+                if error.code in _AT_THE_DOOR:
+                    raise
+                status, answer = HTTP_STATUS[error.code], error_body(error.message)
+        finally:
+            self._engine.release(model)
+        return Response(b"data: " + answer + b"\n\n", status, headers={"content-type": _EVENTS})
+
+    async def _call(self, model: Model, request: Request) -> tuple[str, dict[str, Array], said.Parameters]:
+        """Read a request. Raises: InferError."""
+        if request.headers.get("content-encoding", "identity") not in {"", "identity"}:
+            raise said.invalid("Unsupported content-encoding, only 'identity' is supported.")
+        body = await body_of(request, self._limits.max_body_bytes)
+        depth = self._limits.max_json_depth
+        if len(body) < _LARGE_BYTES:
+            return read(model, body, depth)
+        return await asyncio.get_running_loop().run_in_executor(None, read, model, body, depth)
+
+    async def _answer(
+        self, model: Model, request_id: str, inputs: dict[str, Array], parameters: said.Parameters
+    ) -> bytes:
+        deadline_ns = due_ns(time.monotonic_ns(), parameters.timeout_us, model.spec.policy)
+        outputs = await self._hooks_of(model).infer(inputs, request_id=request_id, deadline_ns=deadline_ns)
+        if sum(array.nbytes for array in outputs.values()) < _LARGE_BYTES:
+            return write(model, request_id, outputs)
+        return await asyncio.get_running_loop().run_in_executor(None, write, model, request_id, outputs)
+
+
+def read(model: Model, body: bytes, max_depth: int) -> tuple[str, dict[str, Array], said.Parameters]:
+    """Read the members of a request: each is an input's values, or a parameter; `parameters` holds more of either.
+
+    Raises: InferError.
+    """
+    document = parse(body, max_depth, simd=False)
+    if type(document) is not dict:
+        raise said.invalid("failed to parse the request JSON buffer: the request must be a JSON object")
+    known = model.signature.input
+    nested = document.pop(_PARAMETERS, {})
+    if _PARAMETERS in known and nested:
+        raise said.invalid(f"Keyword '{_PARAMETERS}' for nested schema also given as input tensor name")
+    if type(nested) is not dict:
+        raise said.invalid(f"Expected JSON object for keyword: '{_PARAMETERS}'")
+    request_id = "" if "id" in known else document.pop("id", "")
+    if type(request_id) is not str:
+        raise said.invalid("Unable to parse 'id': attempt to access JSON non-string as string")
+    inputs: dict[str, Array] = {}
+    parameters: dict[str, Any] = {}
+    for name, value in (*document.items(), *nested.items()):
+        spec = known.get(name)
+        if spec is None:
+            parameters[name] = value
+        elif name in inputs:
+            raise said.invalid(f"input '{name}' already exists in request")
+        else:
+            inputs[name] = _tensor(spec, value)
+    spoken = said.parameters(parameters)
+    if any(name not in inputs and not spec.optional for name, spec in known.items()):
+        raise wrong_inputs(model, list(inputs))
+    return request_id, inputs, spoken
+
+
+def _tensor(spec: TensorSpec, value: Any) -> Array:
+    """Make a tensor of a value or a list of them: fixed dims are filled, and the innermost free one takes the rest."""
+    values = value if type(value) is list else [value]
+    dims, rest = list(spec.shape), len(values)
+    fixed = math.prod(dim for dim in dims if dim != -1)
+    unfit = said.invalid(f"The schema can not convert input '{spec.name}' to tensor with proper shape")
+    if rest % fixed if fixed else rest:
+        raise unfit
+    rest = rest // fixed if fixed else 1
+    for axis in reversed(range(len(dims))):
+        if dims[axis] == -1:
+            dims[axis], rest = rest, 1
+    if rest != 1:
+        raise unfit
+    return from_json(spec, dims, len(values), values)
+
+
+def write(model: Model, request_id: str, outputs: Mapping[str, Array]) -> bytes:
+    """Write an answer: members by name, a single value without its list. Raises: InferError (INVALID)."""
+    members = {"model_name": orjson.dumps(model.name), "model_version": orjson.dumps(model.version)}
+    if request_id:
+        members["id"] = orjson.dumps(request_id)
+    for name, array in outputs.items():
+        text = to_json(_datatype(model, name, array), name, array)
+        members.setdefault(name, text[1:-1] if array.size == 1 else text)
+    return b"{" + b",".join(orjson.dumps(name) + b":" + members[name] for name in sorted(members)) + b"}"
+
+
+def _datatype(model: Model, name: str, array: Array) -> str:
+    spec = model.signature.output.get(name)
+    if spec is not None and spec.is_tensor and spec.type.dtype == array.dtype:
+        return spec.datatype
+    return next(row.name for row in DATATYPES.values() if row.dtype == array.dtype)

@@ -1,0 +1,244 @@
+"""What a call says beside its tensors: its parameters, and how each output that it asks for is to travel.
+
+The rules are the same over HTTP and gRPC, whose decoding calls this: `parameters` and `outputs` take plain Python
+values, wherever they were read from. `finish.py` does what the Plan says. Texts are Triton's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock.backends.errors import Code, InferError
+
+from .regions import OFF, Lease
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from penstock.batching.model import Model
+
+    from .regions import Regions
+
+JSON, BINARY = False, True
+RESERVED = (
+    "sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output",
+)  # fmt: skip
+"""Keys that no custom parameter and no forwarded header may have."""
+RESERVED_PREFIX = "triton_"
+NOT_UNSIGNED = "attempt to access JSON non-unsigned-integer as unsigned-integer"
+MAX_CLASSES = 1_000_000
+_OURS = frozenset((*RESERVED, "hooks"))
+_MAX_TIMEOUT_US = 1 << 53
+_MAX_UNSIGNED = (1 << 64) - 1
+_TYPES = (str, int, float, bool)
+_PREFIX_TEXT = "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
+
+
+@dataclass(frozen=True, slots=True)
+class Classes:
+    """An output wanted as its `count` highest values with their indices and labels."""
+
+    count: int
+    binary: bool
+
+
+Way = bool | Classes | Lease
+"""How one output travels: JSON, BINARY (gRPC has no other), as Classes, or into the shared memory of a Lease."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """How the wanted outputs travel, where at least one is neither JSON nor BINARY. Its leases are this request's."""
+
+    ways: tuple[Way, ...]
+
+    def release(self) -> None:
+        """Let go of the shared memory."""
+        for way in self.ways:
+            if type(way) is Lease:
+                way.release()
+
+
+Plan = tuple[bool, ...] | Ways | None
+"""How each wanted output travels; None when all travel as JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a call says beside its tensors. Units: `timeout_us` in the queue, 0 for no limit of its own.
+
+    `parameters` are those that are not the protocol's own, and forwarded headers; None for none. Models of ONNX
+    Runtime read none.
+    """
+
+    plan: Plan = None
+    timeout_us: int = 0
+    hooks: bool = True
+    parameters: Mapping[str, Any] | None = None
+
+
+PLAIN = Options()
+
+
+class Parameters(NamedTuple):
+    """The parameters of a request: `binary` is about outputs that it does not name, `custom` the client's own."""
+
+    binary: bool = False
+    timeout_us: int = 0
+    hooks: bool = True
+    custom: Mapping[str, Any] | None = None
+
+
+NO_PARAMETERS = Parameters()
+_ALL_BINARY = Parameters(binary=True)
+
+
+def invalid(text: str) -> InferError:
+    """Make the refusal of a request that is wrong in itself."""
+    return InferError(Code.INVALID, text)
+
+
+def parameters(items: Mapping[str, Any], allowed: Collection[str] = ()) -> Parameters:
+    """Read a request's parameters; `allowed` are keys of Triton's own that the transport takes.
+
+    `priority` is checked and no more: where no levels are configured, every priority is the default one, in Triton as
+    here. So are the members of the sequence extension, for models that are not sequence models.
+    Raises: InferError (INVALID).
+    """
+    if len(items) == 1 and items.get("binary_data_output") is True:
+        # all that most of Triton's clients say
+        return _ALL_BINARY
+    custom: dict[str, Any] | None = None
+    for key, value in items.items():
+        if type(value) not in _TYPES:
+            text = f"parameter '{key}' has invalid type. It should be either 'int', 'bool', 'string' or 'double'."
+            raise invalid(text)
+        if key not in _OURS:
+            if key in allowed:
+                continue
+            check_key(key)
+            custom = {key: value} if custom is None else custom | {key: value}
+    if "headers" in items:
+        check_key("headers")
+    _sequence(items)
+    for key in ("timeout", "priority"):
+        value = items.get(key, 0)
+        if type(value) is not int or not 0 <= value <= _MAX_UNSIGNED:
+            raise invalid(f"Unable to parse '{key}': {NOT_UNSIGNED}")
+    return Parameters(
+        flag(items, "binary_data_output", default=False),
+        min(items.get("timeout", 0), _MAX_TIMEOUT_US),
+        flag(items, "hooks", default=True),
+        custom,
+    )
+
+
+def check_key(key: str) -> None:
+    """Check the key of a custom parameter or of a forwarded header. Raises: InferError (INVALID)."""
+    if key.startswith(RESERVED_PREFIX):
+        raise invalid(_PREFIX_TEXT)
+    if key in RESERVED:
+        raise invalid(f"parameter '{key}' is reserved for Triton usage and should not be specified.")
+
+
+def flag(items: Mapping[str, Any], key: str, *, default: bool) -> bool:
+    """Read a boolean. Raises: InferError (INVALID)."""
+    value = items.get(key, default)
+    if type(value) is not bool:
+        raise invalid(f"Unable to parse '{key}': attempt to access JSON non-boolean as boolean")
+    return value
+
+
+def _sequence(items: Mapping[str, Any]) -> None:
+    flag(items, "sequence_start", default=False)
+    flag(items, "sequence_end", default=False)
+    if type(items.get("sequence_id", 0)) not in (int, str):
+        raise invalid("Unable to parse 'sequence_id': attempt to access JSON non-string as string")
+
+
+def outputs(
+    model: Model, entries: Iterable[tuple[str, Mapping[str, Any] | None]], regions: Regions | None
+) -> tuple[tuple[int, ...], Plan]:
+    """Read the outputs asked for, each with its parameters: their positions, and how they travel.
+
+    Raises: InferError (INVALID, NOT_FOUND, UNSUPPORTED).
+    """
+    known = model.signature.output
+    ways: dict[int, Way] = {}
+    for name, items in entries:
+        spec = known.get(name)
+        if spec is None:
+            raise invalid(f"unexpected inference output '{name}' for model '{model.name}'")
+        position = model.signature.outputs.index(spec)
+        if position in ways:
+            raise invalid(f"output '{name}' already exists in request")
+        if position not in model.all_outputs:
+            text = f"output '{name}' of model '{model.name}' is no tensor; only hooks see it"
+            raise InferError(Code.UNSUPPORTED, text)
+        ways[position] = _way(items, name, regions) if items else JSON
+    chosen = tuple(ways.values())
+    if any(type(way) is not bool for way in chosen):
+        return tuple(ways), Ways(chosen)
+    return tuple(ways), chosen if any(chosen) else None  # type: ignore[return-value]
+
+
+def _way(items: Mapping[str, Any], name: str, regions: Regions | None) -> Way:
+    binary = flag(items, "binary_data", default=JSON)
+    if "shared_memory_region" in items:
+        if "classification" in items:
+            raise invalid("Output can't set both 'shared_memory_region' and 'classification'")
+        if binary:
+            raise invalid("Output can't set both 'shared_memory_region' and 'binary_data'")
+        region, offset, byte_size = place(items)
+        return shared(regions).lease(region, offset, byte_size)
+    count = items.get("classification", 0)
+    if type(count) is not int or not 0 <= count <= _MAX_UNSIGNED:
+        raise invalid(f"Unable to set 'classification': {NOT_UNSIGNED}")
+    if count > MAX_CLASSES:
+        raise invalid(f"classification of output '{name}' asks for {count} classes, the maximum is {MAX_CLASSES}")
+    return Classes(count, binary) if count else binary
+
+
+def shared(regions: Regions | None) -> Regions:
+    """Give the regions of a server that has them. Raises: InferError (UNSUPPORTED)."""
+    if regions is None:
+        raise InferError(Code.UNSUPPORTED, OFF)
+    return regions
+
+
+def place(items: Mapping[str, Any]) -> tuple[str, int, int]:
+    """Read where a tensor's parameters place it: the region's name, and the offset and size there.
+
+    Raises: InferError (INVALID).
+    """
+    region = items.get("shared_memory_region")
+    if type(region) is not str:
+        raise invalid("Unable to parse 'shared_memory_region': attempt to access JSON non-string as string")
+    numbers = []
+    for key in ("shared_memory_offset", "shared_memory_byte_size"):
+        value = items.get(key, 0)
+        if type(value) is not int or not 0 <= value <= _MAX_UNSIGNED:
+            raise invalid(f"Unable to parse '{key}': {NOT_UNSIGNED}")
+        numbers.append(value)
+    return region, numbers[0], numbers[1]
+
+
+def read_input(
+    model: Model, name: str, nbytes: int | None, items: Mapping[str, Any], regions: Regions | None
+) -> memoryview:
+    """Copy an input out of shared memory; `nbytes` is what its shape takes, None for BYTES.
+
+    Raises: InferError; LargeRead.
+    """
+    region, offset, byte_size = place(items)
+    found = shared(regions)
+    found.check()
+    if nbytes is not None and nbytes != byte_size:
+        # before anything is copied: a size that is wrong may also be absurd
+        text = f"input byte size mismatch for input '{name}' for model '{model.name}'. "
+        raise invalid(f"{text}Expected {nbytes}, got {byte_size}")
+    most = model.spec.policy.max_queue_bytes
+    if byte_size > most:
+        raise invalid(f"input '{name}' for model '{model.name}' has {byte_size} bytes, its queue takes {most}")
+    return found.read(region, offset, byte_size)

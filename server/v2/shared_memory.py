@@ -1,0 +1,138 @@
+"""The shared memory extensions over HTTP: register, unregister and status, system and CUDA.
+
+Made by the composition root. Source: Triton server, http_server.cc (paths, members and texts).
+"""
+
+from __future__ import annotations
+
+import binascii
+from typing import Any, Protocol
+
+from fastapi import Request, Response
+
+from penstock.backends.errors import Code, InferError
+
+from .cuda_regions import CudaRegions
+from .parsing import parse
+from .regions import Regions, SystemRegions
+from .routes import MAX_BODY_BYTES, Route, body_of, json_answer
+from .said import NOT_UNSIGNED
+
+_DEPTH = 100
+_MAX_UNSIGNED = (1 << 64) - 1
+_NAME = {"type": "string"}
+_SIZE = {"type": "integer", "minimum": 0}
+_SYSTEM = {"key": _NAME, "offset": _SIZE, "byte_size": _SIZE}
+_CUDA = {"device_id": _SIZE, "byte_size": _SIZE}
+_HANDLE = {"type": "object", "properties": {"b64": _NAME}, "required": ["b64"]}
+
+
+class _Kind(Protocol):
+    """What both kinds of regions have."""
+
+    def unregister(self, name: str = "") -> None: ...
+    def status(self, name: str = "") -> list[dict[str, Any]]: ...
+
+
+class SharedMemory:
+    """The regions of one server, and their endpoints. gRPC serves the same `regions`, `system` and `cuda`."""
+
+    def __init__(self, *, allowed: bool) -> None:
+        self.regions = Regions(allowed=allowed)
+        self.system = SystemRegions(self.regions)
+        self.cuda = CudaRegions(self.regions)
+
+    def routes(self) -> tuple[Route, ...]:
+        """Give the endpoints."""
+        registered_system = _object(_SYSTEM, "key", "byte_size")
+        registered_cuda = _object({"raw_handle": _HANDLE, **_CUDA}, "raw_handle", "device_id", "byte_size")
+        return (
+            *_routes("system", self.system, _object({"name": _NAME, **_SYSTEM})),
+            *_routes("cuda", self.cuda, _object({"name": _NAME, **_CUDA})),
+            Route(
+                "POST", ("/v2/systemsharedmemory/region/{region}/register",), self.register_system,
+                "Register system shared memory", None, registered_system, (400, 501),
+            ),
+            Route(
+                "POST", ("/v2/cudasharedmemory/region/{region}/register",), self.register_cuda,
+                "Register CUDA shared memory", None, registered_cuda, (400, 501),
+            ),
+            Route(
+                "POST", ("/v2/systemsharedmemory/register", "/v2/cudasharedmemory/register"), self.nameless,
+                "Refused: a region has a name", errors=(400,),
+            ),
+        )  # fmt: skip
+
+    async def register_system(self, request: Request) -> Response:
+        """Register a part of a POSIX shared memory object."""
+        asked = await _asked(request)
+        key = _member(asked, "key")
+        if type(key) is not str:
+            raise InferError(Code.INVALID, "attempt to access JSON non-string as string")
+        offset = _unsigned(asked["offset"]) if "offset" in asked else 0
+        self.system.register(request.path_params["region"], key, offset, _unsigned(_member(asked, "byte_size")))
+        return Response()
+
+    async def register_cuda(self, request: Request) -> Response:
+        """Register an allocation of device memory."""
+        asked = await _asked(request)
+        handle = _member(asked, "raw_handle")
+        encoded = handle.get("b64") if type(handle) is dict else None
+        try:
+            raw = binascii.a2b_base64(encoded, strict_mode=True) if type(encoded) is str else b""
+        except (binascii.Error, ValueError):
+            raw = b""
+        device, byte_size = (_unsigned(_member(asked, name)) for name in ("device_id", "byte_size"))
+        self.cuda.register(request.path_params["region"], raw, device, byte_size)
+        return Response()
+
+    async def nameless(self, request: Request) -> Response:
+        """Refuse to register what has no name."""
+        kind = "cuda" if "cuda" in request.url.path else "system"
+        raise InferError(Code.INVALID, f"'region name' is necessary to register {kind} shared memory region")
+
+
+def _routes(kind: str, regions: _Kind, described: dict[str, Any]) -> tuple[Route, ...]:
+    paths = f"/v2/{kind}sharedmemory/", f"/v2/{kind}sharedmemory/region/{{region}}/"
+
+    async def status(request: Request) -> Response:
+        return json_answer(regions.status(request.path_params.get("region", "")))
+
+    async def unregister(request: Request) -> Response:
+        regions.unregister(request.path_params.get("region", ""))
+        return Response()
+
+    word = "CUDA" if kind == "cuda" else kind
+    return (
+        Route(
+            "GET", tuple(path + "status" for path in paths), status, f"The registered {word} shared memory",
+            {"type": "array", "items": described}, errors=(404, 501),
+        ),
+        Route(
+            "POST", tuple(path + "unregister" for path in paths), unregister,
+            f"Unregister one region of {word} shared memory, or all", errors=(501,),
+        ),
+    )  # fmt: skip
+
+
+def _object(members: dict[str, Any], *required: str) -> dict[str, Any]:
+    return {"type": "object", "properties": members} | ({"required": list(required)} if required else {})
+
+
+async def _asked(request: Request) -> dict[str, Any]:
+    asked = parse(await body_of(request, MAX_BODY_BYTES), _DEPTH, simd=False)
+    if type(asked) is not dict:
+        raise InferError(Code.INVALID, "failed to parse the request JSON buffer: the request must be a JSON object")
+    return asked
+
+
+def _member(asked: dict[str, Any], name: str) -> Any:
+    if name not in asked:
+        raise InferError(Code.INVALID, f"Shared memory register request has no '{name}' field")
+    return asked[name]
+
+
+def _unsigned(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= _MAX_UNSIGNED:
+        raise InferError(Code.INVALID, NOT_UNSIGNED)
+    return value

@@ -1,0 +1,119 @@
+"""The generate extension: members that become tensors or parameters, and answers as objects and events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from penstock.backends.errors import InferError
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.server.v2.generate import read, write
+from tests.clients import models
+from tests.fakes import fake_model
+from tests.live import live_server
+
+WORDS = Signature(
+    (TensorSpec("text", "BYTES", (-1, 1)), TensorSpec("n", "INT32", (-1, -1, 2), optional=True)),
+    (TensorSpec("out", "BYTES", (-1, 1)), TensorSpec("m", "FP32", (-1, 2))), batched=True,
+)  # fmt: skip
+MODEL = fake_model(signature=WORDS)
+
+
+def asked(**members: Any) -> Any:
+    return read(MODEL, json.dumps(members).encode(), 100)
+
+
+def refused(**members: Any) -> str:
+    with pytest.raises(InferError) as caught:
+        asked(**members)
+    return caught.value.message
+
+
+class TestReading:
+    def test_members_are_tensors_by_name_and_parameters_otherwise(self) -> None:
+        request_id, inputs, parameters = asked(
+            text="hello", id="7", temperature=0.5, parameters={"n": [1, 2, 3, 4], "k": True}
+        )
+
+        assert request_id == "7"
+        assert inputs["text"].tolist() == [[b"hello"]]
+        assert inputs["n"].tolist() == [[[1, 2], [3, 4]]]
+        assert parameters.custom == {"temperature": 0.5, "k": True}
+
+    def test_the_innermost_free_dim_takes_what_is_left(self) -> None:
+        assert asked(text=["a", "b"])[1]["text"].tolist() == [[b"a"], [b"b"]]
+
+    def test_values_that_fill_no_shape_are_refused(self) -> None:
+        text = "The schema can not convert input 'n' to tensor with proper shape"
+
+        assert refused(text="a", n=[1, 2, 3]) == text
+        assert refused(text="a", n=1) == text
+
+    def test_what_is_missing_twice_or_no_object_is_refused(self) -> None:
+        assert "missing required input(s) ['text']" in refused(n=[1, 2])
+        assert refused(text="a", parameters={"text": "b"}) == "input 'text' already exists in request"
+        assert refused(text="a", parameters=[1]) == "Expected JSON object for keyword: 'parameters'"
+        assert refused(text="a", triton_x=1).startswith("parameter keys starting with 'triton_'")
+        with pytest.raises(InferError, match="must be a JSON object"):
+            read(MODEL, b"[]", 100)
+
+
+def test_an_answer_has_its_members_by_name_and_single_values_bare() -> None:
+    outputs = {"out": np.array([[b"hi"]], np.object_), "m": np.array([[1.5, 2]], np.float32)}
+
+    assert write(MODEL, "", outputs) == b'{"m":[1.5,2.0],"model_name":"m","model_version":"1","out":"hi"}'
+    assert json.loads(write(MODEL, "7", outputs))["id"] == "7"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    root: Path = tmp_path_factory.mktemp("repository")
+    models.write_examples(root)
+    models.write_identity(root, "rows", "")
+    with live_server(root) as live, httpx.Client(base_url=live.url) as client:
+        yield client
+
+
+SIMPLE = {"INPUT0": list(range(16)), "INPUT1": [1] * 16}
+
+
+class TestServing:
+    @pytest.mark.parametrize("path", ["/v2/models/simple", "/v2/models/simple/versions/1"])
+    def test_generate_answers_one_object(self, server: httpx.Client, path: str) -> None:
+        answer = server.post(f"{path}/generate", json=SIMPLE)
+
+        assert answer.headers["content-type"] == "application/json"
+        assert answer.json() == {
+            "model_name": "simple", "model_version": "1", "OUTPUT0": [i + 1 for i in range(16)],
+            "OUTPUT1": [i - 1 for i in range(16)],
+        }  # fmt: skip
+
+    def test_generate_stream_answers_one_event(self, server: httpx.Client) -> None:
+        answer = server.post("/v2/models/rows/generate_stream", json={"x": 2.5})
+
+        assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert answer.text == 'data: {"model_name":"rows","model_version":"1","y":2.5}\n\n'
+
+    def test_what_fails_before_inference_is_answered_as_json(self, server: httpx.Client) -> None:
+        for kind in ("generate", "generate_stream"):
+            answer = server.post(f"/v2/models/simple/{kind}", json={"INPUT0": 1})
+            assert (answer.status_code, answer.headers["content-type"]) == (400, "application/json")
+            assert server.post(f"/v2/models/nobody/{kind}", json={}).status_code == 404
+            assert server.get(f"/v2/models/simple/{kind}").status_code == 405
+            coded = server.post(f"/v2/models/simple/{kind}", content=b"", headers={"content-encoding": "gzip"})
+            assert coded.json() == {"error": "Unsupported content-encoding, only 'identity' is supported."}
+
+    def test_what_fails_in_inference_is_an_event(self, server: httpx.Client) -> None:
+        words = {"INPUT0": ["x"] * 16, "INPUT1": ["1"] * 16}
+
+        answer = server.post("/v2/models/simple_string/generate_stream", json=words)
+        assert answer.status_code >= 400
+        assert answer.text.startswith('data: {"error":')
+        assert answer.text.endswith("}\n\n")
+        assert server.post("/v2/models/simple_string/generate", json=words).json().keys() == {"error"}

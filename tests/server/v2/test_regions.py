@@ -1,0 +1,245 @@
+"""Shared memory regions: what may be registered, and what a lease reads and writes whatever the client does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.backends.errors import Code, InferError
+from penstock.server.v2.regions import MAX_REGIONS, OFF, InlineRegions, LargeRead, Lease, Regions, SystemRegions
+
+SIZE = 64
+BYTES = bytes(range(SIZE))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "key").write_bytes(BYTES)
+    return tmp_path
+
+
+def made(folder: Path) -> tuple[Regions, SystemRegions]:
+    regions = Regions(allowed=True)
+    return regions, SystemRegions(regions, folder)
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def refused(call: Any, *args: Any) -> tuple[Code, str]:
+    with pytest.raises(InferError) as caught:
+        call(*args)
+    return caught.value.code, caught.value.message
+
+
+class TestRegistering:
+    def test_gives_a_region_that_is_listed_and_leased(self, folder: Path) -> None:
+        regions, system = made(folder)
+        system.register("r", "/key", 8, 16)
+
+        assert system.status() == [{"name": "r", "key": "/key", "offset": 8, "byte_size": 16}] == system.status("r")
+        assert bytes(system.lease("r", 4, 8).read()) == BYTES[12:20]
+        assert len(regions) == 1
+
+    @pytest.mark.parametrize("key", ["key", "/key", "//key"])
+    def test_takes_keys_as_shm_open_does(self, folder: Path, key: str) -> None:
+        _, system = made(folder)
+        system.register("r", key, 0, SIZE)
+
+        assert bytes(system.lease("r", 0, SIZE).read()) == BYTES
+
+    @pytest.mark.parametrize(
+        "key",
+        ["", "/", ".", "..", "/..", "../key", "sub/key", "/sub/key", "a\0b", "nothing", "x" * 256, "\ud800", "é" * 200],
+    )
+    def test_finds_nothing_outside_its_folder(self, folder: Path, key: str) -> None:
+        (folder / "sub").mkdir()
+        (folder / "sub" / "key").write_bytes(BYTES)
+        _, system = made(folder)
+
+        assert refused(system.register, "r", key, 0, 4) == (
+            Code.INVALID, f"Unable to open shared memory region: '{key}'"
+        )  # fmt: skip
+
+    def test_follows_no_link_and_opens_no_folder_and_no_fifo(self, folder: Path) -> None:
+        (folder / "link").symlink_to(folder / "key")
+        (folder / "folder").mkdir()
+        os.mkfifo(folder / "fifo")
+        _, system = made(folder)
+
+        for key in ("link", "folder", "fifo"):
+            assert refused(system.register, "r", key, 0, 4)[1] == f"Unable to open shared memory region: '{key}'"
+
+    @pytest.mark.parametrize("prefix", ["triton_python_backend_shm_region_", "penstock_", "sem."])
+    def test_refuses_names_and_keys_that_are_not_the_clients(self, folder: Path, prefix: str) -> None:
+        (folder / f"{prefix}1").write_bytes(BYTES)
+        _, system = made(folder)
+
+        assert "reserved" in refused(system.register, "r", f"/{prefix}1", 0, 4)[1]
+        assert "reserved" in refused(system.register, f"{prefix}1", "/key", 0, 4)[1]
+
+    @pytest.mark.parametrize("name", ["", "x" * 256, "a\0b"])
+    def test_refuses_names_that_are_none(self, folder: Path, name: str) -> None:
+        _, system = made(folder)
+
+        assert refused(system.register, name, "key", 0, 4)[0] is Code.INVALID
+
+    @pytest.mark.parametrize(
+        ("offset", "byte_size"), [(0, 65), (1, 64), (64, 1), (0, 0), (-1, 4), (0, -1), (2**64 - 1, 2**64 - 1)]
+    )
+    def test_refuses_more_than_the_file_has(self, folder: Path, offset: int, byte_size: int) -> None:
+        _, system = made(folder)
+
+        assert refused(system.register, "dummy_data", "key", offset, byte_size) == (
+            Code.INVALID, "failed to register shared memory region 'dummy_data': invalid args"
+        )  # fmt: skip
+
+    def test_refuses_a_name_that_is_taken(self, folder: Path) -> None:
+        _, system = made(folder)
+        system.register("r", "key", 0, 4)
+
+        assert refused(system.register, "r", "key", 0, 8) == (
+            Code.ALREADY_EXISTS, "shared memory region 'r' already in manager"
+        )  # fmt: skip
+
+    def test_ends_somewhere(self, folder: Path) -> None:
+        _, system = made(folder)
+        limit = os.sysconf("SC_OPEN_MAX")
+        for number in range(min(MAX_REGIONS, limit // 2)):
+            system.register(f"r{number}", "key", 0, 4)
+        if limit // 2 > MAX_REGIONS:
+            assert refused(system.register, "more", "key", 0, 4)[0] is Code.OVERLOADED
+        system.unregister()
+
+        assert system.status() == []
+
+    def test_is_off_unless_it_is_allowed(self, folder: Path) -> None:
+        system = SystemRegions(Regions(), folder)
+
+        for call in (
+            (system.register, "r", "key", 0, 4),
+            (system.unregister,),
+            (system.status,),
+            (system.lease, "r", 0, 1),
+        ):
+            assert refused(*call) == (Code.UNSUPPORTED, OFF)
+
+
+class TestUnregistering:
+    def test_forgets_one_or_all_and_does_not_mind_what_is_not_there(self, folder: Path) -> None:
+        _, system = made(folder)
+        for name in "abc":
+            system.register(name, "key", 0, 4)
+        system.unregister("b")
+        system.unregister("b")
+
+        assert [region["name"] for region in system.status()] == ["a", "c"]
+        assert refused(system.status, "b") == (Code.NOT_FOUND, "Unable to find system shared memory region: 'b'")
+        assert refused(system.lease, "b", 0, 1) == (Code.NOT_FOUND, "Unable to find shared memory region: 'b'")
+        system.unregister()
+        assert system.status() == []
+
+    def test_closes_the_file_when_the_last_lease_has_ended(self, folder: Path) -> None:
+        _, system = made(folder)
+        before = open_files()
+        system.register("r", "key", 0, SIZE)
+        first, second = system.lease("r", 0, 4), system.lease("r", 4, 4)
+        system.unregister("r")
+        first.release()
+
+        assert bytes(second.read()) == BYTES[4:8]
+        assert open_files() == before + 1
+        del second
+        assert open_files() == before
+        assert refused(first.read)[0] is Code.INTERNAL
+
+    def test_lets_a_name_be_used_again_at_once(self, folder: Path) -> None:
+        _, system = made(folder)
+        (folder / "other").write_bytes(bytes(SIZE))
+        system.register("r", "key", 0, SIZE)
+        lease = system.lease("r", 0, SIZE)
+        system.unregister("r")
+        system.register("r", "other", 0, SIZE)
+
+        assert bytes(lease.read()) == BYTES
+        assert bytes(system.lease("r", 0, SIZE).read()) == bytes(SIZE)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[SystemRegions]:
+    memory = SharedMemory(create=True, size=SIZE)
+    Path("/dev/shm", memory.name).write_bytes(BYTES)
+    system = SystemRegions(Regions(allowed=True))
+    system.register("r", memory.name, 8, 40)
+    yield system
+    memory.close()
+    memory.unlink()
+
+
+anywhere = st.one_of(st.integers(-4, 60), st.integers(-(2**65), 2**65))
+
+
+class TestLeases:
+    @given(offset=anywhere, byte_size=anywhere)
+    def test_lie_inside_the_region_whatever_is_asked(self, shared: SystemRegions, offset: int, byte_size: int) -> None:
+        if 0 <= offset < 40 and 0 <= byte_size <= 40 - offset:
+            found = bytes(shared.lease("r", offset, byte_size).read())
+            assert found == BYTES[8 + offset : 8 + offset + byte_size]
+        else:
+            code, text = refused(shared.lease, "r", offset, byte_size)
+            assert code is Code.INVALID
+            assert "'r'" in text
+
+    def test_say_what_is_wrong_as_triton_does(self, shared: SystemRegions) -> None:
+        assert refused(shared.lease, "r", 40, 1)[1] == "Invalid offset for shared memory region: 'r'"
+        assert refused(shared.lease, "r", 8, 33)[1] == "Invalid offset + byte size for shared memory region: 'r'"
+        assert refused(shared.lease, "r", 8, 2**64 - 1)[1].startswith("Integer overflow detected: byte_size (")
+
+    def test_write_where_they_lie_and_no_further(self, folder: Path) -> None:
+        _, system = made(folder)
+        system.register("r", "key", 8, 16)
+        lease = system.lease("r", 4, 4)
+        lease.write(b"abc")
+
+        assert (folder / "key").read_bytes() == BYTES[:12] + b"abc" + BYTES[15:]
+        assert refused(lease.write, b"abcde")[0] is Code.INTERNAL
+
+    def test_of_a_file_that_was_truncated_are_refused_and_never_fatal(self, folder: Path) -> None:
+        _, system = made(folder)
+        system.register("r", "key", 8, 40)
+        lease = system.lease("r", 0, 40)
+        os.truncate(folder / "key", 20)
+
+        text = "Invalid shared memory region: 'r', its file is smaller than when it was registered"
+        assert refused(lease.read) == (Code.INVALID, text)
+        assert refused(lease.write, bytes(40)) == (Code.INVALID, text)
+        assert (folder / "key").stat().st_size == 20
+        assert bytes(system.lease("r", 0, 12).read()) == BYTES[8:20]
+
+    def test_outlive_the_file_s_name(self, folder: Path) -> None:
+        _, system = made(folder)
+        system.register("r", "key", 0, SIZE)
+        (folder / "key").unlink()
+
+        assert bytes(system.lease("r", 0, SIZE).read()) == BYTES
+
+    def test_of_no_bytes_are_empty(self, shared: SystemRegions) -> None:
+        assert bytes(shared.lease("r", 0, 0).read()) == b""
+
+    def test_on_the_event_loop_are_not_large(self, folder: Path) -> None:
+        regions, system = made(folder)
+        system.register("r", "key", 0, SIZE)
+        inline = InlineRegions(regions, 16)
+
+        assert bytes(inline.read("r", 0, 16)) == BYTES[:16]
+        with pytest.raises(LargeRead):
+            inline.read("r", 0, 17)
+        assert isinstance(inline.lease("r", 0, 17), Lease)

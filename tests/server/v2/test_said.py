@@ -1,0 +1,104 @@
+"""What a call says beside its tensors: parameters and outputs, as both transports read them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.backends.errors import Code, InferError
+from penstock.server.v2.regions import OFF, Regions
+from penstock.server.v2.said import MAX_CLASSES, RESERVED, Classes, Parameters, Ways, outputs, parameters
+from tests.fakes import fake_model
+
+MODEL = fake_model()
+
+
+def refused(call: Any, *args: Any) -> str:
+    with pytest.raises(InferError) as caught:
+        call(*args)
+    assert caught.value.code is Code.INVALID
+    return caught.value.message
+
+
+class TestParameters:
+    def test_of_the_protocol_are_read_and_others_are_the_client_s(self) -> None:
+        own = {"s": "text", "i": -1, "b": True, "d": 0.5}
+        known = {
+            "timeout": 7,
+            "priority": 2**64 - 1,
+            "sequence_id": "a",
+            "sequence_start": True,
+            "binary_data_output": True,
+        }
+
+        assert parameters(own | known) == Parameters(binary=True, timeout_us=7, hooks=True, custom=own)
+        assert parameters({"hooks": False}) == Parameters(hooks=False)
+
+    @pytest.mark.parametrize("value", [None, [1], {"a": 1}, b"x"])
+    def test_are_texts_numbers_and_booleans(self, value: Any) -> None:
+        assert refused(parameters, {"k": value}) == (
+            "parameter 'k' has invalid type. It should be either 'int', 'bool', 'string' or 'double'."
+        )
+
+    @pytest.mark.parametrize("key", ["timeout", "priority"])
+    @pytest.mark.parametrize("value", [-1, 1.5, "1", True, 2**64])
+    def test_that_count_are_unsigned(self, key: str, value: Any) -> None:
+        assert refused(parameters, {key: value}).startswith(f"Unable to parse '{key}'")
+
+    @pytest.mark.parametrize("key", ["sequence_start", "sequence_end", "binary_data_output", "hooks"])
+    def test_that_are_flags_are_booleans(self, key: str) -> None:
+        assert refused(parameters, {key: 1}).startswith(f"Unable to parse '{key}'")
+
+    def test_of_triton_s_own_are_refused_but_where_a_transport_takes_them(self) -> None:
+        assert "reserved for Triton usage" in refused(parameters, {"triton_x": 1})
+        assert "reserved for Triton usage" in refused(parameters, {"headers": "x"})
+        assert "reserved for Triton usage" in refused(parameters, {"triton_y": 1}, ("triton_x",))
+        assert parameters({"triton_x": True}, ("triton_x",)).custom is None
+
+    def test_reserved_are_seven(self) -> None:
+        assert len(RESERVED) == 7
+
+
+class TestOutputs:
+    def test_travel_as_they_are_asked_for(self) -> None:
+        assert outputs(MODEL, [("y", None)], None) == ((0,), None)
+        assert outputs(MODEL, [("y", {"binary_data": False})], None) == ((0,), None)
+        assert outputs(MODEL, [("y", {"binary_data": True})], None) == ((0,), (True,))
+        assert outputs(MODEL, [("y", {"classification": 3})], None) == ((0,), Ways((Classes(3, binary=False),)))
+        assert outputs(MODEL, [("y", {"classification": 0, "binary_data": True})], None) == ((0,), (True,))
+
+    @pytest.mark.parametrize("value", [-1, 1.0, "3", True, None, 2**64])
+    def test_have_unsigned_numbers_of_classes(self, value: Any) -> None:
+        assert refused(outputs, MODEL, [("y", {"classification": value})], None).startswith(
+            "Unable to set 'classification'"
+        )
+
+    def test_have_no_more_classes_than_the_most(self) -> None:
+        assert "the maximum is 1000000" in refused(outputs, MODEL, [("y", {"classification": MAX_CLASSES + 1})], None)
+
+    def test_are_the_model_s_and_each_is_named_once(self) -> None:
+        assert refused(outputs, MODEL, [("z", None)], None) == "unexpected inference output 'z' for model 'm'"
+        assert refused(outputs, MODEL, [("y", None)] * 2, None) == "output 'y' already exists in request"
+
+    @pytest.mark.parametrize(
+        ("items", "text"),
+        [
+            ({"classification": 1}, "Output can't set both 'shared_memory_region' and 'classification'"),
+            ({"binary_data": True}, "Output can't set both 'shared_memory_region' and 'binary_data'"),
+            ({"shared_memory_offset": -1}, "Unable to parse 'shared_memory_offset': "),
+            ({"shared_memory_byte_size": "1"}, "Unable to parse 'shared_memory_byte_size': "),
+            ({"shared_memory_region": 1}, "Unable to parse 'shared_memory_region': "),
+        ],
+    )
+    def test_in_shared_memory_are_nothing_else(self, items: dict[str, Any], text: str) -> None:
+        regions = Regions(allowed=True)
+
+        assert refused(outputs, MODEL, [("y", {"shared_memory_region": "r"} | items)], regions).startswith(text)
+
+    @pytest.mark.parametrize("regions", [None, Regions()])
+    def test_in_shared_memory_need_it(self, regions: Regions | None) -> None:
+        with pytest.raises(InferError) as caught:
+            outputs(MODEL, [("y", {"shared_memory_region": "r"})], regions)
+
+        assert (caught.value.code, caught.value.message) == (Code.UNSUPPORTED, OFF)
