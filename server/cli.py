@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from .settings import FALSE_WORDS, TRUE_WORDS, Setting, SettingError, Settings, known_settings, nearest, resolve, shown
+from .setting import Setting
+from .settings import FALSE_WORDS, TRUE_WORDS, SettingError, Settings, known_settings, nearest, resolve, shown
 
 USAGE_STATUS = 2
 _NO_SETTINGS = {"command", "paths"}
@@ -118,7 +119,7 @@ def _check(settings: Settings) -> int:
     from .repository.check import check
     from .repository.scan import Defaults
 
-    defaults = Defaults(max_batch_rows=settings.default_max_batch_size)
+    defaults = Defaults(max_batch_rows=settings.default_max_batch_size, config_name=settings.model_config_name)
     report = check([Path(path) for path in settings.model_repository], LOADERS, defaults)
     print(report)
     return report.status

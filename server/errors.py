@@ -12,6 +12,7 @@ MAX_TEXT_CHARS = 4096
 HTTP_STATUS: dict[Code, int] = {
     Code.INVALID: 400,
     Code.NOT_FOUND: 404,
+    Code.ALREADY_EXISTS: 400,
     Code.NOT_READY: 503,
     Code.OVERLOADED: 503,
     Code.EXPIRED: 503,
@@ -24,6 +25,7 @@ HTTP_STATUS: dict[Code, int] = {
 GRPC_STATUS: dict[Code, Status] = {
     Code.INVALID: Status.INVALID_ARGUMENT,
     Code.NOT_FOUND: Status.NOT_FOUND,
+    Code.ALREADY_EXISTS: Status.ALREADY_EXISTS,
     Code.NOT_READY: Status.UNAVAILABLE,
     Code.OVERLOADED: Status.UNAVAILABLE,
     Code.EXPIRED: Status.UNAVAILABLE,

@@ -1,6 +1,6 @@
 """Hardware: samples of the machine, the process and its GPUs for the metrics page.
 
-Taken on a daemon thread of its own, at most once a second and only while somebody scrapes, so that a driver that
+Taken on a daemon thread of its own, at most once an interval and only while somebody scrapes, so that a driver that
 hangs holds up neither the event loop nor the exit: its lines are missing from the page until it answers.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import math
 import os
 import threading
 import time
@@ -17,7 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-_INTERVAL_S = 1.0
 _STALE_S = 10.0
 _PATIENCE_S = 0.25
 
@@ -33,10 +33,19 @@ class Sample:
     gpus: Mapping[str, Values] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What is sampled, and how often at most."""
+
+    interval_s: float = 1.0
+    machine: bool = True
+    gpus: bool = True
+
+
 class Hardware:
     """Keeps the latest Sample of `proc`, and of the NVML module that `nvml` imports and starts.
 
-    Threads: `sample` is the event loop's.
+    The process itself is always told of. Threads: `sample` is the event loop's.
     """
 
     def __init__(
@@ -44,13 +53,18 @@ class Hardware:
         proc: Path = Path("/proc"),
         nvml: Callable[[], Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        watch: Watch = Watch(),
     ) -> None:
         cpu = _CpuTime(proc)
-        self._machine = _Reading(lambda: {**cpu.read(), **_memory(proc), **_process(proc)}, clock)
-        self._gpus = _Reading(_Gpus(nvml or _start_nvml).read, clock)
+
+        def machine() -> Values:
+            return {**cpu.read(), **_memory(proc), **_process(proc)} if watch.machine else _process(proc)
+
+        self._machine = _Reading(machine, clock, watch.interval_s)
+        self._gpus = _Reading(_Gpus(nvml or _start_nvml).read if watch.gpus else dict, clock, watch.interval_s)
 
     async def sample(self) -> Sample:
-        """Give values not older than a second, or, where those are long in coming, the latest from a little before."""
+        """Give values not older than the interval, or, where those are long in coming, the latest before."""
         machine, gpus = await asyncio.gather(self._machine.latest(), self._gpus.latest())
         return Sample(machine, gpus)
 
@@ -58,19 +72,21 @@ class Hardware:
 class _Reading:
     """The latest of what `read` gives. It runs on a daemon thread, one at a time; empty once it is too old."""
 
-    def __init__(self, read: _Read, clock: Callable[[], float]) -> None:
+    def __init__(self, read: _Read, clock: Callable[[], float], interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._stale_s = max(_STALE_S, 2 * interval_s)
         self._read = read
         self._clock = clock
         self._values: Mapping[str, Any] = {}
-        self._read_s = -_STALE_S
+        self._read_s = -math.inf
         self._pending: asyncio.Future[None] | None = None
 
     async def latest(self) -> Mapping[str, Any]:
-        if self._clock() - self._read_s >= _INTERVAL_S:
+        if self._clock() - self._read_s >= self._interval_s:
             if self._pending is None:
                 self._pending = self._start()
             await asyncio.wait((self._pending,), timeout=_PATIENCE_S)
-        return self._values if self._clock() - self._read_s < _STALE_S else {}
+        return self._values if self._clock() - self._read_s < self._stale_s else {}
 
     def _start(self) -> asyncio.Future[None]:
         loop = asyncio.get_running_loop()

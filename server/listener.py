@@ -1,7 +1,8 @@
 """Listener: one port, served by a protocol class of uvicorn's kind, and closed without losing what it had accepted.
 
-Stands in for `uvicorn.Server`, which owns the signals of its process and closes idle connections at once. What is
-used of uvicorn is its Config, its ServerState and the constructor of its HTTP protocol.
+Port is the part that any protocol shares; the gRPC lane has a Port of its own. Listener stands in for
+`uvicorn.Server`, which owns the signals of its process and closes idle connections at once. What is used of uvicorn is
+its Config, its ServerState and the constructor of its HTTP protocol.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import errno
 import os
 import select
 import socket
+import ssl
 import struct
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from email.utils import formatdate
 from typing import Any
 
@@ -38,40 +40,45 @@ class ListenError(Exception):
     """A port that cannot be listened on; the message is for the operator."""
 
 
-class Listener:
+class Port:
     """One port.
 
     Invariant: a connection whose handshake the kernel has completed is accepted and handed to a protocol, until
     `stop_accepting` returns; later ones are refused by the kernel. `sweep` is called every second with the seconds
-    that have passed, for the protocol's time limits.
+    that have passed, for the protocol's time limits. `tls` is for every connection, or None.
     Threads: the event loop's.
     """
 
-    def __init__(
-        self, name: str, address: str, port: int, config: Config, sweep: Callable[[float], None] | None = None
-    ) -> None:
-        if not config.loaded:
-            config.load()
+    scheme = "http"
+    tls: ssl.SSLContext | None = None
+
+    def __init__(self, name: str, address: str, port: int, sweep: Callable[[float], None] | None = None) -> None:
         self.name = name
         self.address = address
         self.port = port
-        self._config = config
-        self._state = ServerState()
         self._sockets: list[socket.socket] = []
         self._servers: list[asyncio.AbstractServer] = []
         self._sweep = sweep
         self._clock: asyncio.TimerHandle | None = None
 
+    def make_protocol(self) -> asyncio.BaseProtocol:
+        """Make the protocol of a new connection."""
+        raise NotImplementedError
+
+    def open_connections(self) -> Collection[Any]:
+        """Give the protocols of the open connections: each has `transport`, and `shutdown` to drain it."""
+        raise NotImplementedError
+
     @property
     def connections(self) -> int:
         """How many connections are open."""
-        return len(self._state.connections)
+        return len(self.open_connections())
 
     @property
     def url(self) -> str:
         """Where it listens, once it does."""
         address = f"[{self.address}]" if ":" in self.address else self.address
-        return f"http://{address}:{self.port}"
+        return f"{self.scheme}://{address}:{self.port}"
 
     async def open(self) -> None:
         """Bind, and accept connections from now on; port 0 becomes the one the system chose.
@@ -83,19 +90,22 @@ class Listener:
         self._sockets = await self._bind(loop)
         self.port = self._sockets[0].getsockname()[1]
         for bound in self._sockets:
-            self._servers.append(await loop.create_server(self._protocol, sock=bound, backlog=BACKLOG))
-
-    def _protocol(self) -> asyncio.BaseProtocol:
-        make: Any = self._config.http_protocol_class
-        protocol: asyncio.BaseProtocol = make(config=self._config, server_state=self._state, app_state={})
-        return protocol
+            self._servers.append(
+                await loop.create_server(self.make_protocol, sock=bound, backlog=BACKLOG, ssl=self.tls)
+            )
 
     def _tick(self, loop: asyncio.AbstractEventLoop, last: float) -> None:
         now = loop.time()
-        self._state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+        self.each_second()
         self._clock = loop.call_later(TICK_S, self._tick, loop, now)
         if self._sweep is not None:
             self._sweep(now - last)
+
+    def each_second(self) -> None:
+        """Do what is due whether or not anything is connected."""
+
+    def abandon(self) -> None:
+        """Give up the work for connections that have been aborted."""
 
     async def _bind(self, loop: asyncio.AbstractEventLoop) -> list[socket.socket]:
         """Bind every address that the name stands for, all on one port."""
@@ -151,9 +161,9 @@ class Listener:
     async def finish(self, deadline: float) -> int:
         """Let every connection finish its work and close; give how many had not by `deadline` (the loop's time)."""
         loop = asyncio.get_running_loop()
-        for connection in list(self._state.connections):
+        for connection in list(self.open_connections()):
             connection.shutdown()
-        while self._state.connections and loop.time() < deadline:  # noqa: ASYNC110 - uvicorn's set tells nobody
+        while self.open_connections() and loop.time() < deadline:  # noqa: ASYNC110 - uvicorn's set tells nobody
             await asyncio.sleep(POLL_S)
         return self.connections
 
@@ -162,16 +172,47 @@ class Listener:
         await self.stop_accepting()
         if self._clock is not None:
             self._clock.cancel()
-        for connection in list(self._state.connections):
+        for connection in list(self.open_connections()):
             transport: asyncio.Transport | None = connection.transport
             if transport is not None:
                 transport.abort()
-        for task in list(self._state.tasks):
-            task.cancel()
+        self.abandon()
         for _ in range(_MOST_TURNS):
-            if not self._state.connections:
+            if not self.open_connections():
                 break
             await asyncio.sleep(0)
+
+
+class Listener(Port):
+    """A Port whose protocol is one of uvicorn's kind."""
+
+    def __init__(
+        self, name: str, address: str, port: int, config: Config, sweep: Callable[[float], None] | None = None
+    ) -> None:
+        super().__init__(name, address, port, sweep)
+        if not config.loaded:
+            config.load()
+        self._config = config
+        self._state = ServerState()
+
+    def make_protocol(self) -> asyncio.BaseProtocol:
+        """Make uvicorn's protocol."""
+        make: Any = self._config.http_protocol_class
+        protocol: asyncio.BaseProtocol = make(config=self._config, server_state=self._state, app_state={})
+        return protocol
+
+    def open_connections(self) -> Collection[Any]:
+        """Give uvicorn's connections."""
+        return self._state.connections
+
+    def each_second(self) -> None:
+        """Renew the date that answers carry."""
+        self._state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+
+    def abandon(self) -> None:
+        """Cancel what uvicorn still runs."""
+        for task in list(self._state.tasks):
+            task.cancel()
 
 
 def make_config(

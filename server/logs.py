@@ -13,6 +13,7 @@ import logging
 import queue
 import re
 import threading
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
@@ -26,6 +27,38 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 # Controls, line separators, lone surrogates and marks that turn the direction of text: what a client could use to
 # forge a line or to confuse a terminal.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """What is logged, and in which form: `format` is "default", the operator's choice, or "ISO8601", lines of text."""
+
+    info: bool = True
+    warning: bool = True
+    error: bool = True
+    verbose: int = 0
+    format: str = "default"
+
+    @classmethod
+    def of(cls, settings: Settings) -> Levels:
+        """Give what the settings say."""
+        return cls(settings.log_info, settings.log_warning, settings.log_error, settings.log_verbose)
+
+    def pass_on(self, level: int) -> bool:
+        """Whether records of a level are written; critical ones always are."""
+        if level >= logging.CRITICAL:
+            return True
+        if level >= logging.ERROR:
+            return self.error
+        if level >= logging.WARNING:
+            return self.warning
+        return self.info if level >= logging.INFO else self.verbose > 0
+
+    @property
+    def lowest(self) -> int:
+        """The lowest level of which anything is written."""
+        levels = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)
+        return next((level for level in levels if self.pass_on(level)), logging.CRITICAL)
 
 
 def escaped(text: str) -> str:
@@ -79,6 +112,12 @@ def _traceback(raised: Any) -> str:
     return repr(raised[1])
 
 
+def _loggers(levels: Levels) -> dict[str, int]:
+    """Give the level of each logger: ours, and those of libraries, of which less is wanted."""
+    lowest = levels.lowest
+    return {"": max(lowest, logging.INFO), "penstock": lowest, "uvicorn.error": max(lowest, logging.WARNING)}
+
+
 class _Enqueue(logging.Handler):
     """Puts records into the queue and never waits: what does not fit is dropped and counted."""
 
@@ -111,16 +150,12 @@ class Logs:
     def __init__(self, settings: Settings, stream: TextIO) -> None:
         self._stream = stream
         text = settings.log_format == "text" or (settings.log_format == "auto" and stream.isatty())
-        self._formatter: logging.Formatter = TextFormatter() if text else JsonFormatter()
-        self._levels = {
-            logging.DEBUG: settings.log_verbose > 0,
-            logging.INFO: settings.log_info,
-            logging.WARNING: settings.log_warning,
-            logging.ERROR: settings.log_error,
-        }
+        self._chosen = TextFormatter() if text else JsonFormatter()
+        self._formatter: logging.Formatter = self._chosen
+        self._levels = Levels.of(settings)
         self._records: queue.Queue[logging.LogRecord | None] = queue.Queue(QUEUE_RECORDS)
         self._door = _Enqueue(self._records)
-        self._door.addFilter(lambda record: self._levels.get(record.levelno, True))
+        self._door.addFilter(lambda record: self._levels.pass_on(record.levelno))
         self._writer = threading.Thread(target=self._write_all, name="penstock-logs", daemon=True)
         self._before: list[tuple[logging.Logger, int]] = []
 
@@ -131,15 +166,20 @@ class Logs:
 
     def start(self) -> None:
         """Take over the root logger and those of libraries that would speak too much."""
-        lowest = min((level for level, on in self._levels.items() if on), default=logging.CRITICAL)
-        chosen = {"": max(lowest, logging.INFO), "penstock": lowest, "uvicorn.error": max(lowest, logging.WARNING)}
-        for name, level in chosen.items():
+        for name in _loggers(self._levels):
             logger = logging.getLogger(name)
             self._before.append((logger, logger.level))
-            logger.setLevel(level)
+        self.apply(self._levels)
         logging.getLogger().addHandler(self._door)
         logging.captureWarnings(capture=True)
         self._writer.start()
+
+    def apply(self, levels: Levels) -> None:
+        """Log as `levels` says from now on. Call it after `start`."""
+        self._levels = levels
+        self._formatter = TextFormatter() if levels.format == "ISO8601" else self._chosen
+        for name, level in _loggers(levels).items():
+            logging.getLogger(name).setLevel(level)
 
     def stop(self) -> None:
         """Write what is queued and give logging back; waits for a stuck stream no longer than STOP_TIMEOUT_S."""

@@ -7,15 +7,23 @@ Rendering gives way to the event loop after each model, so a scrape never holds 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from penstock.batching.model import Model
-from penstock.batching.statistics import LATENCY_BOUNDS_NS, ROWS_BOUNDS, HistogramSnapshot, StatisticsSnapshot
+from penstock.batching.statistics import (
+    FIRST_RESPONSE_BOUNDS_NS,
+    LATENCY_BOUNDS_NS,
+    ROWS_BOUNDS,
+    HistogramSnapshot,
+    StatisticsSnapshot,
+)
 
 from .errors import error_body
 from .hardware import Hardware, Sample
+from .metrics_config import MetricsConfig
 
 CONTENT_TYPE = "text/plain; charset=utf-8"
 
@@ -45,7 +53,14 @@ FAMILIES: tuple[Family, ...] = (
     Family("nv_inference_compute_input_duration_us", "counter", "Summed time of gathering inputs, in microseconds"),
     Family("nv_inference_compute_infer_duration_us", "counter", "Summed time of running the model, in microseconds"),
     Family("nv_inference_compute_output_duration_us", "counter", "Summed time of scattering outputs, in microseconds"),
+    Family("nv_inference_request_summary_us", "summary", "Duration of a successful request, in microseconds"),
+    Family("nv_inference_queue_summary_us", "summary", "Time a request waited for a batch, in microseconds"),
+    Family("nv_inference_compute_input_summary_us", "summary", "Time of gathering inputs, in microseconds"),
+    Family("nv_inference_compute_infer_summary_us", "summary", "Time of running the model, in microseconds"),
+    Family("nv_inference_compute_output_summary_us", "summary", "Time of scattering outputs, in microseconds"),
+    Family("nv_inference_first_response_histogram_ms", "histogram", "Time to the first response, in milliseconds"),
     Family("nv_inference_pending_request_count", "gauge", "Number of requests waiting for a batch"),
+    Family("nv_model_load_duration_secs", "gauge", "Time the model took to load, in seconds"),
     Family("penstock_queue_seconds", "histogram", "Time a successful request waited for its batch"),
     Family("penstock_compute_seconds", "histogram", "Time a batch took: gather, run and scatter"),
     Family("penstock_total_seconds", "histogram", "Time of a successful request, from acceptance to delivery"),
@@ -54,11 +69,14 @@ FAMILIES: tuple[Family, ...] = (
     Family("penstock_waiting_rows", "gauge", "Rows waiting for a batch"),
     Family("penstock_inflight_requests", "gauge", "Requests accepted and not yet delivered"),
     Family("penstock_connections", "gauge", "Open HTTP connections"),
+    Family("penstock_grpc_connections", "gauge", "Open gRPC connections"),
     Family("process_cpu_seconds_total", "counter", "CPU time of the server process, user and system"),
     Family("process_resident_memory_bytes", "gauge", "Resident memory of the server process"),
     Family("nv_cpu_utilization", "gauge", "CPU utilization rate of the machine [0.0 - 1.0]"),
     Family("nv_cpu_memory_total_bytes", "gauge", "Memory (RAM) of the machine, in bytes"),
     Family("nv_cpu_memory_used_bytes", "gauge", "Used memory (RAM) of the machine, in bytes"),
+    Family("nv_pinned_memory_pool_total_bytes", "gauge", "Pinned memory pool, in bytes: there is none, so 0"),
+    Family("nv_pinned_memory_pool_used_bytes", "gauge", "Used memory of the pinned memory pool, in bytes: 0"),
     Family("nv_gpu_utilization", "gauge", "GPU utilization rate [0.0 - 1.0]"),
     Family("nv_gpu_memory_total_bytes", "gauge", "GPU total memory, in bytes"),
     Family("nv_gpu_memory_used_bytes", "gauge", "GPU used memory, in bytes"),
@@ -75,12 +93,16 @@ class Models(Protocol):
 
 
 class Metrics:
-    """Renders the page. One per server."""
+    """Renders the page. One per server. `connections` gives how many are open, by the name of their metric."""
 
-    def __init__(self, engine: Models, hardware: Hardware, connections: Callable[[], int] | None = None) -> None:
+    def __init__(
+        self, engine: Models, hardware: Hardware, config: MetricsConfig | None = None,
+        connections: Mapping[str, Callable[[], int]] | None = None,
+    ) -> None:  # fmt: skip
         self._engine = engine
         self._hardware = hardware
-        self._connections = connections
+        self._config = config or MetricsConfig()
+        self._connections = connections or {}
 
     async def render(self) -> bytes:
         """Give the page as of now.
@@ -90,10 +112,12 @@ class Metrics:
         lines: dict[str, list[str]] = {family.name: [] for family in FAMILIES}
         sample = await self._hardware.sample()
         for model in self._engine.models():
-            _add_model(lines, model)
+            self._add_model(lines, model)
             await asyncio.sleep(0)
-        if self._connections is not None:
-            lines["penstock_connections"].append(f"penstock_connections {self._connections()}")
+        for name, count in self._connections.items():
+            lines[name].append(f"{name} {count()}")
+        for name in ("nv_pinned_memory_pool_total_bytes", "nv_pinned_memory_pool_used_bytes"):
+            lines[name].append(f"{name} 0")
         _add_sample(lines, sample)
         parts: list[str] = []
         for family in FAMILIES:
@@ -101,6 +125,33 @@ class Metrics:
                 parts.append(f"# HELP {family.name} {family.text}\n# TYPE {family.name} {family.kind}")
                 parts += lines[family.name]
         return ("\n".join(parts) + "\n").encode()
+
+    def _add_model(self, lines: Mapping[str, list[str]], model: Model) -> None:
+        counted, config = model.statistics.snapshot(), self._config
+        labels = _labels(model)
+        for name, value in (*_counters(counted), *(_latencies(counted) if config.counter_latencies else ())):
+            lines[name].append(f"{name}{{{labels}}} {value}")
+        if config.summary_latencies:
+            self._add_summaries(lines, model, labels, counted)
+        if config.histogram_latencies:
+            name = "nv_inference_first_response_histogram_ms"
+            lines[name] += _histogram(name, labels, _FIRST_RESPONSE_EDGES, counted.first_response_histogram, 6)
+        _add_state(lines, model, labels, counted)
+
+    def _add_summaries(
+        self, lines: Mapping[str, list[str]], model: Model, labels: str, counted: StatisticsSnapshot
+    ) -> None:
+        names = [quantile for quantile, _ in self._config.quantiles]
+        shares = [float(name) for name in names]
+        found = model.statistics.summaries(shares, self._config.capacity, time.monotonic_ns())
+        sums = (counted.success, counted.queue, counted.compute_input, counted.compute_infer, counted.compute_output)
+        for (latency, values), summed in zip(found.items(), sums, strict=True):
+            name = f"nv_inference_{latency}_summary_us"
+            for quantile, value in zip(names, values, strict=True):
+                text = "NaN" if value is None else decimal(value, 3)
+                lines[name].append(f'{name}{{{labels},quantile="{quantile}"}} {text}')
+            lines[name].append(f"{name}_sum{{{labels}}} {decimal(summed.ns, 3)}")
+            lines[name].append(f"{name}_count{{{labels}}} {summed.count}")
 
 
 def create_metrics_app(metrics: Metrics) -> ASGIApp:
@@ -137,19 +188,22 @@ def decimal(value: int, digits: int) -> str:
 
 
 _LATENCY_EDGES = tuple(decimal(bound, 9) for bound in LATENCY_BOUNDS_NS)
+_FIRST_RESPONSE_EDGES = tuple(decimal(bound, 6) for bound in FIRST_RESPONSE_BOUNDS_NS)
 _ROWS_EDGES = tuple(str(bound) for bound in ROWS_BOUNDS)
 
 
-def _add_model(lines: Mapping[str, list[str]], model: Model) -> None:
-    counted = model.statistics.snapshot()
-    labels = f'model="{label_value(model.name)}",version="{label_value(model.version)}"'
-    for name, value in _counters(counted):
-        lines[name].append(f"{name}{{{labels}}} {value}")
+def _labels(model: Model) -> str:
+    tags = "".join(f',_{name}="{label_value(value)}"' for name, value in model.spec.metric_tags)
+    return f'model="{label_value(model.name)}",version="{label_value(model.version)}"{tags}'
+
+
+def _add_state(lines: Mapping[str, list[str]], model: Model, labels: str, counted: StatisticsSnapshot) -> None:
     for reason, count in counted.failures.items():
         name = "nv_inference_request_failure"
         lines[name].append(f'{name}{{{labels},reason="{reason}"}} {count}')
     for name, value in (
         ("nv_inference_pending_request_count", model.waiting_requests),
+        ("nv_model_load_duration_secs", f"{model.load_s:.6f}"),
         ("penstock_waiting_rows", model.waiting_rows),
         ("penstock_inflight_requests", model.inflight),
     ):
@@ -172,6 +226,11 @@ def _counters(counted: StatisticsSnapshot) -> tuple[tuple[str, int], ...]:
         ("nv_inference_request_success", counted.success.count),
         ("nv_inference_count", counted.inference_count),
         ("nv_inference_exec_count", counted.execution_count),
+    )
+
+
+def _latencies(counted: StatisticsSnapshot) -> tuple[tuple[str, int], ...]:
+    return (
         ("nv_inference_request_duration_us", counted.success.ns // 1000),
         ("nv_inference_queue_duration_us", counted.queue.ns // 1000),
         ("nv_inference_compute_input_duration_us", counted.compute_input.ns // 1000),

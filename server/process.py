@@ -41,7 +41,7 @@ def run(settings: Settings) -> int:
     sys.setswitchinterval(SWITCH_S)
     loop = uvloop.new_event_loop()
     try:
-        return loop.run_until_complete(_Process(settings).run())
+        return loop.run_until_complete(_Process(settings, logs).run())
     finally:
         # with the default action, one signal more would end the process with a status of its own
         for number in STOP_SIGNALS:
@@ -53,8 +53,9 @@ def run(settings: Settings) -> int:
 class _Process:
     """The life of one process. The first SIGTERM or SIGINT drains it, the second ends it."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, logs: Logs) -> None:
         self._settings = settings
+        self._logs = logs
         self._asked = asyncio.Event()
         self._asked_s = 0.0
         self._forced = asyncio.Event()
@@ -64,7 +65,9 @@ class _Process:
         for number in STOP_SIGNALS:
             # not the loop's own handlers: between the loop's end and the process's there would be none
             signal.signal(number, lambda number, _frame: loop.call_soon_threadsafe(self._signalled, number))
-        serving = asyncio.ensure_future(self._serve(Server(self._settings)))
+        server = Server(self._settings)
+        server.observing.logging.apply = self._logs.apply
+        serving = asyncio.ensure_future(self._serve(server))
         if await _first(serving, self._forced.wait()):
             return serving.result()
         logger.critical("forced to stop: what was under way is lost")

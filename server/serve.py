@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,27 +15,34 @@ from typing import Any
 import numpy as np
 
 from penstock.backends.backend import Loader
-from penstock.backends.errors import Code, InferError
 from penstock.backends.loading import LOADERS
 from penstock.batching.engine import Engine
-from penstock.batching.model import Model
-from penstock.batching.spec import ModelSpec
 
-from .hardware import Hardware
+from .grpc.connection import GrpcShared
+from .grpc.listening import GrpcListener
+from .grpc.method import Method
+from .grpc.tls import TlsError, context_for
 from .health import Health
-from .hooks.runner import Hooks
+from .hooks.engine import HookedEngine
 from .http.access import LoggedFastLane
 from .http.connection import Connection
 from .http.fastlane import FastLane
 from .http.service import Shared
-from .listener import Listener, ListenError, make_config
-from .metrics import ASGIApp, Metrics, create_metrics_app
+from .listener import Listener, ListenError, Port, make_config
+from .metrics import ASGIApp, create_metrics_app
+from .observing import Observing, made_metrics
+from .repository.control import Choices, ModelControl
 from .repository.repository import Repository
 from .repository.scan import Defaults
 from .settings import Settings
-from .v2.control import create_app
+from .v2.control import EXTENSIONS, create_app
+from .v2.forwarding import Forwarding
+from .v2.generate import Generate
 from .v2.inference import Inference
+from .v2.repository import RepositoryEndpoints
 from .v2.routes import Route
+from .v2.rpc.services import Parts, methods
+from .v2.shared_memory import SharedMemory
 
 logger = logging.getLogger("penstock.serve")
 
@@ -67,47 +73,6 @@ class Unclaimed:
         """Never called."""
 
 
-class HookedEngine:
-    """The Engine, and the Hooks of each Model that it has loaded. What Repository loads with.
-
-    A model whose hooks cannot be loaded is not served: it is taken out again.
-    """
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._hooks: dict[Model, Hooks] = {}
-
-    async def load(self, spec: ModelSpec) -> Model:
-        """Load a model and its hooks. Raises: InferError."""
-        model = await self._engine.load(spec)
-        try:
-            self._hooks[model] = await Hooks.load(self._engine, model)
-        except BaseException:
-            await self._engine.unload(spec.name, spec.version)
-            raise
-        return model
-
-    def hooks_of(self, model: Model) -> Hooks:
-        """Give a model's Hooks, which may be none at all. Raises: InferError (NOT_READY) before they are loaded."""
-        hooks = self._hooks.get(model)
-        if hooks is None:
-            raise InferError(Code.NOT_READY, f"the hooks of model '{model.name}' are being loaded")
-        return hooks
-
-    async def stop(self, grace_s: float) -> int:
-        """Finish what was accepted, hooks first. Returns: how many requests were dropped."""
-        deadline = time.monotonic() + grace_s
-        closing = [asyncio.ensure_future(hooks.close()) for hooks in self._hooks.values()]
-        unfinished = 0
-        if closing:
-            _, pending = await asyncio.wait(closing, timeout=grace_s)
-            unfinished = len(pending)
-            for task in pending:
-                task.cancel()
-        self._hooks.clear()
-        return max(unfinished, await self._engine.stop(max(0.0, deadline - time.monotonic())))
-
-
 class Server:
     """One server on the running event loop: `open`, `load`, and in the end `drain` and `close`.
 
@@ -123,19 +88,31 @@ class Server:
         self._models = HookedEngine(self.engine)
         self.repository = Repository(
             [Path(path) for path in settings.model_repository],
-            Defaults(max_batch_rows=settings.default_max_batch_size),
+            Defaults(max_batch_rows=settings.default_max_batch_size, config_name=settings.model_config_name),
         )
+        self.control = ModelControl(self.repository, self._models, Choices.of(settings))
         self.health = Health(self.repository, strict=settings.strict_readiness)
+        self.observing = Observing(settings, self.engine)
+        self.shared_memory = SharedMemory(allowed=settings.allow_client_shm)
         self._http: Listener | None = None
+        self._grpc: GrpcListener | None = None
         self._metrics: Listener | None = None
-        metrics = Metrics(self.engine, Hardware(), lambda: self._http.connections if self._http else 0)
+        metrics = made_metrics(settings, self.engine, lambda: (self._http, self._grpc))
         if settings.allow_http:
             app = create_app(
                 self.engine, self.repository, metrics, self.health, name=settings.id, extensions=self._extensions()
             )
-            inference = Inference(self.engine, settings.limits(), self._models.hooks_of)
+            app.state.restricted = self.observing.http_restricted
+            inference = Inference(
+                self.engine, settings.limits(), self._models.hooks_of, self.shared_memory.regions,
+                Forwarding.of(settings.http_header_forward_pattern),
+            )  # fmt: skip
+            inference.restricted = self.observing.http_restricted
             shared = Shared(inference, settings.limits())
             self._http = self._listener("HTTP", settings.http_address, settings.http_port, app, shared)
+        if settings.allow_grpc:
+            lane = GrpcShared(self._grpc_methods(), settings.grpc_limits(), loop=self._loop)
+            self._grpc = GrpcListener(settings.grpc_address, settings.grpc_port, lane)
         if settings.allow_metrics:
             address = settings.metrics_address or settings.http_address
             shared = Shared(Unclaimed(), settings.limits())
@@ -145,7 +122,32 @@ class Server:
 
     def _extensions(self) -> list[Route]:
         """Give the endpoints of the protocol's extensions."""
-        return []
+        repository = RepositoryEndpoints(self.control, self._settings.http_max_input_size)
+        generate = Generate(self.engine, self._settings.limits(), self._models.hooks_of)
+        return [
+            *repository.routes(), *self.observing.routes(), *self.shared_memory.routes(), *generate.routes(),
+        ]  # fmt: skip
+
+    def _grpc_methods(self) -> dict[str, Method]:
+        """Give the RPCs by path."""
+        return methods(
+            Parts(
+                engine=self.engine,
+                repository=self.repository,
+                health=self.health,
+                hooks_of=self._models.hooks_of,
+                name=self._settings.id,
+                extensions=EXTENSIONS,
+                control=self.control,
+                traces=self.observing.traces,
+                logs=self.observing.logging,
+                restricted=self.observing.grpc_restricted,
+                regions=self.shared_memory.regions,
+                system=self.shared_memory.system,
+                cuda=self.shared_memory.cuda,
+                forwarding=Forwarding.of(self._settings.grpc_header_forward_pattern),
+            )
+        )
 
     def _listener(self, name: str, address: str, port: int, app: ASGIApp, shared: Shared) -> Listener:
         lane = LoggedFastLane if self._settings.access_log else FastLane
@@ -161,6 +163,11 @@ class Server:
         return self._http.port if self._http else 0
 
     @property
+    def grpc_port(self) -> int:
+        """The port that gRPC is served on, 0 for none."""
+        return self._grpc.port if self._grpc else 0
+
+    @property
     def metrics_port(self) -> int:
         """The port that metrics are served on, 0 for none."""
         return self._metrics.port if self._metrics else 0
@@ -168,7 +175,11 @@ class Server:
     @property
     def places(self) -> str:
         """Where it listens, in words."""
-        return ", ".join(f"{each.name} on {each.url}" for each in (self._http, self._metrics) if each) or "nowhere"
+        return ", ".join(f"{each.name} on {each.url}" for each in self._ports) or "nowhere"
+
+    @property
+    def _ports(self) -> list[Port]:
+        return [port for port in (self._http, self._grpc, self._metrics) if port]
 
     async def open(self) -> None:
         """Listen, and answer: live, not yet ready.
@@ -183,18 +194,19 @@ class Server:
                 raise StartError(f"{path}: no such file or folder")
             if not path.is_dir() and path.suffix != ".onnx":
                 raise StartError(f"{path}: neither a model repository nor an .onnx file")
+        if self._settings.load_model and not self.control.allowed:
+            raise StartError("--load-model needs --model-control-mode explicit")
         try:
-            for listener in (self._http, self._metrics):
-                if listener:
-                    await listener.open()
-        except ListenError as error:
+            if self._grpc:
+                self._grpc.tls = context_for(self._settings)
+            for port in self._ports:
+                await port.open()
+        except (ListenError, TlsError) as error:
             raise StartError(str(error)) from error
 
     async def load(self) -> list[str]:
         """Read the repository and load what is in it. Returns: why each version that is not served is not."""
-        for finding in await asyncio.to_thread(self.repository.read):
-            logger.log(logging.ERROR if finding.mistake else logging.WARNING, "%s", finding)
-        return await self.repository.load_all(self._models, self._settings.model_load_thread_count)
+        return await self.control.start()
 
     async def drain(self) -> int:
         """Stop being ready, stop accepting, and finish what was accepted, within the exit timeout.
@@ -204,11 +216,12 @@ class Server:
         self.health.draining = True
         await asyncio.sleep(self._settings.drain_delay_secs)
         deadline = self._loop.time() + self._settings.exit_timeout_secs
-        unfinished = 0
-        if self._http:
-            await self._http.stop_accepting()
-            unfinished = await self._http.finish(deadline)
+        serving = [port for port in (self._http, self._grpc) if port]
+        for port in serving:
+            await port.stop_accepting()
+        unfinished = sum(await asyncio.gather(*(port.finish(deadline) for port in serving)))
         self._stopped = True
+        await self.control.stop()
         dropped = await self._models.stop(max(0.0, deadline - self._loop.time()))
         if self._metrics:
             await self._metrics.stop_accepting()
@@ -217,12 +230,13 @@ class Server:
 
     async def close(self) -> None:
         """End at once whatever is left."""
-        for listener in (self._http, self._metrics):
-            if listener:
-                await listener.close()
+        for port in self._ports:
+            await port.close()
         if not self._stopped:
             self._stopped = True
+            await self.control.stop()
             await self._models.stop(0.0)
+        await self.observing.stop()
 
 
 @asynccontextmanager

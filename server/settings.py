@@ -10,14 +10,19 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from .http.limits import Limits
+from .metrics_config import parse as parse_metrics
+from .observing_settings import ObservingSettings
+from .restricted import Restricted
+from .setting import COUNT, PORTS, PREFIX, SECONDS, Setting, setting
+from .tracing.config import parse as parse_tracing
+from .v2.forwarding import Forwarding
 
-PREFIX = "PENSTOCK_"
 CONFIG_NAME = PREFIX + "CONFIG"
 TRUE_WORDS = ("true", "1")
 FALSE_WORDS = ("false", "0")
@@ -26,120 +31,136 @@ FALSE_WORDS = ("false", "0")
 _SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$")
 _SERVICE_VALUE = re.compile(r"(tcp|udp|sctp)://")
 _LIMITS = Limits()
+_FIRST_GROUPS = ("Models", "HTTP", "gRPC")
+"""The order of the page; the others follow as they are stated."""
 
 
 class SettingError(ValueError):
     """A setting that cannot be used: where it was given, what was given, what was wanted."""
 
 
-def _setting(
-    default: Any, group: str, text: str, *, unit: str = "", bounds: tuple[float, float] | None = None,
-    choices: tuple[str, ...] = (),
-) -> Any:  # fmt: skip
-    meta = {"group": group, "text": text, "unit": unit, "bounds": bounds, "choices": choices}
-    return field(default=default, metadata=meta)
-
-
-_PORTS = (0, 65535)
-_SECONDS = (0.01, 86400.0)
-_COUNT = (1, 2**31 - 1)
+# What reads the settings that are rules. They are read again where they are used: what is kept is the text.
+_RULES: dict[str, Callable[[Any], object]] = {
+    "trace_config": parse_tracing,
+    "http_restricted_api": Restricted.parse,
+    "grpc_restricted_protocol": Restricted.parse,
+    "metrics_config": parse_metrics,
+    "http_header_forward_pattern": Forwarding.of,
+    "grpc_header_forward_pattern": Forwarding.of,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(ObservingSettings):
     """One server's settings, checked. Names are Triton's where the meaning is the same."""
 
-    model_repository: tuple[str, ...] = _setting(
+    model_repository: tuple[str, ...] = setting(
         (), "Models",
         "What to serve: a model repository or a single .onnx file. Repeatable; the same as PATH arguments.",
         unit="path",
     )  # fmt: skip
-    model_load_thread_count: int = _setting(
+    model_load_thread_count: int = setting(
         4, "Models", "How many models load at the same time.", unit="models", bounds=(1, 256)
     )
-    default_max_batch_size: int = _setting(
+    default_max_batch_size: int = setting(
         64, "Models", "The max_batch_size of a model whose configuration does not say and whose graph has room for "
         "rows (Triton: 4, in --backend-config).", unit="rows", bounds=(1, 2**20),
     )  # fmt: skip
-    exit_on_error: bool = _setting(
+    model_control_mode: str = setting(
+        "none", "Models", "How models come and go. none: as they are found at start. poll: as their files change. "
+        "explicit: as load and unload requests say, and only --load-model at start.",
+        choices=("none", "poll", "explicit"),
+    )  # fmt: skip
+    load_model: tuple[str, ...] = setting(
+        (), "Models", "A model to load at start in mode explicit; `*` for all. Repeatable.", unit="NAME"
+    )
+    repository_poll_secs: float = setting(
+        15.0, "Models", "How often the files are looked at in mode poll.", unit="seconds", bounds=(0.05, 86400.0)
+    )
+    model_load_retry_count: int = setting(
+        0, "Models", "How often a version that does not load is tried again.", unit="times", bounds=(0, 1000)
+    )
+    model_config_name: str = setting(
+        "", "Models", "A model's configs/NAME.pbtxt, where there is one, stands in for its config.pbtxt.", unit="NAME"
+    )
+    exit_on_error: bool = setting(
         False, "Models", "Stop the server when a model cannot be served at start. Off here (Triton: on): a broken "
         "model is UNAVAILABLE and does not stop the others.",
     )  # fmt: skip
-    strict_readiness: bool = _setting(
+    strict_readiness: bool = setting(
         True, "Models", "Ready only when every model is ready. Off: ready as soon as loading has ended."
     )
-    id: str = _setting(
+    id: str = setting(
         "triton", "Models", "The name in the server metadata. Triton's by default: its example clients demand it."
     )
 
-    allow_http: bool = _setting(True, "HTTP", "Serve the v2 protocol over HTTP.")
-    http_address: str = _setting(
+    allow_http: bool = setting(True, "HTTP", "Serve the v2 protocol over HTTP.")
+    http_address: str = setting(
         "127.0.0.1", "HTTP", "Address to listen on. This machine only by default (Triton: 0.0.0.0, all addresses).",
         unit="address",
     )  # fmt: skip
-    http_port: int = _setting(
-        8000, "HTTP", "Port to listen on; 0 lets the system choose.", unit="TCP port", bounds=_PORTS
+    http_port: int = setting(
+        8000, "HTTP", "Port to listen on; 0 lets the system choose.", unit="TCP port", bounds=PORTS
     )
-    http_max_input_size: int = _setting(
+    http_max_input_size: int = setting(
         _LIMITS.max_body_bytes, "HTTP", "Largest request body, as sent and after decompression.",
         unit="bytes", bounds=(1, 2**40),
     )  # fmt: skip
-    http_max_connections: int = _setting(
+    http_max_connections: int = setting(
         _LIMITS.max_connections, "HTTP", "Most connections open at once; more are refused.",
-        unit="connections", bounds=_COUNT,
+        unit="connections", bounds=COUNT,
     )  # fmt: skip
-    http_max_header_bytes: int = _setting(
-        _LIMITS.max_header_bytes, "HTTP", "Largest request line and headers together.", unit="bytes", bounds=_COUNT
+    http_max_header_bytes: int = setting(
+        _LIMITS.max_header_bytes, "HTTP", "Largest request line and headers together.", unit="bytes", bounds=COUNT
     )
-    http_max_headers: int = _setting(
-        _LIMITS.max_headers, "HTTP", "Most headers in one request.", unit="headers", bounds=_COUNT
+    http_max_headers: int = setting(
+        _LIMITS.max_headers, "HTTP", "Most headers in one request.", unit="headers", bounds=COUNT
     )
-    http_max_json_depth: int = _setting(
+    http_max_json_depth: int = setting(
         _LIMITS.max_json_depth, "HTTP", "Deepest nesting of request JSON.", unit="levels", bounds=(1, 1024)
     )
-    http_max_chunks: int = _setting(
-        _LIMITS.max_chunks, "HTTP", "Most chunks in one chunked request body.", unit="chunks", bounds=_COUNT
+    http_header_forward_pattern: str = setting(
+        "", "HTTP", "Header fields whose names match become parameters of the request. A regular expression, searched "
+        "for in any case.", unit="PATTERN",
+    )  # fmt: skip
+    grpc_header_forward_pattern: str = setting("", "gRPC", "The same for metadata of calls.", unit="PATTERN")
+    allow_client_shm: bool = setting(
+        False, "Shared memory", "Let clients register system and CUDA shared memory, and place tensors there. Whoever "
+        "reaches the server can then name any object in /dev/shm that it may open.",
+    )  # fmt: skip
+    http_max_chunks: int = setting(
+        _LIMITS.max_chunks, "HTTP", "Most chunks in one chunked request body.", unit="chunks", bounds=COUNT
     )
-    http_receive_timeout_secs: float = _setting(
+    http_receive_timeout_secs: float = setting(
         _LIMITS.receive_timeout_s, "HTTP", "A request must have arrived whole this long after its first byte.",
-        unit="seconds", bounds=_SECONDS,
+        unit="seconds", bounds=SECONDS,
     )  # fmt: skip
-    http_idle_timeout_secs: float = _setting(
+    http_idle_timeout_secs: float = setting(
         _LIMITS.idle_timeout_s, "HTTP", "A connection without a request is closed after this.",
-        unit="seconds", bounds=_SECONDS,
+        unit="seconds", bounds=SECONDS,
     )  # fmt: skip
-    http_write_timeout_secs: float = _setting(
+    http_write_timeout_secs: float = setting(
         _LIMITS.write_timeout_s, "HTTP", "A client that takes nothing of its answer for this long is dropped.",
-        unit="seconds", bounds=_SECONDS,
+        unit="seconds", bounds=SECONDS,
     )  # fmt: skip
 
-    allow_metrics: bool = _setting(True, "Metrics", "Serve metrics on a port of their own, beside the HTTP port.")
-    metrics_address: str = _setting(
-        "", "Metrics", "Address of the metrics port; empty: that of --http-address.", unit="address"
-    )
-    metrics_port: int = _setting(
-        8002, "Metrics", "Port of the metrics; 0 lets the system choose.", unit="TCP port", bounds=_PORTS
-    )
-
-    exit_timeout_secs: float = _setting(
+    exit_timeout_secs: float = setting(
         30.0, "Stopping", "How long accepted requests may take to finish after SIGTERM or SIGINT. What is left then "
         "is dropped and the exit status is 1.",
         unit="seconds", bounds=(0.0, 86400.0),
     )  # fmt: skip
-    drain_delay_secs: float = _setting(
+    drain_delay_secs: float = setting(
         0.0, "Stopping", "How long to go on accepting after ready went false, for a load balancer to notice.",
         unit="seconds", bounds=(0.0, 86400.0),
     )  # fmt: skip
 
-    log_format: str = _setting(
-        "auto", "Logs", "One line of text or one JSON object per event; auto: text on a terminal, JSON otherwise.",
-        choices=("auto", "text", "json"),
-    )  # fmt: skip
-    log_verbose: int = _setting(0, "Logs", "1 and above: log debug messages too.", unit="level", bounds=(0, 9))
-    log_info: bool = _setting(True, "Logs", "Log informational messages.")
-    log_warning: bool = _setting(True, "Logs", "Log warnings.")
-    log_error: bool = _setting(True, "Logs", "Log errors.")
-    access_log: bool = _setting(False, "Logs", "Log every HTTP request. Costs throughput.")
+    def __post_init__(self) -> None:
+        """Read the rules now, so that a mistake in one stops the start."""
+        for name, read in _RULES.items():
+            try:
+                read(getattr(self, name))
+            except ValueError as error:
+                raise SettingError(f"--{name.replace('_', '-')}: {error}") from None
 
     def limits(self) -> Limits:
         """Give the fast lane's part."""
@@ -156,44 +177,10 @@ class Settings:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """What is said about one setting: the field it fills, and all that is made from it."""
-
-    name: str
-    default: Any
-    group: str
-    text: str
-    unit: str
-    bounds: tuple[float, float] | None
-    choices: tuple[str, ...]
-
-    @property
-    def flag(self) -> str:
-        """The command-line flag."""
-        return "--" + self.name.replace("_", "-")
-
-    @property
-    def environment(self) -> str:
-        """The environment name."""
-        return PREFIX + self.name.upper()
-
-    @property
-    def wanted(self) -> str:
-        """What a value must look like, in words."""
-        if self.choices:
-            return "one of " + ", ".join(self.choices)
-        if isinstance(self.default, bool):
-            return "true or false"
-        if self.bounds:
-            kind = "a whole number" if isinstance(self.default, int) else "a number"
-            return f"{kind} from {self.bounds[0]:.15g} to {self.bounds[1]:.15g}"
-        return "a list of texts" if isinstance(self.default, tuple) else "a text"
-
-
 def known_settings() -> Iterator[Setting]:
     """Give every setting, in the order of the page."""
-    for item in fields(Settings):
+    groups = list(dict.fromkeys((*_FIRST_GROUPS, *(item.metadata["group"] for item in fields(Settings)))))
+    for item in sorted(fields(Settings), key=lambda item: groups.index(item.metadata["group"])):
         yield Setting(name=item.name, default=item.default, **item.metadata)
 
 
@@ -252,7 +239,9 @@ def _from_file(known: Mapping[str, Setting], path: Path) -> dict[str, Any]:
 def _parsed(known: Setting, text: str | Sequence[str], where: str) -> Any:
     """Make a value of what a flag or the environment gave."""
     if isinstance(known.default, tuple):
-        parts = text.split(os.pathsep) if isinstance(text, str) else text
+        # a rule may have a colon in it
+        separator = "\n" if known.unit == "RULE" else os.pathsep
+        parts = text.split(separator) if isinstance(text, str) else text
         return tuple(part for part in parts if part)
     word = str(text).strip()
     value: Any = word
@@ -305,7 +294,7 @@ Made from `server/settings.py` by `python -m penstock.server.settings > docs/set
 A setting is taken from the first of: its flag, its environment name, the settings file, its default. The file is TOML,
 named by `--config FILE` or `PENSTOCK_CONFIG`; its keys are the flags' names with underscores (`http_port = 8000`), and
 paths in it are relative to it. A name that is not on this page is an error. Booleans are `true`, `false`, `1` or `0`;
-a boolean flag alone means true. In the environment several paths are separated by `:`.
+a boolean flag alone means true. In the environment several paths are separated by `:`, several rules by line ends.
 
 On SIGTERM or SIGINT the server stops being ready, stops accepting after `--drain-delay-secs`, finishes what it has
 accepted and exits with 0. A second signal, 0.3 s later or more, ends it at once with 1.

@@ -28,11 +28,17 @@ class Live:
     loop: asyncio.AbstractEventLoop
     http_port: int
     metrics_port: int
+    grpc_port: int = 0
 
     @property
     def address(self) -> str:
         """What tritonclient takes."""
         return f"127.0.0.1:{self.http_port}"
+
+    @property
+    def grpc_address(self) -> str:
+        """What tritonclient.grpc takes."""
+        return f"127.0.0.1:{self.grpc_port}"
 
     @property
     def url(self) -> str:
@@ -46,7 +52,12 @@ class Live:
 
 def settings_for(*paths: Path, **settings: Any) -> Settings:
     """Give settings with ports that the system chooses."""
-    fixed: dict[str, Any] = {"http_port": 0, "metrics_port": 0, "model_repository": tuple(str(path) for path in paths)}
+    fixed: dict[str, Any] = {
+        "http_port": 0,
+        "metrics_port": 0,
+        "grpc_port": 0,
+        "model_repository": tuple(str(path) for path in paths),
+    }
     return Settings(**(fixed | settings))
 
 
@@ -60,7 +71,7 @@ def live_server(*paths: Path, loaders: Mapping[str, Loader] = LOADERS, **setting
     try:
         server = asyncio.run_coroutine_threadsafe(running.__aenter__(), loop).result(60)
         try:
-            yield Live(server, loop, server.http_port, server.metrics_port)
+            yield Live(server, loop, server.http_port, server.metrics_port, server.grpc_port)
         finally:
             asyncio.run_coroutine_threadsafe(running.__aexit__(None, None, None), loop).result(60)
     finally:

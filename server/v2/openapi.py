@@ -37,6 +37,14 @@ MODEL = _object(name=_TEXT, versions=_list(_TEXT), platform=_TEXT, inputs=_list(
 CONFIG = {"type": "object", "description": "Triton's ModelConfig, in snake_case"}
 INDEX = _list(_object(name=_TEXT, version=_TEXT, state=_TEXT, reason=_TEXT))
 INDEX_REQUEST = _object(ready={"type": "boolean", "default": False})
+LOAD_REQUEST = _object(
+    parameters={
+        "type": "object",
+        "properties": {"config": {**_TEXT, "description": "a ModelConfig as JSON"}},
+        "additionalProperties": {**_TEXT, "description": "file:<path in the model's folder>: its content in base64"},
+    }
+)
+UNLOAD_REQUEST = _object(parameters=_object(unload_dependents={"type": "boolean", "default": False}))
 STATISTICS = _object(
     model_stats=_list(
         _object(

@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 from penstock.backends.errors import Code, InferError
 
 MAX_BODY_BYTES = 64 << 10
+MAX_JSON_DEPTH = 100
 JSON = "application/json"
 MEANING = {
     400: "the request is wrong, or what it asks about is not ready",

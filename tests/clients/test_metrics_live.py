@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import tritonclient.grpc as grpc_client
 
 from tests.clients import models
 from tests.clients.tensors import document
@@ -17,7 +18,7 @@ from tests.live import Live, live_server
 pytestmark = pytest.mark.slow
 
 SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{((?:[a-z_]+=\"(?:[^\"\\]|\\.)*\",?)*)\})? (\S+)\Z")
-TYPES = {"counter", "gauge", "histogram"}
+TYPES = {"counter", "gauge", "histogram", "summary"}
 Page = dict[tuple[str, str], float]
 
 
@@ -26,7 +27,8 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     root = tmp_path_factory.mktemp("repository")
     models.write_shapes(root)
     models.write_identity(root, 'odd "name"\\', "")
-    with live_server(root) as server:
+    shown = ("summary_latencies=true", "histogram_latencies=true", "summary_quantiles=0.5:0.05,0.99:0.001")
+    with live_server(root, metrics_config=shown) as server:
         yield server
 
 
@@ -113,6 +115,33 @@ def test_histograms_are_cumulative_and_agree_with_their_counts(live: Live) -> No
 
         assert buckets == sorted(buckets)
         assert buckets[-1] == page[f"{name}_count", labels] > 0
+
+
+def test_summaries_and_the_first_response_histogram_count_what_was_served(live: Live) -> None:
+    scrape(live)
+    infer(live, "versions", np.ones((1, 1), np.float32))
+    page = parsed(scrape(live))
+    labels = 'model="versions",version="10"'
+
+    for phase in ("request", "queue", "compute_input", "compute_infer", "compute_output"):
+        name = f"nv_inference_{phase}_summary_us"
+        assert 0 <= page[name, f'{labels},quantile="0.5"'] <= page[name, f'{labels},quantile="0.99"']
+        assert page[f"{name}_count", labels] == page["nv_inference_request_success", labels]
+    name = "nv_inference_first_response_histogram_ms"
+    assert page[f"{name}_bucket", f'{labels},le="+Inf"'] == page[f"{name}_count", labels] > 0
+
+
+def test_connections_of_either_port_are_counted(live: Live) -> None:
+    with grpc_client.InferenceServerClient(live.grpc_address) as client:
+        assert client.is_server_live()
+        page = parsed(scrape(live))
+
+    assert page["penstock_grpc_connections", ""] == 1
+    assert page["penstock_connections", ""] >= 0
+
+
+def test_how_long_each_model_took_to_load_is_there(live: Live) -> None:
+    assert parsed(scrape(live))["nv_model_load_duration_secs", 'model="free",version="1"'] > 0
 
 
 def test_a_name_with_quotes_is_escaped(live: Live) -> None:

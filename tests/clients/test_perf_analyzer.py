@@ -62,7 +62,7 @@ def analyze(live: Live, words: str) -> str:
         "-m simple --shared-memory system",
         "-m simple_string --string-data 7",
         "-m simple_identity --string-length 40",
-        "-m identity_FP32 --shape INPUT0:300",
+        "-m identity_FP32 --shape x:300",
     ],
 )
 @pytest.mark.parametrize("protocol", ["http", "grpc"])

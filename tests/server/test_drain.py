@@ -75,7 +75,15 @@ async def idle(port: int) -> bytes:
 
 
 async def terminate_under_load(delay_s: float) -> tuple[int, Counter[str]]:
-    words = ("-m", "penstock.server.cli", "serve", str(IRIS), "--http-port=0", "--allow-metrics=false")
+    words = (
+        "-m",
+        "penstock.server.cli",
+        "serve",
+        str(IRIS),
+        "--http-port=0",
+        "--allow-metrics=false",
+        "--allow-grpc=false",
+    )
     process = await asyncio.create_subprocess_exec(sys.executable, *words, stderr=asyncio.subprocess.PIPE)
     try:
         if process.stderr is None:

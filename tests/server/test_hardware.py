@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from penstock.server.hardware import Hardware, Sample
+from penstock.server.hardware import Hardware, Sample, Watch
 from penstock.server.metrics import Metrics
 
 
@@ -221,3 +221,30 @@ def test_values_too_old_are_no_longer_shown(proc: Path) -> None:
         released.set()
 
     assert [bool(sample.gpus) for sample in samples] == [True, True, False]
+
+
+# -- what is watched -------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_to_be_watched_is_not_asked_and_the_process_still_is(proc: Path) -> None:
+    nvml = FakeNvml()
+    (sample,) = _samples(Hardware(proc, lambda: nvml, watch=Watch(machine=False, gpus=False)))
+
+    assert (sample.gpus, nvml.asked) == ({}, 0)
+    assert set(sample.machine) == {"process_cpu_seconds_total", "process_resident_memory_bytes"}
+
+
+def test_values_are_kept_for_as_long_as_the_interval_says(proc: Path) -> None:
+    clock, nvml = FakeClock(), FakeNvml()
+
+    def pass_on(seconds: float) -> Callable[[], None]:
+        def passing() -> None:
+            clock.now_s += seconds
+
+        return passing
+
+    hardware = Hardware(proc, lambda: nvml, clock, Watch(interval_s=30.0))
+    samples = _samples(hardware, pass_on(29.0), pass_on(0.5), pass_on(0.5))
+
+    assert [bool(sample.gpus) for sample in samples] == [True] * 4
+    assert nvml.asked == 2

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from penstock.batching.spec import HookSpec
 from penstock.batching.statistics import REJECTED
 from penstock.server.hardware import Hardware
 from penstock.server.metrics import FAMILIES, Metrics, create_metrics_app, decimal, label_value
+from penstock.server.metrics_config import DEFAULT_QUANTILES, parse
+from penstock.server.settings import SettingError, Settings
 from tests.fakes import fake_model
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -40,7 +44,8 @@ def _no_gpu() -> Any:
 
 def _metrics(*models: Model, connections: int | None = None) -> Metrics:
     hardware = Hardware(nvml=_no_gpu)
-    return Metrics(FakeEngine(*models), hardware, None if connections is None else lambda: connections)
+    counted = None if connections is None else {"penstock_connections": lambda: connections}
+    return Metrics(FakeEngine(*models), hardware, connections=counted)
 
 
 def _page(*models: Model, connections: int | None = None) -> str:
@@ -52,15 +57,18 @@ def _values(page: str, name: str) -> dict[str, str]:
     return {line.rpartition(" ")[0]: line.rpartition(" ")[2] for line in lines}
 
 
-def _serve(model: Model, *rows: int) -> None:
+def _serve(model: Model, *rows: int, end_ns: int = 1_500 * US) -> None:
     requests = []
+    start_ns = end_ns - 500 * US
     for count in rows:
         request = InferRequest(model, [], count, (), (0,), None)  # type: ignore[arg-type]
-        request.start_ns = request.queue_ns = 1_000 * US
+        request.start_ns = request.queue_ns = start_ns
         requests.append(request)
-    batch = Batch(requests, sum(rows), (), 1_040 * US)
-    batch.compute_start_ns, batch.compute_end_ns, batch.exec_end_ns = 1_050 * US, 1_350 * US, 1_400 * US
-    model.statistics.record_batch(batch, 1_500 * US)
+    batch = Batch(requests, sum(rows), (), start_ns + 40 * US)
+    batch.compute_start_ns = start_ns + 50 * US
+    batch.compute_end_ns = start_ns + 350 * US
+    batch.exec_end_ns = start_ns + 400 * US
+    model.statistics.record_batch(batch, end_ns)
 
 
 def test_counters_have_triton_s_names_labels_and_meanings() -> None:
@@ -179,6 +187,91 @@ def test_numbers_are_exact_and_without_an_exponent(value: int, digits: int) -> N
     assert re.fullmatch(r"\d+(\.\d*[1-9])?", text)
     whole, _, part = text.partition(".")
     assert int(whole) * 10**digits + int(part.ljust(digits, "0")) == value
+
+
+# -- what else may be shown ------------------------------------------------------------------------------------
+
+
+def _page_with(model: Model, *entries: str) -> str:
+    metrics = Metrics(FakeEngine(model), Hardware(nvml=_no_gpu), parse(entries))
+    asyncio.run(metrics.render())
+    now_ns = time.monotonic_ns()
+    _serve(model, 1, 4, end_ns=now_ns)
+    return asyncio.run(metrics.render()).decode()
+
+
+def test_summaries_are_shown_when_they_are_asked_for() -> None:
+    page = _page_with(fake_model("iris"), "summary_latencies=true", "summary_quantiles=0.5:0.05,0.99:0.001")
+    labels = 'model="iris",version="1"'
+
+    assert _values(page, "nv_inference_queue_summary_us") == {
+        f'{{{labels},quantile="0.5"}}': "40",
+        f'{{{labels},quantile="0.99"}}': "40",
+    }
+    for name, summed in (("request", 1000), ("queue", 80), ("compute_input", 20), ("compute_output", 100)):
+        assert f"\nnv_inference_{name}_summary_us_sum{{{labels}}} {summed}\n" in page
+        assert f"\nnv_inference_{name}_summary_us_count{{{labels}}} 2\n" in page
+
+
+def test_a_summary_without_a_request_is_no_number() -> None:
+    metrics = Metrics(FakeEngine(fake_model("iris")), Hardware(nvml=_no_gpu), parse(["summary_latencies=true"]))
+    page = asyncio.run(metrics.render()).decode()
+
+    assert set(_values(page, "nv_inference_request_summary_us").values()) == {"NaN"}
+    assert len(_values(page, "nv_inference_request_summary_us")) == len(DEFAULT_QUANTILES)
+
+
+def test_the_first_response_histogram_is_shown_when_it_is_asked_for() -> None:
+    page = _page_with(fake_model("iris"), "histogram_latencies=true")
+    buckets = _values(page, "nv_inference_first_response_histogram_ms_bucket")
+
+    assert list(buckets.values()) == ["2"] * 5
+    assert [re.findall('le="(.*)"', labels)[0] for labels in buckets] == ["100", "500", "2000", "5000", "+Inf"]
+    assert '\nnv_inference_first_response_histogram_ms_sum{model="iris",version="1"} 1\n' in page
+
+
+def test_neither_is_there_unasked_and_counters_can_be_left_out() -> None:
+    page = _page(fake_model("iris"))
+    assert "summary_us" not in page
+    assert "first_response" not in page
+
+    without = _page_with(fake_model("iris"), "counter_latencies=false")
+    assert "duration_us" not in without
+    assert "nv_inference_request_success" in without
+
+
+@pytest.mark.parametrize(
+    "entry",
+    ["summary", "summary_latencies=maybe", "summaries=true", "summary_quantiles=", "summary_quantiles=0.5",
+     "summary_quantiles=1.5:0.1", "summary_quantiles=0.5:0", "summary_quantiles=0.5:0.1,0.5:0.1", "=true"],
+)  # fmt: skip
+def test_what_the_flag_cannot_mean_stops_the_start(entry: str) -> None:
+    with pytest.raises(SettingError, match="--metrics-config: "):
+        Settings(metrics_config=(entry,))
+
+
+def test_a_model_s_tags_are_labels_after_its_name_and_version() -> None:
+    model = fake_model("iris")
+    model.spec = replace(model.spec, metric_tags=(("team", 'a"b'), ("tier", "1")))
+    page = _page(model)
+    labels = 'model="iris",version="1",_team="a\\"b",_tier="1"'
+
+    assert f"\nnv_inference_count{{{labels}}} 0\n" in page
+    assert f'\nnv_inference_request_failure{{{labels},reason="OTHER"}} 0\n' in page
+
+
+def test_how_long_a_model_took_to_load_is_shown() -> None:
+    model = fake_model("iris")
+    model.load_s = 1.5
+
+    assert '\nnv_model_load_duration_secs{model="iris",version="1"} 1.500000\n' in _page(model)
+
+
+def test_the_pinned_pool_that_is_not_there_is_empty() -> None:
+    page = _page()
+
+    assert "\nnv_pinned_memory_pool_total_bytes 0\n" in page
+    assert "\nnv_pinned_memory_pool_used_bytes 0\n" in page
 
 
 # -- the metrics port ------------------------------------------------------------------------------------------

@@ -274,7 +274,7 @@ class Process:
     """`penstock serve`, its log lines read as they come."""
 
     def __init__(self, *words: str) -> None:
-        ports = ("--http-port=0", "--metrics-port=0", "--log-format=json")
+        ports = ("--http-port=0", "--metrics-port=0", "--grpc-port=0", "--log-format=json")
         command = [sys.executable, "-m", "penstock.server.cli", "serve", *ports, *words]
         self._child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 

@@ -1,0 +1,71 @@
+"""MetricsConfig: what --metrics-config says. Read with the settings, so that a mistake stops the start.
+
+Source: Triton server, docs/user_guide/metrics.md (names, defaults and forms).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+DEFAULT_QUANTILES: tuple[tuple[str, float], ...] = (
+    ("0.5", 0.05),
+    ("0.9", 0.01),
+    ("0.95", 0.001),
+    ("0.99", 0.001),
+    ("0.999", 0.001),
+)
+"""Source: Triton core, metrics.h."""
+
+LEAST_ERROR = 0.0001
+_WORDS = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
+_SWITCHES = ("counter_latencies", "summary_latencies", "histogram_latencies")
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsConfig:
+    """Which latencies the page shows. `quantiles` are the quantile as it is written, and its allowed error."""
+
+    counter_latencies: bool = True
+    summary_latencies: bool = False
+    histogram_latencies: bool = False
+    quantiles: tuple[tuple[str, float], ...] = DEFAULT_QUANTILES
+
+    @property
+    def capacity(self) -> int:
+        """How many values a Sketch must keep for the smallest error, at up to 80,000 requests/s."""
+        return max(1024, math.ceil(4 / min(error for _, error in self.quantiles)))
+
+
+def parse(entries: Iterable[str]) -> MetricsConfig:
+    """Read the values of --metrics-config.
+
+    Raises: ValueError.
+    """
+    switches: dict[str, bool] = {}
+    quantiles = DEFAULT_QUANTILES
+    for entry in entries:
+        name, equals, text = (part.strip() for part in entry.partition("="))
+        if name == "summary_quantiles" and equals:
+            quantiles = _quantiles(text)
+        elif name in _SWITCHES and text.lower() in _WORDS:
+            switches[name] = _WORDS[text.lower()]
+        else:
+            wanted = f"{'|'.join(_SWITCHES)}=true|false or summary_quantiles=QUANTILE:ERROR,..."
+            raise ValueError(f"got '{entry}', wanted {wanted}")
+    return MetricsConfig(**switches, quantiles=quantiles)
+
+
+def _quantiles(text: str) -> tuple[tuple[str, float], ...]:
+    quantiles: dict[str, float] = {}
+    for pair in text.strip("\"'").split(","):
+        quantile, _, error = (part.strip() for part in pair.partition(":"))
+        try:
+            good = 0 <= float(quantile) <= 1 and LEAST_ERROR <= float(error) <= 1
+        except ValueError:
+            good = False
+        if not good or quantile in quantiles:
+            raise ValueError(f"summary_quantiles: got '{pair}', wanted such as 0.5:0.05, errors from {LEAST_ERROR:.4f}")
+        quantiles[quantile] = float(error)
+    return tuple(quantiles.items())

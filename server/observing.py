@@ -1,0 +1,82 @@
+"""Observing: tracing, logging settings and restricted APIs of one server, made from its settings.
+
+Made by the composition root, which serves its endpoints over both transports and stops it last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from .hardware import Hardware, Watch
+from .metrics import Metrics
+from .metrics_config import parse as parse_metrics
+from .restricted import GRPC_PREFIX, Restricted
+from .settings import Settings
+from .tracing.config import OPENTELEMETRY, TraceConfig
+from .tracing.config import parse as parse_tracing
+from .tracing.file import TraceFile
+from .tracing.trace import TraceSink
+from .tracing.tracer import Tracer
+from .v2.logging_settings import LogSettings
+from .v2.routes import Route
+from .v2.tracing import TraceSettings
+
+if TYPE_CHECKING:
+    from penstock.batching.engine import Engine
+
+
+class Port(Protocol):
+    """The part of a Listener that is read here."""
+
+    @property
+    def connections(self) -> int: ...
+
+
+class Observing:
+    """What a server says of its work, and to whom. One per server."""
+
+    def __init__(self, settings: Settings, engine: Engine) -> None:
+        config = parse_tracing(settings.trace_config)
+        if config.mode == OPENTELEMETRY:
+            # a quarter of a second, which the first traced request should not take
+            importlib.import_module(".tracing.otlp", __package__)
+        self._tracer = Tracer(config, engine, open_sink)
+        self.traces = TraceSettings(config, self._tracer, engine)
+        self.logging = LogSettings(settings)
+        self.http_restricted = Restricted.parse(settings.http_restricted_api)
+        self.grpc_restricted = Restricted.parse(settings.grpc_restricted_protocol, GRPC_PREFIX)
+
+    def routes(self) -> tuple[Route, ...]:
+        """Give the endpoints."""
+        return (*self.traces.routes(), *self.logging.routes())
+
+    async def stop(self) -> None:
+        """Write the traces that are left."""
+        await asyncio.to_thread(self._tracer.stop)
+
+
+def made_metrics(settings: Settings, engine: Engine, ports: Callable[[], Iterable[Port | None]]) -> Metrics:
+    """Make the metrics page. `ports` gives those of HTTP and of gRPC, None for one that is not served."""
+    watch = Watch(settings.metrics_interval_ms / 1000, settings.allow_cpu_metrics, settings.allow_gpu_metrics)
+
+    def count(position: int) -> int:
+        port = tuple(ports())[position]
+        return port.connections if port else 0
+
+    names = ("penstock_connections", "penstock_grpc_connections")
+    connections = {name: partial(count, position) for position, name in enumerate(names)}
+    return Metrics(engine, Hardware(watch=watch), parse_metrics(settings.metrics_config), connections)
+
+
+def open_sink(config: TraceConfig) -> TraceSink:
+    """Open what the traces go to. Called on the Tracer's thread."""
+    if config.mode == OPENTELEMETRY:
+        from .tracing.otlp import OtlpSpans  # the SDK is an extra
+
+        return OtlpSpans(config)
+    return TraceFile(Path(config.file))

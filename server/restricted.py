@@ -1,0 +1,224 @@
+"""Restricted APIs: groups of endpoints that answer only requests with a certain header.
+
+Made by the composition root from --http-restricted-api and --grpc-restricted-protocol, one for each protocol; asked by
+the fast lane once per remembered head, by the control plane's endpoints, and by gRPC's methods.
+Source: Triton server, restricted_features.h and command_line_parser.cc.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from .grpc.method import Call, Method, Reader, Status
+from .http.head import HttpError
+
+if TYPE_CHECKING:
+    from fastapi import Request, Response
+
+CATEGORIES = (
+    "health", "metadata", "inference", "shared-memory", "model-config", "model-repository", "statistics", "trace",
+    "logging",
+)  # fmt: skip
+GRPC_PREFIX = "triton-grpc-protocol-"
+"""What stands before a gRPC rule's key in the metadata."""
+
+_FORM = "<category>[,<category>...]:<header>=<value>"
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
+_MODEL = r"/v2/models/[^/]+(?:/versions/[^/]+)?"
+_PATHS = tuple(
+    (re.compile(path), category)
+    for path, category in (
+        (r"/v2/health/.*", "health"),
+        (_MODEL + "/ready", "health"),
+        (r"/v2/models/stats|" + _MODEL + "/stats|/metrics", "statistics"),
+        (_MODEL + "/config", "model-config"),
+        (_MODEL + "/(?:infer|predict|generate|generate_stream)", "inference"),
+        (r"/v2/repository/.*", "model-repository"),
+        (r"/v2/(?:system|cuda)sharedmemory/.*", "shared-memory"),
+        (r"/v2(?:/models/[^/]+)?/trace/setting", "trace"),
+        (r"/v2/logging", "logging"),
+        (r"/v2|" + _MODEL, "metadata"),
+    )
+)
+_SERVICE = "/inference.GRPCInferenceService/"
+_RPCS = {
+    "ServerLive": "health", "ServerReady": "health", "ModelReady": "health",
+    "ServerMetadata": "metadata", "ModelMetadata": "metadata",
+    "ModelInfer": "inference", "ModelStreamInfer": "inference",
+    "ModelConfig": "model-config", "ModelStatistics": "statistics",
+    "RepositoryIndex": "model-repository", "RepositoryModelLoad": "model-repository",
+    "RepositoryModelUnload": "model-repository",
+    "SystemSharedMemoryStatus": "shared-memory", "SystemSharedMemoryRegister": "shared-memory",
+    "SystemSharedMemoryUnregister": "shared-memory", "CudaSharedMemoryStatus": "shared-memory",
+    "CudaSharedMemoryRegister": "shared-memory", "CudaSharedMemoryUnregister": "shared-memory",
+    "TraceSetting": "trace", "LogSettings": "logging",
+}  # fmt: skip
+GRPC_CATEGORIES: Mapping[str, str] = {
+    **{_SERVICE + name: category for name, category in _RPCS.items()},
+    "/grpc.health.v1.Health/Check": "health",
+    "/grpc.health.v1.Health/Watch": "health",
+}
+
+HeaderOf = Callable[[str], str | None]
+
+
+class Restricted:
+    """The rules of one protocol: by category, the header that a request must bring and the header's value."""
+
+    def __init__(self, rules: Mapping[str, tuple[str, str]] | None = None) -> None:
+        self._rules = dict(rules or {})
+
+    def __bool__(self) -> bool:
+        """Whether anything is restricted."""
+        return bool(self._rules)
+
+    @classmethod
+    def parse(cls, entries: Iterable[str], prefix: str = "") -> Restricted:
+        """Read what the flags say. `prefix` is put before each header's name.
+
+        Raises: ValueError; it quotes no value, which is a secret.
+        """
+        rules: dict[str, tuple[str, str]] = {}
+        for entry in entries:
+            names, colon, rest = entry.partition(":")
+            key, equals, value = rest.partition("=")
+            key, value = key.strip().lower(), value.strip()
+            if not (colon and equals and key and value):
+                raise ValueError(f"got '{names}:{key}...', wanted {_FORM}")
+            if not (value.isascii() and value.isprintable()):
+                raise ValueError(f"the value of header '{key}' has characters that no header can carry")
+            if not _TOKEN.fullmatch(key):
+                raise ValueError(f"'{key}' is not the name of a header")
+            for name in names.split(","):
+                name = name.strip()
+                if name not in CATEGORIES:
+                    raise ValueError(f"unknown category '{name}', known: {', '.join(CATEGORIES)}")
+                if name in rules:
+                    raise ValueError(f"category '{name}' is restricted twice")
+                rules[name] = (prefix + key, value)
+        return cls(rules)
+
+    def check(self, category: str, header_of: HeaderOf) -> str | None:
+        """Give None if a request may pass, else the name of the header that was expected.
+
+        `header_of` gives a request's header by its name in lower case. The time it takes tells nothing of the value.
+        """
+        rule = self._rules.get(category)
+        if rule is None:
+            return None
+        name, value = rule
+        given = header_of(name)
+        if given is not None and hmac.compare_digest(given.encode("utf-8", "surrogatepass"), value.encode()):
+            return None
+        return name
+
+    def demand(self, category: str, fields: Mapping[bytes, bytes]) -> None:
+        """Let a request of the fast lane pass by its header fields. Raises: HttpError (403)."""
+        if category in self._rules:
+            header = self.check(category, lambda name: fields.get(name.encode(), b"").decode("latin-1"))
+            if header is not None:
+                raise HttpError(403, http_text(header))
+
+
+def category_of(path: str) -> str | None:
+    """Give the category of an HTTP path or of a route's pattern; None for pages that tell nothing of models."""
+    for pattern, category in _PATHS:
+        if pattern.fullmatch(path):
+            return category
+    return None
+
+
+def http_text(header: str) -> str:
+    """Say why a request is answered with 403."""
+    return f"This API is restricted, expecting header '{header}'"
+
+
+def guarded(path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    """Put the check before an endpoint of the control plane. `path` is its route's pattern.
+
+    By the pattern, not by what a request says: there is no path that a route takes for its own and this does not.
+    The rules are the application's `state.restricted`, if it has any.
+    """
+    category = category_of(path)
+    if category is None:
+        return endpoint
+
+    from fastapi import Request, Response  # settings are read without it
+
+    from .errors import error_body
+
+    async def checked(request: Request) -> Response:
+        restricted = getattr(request.app.state, "restricted", None)
+        header = restricted.check(category, request.headers.get) if restricted else None
+        if header is not None:
+            return Response(error_body(http_text(header)), 403, media_type="application/json")
+        return await endpoint(request)
+
+    # what FastAPI reads: annotations, which it finds by name in this module, and what the page calls it
+    checked.__annotations__ = {"request": Request, "return": Response}
+    checked.__name__, checked.__doc__ = getattr(endpoint, "__name__", "checked"), endpoint.__doc__
+    return checked
+
+
+def restricted_methods(methods: Mapping[str, Method], restricted: Restricted) -> dict[str, Method]:
+    """Put the check before every method that has a category; an unrestricted server's methods stay as they are."""
+    if not restricted:
+        return dict(methods)
+    return {path: _checked(method, restricted, GRPC_CATEGORIES.get(path)) for path, method in methods.items()}
+
+
+class _Gate:
+    """The check of one method. Metadata that has passed is known again: calls of one header block share it."""
+
+    __slots__ = ("_category", "_passed", "_restricted")
+
+    def __init__(self, category: str, restricted: Restricted) -> None:
+        self._category = category
+        self._restricted = restricted
+        self._passed: Any = None
+
+    def closed(self, call: Call) -> bool:
+        """Refuse a call that must not pass."""
+        metadata = call.metadata
+        if metadata is self._passed:
+            return False
+        header = self._restricted.check(self._category, metadata.get)
+        if header is None:
+            self._passed = metadata
+            return False
+        call.refuse(Status.UNAVAILABLE, f"This protocol is restricted, expecting header '{header}'")
+        return True
+
+
+class _Deaf:
+    """The Reader of a stream that was refused."""
+
+    def message(self, message: bytes) -> None:
+        """Drop it."""
+
+    def half_closed(self) -> None:
+        """Nothing is left to do."""
+
+
+def _checked(method: Method, restricted: Restricted, category: str | None) -> Method:
+    if category is None or restricted.check(category, lambda name: None) is None:
+        return method
+    gate = _Gate(category, restricted)
+    unary, streaming = method.unary, method.streaming
+    if unary is not None:
+
+        def checked_unary(call: Call, message: bytes) -> None:
+            if not gate.closed(call):
+                unary(call, message)
+
+        return Method(method.path, unary=checked_unary)
+    if streaming is None:
+        raise ValueError(f"{method.path}: neither unary nor streaming")
+
+    def checked_streaming(call: Call) -> Reader:
+        return _Deaf() if gate.closed(call) else streaming(call)
+
+    return Method(method.path, streaming=checked_streaming)

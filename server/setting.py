@@ -1,0 +1,55 @@
+"""Setting: how one field of the settings is stated, by the classes that state them, and what is made from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+PREFIX = "PENSTOCK_"
+PORTS = (0, 65535)
+SECONDS = (0.01, 86400.0)
+COUNT = (1, 2**31 - 1)
+
+
+def setting(
+    default: Any, group: str, text: str, *, unit: str = "", bounds: tuple[float, float] | None = None,
+    choices: tuple[str, ...] = (),
+) -> Any:  # fmt: skip
+    """State a setting: its default and what is said about it."""
+    meta = {"group": group, "text": text, "unit": unit, "bounds": bounds, "choices": choices}
+    return field(default=default, metadata=meta)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is said about one setting: the field it fills, and all that is made from it."""
+
+    name: str
+    default: Any
+    group: str
+    text: str
+    unit: str
+    bounds: tuple[float, float] | None
+    choices: tuple[str, ...]
+
+    @property
+    def flag(self) -> str:
+        """The command-line flag."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def environment(self) -> str:
+        """The environment name."""
+        return PREFIX + self.name.upper()
+
+    @property
+    def wanted(self) -> str:
+        """What a value must look like, in words."""
+        if self.choices:
+            return "one of " + ", ".join(self.choices)
+        if isinstance(self.default, bool):
+            return "true or false"
+        if self.bounds:
+            kind = "a whole number" if isinstance(self.default, int) else "a number"
+            return f"{kind} from {self.bounds[0]:.15g} to {self.bounds[1]:.15g}"
+        return "a list of texts" if isinstance(self.default, tuple) else "a text"

@@ -1,0 +1,173 @@
+"""TraceConfig: what --trace-config says. Read with the settings, so that a mistake stops the start.
+
+Source: Triton server, docs/user_guide/trace.md (names, defaults and forms).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+TRITON, OPENTELEMETRY = "triton", "opentelemetry"
+MODES = (TRITON, OPENTELEMETRY)
+OFF, TIMESTAMPS, TENSORS = "OFF", "TIMESTAMPS", "TENSORS"
+LEVELS = (TIMESTAMPS, TENSORS)
+UINT32_MAX, INT32_MAX = 2**32 - 1, 2**31 - 1
+
+_FORM = "<setting>=<value> or <mode>,<setting>=<value>"
+_GLOBAL = ("level", "rate", "count", "mode")
+_OWN = {TRITON: ("file", "log-frequency"), OPENTELEMETRY: ("url", "resource")}
+_BATCHING = {"bsp_max_queue_size": 2048, "bsp_schedule_delay": 5000, "bsp_max_export_batch_size": 512}
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Which requests of a model are traced, and how: every `rate`-th, `count` of them at most, -1 for no end.
+
+    `level` is empty when tracing is off. `log_frequency` is how many traces go into one file; 0: all into the same.
+    """
+
+    level: tuple[str, ...] = ()
+    rate: int = 1000
+    count: int = -1
+    log_frequency: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TraceConfig:
+    """All that the flags say. Units: `schedule_delay_ms`."""
+
+    sampling: Sampling = Sampling()
+    mode: str = TRITON
+    file: str = ""
+    url: str = "http://localhost:4318/v1/traces"
+    resource: tuple[tuple[str, str], ...] = ()
+    batching: tuple[tuple[str, int], ...] = tuple(_BATCHING.items())
+
+    def reason_against(self, sampling: Sampling) -> str:
+        """Say why nothing could be traced as `sampling` says; "" if it can, or if it is off."""
+        if not sampling.level:
+            return ""
+        if self.mode == OPENTELEMETRY:
+            return f"level {TENSORS} is not supported in mode {OPENTELEMETRY}" if TENSORS in sampling.level else ""
+        if not sampling.rate:
+            return "sample rate must be non-zero"
+        return "" if self.file else "trace file name is not given"
+
+
+def parse(entries: Iterable[str]) -> TraceConfig:
+    """Read the values of --trace-config.
+
+    Raises: ValueError.
+    """
+    said = _Said()
+    for entry in entries:
+        mode, comma, rest = entry.partition(",")
+        if comma and "=" not in mode:
+            name, value = _pair(entry, rest)
+            said.own(mode, name, value)
+        else:
+            said.common(*_pair(entry, entry))
+    config = said.config()
+    reason = config.reason_against(config.sampling)
+    if reason:
+        raise ValueError(reason)
+    if config.mode == OPENTELEMETRY and not _has_exporter():
+        raise ValueError("mode opentelemetry needs a package that is not installed: pip install 'penstock[otel]'")
+    return config
+
+
+def _has_exporter() -> bool:
+    try:
+        return importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _pair(entry: str, text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ValueError(f"got '{entry}', wanted {_FORM}")
+    return name.strip(), value.strip()
+
+
+def whole(name: str, text: str, low: int, high: int) -> int:
+    """Read a whole number within bounds. Raises: ValueError."""
+    try:
+        value = int(text)
+    except ValueError:
+        raise ValueError(f"{name}: got '{text}', wanted a whole number") from None
+    if not low <= value <= high:
+        raise ValueError(f"{name}: got {value}, wanted a whole number from {low} to {high}")
+    return value
+
+
+@dataclass
+class _Said:
+    """What the entries read so far say."""
+
+    level: list[str] = field(default_factory=list)
+    numbers: dict[str, int] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+    resource: dict[str, str] = field(default_factory=dict)
+    batching: dict[str, int] = field(default_factory=dict)
+
+    def common(self, name: str, value: str) -> None:
+        """Take a setting of every mode."""
+        if name == "level":
+            if value not in (OFF, *LEVELS):
+                raise ValueError(f"level: got '{value}', wanted one of {OFF}, {', '.join(LEVELS)}")
+            self.level.append(value)
+        elif name == "mode":
+            if value not in MODES:
+                raise ValueError(f"mode: got '{value}', wanted one of {', '.join(MODES)}")
+            self.texts["mode"] = value
+        elif name == "rate":
+            self.numbers["rate"] = whole(name, value, 0, UINT32_MAX)
+        elif name == "count":
+            self.numbers["count"] = whole(name, value, -1, INT32_MAX)
+        else:
+            raise ValueError(f"unknown setting '{name}', known: {', '.join(_GLOBAL)}, and those of a mode")
+
+    def own(self, mode: str, name: str, value: str) -> None:
+        """Take a setting of one mode."""
+        if mode not in MODES:
+            raise ValueError(f"unknown mode '{mode}', known: {', '.join(MODES)}")
+        if mode == OPENTELEMETRY and name in _BATCHING:
+            self.batching[name] = whole(name, value, 1, INT32_MAX)
+        elif name not in _OWN[mode]:
+            raise ValueError(f"unknown setting '{name}' of mode {mode}, known: {', '.join(_OWN[mode])}")
+        elif name == "log-frequency":
+            self.numbers["log_frequency"] = whole(name, value, 0, UINT32_MAX)
+        elif name == "resource":
+            key, attribute = _pair(f"{mode},{name}={value}", value)
+            self.resource[key] = attribute
+        else:
+            self.texts[name] = _url(value) if name == "url" else value
+
+    def config(self) -> TraceConfig:
+        """Put it together."""
+        if OFF in self.level and len(self.level) > 1:
+            raise ValueError(f"level: {OFF} stands alone")
+        level = tuple(name for name in LEVELS if name in self.level)
+        batching = _BATCHING | self.batching
+        if batching["bsp_max_export_batch_size"] > batching["bsp_max_queue_size"]:
+            raise ValueError("bsp_max_export_batch_size is greater than bsp_max_queue_size")
+        return TraceConfig(
+            sampling=Sampling(level, **self.numbers),
+            resource=tuple(self.resource.items()),
+            batching=tuple(batching.items()),
+            **self.texts,
+        )
+
+
+def _url(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ValueError(f"url: got '{text}', wanted such as http://localhost:4318/v1/traces")
+    if parts.username or parts.password:
+        # the settings can be read over the network
+        raise ValueError("url: has a password in it; give it as a header in OTEL_EXPORTER_OTLP_HEADERS")
+    return text

@@ -1,0 +1,101 @@
+"""OtlpSpans: traces as OpenTelemetry spans, sent to a collector over OTLP/HTTP by OpenTelemetry's own SDK.
+
+Imported only in mode opentelemetry: the SDK is the extra `otel`. Used on the Tracer's thread. It also reads
+OpenTelemetry's environment names: headers, certificates, compression, timeouts and resource attributes.
+Source: Triton server, tracer.cc (which spans there are, their names, events and attributes).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from .config import TraceConfig
+from .trace import Trace
+
+FLUSH_TIMEOUT_MS = 3000
+_SERVICE = "triton-inference-server"
+_COMPUTE = ("COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END")
+
+
+class OtlpSpans:
+    """Makes three spans of a trace: `InferRequest`, in it one named as the model, and in that `compute`.
+
+    The first's parent is the request's own, by its `traceparent`.
+    """
+
+    def __init__(self, config: TraceConfig, exporter: SpanExporter | None = None) -> None:
+        settings = dict(config.batching)
+        self._provider = TracerProvider(sampler=ALWAYS_ON, resource=_resource(config), shutdown_on_exit=False)
+        self._provider.add_span_processor(
+            BatchSpanProcessor(
+                exporter or OTLPSpanExporter(endpoint=config.url),
+                max_queue_size=settings["bsp_max_queue_size"],
+                schedule_delay_millis=settings["bsp_schedule_delay"],
+                max_export_batch_size=settings["bsp_max_export_batch_size"],
+            )
+        )
+        self._tracer = self._provider.get_tracer("penstock")
+        self._propagator = TraceContextTextMapPropagator()
+
+    def write(self, traces: Sequence[Trace]) -> None:
+        """Make the spans; the SDK's own thread sends them."""
+        epoch_offset_ns = time.time_ns() - time.monotonic_ns()
+        for trace in traces:
+            self._write(trace, epoch_offset_ns)
+
+    def close(self) -> None:
+        """Send what is left."""
+        self._provider.force_flush(FLUSH_TIMEOUT_MS)
+        self._provider.shutdown()
+
+    def _write(self, trace: Trace, epoch_offset_ns: int) -> None:
+        stamps = {name: ns + epoch_offset_ns for name, ns in trace.stamps}
+        start, end = stamps["REQUEST_START"], stamps["REQUEST_END"]
+        carrier = {"traceparent": trace.parent, "tracestate": trace.state} if trace.parent else {}
+        root = self._span("InferRequest", self._propagator.extract(carrier), start, {})
+        request = self._span(trace.model, set_span_in_context(root), start, _attributes(trace))
+        for name in ("REQUEST_START", "QUEUE_START", "REQUEST_END"):
+            request.add_event(name, timestamp=stamps[name])
+        if trace.failed:
+            for span in (root, request):
+                span.set_status(Status(StatusCode.ERROR))
+        else:
+            compute = self._span("compute", set_span_in_context(request), stamps["COMPUTE_START"], {})
+            for name in _COMPUTE:
+                compute.add_event(name, timestamp=stamps[name])
+            compute.end(stamps["COMPUTE_END"])
+        request.end(end)
+        root.end(end)
+
+    def _span(self, name: str, context: Any, start_ns: int, attributes: dict[str, Any]) -> Any:
+        return self._tracer.start_span(
+            name, context=context, kind=SpanKind.SERVER, start_time=start_ns, attributes=attributes
+        )
+
+
+def _attributes(trace: Trace) -> dict[str, Any]:
+    said: dict[str, Any] = {
+        "triton.model_name": trace.model,
+        "triton.model_version": int(trace.version),
+        "triton.trace_id": trace.number,
+        "triton.trace_parent_id": 0,
+    }
+    return said | {"triton.request_id": trace.request_id} if trace.request_id else said
+
+
+def _resource(config: TraceConfig) -> Resource:
+    """Put together the flag's attributes, the environment's, and a name where neither says one."""
+    given = dict(config.resource)
+    named = "OTEL_SERVICE_NAME" in os.environ or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    return Resource.create(given if named else {"service.name": _SERVICE} | given)

@@ -1,0 +1,120 @@
+"""Trace: what is kept of one traced request, and where its parent is found. Made by the Tracer, read by its sinks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+
+from .config import TENSORS
+
+if TYPE_CHECKING:
+    from penstock.backends.signature import TensorSpec
+    from penstock.batching.batch import Batch
+    from penstock.batching.model import Model
+    from penstock.batching.request import InferRequest
+
+QUEUE_INPUT, BACKEND_OUTPUT = "TENSOR_QUEUE_INPUT", "TENSOR_BACKEND_OUTPUT"
+
+# Source: W3C Trace Context, level 1: version, trace id, parent id, flags; a later version may say more.
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]([0-9a-f])(?:-.*)?")
+
+
+class Tensor(NamedTuple):
+    """One tensor of a traced request: a copy of its values."""
+
+    activity: str
+    name: str
+    datatype: str
+    values: Any
+
+
+class Trace(NamedTuple):
+    """One traced request. Units: `stamps` are monotonic nanoseconds, in the order of time.
+
+    `failed` is whether it was not served; then there are no stamps of computing. `parent` and `state` are the request's
+    `traceparent` and `tracestate`, "" for none.
+    """
+
+    number: int
+    model: str
+    version: str
+    request_id: str
+    failed: bool
+    stamps: tuple[tuple[str, int], ...]
+    level: tuple[str, ...]
+    log_frequency: int
+    parent: str
+    state: str
+    tensors: tuple[Tensor, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """How much its tensors hold."""
+        return sum(tensor.values.nbytes for tensor in self.tensors)
+
+
+class TraceSink(Protocol):
+    """Where traces go. Threads: the Tracer's, and only that."""
+
+    def write(self, traces: Sequence[Trace]) -> None:
+        """Take traces."""
+
+    def close(self) -> None:
+        """Send away what is left."""
+
+
+def stamps_of(batch: Batch, request: InferRequest, end_ns: int) -> tuple[tuple[str, int], ...]:
+    """Give a request's stamps, under Triton's names."""
+    start = (("REQUEST_START", request.start_ns), ("QUEUE_START", request.queue_ns))
+    if request.error is not None:
+        return (*start, ("REQUEST_END", end_ns))
+    return (
+        *start,
+        ("COMPUTE_START", batch.exec_start_ns),
+        ("COMPUTE_INPUT_END", batch.compute_start_ns),
+        ("COMPUTE_OUTPUT_START", batch.compute_end_ns),
+        ("COMPUTE_END", batch.exec_end_ns),
+        ("REQUEST_END", end_ns),
+    )
+
+
+def context_of(carrier: Any) -> tuple[str, str]:
+    """Find the W3C context of what a request came on: an HTTP connection, or a gRPC call."""
+    head = getattr(carrier, "head", None)
+    if head is not None:
+        header = head.header
+        parent = header.get(b"traceparent")
+        if parent is None:
+            return "", ""
+        return parent.decode("latin-1"), header.get(b"tracestate", b"").decode("latin-1")
+    metadata = getattr(carrier, "metadata", None)
+    if metadata is None:
+        metadata = getattr(getattr(carrier, "call", None), "metadata", None)
+    if metadata is None:
+        return "", ""
+    return metadata.get("traceparent", ""), metadata.get("tracestate", "")
+
+
+def asks_for_trace(parent: str) -> bool:
+    """Whether a `traceparent` is one, and says that its trace is recorded."""
+    found = _TRACEPARENT.fullmatch(parent)
+    return found is not None and int(found[1], 16) & 1 == 1
+
+
+def tensors_of(model: Model, request: InferRequest, level: Sequence[str]) -> tuple[Tensor, ...]:
+    """Copy what goes in and what comes out, where the level asks for it: buffers may be another's a moment later."""
+    if TENSORS not in level:
+        return ()
+    inputs = zip(model.signature.inputs, request.inputs, strict=True)
+    outputs: Iterator[tuple[TensorSpec, Any]] = zip(
+        [model.signature.outputs[position] for position in request.wanted], request.outputs or (), strict=False
+    )
+    return tuple(
+        Tensor(activity, spec.name, spec.datatype, np.array(values))
+        for activity, pairs in ((QUEUE_INPUT, inputs), (BACKEND_OUTPUT, outputs))
+        for spec, values in pairs
+        if values is not None and spec.is_tensor
+    )

@@ -1,0 +1,196 @@
+"""Tracer: samples the requests that the Engine delivers, and gives their traces to a thread that writes them.
+
+Made by the composition root. `record` is what the Engine calls for each batch, and only while something is traced: a
+server that traces nothing pays for one look at an attribute per batch.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+from .config import OPENTELEMETRY, Sampling, TraceConfig
+from .trace import Trace, TraceSink, asks_for_trace, context_of, stamps_of, tensors_of
+
+if TYPE_CHECKING:
+    from penstock.batching.batch import Batch
+    from penstock.batching.model import Model
+
+logger = logging.getLogger("penstock.tracing")
+
+QUEUE_TRACES = 8192
+QUEUE_BYTES = 64 << 20
+"""What may wait for the thread; more is dropped and counted."""
+STOP_TIMEOUT_S = 5.0
+_AT_ONCE = 256
+_NOTHING = range(0)
+
+Record = Callable[["Model", "Batch", int], None]
+
+
+class Traced(Protocol):
+    """The part of the Engine that is written here."""
+
+    trace: Record | None
+
+
+class _Scope:
+    """One Sampling and how far it has come."""
+
+    __slots__ = ("left", "sampling", "seen")
+
+    def __init__(self, sampling: Sampling) -> None:
+        self.sampling = sampling
+        self.left = sampling.count
+        self.seen = 0
+
+    def take(self, count: int) -> range:
+        """Choose among the next `count` requests: give the positions of those to trace."""
+        rate = self.sampling.rate
+        if not rate or not self.left:
+            return _NOTHING
+        first = rate - 1 - self.seen % rate
+        self.seen += count
+        taken = range(first, count, rate)
+        if self.left > 0:
+            taken = taken[: self.left]
+            self.left -= len(taken)
+        return taken
+
+
+class Tracer:
+    """The sampling of one server, and the traces on their way.
+
+    Threads: the event loop's, but for `_write_all`. A trace that cannot be written soon is dropped: nobody waits.
+    """
+
+    def __init__(self, config: TraceConfig, traced: Traced, open_sink: Callable[[TraceConfig], TraceSink]) -> None:
+        self._config = config
+        self._traced = traced
+        self._open_sink = open_sink
+        self._propagates = config.mode == OPENTELEMETRY
+        self._all = _Scope(config.sampling)
+        self._by_model: dict[str, _Scope] = {}
+        self._number = 0
+        self._traces: queue.Queue[Trace | None] = queue.Queue(QUEUE_TRACES)
+        self._waiting_bytes = 0
+        self._writer: threading.Thread | None = None
+        self.dropped = 0
+        self._switch()
+
+    def sampling(self, model: str = "") -> Sampling:
+        """Give what holds for a model, or for all; `count` is how many traces are left."""
+        scope = self._by_model.get(model, self._all)
+        return replace(scope.sampling, count=scope.left)
+
+    def set_sampling(self, model: str, sampling: Sampling | None) -> None:
+        """Change what holds for a model, or for all; None: for this model what holds for all."""
+        if sampling is None:
+            self._by_model.pop(model, None)
+        elif model:
+            self._by_model[model] = _Scope(sampling)
+        else:
+            self._all = _Scope(sampling)
+        self._switch()
+
+    def _switch(self) -> None:
+        scopes = (self._all, *self._by_model.values())
+        self._traced.trace = self.record if any(scope.sampling.level for scope in scopes) else None
+
+    def record(self, model: Model, batch: Batch, end_ns: int) -> None:
+        """Keep the traces of a batch that is being delivered at `end_ns`."""
+        scope = self._by_model.get(model.name, self._all)
+        sampling = scope.sampling
+        if not sampling.level:
+            return
+        taken = scope.take(len(batch.requests))
+        if not self._propagates:
+            for position in taken:
+                self._keep(model, batch, position, end_ns, sampling)
+            return
+        for position, request in enumerate(batch.requests):
+            context = context_of(request.context)
+            # one that belongs to a trace which is recorded elsewhere must not be missing there, as in Triton
+            if position in taken or (context[0] and asks_for_trace(context[0])):
+                self._keep(model, batch, position, end_ns, sampling, context)
+
+    def _keep(
+        self, model: Model, batch: Batch, position: int, end_ns: int, sampling: Sampling,
+        context: tuple[str, str] = ("", ""),
+    ) -> None:  # fmt: skip
+        request = batch.requests[position]
+        self._number += 1
+        trace = Trace(
+            self._number, model.name, model.version, request.id, request.error is not None,
+            stamps_of(batch, request, end_ns), sampling.level, sampling.log_frequency, *context,
+            tensors_of(model, request, sampling.level),
+        )  # fmt: skip
+        if self._writer is None:
+            self._writer = threading.Thread(target=self._write_all, name="penstock-traces", daemon=True)
+            self._writer.start()
+        held = trace.nbytes
+        if held and self._waiting_bytes + held > QUEUE_BYTES:
+            self.dropped += 1
+            return
+        try:
+            self._traces.put_nowait(trace)
+            self._waiting_bytes += held
+        except queue.Full:
+            self.dropped += 1
+
+    def stop(self) -> None:
+        """Write what is queued; waits for a file or a collector that is stuck no longer than STOP_TIMEOUT_S. Blocks."""
+        self._traced.trace = None
+        if self._writer is not None:
+            try:
+                self._traces.put(None, timeout=STOP_TIMEOUT_S)
+            except queue.Full:
+                return
+            self._writer.join(STOP_TIMEOUT_S)
+            self._writer = None
+
+    # -- the thread --------------------------------------------------------------------------------------------
+
+    def _write_all(self) -> None:
+        try:
+            sink = self._open_sink(self._config)
+        except Exception:
+            logger.exception("traces cannot be written")
+            return
+        told = 0
+        open_ = True
+        while open_:
+            traces = self._next()
+            open_ = traces[-1] is not None
+            _write(sink, [trace for trace in traces if trace is not None])
+            if self.dropped > told:
+                logger.warning("%d traces dropped: more came than could be written", self.dropped - told)
+                told = self.dropped
+        try:
+            sink.close()
+        except Exception:
+            logger.exception("traces were not written to the end")
+
+    def _next(self) -> list[Trace | None]:
+        """Wait for traces, and take those that are there; None is the last."""
+        traces = [self._traces.get()]
+        while traces[-1] is not None and len(traces) < _AT_ONCE:
+            try:
+                traces.append(self._traces.get_nowait())
+            except queue.Empty:
+                break
+        # not exact, as two threads count; it is a bound on memory
+        self._waiting_bytes -= sum(trace.nbytes for trace in traces if trace is not None)
+        return traces
+
+
+def _write(sink: TraceSink, traces: Sequence[Trace]) -> None:
+    try:
+        if traces:
+            sink.write(traces)
+    except Exception:
+        logger.exception("%d traces were not written", len(traces))

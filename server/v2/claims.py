@@ -1,0 +1,137 @@
+"""Claims: what the head of an inference call says, and the routes that heads name. Made by `inference.py`."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+from penstock.backends.errors import Code, InferError
+from penstock.server.http.coding import choose
+from penstock.server.http.head import HttpError
+
+from .finish import ways_of
+from .layout import Layouts
+from .regions import INLINE_BYTES, Lease
+from .said import JSON, Classes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.backends.backend import Array
+    from penstock.batching.model import Model
+    from penstock.server.http.head import Head
+
+    from .encode import Encoder
+    from .forwarding import Forwarding
+    from .said import Plan
+
+_LARGE_ELEMENTS = 16 << 10
+"""JSON of so many elements, some 256 KiB, is encoded on a thread."""
+_LARGE_CLASSES = 4096
+_NUMBER = re.compile("[0-9]{1,18}")
+_MAX_VERSION = (1 << 63) - 1
+
+
+def version_of(digits: bytes | None) -> str:
+    """Read a version as Triton's stol does: leading zeros count for nothing, more than 64 bits are refused."""
+    if digits is None:
+        return ""
+    text = digits.lstrip(b"0").decode() or "0"
+    if len(text) > len(str(_MAX_VERSION)) or int(text) > _MAX_VERSION:
+        wrong = f"failed to get model version from specified version string '{text[:64]}' (details: stol)"
+        raise HttpError(400, f"{wrong}, version should be an integral value > 0")
+    return text
+
+
+class Route:
+    """One model as it is named in a path. `model` is right while `generation` is the Engine's.
+
+    `counted` is whether it takes BYTES, whose elements are walked one by one in either form; `bulky` is whether its
+    answers may be so large that they are encoded on a thread.
+    """
+
+    __slots__ = ("bulky", "counted", "encoder", "generation", "hooked", "layouts", "model", "name", "version")
+
+    def __init__(self, name: str, version: str) -> None:
+        self.name = name
+        self.version = version
+        self.generation = -1
+        self.model: Model | None = None
+        self.encoder: Encoder | None = None
+        self.hooked = False
+        self.layouts = Layouts()
+        self.counted = False
+        self.bulky = True
+
+
+class Claim:
+    """What a head says about a call: its route, and the header fields that matter. Kept with the head's bytes.
+
+    `forwarded` are the parameters that header fields became; `refusal` is why one of them may not.
+    """
+
+    __slots__ = (
+        "accept", "coding", "forwarded", "header_bytes", "header_text", "plain", "predict", "refusal", "request_id",
+        "route",
+    )  # fmt: skip
+
+    def __init__(self, route: Route, head: Head, forwarding: Forwarding | None, *, predict: bool) -> None:
+        self.route = route
+        self.forwarded: dict[str, str] = {}
+        self.refusal: InferError | None = None
+        if forwarding is not None:
+            try:
+                self.forwarded = forwarding.parameters(head.header)
+            except InferError as error:
+                self.refusal = error
+        self.predict = predict
+        self.coding = head.header.get(b"content-encoding", b"").strip().lower()
+        self.accept = choose(head.header.get(b"accept-encoding", b""))
+        self.request_id = head.header.get(b"x-request-id", b"").decode("latin-1")[:128]
+        self.header_text = head.header.get(b"inference-header-content-length", b"").strip().decode("latin-1")
+        self.header_bytes = int(self.header_text) if _NUMBER.fullmatch(self.header_text) else -1
+        self.plain = (
+            not (self.coding or predict or self.forwarded or self.refusal)
+            and (not self.header_text or self.header_bytes > 0)
+        )  # fmt: skip
+
+
+def is_bulky(model: Model) -> bool:
+    """Whether some answer of a model may be large, as far as its signature tells."""
+    for position in model.all_outputs:
+        spec = model.signature.outputs[position]
+        dims = spec.shape[1:] if model.signature.batched else spec.shape
+        if spec.datatype == "BYTES" or -1 in dims or math.prod(dims) * model.max_rows >= _LARGE_ELEMENTS:
+            return True
+    return False
+
+
+def is_large(plan: Plan, outputs: Sequence[Any]) -> bool:
+    """Whether encoding an answer would hold the loop."""
+    for way, array in zip(ways_of(plan, len(outputs)), outputs, strict=False):
+        if way is JSON and (array.size >= _LARGE_ELEMENTS or (array.dtype.hasobject and _is_long(array))):
+            return True
+        if type(way) is Classes and _is_much(way.count, array):
+            return True
+        if type(way) is Lease and array.nbytes > INLINE_BYTES:
+            return True
+    return False
+
+
+def _is_long(array: Array) -> bool:
+    return sum(map(len, array.ravel().tolist())) >= 16 * _LARGE_ELEMENTS
+
+
+def _is_much(count: int, array: Array) -> bool:
+    rows = array.shape[0] if array.ndim else 1
+    return array.size >= _LARGE_ELEMENTS or min(count * rows, array.size) >= _LARGE_CLASSES
+
+
+def bad_header(claim: Claim, body: bytes) -> InferError:
+    """Say why the length of the JSON is none."""
+    if claim.header_bytes < 0:
+        text = f"Unable to parse Inference-Header-Content-Length, got: {claim.header_text}"
+    else:
+        text = f"inference header size should be in range (0, {len(body)}), got: {claim.header_text}"
+    return InferError(Code.INVALID, text)

@@ -1,0 +1,134 @@
+"""Logging settings: what the process logs, read and changed over the network while it runs.
+
+Made by the composition root; asked by its own HTTP endpoint and by gRPC's LogSettings. Where the log goes is not the
+network's to choose.
+Source: Triton server, http_server.cc and grpc_server.cc (names, order and texts).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fastapi import Request, Response
+
+from penstock.backends.errors import Code, InferError
+from penstock.server.logs import Levels
+from penstock.server.settings import Settings
+
+from .parsing import parse
+from .routes import MAX_JSON_DEPTH, Route, body_of, json_answer
+
+PATH = "/v2/logging"
+_FILE_TEXT = "log file location can not be updated through network protocol"
+_UINT32_MAX = 2**32 - 1
+_BOOLEANS = ("log_info", "log_warning", "log_error")
+_FORMATS = ("default", "ISO8601")
+_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "log_file": {"type": "string", "readOnly": True},
+        **{name: {"type": "boolean"} for name in _BOOLEANS},
+        "log_verbose_level": {"type": "integer", "minimum": 0},
+        "log_format": {"type": "string", "enum": list(_FORMATS)},
+    },
+}
+
+logger = logging.getLogger("penstock.server")
+
+
+def apply_without_logs(levels: Levels) -> None:
+    """Set what a server can that is part of another program, whose logging is its own: the level of our loggers."""
+    logging.getLogger("penstock").setLevel(levels.lowest)
+
+
+class LogSettings:
+    """What is logged. `apply` makes it so in the process: its shell sets it, where there is one."""
+
+    def __init__(self, settings: Settings, apply: Callable[[Levels], None] | None = None) -> None:
+        self._levels = Levels.of(settings)
+        self.apply = apply or apply_without_logs
+
+    def read(self) -> dict[str, bool | int | str]:
+        """Give every setting, in Triton's order."""
+        levels = self._levels
+        return {
+            "log_file": "",
+            "log_info": levels.info,
+            "log_warning": levels.warning,
+            "log_error": levels.error,
+            "log_verbose_level": levels.verbose,
+            "log_format": levels.format,
+        }
+
+    def update(self, changes: Mapping[str, Any]) -> None:
+        """Change settings, all or none; None leaves one as it is, as in Triton.
+
+        Raises: InferError (UNSUPPORTED: the log file; INVALID).
+        """
+        changed: dict[str, Any] = {}
+        for name, value in changes.items():
+            if value is not None:
+                changed[name.removeprefix("log_")] = _checked(name, value)
+        levels = self._levels
+        wanted = Levels(
+            info=changed.get("info", levels.info),
+            warning=changed.get("warning", levels.warning),
+            error=changed.get("error", levels.error),
+            verbose=changed.get("verbose_level", levels.verbose),
+            format=changed.get("format", levels.format),
+        )
+        if wanted != levels:
+            self._levels = wanted
+            self.apply(wanted)
+
+    # -- HTTP --------------------------------------------------------------------------------------------------
+
+    def routes(self) -> tuple[Route, ...]:
+        """Give the endpoints."""
+        return (
+            Route("GET", (PATH,), self.answer, "What the server logs", _SCHEMA),
+            Route("POST", (PATH,), self.change, "Change what the server logs", _SCHEMA, _SCHEMA, (400, 501)),
+        )
+
+    async def answer(self, request: Request) -> Response:
+        """Answer with the settings."""
+        return json_answer(self.read())
+
+    async def change(self, request: Request) -> Response:
+        """Change them, and answer with what they are then."""
+        self.update(settings_object(await body_of(request)))
+        return json_answer(self.read())
+
+
+def settings_object(body: bytes) -> dict[str, Any]:
+    """Read the settings that a request brings: an object, possibly empty.
+
+    Raises: InferError (INVALID).
+    """
+    if not body.strip():
+        return {}
+    said = parse(body, MAX_JSON_DEPTH, simd=False)
+    if not isinstance(said, dict):
+        raise InferError(Code.INVALID, "settings must be an object such as {}")
+    return said
+
+
+def _checked(name: str, value: Any) -> Any:
+    if name == "log_file":
+        raise InferError(Code.UNSUPPORTED, _FILE_TEXT)
+    if name in _BOOLEANS:
+        if type(value) is not bool:
+            raise InferError(Code.INVALID, f"expect boolean for '{name}'")
+    elif name == "log_verbose_level":
+        if type(value) is not int or not 0 <= value <= _UINT32_MAX:
+            raise InferError(Code.INVALID, f"expect int32 for '{name}'")
+    elif name == "log_format":
+        if not isinstance(value, str):
+            raise InferError(Code.INVALID, f"expect string for '{name}'")
+        if value not in _FORMATS:
+            raise InferError(Code.INVALID, f"invalid argument for log_format, got: {value}")
+    else:
+        raise InferError(Code.INVALID, f"unknown log setting '{name}'")
+    return value

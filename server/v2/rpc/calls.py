@@ -1,0 +1,104 @@
+"""Unary calls whose message is parsed and whose answer is a message: everything but inference.
+
+Made by the RPC modules beside it; called by the gRPC lane.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from penstock.backends.errors import Code, InferError
+from penstock.server.errors import GRPC_STATUS, MAX_TEXT_CHARS
+from penstock.server.grpc.method import Call, Method
+
+logger = logging.getLogger("penstock.server")
+
+
+def parsed(kind: Any, message: bytes) -> Any:
+    """Parse a message. Raises: InferError (INVALID)."""
+    try:
+        return kind.FromString(message)
+    except DecodeError:
+        raise InferError(Code.INVALID, f"failed to parse the request as {kind.DESCRIPTOR.full_name}") from None
+
+
+def answering(path: str, kind: Any, work: Callable[[Any], Any]) -> Method:
+    """Make a Method that is answered at once: `work` takes a message of `kind` and gives the answer's."""
+
+    def begin(call: Call, message: bytes) -> None:
+        call.answer(work(parsed(kind, message)).SerializeToString())
+
+    return Method(path, begin)
+
+
+class Tasks:
+    """Calls that take more than a moment, each on a task of its own.
+
+    Invariant: a task that has begun ends its call, unless the call has ended already. `work` is called when it begins,
+    since a task may be cancelled before.
+    """
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[None]] = set()
+
+    def answering(self, path: str, kind: Any, work: Callable[[Any], Awaitable[Any]]) -> Method:
+        """Make a Method that is answered when `work` has ended. It does end: half a load helps nobody."""
+
+        async def answer(call: Call, message: bytes) -> None:
+            call.answer((await work(parsed(kind, message))).SerializeToString())
+
+        def begin(call: Call, message: bytes) -> None:
+            self._run(call, partial(answer, call, message), path)
+
+        return Method(path, begin)
+
+    def start(self, call: Call, work: Callable[[], Awaitable[None]], what: str) -> asyncio.Task[None]:
+        """Run `work`, which is to end `call`; what it raises ends the call too, and the call's end cancels it."""
+        task = self._run(call, work, what)
+        call.cancelled = partial(self._cancel, task)
+        return task
+
+    def _run(self, call: Call, work: Callable[[], Awaitable[None]], what: str) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(self._guarded(call, work, what))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+    @staticmethod
+    def _cancel(task: asyncio.Task[None]) -> None:
+        task.cancel()
+
+    async def _guarded(self, call: Call, work: Callable[[], Awaitable[None]], what: str) -> None:
+        try:
+            await work()
+        except Exception as error:  # noqa: BLE001 - logged under an id, and the client gets an answer whatever it is
+            refuse(call, as_refusal(error, what))
+
+
+def refuse(call: Call, error: InferError) -> None:
+    """End a call with an error."""
+    call.refuse(GRPC_STATUS[error.code], brief(error.message))
+
+
+def brief(text: str) -> str:
+    """Leave out the middle of a very long text, which quotes what the client sent."""
+    if len(text) <= MAX_TEXT_CHARS:
+        return text
+    half = MAX_TEXT_CHARS // 2
+    return f"{text[:half]} ... {text[-half:]}"
+
+
+def as_refusal(error: Exception, what: str, request_id: str = "") -> InferError:
+    """Give what the client is told of an error: of one that is not meant for it an id only, the rest is logged."""
+    if isinstance(error, InferError):
+        return error
+    request_id = request_id or secrets.token_hex(4)
+    logger.error("%s failed", what, exc_info=error, extra={"request_id": request_id})
+    return InferError(Code.INTERNAL, f"internal error, request id {request_id}")

@@ -1,0 +1,184 @@
+"""The RPCs about the server and its models: health, metadata, configuration, statistics and the repository.
+
+Made by `services.py`. Source: Triton server, grpc_server.cc (codes, texts).
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from penstock.backends.errors import Code, InferError
+from penstock.batching.model import Model
+from penstock.server.grpc.method import Method
+from penstock.server.health import Health
+from penstock.server.protobuf import service_pb2
+from penstock.server.v2.metadata import model_metadata, model_statistics
+
+from .calls import Tasks, answering
+
+SERVICE = "/inference.GRPCInferenceService/"
+_MAX_VERSION = (1 << 63) - 1
+_NAMED_REPOSITORY = "'repository_name' specification is not supported"
+
+
+class Models(Protocol):
+    """The part of the Engine that is read here."""
+
+    def model(self, name: str, version: str = "") -> Model: ...
+    def models(self) -> list[Model]: ...
+
+
+class Configurations(Protocol):
+    """The part of the Repository that is read here."""
+
+    def config(self, model: Model) -> Any: ...
+    def index(self, ready: bool = False) -> list[dict[str, str]]: ...
+
+
+class Control(Protocol):
+    """The part of ModelControl that is asked here."""
+
+    async def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None: ...
+    async def unload(self, name: str, *, dependents: bool = False) -> None: ...
+    async def index(self, ready: bool = False) -> list[dict[str, str]]: ...
+
+
+class ServerRpcs:
+    """The RPCs that only read."""
+
+    def __init__(self, models: Models, repository: Configurations, health: Health, name: str) -> None:
+        self._models = models
+        self._repository = repository
+        self._health = health
+        self._pb = service_pb2()
+        self._name = name
+
+    def methods(self, extensions: Sequence[str]) -> tuple[Method, ...]:
+        pb = self._pb
+        version = importlib.metadata.version("penstock")
+        server = pb.ServerMetadataResponse(name=self._name, version=version, extensions=extensions)
+        return (
+            answering(
+                SERVICE + "ServerLive", pb.ServerLiveRequest, lambda _: pb.ServerLiveResponse(live=self._health.live())
+            ),
+            answering(
+                SERVICE + "ServerReady", pb.ServerReadyRequest,
+                lambda _: pb.ServerReadyResponse(ready=self._health.ready()),
+            ),
+            answering(SERVICE + "ServerMetadata", pb.ServerMetadataRequest, lambda _: server),
+            answering(SERVICE + "ModelReady", pb.ModelReadyRequest, self.model_ready),
+            answering(SERVICE + "ModelMetadata", pb.ModelMetadataRequest, self.model_metadata),
+            answering(SERVICE + "ModelConfig", pb.ModelConfigRequest, self.model_config),
+            answering(SERVICE + "ModelStatistics", pb.ModelStatisticsRequest, self.model_statistics),
+        )  # fmt: skip
+
+    def model_ready(self, request: Any) -> Any:
+        version = version_of(request.version)
+        try:
+            self._models.model(request.name, version)
+        except InferError as error:
+            if error.code is not Code.NOT_FOUND:
+                raise
+            return self._pb.ModelReadyResponse(ready=False)
+        return self._pb.ModelReadyResponse(ready=not self._health.draining)
+
+    def model_metadata(self, request: Any) -> Any:
+        version = version_of(request.version)
+        model = self._models.model(request.name, version)
+        versions = [version] if version else [each.version for each in self._models.models() if each.name == model.name]
+        return self._pb.ModelMetadataResponse(**model_metadata(model, versions))
+
+    def model_config(self, request: Any) -> Any:
+        model = self._models.model(request.name, version_of(request.version))
+        return self._pb.ModelConfigResponse(config=self._repository.config(model))
+
+    def model_statistics(self, request: Any) -> Any:
+        name, version = request.name, version_of(request.version)
+        models = [model for model in self._models.models() if name in {"", model.name}]
+        if name and not models:
+            raise InferError(Code.INVALID, f"requested model '{name}' is not available")
+        if name:
+            models = [model for model in models if version in {"", model.version}]
+            if not models:
+                raise InferError(Code.INVALID, f"requested model version is not available for model '{name}'")
+        offset_ns = time.time_ns() - time.monotonic_ns()
+        return self._pb.ModelStatisticsResponse(model_stats=[model_statistics(model, offset_ns) for model in models])
+
+
+class RepositoryRpcs:
+    """The RPCs that load and unload; `control` None is a server whose models stay as they are."""
+
+    def __init__(self, repository: Configurations, control: Control | None) -> None:
+        self._repository = repository
+        self._control = control
+        self._pb = service_pb2()
+
+    def methods(self, tasks: Tasks) -> tuple[Method, ...]:
+        pb = self._pb
+        return (
+            tasks.answering(SERVICE + "RepositoryIndex", pb.RepositoryIndexRequest, self.index),
+            tasks.answering(SERVICE + "RepositoryModelLoad", pb.RepositoryModelLoadRequest, self.load),
+            tasks.answering(SERVICE + "RepositoryModelUnload", pb.RepositoryModelUnloadRequest, self.unload),
+        )
+
+    async def index(self, request: Any) -> Any:
+        _demand_no_repository(request)
+        if self._control is not None:
+            rows = await self._control.index(request.ready)
+        else:
+            rows = self._repository.index(request.ready)
+        return self._pb.RepositoryIndexResponse(models=rows)
+
+    async def load(self, request: Any) -> Any:
+        _demand_no_repository(request)
+        config: str | None = None
+        files: dict[str, bytes] = {}
+        for key, value in request.parameters.items():
+            if key == "config":
+                config = _chosen(value, key, "load", "string_param")
+            elif key.startswith("file:"):
+                files[key.removeprefix("file:")] = _chosen(value, key, "load", "bytes_param")
+            else:
+                raise InferError(Code.INVALID, f"unrecognized load parameter '{key}', expected 'config' or 'file:...'")
+        await self._controlled().load(request.model_name, config, files)
+        return self._pb.RepositoryModelLoadResponse()
+
+    async def unload(self, request: Any) -> Any:
+        _demand_no_repository(request)
+        dependents = False
+        for key, value in request.parameters.items():
+            if key != "unload_dependents":
+                raise InferError(Code.INVALID, f"unrecognized unload parameter '{key}', expected 'unload_dependents'")
+            dependents = _chosen(value, key, "unload", "bool_param")
+        await self._controlled().unload(request.model_name, dependents=dependents)
+        return self._pb.RepositoryModelUnloadResponse()
+
+    def _controlled(self) -> Control:
+        if self._control is None:
+            raise InferError(Code.UNSUPPORTED, "this server neither loads nor unloads models")
+        return self._control
+
+
+def version_of(text: str) -> str:
+    """Read a version as Triton does: "" for none, leading zeros count for nothing. Raises: InferError (INVALID)."""
+    if not text:
+        return ""
+    digits = text.lstrip("0") or "0"
+    if not (text.isascii() and text.isdigit()) or len(digits) > len(str(_MAX_VERSION)) or int(digits) > _MAX_VERSION:
+        wrong = f"failed to get model version from specified version string '{text[:64]}' (details: stol)"
+        raise InferError(Code.INVALID, f"{wrong}, version should be an integral value > 0")
+    return digits
+
+
+def _demand_no_repository(request: Any) -> None:
+    if request.repository_name:
+        raise InferError(Code.UNSUPPORTED, _NAMED_REPOSITORY)
+
+
+def _chosen(value: Any, key: str, doing: str, wanted: str) -> Any:
+    if value.WhichOneof("parameter_choice") != wanted:
+        raise InferError(Code.INVALID, f"invalid value type for {doing} parameter '{key}', expected {wanted}.")
+    return getattr(value, wanted)

@@ -1,0 +1,221 @@
+"""Decoding a ModelInferRequest into one InferRequest.
+
+Called by `infer.py`. Everything that can be wrong with a request on its own stops here. The rules that HTTP has too are
+in `said.py` and `decode.py` above; texts are Triton's (server, `infer_handler.cc`).
+Source: Triton's grpc_service.proto.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.backends.errors import Code, InferError
+from penstock.batching.request import InferRequest
+from penstock.server.v2 import said
+from penstock.server.v2.decode import admitted, wrong_datatype, wrong_inputs
+from penstock.server.v2.said import PLAIN, Options, invalid
+from penstock.server.v2.tensors import from_binary
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.backends.backend import Array
+    from penstock.backends.signature import TensorSpec
+    from penstock.batching.model import Model
+    from penstock.batching.request import Key, Sink
+    from penstock.server.v2.regions import Regions
+
+EMPTY_FINAL = "triton_enable_empty_final_response"
+"""Allowed, and without effect: every answer here is a final one, and never empty."""
+_MAX_RANK = 32
+_MAX_DIM = (1 << 63) - 1
+_CONTENTS = {
+    "BOOL": "bool_contents",
+    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
+    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
+    "INT64": "int64_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+_PARAMETERS = {
+    "sequence_id": ("int64_param", "string_param"),
+    "sequence_start": ("bool_param",),
+    "sequence_end": ("bool_param",),
+    "priority": ("int64_param", "uint64_param"),
+    "timeout": ("int64_param",),
+    EMPTY_FINAL: ("bool_param",),
+}
+_CUSTOM = ("int64_param", "bool_param", "string_param", "double_param")
+_TENSOR = {
+    "shared_memory_region": "string_param", "shared_memory_offset": "int64_param",
+    "shared_memory_byte_size": "int64_param", "classification": "int64_param",
+}  # fmt: skip
+
+
+def decode(model: Model, message: Any, sink: Sink, regions: Regions | None) -> tuple[InferRequest, Options]:
+    """Decode one ModelInferRequest for its model.
+
+    Ownership: raw tensors are views of the message's.
+    Raises: InferError; LargeRead where `regions` raise it.
+    """
+    parameters = _parameters(message.parameters) if message.parameters else None
+    try:
+        inputs, rows, key = _inputs(model, message, regions)
+        wanted, plan = model.all_outputs, None
+        if message.outputs:
+            entries = [(each.name, _tensor_parameters(each) if each.parameters else None) for each in message.outputs]
+            wanted, plan = said.outputs(model, entries, regions)
+    except InferError as error:
+        if error.code is Code.INVALID and not error.message.startswith("Unable to parse"):
+            raise invalid(f"[request id: {message.id or '<id_unknown>'}] {error.message}") from None
+        raise
+    options = PLAIN
+    if parameters is not None or plan is not None:
+        spoken = parameters or said.Parameters()
+        options = Options(plan, spoken.timeout_us, spoken.hooks, spoken.custom)
+    request = InferRequest(model, inputs, rows, key, wanted, sink)
+    request.id = message.id
+    return request, options
+
+
+def _parameters(given: Mapping[str, Any]) -> said.Parameters:
+    """Read a request's parameters, each of a kind that its key allows."""
+    items: dict[str, Any] = {}
+    for key, value in given.items():
+        choice = value.WhichOneof("parameter_choice")
+        allowed = _PARAMETERS.get(key, _CUSTOM)
+        if choice not in allowed:
+            words = f"{', '.join(allowed[:-1])}, or {allowed[-1]}" if len(allowed) > 2 else " or ".join(allowed)
+            raise invalid(f"invalid value type for '{key}' parameter, expected {words}.")
+        items[key] = getattr(value, choice)
+    if "binary_data_output" in items:
+        raise invalid("parameter 'binary_data_output' is reserved for Triton usage and should not be specified.")
+    if items.get("priority", 0) < 0:
+        raise invalid("invalid value for 'priority', expected value >= 0.")
+    return said.parameters(items, (EMPTY_FINAL,))
+
+
+def _tensor_parameters(tensor: Any) -> dict[str, Any]:
+    """Read the parameters of an input or an output."""
+    items: dict[str, Any] = {}
+    for key, value in tensor.parameters.items():
+        choice = value.WhichOneof("parameter_choice")
+        wanted = _TENSOR.get(key, choice)
+        if choice is None or choice != wanted:
+            text = f"invalid value type for '{key}' parameter for tensor '{tensor.name}', expected"
+            raise invalid(f"{text} {wanted or 'a value'}.")
+        items[key] = getattr(value, choice)
+    if "shared_memory_region" not in items:
+        for key in ("shared_memory_offset", "shared_memory_byte_size"):
+            if key in items:
+                text = f"'{key}' can not be specified without 'shared_memory_region' parameter for tensor"
+                raise invalid(f"{text} '{tensor.name}'")
+    return items
+
+
+def _inputs(model: Model, message: Any, regions: Regions | None) -> tuple[list[Array | None], int, Key]:
+    tensors, raws = message.inputs, message.raw_input_contents
+    known = model.signature.input
+    by_name: dict[str, Array] = {}
+    taken = 0
+    for tensor in tensors:
+        name = tensor.name
+        spec = known.get(name)
+        if spec is None:
+            raise wrong_inputs(model, [each.name for each in tensors])
+        if name in by_name:
+            raise invalid(f"input '{name}' already exists in request")
+        shape, count = _shape(model, spec, tensor)
+        array = _not_raw(model, spec, tensor, (shape, count, bool(raws)), regions)
+        if array is None:
+            if taken == len(raws):
+                raise invalid(f"unable to find data for input tensor '{name}' for model '{model.name}' in request.")
+            array = from_binary(model.name, spec, shape, count, memoryview(raws[taken]))
+            taken += 1
+        by_name[name] = array
+    if taken != len(raws):
+        text = f"got {len(raws)} raw_input_contents, but only {taken} of the inputs take theirs from there"
+        raise invalid(f"unexpected additional input data for model '{model.name}': {text}")
+    inputs: list[Array | None] = [by_name.get(spec.name) for spec in model.signature.inputs]
+    if any(array is None and not spec.optional for spec, array in zip(model.signature.inputs, inputs, strict=True)):
+        raise wrong_inputs(model, list(by_name))
+    rows, key = admitted(model, tuple([None if array is None else array.shape for array in inputs]))
+    return inputs, rows, key
+
+
+def _shape(model: Model, spec: TensorSpec, tensor: Any) -> tuple[list[int], int]:
+    """Give an input's shape and how many elements it has."""
+    if tensor.datatype != spec.datatype:
+        raise wrong_datatype(model, spec, tensor.datatype)
+    shape = list(tensor.shape)
+    if len(shape) > _MAX_RANK:
+        raise invalid(f"unexpected shape for input '{spec.name}' for model '{model.name}': {len(shape)} dims")
+    if shape and min(shape) < 0:
+        text = f"tensor '{spec.name}' of model '{model.name}' has dimension {min(shape)}, its dimensions must be >= 0"
+        raise invalid(f"shape of input {text}")
+    count = math.prod(shape)
+    if count * max(1, spec.type.size_bytes) > _MAX_DIM:
+        raise invalid(f"byte size overflow for input '{spec.name}', its shape is [{','.join(map(str, shape))}]")
+    return shape, count
+
+
+def _not_raw(
+    model: Model, spec: TensorSpec, tensor: Any, facts: tuple[list[int], int, bool], regions: Regions | None
+) -> Array | None:
+    """Make an input's array of shared memory or of its contents; None where it is raw.
+
+    `facts` are its shape, its count, and whether anything in the request is raw.
+    """
+    shape, count, raw_elsewhere = facts
+    items = _tensor_parameters(tensor) if tensor.parameters else None
+    has_contents = tensor.HasField("contents")
+    if items and "shared_memory_region" in items:
+        if has_contents:
+            text = f"unexpected 'content' provided when using shared memory for input tensor '{spec.name}'"
+            raise invalid(f"{text} for model '{model.name}'")
+        nbytes = count * spec.type.size_bytes if spec.type.size_bytes else None
+        return from_binary(model.name, spec, shape, count, said.read_input(model, spec.name, nbytes, items, regions))
+    if not has_contents:
+        return None
+    if raw_elsewhere:
+        text = f"contents field must not be specified when using raw_input_contents for '{spec.name}'"
+        raise invalid(f"{text} for model '{model.name}'")
+    return _contents(model, spec, tensor.contents, shape, count)
+
+
+def _contents(model: Model, spec: TensorSpec, contents: Any, shape: list[int], count: int) -> Array:
+    """Make an array of typed contents, which FP16 and BF16 have none of."""
+    field = _CONTENTS.get(spec.datatype)
+    for described, _ in contents.ListFields():
+        if described.name != field:
+            text = f"unexpected explicit tensor data for input tensor '{spec.name}' for model '{model.name}'"
+            raise invalid(f"{text} in '{described.name}', expected datatype '{spec.datatype}'")
+    values = () if field is None else getattr(contents, field)
+    size_bytes = spec.type.size_bytes
+    if len(values) != count:
+        if not size_bytes:
+            text = f"expected {count} strings for inference input '{spec.name}' for model '{model.name}'"
+            raise invalid(f"{text}, got {len(values)}")
+        text = f"input byte size mismatch for input '{spec.name}' for model '{model.name}'."
+        raise invalid(f"{text} Expected {count * size_bytes}, got {len(values) * size_bytes}")
+    if not size_bytes:
+        array: Array = np.empty(count, np.object_)
+        array[:] = list(values)
+    elif spec.type.dtype.kind in "iu" and values:
+        # as they come they have 32 bits: what is larger than the datatype would lose its upper ones
+        array = np.array(values, np.uint64 if spec.type.dtype.kind == "u" else np.int64)
+        bounds = np.iinfo(spec.type.dtype.str)
+        if int(array.min()) < bounds.min or int(array.max()) > bounds.max:
+            raise invalid(f"a value of input '{spec.name}' is out of range for {spec.datatype}")
+        array = array.astype(spec.type.dtype)
+    else:
+        array = np.array(values, spec.type.dtype)
+    try:
+        return array.reshape(shape)
+    except (ValueError, OverflowError):
+        raise invalid(f"unexpected shape for input '{spec.name}' for model '{model.name}': {shape}") from None

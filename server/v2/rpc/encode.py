@@ -1,0 +1,145 @@
+"""Encoding ModelInferResponse: bytes put together from kept prefixes, no protobuf object per answer.
+
+Called by `infer.py`. Source: Triton's grpc_service.proto; one entry of raw_output_contents for each output, empty where
+its data is in shared memory.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from penstock.backends.datatypes import DATATYPES
+from penstock.server.v2.tensors import to_binary
+
+from .wire import field, field_head, varint
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.backends.backend import Array
+    from penstock.backends.signature import Signature
+    from penstock.server.v2.finish import Finished
+
+FINAL = field(4, field(1, b"triton_final_response") + field(2, b"\x08\x01"))
+"""The parameter of every answer on a stream: it is the last one to its request."""
+_NAME, _VERSION, _ID, _OUTPUTS, _RAW = 1, 2, 3, 5, 6
+_ERROR, _ANSWER = 1, 2
+_ID_HEADS = tuple(field_head(_ID, size) for size in range(0x80))
+_KEPT = 256
+_LARGE_BYTES = 64 << 10
+"""Data from this size on is copied once, which for less costs more than copying it twice."""
+
+
+class Encoder:
+    """Encodes the answers of one model version; keeps the bytes that do not change between answers.
+
+    `strings` is whether any output is BYTES.
+    """
+
+    def __init__(self, model: str, version: str, signature: Signature) -> None:
+        self._names = field(_NAME, model.encode()) + field(_VERSION, version.encode())
+        self._outputs = [(output.name.encode(), output.datatype) for output in signature.outputs]
+        self.strings = any(output.datatype == "BYTES" for output in signature.outputs)
+        self._singles: dict[tuple[int, tuple[int, ...]], tuple[bytes, bytes]] = {}
+        self._heads: dict[tuple[Any, ...], tuple[bytes, ...]] = {}
+        self._described: dict[tuple[Any, ...], bytes] = {}
+
+    def plain(self, wanted: tuple[int, ...], outputs: list[Any], between: bytes = b"") -> bytes:
+        """Encode outputs as they are; `between` is what stands before them, as `before` gives it."""
+        if len(outputs) == 1:
+            # the usual answer: everything before the numbers is one kept prefix
+            array = outputs[0]
+            key = (wanted[0], array.shape)
+            prefix, rest = self._singles.get(key) or self._single(key)
+            if rest:
+                if array.nbytes >= _LARGE_BYTES:
+                    return b"".join((self._names, between, rest, to_binary(self._outputs[wanted[0]][1], array)))
+                data: bytes = array.tobytes()
+                return self._names + between + rest + data if between else prefix + data
+        shapes = tuple([array.shape for array in outputs])
+        heads = self._heads.get((wanted, shapes))
+        if heads is None:
+            heads = self._keep_heads(wanted, shapes)
+        if heads:
+            parts = [self._names, between]
+            for head, array in zip(heads, outputs, strict=True):
+                parts += (head, array.tobytes())
+            return b"".join(parts)
+        return self._several([self._outputs[position] for position in wanted], shapes, outputs, between)
+
+    def finished(self, outputs: Sequence[Finished], between: bytes = b"") -> bytes:
+        """Encode outputs of which some are in shared memory or classes."""
+        names = [(output.name.encode(), output.datatype) for output in outputs]
+        return self._several(names, [output.shape for output in outputs], [output.array for output in outputs], between)
+
+    def _several(
+        self, names: list[tuple[bytes, str]], shapes: Sequence[tuple[int, ...]], arrays: Sequence[Array | None],
+        between: bytes,
+    ) -> bytes:  # fmt: skip
+        parts: list[bytes | memoryview] = [self._names, between]
+        for (name, datatype), shape in zip(names, shapes, strict=True):
+            parts.append(self._describe(name, datatype, shape))
+        for (_, datatype), array in zip(names, arrays, strict=True):
+            raw = b"" if array is None else to_binary(datatype, array)
+            parts.append(field_head(_RAW, len(raw)))
+            parts.append(raw)
+        return b"".join(parts)
+
+    def _describe(self, name: bytes, datatype: str, shape: tuple[int, ...]) -> bytes:
+        key = (name, datatype, shape)
+        described = self._described.get(key)
+        if described is None:
+            dims = b"".join(map(varint, shape))
+            tensor = field(1, name) + field(2, datatype.encode()) + (field(3, dims) if dims else b"")
+            described = field(_OUTPUTS, tensor)
+            _keep(self._described, key, described)
+        return described
+
+    def _single(self, key: tuple[int, tuple[int, ...]]) -> tuple[bytes, bytes]:
+        """Keep all before the data of an answer with one output, with the names and without.
+
+        Nothing where its size is not its shape's.
+        """
+        heads = self._keep_heads((key[0],), (key[1],))
+        kept = (self._names + heads[0], heads[0]) if heads else (b"", b"")
+        _keep(self._singles, key, kept)
+        return kept
+
+    def _keep_heads(self, wanted: tuple[int, ...], shapes: tuple[tuple[int, ...], ...]) -> tuple[bytes, ...]:
+        """Keep what stands before the data of each output; nothing where one's size is not its shape's."""
+        described, heads = b"", []
+        for position, shape in zip(wanted, shapes, strict=True):
+            name, datatype = self._outputs[position]
+            described += self._describe(name, datatype, shape)
+            heads.append(field_head(_RAW, math.prod(shape) * DATATYPES[datatype].size_bytes))
+        fixed = all(DATATYPES[self._outputs[position][1]].size_bytes for position in wanted)
+        kept = (described + heads[0], *heads[1:]) if heads and fixed else ()
+        _keep(self._heads, (wanted, shapes), kept)
+        return kept
+
+
+def before(request_id: str, final: bool) -> bytes:
+    """Write what stands between an answer's names and its outputs: the request's id; on a stream, that it is final."""
+    if request_id:
+        value = request_id.encode()
+        between = (_ID_HEADS[len(value)] if len(value) < 0x80 else field_head(_ID, len(value))) + value
+        return between + FINAL if final else between
+    return FINAL if final else b""
+
+
+def stream_answer(answer: bytes) -> bytes:
+    """Wrap an answer for a stream."""
+    return field_head(_ANSWER, len(answer)) + answer
+
+
+def stream_error(text: str, request_id: str) -> bytes:
+    """Write the answer to a request of a stream that was refused; the stream goes on."""
+    answer = before(request_id, final=True)
+    return field(_ERROR, text.encode("utf-8", "replace")) + field(_ANSWER, answer)
+
+
+def _keep(kept: dict[Any, Any], key: Any, value: Any) -> None:
+    if len(kept) >= _KEPT:
+        kept.clear()
+    kept[key] = value

@@ -1,0 +1,152 @@
+"""The RPCs of shared memory, trace settings and logging settings. What they ask may be missing: UNIMPLEMENTED then.
+
+Made by `services.py`. Source: Triton server, grpc_server.cc (messages, texts).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from penstock.backends.errors import Code, InferError
+from penstock.server.grpc.method import Method
+from penstock.server.protobuf import service_pb2
+
+from .calls import answering
+from .control import SERVICE
+
+
+class SystemMemory(Protocol):
+    """The part of SystemRegions that is asked here."""
+
+    def register(self, name: str, key: str, offset: int, byte_size: int) -> None: ...
+    def unregister(self, name: str = "") -> None: ...
+    def status(self, name: str = "") -> list[dict[str, Any]]: ...
+
+
+class CudaMemory(Protocol):
+    """The part of CudaRegions that is asked here."""
+
+    def register(self, name: str, raw_handle: bytes, device_id: int, byte_size: int) -> None: ...
+    def unregister(self, name: str = "") -> None: ...
+    def status(self, name: str = "") -> list[dict[str, Any]]: ...
+
+
+class Traces(Protocol):
+    """The part of TraceSettings that is asked here."""
+
+    def read(self, model: str = "") -> dict[str, list[str]]: ...
+    def update(self, model: str, changes: Mapping[str, list[str] | None]) -> None: ...
+
+
+class Logging(Protocol):
+    """The part of LogSettings that is asked here."""
+
+    def read(self) -> dict[str, bool | int | str]: ...
+    def update(self, changes: Mapping[str, Any]) -> None: ...
+
+
+def _missing(what: str) -> InferError:
+    return InferError(Code.UNSUPPORTED, f"{what} is not supported by this server")
+
+
+class MemoryRpcs:
+    """System and CUDA shared memory."""
+
+    def __init__(self, system: SystemMemory | None, cuda: CudaMemory | None) -> None:
+        self._system = system
+        self._cuda = cuda
+        self._pb = service_pb2()
+
+    def methods(self) -> tuple[Method, ...]:
+        pb, system, cuda = self._pb, SERVICE + "SystemSharedMemory", SERVICE + "CudaSharedMemory"
+        return (
+            answering(system + "Status", pb.SystemSharedMemoryStatusRequest, self.system_status),
+            answering(system + "Register", pb.SystemSharedMemoryRegisterRequest, self.system_register),
+            answering(system + "Unregister", pb.SystemSharedMemoryUnregisterRequest, self.system_unregister),
+            answering(cuda + "Status", pb.CudaSharedMemoryStatusRequest, self.cuda_status),
+            answering(cuda + "Register", pb.CudaSharedMemoryRegisterRequest, self.cuda_register),
+            answering(cuda + "Unregister", pb.CudaSharedMemoryUnregisterRequest, self.cuda_unregister),
+        )
+
+    def system_status(self, request: Any) -> Any:
+        regions = self._system_memory().status(request.name)
+        return self._pb.SystemSharedMemoryStatusResponse(regions={region["name"]: region for region in regions})
+
+    def system_register(self, request: Any) -> Any:
+        self._system_memory().register(request.name, request.key, request.offset, request.byte_size)
+        return self._pb.SystemSharedMemoryRegisterResponse()
+
+    def system_unregister(self, request: Any) -> Any:
+        self._system_memory().unregister(request.name)
+        return self._pb.SystemSharedMemoryUnregisterResponse()
+
+    def cuda_status(self, request: Any) -> Any:
+        regions = self._cuda_memory().status(request.name)
+        return self._pb.CudaSharedMemoryStatusResponse(regions={region["name"]: region for region in regions})
+
+    def cuda_register(self, request: Any) -> Any:
+        self._cuda_memory().register(request.name, request.raw_handle, request.device_id, request.byte_size)
+        return self._pb.CudaSharedMemoryRegisterResponse()
+
+    def cuda_unregister(self, request: Any) -> Any:
+        self._cuda_memory().unregister(request.name)
+        return self._pb.CudaSharedMemoryUnregisterResponse()
+
+    def _system_memory(self) -> SystemMemory:
+        if self._system is None:
+            raise _missing("system shared memory")
+        return self._system
+
+    def _cuda_memory(self) -> CudaMemory:
+        if self._cuda is None:
+            raise _missing("CUDA shared memory")
+        return self._cuda
+
+
+class SettingsRpcs:
+    """Trace settings and logging settings."""
+
+    def __init__(self, traces: Traces | None, logs: Logging | None) -> None:
+        self._traces = traces
+        self._logs = logs
+        self._pb = service_pb2()
+
+    def methods(self) -> tuple[Method, ...]:
+        pb = self._pb
+        return (
+            answering(SERVICE + "TraceSetting", pb.TraceSettingRequest, self.trace),
+            answering(SERVICE + "LogSettings", pb.LogSettingsRequest, self.log),
+        )
+
+    def trace(self, request: Any) -> Any:
+        traces = self._traces
+        if traces is None:
+            raise _missing("tracing")
+        changes = {name: list(setting.value) or None for name, setting in request.settings.items()}
+        if changes:
+            traces.update(request.model_name, changes)
+        settings = traces.read(request.model_name)
+        return self._pb.TraceSettingResponse(settings={name: {"value": value} for name, value in settings.items()})
+
+    def log(self, request: Any) -> Any:
+        logs = self._logs
+        if logs is None:
+            raise _missing("changing what is logged")
+        changes: dict[str, Any] = {}
+        for name, setting in request.settings.items():
+            choice = setting.WhichOneof("parameter_choice")
+            if choice is None:
+                raise InferError(Code.INVALID, f"expect a value for '{name}'")
+            changes[name] = getattr(setting, choice)
+        if changes:
+            logs.update(changes)
+        return self._pb.LogSettingsResponse(
+            settings={name: {_param(value): value} for name, value in logs.read().items()}
+        )
+
+
+def _param(value: bool | int | str) -> str:
+    if isinstance(value, bool):
+        return "bool_param"
+    return "uint32_param" if isinstance(value, int) else "string_param"

@@ -1,0 +1,88 @@
+"""grpc.health.v1.Health: what Kubernetes, load balancers and gRPC's own clients ask. Made by `services.py`.
+
+Source: grpc/doc/health-checking.md; Triton, which is SERVING while ready.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.server.grpc.method import Call, Method, Status
+from penstock.server.health import Health
+
+from .calls import parsed
+from .descriptors import HEALTH, message_class
+from .pulse import Pulse
+
+SERVICES = frozenset({"", "inference.GRPCInferenceService"})
+SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
+_SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = 1, 2, 3
+
+
+class HealthRpcs:
+    """Check and Watch."""
+
+    def __init__(self, health: Health, pulse: Pulse) -> None:
+        self._health = health
+        self._pulse = pulse
+        self._request = message_class("grpc.health.v1.HealthCheckRequest")
+        self._answer = message_class("grpc.health.v1.HealthCheckResponse")
+
+    def methods(self) -> tuple[Method, ...]:
+        return Method(f"/{HEALTH}/Check", self.check), Method(f"/{HEALTH}/Watch", self.watch)
+
+    def check(self, call: Call, message: bytes) -> None:
+        """Answer whether a service can be used now."""
+        service = parsed(self._request, message).service
+        if service not in SERVICES:
+            call.refuse(Status.NOT_FOUND, "unknown service")
+            return
+        call.answer(self._written(self._status(service)))
+
+    def watch(self, call: Call, message: bytes) -> None:
+        """Answer the same now, and again whenever it changes."""
+        _Watch(self, call, parsed(self._request, message).service, self._pulse)
+
+    def draining(self) -> bool:
+        return not self._health.live()
+
+    def status(self, service: str) -> tuple[int, bytes]:
+        """Give a service's status, as a number and as the answer that says so."""
+        status = self._status(service)
+        return status, self._written(status)
+
+    def _status(self, service: str) -> int:
+        if service not in SERVICES:
+            return _SERVICE_UNKNOWN
+        return _SERVING if self._health.ready() else _NOT_SERVING
+
+    def _written(self, status: int) -> bytes:
+        written: Any = self._answer(status=status).SerializeToString()
+        return bytes(written)
+
+
+class _Watch:
+    """One Watch call: says what it has not said yet. It ends with the server's life."""
+
+    def __init__(self, rpcs: HealthRpcs, call: Call, service: str, pulse: Pulse) -> None:
+        self._rpcs = rpcs
+        self._call = call
+        self._service = service
+        self._pulse = pulse
+        self._said = -1
+        call.cancelled = self._end
+        pulse.add(self.look)
+        self.look()
+
+    def look(self) -> None:
+        status, answer = self._rpcs.status(self._service)
+        if status != self._said and (self._call.writable or self._said < 0):
+            self._said = status
+            self._call.send(answer)
+        if self._rpcs.draining():
+            self._end()
+            self._call.refuse(Status.UNAVAILABLE, SHUTTING_DOWN)
+
+    def _end(self) -> None:
+        self._call.cancelled = None
+        self._pulse.remove(self.look)

@@ -1,0 +1,102 @@
+"""ModelInfer: one message in, one answer out. Called by the gRPC lane; the sink of its requests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from penstock.backends.errors import InferError
+from penstock.server.v2.regions import LargeRead
+
+from .calls import Tasks, as_refusal, refuse
+from .encode import Encoder
+from .inference import LARGE_BYTES, Asked, RpcInference
+
+if TYPE_CHECKING:
+    from penstock.batching.request import InferRequest
+    from penstock.server.grpc.method import Call
+
+
+class ModelInfer:
+    """The RPC. A call's `context` is what its answer is encoded with."""
+
+    def __init__(self, inference: RpcInference, tasks: Tasks) -> None:
+        self._inference = inference
+        self._tasks = tasks
+        self._cancel = inference.engine.cancel
+
+    def begin(self, call: Call, message: bytes) -> None:
+        """Decode and submit. Raises: InferError."""
+        inference = self._inference
+        if inference.forwarding is not None:
+            inference.check_forwarded(call.metadata)
+        found = inference.find(message, self)
+        if found is not None:
+            route, request, options = found
+            if not route.hooked:
+                call.context = route.encoder
+                call.cancelled = partial(self._cancel, request)
+                inference.submit(request, options, call)
+                return
+            asked = Asked(*found)
+        elif len(message) >= LARGE_BYTES:
+            self._tasks.start(call, partial(self._begin_slowly, call, message), "ModelInfer")
+            return
+        else:
+            try:
+                asked = inference.decode(message, self)
+            except LargeRead:
+                self._tasks.start(call, partial(self._begin_slowly, call, message), "ModelInfer")
+                return
+        if asked.hooked:
+            task = self._tasks.start(call, partial(self._pass_hooks, call, asked), "ModelInfer")
+            inference.hold(asked.route.model, task)
+        else:
+            self._submit(call, asked)
+
+    def _submit(self, call: Call, asked: Asked) -> None:
+        call.context = asked.encoding
+        call.cancelled = partial(self._cancel, asked.request)
+        self._inference.submit(asked.request, asked.options, call)
+
+    async def _begin_slowly(self, call: Call, message: bytes) -> None:
+        asked = await self._inference.decode_slowly(message, self)
+        if asked.hooked:
+            await self._pass_hooks(call, asked)
+        elif not call.ended:
+            self._submit(call, asked)
+
+    async def _pass_hooks(self, call: Call, asked: Asked) -> None:
+        call.answer(await self._inference.pass_hooks(asked, call.metadata, final=False))
+
+    # -- the sink ----------------------------------------------------------------------------------------------
+
+    def deliver(self, requests: Sequence[InferRequest]) -> None:
+        """Encode and send the answers of one batch."""
+        for request in requests:
+            call: Call = request.context
+            # whoever was to cancel it holds it, and it holds the call
+            call.cancelled = None
+            try:
+                if request.error is not None:
+                    refuse(call, request.error)
+                    continue
+                encoding = call.context
+                if type(encoding) is Encoder and not (request.id or encoding.strings):
+                    call.answer(encoding.plain(request.wanted, request.outputs or []))
+                    continue
+                answer = self._inference.encode(encoding, request, final=False)
+                if type(answer) is bytes:
+                    call.answer(answer)
+                else:
+                    self._tasks.start(call, partial(self._answer_slowly, call, answer), "ModelInfer")  # type: ignore[arg-type]
+            except InferError as error:
+                refuse(call, error)
+            except Exception as error:  # noqa: BLE001 - one answer's failure must not take its batch mates' answers
+                refuse(call, as_refusal(error, "ModelInfer", request.id))
+
+    @staticmethod
+    async def _answer_slowly(call: Call, encode: partial[bytes]) -> None:
+        call.answer(await asyncio.get_running_loop().run_in_executor(None, encode))

@@ -1,0 +1,270 @@
+"""Inference over gRPC: from the bytes of a ModelInferRequest to an InferRequest, and from outputs to bytes.
+
+`infer.py` (one answer to a call) and `stream.py` (many) stand on it. A usual request is decoded by comparing it with
+what is remembered; nothing here logs, starts a task or makes a protobuf object for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from penstock.backends.datatypes import DATATYPES
+from penstock.server.protobuf import service_pb2
+from penstock.server.v2.finish import finish, finish_all, ways_of
+from penstock.server.v2.inference import due_ns
+from penstock.server.v2.regions import INLINE_BYTES, InlineRegions, Lease, Regions
+from penstock.server.v2.said import BINARY, Classes, Options, Ways
+
+from .calls import parsed
+from .control import version_of
+from .decode import decode
+from .encode import Encoder, before
+from .layout import Layouts, head_of, names_of
+
+if TYPE_CHECKING:
+    from penstock.backends.backend import Array
+    from penstock.batching.engine import Engine
+    from penstock.batching.model import Model
+    from penstock.batching.request import InferRequest, Sink
+    from penstock.server.hooks.runner import Hooks
+    from penstock.server.v2.forwarding import Forwarding
+
+LARGE_BYTES = 256 << 10
+"""A message from this size on that is not remembered is decoded on a thread."""
+_LARGE_ELEMENTS = 16 << 10
+_LARGE_CLASSES = 4096
+_KEPT_ROUTES = 4096
+
+
+class Route:
+    """One model as it is named in requests; forgotten with the Engine's generation."""
+
+    __slots__ = ("encoder", "hooked", "layouts", "model", "regions")
+
+    def __init__(self, model: Model, regions: InlineRegions, *, hooked: bool) -> None:
+        self.model = model
+        self.encoder = Encoder(model.name, model.version, model.signature)
+        self.layouts = Layouts()
+        self.hooked = hooked
+        self.regions = regions
+
+
+class Planned:
+    """The context of a request whose outputs do not all travel as they are."""
+
+    __slots__ = ("encoder", "plan")
+
+    def __init__(self, encoder: Encoder, plan: Ways) -> None:
+        self.encoder = encoder
+        self.plan = plan
+
+
+class Asked:
+    """One decoded request. `hooked` is whether it is to pass through hooks."""
+
+    __slots__ = ("encoding", "hooked", "options", "request", "route")
+
+    def __init__(self, route: Route, request: InferRequest, options: Options) -> None:
+        self.route = route
+        self.request = request
+        self.options = options
+        self.hooked = route.hooked and options.hooks
+        plan = options.plan
+        self.encoding = Planned(route.encoder, plan) if type(plan) is Ways else route.encoder
+
+
+class RpcInference:
+    """Decodes and encodes for one server.
+
+    Threads: the event loop's, but for decoding of large messages and shared memory, and encoding of large answers.
+    """
+
+    def __init__(
+        self, engine: Engine, hooks_of: Callable[[Model], Hooks], regions: Regions | None = None,
+        forwarding: Forwarding | None = None,
+    ) -> None:  # fmt: skip
+        self.engine = engine
+        self._hooks_of = hooks_of
+        self._regions = Regions() if regions is None else regions
+        self.forwarding = forwarding
+        self._forwarded: Any = None
+        self._kind = service_pb2().ModelInferRequest
+        self._generation = -1
+        self._routes: dict[bytes, Route] = {}
+        self._by_name: dict[tuple[str, str], Route] = {}
+
+    # -- decoding ----------------------------------------------------------------------------------------------
+
+    def find(self, message: bytes, sink: Sink) -> tuple[Route, InferRequest, Options] | None:
+        """Decode a message of a kind that is remembered; its outputs travel as they are.
+
+        Raises: InferError (OVERLOADED).
+        """
+        if self._generation != self.engine.generation:
+            self._forget()
+        try:
+            named, start, request_id = head_of(message)
+        except (IndexError, UnicodeDecodeError):
+            return None
+        route = self._routes.get(message[:named])
+        if route is None:
+            return None
+        model = route.model
+        if model.scheduler.full():
+            self.engine.make_room(model)
+        found = route.layouts.find(model, message, start, request_id, sink)
+        return None if found is None else (route, *found)
+
+    def decode(self, message: bytes, sink: Sink) -> Asked:
+        """Decode any message, and remember it. Raises: InferError; LargeRead."""
+        request = parsed(self._kind, message)
+        route = self._route(request)
+        return self._decoded(route, message, request, decode(route.model, request, sink, route.regions))
+
+    async def decode_slowly(self, message: bytes, sink: Sink) -> Asked:
+        """Decode on a thread. What it gives must be submitted before the loop's next turn. Raises: InferError."""
+        loop = asyncio.get_running_loop()
+        request = await loop.run_in_executor(None, parsed, self._kind, message)
+        route = self._route(request)
+        self.engine.hold(route.model)
+        try:
+            found = await loop.run_in_executor(None, decode, route.model, request, sink, self._regions)
+        finally:
+            loop.call_soon(self.engine.release, route.model)
+        return self._decoded(route, message, request, found)
+
+    def id_of(self, message: bytes) -> str:
+        """Give a request's id. Raises: InferError (INVALID)."""
+        return str(parsed(self._kind, message).id)
+
+    def _decoded(self, route: Route, message: bytes, parsed_message: Any, found: tuple[InferRequest, Options]) -> Asked:
+        request, options = found
+        request.nbytes = len(message)
+        try:
+            named, start, _ = head_of(message)
+        except (IndexError, UnicodeDecodeError):
+            return Asked(route, *found)
+        if self._generation == self.engine.generation:
+            route.layouts.remember(request, options, message, start, parsed_message)
+            names = message[:named]
+            # the last of several names counts: only a message that has these and no others tells whose they are
+            if names not in self._routes and names == names_of(parsed_message) and len(self._routes) < _KEPT_ROUTES:
+                self._routes[names] = route
+        return Asked(route, *found)
+
+    def _route(self, request: Any) -> Route:
+        """Find a request's model. Raises: InferError (NOT_FOUND, INVALID, OVERLOADED)."""
+        if self._generation != self.engine.generation:
+            self._forget()
+        name = (request.model_name, version_of(request.model_version))
+        route = self._by_name.get(name)
+        if route is None:
+            model = self.engine.model(*name)
+            hooks = self._hooks_of(model)
+            most = LARGE_BYTES if any(spec.datatype == "BYTES" for spec in model.signature.inputs) else INLINE_BYTES
+            regions = InlineRegions(self._regions, most)
+            route = self._by_name[name] = Route(model, regions, hooked=hooks.has_pre or hooks.has_post)
+        if route.model.scheduler.full():
+            self.engine.make_room(route.model)
+        return route
+
+    def _forget(self) -> None:
+        self._routes.clear()
+        self._by_name.clear()
+        self._generation = self.engine.generation
+
+    def check_forwarded(self, metadata: Mapping[str, str]) -> None:
+        """Check the header fields that are forwarded. Raises: InferError (INVALID).
+
+        Nothing that runs models reads parameters, so that the check is all there is to do.
+        """
+        if self.forwarding is not None and metadata is not self._forwarded:
+            self.forwarding.parameters_of(metadata)
+            self._forwarded = metadata
+
+    # -- on its way --------------------------------------------------------------------------------------------
+
+    def submit(self, request: InferRequest, options: Options, context: Any) -> None:
+        """Put a request in its queue; it comes back with its context to its sink. Raises: InferError."""
+        policy = request.model.spec.policy
+        if options.timeout_us or policy.default_timeout_us:
+            request.deadline_ns = due_ns(time.monotonic_ns(), options.timeout_us, policy)
+        request.context = context
+        self.engine.submit(request)
+
+    def hold(self, model: Model, task: asyncio.Task[None]) -> None:
+        """Keep a Model from being retired until a task that is about to use it has ended, begun or not."""
+        self.engine.hold(model)
+        task.add_done_callback(lambda _: self.engine.release(model))
+
+    async def pass_hooks(self, asked: Asked, metadata: Mapping[str, str], *, final: bool) -> bytes:
+        """Carry a request through its model and the hooks. Returns: the answer. Raises: InferError."""
+        route, request, options = asked.route, asked.request, asked.options
+        model = request.model
+        names = [spec.name for spec in model.signature.inputs]
+        sample = {name: array for name, array in zip(names, request.inputs, strict=True) if array is not None}
+        deadline_ns = due_ns(time.monotonic_ns(), options.timeout_us, model.spec.policy)
+        request_id = request.id or metadata.get("x-request-id", "")[:128]
+        outputs = await self._hooks_of(model).infer(sample, request_id=request_id, deadline_ns=deadline_ns)
+        encode = partial(_encode_hooked, route.encoder, request, options, outputs, before(request.id, final))
+        if _is_large(options.plan, list(outputs.values())):
+            return await asyncio.get_running_loop().run_in_executor(None, encode)
+        return encode()
+
+    # -- encoding ----------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def encode(encoding: Encoder | Planned, request: InferRequest, final: bool) -> bytes | partial[bytes]:
+        """Encode what a request has come back with; or give what encodes it, where that is work for a thread.
+
+        Raises: InferError.
+        """
+        outputs = request.outputs or []
+        between = before(request.id, final) if final or request.id else b""
+        if isinstance(encoding, Planned):
+            encode = partial(_encode_planned, encoding, request, between)
+            return encode if _is_large(encoding.plan, outputs) else encode()
+        if encoding.strings and _is_large(None, outputs):
+            return partial(encoding.plain, request.wanted, outputs, between)
+        return encoding.plain(request.wanted, outputs, between)
+
+
+def _encode_planned(planned: Planned, request: InferRequest, between: bytes) -> bytes:
+    finished = finish_all(request.model, request.wanted, planned.plan, request.outputs or [])
+    return planned.encoder.finished(finished, between)
+
+
+def _encode_hooked(
+    encoder: Encoder, request: InferRequest, options: Options, outputs: Mapping[str, Array], between: bytes
+) -> bytes:
+    """Encode what post_inference returned: the outputs that the call names, or all where it names none of them."""
+    model, plan = request.model, options.plan
+    ways = ways_of(plan, len(request.wanted))
+    asked = {model.signature.outputs[position].name: way for position, way in zip(request.wanted, ways, strict=True)}
+    names = [name for name in outputs if name in asked] or list(outputs)
+    finished = [
+        finish(model, (name, _datatype_of(outputs[name])), asked.get(name, BINARY), outputs[name]) for name in names
+    ]
+    if isinstance(plan, Ways):
+        plan.release()
+    return encoder.finished(finished, between)
+
+
+def _datatype_of(array: Array) -> str:
+    return next(row.name for row in DATATYPES.values() if row.dtype == array.dtype)
+
+
+def _is_large(plan: Any, outputs: list[Any]) -> bool:
+    """Whether encoding an answer would hold the loop: strings, classes and shared memory."""
+    for way, array in zip(ways_of(plan, len(outputs)), outputs, strict=False):
+        if type(way) is Classes and (array.size >= _LARGE_ELEMENTS or way.count * len(array) >= _LARGE_CLASSES):
+            return True
+        if type(way) is Lease and array.nbytes > INLINE_BYTES:
+            return True
+        if array.dtype.hasobject and array.size >= _LARGE_ELEMENTS:
+            return True
+    return False

@@ -1,0 +1,73 @@
+"""Services: every method that the gRPC port serves: GRPCInferenceService, health and reflection.
+
+Made by the composition root, which gives what the methods stand on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.server.grpc.method import Method
+from penstock.server.restricted import Restricted, restricted_methods
+
+from .calls import Tasks
+from .control import SERVICE, RepositoryRpcs, ServerRpcs
+from .extensions import MemoryRpcs, SettingsRpcs
+from .health import HealthRpcs
+from .infer import ModelInfer
+from .inference import RpcInference
+from .pulse import Pulse
+from .reflection import Reflection
+from .stream import ModelStreamInfer
+
+if TYPE_CHECKING:
+    from penstock.batching.engine import Engine
+    from penstock.batching.model import Model
+    from penstock.server.health import Health
+    from penstock.server.hooks.runner import Hooks
+    from penstock.server.v2.forwarding import Forwarding
+    from penstock.server.v2.regions import Regions
+
+    from .control import Configurations, Control
+    from .extensions import CudaMemory, Logging, SystemMemory, Traces
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What the methods stand on. What is None is not served: UNIMPLEMENTED. `name` is the server's."""
+
+    engine: Engine
+    repository: Configurations
+    health: Health
+    hooks_of: Callable[[Model], Hooks]
+    name: str = "triton"
+    extensions: Sequence[str] = ()
+    control: Control | None = None
+    regions: Regions | None = None
+    system: SystemMemory | None = None
+    cuda: CudaMemory | None = None
+    traces: Traces | None = None
+    logs: Logging | None = None
+    forwarding: Forwarding | None = None
+    restricted: Restricted | None = None
+
+
+def methods(parts: Parts) -> dict[str, Method]:
+    """Make every method, by its path."""
+    pulse, tasks = Pulse(), Tasks()
+    inference = RpcInference(parts.engine, parts.hooks_of, parts.regions, parts.forwarding)
+    infer = ModelInfer(inference, tasks)
+    stream = ModelStreamInfer(inference, parts.health, pulse)
+    served = (
+        Method(SERVICE + "ModelInfer", infer.begin),
+        Method(SERVICE + "ModelStreamInfer", streaming=stream.open),
+        *ServerRpcs(parts.engine, parts.repository, parts.health, parts.name).methods(parts.extensions),
+        *RepositoryRpcs(parts.repository, parts.control).methods(tasks),
+        *MemoryRpcs(parts.system, parts.cuda).methods(),
+        *SettingsRpcs(parts.traces, parts.logs).methods(),
+        *HealthRpcs(parts.health, pulse).methods(),
+        *Reflection(parts.health, pulse).methods(),
+    )
+    return restricted_methods({method.path: method for method in served}, parts.restricted or Restricted())

@@ -1,0 +1,199 @@
+"""Trace settings: which requests are traced, read and changed over the network while the server runs.
+
+Made by the composition root; asked by its own HTTP endpoints and by gRPC's TraceSetting. Where traces go is not the
+network's to choose.
+Source: Triton server, http_server.cc, grpc_server.cc and tracer.cc (names, order, fallbacks and texts).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from fastapi import Request, Response
+
+from penstock.backends.errors import Code, InferError
+from penstock.server.tracing.config import INT32_MAX, LEVELS, OFF, OPENTELEMETRY, UINT32_MAX, Sampling, TraceConfig
+from penstock.server.tracing.tracer import Tracer
+
+from .logging_settings import settings_object
+from .routes import Route, asked, body_of, json_answer
+
+PATHS = ("/v2/trace/setting", "/v2/models/{model}/trace/setting")
+_FILE_TEXT = "trace file location can not be updated through network protocol"
+_MODE_TEXT = "trace mode can not be updated through network protocol"
+_BOUNDS = {"trace_rate": (0, UINT32_MAX), "trace_count": (-1, INT32_MAX), "log_frequency": (0, UINT32_MAX)}
+_FIELDS = {"trace_level": "level", "trace_rate": "rate", "trace_count": "count", "log_frequency": "log_frequency"}
+_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "trace_level": {"type": "array", "items": {"type": "string", "enum": [OFF, *LEVELS]}},
+        **{name: {"type": "string"} for name in ("trace_rate", "trace_count", "log_frequency")},
+        **{name: {"type": "string", "readOnly": True} for name in ("trace_file", "trace_mode")},
+    },
+}
+
+
+class Models(Protocol):
+    """The part of the Engine that is read here."""
+
+    def model(self, name: str, version: str = "") -> Any: ...
+
+
+class TraceSettings:
+    """Which requests are traced: for all models, and for those that have settings of their own.
+
+    A model's settings that were never said are those for all models; those for all, the flags'.
+    """
+
+    def __init__(self, config: TraceConfig, tracer: Tracer, models: Models) -> None:
+        self._config = config
+        self._tracer = tracer
+        self._models = models
+        self._said: dict[str, set[str]] = {}
+
+    def read(self, model: str = "") -> dict[str, list[str]]:
+        """Give every setting, in Triton's order; a model's, or for all.
+
+        Raises: InferError (INVALID: no such model).
+        """
+        self._demand(model)
+        sampling, config = self._tracer.sampling(model), self._config
+        settings = {
+            "trace_level": list(sampling.level) or [OFF],
+            "trace_rate": [str(sampling.rate)],
+            "trace_count": [str(sampling.count)],
+        }
+        if config.mode == OPENTELEMETRY:
+            settings["trace_mode"] = [config.mode]
+            settings["url"] = [config.url]
+            if config.resource:
+                settings["resource"] = [f"{key}={value}" for key, value in config.resource]
+            return settings | {name: [str(value)] for name, value in config.batching}
+        settings["log_frequency"] = [str(sampling.log_frequency)]
+        settings["trace_file"] = [config.file]
+        settings["trace_mode"] = [config.mode]
+        return settings
+
+    def update(self, model: str, changes: Mapping[str, list[str] | None]) -> None:
+        """Change settings, all or none; None or nothing in the list clears one.
+
+        Raises: InferError (INVALID; UNSUPPORTED: the file or the mode).
+        """
+        self._demand(model)
+        wanted = {_field(name): _value(name, values or None) for name, values in changes.items()}
+        if not wanted:
+            return
+        fallback = self._tracer.sampling("") if model else self._config.sampling
+        planned = {model: self._planned(model, wanted, fallback)}
+        if not model:
+            others = [name for name in self._said if name]
+            planned |= {name: self._planned(name, {}, planned[""][1]) for name in others}
+        for name, (said, sampling) in planned.items():
+            alone = bool(said) or not name
+            self._said[name] = said
+            if not alone:
+                del self._said[name]
+            self._tracer.set_sampling(name, sampling if alone else None)
+
+    def _planned(self, model: str, wanted: Mapping[str, Any], fallback: Sampling) -> tuple[set[str], Sampling]:
+        """Put together what was said of a scope before, what is said now, and what holds where nothing is said."""
+        said = (self._said.get(model, set()) | wanted.keys()) - {name for name in wanted if wanted[name] is None}
+        current = self._tracer.sampling(model)
+        values = {name: wanted[name] if name in wanted else getattr(current, name) for name in said}
+        sampling = replace(fallback, **values)
+        reason = self._config.reason_against(sampling)
+        if reason:
+            raise InferError(Code.INVALID, f"Attempting to set invalid trace setting :{reason}")
+        return said, sampling
+
+    def _demand(self, model: str) -> None:
+        if model:
+            try:
+                self._models.model(model)
+            except InferError:
+                raise InferError(Code.INVALID, f"Request for unknown model : {model}") from None
+
+    # -- HTTP --------------------------------------------------------------------------------------------------
+
+    def routes(self) -> tuple[Route, ...]:
+        """Give the endpoints."""
+        return (
+            Route("GET", PATHS, self.answer, "Which requests are traced", _SCHEMA, errors=(400,)),
+            Route("POST", PATHS, self.change, "Change which requests are traced", _SCHEMA, _SCHEMA, (400, 501)),
+        )
+
+    async def answer(self, request: Request) -> Response:
+        """Answer with the settings."""
+        return self._answer(_model(request))
+
+    async def change(self, request: Request) -> Response:
+        """Change them, and answer with what they are then."""
+        model = _model(request)
+        self.update(model, _lists(settings_object(await body_of(request))))
+        return self._answer(model)
+
+    def _answer(self, model: str) -> Response:
+        settings = self.read(model)
+        return json_answer(
+            {name: values if name == "trace_level" else ",".join(values) for name, values in settings.items()}
+        )
+
+
+def _model(request: Request) -> str:
+    return asked(request)[0] if "model" in request.path_params else ""
+
+
+def _lists(said: Mapping[str, Any]) -> dict[str, list[str] | None]:
+    """Bring what JSON says into the form that gRPC has: texts, the level in a list, null to clear."""
+    lists: dict[str, list[str] | None] = {}
+    for name, value in said.items():
+        values = value if name == "trace_level" else [value]
+        if value is None:
+            lists[name] = None
+        elif isinstance(values, list) and all(isinstance(each, str) for each in values):
+            lists[name] = values
+        else:
+            wanted = "an array of texts" if name == "trace_level" else "a text"
+            raise InferError(Code.INVALID, f"'{name}' must be {wanted}, or null")
+    return lists
+
+
+def _field(name: str) -> str:
+    if name == "trace_file":
+        raise InferError(Code.UNSUPPORTED, _FILE_TEXT)
+    if name == "trace_mode":
+        raise InferError(Code.UNSUPPORTED, _MODE_TEXT)
+    if name not in _FIELDS:
+        raise InferError(Code.INVALID, f"unknown trace setting '{name}'")
+    return _FIELDS[name]
+
+
+def _value(name: str, values: Sequence[str] | None) -> Any:
+    if values is None:
+        return None
+    if name == "trace_level":
+        return _level(values)
+    if len(values) != 1:
+        raise InferError(Code.INVALID, f"expect only 1 value for '{name}'")
+    text, (low, high) = values[0], _BOUNDS[name]
+    try:
+        number = int(text) if len(text) <= 32 else high + 1
+    except ValueError:
+        raise InferError(Code.INVALID, f"Unable to parse '{name}', got: {text}") from None
+    if name == "trace_count" and number < low:
+        raise InferError(Code.INVALID, f"Unable to parse '{name}'. Expecting value >= {low}, got: {text}")
+    if not low <= number <= high:
+        wrong = f"Unable to parse '{name}', value is out of range [ {low}, {high} ], got: {text}"
+        raise InferError(Code.INVALID, wrong)
+    return number
+
+
+def _level(values: Sequence[str]) -> tuple[str, ...]:
+    if OFF in values and len(values) > 1:
+        raise InferError(Code.INVALID, f"Expect only one trace level '{OFF}' is specified")
+    for each in values:
+        if each not in (OFF, *LEVELS):
+            raise InferError(Code.INVALID, f"unknown trace level '{each}', known: {OFF}, {', '.join(LEVELS)}")
+    return tuple(name for name in LEVELS if name in values)

@@ -1,0 +1,613 @@
+"""What went wrong in Triton, each as a test: its published CVEs, and the limits it has now.
+
+Source: NVIDIA's bulletins and the commits after them, as ../shared/compat/triton.md 6a and 6b list them.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import io
+import json
+import logging
+import os
+import signal
+import socket
+import uuid
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+import tritonclient.grpc as grpc_client
+from tritonclient.utils import InferenceServerException
+
+from penstock.server.logs import Logs
+from penstock.server.restricted import GRPC_CATEGORIES
+from penstock.server.settings import Settings
+from tests.clients import models
+from tests.clients.tensors import document
+from tests.live import Live, live_server
+
+pytestmark = pytest.mark.slow
+
+MOST_BYTES = 1 << 20
+ONE = np.ones((1, 1, 1), np.float32)
+TRAVERSALS = (
+    "..",
+    "../escaped",
+    "a/../../escaped",
+    "/etc/passwd",
+    "..\\escaped",
+    "a\0b",
+    "",
+    ".",
+    ".hidden",
+    "a" * 256,
+)
+INTERNAL = ("Traceback", "/work", "/tmp", "/dev/shm", "site-packages", ".py", "penstock/", " at 0x")
+"""What no answer may tell: places on this machine, and how it is built."""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("lessons") / "repository"
+    models.write_shapes(root)
+    models.write_identity(root, "words", "", "BYTES")
+    return root
+
+
+@pytest.fixture(scope="module")
+def live(root: Path) -> Iterator[Live]:
+    """A server that allows all that the network can be allowed."""
+    with live_server(
+        root, model_control_mode="explicit", load_model=("*",), allow_client_shm=True, http_max_input_size=MOST_BYTES,
+    ) as server:  # fmt: skip
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def unharmed(live: Live) -> Iterator[None]:
+    """After each case the server is live, serves, and has nothing under way."""
+    yield
+    assert httpx.get(f"{live.url}/v2/health/live", verify=False).status_code == 200
+    assert infer(live, document(ONE)).status_code == 200
+    assert live.server.engine.inflight == 0
+
+
+def post(live: Live, path: str, body: Any = None, **headers: str) -> httpx.Response:
+    raw = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+    return httpx.post(live.url + path, content=raw, headers=headers, timeout=10, verify=False)
+
+
+def infer(live: Live, body: Any, model: str = "free", **headers: str) -> httpx.Response:
+    return post(live, f"/v2/models/{model}/infer", body, **headers)
+
+
+def entry(**changes: Any) -> Mapping[str, Any]:
+    return {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1, 1], "data": [1.0], **changes}]}
+
+
+def refused(answer: httpx.Response, *statuses: int) -> str:
+    """Check that a request was refused as its client's mistake, telling nothing of the inside; give the text."""
+    assert answer.status_code in (statuses or (400,)), answer.text
+    text: str = answer.json()["error"]
+    assert not [word for word in INTERNAL if word in text], text
+    return text
+
+
+def talk(live: Live, *pieces: bytes) -> bytes:
+    """Send raw bytes, and read until the server closes."""
+    with socket.create_connection(("127.0.0.1", live.http_port), 30) as sock:
+        found = b""
+        try:
+            for piece in pieces:
+                sock.sendall(piece)
+            sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # it has closed already, and what it said can be read
+        try:
+            while part := sock.recv(1 << 16):
+                found += part
+        except ConnectionResetError:
+            pass
+    return found
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A shared memory object of 64 bytes; its name is its key."""
+    path = Path("/dev/shm") / f"lessons_{uuid.uuid4().hex}"
+    path.write_bytes(bytes(64))
+    yield path
+    path.unlink(missing_ok=True)
+
+
+def register(live: Live, name: str, key: str, offset: int = 0, byte_size: int = 64) -> httpx.Response:
+    body = {"key": key, "offset": offset, "byte_size": byte_size}
+    return post(live, f"/v2/systemsharedmemory/region/{quote(name, safe='')}/register", body)
+
+
+# -- CVE-2023-31036, 2026-24208, 2026-24209: path traversal ----------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TRAVERSALS)
+def test_no_model_s_name_leads_out_of_the_repository(live: Live, name: str) -> None:
+    for verb in ("load", "unload"):
+        answer = post(live, f"/v2/repository/models/{quote(name, safe='')}/{verb}")
+        refused(answer, 400, 404)
+    with grpc_client.InferenceServerClient(live.grpc_address) as client:
+        with pytest.raises(InferenceServerException) as raised:
+            client.load_model(name)
+        assert raised.value.status() == "StatusCode.INVALID_ARGUMENT"
+
+
+@pytest.mark.parametrize(
+    "name", [*TRAVERSALS[:8], "1/../../../escaped", "1/" + "b" * 256, "config.pbtxt", "1", "penstock.toml"]
+)
+def test_no_file_of_a_load_leads_out_of_its_folder(live: Live, root: Path, name: str) -> None:
+    before = sorted(path for path in root.parent.rglob("*"))
+    files = {"config": "{}", f"file:{name}": base64.b64encode(b"x").decode(), "file:1/model.onnx": "eA=="}
+    refused(post(live, "/v2/repository/models/uploaded/load", {"parameters": files}))
+
+    assert sorted(path for path in root.parent.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "key", ["/../etc/passwd", "../../etc/passwd", "/etc/passwd", "a/b", "..", ".", "", "a\0b", "/" * 9]
+)
+def test_no_shared_memory_key_names_another_file(live: Live, key: str) -> None:
+    refused(register(live, "region", key))
+
+
+@pytest.mark.parametrize(
+    "path", ["/v2/models/..%2f..%2fetc%2fpasswd", "/v2/models/%2e%2e/config", "/v2/../../etc/passwd"]
+)
+def test_no_path_of_the_control_plane_reaches_a_file(live: Live, path: str) -> None:
+    answer = talk(live, f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+
+    assert answer.split(b" ", 2)[1] in {b"400", b"404"}
+    assert b"root:" not in answer
+
+
+# -- CVE-2024-0087, 2024-0100: the network chose where logs and traces were written ----------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [("/v2/logging", "log_file"), ("/v2/trace/setting", "trace_file"), ("/v2/models/free/trace/setting", "trace_file")],
+)
+def test_no_client_says_where_logs_and_traces_go(live: Live, tmp_path: Path, path: str, name: str) -> None:
+    answer = post(live, path, {name: str(tmp_path / "written")})
+
+    assert answer.status_code == 501
+    assert answer.json()["error"].endswith("file location can not be updated through network protocol")
+    with grpc_client.InferenceServerClient(live.grpc_address) as client:
+        change = client.update_log_settings if name == "log_file" else client.update_trace_settings
+        with pytest.raises(InferenceServerException) as raised:
+            change(settings={name: str(tmp_path / "written")})
+        assert raised.value.status() == "StatusCode.UNIMPLEMENTED"
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- CVE-2024-0088, 2024-0116, 2026-24173: shared memory and integers that overflow ----------------------------
+
+
+@pytest.mark.parametrize(
+    ("offset", "byte_size"),
+    [
+        (0, 65),
+        (64, 1),
+        (1, 64),
+        (-1, 8),
+        (0, -8),
+        (0, 0),
+        (2**63, 8),
+        (2**64 - 8, 16),
+        (8, 2**64 - 8),
+        (2**64, 1),
+        (0, 2**70),
+    ],
+)
+def test_a_region_lies_inside_its_file(live: Live, shared: Path, offset: int, byte_size: int) -> None:
+    refused(register(live, "region", shared.name, offset, byte_size))
+
+
+@pytest.mark.parametrize(
+    ("offset", "byte_size"),
+    [(64, 4), (61, 4), (0, 65), (-4, 4), (2**63 - 1, 4), (2**64 - 4, 8), (4, 2**64 - 4), (0, 2**63)],
+)
+def test_a_tensor_lies_inside_its_region(live: Live, shared: Path, offset: int, byte_size: int) -> None:
+    assert register(live, "region", shared.name).status_code == 200
+    try:
+        where = {"shared_memory_region": "region", "shared_memory_offset": offset, "shared_memory_byte_size": byte_size}
+        plain = entry()
+        refused(infer(live, {"inputs": [{**entry(parameters=where)["inputs"][0], "data": None}]}))
+        refused(infer(live, {**plain, "outputs": [{"name": "y", "parameters": where}]}))
+    finally:
+        post(live, "/v2/systemsharedmemory/unregister")
+
+
+def test_a_region_may_go_while_requests_use_it(live: Live, shared: Path) -> None:
+    where = {"shared_memory_region": "region", "shared_memory_byte_size": 4}
+    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1, 1], "parameters": where}]}
+
+    def ask(_: int) -> int:
+        return infer(live, body).status_code
+
+    with ThreadPoolExecutor(4) as pool:
+        asked = pool.map(ask, range(40))
+        for _ in range(20):
+            register(live, "region", shared.name)
+            post(live, "/v2/systemsharedmemory/region/region/unregister")
+        statuses = set(asked)
+    post(live, "/v2/systemsharedmemory/unregister")
+
+    assert statuses <= {200, 400, 404}
+
+
+def test_a_file_that_shrinks_under_its_region_costs_its_client_the_request_only(live: Live, shared: Path) -> None:
+    assert register(live, "region", shared.name).status_code == 200
+    os.truncate(shared, 2)
+    where = {"shared_memory_region": "region", "shared_memory_byte_size": 4}
+    try:
+        text = refused(
+            infer(live, {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1, 1], "parameters": where}]})
+        )
+        refused(infer(live, {**entry(), "outputs": [{"name": "y", "parameters": where}]}))
+    finally:
+        post(live, "/v2/systemsharedmemory/unregister")
+
+    assert "region" in text
+    assert shared.stat().st_size == 2
+
+
+# -- CVE-2024-0095: log injection ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["x\n2026-01-01T00:00:00.000Z ERROR serve: forged", "x\x1b[2J", "x\u2028y", "x\u202ey", "x\r\nforged"]
+)
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_nothing_that_a_client_names_makes_a_line_of_the_log(live: Live, name: str, form: str) -> None:
+    stream = io.StringIO()
+    logs = Logs(Settings(log_format=form, log_verbose=9), stream)
+    logs.start()
+    try:
+        post(live, f"/v2/repository/models/{quote(name, safe='')}/load")
+        infer(live, document(ONE), quote(name, safe=""))
+        logging.getLogger("penstock.test").error("model '%s' failed", name, extra={"request_id": name})
+    finally:
+        logs.stop()
+    lines = stream.getvalue().split("\n")[:-1]
+
+    assert lines
+    for line in lines:
+        assert line.startswith("{" if form == "json" else "20"), line
+        assert line.isprintable()
+    assert not [line for line in lines if line.startswith("2026-01-01")]
+
+
+def test_a_header_of_an_answer_cannot_be_forged(live: Live) -> None:
+    answer = talk(live, b"GET /v2/models/x%0d%0aset-cookie:%20a=b HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+
+    assert b"set-cookie" not in answer.split(b"\r\n\r\n")[0].lower()
+
+
+# -- CVE-2024-53880: the size of a file to be loaded overflowed ------------------------------------------------
+
+
+def test_a_load_is_bounded_before_its_base64_is_decoded(live: Live) -> None:
+    body = {"parameters": {"config": "{}", "file:1/model.onnx": "A" * (2 * MOST_BYTES)}}
+
+    assert "exceeds the maximum" in refused(post(live, "/v2/repository/models/uploaded/load", body))
+
+
+@pytest.mark.parametrize("text", ["A", "A===", "????", "QUJD\n", "é", "QQ=" * 9])
+def test_what_is_no_base64_is_refused(live: Live, text: str) -> None:
+    body = {"parameters": {"config": "{}", "file:1/model.onnx": text}}
+
+    refused(post(live, "/v2/repository/models/uploaded/load", body))
+
+
+# -- CVE-2025-23310, 2025-23311: a stack array as long as the number of chunks ---------------------------------
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v2/repository/index",
+        "/v2/models/free/infer",
+        "/v2/logging",
+        "/v2/trace/setting",
+        "/v2/repository/models/free/load",
+    ],
+)
+def test_the_number_of_chunks_is_bounded_at_every_endpoint(live: Live, path: str) -> None:
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".encode()
+    answer = talk(live, head, b"1\r\n \r\n" * 70_000, b"0\r\n\r\n")
+
+    assert answer.startswith(b"HTTP/1.1 400 ")
+
+
+# -- CVE-2025-23319, 23320, 23334: an error told the name of an internal region, which could then be registered -
+
+
+def test_no_error_tells_of_the_inside(live: Live) -> None:
+    big = json.dumps(entry(data=[1.0] * (MOST_BYTES // 4))).encode()
+    refused(infer(live, big))
+    refused(infer(live, entry(), "quotient"))
+    refused(register(live, "region", "no_such_object"), 400, 404)
+    refused(
+        infer(live, {**entry(), "outputs": [{"name": "y", "parameters": {"shared_memory_region": "none"}}]}), 400, 404
+    )
+
+
+@pytest.mark.parametrize("name", ["triton_python_backend_shm_region_1", "penstock_x", "sem.x"])
+def test_names_that_are_the_server_s_own_are_not_the_clients(live: Live, shared: Path, name: str) -> None:
+    refused(register(live, name, shared.name))
+    refused(register(live, "region", "/" + name))
+
+
+def test_shared_memory_is_off_unless_it_is_allowed(root: Path, shared: Path) -> None:
+    with live_server(root, model_control_mode="explicit") as plain:
+        assert register(plain, "region", shared.name).status_code == 501
+        answer = post(plain, "/v2/systemsharedmemory/region/region/unregister")
+        assert answer.status_code in {200, 501}
+        with grpc_client.InferenceServerClient(plain.grpc_address) as client:
+            with pytest.raises(InferenceServerException) as raised:
+                client.register_system_shared_memory("region", "/" + shared.name, 64)
+            assert raised.value.status() == "StatusCode.UNIMPLEMENTED"
+
+
+# -- CVE-2025-23316 to 23336: recursion, allocation, division, cancelling, misconfigured loads ------------------
+
+
+@pytest.mark.parametrize("depth", [101, 5_000, 100_000])
+@pytest.mark.parametrize(
+    "path", ["/v2/models/free/infer", "/v2/repository/index", "/v2/logging", "/v2/repository/models/free/load"]
+)
+def test_json_has_a_depth(live: Live, depth: int, path: str) -> None:
+    refused(post(live, path, b'{"inputs":' + b"[" * depth + b"]" * depth + b"}"))
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [[2**31, 2**31, 4], [2**62, 2, 2], [2**32, 2**32, 0], [2**63, 1, 1], [10**30, 1, 1], [-1, 1, 1],
+     [1, -1, -1], [1e9, 1, 1], [True, 1, 1], [1] * 100_000, [2**40, 1, 1]],
+)  # fmt: skip
+def test_a_shape_is_checked_before_anything_is_made_for_it(live: Live, shape: list[Any]) -> None:
+    refused(infer(live, entry(shape=shape)))
+    assert infer(live, {"inputs": [{**entry(shape=shape)["inputs"][0], "data": []}]}).status_code == 400
+
+
+@pytest.mark.parametrize("shape", [[0, 1, 1], [1, 0, 1], [0, 0, 0]])
+def test_tensors_without_elements_divide_nothing(live: Live, shape: list[int]) -> None:
+    answer = infer(live, entry(shape=shape, data=[]))
+
+    assert answer.status_code in {200, 400}
+
+
+def test_a_request_that_is_cancelled_is_gone_once(live: Live) -> None:
+    with grpc.insecure_channel(live.grpc_address) as channel:
+        call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        tensor = grpc_client.InferInput("x", [1, 1, 1], "FP32")
+        tensor.set_data_from_numpy(ONE)
+        message = grpc_client.service_pb2.ModelInferRequest(
+            model_name="free", inputs=[tensor._get_tensor()], raw_input_contents=[ONE.tobytes()]
+        ).SerializeToString()
+        for _ in range(300):
+            call.future(message).cancel()
+        assert call(message, timeout=30)
+    body = json.dumps(document(ONE)).encode()
+    head = b"POST /v2/models/free/infer HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+    for _ in range(50):
+        with socket.create_connection(("127.0.0.1", live.http_port), 30) as sock:
+            sock.sendall(head + body)
+
+
+@pytest.mark.parametrize(
+    "config",
+    ["null", "[]", "{", "[" * 5_000, '{"a":' * 5_000, '{"max_batch_size": 1e99}', '{"max_batch_size": -1}',
+     '{"input": [{"name": "x", "dims": [0]}]}', '{"no_such_field": 1}',
+     '{"instance_group": [{"count": 2147483647}]}', '{"instance_group": [{"count": 1025}]}', '{"name": "other"}',
+     '{"default_model_filename": "../../x"}', '{"backend": "python"}', '{"parameters": {"a": 1}}',
+     '{"cc_model_filenames": {"a": "/etc/passwd"}}',
+     '{"output": [{"name": "y", "label_filename": "../../../etc/passwd"}]}'],
+)  # fmt: skip
+def test_a_configuration_over_the_network_is_checked_like_one_on_disk(live: Live, config: str) -> None:
+    answer = post(live, "/v2/repository/models/free/load", {"parameters": {"config": config}})
+
+    assert answer.status_code in {400, 500}
+    assert not [word for word in ("Traceback", "site-packages", "lessons") if word in answer.text]
+
+
+# -- CVE-2025-33201, 33211: large payloads and bad quantities ---------------------------------------------------
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+@pytest.mark.parametrize("path", ["/v2/models/free/infer", "/v2/models/free/predict"])
+def test_a_body_is_bounded_after_decompression_too(live: Live, coding: str, path: str) -> None:
+    import zlib
+
+    plain = b" " * (64 << 20)
+    packed = gzip.compress(plain, 9) if coding == "gzip" else zlib.compress(plain, 9)
+    assert len(packed) < MOST_BYTES
+    refused(post(live, path, packed, **{"content-encoding": coding}))
+
+
+@pytest.mark.parametrize("size", [-1, -(2**63), 3, 5, 2**31, 2**63, 2**64, 2**64 + 4, 1.5, "4", True, None])
+def test_a_quantity_is_what_it_says(live: Live, size: Any) -> None:
+    text = json.dumps({"inputs": [{**entry()["inputs"][0], "data": None, "parameters": {"binary_data_size": size}}]})
+    body = text.replace('"data": null, ', "").encode()
+    refused(infer(live, body + bytes(4), **{"inference-header-content-length": str(len(body))}))
+
+
+@pytest.mark.parametrize("length", ["-1", "18446744073709551615", "99999999999999999999", "1e3", "0x10", "+5"])
+def test_a_header_s_length_is_what_it_says(live: Live, length: str) -> None:
+    refused(infer(live, document(ONE), **{"inference-header-content-length": length}))
+
+
+@pytest.mark.parametrize("words", [b"\xff\xff\xff\xff", b"\x00\x00\x00\x80abcd", b"\x05\x00\x00\x00abc", b"\x01", b""])
+def test_a_string_is_as_long_as_it_says(live: Live, words: bytes) -> None:
+    body = {
+        "inputs": [{"name": "x", "datatype": "BYTES", "shape": [1, 1], "parameters": {"binary_data_size": len(words)}}]
+    }
+    text = json.dumps(body).encode()
+    refused(infer(live, text + words, "words", **{"inference-header-content-length": str(len(text))}))
+
+
+# -- CVE-2026-24173: integers of a malformed request -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [2**64, 2**200, -(2**63) - 1, 10**300])
+@pytest.mark.parametrize("name", ["timeout", "priority", "sequence_id"])
+def test_integers_of_parameters_have_64_bits(live: Live, name: str, value: int) -> None:
+    refused(infer(live, {**document(ONE), "parameters": {name: value}}), 400, 501)
+
+
+@pytest.mark.parametrize("value", [2**63 - 1, 2**63, 2**64 - 1, -1, -(2**63)])
+@pytest.mark.parametrize("name", ["timeout", "priority", "sequence_id"])
+def test_the_largest_of_them_overflow_nothing(live: Live, name: str, value: int) -> None:
+    assert infer(live, {**document(ONE), "parameters": {name: value}}).status_code in {200, 400, 501}
+
+
+@pytest.mark.parametrize("version", ["9223372036854775808", "99999999999999999999999", "0" * 5000 + "9"])
+def test_versions_are_bounded(live: Live, version: str) -> None:
+    refused(httpx.get(f"{live.url}/v2/models/free/versions/{version}"), 400, 404)
+
+
+@pytest.mark.parametrize(
+    ("changes", "raw"),
+    [
+        ({"shape": [2**62, 2, 2]}, [bytes(4)]), ({"shape": [-1, 1, 1]}, [bytes(4)]),
+        ({"shape": [2**31, 2**31, 4]}, [b""]),
+        ({"shape": [1] * 10_000}, [bytes(4)]), ({}, [bytes(3)]), ({}, [bytes(2**16)]), ({}, [bytes(4)] * 1000),
+        ({}, []), ({"datatype": "BYTES"}, [b"\xff\xff\xff\xff"]), ({"name": "\0"}, [bytes(4)]),
+        ({"name": "x" * 10**5}, [bytes(4)]),
+    ],
+)  # fmt: skip
+def test_malformed_requests_over_grpc_are_refused_one_by_one(
+    live: Live, changes: dict[str, Any], raw: list[bytes]
+) -> None:
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, 1, 1], **changes}
+    message = grpc_client.service_pb2.ModelInferRequest(model_name="free", inputs=[tensor], raw_input_contents=raw)
+    with grpc.insecure_channel(live.grpc_address) as channel:
+        call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        with pytest.raises(grpc.RpcError) as raised:
+            call(message.SerializeToString(), timeout=30)
+
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert len(raised.value.details()) < 10_000
+    assert not [word for word in INTERNAL if word in raised.value.details()]
+
+
+def test_messages_that_are_none_are_refused_at_every_rpc(live: Live) -> None:
+    with grpc.insecure_channel(live.grpc_address) as channel:
+        for path in GRPC_CATEGORIES:
+            if path.endswith(("ModelStreamInfer", "Watch")):
+                continue
+            with pytest.raises(grpc.RpcError) as raised:
+                channel.unary_unary(path)(b"\xff\xff\xff garbage", timeout=30)
+            assert raised.value.code() in {grpc.StatusCode.INTERNAL, grpc.StatusCode.INVALID_ARGUMENT}, path
+            assert not [word for word in INTERNAL if word in raised.value.details()]
+
+
+# -- CVE-2026-24207: authentication bypass ---------------------------------------------------------------------
+
+
+def test_a_restricted_rpc_wants_the_very_header(root: Path) -> None:
+    with (
+        live_server(root, grpc_restricted_protocol=("inference,health,model-repository:key=secret",)) as guarded,
+        grpc_client.InferenceServerClient(guarded.grpc_address) as client,
+    ):
+        for headers in (
+            None,
+            {"key": "secret"},
+            {"triton-grpc-protocol-key": "Secret"},
+            {"triton-grpc-protocol-key": ""},
+        ):
+            with pytest.raises(InferenceServerException) as raised:
+                client.is_server_live(headers=headers)
+            assert raised.value.status() == "StatusCode.UNAVAILABLE"
+            assert raised.value.message() == "This protocol is restricted, expecting header 'triton-grpc-protocol-key'"
+        assert client.is_server_live(headers={"triton-grpc-protocol-key": "secret"})
+        assert client.get_server_metadata().name
+
+
+# -- the commits after them ------------------------------------------------------------------------------------
+
+
+def test_classification_is_bounded_and_wants_numbers(live: Live) -> None:
+    for classes in (10**6 + 1, 2**63, -1, "3"):
+        parameters = {"classification": classes}
+        answer = infer(live, {**entry(), "outputs": [{"name": "y", "parameters": parameters}]})
+        assert answer.status_code == 400, (classes, answer.text)
+    words = {"inputs": [{"name": "x", "datatype": "BYTES", "shape": [1, 1], "data": ["a"]}]}
+    refused(infer(live, {**words, "outputs": [{"name": "y", "parameters": {"classification": 1}}]}, "words"))
+
+
+def test_an_output_is_asked_for_once(live: Live) -> None:
+    answer = infer(live, {**entry(), "outputs": [{"name": "y"}, {"name": "y"}]})
+
+    assert refused(answer).endswith("output 'y' already exists in request")
+
+
+@pytest.mark.parametrize("name", ["triton_anything", "triton_final_response"])
+def test_parameters_that_are_the_server_s_own_are_refused(live: Live, name: str) -> None:
+    refused(infer(live, {**document(ONE), "parameters": {name: True}}))
+
+
+def test_a_client_that_has_gone_sends_no_signal(live: Live) -> None:
+    assert signal.getsignal(signal.SIGPIPE) == signal.SIG_IGN
+    for _ in range(20):
+        with socket.create_connection(("127.0.0.1", live.http_port), 30) as sock:
+            sock.sendall(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n" * 20)
+
+
+def test_json_that_ends_early_is_not_read_past_its_end(live: Live) -> None:
+    whole = json.dumps(document(ONE)).encode()
+    for end in range(0, len(whole), 3):
+        refused(infer(live, whole[:end]))
+
+
+def test_a_batch_larger_than_the_model_takes_is_refused(live: Live) -> None:
+    refused(infer(live, entry(shape=[5000, 1, 1], data=[0.0] * 5000)))
+
+
+# -- the limits (6b) -------------------------------------------------------------------------------------------
+
+
+def test_what_hurts_by_default_in_triton_does_not_here() -> None:
+    settings = Settings()
+
+    assert (settings.http_address, settings.grpc_address) == ("127.0.0.1", "127.0.0.1")
+    assert settings.http_max_input_size == 64 << 20
+    assert (settings.http_max_json_depth, settings.http_max_chunks) == (100, 65536)
+    assert settings.allow_client_shm is False
+    assert settings.model_control_mode == "none"
+
+
+def test_a_queue_has_an_end_unless_it_is_told_otherwise(live: Live) -> None:
+    policies = [model.spec.policy for model in live.server.engine.models()]
+
+    assert policies
+    assert all(policy.max_queue_rows > 0 and policy.max_queue_bytes > 0 for policy in policies)
+
+
+def test_a_failure_inside_tells_an_id_and_nothing_else(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("/secret/place of the inside")
+
+    monkeypatch.setattr(live.server.engine, "submit", broken)
+    answer = infer(live, document(ONE))
+    monkeypatch.undo()
+
+    assert answer.status_code == 500
+    assert "secret" not in answer.text
+    assert " id " in answer.json()["error"]

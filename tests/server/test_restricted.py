@@ -1,0 +1,259 @@
+"""Restricted APIs: the flag, the check, every path's and every RPC's category, and no way around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from penstock.server.grpc.method import Call, Method, Reader, Status
+from penstock.server.http.head import HttpError
+from penstock.server.restricted import (
+    CATEGORIES,
+    GRPC_CATEGORIES,
+    GRPC_PREFIX,
+    Restricted,
+    category_of,
+    http_text,
+    restricted_methods,
+)
+from penstock.server.settings import SettingError, Settings
+from tests.clients import models
+from tests.clients.tensors import document
+from tests.live import Live, live_server
+
+PATHS = {
+    "/v2/health/live": "health", "/v2/health/ready": "health", "/v2/models/m/ready": "health",
+    "/v2/models/m/versions/1/ready": "health",
+    "/v2": "metadata", "/v2/models/m": "metadata", "/v2/models/m/versions/1": "metadata",
+    "/v2/models/m/infer": "inference", "/v2/models/m/versions/1/infer": "inference",
+    "/v2/models/m/predict": "inference",
+    "/v2/models/m/generate": "inference", "/v2/models/m/versions/1/generate_stream": "inference",
+    "/v2/models/m/config": "model-config", "/v2/models/stats": "statistics", "/v2/models/m/stats": "statistics",
+    "/v2/models/m/versions/2/stats": "statistics", "/metrics": "statistics",
+    "/v2/repository/index": "model-repository", "/v2/repository/models/m/load": "model-repository",
+    "/v2/repository/models/m/unload": "model-repository",
+    "/v2/systemsharedmemory/status": "shared-memory", "/v2/systemsharedmemory/region/r/register": "shared-memory",
+    "/v2/cudasharedmemory/unregister": "shared-memory",
+    "/v2/trace/setting": "trace", "/v2/models/m/trace/setting": "trace", "/v2/logging": "logging",
+}  # fmt: skip
+
+
+class FakeCall:
+    """A Call that notes how it was refused."""
+
+    def __init__(self, metadata: Mapping[str, str]) -> None:
+        self.metadata = metadata
+        self.deadline_ns = 0
+        self.context: Any = None
+        self.cancelled: Callable[[], None] | None = None
+        self.ended = False
+        self.writable = True
+        self.refused: list[tuple[Status, str]] = []
+
+    def answer(self, message: bytes) -> None: ...
+
+    def refuse(self, status: Status, text: str) -> None:
+        self.refused.append((status, text))
+
+    def send(self, message: bytes) -> None: ...
+
+    def finish(self) -> None: ...
+
+    async def drained(self) -> None: ...
+
+
+def of(fields: Mapping[str, str]) -> Callable[[str], str | None]:
+    """Give a request's header by its name."""
+    return fields.get
+
+
+# -- the flag --------------------------------------------------------------------------------------------------
+
+
+def test_a_rule_names_categories_a_header_and_its_value() -> None:
+    restricted = Restricted.parse(["health,trace:Admin-Key=a=b", "logging:other=x"])
+
+    assert restricted.check("health", of({"admin-key": "a=b"})) is None
+    assert restricted.check("trace", of({"admin-key": "a"})) == "admin-key"
+    assert restricted.check("logging", of({})) == "other"
+    assert restricted.check("inference", of({})) is None
+
+
+def test_nothing_is_restricted_without_a_rule() -> None:
+    restricted = Restricted.parse([])
+
+    assert not restricted
+    assert {restricted.check(category, of({})) for category in CATEGORIES} == {None}
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        ["health"], ["health:key"], ["health:=v"], ["health:key="], [":key=v"], ["helth:key=v"], ["health,:key=v"],
+        ["health:a key=v"], ["health:key=v\u00e9"], ["health:key=a\x01b"], ["health,health:key=v"],
+        ["health:a=v", "health:b=w"],
+    ],
+)  # fmt: skip
+def test_what_a_rule_cannot_mean_stops_the_start(entries: list[str]) -> None:
+    with pytest.raises(SettingError, match="--http-restricted-api: "):
+        Settings(http_restricted_api=tuple(entries))
+    with pytest.raises(SettingError, match="--grpc-restricted-protocol: "):
+        Settings(grpc_restricted_protocol=tuple(entries))
+
+
+def test_a_mistake_quotes_no_secret() -> None:
+    with pytest.raises(ValueError, match="unknown category") as raised:
+        Restricted.parse(["everything:key=hunter2"])
+
+    assert "hunter2" not in str(raised.value)
+
+
+# -- the check -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [None, "", "secre", "secrets", "Secret", "secr\u00e9t", "\ud800"])
+def test_only_the_very_value_passes(given: str | None) -> None:
+    assert Restricted.parse(["health:key=secret"]).check("health", lambda name: given) == "key"
+
+
+def test_the_fast_lane_s_fields_are_read_as_bytes() -> None:
+    restricted = Restricted.parse(["inference:key=secret"])
+    restricted.demand("inference", {b"key": b"secret"})
+    restricted.demand("health", {})
+
+    with pytest.raises(HttpError) as raised:
+        restricted.demand("inference", {b"key": b"\xff"})
+    assert (raised.value.status, raised.value.text) == (403, "This API is restricted, expecting header 'key'")
+
+
+@pytest.mark.parametrize(("path", "category"), PATHS.items())
+def test_every_path_has_its_category(path: str, category: str) -> None:
+    assert category_of(path) == category
+
+
+def test_pages_that_tell_nothing_of_models_have_none() -> None:
+    assert {category_of(path) for path in ("/docs", "/openapi.json", "/", "/v2/models/m/other")} == {None}
+
+
+# -- gRPC ------------------------------------------------------------------------------------------------------
+
+
+def test_every_rpc_has_its_category() -> None:
+    rpcs = [path for path in GRPC_CATEGORIES if path.startswith("/inference.GRPCInferenceService/")]
+
+    assert len(rpcs) == 20
+    assert set(GRPC_CATEGORIES.values()) == set(CATEGORIES)
+
+
+def methods(taken: list[str]) -> dict[str, Method]:
+    class Taking:
+        def message(self, message: bytes) -> None:
+            taken.append("message")
+
+        def half_closed(self) -> None:
+            taken.append("end")
+
+    def unary(call: Call, message: bytes) -> None:
+        taken.append("unary")
+
+    def streaming(call: Call) -> Reader:
+        taken.append("stream")
+        return Taking()
+
+    service = "/inference.GRPCInferenceService/"
+    made = (
+        Method(service + "ModelInfer", unary=unary),
+        Method(service + "ModelStreamInfer", streaming=streaming),
+        Method(service + "ServerLive", unary=unary),
+    )
+    return {method.path: method for method in made}
+
+
+def test_a_restricted_method_refuses_before_anything_is_read() -> None:
+    taken: list[str] = []
+    restricted = Restricted.parse(["inference:key=secret"], GRPC_PREFIX)
+    made = restricted_methods(methods(taken), restricted)
+    one, other = FakeCall({}), FakeCall({"key": "secret"})
+    unary, streaming = (made["/inference.GRPCInferenceService/" + name] for name in ("ModelInfer", "ModelStreamInfer"))
+
+    assert unary.unary is not None
+    assert streaming.streaming is not None
+    unary.unary(one, b"")
+    reader = streaming.streaming(other)
+    reader.message(b"x")
+    reader.half_closed()
+
+    text = "This protocol is restricted, expecting header 'triton-grpc-protocol-key'"
+    assert one.refused == other.refused == [(Status.UNAVAILABLE, text)]
+    assert taken == []
+
+
+def test_a_call_with_the_header_passes_and_a_later_one_without_it_does_not() -> None:
+    taken: list[str] = []
+    restricted = Restricted.parse(["inference:key=secret"], GRPC_PREFIX)
+    unary = restricted_methods(methods(taken), restricted)["/inference.GRPCInferenceService/ModelInfer"].unary
+    metadata = {GRPC_PREFIX + "key": "secret"}
+
+    assert unary is not None
+    for said in (metadata, metadata, {}, metadata, {GRPC_PREFIX + "key": "wrong"}):
+        unary(FakeCall(said), b"")
+
+    assert taken == ["unary"] * 3
+
+
+def test_methods_that_are_not_restricted_stay_as_they_are() -> None:
+    made = methods([])
+    path = "/inference.GRPCInferenceService/ServerLive"
+
+    assert restricted_methods(made, Restricted.parse(["inference:k=v"]))[path] is made[path]
+    assert restricted_methods(made, Restricted()) == made
+
+
+# -- a server --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    root = tmp_path_factory.mktemp("repository")
+    models.write_shapes(root)
+    rules = (
+        "health,metadata,inference,shared-memory,model-config,model-repository,statistics,trace,logging:key=secret",
+    )
+    with live_server(root, http_restricted_api=rules) as server:
+        yield server
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("method", ["GET", "POST", "HEAD"])
+def test_no_endpoint_answers_without_the_header(live: Live, path: str, method: str) -> None:
+    answer = httpx.request(method, live.url + path, headers={"key": "wrong"})
+
+    assert answer.status_code in {403, 404, 405, 501}
+    if answer.status_code == 403 and method != "HEAD":
+        assert answer.json() == {"error": http_text("key")}
+
+
+@pytest.mark.parametrize("path", ["/v2/health/live", "/v2", "/v2/models/free", "/v2/models/free/stats", "/v2/logging"])
+@pytest.mark.parametrize("change", ["%0a", "%0A", "?x=1", "#x", ";x", "/", "//", "%2f", "/."])
+def test_no_spelling_of_a_path_gets_around_the_rule(live: Live, path: str, change: str) -> None:
+    assert httpx.get(live.url + path + change).status_code in {403, 404}
+
+
+def test_with_the_header_everything_is_as_it_was(live: Live) -> None:
+    headers = {"Key": "secret"}
+
+    assert httpx.get(live.url + "/v2/health/live", headers=headers).status_code == 200
+    body = document(np.ones((1, 1, 1), np.float32))
+    for wrong in (None, {"key": "no"}):
+        refused = httpx.post(live.url + "/v2/models/free/infer", json=body, headers=wrong)
+        assert (refused.status_code, refused.json()) == (403, {"error": http_text("key")})
+    for _ in range(2):
+        assert httpx.post(live.url + "/v2/models/free/infer", json=body, headers=headers).status_code == 200
+
+
+def test_the_metrics_port_is_not_restricted(live: Live) -> None:
+    assert httpx.get(f"http://127.0.0.1:{live.metrics_port}/metrics").status_code == 200

@@ -1,0 +1,488 @@
+"""Tracing: the flag, the settings over the network, sampling, and the file in Triton's form."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.backends.errors import Code, InferError
+from penstock.batching.batch import Batch
+from penstock.batching.model import Model
+from penstock.batching.request import InferRequest
+from penstock.server.observing import open_sink
+from penstock.server.settings import SettingError, Settings, resolve
+from penstock.server.tracing.config import Sampling, TraceConfig, parse
+from penstock.server.tracing.file import TraceFile
+from penstock.server.tracing.trace import Trace, asks_for_trace, context_of
+from penstock.server.tracing.tracer import Tracer
+from penstock.server.v2.tracing import TraceSettings
+from tests.fakes import fake_model, fake_request
+
+PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+EVENTS = [
+    "REQUEST_START", "QUEUE_START", "COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END",
+    "REQUEST_END",
+]  # fmt: skip
+
+
+class Kept:
+    """A TraceSink that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.traces: list[Trace] = []
+        self.closed = False
+
+    def write(self, traces: Sequence[Trace]) -> None:
+        self.traces += traces
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FakeEngine:
+    def __init__(self, *names: str) -> None:
+        self.names = names
+        self.trace: Any = None
+
+    def model(self, name: str, version: str = "") -> str:
+        if name not in self.names:
+            raise InferError(Code.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
+        return name
+
+
+def batch_of(*requests: InferRequest) -> Batch:
+    batch = Batch(list(requests), sum(request.rows for request in requests), requests[0].key, 1_030)
+    batch.compute_start_ns, batch.compute_end_ns, batch.exec_end_ns = 1_040, 1_050, 1_060
+    for request in requests:
+        request.start_ns, request.queue_ns, request.outputs = 1_010, 1_020, []
+    return batch
+
+
+def tracer_with(*entries: str) -> tuple[Tracer, Kept, FakeEngine]:
+    kept, engine = Kept(), FakeEngine("m", "n")
+    return Tracer(parse(entries), engine, lambda config: kept), kept, engine
+
+
+def settings_with(*entries: str) -> tuple[TraceSettings, Tracer]:
+    config, engine = parse(entries), FakeEngine("m", "n")
+    tracer = Tracer(config, engine, lambda config: Kept())
+    return TraceSettings(config, tracer, engine), tracer
+
+
+def traced(tracer: Tracer, kept: Kept, model: Model, batches: Sequence[int]) -> list[str]:
+    """Record batches of these sizes, with ids that count, and give the ids of those that were traced."""
+    number = 0
+    for size in batches:
+        requests = [fake_request(model) for _ in range(size)]
+        for request in requests:
+            number += 1
+            request.id = str(number)
+        tracer.record(model, batch_of(*requests), 1_070)
+    tracer.stop()
+    return [trace.request_id for trace in kept.traces]
+
+
+# -- the flag --------------------------------------------------------------------------------------------------
+
+
+def test_the_flag_is_read_as_triton_reads_it() -> None:
+    config = parse(
+        ["level=TENSORS", "level=TIMESTAMPS", "rate=7", "count=9", "triton,file=/tmp/t.json", "triton,log-frequency=3"]
+    )
+
+    assert config.sampling == Sampling(("TIMESTAMPS", "TENSORS"), 7, 9, 3)
+    assert (config.mode, config.file) == ("triton", "/tmp/t.json")
+
+
+def test_without_the_flag_nothing_is_traced() -> None:
+    assert parse([]) == TraceConfig()
+    assert parse([]).sampling.level == ()
+
+
+def test_opentelemetry_has_settings_of_its_own() -> None:
+    config = parse(
+        ["mode=opentelemetry", "opentelemetry,url=https://collector:4318/v1/traces", "level=TIMESTAMPS", "rate=0",
+         "opentelemetry,resource=service.name=a", "opentelemetry,bsp_schedule_delay=10"]
+    )  # fmt: skip
+
+    assert config.url == "https://collector:4318/v1/traces"
+    assert config.resource == (("service.name", "a"),)
+    assert dict(config.batching)["bsp_schedule_delay"] == 10
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        ["rate"], ["=1"], ["speed=1"], ["rate=x"], ["rate=-1"], ["rate=4294967296"], ["count=-2"], ["level=ALL"],
+        ["level=OFF", "level=TIMESTAMPS"], ["mode=file"], ["jaeger,url=http://x"], ["triton,url=http://x"],
+        ["triton,file"], ["opentelemetry,url=collector:4318"], ["opentelemetry,url=http://me:secret@collector/"],
+        ["opentelemetry,resource=name"], ["opentelemetry,bsp_max_queue_size=0"],
+        ["opentelemetry,bsp_max_queue_size=8"], ["level=TIMESTAMPS"], ["level=TIMESTAMPS", "triton,file=x", "rate=0"],
+        ["mode=opentelemetry", "level=TENSORS"],
+    ],
+)  # fmt: skip
+def test_what_the_flag_cannot_mean_stops_the_start(entries: list[str]) -> None:
+    with pytest.raises(SettingError, match="--trace-config: "):
+        Settings(trace_config=tuple(entries))
+
+
+def test_a_password_in_the_address_is_not_quoted() -> None:
+    with pytest.raises(ValueError, match="OTEL_EXPORTER_OTLP_HEADERS") as raised:
+        parse(["opentelemetry,url=http://me:hunter2@collector/"])
+
+    assert "hunter2" not in str(raised.value)
+
+
+def test_several_rules_in_the_environment_stand_on_lines_of_their_own() -> None:
+    said = "level=TIMESTAMPS\nmode=opentelemetry\nopentelemetry,url=http://collector:4318/v1/traces\n"
+    settings = resolve({}, {"PENSTOCK_TRACE_CONFIG": said})
+
+    assert parse(settings.trace_config).url == "http://collector:4318/v1/traces"
+
+
+# -- sampling --------------------------------------------------------------------------------------------------
+
+
+def test_every_so_manyth_request_is_traced_whatever_the_batches() -> None:
+    tracer, kept, _ = tracer_with("level=TIMESTAMPS", "rate=3", "triton,file=x")
+
+    assert traced(tracer, kept, fake_model(), [1, 4, 2, 5]) == ["3", "6", "9", "12"]
+
+
+def test_no_more_than_the_count_are_traced() -> None:
+    tracer, kept, _ = tracer_with("level=TIMESTAMPS", "rate=2", "count=2", "triton,file=x")
+
+    assert traced(tracer, kept, fake_model(), [9]) == ["2", "4"]
+    assert tracer.sampling().count == 0
+
+
+@given(st.integers(1, 9), st.integers(-1, 5), st.lists(st.integers(1, 9), max_size=9))
+def test_sampling_by_batches_is_sampling_one_by_one(rate: int, count: int, batches: list[int]) -> None:
+    tracer, kept, _ = tracer_with("level=TIMESTAMPS", f"rate={rate}", f"count={count}", "triton,file=x")
+    every = [str(number) for number in range(1, sum(batches) + 1) if number % rate == 0]
+
+    assert traced(tracer, kept, fake_model(), batches) == (every if count < 0 else every[:count])
+
+
+def test_the_engine_is_not_asked_to_record_while_nothing_is_traced() -> None:
+    tracer, _, engine = tracer_with("triton,file=x", "rate=1")
+    recording = [engine.trace is not None]
+    tracer.set_sampling("m", Sampling(("TIMESTAMPS",), 1))
+    recording.append(engine.trace is not None)
+    tracer.set_sampling("m", None)
+    recording.append(engine.trace is not None)
+
+    assert recording == [False, True, False]
+
+
+def test_only_the_models_that_are_to_be_traced_are() -> None:
+    tracer, kept, _ = tracer_with("triton,file=x", "rate=1")
+    tracer.set_sampling("n", Sampling(("TIMESTAMPS",), 1))
+    tracer.record(fake_model("m"), batch_of(fake_request(fake_model("m"))), 1_070)
+    tracer.record(fake_model("n"), batch_of(fake_request(fake_model("n"))), 1_070)
+    tracer.stop()
+
+    assert [trace.model for trace in kept.traces] == ["n"]
+
+
+def test_what_cannot_be_written_soon_is_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.server.tracing.tracer.QUEUE_BYTES", 100)
+    tracer, kept, _ = tracer_with("level=TENSORS", "rate=1", "triton,file=x")
+    model = fake_model()
+    big = fake_request(model, rows=100)
+    tracer.record(model, batch_of(big), 1_070)
+    tracer.stop()
+
+    assert (tracer.dropped, kept.traces, kept.closed) == (1, [], True)
+
+
+def test_a_sink_that_fails_ends_neither_the_thread_nor_the_server() -> None:
+    class Failing(Kept):
+        def write(self, traces: Sequence[Trace]) -> None:
+            if not self.traces:
+                self.traces += traces
+                failed.set()
+                raise OSError("the disk is full")
+            super().write(traces)
+
+    failing, failed = Failing(), threading.Event()
+    tracer = Tracer(parse(["level=TIMESTAMPS", "rate=1", "triton,file=x"]), FakeEngine(), lambda config: failing)
+    model = fake_model()
+    tracer.record(model, batch_of(fake_request(model)), 1_070)
+    assert failed.wait(10)
+    tracer.record(model, batch_of(fake_request(model)), 1_070)
+    tracer.stop()
+
+    assert len(failing.traces) == 2
+
+
+# -- W3C context -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (PARENT, True), (PARENT[:-1] + "3", True), (PARENT[:-1] + "0", False), (PARENT + "-more", True), ("", False),
+        ("ff" + PARENT[2:], False), (PARENT.upper(), False), (PARENT.replace("4bf9", "xxxx"), False),
+        ("00-" + "0" * 32 + PARENT[35:], False), (PARENT[:36] + "0" * 16 + "-01", False), (PARENT + "\n", False),
+    ],
+)  # fmt: skip
+def test_a_traceparent_is_read_as_w3c_says(text: str, expected: bool) -> None:
+    assert asks_for_trace(text) is expected
+
+
+def test_the_context_is_found_on_connections_calls_and_streams() -> None:
+    head = SimpleNamespace(header={b"traceparent": b"p", b"tracestate": b"s"})
+    call = SimpleNamespace(metadata={"traceparent": "p", "tracestate": "s"})
+
+    assert context_of(SimpleNamespace(head=head)) == ("p", "s")
+    assert context_of(call) == ("p", "s")
+    assert context_of(SimpleNamespace(call=call)) == ("p", "s")
+    assert context_of(SimpleNamespace(head=None)) == context_of(None) == ("", "")
+
+
+def test_a_request_of_a_recorded_trace_is_traced_whatever_rate_and_count_say() -> None:
+    tracer, kept, _ = tracer_with("mode=opentelemetry", "level=TIMESTAMPS", "rate=0", "count=0")
+    model = fake_model()
+    plain, told, untold = (fake_request(model) for _ in range(3))
+    told.context = SimpleNamespace(metadata={"traceparent": PARENT})
+    untold.context = SimpleNamespace(metadata={"traceparent": PARENT[:-1] + "0"})
+    tracer.record(model, batch_of(plain, told, untold), 1_070)
+    tracer.stop()
+
+    assert [trace.parent for trace in kept.traces] == [PARENT]
+
+
+# -- settings over the network ---------------------------------------------------------------------------------
+
+FILED = ("level=TIMESTAMPS", "rate=1", "triton,file=global.json")
+
+
+def test_settings_have_triton_s_names_order_and_form() -> None:
+    settings, _ = settings_with(*FILED)
+
+    assert list(settings.read().items()) == [
+        ("trace_level", ["TIMESTAMPS"]), ("trace_rate", ["1"]), ("trace_count", ["-1"]), ("log_frequency", ["0"]),
+        ("trace_file", ["global.json"]), ("trace_mode", ["triton"]),
+    ]  # fmt: skip
+    assert settings.read("m") == settings.read()
+
+
+def test_what_is_off_reads_off() -> None:
+    assert settings_with()[0].read()["trace_level"] == ["OFF"]
+
+
+def test_opentelemetry_s_settings_are_shown_and_the_file_is_not() -> None:
+    settings, _ = settings_with("mode=opentelemetry", "level=TIMESTAMPS", "opentelemetry,resource=a=b")
+    read = settings.read()
+
+    assert read["trace_mode"] == ["opentelemetry"]
+    assert read["url"] == ["http://localhost:4318/v1/traces"]
+    assert (read["resource"], read["bsp_max_queue_size"]) == (["a=b"], ["2048"])
+    assert not {"trace_file", "log_frequency"} & read.keys()
+
+
+def test_what_a_model_does_not_say_follows_the_global_settings() -> None:
+    settings, _ = settings_with(*FILED)
+    settings.update("m", {"trace_rate": ["12"], "log_frequency": ["34"]})
+    settings.update("", {"trace_rate": ["56"], "trace_count": ["78"], "trace_level": ["OFF"]})
+
+    assert (settings.read("m")["trace_rate"], settings.read("m")["trace_count"]) == (["12"], ["78"])
+    assert (settings.read("m")["trace_level"], settings.read("n")["trace_rate"]) == (["OFF"], ["56"])
+
+
+def test_null_clears_a_model_s_setting_to_the_global_and_a_global_to_the_flag_s() -> None:
+    settings, _ = settings_with(*FILED)
+    settings.update("m", {"trace_rate": ["12"], "log_frequency": ["34"]})
+    settings.update("", {"trace_rate": ["56"], "trace_count": ["78"]})
+    settings.update("", {"trace_rate": None, "trace_count": []})
+    assert (settings.read()["trace_rate"], settings.read()["trace_count"]) == (["1"], ["-1"])
+    assert settings.read("m")["trace_rate"] == ["12"]
+
+    settings.update("m", {"trace_rate": None, "trace_level": None})
+    assert (settings.read("m")["trace_rate"], settings.read("m")["log_frequency"]) == (["1"], ["34"])
+
+    settings.update("m", {"log_frequency": None})
+    assert settings.read("m") == settings.read()
+
+
+def test_a_model_without_settings_of_its_own_shares_the_global_count() -> None:
+    settings, tracer = settings_with(*FILED, "count=5")
+    for name in ("m", "n"):
+        model = fake_model(name)
+        tracer.record(model, batch_of(fake_request(model)), 1_070)
+    tracer.stop()
+
+    assert settings.read("m")["trace_count"] == settings.read()["trace_count"] == ["3"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "text"),
+    [
+        ({"trace_file": ["x"]}, Code.UNSUPPORTED, "trace file location can not be updated through network protocol"),
+        ({"trace_file": None}, Code.UNSUPPORTED, "trace file location can not be updated through network protocol"),
+        ({"trace_mode": ["triton"]}, Code.UNSUPPORTED, "trace mode can not be updated through network protocol"),
+        ({"trace_level": ["OFF", "TENSORS"]}, Code.INVALID, "Expect only one trace level 'OFF' is specified"),
+        ({"trace_level": ["MAX"]}, Code.INVALID, "unknown trace level 'MAX', known: OFF, TIMESTAMPS, TENSORS"),
+        ({"trace_rate": ["x"]}, Code.INVALID, "Unable to parse 'trace_rate', got: x"),
+        (
+            {"trace_rate": ["99999999999"]}, Code.INVALID,
+            "Unable to parse 'trace_rate', value is out of range [ 0, 4294967295 ], got: 99999999999",
+        ),
+        (
+            {"trace_rate": ["9" * 5000]}, Code.INVALID,
+            "Unable to parse 'trace_rate', value is out of range [ 0, 4294967295 ], got: " + "9" * 5000,
+        ),
+        ({"trace_count": ["-2"]}, Code.INVALID, "Unable to parse 'trace_count'. Expecting value >= -1, got: -2"),
+        ({"log_frequency": ["1", "2"]}, Code.INVALID, "expect only 1 value for 'log_frequency'"),
+        ({"trace_rate": ["0"]}, Code.INVALID, "Attempting to set invalid trace setting :sample rate must be non-zero"),
+        ({"speed": ["1"]}, Code.INVALID, "unknown trace setting 'speed'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_set_is_refused_and_changes_nothing(changes: Any, code: Code, text: str) -> None:
+    settings, _ = settings_with(*FILED)
+    before = settings.read()
+
+    with pytest.raises(InferError) as raised:
+        settings.update("", {"trace_count": ["3"], **changes})
+
+    assert (raised.value.code, raised.value.message) == (code, text)
+    assert settings.read() == before
+
+
+def test_without_a_file_tracing_cannot_be_turned_on_over_the_network() -> None:
+    settings, _ = settings_with()
+
+    with pytest.raises(InferError, match="invalid trace setting :trace file name is not given"):
+        settings.update("", {"trace_level": ["TIMESTAMPS"]})
+
+
+def test_a_global_change_that_a_model_s_settings_cannot_go_with_changes_nothing() -> None:
+    settings, _ = settings_with("triton,file=x")
+    settings.update("m", {"trace_rate": ["0"]})
+
+    with pytest.raises(InferError, match="sample rate"):
+        settings.update("", {"trace_level": ["TIMESTAMPS"]})
+
+    assert settings.read()["trace_level"] == ["OFF"]
+
+
+def test_a_model_that_is_not_there_has_no_settings() -> None:
+    settings, _ = settings_with(*FILED)
+
+    for ask in (lambda: settings.read("x"), lambda: settings.update("x", {"trace_rate": ["2"]})):
+        with pytest.raises(InferError) as raised:
+            ask()
+        assert (raised.value.code, raised.value.message) == (Code.INVALID, "Request for unknown model : x")
+
+
+# -- the file --------------------------------------------------------------------------------------------------
+
+
+def trace_of(number: int, log_frequency: int = 0) -> Trace:
+    model = fake_model("m", 3)
+    request = fake_request(model)
+    request.id = f"id {number}"
+    kept = Kept()
+    entries = ("level=TIMESTAMPS", "rate=1", "triton,file=x", f"triton,log-frequency={log_frequency}")
+    tracer = Tracer(parse(entries), FakeEngine(), lambda config: kept)
+    tracer.record(model, batch_of(request), 1_070)
+    tracer.stop()
+    return kept.traces[0]._replace(number=number)
+
+
+def test_a_trace_has_triton_s_entries(tmp_path: Path) -> None:
+    file = TraceFile(tmp_path / "trace.json")
+    file.write([trace_of(1)])
+    file.close()
+
+    whose, *stamps = json.loads((tmp_path / "trace.json").read_text())
+    assert list(whose.items()) == [("id", 1), ("model_name", "m"), ("model_version", 3), ("request_id", "id 1")]
+    assert [entry["id"] for entry in stamps] == [1] * 7
+    assert [entry["timestamps"][0]["name"] for entry in stamps] == EVENTS
+    assert [entry["timestamps"][0]["ns"] for entry in stamps] == [1_010, 1_020, 1_030, 1_040, 1_050, 1_060, 1_070]
+
+
+def test_the_file_is_whole_json_after_every_write(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text("what was there before")
+    file = TraceFile(path)
+    for number in range(1, 4):
+        file.write([trace_of(number)])
+        found = json.loads(path.read_text())
+        assert {entry["id"] for entry in found} == set(range(1, number + 1))
+    file.close()
+
+
+def test_with_a_log_frequency_so_many_traces_go_into_each_numbered_file(tmp_path: Path) -> None:
+    file = TraceFile(tmp_path / "trace.json")
+    file.write([trace_of(number, log_frequency=2) for number in range(1, 6)])
+    file.close()
+
+    found = {path.name: sorted({entry["id"] for entry in json.loads(path.read_text())}) for path in tmp_path.iterdir()}
+    assert found == {"trace.json.0": [1, 2], "trace.json.1": [3, 4], "trace.json.2": [5]}
+
+
+def test_a_request_that_failed_has_no_stamps_of_computing() -> None:
+    tracer, kept, _ = tracer_with(*FILED)
+    model = fake_model()
+    request = fake_request(model)
+    batch = batch_of(request)
+    request.error = InferError(Code.INTERNAL, "broken")
+    tracer.record(model, batch, 1_070)
+    tracer.stop()
+
+    assert [name for name, _ in kept.traces[0].stamps] == ["REQUEST_START", "QUEUE_START", "REQUEST_END"]
+
+
+def test_tensors_are_written_as_they_were_when_they_were_delivered(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    tracer = Tracer(parse(["level=TENSORS", "rate=1", f"triton,file={path}"]), FakeEngine(), open_sink)
+    model = fake_model()
+    request = fake_request(model, value=0.5)
+    batch = batch_of(request)
+    output = np.arange(4, dtype=np.float32).reshape(1, 4)
+    request.outputs = [output]
+    tracer.record(model, batch, 1_070)
+    output[...] = 9
+    tracer.stop()
+
+    _, given, taken = json.loads(path.read_text())
+    assert given == {
+        "id": 1,
+        "activity": "TENSOR_QUEUE_INPUT",
+        "tensor": {"name": "x", "data": "0.5,0.5,0.5,0.5", "shape": "1,4", "dtype": "FP32"},
+    }
+    assert (taken["activity"], taken["tensor"]["data"]) == ("TENSOR_BACKEND_OUTPUT", "0.0,1.0,2.0,3.0")
+
+
+def test_names_and_ids_cannot_break_the_file(tmp_path: Path) -> None:
+    file = TraceFile(tmp_path / "trace.json")
+    file.write([trace_of(1)._replace(request_id='"},\n{"id":99,"x":"\ud800')])
+    file.close()
+
+    found = json.loads((tmp_path / "trace.json").read_text())
+    assert {entry["id"] for entry in found} == {1}
+
+
+# -- the documentation -----------------------------------------------------------------------------------------
+
+
+def test_every_rule_and_every_stamp_has_its_line_in_the_docs() -> None:
+    docs = (Path(__file__).parents[2] / "docs" / "tracing.md").read_text("utf-8")
+    rules = [
+        "level=", "rate=", "count=", "mode=", "triton,file=", "triton,log-frequency=", "opentelemetry,url=",
+        "opentelemetry,resource=", *(f"opentelemetry,{name}=" for name, _ in TraceConfig().batching),
+    ]  # fmt: skip
+
+    assert [rule for rule in rules if f"| `{rule}" not in docs] == []
+    assert [event for event in EVENTS if f"| `{event}` |" not in docs] == []

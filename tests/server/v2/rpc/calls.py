@@ -1,0 +1,227 @@
+"""What the RPC tests share: a Call without a connection, an Engine that answers when told, and messages in one line."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+
+from penstock.backends.backend import Array
+from penstock.backends.errors import Code, InferError
+from penstock.batching.model import Model
+from penstock.batching.request import InferRequest
+from penstock.server.errors import GRPC_STATUS
+from penstock.server.grpc.method import Method, Reader, Status
+from penstock.server.health import Health
+from penstock.server.protobuf import service_pb2
+from penstock.server.v2.rpc.services import Parts, methods
+from tests.fakes import PATIENCE_S, fake_model
+
+pb = service_pb2()
+PREFIX = "/inference.GRPCInferenceService/"
+ROW = np.array([[1, 2, 3, 4]], np.float32)
+
+
+@dataclass
+class FakeCall:
+    """A Call that keeps what it is sent."""
+
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    deadline_ns: int = 0
+    context: Any = None
+    cancelled: Callable[[], None] | None = None
+    ended: bool = False
+    writable: bool = True
+    sent: list[bytes] = field(default_factory=list)
+    status: Status | None = None
+    text: str = ""
+
+    def answer(self, message: bytes) -> None:
+        self.send(message)
+        self.finish()
+
+    def send(self, message: bytes) -> None:
+        if not self.ended:
+            self.sent.append(bytes(message))
+
+    def finish(self) -> None:
+        self._end(Status.OK, "")
+
+    def refuse(self, status: Status, text: str) -> None:
+        self._end(status, text)
+
+    async def drained(self) -> None:
+        """Nothing is ever kept."""
+
+    def lose(self) -> None:
+        """End it as the lane does when the client has gone."""
+        cancelled, self.cancelled = self.cancelled, None
+        self.ended = True
+        if cancelled is not None:
+            cancelled()
+
+    def _end(self, status: Status, text: str) -> None:
+        if not self.ended:
+            self.ended, self.status, self.text = True, status, text
+
+
+@dataclass
+class HeldEngine:
+    """Keeps what is submitted until the test lets it go."""
+
+    loaded: list[Model] = field(default_factory=lambda: [fake_model()])
+    generation: int = 1
+    held: list[InferRequest] = field(default_factory=list)
+    cancelled: list[InferRequest] = field(default_factory=list)
+    failure: Exception | None = None
+
+    def model(self, name: str, version: str = "") -> Model:
+        for each in self.loaded:
+            if each.name == name and version in {"", each.version}:
+                return each
+        raise InferError(Code.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
+
+    def models(self) -> list[Model]:
+        return self.loaded
+
+    def submit(self, request: InferRequest) -> None:
+        if self.failure is not None:
+            raise self.failure
+        self.held.append(request)
+
+    def cancel(self, request: InferRequest) -> None:
+        self.cancelled.append(request)
+
+    def hold(self, model: Model) -> None:
+        model.holds += 1
+
+    def release(self, model: Model) -> None:
+        model.holds -= 1
+
+    def let_go(self, values: Array = ROW, *, count: int | None = None) -> None:
+        """Answer what was submitted, as one batch; every output has these values."""
+        batch, self.held = self.held[:count], self.held[len(self.held[:count]) :]
+        for each in batch:
+            each.outputs = [values for _ in each.wanted]
+        batch[0].sink.deliver(batch)
+
+    def fail(self, error: InferError) -> None:
+        """Answer what was submitted with an error."""
+        batch, self.held = self.held, []
+        for each in batch:
+            each.error = error
+        batch[0].sink.deliver(batch)
+
+
+class FakeRepository:
+    """A Repository whose models are ready unless told otherwise."""
+
+    def __init__(self) -> None:
+        self.is_ready = True
+
+    def ready(self, strict: bool = True) -> bool:
+        return self.is_ready
+
+    def config(self, model: Model) -> Any:
+        return {"name": model.name, "max_batch_size": 8}
+
+    def index(self, ready: bool = False) -> list[dict[str, str]]:
+        rows = [{"name": "m", "version": "1", "state": "READY"}]
+        return rows if ready else [*rows, {"name": "n", "state": "UNAVAILABLE", "reason": "broken"}]
+
+
+class FakeHooks:
+    """Hooks of a model that has none, or whose post_inference is `function`."""
+
+    def __init__(self, function: Callable[[Mapping[str, Array]], dict[str, Array]] | None = None) -> None:
+        self.has_pre = False
+        self.has_post = function is not None
+        self._function = function
+
+    async def infer(self, inputs: Mapping[str, Array], request_id: str = "", deadline_ns: int = 0) -> dict[str, Array]:
+        if self._function is None:
+            raise AssertionError("there are no hooks to run")
+        return self._function(inputs)
+
+
+class Services:
+    """All methods over fakes."""
+
+    def __init__(self, *models: Model, hooks: FakeHooks | None = None, **parts: Any) -> None:
+        self.engine = HeldEngine(list(models)) if models else HeldEngine()
+        self.repository = FakeRepository()
+        self.health = Health(self.repository)
+        self.hooks = hooks or FakeHooks()
+        made = Parts(
+            engine=cast(Any, self.engine), repository=self.repository, health=self.health,
+            hooks_of=lambda model: cast(Any, self.hooks), **parts,
+        )  # fmt: skip
+        self.methods: dict[str, Method] = methods(made)
+
+    def call(self, name: str, message: Any, metadata: Mapping[str, str] | None = None) -> FakeCall:
+        """Begin a unary call as the lane does."""
+        call = FakeCall(metadata or {})
+        method = self.methods[name if name.startswith("/") else PREFIX + name]
+        assert method.unary is not None
+        try:
+            method.unary(call, message if type(message) is bytes else message.SerializeToString())
+        except InferError as error:
+            call.refuse(GRPC_STATUS[error.code], error.message)
+        return call
+
+    def open(
+        self, name: str = "ModelStreamInfer", metadata: Mapping[str, str] | None = None
+    ) -> tuple[FakeCall, Reader]:
+        """Open a stream."""
+        call = FakeCall(metadata or {})
+        method = self.methods[name if name.startswith("/") else PREFIX + name]
+        assert method.streaming is not None
+        return call, method.streaming(call)
+
+    def ask(self, name: str, message: Any) -> Any:
+        """Make a unary call that is answered at once, and give the answer's message."""
+        call = self.call(name, message)
+        assert call.status is Status.OK, call.text
+        method = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name[name]
+        return getattr(pb, method.output_type.name).FromString(call.sent[0])
+
+
+def request(array: Array = ROW, name: str = "x", datatype: str = "FP32", **members: Any) -> Any:
+    """Make a ModelInferRequest with one raw input."""
+    made = pb.ModelInferRequest(**({"model_name": "m"} | members))
+    made.inputs.add(name=name, datatype=datatype, shape=array.shape)
+    made.raw_input_contents.append(array.tobytes())
+    return made
+
+
+def answer(call: FakeCall, position: int = 0) -> Any:
+    """Give a ModelInfer's answer, or one of a stream's."""
+    return pb.ModelInferResponse.FromString(call.sent[position])
+
+
+def stream_answers(call: FakeCall) -> list[tuple[str, str, bytes]]:
+    """Give what a stream has answered: error text, id and first raw output."""
+    found = []
+    for message in call.sent:
+        each = pb.ModelStreamInferResponse.FromString(message)
+        raws: Sequence[bytes] = each.infer_response.raw_output_contents
+        assert each.infer_response.parameters["triton_final_response"].bool_param
+        found.append((each.error_message, each.infer_response.id, raws[0] if raws else b""))
+    return found
+
+
+async def turns(count: int = 20) -> None:
+    """Let the loop go on."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def settled() -> None:
+    """Wait for the tasks under way."""
+    async with asyncio.timeout(PATIENCE_S):
+        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.gather(*tasks, return_exceptions=True)
+    await turns()

@@ -1,0 +1,89 @@
+"""Answers: whatever is kept of earlier ones, the bytes are those that protobuf reads as what was meant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.backends.backend import Array
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.server.v2.finish import Finished
+from penstock.server.v2.rpc.encode import Encoder, before, stream_answer, stream_error
+from penstock.server.v2.rpc.wire import varint
+from tests.server.v2.rpc.calls import pb
+
+NAMES = (("y", "FP32"), ("flags", "BOOL"), ("ü", "INT64"))
+SIGNATURE = Signature((), tuple(TensorSpec(name, datatype, (-1, -1)) for name, datatype in NAMES), batched=True)
+SHAPES = st.sampled_from([(1, 3), (0, 4), (2, 0), (3, 1), (200, 130)])
+IDS = st.sampled_from(["", "7", "ü" * 63, "x" * 127, "x" * 128, "x" * 5000])
+
+
+def made(shape: tuple[int, ...], datatype: str) -> Array:
+    dtype = {"FP32": np.float32, "BOOL": np.bool_, "INT64": np.int64}[datatype]
+    return np.arange(shape[0] * shape[1]).reshape(shape).astype(dtype)
+
+
+def expected(wanted: tuple[int, ...], arrays: list[Array], request_id: str, *, final: bool) -> Any:
+    answer = pb.ModelInferResponse(model_name="m", model_version="12", id=request_id)
+    for position, array in zip(wanted, arrays, strict=True):
+        name, datatype = NAMES[position]
+        answer.outputs.add(name=name, datatype=datatype, shape=array.shape)
+        answer.raw_output_contents.append(array.tobytes())
+    if final:
+        answer.parameters["triton_final_response"].bool_param = True
+    return answer
+
+
+@given(st.lists(st.tuples(st.permutations([0, 1, 2]), st.integers(1, 3), SHAPES, IDS, st.booleans()), max_size=5))
+def test_answers_are_what_protobuf_writes(sent: list[tuple[list[int], int, tuple[int, int], str, bool]]) -> None:
+    encoder = Encoder("m", "12", SIGNATURE)
+    for order, count, shape, request_id, final in (*sent, *sent):
+        wanted = tuple(order[:count])
+        arrays = [made(shape, NAMES[position][1]) for position in wanted]
+        written = encoder.plain(wanted, arrays, before(request_id, final))
+        assert written == expected(wanted, arrays, request_id, final=final).SerializeToString(deterministic=True)
+
+
+@pytest.mark.parametrize("columns", [4, 40_000])
+def test_what_is_not_contiguous_is_written_row_by_row(columns: int) -> None:
+    array = made((columns, 2), "FP32").T
+    answer = pb.ModelInferResponse.FromString(Encoder("m", "12", SIGNATURE).plain((0,), [array]))
+
+    assert answer.raw_output_contents[0] == array.tobytes()
+
+
+def test_finished_outputs_have_no_data_where_it_is_in_shared_memory() -> None:
+    outputs = [
+        Finished("classes", "BYTES", (1, 1), np.array([[b"1:0"]], np.object_), False),
+        Finished("y", "FP32", (1, 2), None, False),
+    ]
+    answer = pb.ModelInferResponse.FromString(Encoder("m", "12", SIGNATURE).finished(outputs))
+
+    assert [(output.name, list(output.shape)) for output in answer.outputs] == [("classes", [1, 1]), ("y", [1, 2])]
+    assert list(answer.raw_output_contents) == [b"\3\0\0\x001:0", b""]
+
+
+def test_a_model_without_outputs_is_answered_without_any() -> None:
+    assert pb.ModelInferResponse.FromString(Encoder("m", "12", SIGNATURE).plain((), [])).model_name == "m"
+
+
+@given(st.binary(max_size=300), st.text(max_size=200), IDS)
+def test_answers_of_a_stream(content: bytes, text: str, request_id: str) -> None:
+    array = np.frombuffer(content, np.bool_).reshape(1, -1)
+    answer = expected((1,), [array], request_id, final=True).SerializeToString()
+    wrapped = pb.ModelStreamInferResponse.FromString(stream_answer(answer))
+    assert wrapped.infer_response.raw_output_contents[0] == content
+    refused = pb.ModelStreamInferResponse.FromString(stream_error(text, request_id))
+    assert refused.error_message == text.encode("utf-8", "replace").decode()
+    assert refused.infer_response.id == request_id
+
+
+@given(st.integers(0, 2**63 - 1))
+def test_numbers_are_written_as_protobuf_reads_them(number: int) -> None:
+    raw = b"\x10" + varint(number)
+
+    assert pb.InferParameter.FromString(raw).int64_param == number

@@ -1,0 +1,159 @@
+"""grpc.health.v1 and server reflection over fake calls."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool
+
+from penstock.server.grpc.method import Status
+from penstock.server.v2.rpc import pulse
+from penstock.server.v2.rpc.descriptors import message_class
+from tests.server.v2.rpc.calls import FakeCall, Services, turns
+
+SERVICES = ["", "inference.GRPCInferenceService"]
+REFLECTIONS = ["grpc.reflection.v1", "grpc.reflection.v1alpha"]
+SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
+
+
+def asked(service: str) -> bytes:
+    return bytes(message_class("grpc.health.v1.HealthCheckRequest")(service=service).SerializeToString())
+
+
+def said(call: FakeCall) -> list[int]:
+    kind = message_class("grpc.health.v1.HealthCheckResponse")
+    return [kind.FromString(message).status for message in call.sent]
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_check_says_whether_the_server_is_ready(service: str) -> None:
+    services = Services()
+    assert said(services.call("/grpc.health.v1.Health/Check", asked(service))) == [SERVING]
+    services.repository.is_ready = False
+    assert said(services.call("/grpc.health.v1.Health/Check", asked(service))) == [NOT_SERVING]
+
+
+def test_check_does_not_know_other_services() -> None:
+    assert Services().call("/grpc.health.v1.Health/Check", asked("other")).status is Status.NOT_FOUND
+
+
+def test_watch_says_what_changes_and_ends_with_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        monkeypatch.setattr(pulse, "INTERVAL_S", 0)
+        services = Services()
+        watch = services.call("/grpc.health.v1.Health/Watch", asked(""))
+        gone = services.call("/grpc.health.v1.Health/Watch", asked(""))
+        unknown = services.call("/grpc.health.v1.Health/Watch", asked("other"))
+        assert said(watch) == [SERVING]
+        gone.lose()
+        for ready in (True, False, False, True):
+            services.repository.is_ready = ready
+            await turns()
+        services.health.draining = True
+        await turns()
+        assert said(watch) == [SERVING, NOT_SERVING, SERVING, NOT_SERVING]
+        assert (said(gone), said(unknown)) == ([SERVING], [SERVICE_UNKNOWN])
+        assert (watch.status, unknown.status) == (Status.UNAVAILABLE, Status.UNAVAILABLE)
+
+    asyncio.run(main())
+
+
+def test_without_listeners_there_is_no_timer() -> None:
+    async def main() -> None:
+        beats = pulse.Pulse()
+        heard: list[int] = []
+
+        def listener() -> None:
+            heard.append(1)
+
+        beats.add(listener)
+        beats.beat()
+        beats.remove(listener)
+        beats.remove(listener)
+        beats.beat()
+        assert (heard, len(beats), beats._timer) == ([1], 0, None)
+
+    asyncio.run(main())
+
+
+class Conversation:
+    """One reflection stream."""
+
+    def __init__(self, package: str) -> None:
+        self._request = message_class(f"{package}.ServerReflectionRequest")
+        self._answer = message_class(f"{package}.ServerReflectionResponse")
+        self.call, self.reader = Services().open(f"/{package}.ServerReflection/ServerReflectionInfo")
+
+    def ask(self, **question: Any) -> Any:
+        self.reader.message(self._request(host="h", **question).SerializeToString())
+        answer = self._answer.FromString(self.call.sent[-1])
+        assert answer.valid_host == "h"
+        assert answer.original_request == self._request(host="h", **question)
+        return answer
+
+
+@pytest.mark.parametrize("package", REFLECTIONS)
+def test_a_client_learns_every_service_and_message(package: str) -> None:
+    async def main() -> None:
+        conversation = Conversation(package)
+        listed = [each.name for each in conversation.ask(list_services="*").list_services_response.service]
+        assert listed == [
+            "grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection",
+            "inference.GRPCInferenceService",
+        ]  # fmt: skip
+        pool, known = descriptor_pool.DescriptorPool(), set()
+        for name in (*listed, "inference.ModelInferRequest.InferInputTensor", "inference.ModelConfig"):
+            answer = conversation.ask(file_containing_symbol=name).file_descriptor_response
+            for raw in reversed(answer.file_descriptor_proto):
+                file = descriptor_pb2.FileDescriptorProto.FromString(raw)
+                if file.name not in known:
+                    known.add(file.name)
+                    pool.Add(file)
+        service = pool.FindServiceByName("inference.GRPCInferenceService")
+        assert len(service.methods) == 20
+        assert pool.FindMessageTypeByName("inference.ModelInferRequest").fields_by_name["inputs"].number == 5
+        again = conversation.ask(file_by_filename="grpc_service.proto").file_descriptor_response
+        assert len(again.file_descriptor_proto) == 2
+        conversation.reader.half_closed()
+        assert conversation.call.status is Status.OK
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        {"file_by_filename": "no.proto"},
+        {"file_containing_symbol": "google.protobuf.FileDescriptorProto"},
+        {"file_containing_extension": {"containing_type": "inference.ModelConfig", "extension_number": 1}},
+        {"all_extension_numbers_of_type": "no.Type"},
+        {},
+    ],
+)
+def test_what_is_not_there_is_not_found(question: dict[str, Any]) -> None:
+    async def main() -> None:
+        assert Conversation(REFLECTIONS[0]).ask(**question).error_response.error_code == Status.NOT_FOUND
+
+    asyncio.run(main())
+
+
+def test_our_messages_have_no_extensions() -> None:
+    async def main() -> None:
+        answer = Conversation(REFLECTIONS[0]).ask(all_extension_numbers_of_type="inference.ModelConfig")
+        assert answer.all_extension_numbers_response.base_type_name == "inference.ModelConfig"
+        assert not answer.all_extension_numbers_response.extension_number
+
+    asyncio.run(main())
+
+
+def test_a_client_that_reads_no_answers_is_ended() -> None:
+    async def main() -> None:
+        conversation = Conversation(REFLECTIONS[0])
+        conversation.call.writable = False
+        for _ in range(65):
+            conversation.reader.message(b"")
+        assert conversation.call.status is Status.RESOURCE_EXHAUSTED
+
+    asyncio.run(main())

@@ -1,0 +1,281 @@
+"""ModelInfer over a fake call and an Engine that answers when told."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.backends.backend import Array
+from penstock.backends.errors import Code, InferError
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching.model import Model
+from penstock.server.grpc.method import Status
+from penstock.server.v2.rpc import inference
+from penstock.server.v2.rpc.wire import field
+from tests.fakes import fake_model
+from tests.server.v2.rpc.calls import ROW, FakeHooks, Services, answer, pb, request, settled
+
+NAMES = [("m", "1"), ("n", ""), ("m", ""), ("n", "1"), ("m", "2")]
+
+
+def two_outputs(datatype: str = "FP32") -> Model:
+    signature = Signature(
+        (TensorSpec("x", "FP32", (-1, 4)),),
+        (TensorSpec("y", "FP32", (-1, 4)), TensorSpec("z", datatype, (-1, 4))),
+        batched=True,
+    )
+    return fake_model(signature=signature)
+
+
+@pytest.mark.parametrize("request_id", ["", "seven", "ü" * 100])
+def test_the_answer_is_what_protobuf_would_write(request_id: str) -> None:
+    for _ in range(2):
+        services = Services()
+        call = services.call("ModelInfer", request(id=request_id))
+        services.engine.let_go()
+        expected = pb.ModelInferResponse(
+            model_name="m", model_version="1", id=request_id,
+            outputs=[{"name": "y", "datatype": "FP32", "shape": [1, 4]}], raw_output_contents=[ROW.tobytes()],
+        )  # fmt: skip
+        assert call.status is Status.OK
+        assert call.sent == [expected.SerializeToString()]
+
+
+def test_several_outputs_have_as_many_raw_entries_in_their_order() -> None:
+    services = Services(two_outputs())
+    message = request(id="a", outputs=[{"name": "z"}, {"name": "y"}])
+    for _ in range(2):
+        call = services.call("ModelInfer", message)
+        services.engine.let_go()
+        found = answer(call)
+        assert [output.name for output in found.outputs] == ["z", "y"]
+        assert [len(raw) for raw in found.raw_output_contents] == [16, 16]
+
+
+def test_strings_are_answered_with_their_lengths() -> None:
+    services = Services(two_outputs("BYTES"))
+    words = np.array([[b"a", b"", b"xyz", b"\xff"]], np.object_)
+    call = services.call("ModelInfer", request(outputs=[{"name": "z"}]))
+    services.engine.let_go(words)
+
+    expected = b"".join(len(word).to_bytes(4, "little") + word for word in words.ravel().tolist())
+    assert answer(call).raw_output_contents[0] == expected
+
+
+def test_a_long_answer_of_strings_is_encoded_on_a_thread() -> None:
+    async def main() -> None:
+        services = Services(two_outputs("BYTES"))
+        call = services.call("ModelInfer", request(outputs=[{"name": "z"}]))
+        services.engine.let_go(np.full((1, 20_000), b"word", np.object_))
+        assert not call.ended
+        await settled()
+        assert len(answer(call).raw_output_contents[0]) == 160_000
+
+    asyncio.run(main())
+
+
+def test_a_remembered_request_is_decoded_without_protobuf(monkeypatch: pytest.MonkeyPatch) -> None:
+    services = Services()
+    services.call("ModelInfer", request(id="1"))
+    monkeypatch.setattr(inference, "parsed", None)
+
+    services.call("ModelInfer", request(np.array([[5, 6, 7, 8]], np.float32), id="another"))
+    first, second = services.engine.held
+    assert (first.id, second.id) == ("1", "another")
+    assert second.inputs[0] is not None
+    assert second.inputs[0].tolist() == [[5, 6, 7, 8]]
+    assert (second.rows, second.key, second.wanted) == (first.rows, first.key, first.wanted)
+    assert second.nbytes == len(request(id="another").SerializeToString())
+
+
+def test_what_was_remembered_of_a_model_goes_with_it() -> None:
+    services = Services()
+    services.call("ModelInfer", request())
+    services.engine.loaded, services.engine.generation = [fake_model(version=2)], 2
+    services.call("ModelInfer", request())
+
+    assert [each.model.version for each in services.engine.held] == ["1", "2"]
+
+
+@pytest.mark.parametrize("extra", [field(1, b"n"), field(2, b"2"), field(1, b"m") + field(2, b"2"), field(2, b"")])
+def test_a_message_with_two_names_sends_no_other_message_to_the_wrong_model(extra: bytes) -> None:
+    services = Services(fake_model("m"), fake_model("n"), fake_model("m", 2))
+    services.engine.loaded.sort(key=lambda model: -int(model.version))
+    plain = {(name, version): request(model_name=name, model_version=version) for name, version in NAMES}
+    raw = field(7, ROW.tobytes())
+    for (name, version), message in plain.items():
+        whole = message.SerializeToString()
+        for at in (len(whole) - len(raw), len(whole)):
+            services.call("ModelInfer", whole[:at] + extra + whole[at:])
+            services.call("ModelInfer", request(model_name="n"))
+            services.engine.held.clear()
+            for _ in range(2):
+                services.call("ModelInfer", message)
+            expected = services.engine.model(name, version)
+            assert [each.model for each in services.engine.held] == [expected, expected]
+            services.engine.held.clear()
+
+
+@pytest.mark.parametrize(
+    ("message", "status", "text"),
+    [
+        (request(model_name="no"), Status.NOT_FOUND, "Request for unknown model: 'no' is not found"),
+        (request(model_version="x"), Status.INVALID_ARGUMENT, "failed to get model version from specified version"),
+        (b"\x0a\xff", Status.INVALID_ARGUMENT, "failed to parse the request as inference.ModelInferRequest"),
+        (request(name="w", id="7"), Status.INVALID_ARGUMENT, "[request id: 7] unexpected inference input 'w'"),
+        (request(datatype="INT8"), Status.INVALID_ARGUMENT, "data-type is 'INT8', but model 'm' expects 'FP32'"),
+        (b"", Status.NOT_FOUND, "Request for unknown model: '' is not found"),
+    ],
+)
+def test_what_is_wrong_is_refused_with_its_status(message: Any, status: Status, text: str) -> None:
+    call = Services().call("ModelInfer", message)
+
+    assert call.status is status
+    assert text in call.text
+
+
+def test_a_failure_of_the_model_becomes_the_status() -> None:
+    services = Services()
+    call = services.call("ModelInfer", request())
+    services.engine.fail(InferError(Code.EXPIRED, "Request timeout expired"))
+
+    assert (call.status, call.text) == (Status.UNAVAILABLE, "Request timeout expired")
+
+
+def test_a_refusal_at_the_door_becomes_the_status() -> None:
+    services = Services()
+    services.engine.failure = InferError(Code.OVERLOADED, "Exceeds maximum queue size")
+    call = services.call("ModelInfer", request())
+
+    assert (call.status, call.text) == (Status.UNAVAILABLE, "Exceeds maximum queue size")
+
+
+def test_one_answer_that_cannot_be_encoded_leaves_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    services = Services()
+    calls = [services.call("ModelInfer", request()) for _ in range(2)]
+    batch, services.engine.held = services.engine.held, []
+    batch[0].outputs, batch[1].outputs = [object()], [ROW]
+    with caplog.at_level(logging.ERROR):
+        batch[0].sink.deliver(batch)
+
+    assert [call.status for call in calls] == [Status.INTERNAL, Status.OK]
+    assert calls[0].text.startswith("internal error, request id ")
+    assert "object" in caplog.text
+
+
+def test_a_call_that_is_lost_cancels_its_request() -> None:
+    services = Services()
+    call = services.call("ModelInfer", request())
+    call.lose()
+
+    assert services.engine.cancelled == services.engine.held
+
+
+def test_an_answered_call_holds_no_request() -> None:
+    services = Services()
+    call = services.call("ModelInfer", request())
+    services.engine.let_go()
+
+    assert call.cancelled is None
+
+
+def test_a_large_message_is_decoded_on_a_thread_and_remembered() -> None:
+    async def main() -> None:
+        signature = Signature((TensorSpec("x", "FP32", (-1, -1)),), (TensorSpec("y", "FP32", (-1, -1)),), batched=True)
+        services = Services(fake_model(signature=signature))
+        large = np.arange(100_000, dtype=np.float32).reshape(1, -1)
+        call = services.call("ModelInfer", request(large))
+        await settled()
+        services.call("ModelInfer", request(large))
+        assert len(services.engine.held) == 2
+        assert services.engine.loaded[0].holds == 0
+        services.engine.let_go(large)
+        assert answer(call).raw_output_contents[0] == large.tobytes()
+
+    asyncio.run(main())
+
+
+def test_a_model_with_hooks_answers_what_they_return() -> None:
+    def post(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        return {"label": np.array([b"cat"], np.object_), "doubled": inputs["x"] * 2}
+
+    async def main() -> None:
+        services = Services(hooks=FakeHooks(post))
+        call = services.call("ModelInfer", request(id="h"))
+        await settled()
+        found = answer(call)
+        assert found.id == "h"
+        assert [(output.name, output.datatype, list(output.shape)) for output in found.outputs] == [
+            ("label", "BYTES", [1]),
+            ("doubled", "FP32", [1, 4]),
+        ]
+        assert list(found.raw_output_contents) == [b"\3\0\0\0cat", (ROW * 2).tobytes()]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_model_is_held_until_its_hooks_have_run(lost: bool) -> None:
+    async def main() -> None:
+        services = Services(hooks=FakeHooks(dict))
+        (model,) = services.engine.loaded
+        call = services.call("ModelInfer", request())
+        stream, reader = services.open()
+        reader.message(request().SerializeToString())
+        assert model.holds == 2
+        if lost:
+            call.lose()
+            stream.lose()
+        await settled()
+        assert model.holds == 0
+        reader.half_closed()
+
+    asyncio.run(main())
+
+
+def test_hooks_can_be_left_out_and_their_errors_are_statuses() -> None:
+    def post(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        raise InferError(Code.INVALID, "not with me")
+
+    async def main() -> None:
+        services = Services(hooks=FakeHooks(post))
+        refused = services.call("ModelInfer", request())
+        services.call("ModelInfer", request(parameters={"hooks": {"bool_param": False}}))
+        await settled()
+        assert (refused.status, refused.text) == (Status.INVALID_ARGUMENT, "not with me")
+        assert len(services.engine.held) == 1
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("ending", ["answered", "refused", "lost", "failed"])
+def test_a_call_that_has_ended_is_freed_without_the_collector(ending: str) -> None:
+    services = Services()
+    gc.collect()
+    gc.disable()
+    try:
+        if ending == "refused":
+            services.engine.failure = InferError(Code.OVERLOADED, "Exceeds maximum queue size")
+        call = services.call("ModelInfer", request())
+        if ending == "answered":
+            services.engine.let_go()
+        elif ending == "lost":
+            call.lose()
+            services.engine.held.clear()
+            services.engine.cancelled.clear()
+        elif ending == "failed":
+            services.engine.fail(InferError(Code.EXPIRED, "Request timeout expired"))
+        elif ending == "refused":
+            call.cancelled = services.engine.failure = None  # as the lane does; the error has the frames
+        gone = weakref.ref(call)
+        del call
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -1,0 +1,223 @@
+"""ModelStreamInfer over a fake call and an Engine that answers when told."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from penstock.backends.backend import Array
+from penstock.backends.errors import Code, InferError
+from penstock.server.grpc.method import Status
+from penstock.server.v2.rpc import pulse, stream
+from tests.server.v2.rpc.calls import ROW, FakeCall, FakeHooks, Services, request, settled, stream_answers, turns
+
+DATA = ROW.tobytes()
+
+
+def sent(call: FakeCall) -> list[tuple[str, str, bytes]]:
+    return stream_answers(call)
+
+
+def run(main: object) -> None:
+    asyncio.run(main())  # type: ignore[operator]
+
+
+def test_answers_come_in_the_order_of_the_requests() -> None:
+    async def main() -> None:
+        services = Services()
+        call, reader = services.open()
+        for name in "abc":
+            reader.message(request(id=name).SerializeToString())
+        first, *others = services.engine.held
+        services.engine.held = others
+        services.engine.let_go()
+        assert sent(call) == []
+        services.engine.held = [first]
+        services.engine.let_go()
+        assert sent(call) == [("", name, DATA) for name in "abc"]
+        assert not call.ended
+
+    run(main)
+
+
+def test_a_wrong_request_is_answered_in_its_turn_and_the_stream_goes_on() -> None:
+    async def main() -> None:
+        services = Services()
+        call, reader = services.open()
+        reader.message(request(id="good").SerializeToString())
+        reader.message(request(id="bad", model_name="no").SerializeToString())
+        reader.message(b"\xff")
+        assert sent(call) == []
+        services.engine.let_go()
+        reader.message(request(id="next").SerializeToString())
+        services.engine.fail(InferError(Code.EXPIRED, "Request timeout expired"))
+        texts = ["", "Request for unknown model: 'no' is not found", "failed to parse", "Request timeout expired"]
+        for (text, *_), expected in zip(sent(call), texts, strict=True):
+            assert text.startswith(expected)
+        assert [each[1] for each in sent(call)] == ["good", "bad", "", "next"]
+        assert not call.ended
+
+    run(main)
+
+
+def test_on_demand_an_error_ends_the_stream_with_its_status() -> None:
+    async def main() -> None:
+        services = Services()
+        call, reader = services.open(metadata={"triton_grpc_error": "true"})
+        reader.message(request().SerializeToString())
+        reader.message(request(model_name="no").SerializeToString())
+        reader.message(request().SerializeToString())
+        first, last = services.engine.held
+        services.engine.held = [first]
+        services.engine.let_go()
+        assert len(call.sent) == 1
+        assert (call.status, call.text) == (Status.NOT_FOUND, "Request for unknown model: 'no' is not found")
+        assert services.engine.cancelled == [last]
+        reader.message(request().SerializeToString())
+        assert services.engine.held == []
+
+    run(main)
+
+
+def test_a_half_closed_stream_ends_after_the_last_answer() -> None:
+    async def main() -> None:
+        services = Services()
+        call, reader = services.open()
+        reader.message(request().SerializeToString())
+        reader.half_closed()
+        assert not call.ended
+        services.engine.let_go()
+        assert (len(call.sent), call.status) == (1, Status.OK)
+
+    run(main)
+
+
+def test_a_stream_without_requests_ends_at_once() -> None:
+    async def main() -> None:
+        call, reader = Services().open()
+        reader.half_closed()
+        assert call.status is Status.OK
+
+    run(main)
+
+
+def test_a_lost_stream_cancels_all_that_is_under_way() -> None:
+    async def main() -> None:
+        services = Services()
+        call, reader = services.open()
+        for _ in range(3):
+            reader.message(request().SerializeToString())
+        call.lose()
+        assert services.engine.cancelled == services.engine.held
+        services.engine.let_go()
+        assert call.sent == []
+
+    run(main)
+
+
+def test_what_is_beyond_the_bound_is_refused_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        monkeypatch.setattr(stream, "MAX_UNDER_WAY", 2)
+        services = Services()
+        call, reader = services.open()
+        for name in "abc":
+            reader.message(request(id=name).SerializeToString())
+        assert len(services.engine.held) == 2
+        services.engine.let_go()
+        assert [each[:2] for each in sent(call)] == [("", "a"), ("", "b"), ("Exceeds maximum queue size", "c")]
+
+    run(main)
+
+
+def test_large_messages_and_hooks_keep_their_turn() -> None:
+    def post(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        return {"y": inputs["x"] + 1}
+
+    async def main() -> None:
+        services = Services(hooks=FakeHooks(post))
+        call, reader = services.open()
+        plain = request(id="plain", parameters={"hooks": {"bool_param": False}})
+        reader.message(request(id="hooked").SerializeToString())
+        reader.message(request(id="large", parameters={"pad": {"string_param": "x" * 300_000}}).SerializeToString())
+        reader.message(plain.SerializeToString())
+        services.engine.let_go()
+        reader.half_closed()
+        await settled()
+        more = (ROW + 1).tobytes()
+        assert sent(call) == [("", "hooked", more), ("", "large", more), ("", "plain", DATA)]
+        assert call.status is Status.OK
+
+    run(main)
+
+
+def test_a_large_wrong_message_is_answered_with_its_id() -> None:
+    async def main() -> None:
+        services = Services()
+        call, reader = services.open()
+        wrong = request(np.zeros((1, 80_000), np.float32), id="large", datatype="INT8")
+        reader.message(wrong.SerializeToString())
+        await settled()
+        ((text, request_id, _),) = sent(call)
+        assert (request_id, "data-type is 'INT8'" in text) == ("large", True)
+
+    run(main)
+
+
+def test_an_idle_stream_ends_when_the_server_drains(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        monkeypatch.setattr(pulse, "INTERVAL_S", 0)
+        services = Services()
+        idle, _ = services.open()
+        busy, reader = services.open()
+        reader.message(request().SerializeToString())
+        services.health.draining = True
+        await turns()
+        assert idle.status is Status.UNAVAILABLE
+        assert not busy.ended
+        services.engine.let_go()
+        assert len(busy.sent) == 1
+        reader.half_closed()
+
+    run(main)
+
+
+def test_the_parameter_for_empty_final_answers_is_taken() -> None:
+    async def main() -> None:
+        services = Services()
+        call, reader = services.open()
+        named = {"triton_enable_empty_final_response": {"bool_param": True}}
+        reader.message(request(parameters=named).SerializeToString())
+        services.engine.let_go()
+        assert sent(call) == [("", "", DATA)]
+
+    run(main)
+
+
+@pytest.mark.parametrize("ending", ["finished", "lost"])
+def test_a_stream_that_has_ended_is_freed_without_the_collector(ending: str) -> None:
+    async def main() -> None:
+        services = Services()
+        gc.collect()
+        gc.disable()
+        try:
+            call, reader = services.open()
+            reader.message(request().SerializeToString())
+            if ending == "finished":
+                services.engine.let_go()
+                reader.half_closed()
+            else:
+                call.lose()
+                services.engine.held.clear()
+                services.engine.cancelled.clear()
+            gone = weakref.ref(call)
+            del call, reader
+            assert gone() is None
+        finally:
+            gc.enable()
+
+    run(main)
