@@ -10,6 +10,7 @@ class Code(enum.Enum):
 
     INVALID = "invalid"
     NOT_FOUND = "not found"
+    ALREADY_EXISTS = "already exists"
     NOT_READY = "not ready"
     OVERLOADED = "overloaded"
     EXPIRED = "expired"
