@@ -75,7 +75,7 @@ class GrpcCall(Answering):
             and not self.ended
         ):
             flag, length = PREFIX.unpack_from(payload)
-            if length == size and not flag:
+            if length == size and not flag and request.length in {-1, len(payload)}:
                 self.remote_ended = True
                 try:
                     request.unary(self, payload[PREFIX_BYTES:])
@@ -99,6 +99,11 @@ class GrpcCall(Answering):
         if incoming is None:
             incoming = self._incoming = Incoming(self.connection.shared.grpc.max_message_bytes)
         incoming.feed(payload)
+        length = self.request.length
+        if length >= 0 and (incoming.total > length or (ended and incoming.total < length)):
+            # RFC 9113 8.1.1
+            self.connection.reset(self.stream_id, Fault.PROTOCOL_ERROR)
+            return
         self._take_messages()
 
     def _take_messages(self) -> None:

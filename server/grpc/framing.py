@@ -33,15 +33,17 @@ class Incoming:
 
     Invariants: `have` bytes are kept in `_parts`, of the first of which `_at` are used up. `need` is how many a whole
     message takes with its prefix, or a prefix alone while it is not known. `held` is the owner's, for its accounts.
+    `total` is all that has ever come.
     """
 
-    __slots__ = ("_at", "_known", "_parts", "have", "held", "most", "need")
+    __slots__ = ("_at", "_known", "_parts", "have", "held", "most", "need", "total")
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.have = 0
         self.need = PREFIX_BYTES
         self.held = 0
+        self.total = 0
         self._known = False
         self._at = 0
         self._parts: deque[bytes] = deque()
@@ -51,6 +53,7 @@ class Incoming:
         if payload:
             self._parts.append(payload)
             self.have += len(payload)
+            self.total += len(payload)
 
     def next(self) -> tuple[int, bytes] | None:
         """Give the next whole message, and whether it is compressed; None while it is not there.

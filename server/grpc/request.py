@@ -16,6 +16,7 @@ from .method import Method, Status
 
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])\Z")
 _UNITS = {b"H": 3600 * 10**9, b"M": 60 * 10**9, b"S": 10**9, b"m": 10**6, b"u": 10**3, b"n": 1}
+_LENGTH = re.compile(rb"[0-9]{1,18}\Z")
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+\Z")
 _FORBIDDEN_VALUE = re.compile(rb"[\0\r\n]|\A[ \t]|[ \t]\Z")
 _PSEUDO = {b":method", b":scheme", b":path", b":authority"}
@@ -35,10 +36,11 @@ class Request:
     """One header block's meaning. Shared by all calls that send the same: read only.
 
     `quick` says that nothing but the message is awaited: a unary method, no deadline, no codings. `coding` is that of
-    the client's messages; `wanted` the one that answers may have.
+    the client's messages; `wanted` the one that answers may have; `length` what the
+    client said of its whole body, or -1.
     """
 
-    __slots__ = ("coding", "metadata", "method", "quick", "refusal", "timeout_ns", "unary", "wanted")
+    __slots__ = ("coding", "length", "metadata", "method", "quick", "refusal", "timeout_ns", "unary", "wanted")
 
     def __init__(self, metadata: Mapping[str, str]) -> None:
         self.metadata = metadata
@@ -46,6 +48,7 @@ class Request:
         self.unary: Any = None
         self.refusal: Refusal | None = None
         self.timeout_ns = 0
+        self.length = -1
         self.coding = b""
         self.wanted = b""
         self.quick = False
@@ -66,9 +69,13 @@ def read(fields: Fields, methods: Mapping[str, Method]) -> Request | None:
             regular[name] = regular[name] + b"," + value if name in regular else value
     if not pseudo.get(b":path") or b":method" not in pseudo or b":scheme" not in pseudo:
         return None
+    length = regular.get(b"content-length", b"")
+    if length and not _LENGTH.match(length):
+        return None
     metadata = {name.decode("latin-1"): value.decode("latin-1") for name, value in regular.items()}
     metadata[":authority"] = pseudo.get(b":authority", regular.get(b"host", b"")).decode("latin-1")
     request = Request(metadata)
+    request.length = int(length) if length else -1
     request.refusal = _refusal(pseudo, regular) or _understand(request, pseudo[b":path"], regular, methods)
     request.quick = request.unary is not None and request.refusal is None and not request.timeout_ns
     return request

@@ -191,24 +191,27 @@ def test_a_drain_finishes_the_calls_under_way_and_the_client_connects_elsewhere(
 
 @pytest.mark.slow
 def test_a_drain_under_load_answers_every_call_that_was_taken() -> None:
-    async def ask_until_refused(channel: grpc.aio.Channel, answered: list[int]) -> None:
+    async def ask_until_refused(channel: grpc.aio.Channel, answered: list[int], busy: asyncio.Event) -> Any:
         echo = channel.unary_unary(ECHO)
         while True:
             try:
                 await echo(b"x", timeout=PATIENCE_S)
             except grpc.aio.AioRpcError as error:
-                assert error.code() is grpc.StatusCode.UNAVAILABLE
-                return
+                return error.code()
             answered.append(1)
+            if len(answered) >= 500:
+                busy.set()
 
     async def play(live: Live) -> int:
         answered: list[int] = []
+        busy = asyncio.Event()
         channels = [grpc.aio.insecure_channel(live.address, [("grpc.use_local_subchannel_pool", 1)]) for _ in range(4)]
-        asking = [asyncio.ensure_future(ask_until_refused(channel, answered)) for channel in channels for _ in range(8)]
-        while len(answered) < 500:
-            await asyncio.sleep(0)
+        asking = [
+            asyncio.ensure_future(ask_until_refused(channel, answered, busy)) for channel in channels for _ in range(8)
+        ]
+        await busy.wait()
         drained = live.drain()
-        await asyncio.gather(*asking)
+        assert set(await asyncio.gather(*asking)) == {grpc.StatusCode.UNAVAILABLE}
         assert await asyncio.to_thread(drained.result) == 0
         for channel in channels:
             await channel.close()

@@ -239,6 +239,23 @@ def test_a_malformed_request_is_reset(fields: dict[str, Any]) -> None:
     assert wire.answers() == {3: (b"hello", OK, "")}
 
 
+@pytest.mark.parametrize(("length", "good"), [("10", True), ("9", False), ("11", False), ("x", False), ("-1", False)])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_content_length_must_be_what_comes(length: str, good: bool, parts: int) -> None:
+    wire = Wire()
+    body = message_of(b"hello")
+    cut = len(body) if parts == 1 else 7
+    sent = payload(body[:cut], end=parts == 1) + (payload(body[cut:], end=True) if parts == 2 else b"")
+    wire.feed(wire.headers(content_length=length) + sent)
+
+    if good:
+        assert wire.answers() == {1: (b"hello", OK, "")}
+    else:
+        assert wire.reset_of(1) == Fault.PROTOCOL_ERROR
+    assert wire.connection.streams == {}
+    assert wire.shared.held_bytes == 0
+
+
 def test_streams_beyond_the_limit_are_refused() -> None:
     wire = Wire(max_streams=2)
     wire.feed(b"".join(wire.call(HOLD, stream=stream) for stream in (1, 3, 5)))
