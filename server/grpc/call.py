@@ -75,7 +75,7 @@ class GrpcCall(Answering):
             and not self.ended
         ):
             flag, length = PREFIX.unpack_from(payload)
-            if length == size and not flag and request.length in {-1, len(payload)}:
+            if length == size and not flag and (request.length < 0 or request.length == len(payload)):
                 self.remote_ended = True
                 try:
                     request.unary(self, payload[PREFIX_BYTES:])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import threading
 import time
@@ -776,13 +777,11 @@ class TestHoldingOpen:
         self, executor: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         real = time.monotonic_ns
+        passes_ns = itertools.count(step=1_500_000)
 
         def later() -> int:
-            nonlocal passed_ns
-            passed_ns += 1_500_000
-            return real() + passed_ns
+            return real() + next(passes_ns)
 
-        passed_ns = 0
         async with serving(executor=executor, max_queue_delay_us=2_000) as house:
             for module in (engine_module, instance_module):
                 monkeypatch.setattr(module, "time", SimpleNamespace(monotonic_ns=later))

@@ -34,7 +34,8 @@ MAX_BODY = 16 * MIB
 RECEIVE_TIMEOUT_S = 0.5
 PATIENCE_S = 20
 FLAGS = (
-    "--http-port=0", "--allow-metrics=false", "--allow-grpc=false", f"--http-max-input-size={MAX_BODY}", "--http-idle-timeout-secs=30",
+    "--http-port=0", "--allow-metrics=false", "--allow-grpc=false",
+    f"--http-max-input-size={MAX_BODY}", "--http-idle-timeout-secs=30",
     f"--http-receive-timeout-secs={RECEIVE_TIMEOUT_S}", "--http-max-connections=500", "--log-format=json",
 )  # fmt: skip
 INFER = "/v2/models/rows/infer"
