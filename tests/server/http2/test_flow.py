@@ -227,3 +227,13 @@ def test_messages_of_a_stream_wait_when_its_answers_do() -> None:
     assert got == 40 * 30_005
     assert wire.connection.streams == {}
     assert wire.shared.held_bytes == 0
+
+
+def test_a_long_stream_whose_peer_answers_every_message_with_small_window_updates_is_no_flood() -> None:
+    wire = Wire()
+    wire.feed(wire.headers(__path=BIDI))
+    for _ in range(3000):
+        wire.feed(payload(message_of(b"x")) + frames.window_update(0, 6) + frames.window_update(1, 6))
+
+    assert not wire.transport.over
+    assert sum(frame.kind == frames.DATA for frame in wire.frames()) == 3000
