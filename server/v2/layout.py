@@ -14,6 +14,8 @@ import orjson
 
 from penstock.batching.request import InferRequest
 
+from .parsing import numbers_of
+
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
     from penstock.batching.model import Model
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
 
 KEPT = 256
 MAX_JSON_BYTES = 4096
+MAX_ROW_BYTES = 65536
+MANY_BYTES = 256
+"""From this size on a list of numbers goes from simdjson into a buffer: 3 us for 32 numbers, as orjson and numpy take,
+and 11 against 37 for 512, where the whole document takes 19."""
 _DATA = b'"data":'
 _FLOATS = {"FP32", "FP64"}
 _NUMBERS = {float, int}
@@ -121,14 +127,10 @@ class Layouts:
         row = self._rows.get(body[:start])
         if row is None or not body.endswith(row.after):
             return None
-        try:
-            values = orjson.loads(body[start : len(body) - len(row.after)])
-        except orjson.JSONDecodeError:
+        text = body[start : len(body) - len(row.after)]
+        array = _many(text, row) if len(text) >= MANY_BYTES else _few(text, row)
+        if array is None:
             return None
-        # a text that is one list, and nothing after it, can only be the value that stood there before
-        if type(values) is not list or len(values) != row.size or not set(map(type, values)) <= _NUMBERS:
-            return None
-        array: Array = np.array([values], row.dtype) if row.is_row else np.array(values, row.dtype).reshape(row.shape)
         self._misses = 0
         return row.request(model, [array], sink, len(body)), row.options
 
@@ -138,7 +140,7 @@ class Layouts:
         if self._misses > _PATIENCE and self._misses % _PATIENCE:
             return
         if header_bytes < 0 or header_bytes == len(body):
-            if len(body) <= MAX_JSON_BYTES:
+            if len(body) <= MAX_ROW_BYTES:
                 self._remember_row(request, options, body)
         elif header_bytes <= MAX_JSON_BYTES:
             self._remember_binary(request, options, body, header_bytes)
@@ -169,6 +171,30 @@ class Layouts:
         if request.model.signature.inputs[0].datatype not in _FLOATS or not _stands_for_data(body, start, end):
             return
         _keep(self._rows, body[:start], _Row(request, options, array, body[end:]))
+
+
+def _few(text: bytes, row: _Row) -> Array | None:
+    """Make a row of a text that can only be the value that stood there before: one list, and nothing after it."""
+    try:
+        values = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+    if type(values) is not list or len(values) != row.size or not set(map(type, values)) <= _NUMBERS:
+        return None
+    if row.is_row:
+        return np.array([values], row.dtype)
+    array: Array = np.array(values, row.dtype)
+    return array.reshape(row.shape)
+
+
+def _many(text: bytes, row: _Row) -> Array | None:
+    """Make the same without a Python float per number. A nested list is left to `decode`, which counts its depth."""
+    if text.find(b"[", 1) >= 0:
+        return None
+    values = numbers_of(text)
+    if values is None or values.size != row.size:
+        return None
+    return values.astype(row.dtype).reshape(row.shape)
 
 
 def _stands_for_data(body: bytes, start: int, end: int) -> bool:

@@ -93,6 +93,17 @@ def parse_simd(text: bytes) -> Any:
         return None
 
 
+def numbers_of(text: bytes) -> np.ndarray[Any, np.dtype[np.float64]] | None:
+    """Parse a list of numbers; None when it is anything else, or no JSON."""
+    import simdjson
+
+    try:
+        values = simdjson.Parser().parse(text)
+        return np.frombuffer(values.as_buffer(of_type="d"), np.float64) if type(values) is simdjson.Array else None
+    except (ValueError, TypeError, RuntimeError, UnicodeDecodeError):
+        return None
+
+
 def _few_keys(value: Any) -> bool:
     """Whether an object may be read key by key: each is searched for, and of equal ones the first is found."""
     keys = list(value)

@@ -156,13 +156,24 @@ class TestGoodRequests:
                 assert same(left, right)
         assert len(layouts) == (first is in_bytes and count > 0)
 
-    @given(st.lists(st.floats(width=32) | st.integers(-9, 9) | st.sampled_from([None, True, "1", [1]]), max_size=5))
-    @settings(max_examples=60)
-    def test_json_rows_that_are_remembered_are_what_was_decoded(self, values: list[Any]) -> None:
+    @given(
+        st.lists(
+            st.floats(width=32)
+            | st.integers(-9, 2**70)
+            | st.sampled_from([None, True, "1", [1], [[2, 3]], [], 2**53 + 1]),
+            max_size=5,
+        ),
+        st.sampled_from([",", "," + " " * 90]),
+    )
+    @settings(max_examples=200)
+    def test_json_rows_that_are_remembered_are_what_was_decoded(self, values: list[Any], comma: str) -> None:
         made, layouts = model(), Layouts()
         decode_remembered(made, json.dumps({"inputs": [entry(data=[1, 2, 3, 4])]}).encode(), -1, 100, SINK, layouts)
         assert len(layouts) == 1
-        body = json.dumps({"inputs": [entry(data=values)]}).encode()
+        # many bytes take another way than few
+        body = (
+            json.dumps({"inputs": [entry(data=[])]}).replace("[]", f"[{comma.join(map(json.dumps, values))}]").encode()
+        )
         try:
             wanted, _ = decode(made, body, -1, 100, SINK)
         except InferError as error:
