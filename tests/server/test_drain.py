@@ -6,11 +6,15 @@ import asyncio
 import json
 import os
 import signal
+import struct
 import sys
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import grpc
 import pytest
+from tritonclient.grpc import service_pb2
 
 IRIS = Path(__file__).parents[2] / "examples" / "iris"
 ROUNDS = int(os.environ.get("DRAIN_ROUNDS", "2"))
@@ -74,16 +78,47 @@ async def idle(port: int) -> bytes:
     return rest
 
 
-async def terminate_under_load(delay_s: float) -> tuple[int, Counter[str]]:
-    words = (
-        "-m",
-        "penstock.server.cli",
-        "serve",
-        str(IRIS),
-        "--http-port=0",
-        "--allow-metrics=false",
-        "--allow-grpc=false",
-    )
+def grpc_request(request_id: str) -> bytes:
+    made = service_pb2.ModelInferRequest(model_name="iris", id=request_id)
+    made.inputs.add(name="input", datatype="FP32", shape=[1, 4])
+    made.raw_input_contents.append(struct.pack("<4f", *TENSOR["data"]))  # type: ignore[misc]
+    made.parameters["hooks"].bool_param = False
+    written: bytes = made.SerializeToString()
+    return written
+
+
+async def grpc_client(port: int, number: int, counted: Counter[str]) -> None:
+    """Ask, on a connection of its own, until the server cannot be reached any more."""
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options) as channel:
+        infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        while True:
+            request_id = f"{number}-{counted['sent']}"
+            try:
+                answered = await infer(grpc_request(request_id), timeout=20)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE or "onnect" not in (error.details() or ""):
+                    counted[str(error.details())] += 1
+                return
+            counted["sent"] += 1
+            good = service_pb2.ModelInferResponse.FromString(answered).id == request_id
+            counted["answered" if good else "wrong"] += 1
+
+
+async def no_idle_client(port: int) -> bytes:
+    return b""
+
+
+Client = Callable[[int, int, Counter[str]], Awaitable[None]]
+OVER: dict[str, tuple[Client, Callable[[int], Awaitable[bytes]], tuple[str, ...]]] = {
+    "HTTP": (client, idle, ("--http-port=0", "--allow-grpc=false")),
+    "gRPC": (grpc_client, no_idle_client, ("--grpc-port=0", "--allow-http=false")),
+}
+
+
+async def terminate_under_load(protocol: str, delay_s: float) -> tuple[int, Counter[str]]:
+    made, idle_client, flags = OVER[protocol]
+    words = ("-m", "penstock.server.cli", "serve", str(IRIS), "--allow-metrics=false", *flags)
     process = await asyncio.create_subprocess_exec(sys.executable, *words, stderr=asyncio.subprocess.PIPE)
     try:
         if process.stderr is None:
@@ -91,13 +126,13 @@ async def terminate_under_load(delay_s: float) -> tuple[int, Counter[str]]:
         port = 0
         async for line in process.stderr:
             message: str = json.loads(line)["msg"]
-            if "HTTP on" in message:
+            if f"{protocol} on" in message:
                 port = int(message.rpartition(":")[2])
             if message.startswith("ready"):
                 break
         counted: Counter[str] = Counter()
-        clients = [asyncio.ensure_future(client(port, number, counted)) for number in range(CLIENTS)]
-        waiting = asyncio.ensure_future(idle(port))
+        clients = [asyncio.ensure_future(made(port, number, counted)) for number in range(CLIENTS)]
+        waiting = asyncio.ensure_future(idle_client(port))
         # under load for a while, a different one each round: what is tested is when the signal comes
         await asyncio.sleep(delay_s)
         process.send_signal(signal.SIGTERM)
@@ -113,9 +148,10 @@ async def terminate_under_load(delay_s: float) -> tuple[int, Counter[str]]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("protocol", OVER)
 @pytest.mark.parametrize("number", range(ROUNDS))
-def test_sigterm_under_load_loses_no_request_that_a_connection_had_taken(number: int) -> None:
-    status, counted = asyncio.run(terminate_under_load(0.2 + 0.013 * (number % 10)))
+def test_sigterm_under_load_loses_no_request_that_a_connection_had_taken(number: int, protocol: str) -> None:
+    status, counted = asyncio.run(terminate_under_load(protocol, 0.2 + 0.013 * (number % 10)))
 
     assert status == 0
     assert counted == {"sent": counted["sent"], "answered": counted["sent"]}
