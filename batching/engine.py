@@ -15,7 +15,7 @@ from penstock.backends.errors import Code, InferError
 from .admission import admit
 from .alarms import Alarms
 from .batch import Batch
-from .loaded import Leaving, Loaded
+from .loaded import STOPPING, Leaving, Loaded
 from .model import Model
 from .opening import close_model, open_model
 from .request import InferRequest
@@ -62,12 +62,12 @@ class Engine:
         """Load, complete and warm up one version, which nobody finds before it is published. Raises: InferError."""
         return await self._loop.run_in_executor(None, open_model, spec, self._loaders, self._finished_on_thread)
 
-    def publish(self, name: str, models: Iterable[Model]) -> list[Model]:
-        """Put open Models in the place of all versions of a name, at once; none at all takes the name away.
+    def publish(self, name: str, models: Iterable[Model], absent: Iterable[str] = ()) -> list[Model]:
+        """Put open Models in the place of all versions of a name; `absent` should be there too, and cannot be.
 
         Returns: the Models that gave way. They serve whoever holds them until they are retired.
         """
-        gone = self._models.replace(name, models)
+        gone = self._models.replace(name, models, absent)
         self.generation += 1
         return gone
 
@@ -135,7 +135,7 @@ class Engine:
         if not request.start_ns:
             request.start_ns = now_ns
         if self.stopping or model.closing:
-            raise self._refused(request, now_ns, f"Server is stopping, model '{model.name}' takes no new requests")
+            raise self._refused(request, now_ns, STOPPING)
         try:
             with model.lock:
                 model.scheduler.add(request)

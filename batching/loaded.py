@@ -12,33 +12,50 @@ if TYPE_CHECKING:
     from .model import Model
 
 
+STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
+"""Triton's text, for a model that is being unloaded too."""
+
+
 def _unknown(name: str, version: str = "") -> InferError:
     which = f"'{name}' version {version}" if version else f"'{name}'"
     return InferError(Code.NOT_FOUND, f"Request for unknown model: {which} is not found")
 
 
 class Loaded:
-    """The Models that can be found, one per name and version.
+    """The Models that can be found, one per name and version, and which versions there were or should have been.
 
     Threads: the event loop's.
     """
 
     def __init__(self) -> None:
         self._models: dict[str, dict[str, Model]] = {}
+        self._absent: dict[str, set[str]] = {}
 
     def find(self, name: str, version: str = "") -> Model:
         """Find a version; "" means the highest. Raises: InferError (NOT_FOUND)."""
         versions = self._models.get(name)
         if versions is None:
-            raise _unknown(name)
+            raise self._missed(name, version)
         if not version:
             if len(versions) == 1:
                 return next(iter(versions.values()))
             return versions[max(versions, key=int)]
         model = versions.get(version)
         if model is None:
-            raise _unknown(name, version)
+            raise self._missed(name, version)
         return model
+
+    def _missed(self, name: str, version: str) -> InferError:
+        """Say why nothing was found. Source of the texts: Triton core, model_lifecycle.cc."""
+        absent = self._absent.get(name)
+        if absent is None:
+            return _unknown(name)
+        if not version:
+            return InferError(Code.NOT_FOUND, f"Request for unknown model: '{name}' has no available versions")
+        if version in absent:
+            text = f"Request for unknown model: '{name}' version {version} is not at ready state"
+            return InferError(Code.NOT_FOUND, text)
+        return _unknown(name, version)
 
     def all(self) -> list[Model]:
         """List every version, by name and version."""
@@ -47,12 +64,13 @@ class Loaded:
     def put(self, model: Model) -> Model | None:
         """Add a version. Returns: what it takes the place of."""
         versions = self._models.setdefault(model.name, {})
+        self._absent.setdefault(model.name, set()).discard(model.version)
         old = versions.get(model.version)
         versions[model.version] = model
         return old
 
-    def replace(self, name: str, models: Iterable[Model]) -> list[Model]:
-        """Put all versions of a name in the place of those there are; none at all takes the name away.
+    def replace(self, name: str, models: Iterable[Model], absent: Iterable[str] = ()) -> list[Model]:
+        """Put all versions of a name in the place of those there are; `absent` should be there too, and cannot be.
 
         Returns: what they take the place of.
         """
@@ -60,6 +78,7 @@ class Loaded:
         new = {model.version: model for model in models}
         if new:
             self._models[name] = new
+        self._absent[name] = {*self._absent.get(name, ()), *old, *absent} - new.keys()
         return [model for model in old.values() if new.get(model.version) is not model]
 
     def take(self, name: str, version: str) -> Model:
@@ -70,11 +89,13 @@ class Loaded:
             raise _unknown(name, version)
         if not versions:
             del self._models[name]
+        self._absent.setdefault(name, set()).add(version)
         return model
 
     def clear(self) -> None:
         """Take everything away."""
         self._models.clear()
+        self._absent.clear()
 
 
 class Leaving:

@@ -82,6 +82,7 @@ class Restricted:
         Raises: ValueError; it quotes no value, which is a secret.
         """
         rules: dict[str, tuple[str, str]] = {}
+        kind = "protocol" if prefix else "api"
         for entry in entries:
             names, colon, rest = entry.partition(":")
             key, equals, value = rest.partition("=")
@@ -95,9 +96,9 @@ class Restricted:
             for name in names.split(","):
                 name = name.strip()
                 if name not in CATEGORIES:
-                    raise ValueError(f"unknown category '{name}', known: {', '.join(CATEGORIES)}")
+                    raise ValueError(f"unknown restricted {kind} '{name}', known: {', '.join(CATEGORIES)}")
                 if name in rules:
-                    raise ValueError(f"category '{name}' is restricted twice")
+                    raise ValueError(f"{kind} '{name}' can not be specified in multiple config groups")
                 rules[name] = (prefix + key, value)
         return cls(rules)
 

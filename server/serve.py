@@ -31,7 +31,7 @@ from .http.service import Shared
 from .listener import Listener, ListenError, Port, make_config
 from .metrics import ASGIApp, create_metrics_app
 from .observing import Observing, made_metrics
-from .repository.control import Choices, ModelControl
+from .repository.control import EVERY, Choices, ModelControl
 from .repository.repository import Repository
 from .repository.scan import Defaults
 from .settings import Settings
@@ -196,6 +196,8 @@ class Server:
                 raise StartError(f"{path}: neither a model repository nor an .onnx file")
         if self._settings.load_model and not self.control.allowed:
             raise StartError("--load-model needs --model-control-mode explicit")
+        if EVERY in self._settings.load_model and len(self._settings.load_model) > 1:
+            raise StartError(f"--load-model {EVERY} loads every model: it can not be given with another --load-model")
         try:
             if self._grpc:
                 self._grpc.tls = context_for(self._settings)

@@ -12,13 +12,14 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from .http.limits import Limits
 from .metrics_config import parse as parse_metrics
 from .observing_settings import ObservingSettings
-from .restricted import Restricted
+from .restricted import GRPC_PREFIX, Restricted
 from .setting import COUNT, PORTS, PREFIX, SECONDS, Setting, setting
 from .tracing.config import parse as parse_tracing
 from .v2.forwarding import Forwarding
@@ -43,7 +44,7 @@ class SettingError(ValueError):
 _RULES: dict[str, Callable[[Any], object]] = {
     "trace_config": parse_tracing,
     "http_restricted_api": Restricted.parse,
-    "grpc_restricted_protocol": Restricted.parse,
+    "grpc_restricted_protocol": partial(Restricted.parse, prefix=GRPC_PREFIX),
     "metrics_config": parse_metrics,
     "http_header_forward_pattern": Forwarding.of,
     "grpc_header_forward_pattern": Forwarding.of,

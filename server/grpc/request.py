@@ -18,7 +18,8 @@ _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])\Z")
 _UNITS = {b"H": 3600 * 10**9, b"M": 60 * 10**9, b"S": 10**9, b"m": 10**6, b"u": 10**3, b"n": 1}
 _LENGTH = re.compile(rb"[0-9]{1,18}\Z")
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+\Z")
-_FORBIDDEN_VALUE = re.compile(rb"[\0\r\n]|\A[ \t]|[ \t]\Z")
+_FORBIDDEN_VALUE = re.compile(rb"[\0\r\n]")
+# RFC 9113 also forbids a space at either end; grpcio's clients send it, and gRPC's servers take it
 _PSEUDO = {b":method", b":scheme", b":path", b":authority"}
 _CONNECTION_FIELDS = {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
 _CONTENT_TYPE = b"application/grpc"

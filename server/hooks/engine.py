@@ -46,12 +46,12 @@ class HookedEngine:
         model.load_s += time.monotonic() - start
         return model
 
-    def publish(self, name: str, models: Iterable[Model]) -> asyncio.Task[None]:
+    def publish(self, name: str, models: Iterable[Model], absent: Iterable[str] = ()) -> asyncio.Task[None]:
         """Put opened Models in the place of all versions of a name, at once; none at all takes the name away.
 
-        Returns: the retirement of those that gave way.
+        `absent` are versions that should be there too, and cannot be. Returns: the retirement of those that gave way.
         """
-        return self.retire(self._engine.publish(name, models))
+        return self.retire(self._engine.publish(name, models, absent))
 
     def retire(self, models: Iterable[Model]) -> asyncio.Task[None]:
         """Close Models that nobody finds, once they have finished what they had accepted."""

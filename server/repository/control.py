@@ -126,8 +126,9 @@ class ModelControl:
         self._refuse_unless_allowed()
         overrides.check_name(name)
         if files and config is None:
-            raise InferError(Code.INVALID, "load parameter 'config' must be given with load parameters 'file:...'")
-        overrides.check_files(files or {})
+            missing = "load parameter 'config' must be given with load parameters 'file:...'"
+            raise LoadFailedError(name, {0: missing}, unread=True).error
+        overrides.check_files(name, files or {})
         try:
             await self._transitions.finish(self._load(name, config, files or {}))
         except LoadFailedError as failed:
@@ -155,7 +156,7 @@ class ModelControl:
 
     async def _load(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
         async with self._locks.setdefault(name, asyncio.Lock()):
-            said = None if config is None else await asyncio.to_thread(overrides.read_config, config)
+            said = None if config is None else await asyncio.to_thread(overrides.read_config, name, config)
             if files:
                 entry, print_ = await self._brought(name, said, files), b""
             else:

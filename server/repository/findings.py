@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+TWICE = "model appears in two or more repositories"
+"""What is said of each place of a name that is there twice. Source: Triton core, model_repository_manager.cc."""
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:

@@ -39,8 +39,8 @@ def is_component(name: str) -> bool:
         return False
 
 
-def check_files(files: Mapping[str, bytes]) -> None:
-    """Check that every name is a path inside a model's folder, and that all of them can be there at once.
+def check_files(model: str, files: Mapping[str, bytes]) -> None:
+    """Check that every name is a path inside the model's folder, and that all of them can be there at once.
 
     Raises: InferError (INVALID).
     """
@@ -48,22 +48,22 @@ def check_files(files: Mapping[str, bytes]) -> None:
     for name in files:
         parts = name.split("/")
         if len(parts) > PATH_PARTS or not all(map(is_component, parts)) or any(part.startswith(".") for part in parts):
-            raise _wrong_file(name, "must be a path inside the model's folder, such as 1/model.onnx")
+            raise _wrong_file(model, name, "must be a path inside the model's folder, such as 1/model.onnx")
         if name in folders:
-            raise _wrong_file(name, "is a folder by the name of another file")
+            raise _wrong_file(model, name, "is a folder by the name of another file")
         if name == CONFIG_FILE or parts[0] == "configs":
-            raise _wrong_file(name, "is given as the parameter 'config'")
+            raise _wrong_file(model, name, "is given as the parameter 'config'")
         if name == NATIVE_FILE:
             # its hooks are code, and code does not come over the network
-            raise _wrong_file(name, "cannot be given with a request")
+            raise _wrong_file(model, name, "cannot be given with a request")
 
 
-def _wrong_file(name: str, what: str) -> InferError:
-    return InferError(Code.INVALID, f"load parameter {'file:' + name[:_TEXT_CHARS]!a} {what}")
+def _wrong_file(model: str, name: str, what: str) -> InferError:
+    return InferError(Code.INVALID, f"failed to load '{model}': load parameter {'file:' + name[:_TEXT_CHARS]!a} {what}")
 
 
-def read_config(text: str) -> Any:
-    """Read a ModelConfig from its JSON. Raises: InferError (INVALID)."""
+def read_config(model: str, text: str) -> Any:
+    """Read a model's ModelConfig from its JSON. Raises: InferError (INVALID)."""
     from google.protobuf import json_format
 
     config = model_config_pb2().ModelConfig()
@@ -74,7 +74,9 @@ def read_config(text: str) -> Any:
         json_format.ParseDict(document, config)
     except (json_format.ParseError, ValueError, TypeError, AttributeError, RecursionError) as error:
         said = " ".join(str(error).split())[:_TEXT_CHARS]
-        raise InferError(Code.INVALID, f"load parameter 'config' is no JSON of a ModelConfig: {said}") from error
+        # an example client of Triton's looks for "failed to load"
+        wrong = f"failed to load '{model}': load parameter 'config' is no JSON of a ModelConfig: {said}"
+        raise InferError(Code.INVALID, wrong) from error
     return config
 
 

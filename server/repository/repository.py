@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from penstock.batching.model import Model
 
 from .changes import fingerprint
 from .completed import completed, to_json
-from .findings import Finding
+from .findings import TWICE, Finding
 from .pbtxt import model_config_pb2
 from .scan import Defaults, Entry, list_names, locate, read_folder, read_model, scan
 from .states import Record, State
@@ -27,7 +28,7 @@ class Repository:
     def __init__(self, paths: Iterable[Path], defaults: Defaults | None = None) -> None:
         self._paths = tuple(paths)
         self._defaults = defaults or Defaults()
-        self._names: tuple[str, ...] = ()
+        self._names: Counter[str] = Counter()
         self.records: dict[str, Record] = {}
         self.loaded = False
 
@@ -68,14 +69,14 @@ class Repository:
         return read_folder(folder, self._defaults, config)
 
     def names(self) -> list[str]:
-        """List the names of the models on disk; it blocks."""
+        """List the names of the models on disk, one that is there twice, twice; it blocks."""
         return list_names(self._paths)
 
     # -- what is known -----------------------------------------------------------------------------------------
 
     def note(self, names: Iterable[str]) -> None:
-        """Note what names there are, for the index."""
-        self._names = tuple(names)
+        """Note what names there are, for the index; one that is there twice, twice."""
+        self._names = Counter(names)
 
     def record(self, name: str) -> Record:
         """Give a model's Record, a new one if need be."""
@@ -92,13 +93,14 @@ class Repository:
     def index(self, ready: bool = False) -> list[dict[str, str]]:
         """List every version with its state, as `POST /v2/repository/index` does; `ready`: only those that are.
 
-        What was never loaded is there by its name.
+        What was never loaded is there by its name, unless it could not be loaded since it is there twice.
         """
         rows: list[dict[str, str]] = []
         for name in sorted({*self._names, *self.records}):
             listed = self.records[name].listed() if name in self.records else []
             if not listed and not ready:
-                rows.append({"name": name})
+                twice = {"state": State.UNAVAILABLE.value, "reason": TWICE} if self._names[name] > 1 else {}
+                rows.append({"name": name, **twice})
             for held in listed:
                 if ready and held.state is not State.READY:
                     continue

@@ -15,7 +15,7 @@ from typing import Any
 from penstock.batching.spec import DEFAULT_MAX_BATCH_ROWS, InstanceGroup, ModelSpec
 
 from . import statement as said
-from .findings import Finding, MistakeError
+from .findings import TWICE, Finding, MistakeError
 from .model_config import BACKEND, MODEL_FILE, Reader
 from .pbtxt import model_config_pb2, parse
 from .penstock_toml import read_toml
@@ -89,14 +89,14 @@ def locate(paths: Iterable[Path], name: str) -> list[Path]:
 
 
 def list_names(paths: Iterable[Path]) -> list[str]:
-    """List the names of all models under the paths, without reading them."""
-    names: set[str] = set()
+    """List the names of all models under the paths, without reading them; one that is there twice, twice."""
+    names: list[str] = []
     for path in {path.resolve(): path.absolute() for path in paths}.values():
         try:
             if not path.is_dir():
-                names |= {path.stem} if path.suffix == ".onnx" and path.is_file() else set()
+                names += [path.stem] if path.suffix == ".onnx" and path.is_file() else []
                 continue
-            names |= {place.name for place in path.iterdir() if _is_model(place)}
+            names += [place.name for place in path.iterdir() if _is_model(place)]
         except OSError:
             continue
     return sorted(names)
@@ -137,8 +137,7 @@ def _unique(entries: list[Entry]) -> list[Entry]:
         if len(places[entry.name]) == 1:
             kept[entry.name] = entry
             continue
-        others = ", ".join(str(path) for path in places[entry.name] if path != entry.path)
-        finding = Finding(entry.path, f"there is another model '{entry.name}': {others}", model=entry.name)
+        finding = Finding(entry.path, TWICE, model=entry.name)
         before = kept.get(entry.name, Entry(entry.name, entry.path))
         kept[entry.name] = replace(before, findings=(*before.findings, finding))
     return [kept[name] for name in sorted(kept)]

@@ -16,6 +16,7 @@ from penstock.batching.model import Model
 from penstock.batching.spec import ModelSpec
 
 from . import overrides
+from .findings import TWICE
 from .scan import Entry
 from .states import Record, VersionState
 
@@ -27,7 +28,7 @@ class Opens(Protocol):
     """What is needed of the Engine."""
 
     async def open(self, spec: ModelSpec) -> Model: ...
-    def publish(self, name: str, models: Iterable[Model]) -> asyncio.Task[None]: ...
+    def publish(self, name: str, models: Iterable[Model], absent: Iterable[str] = ()) -> asyncio.Task[None]: ...
     def retire(self, models: Iterable[Model]) -> asyncio.Task[None]: ...
 
 
@@ -68,28 +69,32 @@ class Transitions:
         Returns: the retirement of what gave way. Raises: LoadFailedError when nothing is published.
         """
         record.begin(spec.version for spec in entry.specs)
-        failures = _mistakes(entry, hide=whole)
+        failures = _mistakes(entry)
         unread = bool(failures)
         opened: list[Model] = []
         try:
             if not (whole and failures):
-                failures |= await self._open_all(entry, opened, hide=whole)
+                failures |= await self._open_all(entry, opened)
         except BaseException:
             self._engine.retire(opened)
             record.give_up()
             raise
         for version, reason in failures.items():
             record.fail(version, reason)
+        absent = [str(version) for version in failures if version]
         if (whole and failures) or not opened:
             self._engine.retire(opened)
             record.give_up()
+            if absent and not record.ready:
+                # nothing is taken away: whoever asks is told that there should be something
+                self._engine.publish(record.name, (), absent)
             raise LoadFailedError(record.name, failures, unread=unread)
         folder, record.folder = record.folder, entry.path if entry.path in self._folders else None
         record.config = entry.config
         leaving = record.serve(int(model.version) for model in opened)
         for model in opened:
             logger.info("model %s version %s: ready", model.name, model.version)
-        return self.own(self._leave(record, leaving, self._engine.publish(record.name, opened), folder))
+        return self.own(self._leave(record, leaving, self._engine.publish(record.name, opened, absent), folder))
 
     async def try_up(self, record: Record, entry: Entry, *, whole: bool) -> asyncio.Task[None] | None:
         """Do the same, but log what keeps it from being done. Returns: None then."""
@@ -100,7 +105,7 @@ class Transitions:
         logger.error("%s", failed)
         return None
 
-    async def _open_all(self, entry: Entry, opened: list[Model], *, hide: bool) -> dict[int, str]:
+    async def _open_all(self, entry: Entry, opened: list[Model]) -> dict[int, str]:
         """Open all versions into `opened`. Returns: the reasons of those that fail."""
         failures: dict[int, str] = {}
 
@@ -119,7 +124,7 @@ class Transitions:
                         return
                     again = f"; trying again, at most {left} times" if left else ""
                     logger.error("model %s version %d: %s%s", spec.name, spec.version, reason, again)
-            failures[spec.version] = _hidden(reason, entry) if hide else reason
+            failures[spec.version] = _hidden(reason, entry)
 
         await asyncio.gather(*map(open_one, entry.specs))
         return failures
@@ -174,16 +179,19 @@ class Transitions:
             await self.remove(folder)
 
 
-def _mistakes(entry: Entry, *, hide: bool) -> dict[int, str]:
+def _mistakes(entry: Entry) -> dict[int, str]:
     """Give what keeps versions of an Entry from being served; 0 for all of it."""
     reasons: dict[int, list[str]] = {}
     for finding in entry.findings:
         if finding.mistake:
-            text = str(finding)
-            reasons.setdefault(finding.version, []).append(_hidden(text, entry) if hide else text)
+            # where each of two is, is logged
+            text = TWICE if finding.message == TWICE else str(finding)
+            found = reasons.setdefault(finding.version, [])
+            if text not in found:
+                found.append(_hidden(text, entry))
     return {version: "; ".join(texts) for version, texts in reasons.items()}
 
 
 def _hidden(text: str, entry: Entry) -> str:
-    """Leave out where a model's folder is."""
+    """Leave out where a model's folder is: reasons go to clients. The log has the whole place."""
     return text.replace(f"{entry.path}/", "").replace(str(entry.path), entry.name)

@@ -13,7 +13,7 @@ from penstock.server.http.head import HttpError
 from .finish import ways_of
 from .layout import Layouts
 from .regions import INLINE_BYTES, Lease
-from .said import JSON, Classes
+from .said import JSON, Classes, version_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,18 +30,14 @@ _LARGE_ELEMENTS = 16 << 10
 """JSON of so many elements, some 256 KiB, is encoded on a thread."""
 _LARGE_CLASSES = 4096
 _NUMBER = re.compile("[0-9]{1,18}")
-_MAX_VERSION = (1 << 63) - 1
 
 
-def version_of(digits: bytes | None) -> str:
-    """Read a version as Triton's stol does: leading zeros count for nothing, more than 64 bits are refused."""
-    if digits is None:
-        return ""
-    text = digits.lstrip(b"0").decode() or "0"
-    if len(text) > len(str(_MAX_VERSION)) or int(text) > _MAX_VERSION:
-        wrong = f"failed to get model version from specified version string '{text[:64]}' (details: stol)"
-        raise HttpError(400, f"{wrong}, version should be an integral value > 0")
-    return text
+def version_in(path: bytes | None) -> str:
+    """Read the version in a path, "" for none."""
+    try:
+        return version_of((path or b"").decode())
+    except InferError as error:
+        raise HttpError(400, error.message) from None
 
 
 class Route:

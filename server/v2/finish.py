@@ -100,7 +100,8 @@ def classify(datatype: str, array: Array, count: int, labels: Sequence[str], *, 
     values = array.reshape(rows, array.size // rows if rows else 0)
     count = min(count, values.shape[1])
     if max(rows * count, values.shape[1]) > MAX_CLASSES:
-        text = f"classification of {rows * count} classes out of {values.shape[1]} values, the maximum is {MAX_CLASSES}"
+        text = f"classification output tensor too large: {rows * count} classes out of {values.shape[1]} values"
+        text += f", the maximum is {MAX_CLASSES}"
         raise InferError(Code.INVALID, text)
     texts = np.empty((rows, count), np.object_)
     for row in range(rows):

@@ -7,9 +7,10 @@ http_server.cc for how members become tensors.
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -121,6 +122,7 @@ def read(model: Model, body: bytes, max_depth: int) -> tuple[str, dict[str, Arra
     if type(document) is not dict:
         raise said.invalid("failed to parse the request JSON buffer: the request must be a JSON object")
     known = model.signature.input
+    _demand_once(known, body)
     nested = document.pop(_PARAMETERS, {})
     if _PARAMETERS in known and nested:
         raise said.invalid(f"Keyword '{_PARAMETERS}' for nested schema also given as input tensor name")
@@ -143,6 +145,17 @@ def read(model: Model, body: bytes, max_depth: int) -> tuple[str, dict[str, Arra
     if any(name not in inputs and not spec.optional for name, spec in known.items()):
         raise wrong_inputs(model, list(inputs))
     return request_id, inputs, spoken
+
+
+def _demand_once(known: Collection[str], body: bytes) -> None:
+    """Refuse members of one name, if it is an input's: of a parameter the last one holds. Raises: InferError."""
+    if b"\\" not in body and all(body.count(orjson.dumps(name)) < 2 for name in known):
+        return
+    seen: set[str] = set()
+    for name, _ in json.loads(body, object_pairs_hook=tuple):
+        if name in known and name in seen:
+            raise said.invalid(f"input '{name}' already exists in request")
+        seen.add(name)
 
 
 def _tensor(spec: TensorSpec, value: Any) -> Array:

@@ -23,7 +23,7 @@ from penstock.server.http.coding import MIN_BYTES, compress, decompress
 from penstock.server.http.head import HttpError
 from penstock.server.restricted import Restricted
 
-from .claims import Claim, Route, bad_header, is_bulky, is_large, version_of
+from .claims import Claim, Route, bad_header, is_bulky, is_large, version_in
 from .decode import decode, decode_raw, decode_remembered
 from .encode import Encoder, encode_hooked, encode_ways
 from .forwarding import Forwarding
@@ -81,7 +81,7 @@ class Inference:
             return None
         self.restricted.demand("inference", head.header)
         name = unquote_to_bytes(match[1]).decode("utf-8", "replace")
-        version = version_of(match[2])
+        version = version_in(match[2])
         route = self._routes.get((name, version)) or Route(name, version)
         return Claim(route, head, self._forwarding, predict=match[3] == b"predict")
 

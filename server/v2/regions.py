@@ -254,8 +254,10 @@ class SystemRegions:
 
         Raises: InferError (UNSUPPORTED, ALREADY_EXISTS, INVALID, OVERLOADED).
         """
+        self._regions.check()
+        component = self._component(name, key)
         self._regions.check_new(name)
-        file = self._open(name, key)
+        file = self._open(component, key)
         end = offset + byte_size
         if offset < 0 or byte_size <= 0 or end > os.fstat(file.descriptor).st_size:
             raise InferError(Code.INVALID, f"failed to register shared memory region '{name}': invalid args")
@@ -273,17 +275,20 @@ class SystemRegions:
         """Lease a part of a region, of either kind. Raises: InferError."""
         return self._regions.lease(name, offset, byte_size)
 
-    def _open(self, name: str, key: str) -> _File:
+    def _component(self, name: str, key: str) -> str:
         # as shm_open, which takes off every leading slash
         component = key.lstrip("/")
-        if component.startswith(PRIVATE):
-            text = (
-                f"cannot register shared memory region '{name}' with key '{key}' as the key contains a reserved prefix"
-            )
-            raise InferError(Code.INVALID, text)
+        for prefix in PRIVATE:
+            if component.startswith(prefix):
+                why = f"as the key contains the reserved prefix '{prefix}'"
+                text = f"cannot register shared memory region '{name}' with key '{key}' {why}"
+                raise InferError(Code.INVALID, text)
         unusable = component in ("", ".", "..") or "/" in component or "\0" in component
         if unusable or len(component.encode("utf-8", "replace")) > MAX_NAME_BYTES:
             raise self._unusable(key)
+        return component
+
+    def _open(self, component: str, key: str) -> _File:
         # O_NONBLOCK for a FIFO, whose opening would otherwise wait
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         try:

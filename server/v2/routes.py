@@ -16,6 +16,8 @@ from starlette.requests import ClientDisconnect
 
 from penstock.backends.errors import Code, InferError
 
+from .said import version_of
+
 MAX_BODY_BYTES = 64 << 10
 MAX_JSON_DEPTH = 100
 JSON = "application/json"
@@ -26,7 +28,6 @@ MEANING = {
     501: "not supported",
     503: "the server cannot take this now",
 }
-_MAX_VERSION = 2**63 - 1
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -52,10 +53,7 @@ def asked(request: Request) -> tuple[str, str]:
         return name, ""
     if not (text.isascii() and text.isdigit()):
         raise HTTPException(404)
-    if len(text) > 4000 or int(text) > _MAX_VERSION:
-        wrong = f"failed to get model version from specified version string '{text[:64]}' (details: stol)"
-        raise InferError(Code.INVALID, f"{wrong}, version should be an integral value > 0")
-    return name, str(int(text))
+    return name, version_of(text)
 
 
 async def body_of(request: Request, most_bytes: int = MAX_BODY_BYTES) -> bytes:

@@ -31,8 +31,23 @@ MAX_CLASSES = 1_000_000
 _OURS = frozenset((*RESERVED, "hooks"))
 _MAX_TIMEOUT_US = 1 << 53
 _MAX_UNSIGNED = (1 << 64) - 1
+_MAX_VERSION = (1 << 63) - 1
 _TYPES = (str, int, float, bool)
 _PREFIX_TEXT = "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
+
+
+def version_of(text: str) -> str:
+    """Read a version as Triton's stol does: "" for none, leading zeros count for nothing.
+
+    Raises: InferError (INVALID).
+    """
+    if not text:
+        return ""
+    digits = text.lstrip("0") or "0"
+    if not (text.isascii() and text.isdigit()) or len(digits) > len(str(_MAX_VERSION)) or int(digits) > _MAX_VERSION:
+        wrong = f"failed to get model version from specified version string '{text[:64]}' (details: stol)"
+        raise InferError(Code.INVALID, f"{wrong}, version should be an integral value > 0")
+    return digits
 
 
 @dataclass(frozen=True, slots=True)

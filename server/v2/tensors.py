@@ -132,6 +132,8 @@ def _check_range(spec: TensorSpec, lowest: int, highest: int) -> None:
 
 
 def _not_taken(spec: TensorSpec) -> InferError:
+    if spec.datatype == "BOOL":
+        return InferError(Code.INVALID, "Unable to parse 'data': attempt to access JSON non-boolean as boolean")
     return InferError(Code.INVALID, f"Unable to parse 'data': input '{spec.name}' takes {spec.datatype} values")
 
 

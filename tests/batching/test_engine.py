@@ -299,7 +299,8 @@ class TestReplacing:
             await asyncio.sleep(0)
 
             assert refused(lambda: house.engine.model("m"))[0] is Code.NOT_FOUND
-            assert refused(house.submit)[0] is Code.NOT_READY
+            text = "Server is stopping, scheduler for model has stopped accepting new inference requests"
+            assert refused(house.submit) == (Code.NOT_READY, text)
             assert not house.backend.closed
             house.gate.open()
             await unloading
@@ -337,6 +338,25 @@ class TestSwapping:
         assert engine.publish("m", []) == [again]
         assert engine.models() == [other]
         for model in (one, two, three, again):
+            await engine.retire(model)
+        await engine.stop(0)
+
+    async def test_what_was_there_or_should_be_is_told_from_what_never_was(self) -> None:
+        engine = engine_of(FakeBackend(SAME_AND_SUM, same_and_sum))
+        one, two = [await engine.open(spec_of(version=version)) for version in (1, 2)]
+        engine.publish("m", [one], ["2"])
+        unready = "Request for unknown model: 'm' version {} is not at ready state"
+
+        assert refused(lambda: engine.model("m", "2")) == (Code.NOT_FOUND, unready.format(2))
+        assert refused(lambda: engine.model("m", "3"))[1] == "Request for unknown model: 'm' version 3 is not found"
+        engine.publish("m", [two])
+        assert engine.model("m", "2") is two
+        assert refused(lambda: engine.model("m", "1"))[1] == unready.format(1)
+        engine.publish("m", [])
+        text = "Request for unknown model: 'm' has no available versions"
+        assert refused(lambda: engine.model("m")) == (Code.NOT_FOUND, text)
+        assert refused(lambda: engine.model("m", "2"))[1] == unready.format(2)
+        for model in (one, two):
             await engine.retire(model)
         await engine.stop(0)
 

@@ -81,7 +81,7 @@ async def idle(port: int) -> bytes:
 def grpc_request(request_id: str) -> bytes:
     made = service_pb2.ModelInferRequest(model_name="iris", id=request_id)
     made.inputs.add(name="input", datatype="FP32", shape=[1, 4])
-    made.raw_input_contents.append(struct.pack("<4f", *TENSOR["data"]))  # type: ignore[misc]
+    made.raw_input_contents.append(struct.pack("<4f", *TENSOR["data"]))
     made.parameters["hooks"].bool_param = False
     written: bytes = made.SerializeToString()
     return written

@@ -234,7 +234,7 @@ class TestUnderLoad:
                 assert caller.answer_of("comes") == ("1", 1.0)
                 assert caller.control("comes", "unload") == (200, None)
                 assert caller.post("/v2/models/comes/infer", body_of()) == (
-                    404, {"error": "Request for unknown model: 'comes' is not found"},
+                    404, {"error": "Request for unknown model: 'comes' has no available versions"},
                 )  # fmt: skip
                 if version == 5:
                     before = left(process)
@@ -312,7 +312,7 @@ class TestTritonclient:
         assert states(client.get_model_repository_index(), "b") == [("1", "UNAVAILABLE", "unloaded")]
         assert not client.is_model_ready("b")
         assert client.is_server_ready()
-        assert refused(offset_of, client, "b") == ("404", "Request for unknown model: 'b' is not found")
+        assert refused(offset_of, client, "b") == ("404", "Request for unknown model: 'b' has no available versions")
 
     def test_a_configuration_is_taken_for_this_load_alone(self, client: Any) -> None:
         before = client.get_model_config("a")["max_batch_size"]
@@ -370,7 +370,7 @@ class TestTritonclientGrpc:
             assert not client.is_model_ready("g")
             index = client.get_model_repository_index(as_json=True)["models"]
             assert states(index, "g") == [("6", "UNAVAILABLE", "unloaded")]
-            text = "Request for unknown model: 'g' is not found"
+            text = "Request for unknown model: 'g' has no available versions"
             assert refused(ask_grpc, client, "g") == ("StatusCode.NOT_FOUND", text)
             text = "failed to load 'g', failed to poll from model repository"
             assert refused(client.load_model, "g") == ("StatusCode.INTERNAL", text)

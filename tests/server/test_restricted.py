@@ -106,10 +106,14 @@ def test_what_a_rule_cannot_mean_stops_the_start(entries: list[str]) -> None:
 
 
 def test_a_mistake_quotes_no_secret() -> None:
-    with pytest.raises(ValueError, match="unknown category") as raised:
+    with pytest.raises(ValueError, match="unknown restricted api 'everything'") as raised:
         Restricted.parse(["everything:key=hunter2"])
 
     assert "hunter2" not in str(raised.value)
+    with pytest.raises(ValueError, match="unknown restricted protocol 'everything'"):
+        Restricted.parse(["everything:key=hunter2"], GRPC_PREFIX)
+    with pytest.raises(ValueError, match="api 'health' can not be specified in multiple config groups"):
+        Restricted.parse(["trace,health:a=v", "health:b=w"])
 
 
 # -- the check -------------------------------------------------------------------------------------------------

@@ -16,11 +16,11 @@ from penstock.server.grpc.method import Method
 from penstock.server.health import Health
 from penstock.server.protobuf import service_pb2
 from penstock.server.v2.metadata import model_metadata, model_statistics
+from penstock.server.v2.said import version_of
 
 from .calls import Tasks, answering
 
 SERVICE = "/inference.GRPCInferenceService/"
-_MAX_VERSION = (1 << 63) - 1
 _NAMED_REPOSITORY = "'repository_name' specification is not supported"
 
 
@@ -160,17 +160,6 @@ class RepositoryRpcs:
         if self._control is None:
             raise InferError(Code.UNSUPPORTED, "this server neither loads nor unloads models")
         return self._control
-
-
-def version_of(text: str) -> str:
-    """Read a version as Triton does: "" for none, leading zeros count for nothing. Raises: InferError (INVALID)."""
-    if not text:
-        return ""
-    digits = text.lstrip("0") or "0"
-    if not (text.isascii() and text.isdigit()) or len(digits) > len(str(_MAX_VERSION)) or int(digits) > _MAX_VERSION:
-        wrong = f"failed to get model version from specified version string '{text[:64]}' (details: stol)"
-        raise InferError(Code.INVALID, f"{wrong}, version should be an integral value > 0")
-    return digits
 
 
 def _demand_no_repository(request: Any) -> None:

@@ -17,10 +17,9 @@ from penstock.server.protobuf import service_pb2
 from penstock.server.v2.finish import finish, finish_all, ways_of
 from penstock.server.v2.inference import due_ns
 from penstock.server.v2.regions import INLINE_BYTES, InlineRegions, Lease, Regions
-from penstock.server.v2.said import BINARY, Classes, Options, Ways
+from penstock.server.v2.said import BINARY, Classes, Options, Ways, version_of
 
 from .calls import parsed
-from .control import version_of
 from .decode import decode
 from .encode import Encoder, before
 from .layout import Layouts, head_of, names_of

@@ -226,7 +226,7 @@ def test_a_second_header_block_that_does_not_end_the_stream_resets_it() -> None:
     "fields",
     [
         {"__method": None}, {"__path": None}, {"__path": ""}, {"__scheme": None}, {"__status": "200"}, {"te": "gzip"},
-        {"connection": "close"}, {"UPPER": "x"}, {"x": " y"}, {"x": "a\nb"}, {"transfer_encoding": "chunked"},
+        {"connection": "close"}, {"UPPER": "x"}, {"x": "a\nb"}, {"transfer_encoding": "chunked"},
     ],
     ids=str,
 )  # fmt: skip
@@ -237,6 +237,13 @@ def test_a_malformed_request_is_reset(fields: dict[str, Any]) -> None:
     assert wire.reset_of(1) == Fault.PROTOCOL_ERROR
     wire.feed(wire.call(stream=3))
     assert wire.answers() == {3: (b"hello", OK, "")}
+
+
+def test_a_value_with_a_space_at_either_end_is_taken_as_grpc_does() -> None:
+    wire = Wire()
+    wire.feed(wire.headers(1, __path=HOLD, x=" y ") + payload(message_of(b"hello"), end=True))
+
+    assert [call.metadata["x"] for call in wire.held] == [" y "]
 
 
 @pytest.mark.parametrize(("length", "good"), [("10", True), ("9", False), ("11", False), ("x", False), ("-1", False)])

@@ -26,6 +26,7 @@ class FakeEngine:
         self.graph = graph
         self.failures = dict(failures or {})
         self.served: dict[str, list[Any]] = {}
+        self.absent: dict[str, list[str]] = {}
         self.retired: list[Any] = []
         self.opened: list[tuple[str, int]] = []
         self.now = self.most = 0
@@ -50,9 +51,10 @@ class FakeEngine:
         done = complete(spec, self.graph)
         return SimpleNamespace(name=spec.name, version=str(spec.version), spec=done, platform="onnxruntime_onnx")
 
-    def publish(self, name: str, models: Iterable[Any]) -> asyncio.Task[None]:
+    def publish(self, name: str, models: Iterable[Any], absent: Iterable[str] = ()) -> asyncio.Task[None]:
         gone = self.served.pop(name, [])
         new = list(models)
+        self.absent[name] = list(absent)
         if new:
             self.served[name] = new
         return self.retire(gone)

@@ -116,6 +116,7 @@ class TestLoading:
             assert code is Code.INVALID
             assert text == ("load failed for model 'a': version 2 is at UNAVAILABLE state: 2/model.onnx is no good;")
             assert it.engine.served == {}
+            assert it.engine.absent == {"a": ["2"]}
             assert it.rows() == ["a 1 UNAVAILABLE unloaded", "a 2 UNAVAILABLE 2/model.onnx is no good"]
             await it.turns(lambda: [model.version for model in it.engine.retired] == ["1"])
             assert not it.repository.ready()
@@ -173,12 +174,19 @@ class TestLoading:
             assert await refusal(it.control.unload("a")) == (Code.NOT_READY, NOT_ALLOWED)
 
     async def test_two_models_of_one_name_are_a_mistake(self, tmp_path: Path) -> None:
-        make(tmp_path, "one/a/1/model.onnx", "two/a/1/model.onnx")
+        make(tmp_path, "one/a/1/model.onnx", "two/a/1/model.onnx", "two/b/1/model.onnx")
         repository, engine = Repository([tmp_path / "one", tmp_path / "two"]), FakeEngine()
         control = ModelControl(repository, engine, EXPLICIT)
         await control.start()
+        why = "model appears in two or more repositories"
+        rows = [{"name": "a", "state": "UNAVAILABLE", "reason": why}, {"name": "b"}]
 
-        assert "there is another model 'a'" in (await refusal(control.load("a")))[1]
+        assert await control.index() == rows
+        # where the two are, the network is not told
+        text = f"failed to load 'a', failed to poll from model repository: {why}"
+        assert await refusal(control.load("a")) == (Code.INTERNAL, text)
+        assert await control.index() == rows
+        assert await control.index(ready=True) == []
 
     async def test_a_model_that_is_one_file_is_loaded_by_its_name_and_takes_no_configuration(
         self, tmp_path: Path
@@ -312,7 +320,8 @@ class TestBrought:
     async def test_files_need_a_configuration(self, tmp_path: Path) -> None:
         async with house(tmp_path) as it:
             code, text = await refusal(it.control.load("a", None, {"1/model.onnx": b"x"}))
-            assert code is Code.INVALID
+            assert code is Code.INTERNAL
+            assert text.startswith("failed to load 'a', failed to poll from model repository: ")
             assert "'config' must be given" in text
 
     async def test_a_configuration_alone_goes_with_the_files_on_disk(self, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ class TestNames:
 class TestFiles:
     @pytest.mark.parametrize("name", ["1/model.onnx", "labels.txt", "1/weights/part.bin", "config.pbtxt.bak"])
     def test_a_path_inside_the_model_is_taken(self, name: str) -> None:
-        overrides.check_files({name: b""})
+        overrides.check_files("m", {name: b""})
 
     @pytest.mark.parametrize(
         "name",
@@ -46,26 +46,27 @@ class TestFiles:
         ],
     )  # fmt: skip
     def test_a_path_that_leads_elsewhere_is_not(self, name: str) -> None:
-        code, text = refusal(overrides.check_files, {name: b""})
+        code, text = refusal(overrides.check_files, "m", {name: b""})
 
         assert code is Code.INVALID
+        assert text.startswith("failed to load 'm': load parameter 'file:")
         assert "must be a path inside the model's folder" in text
 
     def test_a_file_cannot_be_a_folder_too(self) -> None:
-        assert "is a folder" in refusal(overrides.check_files, {"1": b"", "1/model.onnx": b""})[1]
+        assert "is a folder" in refusal(overrides.check_files, "m", {"1": b"", "1/model.onnx": b""})[1]
 
     @pytest.mark.parametrize("name", ["config.pbtxt", "configs/a.pbtxt"])
     def test_the_configuration_is_no_file(self, name: str) -> None:
-        assert "is given as the parameter 'config'" in refusal(overrides.check_files, {name: b""})[1]
+        assert "is given as the parameter 'config'" in refusal(overrides.check_files, "m", {name: b""})[1]
 
     def test_hooks_do_not_come_over_the_network(self) -> None:
-        assert "cannot be given with a request" in refusal(overrides.check_files, {"penstock.toml": b""})[1]
+        assert "cannot be given with a request" in refusal(overrides.check_files, "m", {"penstock.toml": b""})[1]
 
     @given(st.lists(st.sampled_from(["..", ".", "", "a", "/", "\\", "\0", "b.onnx", "~", "C:", " "]), max_size=6))
     def test_what_is_taken_is_written_inside_and_nowhere_else(self, parts: list[str]) -> None:
         name = "/".join(parts)
         try:
-            overrides.check_files({name: b"x"})
+            overrides.check_files("m", {name: b"x"})
         except InferError:
             return
         folder = overrides.write("m", {name: b"x"})
@@ -95,7 +96,7 @@ class TestFiles:
 
 class TestConfig:
     def test_both_spellings_of_a_field_are_taken(self) -> None:
-        assert overrides.read_config('{"max_batch_size": 3}') == overrides.read_config('{"maxBatchSize": 3}')
+        assert overrides.read_config("m", '{"max_batch_size": 3}') == overrides.read_config("m", '{"maxBatchSize": 3}')
 
     @pytest.mark.parametrize(
         "text",
@@ -103,8 +104,8 @@ class TestConfig:
          '{"max_batch_size": 99999999999}', '{"input": [{"data_type": "TYPE_NONE"}]}', '{"a":' * 9000],
     )  # fmt: skip
     def test_what_is_no_configuration_is_told(self, text: str) -> None:
-        code, said = refusal(overrides.read_config, text)
+        code, said = refusal(overrides.read_config, "m", text)
 
         assert code is Code.INVALID
-        assert said.startswith("load parameter 'config' is no JSON of a ModelConfig: ")
+        assert said.startswith("failed to load 'm': load parameter 'config' is no JSON of a ModelConfig: ")
         assert len(said) < 600

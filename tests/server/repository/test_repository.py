@@ -86,7 +86,7 @@ class TestStates:
     def test_a_model_that_cannot_be_read_is_unavailable_with_its_place(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx", "b/1/model.onnx", a="model_metrics { }")
         repository, _, reasons = loaded(tmp_path)
-        reason = f"{tmp_path}/a/config.pbtxt:1: field 'model_metrics' is not supported"
+        reason = "config.pbtxt:1: field 'model_metrics' is not supported"
 
         assert reasons == [f"model 'a': {reason}"]
         assert repository.index()[0] == {"name": "a", "state": "UNAVAILABLE", "reason": reason}

@@ -58,6 +58,13 @@ class TestReading:
     def test_what_is_missing_twice_or_no_object_is_refused(self) -> None:
         assert "missing required input(s) ['text']" in refused(n=[1, 2])
         assert refused(text="a", parameters={"text": "b"}) == "input 'text' already exists in request"
+        for members in (
+            '"text": "a", "text": "b"',
+            '"text": "a", "\\u0074ext": "b"',
+            '"n": [1, 2], "text": "a", "n": [1, 2]',
+        ):
+            with pytest.raises(InferError, match=r"input '(text|n)' already exists in request"):
+                read(MODEL, f"{{{members}}}".encode(), 100)
         assert refused(text="a", parameters=[1]) == "Expected JSON object for keyword: 'parameters'"
         assert refused(text="a", triton_x=1).startswith("parameter keys starting with 'triton_'")
         with pytest.raises(InferError, match="must be a JSON object"):

@@ -83,7 +83,9 @@ class TestRegistering:
         (folder / f"{prefix}1").write_bytes(BYTES)
         _, system = made(folder)
 
-        assert "reserved" in refused(system.register, "r", f"/{prefix}1", 0, 4)[1]
+        why = f"as the key contains the reserved prefix '{prefix}'"
+        said = refused(system.register, "r", f"/{prefix}1", 0, 4)[1]
+        assert said == f"cannot register shared memory region 'r' with key '/{prefix}1' {why}"
         assert "reserved" in refused(system.register, f"{prefix}1", "/key", 0, 4)[1]
 
     @pytest.mark.parametrize("name", ["", "x" * 256, "a\0b"])
@@ -91,6 +93,11 @@ class TestRegistering:
         _, system = made(folder)
 
         assert refused(system.register, name, "key", 0, 4)[0] is Code.INVALID
+
+    def test_a_key_that_is_none_is_said_before_a_name_that_is_none(self, folder: Path) -> None:
+        _, system = made(folder)
+
+        assert refused(system.register, "", "", 0, 0)[1] == "Unable to open shared memory region: ''"
 
     @pytest.mark.parametrize(
         ("offset", "byte_size"), [(0, 65), (1, 64), (64, 1), (0, 0), (-1, 4), (0, -1), (2**64 - 1, 2**64 - 1)]

@@ -181,10 +181,11 @@ class TestWrongJson:
     @pytest.mark.parametrize("datatype", [*INTEGERS, "FP32", "FP64", "BOOL"])
     @pytest.mark.parametrize("value", [None, "1", {}, "x" * 1000])
     def test_a_number_is_a_number(self, datatype: str, value: Any) -> None:
+        text = f"input 'x' takes {datatype} values"
+        if datatype == "BOOL":
+            text = "attempt to access JSON non-boolean as boolean"
         for values in ([value], [1, value], [[1], [value]]):
-            assert refused_json(datatype, [len(values)], values) == (
-                f"Unable to parse 'data': input 'x' takes {datatype} values"
-            )
+            assert refused_json(datatype, [len(values)], values) == f"Unable to parse 'data': {text}"
 
     @pytest.mark.parametrize(
         ("datatype", "values"),
@@ -194,7 +195,8 @@ class TestWrongJson:
         ],
     )  # fmt: skip
     def test_and_of_its_own_kind(self, datatype: str, values: list[Any]) -> None:
-        assert refused_json(datatype, [len(values)], values).endswith(f"takes {datatype} values")
+        text = "non-boolean as boolean" if datatype == "BOOL" else f"takes {datatype} values"
+        assert refused_json(datatype, [len(values)], values).endswith(text)
 
     @pytest.mark.parametrize("datatype", INTEGERS)
     @pytest.mark.parametrize("step", [-1, 1])
