@@ -23,12 +23,26 @@ class InferError(Exception):
     """A refusal or failure that concerns one call, or the load of one model.
 
     The message is for the client: what was given, what was wanted, and where. Detail that must not leave the
-    server belongs to the log, never here.
+    server belongs to the log, never here. `retry_after_ns` is how long to wait before the call is worth repeating, 0
+    when nobody knows.
     """
 
-    __slots__ = ("code", "message")
+    __slots__ = ("code", "message", "retry_after_ns")
 
-    def __init__(self, code: Code, message: str) -> None:
+    def __init__(self, code: Code, message: str, retry_after_ns: int = 0) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
+        self.retry_after_ns = retry_after_ns
+
+
+class OutOfMemory(InferError):  # noqa: N818 - a condition, as ResourceWarning is
+    """A run did not fit the device's memory: fewer rows may."""
+
+
+class DeviceLost(InferError):  # noqa: N818
+    """A run met an error of the device that stays: nothing runs on this session any more."""
+
+
+class RunStopped(InferError):  # noqa: N818
+    """A run was ended from outside because it took too long (`Binding.stop`)."""

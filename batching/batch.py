@@ -10,10 +10,12 @@ class Batch:
 
     Units: stamps in monotonic nanoseconds, in this order: `exec_start_ns` (an Instance took it), `compute_start_ns`
     (inputs gathered), `compute_end_ns` (the model returned), `exec_end_ns` (outputs scattered). Every request of
-    the batch shares them.
+    the batch shares them. `cost_ns` is what it was predicted to take when it was closed, 0 for a Key never run.
     """
 
-    __slots__ = ("compute_end_ns", "compute_start_ns", "exec_end_ns", "exec_start_ns", "key", "requests", "rows")
+    __slots__ = (
+        "compute_end_ns", "compute_start_ns", "cost_ns", "exec_end_ns", "exec_start_ns", "key", "requests", "rows",
+    )  # fmt: skip
 
     def __init__(self, requests: list[InferRequest], rows: int, key: Key, exec_start_ns: int) -> None:
         self.requests = requests
@@ -23,3 +25,4 @@ class Batch:
         self.compute_start_ns = exec_start_ns
         self.compute_end_ns = exec_start_ns
         self.exec_end_ns = exec_start_ns
+        self.cost_ns = 0.0

@@ -76,7 +76,7 @@ class CostModel:
     def __init__(self) -> None:
         self._curves: dict[Key, _Curve] = {}
 
-    def observe(self, key: Key, rows: int, ns: int) -> bool:
+    def observe(self, key: Key, rows: int, ns: int, now_ns: int) -> bool:
         """Learn that a batch of `rows` took `ns`. Returns: whether what is predicted was reviewed."""
         curve = self._curves.get(key)
         if curve is None:
@@ -89,6 +89,20 @@ class CostModel:
         """Predict a run; None for a Key that has never run."""
         curve = self._curves.get(key)
         return None if curve is None else curve.predict_ns(max(rows, 1))
+
+    def p95_ns(self, key: Key, rows: int) -> float | None:
+        """Predict what 95 of 100 runs do not exceed; None for a Key that has never run."""
+        return self.predict_ns(key, rows)
+
+    def rows_within(self, key: Key, ns: float) -> int:
+        """Give the most rows that are predicted to run within `ns`; 0 for a Key that has never run."""
+        curve = self._curves.get(key)
+        if curve is None:
+            return 0
+        rows = 1
+        while rows < (1 << 30) and curve.predict_ns(2 * rows) <= ns:
+            rows *= 2
+        return rows
 
     def knee_rows(self, key: Key) -> int:
         """Give the smallest batch whose time per row is near the best seen; 0 for a Key that has never run."""

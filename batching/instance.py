@@ -1,100 +1,21 @@
-"""Instance: one executor on one device: take, gather, run, scatter, deliver.
+"""Instance: one executor on one device: take a Batch, run it, deliver it.
 
-`execute` is the work itself, shared by both executors: `ThreadInstance` has a thread of its own; the event loop
-acts as an Instance through `Model.run_on_loop` for batches that run in less time than a hand-over to a thread takes.
+The work itself is `isolation.execute`, shared by both executors: `ThreadInstance` has a thread of its own; the event
+loop acts as an Instance through `Model.dispatch` for batches that run in less time than a hand-over to a thread takes.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from penstock.backends.backend import Binding
-from penstock.backends.errors import Code, InferError
 
-from .batch import Batch
+from .isolation import execute
 
 if TYPE_CHECKING:
     from .model import Model
-
-logger = logging.getLogger("penstock.batching")
-
-
-def execute(model: Model, binding: Binding, batch: Batch) -> list[Batch]:
-    """Run a Batch; every request in it ends with `outputs` or `error`.
-
-    A batch that fails is halved and each half is run, until the guilty request is alone and the others are served.
-    Returns: the batches that ran, the one given unless it was split.
-    """
-    try:
-        _gather_run_scatter(model, binding, batch)
-    except InferError as error:
-        if len(batch.requests) > 1:
-            return _halve(model, binding, batch)
-        batch.requests[0].error = error
-    except Exception as error:
-        if len(batch.requests) > 1:
-            return _halve(model, binding, batch)
-        logger.exception("model %s failed", model.name, extra={"request_id": batch.requests[0].id})
-        batch.requests[0].error = InferError(
-            Code.INTERNAL, f"inference failed in '{model.name}': {type(error).__name__}"
-        )
-    return [batch]
-
-
-def _halve(model: Model, binding: Binding, batch: Batch) -> list[Batch]:
-    middle = len(batch.requests) // 2
-    ran: list[Batch] = []
-    for part in (batch.requests[:middle], batch.requests[middle:]):
-        rows = sum(request.rows for request in part)
-        ran += execute(model, binding, Batch(part, rows, batch.key, time.monotonic_ns()))
-    return ran
-
-
-def _gather_run_scatter(model: Model, binding: Binding, batch: Batch) -> None:
-    requests, rows = batch.requests, batch.rows
-    wanted = requests[0].wanted
-    for request in requests:
-        if request.wanted is not wanted and request.wanted != wanted:
-            wanted = tuple(sorted({position for each in requests for position in each.wanted}))
-            break
-    batched = model.signature.batched
-    shapes = [None if tail is None else (rows, *tail) for tail in batch.key] if batched else list(batch.key)
-    for position, buffer in enumerate(binding.lend(rows, shapes)):
-        if buffer is None:
-            continue
-        if len(requests) == 1:
-            np.copyto(buffer, requests[0].inputs[position])  # type: ignore[arg-type]
-        else:
-            np.concatenate([request.inputs[position] for request in requests], out=buffer)  # type: ignore[misc]
-    batch.compute_start_ns = time.monotonic_ns()
-    outputs = binding.run(wanted)
-    batch.compute_end_ns = time.monotonic_ns()
-    if batched:
-        _scatter(model, batch, wanted, outputs)
-    else:
-        requests[0].outputs = outputs
-    batch.exec_end_ns = time.monotonic_ns()
-
-
-def _scatter(model: Model, batch: Batch, wanted: tuple[int, ...], outputs: list[Any]) -> None:
-    for position, output in zip(wanted, outputs, strict=True):
-        if len(output) != batch.rows:
-            name = model.signature.outputs[position].name
-            text = f"model '{model.name}': output '{name}' has {len(output)} rows for a batch of {batch.rows}"
-            raise InferError(Code.INTERNAL, text)
-    start = 0
-    for request in batch.requests:
-        stop = start + request.rows
-        if request.wanted == wanted:
-            request.outputs = [output[start:stop] for output in outputs]
-        else:
-            request.outputs = [outputs[wanted.index(position)][start:stop] for position in request.wanted]
-        start = stop
 
 
 class ThreadInstance:
@@ -144,4 +65,4 @@ class ThreadInstance:
                 self._alarm.acquire()
                 continue
             ran = execute(model, binding, batch)
-            model.finish_from_thread(ran)
+            model.finish_from_thread(batch, ran)

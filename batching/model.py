@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .costs import CostModel
-from .instance import ThreadInstance, execute
+from .instance import ThreadInstance
+from .isolation import execute
 from .scheduler import Scheduler
 from .statistics import ModelStatistics
 
@@ -124,7 +125,7 @@ class Model:
                     return [], False
             batch = scheduler.take_from(lane, now_ns)
         ran = execute(self, self.loop_binding, batch)  # type: ignore[arg-type]
-        self.learn(ran)
+        self.learn(batch, ran)
         return ran, scheduler.live > 0
 
     def wake_one(self) -> None:
@@ -134,14 +135,16 @@ class Model:
                 instance.wake()
                 break
 
-    def finish_from_thread(self, ran: list[Batch]) -> None:
+    def finish_from_thread(self, taken: Batch, ran: list[Batch]) -> None:
         """Learn from what ran and hand it to the event loop. Called on an Instance's thread."""
-        self.learn(ran)
+        self.learn(taken, ran)
         self._finished(self, ran)
 
-    def learn(self, ran: list[Batch]) -> None:
-        """Feed the CostModel, failures left out."""
+    def learn(self, taken: Batch, ran: list[Batch]) -> None:
+        """Feed the CostModel, failures left out. `ran` are the batches that `taken` has become."""
+        now_ns = ran[-1].exec_end_ns
         with self.lock:
+            self.scheduler.finished(taken, now_ns)
             for batch in ran:
                 if batch.requests[0].error is None:
-                    self.scheduler.learn(batch.key, batch.rows, batch.exec_end_ns - batch.exec_start_ns)
+                    self.scheduler.learn(batch.key, batch.rows, batch.exec_end_ns - batch.exec_start_ns, now_ns)

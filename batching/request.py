@@ -31,15 +31,18 @@ class InferRequest:
 
     Shapes: `inputs` follow the Signature's order, None for an absent optional input; each has `rows` on axis 0 when
     the model is batched. `outputs`, once served, follow `wanted` (positions in the Signature's outputs).
-    Units: stamps and `deadline_ns` are monotonic nanoseconds; 0 is "no deadline". `nbytes` is what its inputs hold.
+    Units: stamps and times are monotonic nanoseconds; 0 is "none". `nbytes` is what its inputs hold.
+    `deadline_ns` is when it must have left the queue, or it expires; `target_ns` when it should be answered: it is
+    refused at the door if it would not be, and served all the same if the prediction was wrong. `promised_ns` is that
+    prediction. `parts` are the requests that a split one is made of.
     `waiting` is True while it stands in a Lane, and nowhere else.
     Ownership: input arrays may be views of the request's body and are read until the batch has been gathered.
     `context` is the dialect's own and is never looked at here.
     """
 
     __slots__ = (
-        "context", "deadline_ns", "error", "id", "inputs", "key", "model", "nbytes", "outputs", "queue_ns", "rows",
-        "sink", "start_ns", "waiting", "wanted",
+        "context", "deadline_ns", "error", "id", "inputs", "key", "model", "nbytes", "outputs", "parts", "promised_ns",
+        "queue_ns", "rows", "sink", "start_ns", "target_ns", "waiting", "wanted",
     )  # fmt: skip
 
     def __init__(
@@ -53,6 +56,9 @@ class InferRequest:
         self.sink = sink
         self.id = ""
         self.deadline_ns = 0
+        self.target_ns = 0
+        self.promised_ns = 0
+        self.parts: list[InferRequest] | None = None
         self.start_ns = 0
         self.queue_ns = 0
         self.nbytes = 0

@@ -86,19 +86,30 @@ class Scheduler:
         """Whether nothing more can be taken in: lets the door refuse before a body is decoded."""
         return self.rows >= self._queue_rows or self.nbytes >= self._queue_bytes or self.live >= self._queue_requests
 
-    def take(self, now_ns: int) -> Batch | None:
-        """Close a Batch for an idle Instance, or None when nothing is due."""
-        lane = self.next_lane(now_ns)
-        return None if lane is None else self.take_from(lane, now_ns)
+    def take(self, now_ns: int, most_ns: float = 0) -> Batch | None:
+        """Close a Batch for an idle Instance, or None when nothing is due.
 
-    def take_from(self, lane: Lane, now_ns: int) -> Batch:
+        `most_ns`: what it may be predicted to take, because others wait for the device; 0: as long as it likes.
+        """
+        lane = self.next_lane(now_ns)
+        return None if lane is None else self.take_from(lane, now_ns, most_ns)
+
+    def take_from(self, lane: Lane, now_ns: int, most_ns: float = 0) -> Batch:
         """Close a Batch from a Lane that `next_lane` gave."""
-        requests, rows = lane.take(self._limit(lane))
+        limit = self._limit(lane)
+        if most_ns:
+            limit = min(limit, self._costs.rows_within(lane.key, most_ns) or limit)
+        requests, rows = lane.take(limit)
         self.rows -= rows
         self.live -= len(requests)
         for request in requests:
             self.nbytes -= request.nbytes
-        return Batch(requests, rows, lane.key, now_ns)
+        batch = Batch(requests, rows, lane.key, now_ns)
+        batch.cost_ns = self._costs.predict_ns(lane.key, rows) or 0.0
+        return batch
+
+    def finished(self, batch: Batch, now_ns: int) -> None:
+        """Note that a Batch that was taken is no longer under way, however it ended."""
 
     def next_lane(self, now_ns: int, *, fast: bool = False) -> Lane | None:
         """Choose the due Lane whose head has waited longest, of the fast ones only if so told.
@@ -148,9 +159,9 @@ class Scheduler:
             self.remove(request)
         return expired
 
-    def learn(self, key: Key, rows: int, ns: int) -> None:
+    def learn(self, key: Key, rows: int, ns: int, now_ns: int) -> None:
         """Note that a batch of `rows` took `ns`, gather and scatter included."""
-        if self._costs.observe(key, rows, ns):
+        if self._costs.observe(key, rows, ns, now_ns):
             lane = self._lanes.get(key)
             if lane is not None:
                 lane.fast = self._fast(key)

@@ -24,6 +24,10 @@ class BatchPolicy:
     Units: rows, bytes, microseconds as named. `max_batch_rows` 0: the model has no axis for rows; None: not said,
     to be completed with `default_max_batch_rows` if the model allows. `cap_rows` None: learned from measured run
     times. `executor`: "auto" (learned), "thread" or "loop".
+
+    `latency_target_us` 0: none. `allowed_rows`: the only sizes that run, a batch being padded up to the next one.
+    `split`: a request of more rows than a batch may have runs in parts. `invariant`: the bytes of an answer do not
+    depend on who shared its batch. `run_limit_us`: a run is ended after so long; 0: never.
     """
 
     max_batch_rows: int | None = None
@@ -37,11 +41,34 @@ class BatchPolicy:
     cap_rows: int | None = None
     executor: str = "auto"
     default_max_batch_rows: int = DEFAULT_MAX_BATCH_ROWS
+    latency_target_us: int = 0
+    allowed_rows: tuple[int, ...] = ()
+    split: bool = False
+    invariant: bool = False
+    run_limit_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedAxis:
+    """One free axis of one input, padded up to the next of `buckets` so that different lengths share a Lane.
+
+    `axis` counts from 0 after the rows, as dims in a configuration do. `buckets` are ascending; empty: powers of two.
+    Lengths beyond the last bucket run as they are. `mask` names an input that is 1 where a row is real and 0 where it
+    is padding; a caller need not send it. `outputs` says which axis of which output is trimmed back to the length;
+    None: those that carry the same symbolic dimension in the model.
+    """
+
+    input: str
+    axis: int
+    buckets: tuple[int, ...] = ()
+    value: float = 0.0
+    mask: str = ""
+    outputs: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceGroup:
-    """`count` Instances on each of `devices` ("cpu", "cuda:0", ...)."""
+    """`count` Instances on each of `devices` ("cpu", "cuda:0", ...). 0: chosen by measurement when it is loaded."""
 
     count: int = 1
     devices: tuple[str, ...] = ("cpu",)
@@ -76,6 +103,8 @@ class ModelSpec:
     outputs: tuple[TensorSpec, ...] = ()
     policy: BatchPolicy = field(default_factory=BatchPolicy)
     instances: tuple[InstanceGroup, ...] = (InstanceGroup(),)
+    memory_budget_bytes: int = 0
+    padding: tuple[PaddedAxis, ...] = ()
     hooks: HookSpec | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

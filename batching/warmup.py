@@ -43,7 +43,7 @@ def sweep(model: Model) -> None:
             logger.info("model %s is not warmed up: it does not run on zeros of %s: %s", model.name, shapes, error)
             return
         with model.lock:
-            model.scheduler.learn(tuple(tails), rows, ns)
+            model.scheduler.learn(tuple(tails), rows, ns, time.monotonic_ns())
         # the next size takes up to twice as long
         if not signature.batched or time.monotonic_ns() + 2 * ns > deadline_ns:
             return

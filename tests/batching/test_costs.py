@@ -21,7 +21,7 @@ MEASURED = {1: 1000, 2: 1000, 4: 1000, 8: 1000, 16: 1000, 32: 2000, 64: 4000}
 def measured(points: dict[int, int], key: Key = KEY) -> CostModel:
     costs = CostModel()
     for rows, ns in points.items():
-        costs.observe(key, rows, ns)
+        costs.observe(key, rows, ns, 1)
     return costs
 
 
@@ -57,10 +57,10 @@ def test_where_time_per_row_has_not_been_seen_to_rise_there_is_no_most(points: d
 
 def test_a_new_size_is_reviewed_at_once_and_a_known_one_every_few_runs() -> None:
     costs = CostModel()
-    reviewed = [costs.observe(KEY, 1, 100) for _ in range(2 * REVIEW_RUNS + 1)]
+    reviewed = [costs.observe(KEY, 1, 100, 1) for _ in range(2 * REVIEW_RUNS + 1)]
 
     assert [run for run, review in enumerate(reviewed) if review] == [0, REVIEW_RUNS, 2 * REVIEW_RUNS]
-    assert costs.observe(KEY, 2, 100)
+    assert costs.observe(KEY, 2, 100, 1)
 
 
 def test_a_batch_without_rows_counts_as_one_row() -> None:
@@ -109,9 +109,9 @@ def test_outside_of_what_was_measured_a_small_batch_takes_as_long_and_a_big_one_
 @pytest.mark.parametrize("rows", MEASURED)
 def test_an_outlier_moves_neither_the_prediction_nor_the_knee(rows: int, outlier_ns: int) -> None:
     costs = measured(MEASURED)
-    costs.observe(KEY, rows, outlier_ns)
+    costs.observe(KEY, rows, outlier_ns, 1)
     for _ in range(REVIEW_RUNS):
-        costs.observe(KEY, rows, MEASURED[rows])
+        costs.observe(KEY, rows, MEASURED[rows], 1)
 
     assert costs.predict_ns(KEY, rows) == pytest.approx(MEASURED[rows], rel=0.051)
     assert costs.knee_rows(KEY) == 16
@@ -123,7 +123,7 @@ def test_a_device_that_changes_its_pace_is_known_after_as_many_steps_of_five_per
     costs = measured({rows: 10**6})
     now_ns = int(factor * 10**6)
     for _ in range(math.ceil(abs(math.log(factor, STEP))) + 1):
-        costs.observe(KEY, rows, now_ns)
+        costs.observe(KEY, rows, now_ns, 1)
 
     assert costs.predict_ns(KEY, rows) == pytest.approx(now_ns, rel=0.11)
 
@@ -131,7 +131,7 @@ def test_a_device_that_changes_its_pace_is_known_after_as_many_steps_of_five_per
 def test_a_device_twice_as_slow_is_known_after_fifteen_runs() -> None:
     costs = measured({8: 1000})
     for _ in range(15):
-        costs.observe(KEY, 8, 2000)
+        costs.observe(KEY, 8, 2000, 1)
 
     assert costs.predict_ns(KEY, 8) == pytest.approx(2000, rel=0.06)
 
@@ -139,7 +139,7 @@ def test_a_device_twice_as_slow_is_known_after_fifteen_runs() -> None:
 def test_a_knee_moves_when_the_device_does() -> None:
     costs = measured({1: 100, 2: 100})
     for _ in range(4 * REVIEW_RUNS):
-        costs.observe(KEY, 2, 300)
+        costs.observe(KEY, 2, 300, 1)
 
     assert costs.knee_rows(KEY) == 1
 
@@ -151,7 +151,7 @@ def test_whatever_was_measured_the_knee_is_a_size_near_one_that_ran_and_predicti
 ) -> None:
     costs = CostModel()
     for rows, ns in runs:
-        costs.observe(KEY, rows, ns)
+        costs.observe(KEY, rows, ns, 1)
 
     assert 1 <= costs.knee_rows(KEY) < 2 * max(max(rows, 1) for rows, _ in runs)
     assert all(0 < (costs.predict_ns(KEY, rows) or 0) < 10**12 for rows in range(101))
@@ -159,7 +159,7 @@ def test_whatever_was_measured_the_knee_is_a_size_near_one_that_ran_and_predicti
 
 def test_keys_do_not_learn_from_each_other() -> None:
     costs = measured(MEASURED)
-    costs.observe(OTHER, 1, 7)
+    costs.observe(OTHER, 1, 7, 1)
 
     assert (costs.predict_ns(KEY, 1), costs.predict_ns(OTHER, 1)) == (1000, 7)
 
@@ -167,6 +167,6 @@ def test_keys_do_not_learn_from_each_other() -> None:
 def test_any_number_of_keys_is_bounded_and_the_latest_are_known() -> None:
     costs, keys = CostModel(), [((width,),) for width in range(5 * MAX_KEYS)]
     for key in keys:
-        costs.observe(key, 1, 100)
+        costs.observe(key, 1, 100, 1)
 
     assert [key for key in keys if costs.predict_ns(key, 1) is not None] == keys[-MAX_KEYS:]

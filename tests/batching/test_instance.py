@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.batch import Batch
-from penstock.batching.instance import execute
+from penstock.batching.isolation import execute
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
@@ -347,8 +347,8 @@ class TestTheLoopAsAnInstance:
         with opened(list, signature=FREE, executor="auto") as (model, _, finished):
             slow, fast = (fake_request(model, key=((width,),)) for width in (9, 4))
             with model.lock:
-                model.scheduler.learn(slow.key, 1, 1_000_000_000)
-                model.scheduler.learn(fast.key, 1, 1)
+                model.scheduler.learn(slow.key, 1, 1_000_000_000, 1)
+                model.scheduler.learn(fast.key, 1, 1, 1)
                 model.scheduler.add(slow)
                 model.scheduler.add(fast)
             ran, _ = model.dispatch(1)
@@ -359,7 +359,7 @@ class TestTheLoopAsAnInstance:
     def test_a_failed_run_teaches_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with opened(same_and_sum, executor="loop", cap_rows=8) as (model, _, _):
             taught: list[int] = []
-            monkeypatch.setattr(model.scheduler, "learn", lambda key, rows, ns: taught.append(rows))
+            monkeypatch.setattr(model.scheduler, "learn", lambda key, rows, ns, now_ns: taught.append(rows))
             with model.lock:
                 for value in (GUILTY, 1, 2):
                     model.scheduler.add(fake_request(model, value=value))

@@ -44,8 +44,8 @@ def learn(scheduler: Scheduler, knee: int, *keys: Key) -> None:
     """Teach it that up to `knee` rows take no longer than one, and more take as much longer as they are."""
     for key in keys or (A,):
         for bits in range(knee.bit_length()):
-            scheduler.learn(key, 1 << bits, 1000)
-        scheduler.learn(key, 2 * knee, 2000)
+            scheduler.learn(key, 1 << bits, 1000, 1)
+        scheduler.learn(key, 2 * knee, 2000, 1)
 
 
 def counters(scheduler: Scheduler) -> tuple[int, int, int]:
@@ -153,7 +153,7 @@ class TestBatchSize:
     def test_a_batch_does_not_grow_to_where_its_rows_take_longer_but_for_a_look_now_and_then(self) -> None:
         scheduler = scheduler_of(max_batch_rows=64, max_queue_rows=100_000)
         learn(scheduler, 8)
-        scheduler.learn(A, 32, 10_000)
+        scheduler.learn(A, 32, 10_000, 1)
         for _ in range(20_000):
             add(scheduler)
 
@@ -163,7 +163,7 @@ class TestBatchSize:
 
     def test_a_stated_cap_is_not_unlearned(self) -> None:
         scheduler = scheduler_of(cap_rows=8, max_batch_rows=64)
-        scheduler.learn(A, 1, 100)
+        scheduler.learn(A, 1, 100, 1)
         for _ in range(8):
             add(scheduler)
 
@@ -330,13 +330,13 @@ class TestLeaving:
 
     def test_one_that_finds_nothing_waiting_is_taken_in_however_long_a_run_is(self) -> None:
         scheduler = scheduler_of()
-        scheduler.learn(A, 1, 1_000_000)
+        scheduler.learn(A, 1, 1_000_000, 1)
 
         add(scheduler, now_ns=100, deadline_ns=101)
 
     def test_nothing_is_known_of_a_key_that_has_never_run(self) -> None:
         scheduler = scheduler_of()
-        scheduler.learn(A, 1, 1_000_000)
+        scheduler.learn(A, 1, 1_000_000, 1)
         add(scheduler)
 
         add(scheduler, key=B, now_ns=100, deadline_ns=101)
@@ -392,7 +392,7 @@ class TestFastLanes:
     def test_a_lane_is_fast_when_its_batches_are_predicted_to_be(self, measured_ns: int | None, fast: bool) -> None:
         scheduler = Scheduler(BatchPolicy(max_batch_rows=8), CostModel(), fast_ns=100)
         if measured_ns is not None:
-            scheduler.learn(A, 1, measured_ns)
+            scheduler.learn(A, 1, measured_ns, 1)
 
         assert scheduler.add(fake_request(MODEL)).fast is fast
 
@@ -400,8 +400,8 @@ class TestFastLanes:
     def test_the_oldest_of_the_fast_lanes_can_be_asked_for(self, delay_us: int) -> None:
         policy = BatchPolicy(max_batch_rows=8, max_queue_delay_us=delay_us)
         scheduler = Scheduler(policy, CostModel(), fast_ns=100)
-        scheduler.learn(B, 1, 90)
-        scheduler.learn(C, 1, 90)
+        scheduler.learn(B, 1, 90, 1)
+        scheduler.learn(C, 1, 90, 1)
         add(scheduler, 1, A, 1)
         alone = scheduler.next_lane(2000, fast=True)
         lanes = [scheduler.add(fake_request(MODEL, 1, key)) for key in (B, C)]
@@ -416,10 +416,10 @@ class TestFastLanes:
 
     def test_a_lane_that_becomes_slow_is_fast_no_more(self) -> None:
         scheduler = Scheduler(BatchPolicy(max_batch_rows=8), CostModel(), fast_ns=100)
-        scheduler.learn(A, 1, 90)
+        scheduler.learn(A, 1, 90, 1)
         lane = scheduler.add(fake_request(MODEL))
         for _ in range(24):
-            scheduler.learn(A, 1, 200)
+            scheduler.learn(A, 1, 200, 1)
 
         assert not lane.fast
 

@@ -35,7 +35,7 @@ def lessons(model: Model, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, in
     """Sweep, and tell what the Scheduler was taught: keys and rows."""
     taught: list[tuple[Any, int]] = []
 
-    def learn(key: Any, rows: int, ns: int) -> None:
+    def learn(key: Any, rows: int, ns: int, now_ns: int) -> None:
         assert ns > 0
         taught.append((key, rows))
 
