@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
@@ -13,15 +12,15 @@ from penstock.backends.backend import Array, Loader
 from penstock.backends.errors import Code, InferError
 
 from .admission import admit
-from .alarms import Alarms
 from .batch import Batch
 from .loaded import STOPPING, Leaving, Loaded
 from .model import Model
 from .opening import close_model, open_model
 from .request import InferRequest
-from .sinks import FutureSink, hand_out
+from .sinks import FutureSink
 from .spec import ModelSpec
-from .statistics import BACKEND, CANCELED, OTHER, REJECTED
+from .statistics import CANCELED, REJECTED
+from .turns import Turns
 
 logger = logging.getLogger("penstock.batching")
 
@@ -31,20 +30,16 @@ class Engine:
 
     Invariant: a request that `submit` accepted is delivered to its sink exactly once, unless it is cancelled.
     `generation` changes whenever what `model` answers may change, so that callers may keep what it answered.
-    Threads: the event loop's, but for `_finished_on_thread`. It wakes once per loop turn for whatever was submitted,
-    and once per loop turn for whatever Instances have finished.
+    Threads: the event loop's. It wakes once per loop turn for whatever was submitted, and once per loop turn for
+    whatever Instances have finished (turns.py).
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, loaders: Mapping[str, Loader]) -> None:
         self._loop = loop
         self._loaders = loaders
         self._models = Loaded()
-        self._dirty: list[Model] = []
-        self._turn_due = False
+        self._turns = Turns(loop, self._left)
         self._making_room = False
-        self._finished: deque[tuple[Model, list[Batch]]] = deque()
-        self._delivery_due = False
-        self._alarms = Alarms(loop, self._ring)
         self._held = Leaving(lambda model: not model.holds)
         self._retiring = Leaving(lambda model: not model.inflight)
         self._future_sink = FutureSink()
@@ -54,13 +49,21 @@ class Engine:
         self._watched = False
         self.generation = 0
         self.stopping = False
-        self.trace: Callable[[Model, Batch, int], None] | None = None
+
+    @property
+    def trace(self) -> Callable[[Model, Batch, int], None] | None:
+        """Called with each batch that is delivered, and when; None for nobody."""
+        return self._turns.trace
+
+    @trace.setter
+    def trace(self, trace: Callable[[Model, Batch, int], None] | None) -> None:
+        self._turns.trace = trace
 
     # -- models ------------------------------------------------------------------------------------------------
 
     async def open(self, spec: ModelSpec) -> Model:
         """Load, complete and warm up one version, which nobody finds before it is published. Raises: InferError."""
-        return await self._loop.run_in_executor(None, open_model, spec, self._loaders, self._finished_on_thread)
+        return await self._loop.run_in_executor(None, open_model, spec, self._loaders, self._turns.finished_on_thread)
 
     def publish(self, name: str, models: Iterable[Model], absent: Iterable[str] = ()) -> list[Model]:
         """Put open Models in the place of all versions of a name; `absent` should be there too, and cannot be.
@@ -78,7 +81,7 @@ class Engine:
         self._watched = True
         await self._retiring.wait(model)
         self._watched = self.stopping or bool(self._retiring)
-        self._alarms.cancel(model)
+        self._turns.alarms.cancel(model)
         await self._loop.run_in_executor(None, close_model, model)
 
     async def unheld(self, model: Model) -> None:
@@ -144,9 +147,9 @@ class Engine:
             raise
         model.inflight += 1
         if request.deadline_ns:
-            self._alarms.set(model, model.scheduler.nearest_deadline_ns())
+            self._turns.alarms.set(model, model.scheduler.nearest_deadline_ns())
         if not model.dirty:
-            self._mark(model)
+            self._turns.mark(model)
 
     def make_room(self, model: Model) -> None:
         """Run a batch of a full queue here and now if it is fast; refuse the request at the door otherwise.
@@ -161,8 +164,8 @@ class Engine:
         try:
             ran, _ = model.dispatch(time.monotonic_ns())
             if model.scheduler.expired:
-                self._expire(model)
-            self._deliver(model, ran)
+                self._turns.expire(model)
+            self._turns.deliver(model, ran)
         finally:
             self._making_room = False
         if model.scheduler.full():
@@ -237,7 +240,7 @@ class Engine:
             except TimeoutError:
                 logger.warning("exit timeout expired with %d requests unfinished", self.inflight)
         dropped = self.inflight
-        self._alarms.clear()
+        self._turns.alarms.clear()
         if dropped:
             self._drop_waiting()
         else:
@@ -246,58 +249,6 @@ class Engine:
             await asyncio.gather(*(self._loop.run_in_executor(None, model.close) for model in models))
         return dropped
 
-    # -- loop turns --------------------------------------------------------------------------------------------
-
-    def _mark(self, model: Model) -> None:
-        """Look at a model at the end of this loop turn, when all that has arrived is in."""
-        model.dirty = True
-        self._dirty.append(model)
-        if not self._turn_due:
-            self._turn_due = True
-            self._loop.call_soon(self._turn)
-
-    def _turn(self) -> None:
-        self._turn_due = False
-        dirty, self._dirty = self._dirty, []
-        for model in dirty:
-            model.dirty = False
-            now_ns = time.monotonic_ns()
-            ran, more = model.dispatch(now_ns)
-            if model.scheduler.expired:
-                self._expire(model)
-            if ran:
-                self._deliver(model, ran)
-            if more and not model.dirty:
-                self._mark(model)
-            elif not ran and model.held and model.scheduler.live:
-                self._watch_hold(model, now_ns)
-
-    def _finished_on_thread(self, model: Model, ran: list[Batch]) -> None:
-        self._finished.append((model, ran))
-        if not self._delivery_due:
-            self._delivery_due = True
-            self._loop.call_soon_threadsafe(self._deliver_finished)
-
-    def _deliver_finished(self) -> None:
-        self._delivery_due = False  # first: a batch that finishes while this runs asks for another call
-        finished = self._finished
-        while finished:
-            model, ran = finished.popleft()
-            self._deliver(model, ran)
-
-    def _deliver(self, model: Model, ran: list[Batch]) -> None:
-        now_ns = time.monotonic_ns()
-        for batch in ran:
-            requests = batch.requests
-            if requests[0].error is None:
-                model.statistics.record_batch(batch, now_ns)
-            else:
-                model.statistics.record_failure(BACKEND, requests[0].start_ns, now_ns)
-            if self.trace is not None:
-                self.trace(model, batch, now_ns)
-            self._left(model, len(requests))
-            hand_out(requests)
-
     def _left(self, model: Model, count: int) -> None:
         model.inflight -= count
         if self._watched and not model.inflight:
@@ -305,46 +256,12 @@ class Engine:
             if self.stopping and not self.inflight:
                 self._idle.set()
 
-    # -- deadlines and delays ----------------------------------------------------------------------------------
-
-    def _watch_hold(self, model: Model, now_ns: int) -> None:
-        # the time that found nothing due: what becomes due after it must ring, be it past by now
-        with model.lock:
-            due_ns = model.scheduler.due_ns(now_ns)
-        if due_ns:
-            self._alarms.set(model, due_ns)
-
-    def _ring(self, model: Model) -> None:
-        now_ns = time.monotonic_ns()
-        with model.lock:
-            nearest_ns = model.scheduler.nearest_deadline_ns()
-            if nearest_ns and nearest_ns <= now_ns:
-                model.scheduler.expired += model.scheduler.expire(now_ns)
-            nearest_ns = model.scheduler.nearest_deadline_ns()
-        self._expire(model)
-        if nearest_ns:
-            self._alarms.set(model, nearest_ns)
-        if model.scheduler.live and not model.dirty:
-            self._mark(model)
-
-    def _expire(self, model: Model) -> None:
-        with model.lock:
-            expired, model.scheduler.expired = model.scheduler.expired, []
-        if expired:
-            self._fail(model, expired, Code.EXPIRED, "Request timeout expired")
-
     def _drop_waiting(self) -> None:
         for model in (*self.models(), *self._retiring.models()):
-            self._expire(model)
+            self._turns.expire(model)
             with model.lock:
                 waiting = model.scheduler.drain()
             if waiting:
-                self._fail(model, waiting, Code.NOT_READY, f"Server is stopping, model '{model.name}' drops what waits")
-
-    def _fail(self, model: Model, requests: list[InferRequest], code: Code, text: str) -> None:
-        now_ns = time.monotonic_ns()
-        for request in requests:
-            request.error = InferError(code, text)
-            model.statistics.record_failure(OTHER, request.start_ns, now_ns)
-        self._left(model, len(requests))
-        hand_out(requests)
+                self._turns.fail(
+                    model, waiting, Code.NOT_READY, f"Server is stopping, model '{model.name}' drops what waits"
+                )

@@ -31,7 +31,8 @@ class Model:
     Threads: `scheduler` is touched under `lock` only; everything else belongs to the event loop, but for
     `finish_from_thread`. `inflight` counts requests accepted and not yet delivered, `holds` those that
     are still being decoded (see Engine.hold). `admitted` is the dialects' memory of shapes that `admit` has passed.
-    `load_s` is how long it took from the first look at its file until it could be served.
+    `events` counts what is out of the ordinary, by name (metrics.md lists them). `load_s` is how long
+    it took from the first look at its file until it could be served.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Model:
         self.lock = threading.Lock()
         count = sum(group.count for group in spec.instances)
         self.scheduler = Scheduler(spec.policy, CostModel(), FAST_NS[spec.policy.executor], count)
+        self.events: dict[str, int] = {}
         self.inflight = 0
         self.holds = 0
         self.load_s = 0.0
@@ -127,6 +129,11 @@ class Model:
         ran = execute(self, self.loop_binding, batch)  # type: ignore[arg-type]
         self.learn(batch, ran)
         return ran, scheduler.live > 0
+
+    def count(self, event: str, by: int = 1) -> None:
+        """Count something out of the ordinary, for the metrics page. Any thread; call without `lock` held."""
+        with self.lock:
+            self.events[event] = self.events.get(event, 0) + by
 
     def wake_one(self) -> None:
         """Wake an idle Instance, if there is one; it wakes the next when it leaves something. Call with `lock` held."""

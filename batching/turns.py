@@ -1,0 +1,126 @@
+"""Turns: what the Engine does once per turn of its event loop: it lets models run, and delivers what has run."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from penstock.backends.errors import Code, InferError
+
+from .alarms import Alarms
+from .batch import Batch
+from .request import InferRequest
+from .sinks import hand_out
+from .statistics import BACKEND, OTHER
+
+if TYPE_CHECKING:
+    from .model import Model
+
+
+class Turns:
+    """Looks at the models that have got something to do, once per loop turn however much it is.
+
+    `left` is told how many requests of a model have come to their end, before they are handed out.
+    Threads: the event loop's, but for `finished_on_thread`.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, left: Callable[[Model, int], None]) -> None:
+        self._loop = loop
+        self._left = left
+        self._dirty: list[Model] = []
+        self._turn_due = False
+        self._finished: deque[tuple[Model, list[Batch]]] = deque()
+        self._delivery_due = False
+        self.alarms = Alarms(loop, self._ring)
+        self.trace: Callable[[Model, Batch, int], None] | None = None
+
+    def mark(self, model: Model) -> None:
+        """Look at a model at the end of this loop turn, when all that has arrived is in."""
+        model.dirty = True
+        self._dirty.append(model)
+        if not self._turn_due:
+            self._turn_due = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._turn_due = False
+        dirty, self._dirty = self._dirty, []
+        for model in dirty:
+            model.dirty = False
+            now_ns = time.monotonic_ns()
+            ran, more = model.dispatch(now_ns)
+            if model.scheduler.expired:
+                self.expire(model)
+            if ran:
+                self.deliver(model, ran)
+            if more and not model.dirty:
+                self.mark(model)
+            elif not ran and model.held and model.scheduler.live:
+                self._watch_hold(model, now_ns)
+
+    def finished_on_thread(self, model: Model, ran: list[Batch]) -> None:
+        """Deliver what an Instance has run. Called on its thread."""
+        self._finished.append((model, ran))
+        if not self._delivery_due:
+            self._delivery_due = True
+            self._loop.call_soon_threadsafe(self._deliver_finished)
+
+    def _deliver_finished(self) -> None:
+        self._delivery_due = False  # first: a batch that finishes while this runs asks for another call
+        finished = self._finished
+        while finished:
+            model, ran = finished.popleft()
+            self.deliver(model, ran)
+
+    def deliver(self, model: Model, ran: list[Batch]) -> None:
+        """Count what ran and hand it out."""
+        now_ns = time.monotonic_ns()
+        for batch in ran:
+            requests = batch.requests
+            if requests[0].error is None:
+                model.statistics.record_batch(batch, now_ns)
+            else:
+                model.statistics.record_failure(BACKEND, requests[0].start_ns, now_ns)
+            if self.trace is not None:
+                self.trace(model, batch, now_ns)
+            self._left(model, len(requests))
+            hand_out(requests)
+
+    def _watch_hold(self, model: Model, now_ns: int) -> None:
+        # the time that found nothing due: what becomes due after it must ring, be it past by now
+        with model.lock:
+            due_ns = model.scheduler.due_ns(now_ns)
+        if due_ns:
+            self.alarms.set(model, due_ns)
+
+    def _ring(self, model: Model) -> None:
+        now_ns = time.monotonic_ns()
+        with model.lock:
+            nearest_ns = model.scheduler.nearest_deadline_ns()
+            if nearest_ns and nearest_ns <= now_ns:
+                model.scheduler.expired += model.scheduler.expire(now_ns)
+            nearest_ns = model.scheduler.nearest_deadline_ns()
+        self.expire(model)
+        if nearest_ns:
+            self.alarms.set(model, nearest_ns)
+        if model.scheduler.live and not model.dirty:
+            self.mark(model)
+
+    def expire(self, model: Model) -> None:
+        """Fail those that the Scheduler has found past their deadline."""
+        with model.lock:
+            expired, model.scheduler.expired = model.scheduler.expired, []
+        if expired:
+            self.fail(model, expired, Code.EXPIRED, "Request timeout expired")
+
+    def fail(self, model: Model, requests: list[InferRequest], code: Code, text: str) -> None:
+        """Hand out requests that were taken from the queue unserved."""
+        now_ns = time.monotonic_ns()
+        for request in requests:
+            request.error = InferError(code, text)
+            model.statistics.record_failure(OTHER, request.start_ns, now_ns)
+        self._left(model, len(requests))
+        hand_out(requests)
