@@ -38,7 +38,14 @@ class Binding(Protocol):
 
         Ownership: an array returned is the caller's: no later run writes into it. Outputs that are not wanted are
         neither computed, where the runtime can leave them out, nor copied.
-        Raises: InferError (INTERNAL, or INVALID where the runtime blames the input).
+        Raises: InferError (INTERNAL, or INVALID where the runtime blames the input); OutOfMemory, RunStopped or
+        DeviceLost where that is what happened. The Binding can be used again after all but the last.
+        """
+
+    def stop(self) -> None:
+        """End the run under way: it raises RunStopped as soon as the runtime looks, or ends as if nothing had been.
+
+        Threads: any. Without a run under way it does nothing that outlives the next `lend`.
         """
 
 

@@ -24,7 +24,7 @@ class InferError(Exception):
 
     The message is for the client: what was given, what was wanted, and where. Detail that must not leave the
     server belongs to the log, never here. `retry_after_ns` is how long to wait before the call is worth repeating, 0
-    when nobody knows.
+    when nobody knows, negative: never.
     """
 
     __slots__ = ("code", "message", "retry_after_ns")

@@ -19,7 +19,8 @@ from .backend import Binding
 from .cpus import usable_cpus
 from .datatypes import BY_ONNX_NAME
 from .errors import Code, InferError
-from .onnx_binding import OnnxBinding, words
+from .onnx_binding import OnnxBinding
+from .onnx_failures import words
 from .signature import Signature, TensorSpec
 
 _GRAPH_LEVELS = {
@@ -176,13 +177,13 @@ def _input(node: Any) -> TensorSpec:
     row = BY_ONNX_NAME.get(match[1] if match else node.type)
     if row is None:
         raise InferError(Code.UNSUPPORTED, f"input '{node.name}' is {node.type}, which Penstock cannot carry")
-    return TensorSpec(node.name, row.name, _shape(node), optional=bool(match))
+    return TensorSpec(node.name, row.name, _shape(node), optional=bool(match), axes=_axes(node))
 
 
 def _output(node: Any) -> TensorSpec:
     row = BY_ONNX_NAME.get(node.type)
     if row is not None:
-        return TensorSpec(node.name, row.name, _shape(node))
+        return TensorSpec(node.name, row.name, _shape(node), axes=_axes(node))
     if not node.type.startswith(("seq(", "map(", "optional(")):
         raise InferError(Code.UNSUPPORTED, f"output '{node.name}' is {node.type}, which Penstock cannot carry")
     return TensorSpec(node.name, node.type, ())
@@ -190,3 +191,9 @@ def _output(node: Any) -> TensorSpec:
 
 def _shape(node: Any) -> tuple[int, ...]:
     return tuple(dim if isinstance(dim, int) and dim >= 0 else -1 for dim in node.shape)
+
+
+def _axes(node: Any) -> tuple[str, ...]:
+    """Give the names of the axes (dim_param); nothing where none has one."""
+    names = tuple(dim if isinstance(dim, str) else "" for dim in node.shape)
+    return names if any(names) else ()

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import ctypes
 import math
-import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
-from onnxruntime.capi import onnxruntime_pybind11_state as ort
 
 from .backend import Array
 from .errors import Code, InferError
+from .onnx_failures import bare, kind, run_error
 from .signature import Signature, TensorSpec
 
 BOUND_OUTPUT_BYTES = 65536
@@ -26,10 +24,9 @@ handed on. Equal at 64 KiB (3.8 and 4.0 us), 38 against 17 us at 1 MiB: docs/adr
 MAX_PLANS = 256
 """Shapes remembered per Binding, and output choices remembered per shape: the oldest goes first."""
 MAX_CHOICES = 8
+MAX_KINDS = 64
+"""Kinds of failures whose status is remembered."""
 ALIGNMENT_BYTES = 64
-
-_SOURCE_PLACE = re.compile(r"\S*/([\w.-]+\.(?:cc|cpp|cu|cuh|h|hpp):\d+)")
-_STATUS = re.compile(r"^\[ONNXRuntimeError\] : (\d+) : \w+ : ")
 
 
 class _Choice:
@@ -68,6 +65,11 @@ class OnnxBinding:
         self._session = session
         self._run_options = run_options
         self._run_bound = session.run_with_iobinding
+        self._on_gpu = session.get_providers()[0] != "CPUExecutionProvider"
+        self._stopped = False
+        # kind of failure -> its code, and the words that come before its own, when it is fed
+        self._kinds: dict[str, tuple[Code, str]] = {}
+        self._last = "", Code.INTERNAL, ""
         self._signature = signature
         self._inputs = [(spec, graph.input[spec.name]) for spec in signature.inputs]
         self._outputs = [(spec, graph.output[spec.name]) for spec in signature.outputs]
@@ -85,6 +87,8 @@ class OnnxBinding:
         if plan is None:
             plan = self._make_plan(rows, key)
         self._lent = plan
+        if self._stopped:
+            self._stopped = self._run_options.terminate = False
         return plan.buffers
 
     def run(self, wanted: Sequence[int]) -> list[Any]:
@@ -101,14 +105,14 @@ class OnnxBinding:
             return self._run_fed(plan, key)
         try:
             self._run_bound(choice.binding, self._run_options)
-        except Exception:  # noqa: BLE001 - it does not say whose fault it was; the other way does
-            results = self._run_fed(plan, key)
-            # it was the bound shape then: the model's rows out are not its rows in
-            self._bindable.difference_update(key)
-            self._plans.clear()
-            plan.choices.clear()
-            return results
+        except Exception as error:  # noqa: BLE001 - it does not say whose fault it was; the other way does
+            return self._run_again(plan, key, error)
         return [output.copy() for output in choice.outputs]
+
+    def stop(self) -> None:
+        """End the run under way: ONNX Runtime looks at the flag between two nodes."""
+        self._stopped = True
+        self._run_options.terminate = True
 
     def release(self) -> None:
         """Let go of the session and all buffers."""
@@ -200,6 +204,36 @@ class OnnxBinding:
             outputs.append(output)
         return _Choice(binding, outputs)
 
+    def _run_again(self, plan: _Plan, wanted: tuple[int, ...], error: Exception) -> list[Any]:
+        """Run fed what has failed with all bound, unless it is known how such a failure ends.
+
+        Only a run that is fed says whose fault it was, and a failing run costs as much as eight good ones. One
+        request makes a batch and its parts fail several times in the same words.
+        """
+        said, code, message = self._last
+        if str(error) == said:
+            raise InferError(code, message)
+        failed = run_error(error, on_gpu=self._on_gpu)
+        if type(failed) is not InferError:
+            raise failed from error
+        known = self._kinds.get(kind(failed))
+        if known is not None:
+            self._last = str(error), known[0], known[1] + failed.message
+            raise InferError(known[0], known[1] + failed.message) from error
+        try:
+            results = self._run_fed(plan, wanted)
+        except InferError as fed:
+            if type(fed) is InferError and bare(fed) == failed.message:
+                if len(self._kinds) >= MAX_KINDS:
+                    del self._kinds[next(iter(self._kinds))]
+                self._kinds[kind(failed)] = fed.code, fed.message.removesuffix(failed.message)
+            raise
+        # it was the bound shape then: the model's rows out are not its rows in
+        self._bindable.difference_update(wanted)
+        self._plans.clear()
+        plan.choices.clear()
+        return results
+
     def _run_fed(self, plan: _Plan, wanted: tuple[int, ...]) -> list[Any]:
         feeds = plan.feeds
         if self._strings:
@@ -216,7 +250,7 @@ class OnnxBinding:
                 text = "the model made a string that is not UTF-8, which ONNX Runtime's Python API cannot give out"
                 raise InferError(Code.UNSUPPORTED, text) from error
             except Exception as error:
-                raise run_error(error) from error
+                raise run_error(error, on_gpu=self._on_gpu) from error
             results.update(zip(rest, found, strict=True))
         return [self._present(position, results[position]) for position in wanted]
 
@@ -230,7 +264,7 @@ class OnnxBinding:
         try:
             found = self._session.run_with_ort_values(names, values, self._run_options)
         except Exception as error:
-            raise run_error(error) from error
+            raise run_error(error, on_gpu=self._on_gpu) from error
         return [_bits(value) for value in found]
 
     def _present(self, position: int, result: Any) -> Any:
@@ -240,24 +274,6 @@ class OnnxBinding:
         if spec.datatype == "BYTES":
             result = _encoded(result)
         return result.reshape(1) if not result.shape and spec.shape == (1,) else result
-
-
-def run_error(error: Exception) -> InferError:
-    """Make the refusal of a run that failed: INVALID where ONNX Runtime blames an argument, else INTERNAL."""
-    code = Code.INVALID if isinstance(error, ort.InvalidArgument) else Code.INTERNAL
-    return InferError(code, words(error))
-
-
-def words(error: Exception, model: Path | None = None) -> str:
-    """Give ONNX Runtime's words, its source folders and the model's folder left out.
-
-    Source: the beginning is that of Triton's onnxruntime_backend ("onnx runtime error 2: ...").
-    """
-    text = _SOURCE_PLACE.sub(r"\1", str(error))
-    if model is not None:
-        for folder in (model.parent, model.parent.resolve()):
-            text = text.replace(f"{folder}/", "")
-    return _STATUS.sub(r"onnx runtime error \1: ", text)
 
 
 def _slab(spec: TensorSpec, size: int) -> Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from .datatypes import DATATYPES, Datatype
@@ -13,13 +13,15 @@ class TensorSpec:
     """One input or output.
 
     Shapes: -1 is free. `datatype` is a v2 name, or the runtime's own type name (`seq(map(int64,tensor(float)))`)
-    for an output that is no tensor; such an output reaches hooks only.
+    for an output that is no tensor; such an output reaches hooks only. `axes` are the model's names for its axes, ""
+    for one without; empty where it names none. Axes of one name have one length.
     """
 
     name: str
     datatype: str
     shape: tuple[int, ...]
     optional: bool = False
+    axes: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def is_tensor(self) -> bool:

@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 
 from penstock.backends.backend import Array, Backend, Binding
-from penstock.backends.errors import InferError
+from penstock.backends.errors import InferError, RunStopped
 from penstock.backends.signature import Signature, TensorSpec
+
+PATIENCE_S = 10.0
 
 MODELS = {
     # doubled = 2 x; total = the sum of each row
@@ -37,10 +39,16 @@ MODELS = {
         (TensorSpec("x", "FP32", (-1, 2)), TensorSpec("offset", "FP32", (2,), optional=True)),
         (TensorSpec("y", "FP32", (-1, 2)),),
     ),
+    # y = x, after as many turns of a loop as the greatest of `turns` says
+    "turns": Signature(
+        (TensorSpec("x", "FP32", (-1,)), TensorSpec("turns", "INT64", (-1,))), (TensorSpec("y", "FP32", (-1,)),)
+    ),
     # y = table[x], a table of 3; anything else fails
     "picky": Signature((TensorSpec("x", "INT64", (-1,)),), (TensorSpec("y", "FP32", (-1,)),)),
 }
 TABLE = np.array([10.0, 20.0, 30.0], np.float32)
+ENDLESS = 1 << 60
+"""So many turns never end."""
 
 
 def infer(binding: Binding, inputs: Sequence[Array | None], wanted: tuple[int, ...] = (0,)) -> list[Any]:
@@ -209,6 +217,31 @@ class BackendContract:
             with pytest.raises(InferError):
                 infer(binding, [np.array([0, 7])])
             np.testing.assert_array_equal(TABLE[[2, 1]], infer(binding, [np.array([2, 1])])[0])
+
+    @pytest.mark.parametrize("rows", [2, 20_000])
+    def test_a_run_that_is_stopped_says_so_and_the_next_one_is_served(self, rows: int) -> None:
+        """Whether the run is stopped before it begins or while it runs is left to chance: it ends all the same."""
+        backend = self.make("turns")
+        binding = backend.bind(batched(backend.graph), rows)
+        x, once, endless = np.ones(rows, np.float32), np.ones(rows, np.int64), np.full(rows, ENDLESS)
+
+        for _ in range(2):
+            for buffer, array in zip(binding.lend(rows, [(rows,), (rows,)]), (x, endless), strict=True):
+                buffer[...] = array  # type: ignore[index]
+            with ThreadPoolExecutor(1) as pool:
+                running = pool.submit(binding.run, (0,))
+                binding.stop()
+                with pytest.raises(RunStopped):
+                    running.result(PATIENCE_S)
+            np.testing.assert_array_equal(x, infer(binding, [x, once])[0])
+
+    def test_stopping_what_does_not_run_harms_no_later_run(self) -> None:
+        backend = self.make("turns")
+        binding = backend.bind(batched(backend.graph), 1)
+        infer(binding, [np.ones(1, np.float32), np.ones(1, np.int64)])
+        binding.stop()
+
+        assert infer(binding, [np.ones(1, np.float32), np.ones(1, np.int64)])[0].tolist() == [1.0]
 
     def test_can_be_closed(self) -> None:
         backend = self.make("rows")

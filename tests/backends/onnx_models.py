@@ -81,6 +81,23 @@ _CONTRACT: dict[str, tuple[list[Node], dict[str, Array]]] = {
     "scalar": ([node("Mul", ["a", "b"], ["y"]), node("ReduceSum", ["y"], ["y_total"], keepdims=0)], {}),
     "strings": ([node("Identity", ["x"], ["y"])], {}),
     "optional": ([node("Add", ["x", "offset"], ["y"])], {"offset": floats([10, 10])}),
+    "turns": (
+        [
+            node("ReduceMax", ["turns"], ["most"], keepdims=0),
+            node(
+                "Loop",
+                ["most", "", "x"],
+                ["y"],
+                body=helper.make_graph(
+                    [node("Identity", ["go"], ["on"]), node("Mul", ["before", "unchanged"], ["after"])],
+                    "turn",
+                    [value("i", TensorProto.INT64, []), value("go", TensorProto.BOOL, []), value("before", 1, None)],
+                    [value("on", TensorProto.BOOL, []), value("after", 1, None)],
+                ),
+            ),
+        ],
+        {"unchanged": floats([1])},
+    ),
     "picky": ([node("Gather", ["table", "x"], ["y"])], {"table": TABLE}),
 }
 

@@ -7,8 +7,8 @@ import numpy as np
 
 from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
-from tests.backends.contract import MODELS, TABLE, BackendContract
-from tests.fakes import FakeBackend
+from tests.backends.contract import ENDLESS, MODELS, TABLE, BackendContract
+from tests.fakes import PATIENCE_S, FakeBackend
 
 
 def _pick(x: Array) -> list[Array]:
@@ -29,4 +29,13 @@ FUNCTIONS: dict[str, Callable[..., list[Any]]] = {
 
 class TestFakeBackend(BackendContract):
     def make(self, name: str) -> FakeBackend:
-        return FakeBackend(MODELS[name], lambda inputs: FUNCTIONS[name](*inputs))
+        backend = FakeBackend(MODELS[name], lambda inputs: FUNCTIONS[name](*inputs))
+        if name == "turns":
+            backend.function = lambda inputs: _turn(backend, *inputs)
+        return backend
+
+
+def _turn(backend: FakeBackend, x: Array | None, turns: Array | None) -> list[Array | None]:
+    if turns is not None and turns.max() == ENDLESS:
+        backend.stopped.wait(PATIENCE_S)
+    return [x]

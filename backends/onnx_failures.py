@@ -1,0 +1,78 @@
+"""Failures of ONNX Runtime: what an exception means, told from its type and words. Called by onnx.py and its Binding.
+
+ONNX Runtime has no code for "out of memory", "stopped" or "the device is gone": all are FAIL or a bare RuntimeError.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from .errors import Code, DeviceLost, InferError, OutOfMemory, RunStopped
+
+RETRY_AFTER_NS = 1_000_000_000
+"""When memory may be free again: nobody knows, other runs last a second at most as a rule."""
+
+_SOURCE_PLACE = re.compile(r"\S*/([\w.-]+\.(?:cc|cpp|cu|cuh|h|hpp):\d+)")
+_STATUS = re.compile(r"^(?:\[ONNXRuntimeError\] : (\d+) : \w+ : )")
+_BOUND = "Error in execution: "
+_NUMBER = re.compile(r"\d+")
+_STOPPED = "Exiting due to terminate flag being set to true"
+_OUT_OF_MEMORY = re.compile(
+    r"Failed to allocate memory for requested buffer"
+    r"|std::bad_alloc"
+    r"|Available memory of \d+ is smaller than requested"
+    r"|CUDA (?:failure|error) 2:"
+    r"|cudaErrorMemoryAllocation|CUDA(?: error:)? out of memory"
+    r"|CUDNN_STATUS_ALLOC_FAILED|CUBLAS_STATUS_ALLOC_FAILED"
+)
+_LOST = re.compile(
+    # devices unavailable, none, ECC, NVLink, illegal address, time limit, context gone, assert, broken code, launch
+    r"CUDA (?:failure|error) (?:46|100|214|220|700|702|709|710|714|715|716|717|718|719|999)\b"
+    r"|an illegal memory access was encountered|unspecified launch failure|device-side assert triggered"
+    r"|uncorrectable (?:ECC|NVLink) error|no CUDA-capable device is detected|misaligned address"
+    r"|CUDA-capable device\(s\) is/are busy or unavailable|an illegal instruction was encountered"
+    r"|[Dd]evice (?:has been |was )?removed"
+)
+"""CUDA's errors after which every call of the process's context fails. Source: cudaError_t in CUDA's runtime API: those
+of which it says "the process must be terminated and relaunched", and those of a device that is not there."""
+
+
+def run_error(error: Exception, *, on_gpu: bool = False) -> InferError:
+    """Make the refusal of a run that failed: INVALID where ONNX Runtime blames an argument, else INTERNAL.
+
+    Returns: OutOfMemory, RunStopped or DeviceLost where the words say so. OVERLOADED for the first: the same request
+    may fit when others have ended. `on_gpu`: whether there is a device that can be lost: on the CPU such words could
+    only come out of a request.
+    """
+    text = words(error)
+    if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(text):
+        return OutOfMemory(Code.OVERLOADED, text, RETRY_AFTER_NS)
+    if _STOPPED in text:
+        return RunStopped(Code.EXPIRED, text)
+    name = type(error).__name__
+    if on_gpu and (name == "DeviceReset" or _LOST.search(text)):
+        return DeviceLost(Code.NOT_READY, text)
+    return InferError(Code.INVALID if name == "InvalidArgument" else Code.INTERNAL, text)
+
+
+def kind(error: InferError) -> str:
+    """Give what failures of one kind have in common: their words without numbers and without a status."""
+    return _NUMBER.sub("#", bare(error))
+
+
+def bare(error: InferError) -> str:
+    """Give the words of a failure as a run with all bound tells them: without a status."""
+    return re.sub(r"^onnx runtime error \d+: ", "", error.message)
+
+
+def words(error: Exception, model: Path | None = None) -> str:
+    """Give ONNX Runtime's words, its source folders and the model's folder left out.
+
+    Source: the beginning is that of Triton's onnxruntime_backend ("onnx runtime error 2: ...").
+    """
+    text = _SOURCE_PLACE.sub(r"\1", str(error)).removeprefix(_BOUND)
+    if model is not None:
+        for folder in (model.parent, model.parent.resolve()):
+            text = text.replace(f"{folder}/", "")
+    return _STATUS.sub(r"onnx runtime error \1: ", text)

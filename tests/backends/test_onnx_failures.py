@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from penstock.backends.errors import Code, DeviceLost, InferError, OutOfMemory, RunStopped
+from penstock.backends.onnx import OnnxBackend, load
+from penstock.backends.onnx_failures import run_error
+from tests.backends.contract import batched, infer
+from tests.backends.onnx_models import FLOAT, INT64, floats, ints, node, save, value
+
+NODE = "Non-zero status code returned while running Conv node. Name:'c' Status Message: "
+
+OUT_OF_MEMORY = [
+    NODE + "/onnxruntime_src/onnxruntime/core/framework/bfc_arena.cc:376 void* onnxruntime::BFCArena::"
+    "AllocateRawInternal(size_t, bool, onnxruntime::Stream*) Failed to allocate memory for requested buffer of size 64",
+    NODE + "std::bad_alloc",
+    NODE
+    + "onnxruntime/core/framework/bfc_arena.cc:168 Available memory of 512 is smaller than requested bytes of 1024",
+    NODE + "CUDA failure 2: out of memory ; GPU=0 ; hostname=h ; expr=cudaMalloc((void**)&p, size); ",
+    NODE + "CUDNN failure 2: CUDNN_STATUS_ALLOC_FAILED ; GPU=0 ; hostname=h",
+    NODE + "CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED ; GPU=0 ; hostname=h ; expr=cublasCreate(&cublas_handle_); ",
+]
+LOST = [
+    "CUDA failure 700: an illegal memory access was encountered ; GPU=0 ; hostname=h ; expr=cudaStreamSynchronize(s); ",
+    NODE + "CUDA error cudaErrorLaunchFailure:unspecified launch failure",
+    NODE + "CUDA failure 710: device-side assert triggered ; GPU=1 ; hostname=h",
+    "CUDA failure 214: uncorrectable ECC error encountered ; GPU=0",
+    "CUDA failure 100: no CUDA-capable device is detected ; GPU=0",
+    "CUDA failure 46: CUDA-capable device(s) is/are busy or unavailable ; GPU=0",
+]
+
+
+class TestWhatWordsMean:
+    @pytest.mark.parametrize("text", OUT_OF_MEMORY)
+    def test_no_memory_is_worth_trying_again_later(self, text: str) -> None:
+        error = run_error(RuntimeError(f"Error in execution: {text}"), on_gpu=True)
+
+        assert type(error) is OutOfMemory
+        assert error.code is Code.OVERLOADED
+        assert error.retry_after_ns > 0
+
+    def test_pythons_own_word_for_it_counts_too(self) -> None:
+        assert type(run_error(MemoryError("std::bad_alloc"))) is OutOfMemory
+
+    @pytest.mark.parametrize("text", LOST)
+    def test_errors_of_the_device_that_stay_are_its_loss(self, text: str) -> None:
+        error = run_error(RuntimeError(text), on_gpu=True)
+
+        assert type(error) is DeviceLost
+        assert error.code is Code.NOT_READY
+
+    @pytest.mark.parametrize("text", LOST)
+    def test_without_a_device_the_same_words_come_out_of_a_request_and_lose_nothing(self, text: str) -> None:
+        assert type(run_error(RuntimeError(text))) is InferError
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            NODE + "indices element out of data bounds, idx=700 must be within the inclusive range [-3,2]",
+            "CUDA failure 1: invalid argument ; GPU=0 ; hostname=h ; expr=cudaMemcpyAsync(d, s, n)",
+            "CUDA failure 7000: nobody knows",
+            "CUDNN failure 3: CUDNN_STATUS_BAD_PARAM ; GPU=0",
+        ],
+    )
+    def test_any_other_error_is_the_runs_own(self, text: str) -> None:
+        error = run_error(RuntimeError(text), on_gpu=True)
+
+        assert type(error) is InferError
+        assert error.code is Code.INTERNAL
+
+    def test_a_run_that_was_stopped_says_so(self) -> None:
+        error = run_error(RuntimeError(NODE + "Exiting due to terminate flag being set to true."))
+
+        assert type(error) is RunStopped
+
+
+def gather(path: Path) -> OnnxBackend:
+    """Load y = table[x], a table of 2, with an output that is bound."""
+    table = {"table": floats([1, 2])}
+    save(path, [node("Gather", ["table", "x"], ["y"])], [value("x", INT64, ["N"])], [value("y", FLOAT, ["N"])], table)
+    return load(path, "cpu", {})
+
+
+class TestARunThatFails:
+    def test_is_run_a_second_time_only_to_learn_what_failures_of_its_kind_are_called(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        backend = gather(tmp_path / "model.onnx")
+        binding = backend.bind(batched(backend.graph), 4)
+        session = next(each for each in vars(backend).values() if isinstance(each, onnxruntime.InferenceSession))
+        again: list[Any] = []
+        run = session.run
+
+        def count_and_run(*args: Any) -> Any:
+            again.append(args)
+            return run(*args)
+
+        monkeypatch.setattr(session, "run", count_and_run)
+        refusals = []
+        for wrong in (7, 7, 8, 7):
+            with pytest.raises(InferError) as caught:
+                infer(binding, [ints([0, wrong])])
+            refusals.append((caught.value.code, caught.value.message))
+
+        text = "onnx runtime error 2: Non-zero status code returned while running Gather node. Name:'' Status Message: "
+        text += "indices element out of data bounds, idx={} must be within the inclusive range [-2,1]"
+        assert refusals == [(Code.INVALID, text.format(wrong)) for wrong in (7, 7, 8, 7)]
+        assert len(again) == 1
+
+    def test_for_want_of_memory_is_told_from_others(self, tmp_path: Path) -> None:
+        """Expand to 2**50 elements and sum up: no machine has that much."""
+        save(
+            tmp_path / "model.onnx",
+            [
+                node("Expand", ["x", "shape"], ["vast"]),
+                node("ReduceSum", ["vast"], ["sum"], keepdims=0),
+                node("Mul", ["x", "sum"], ["y"]),
+            ],
+            [value("x", FLOAT, ["N"])],
+            [value("y", FLOAT, ["N"])],
+            {"shape": ints([1 << 50, 1])},
+        )
+        for options in ({}, {"enable_mem_arena": "0"}):
+            backend = load(tmp_path / "model.onnx", "cpu", options)
+            binding = backend.bind(batched(backend.graph), 4)
+            for _ in range(2):
+                with pytest.raises(OutOfMemory):
+                    infer(binding, [np.ones(1, np.float32)])
+
+
+@pytest.mark.parametrize(("said", "kept"), [(None, "1"), ("0", "0")])
+def test_onnx_runtime_reports_to_nobody_unless_the_operator_says_so(said: str | None, kept: str) -> None:
+    environment = {name: word for name, word in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
+    if said is not None:
+        environment["ORT_DISABLE_TELEMETRY"] = said
+    program = "import os, penstock.backends; print(os.environ['ORT_DISABLE_TELEMETRY'])"
+    ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+
+    assert ended.stdout.strip() == kept
