@@ -7,11 +7,15 @@ its clients and tests look for them; a dialect adds its own prefix, such as the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 
 from .request import Key
+
+if TYPE_CHECKING:
+    from .padding import Padding
 
 Shape = tuple[int, ...]
 
@@ -25,11 +29,13 @@ _BATCH_NOTE = (
 )
 
 
-def admit(name: str, signature: Signature, max_rows: int, shapes: Sequence[Shape | None]) -> tuple[int, Key]:
+def admit(
+    name: str, signature: Signature, max_rows: int, shapes: Sequence[Shape | None], padding: Padding | None = None
+) -> tuple[int, Key]:
     """Check one request's input shapes; give its rows and its Key.
 
     Shapes: `shapes` follow `signature.inputs`, rows included; None where an input is absent. Absent inputs that are
-    not optional are the caller's to refuse.
+    not optional are the caller's to refuse. With `padding` the Key has the lengths that run.
     Raises: InferError (INVALID).
     """
     for spec, shape in zip(signature.inputs, shapes, strict=True):
@@ -48,7 +54,7 @@ def admit(name: str, signature: Signature, max_rows: int, shapes: Sequence[Shape
         key.append(None if shape is None else shape[1:])
     if rows > max_rows:
         raise InferError(Code.INVALID, f"inference request batch-size must be <= {max_rows} for '{name}'")
-    return rows, tuple(key)
+    return rows, tuple(key) if padding is None else padding.key(name, key)
 
 
 def _rows(name: str, signature: Signature, shapes: Sequence[Shape | None]) -> int:

@@ -7,10 +7,12 @@ Called by the Engine for every version it loads, and by `penstock check`.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 
+from .padding_rules import check_padding
 from .spec import ModelSpec
 
 ROW_WISE = "seq(map("
@@ -26,11 +28,13 @@ def complete(spec: ModelSpec, graph: Signature) -> ModelSpec:
     Raises: InferError (INVALID) where configuration and model contradict each other.
     Source: AutoCompleteConfig, ValidateInputs and ValidateOutputs of Triton's onnxruntime_backend.
     """
-    rows = _max_batch_rows(spec, graph)
+    rows = _allowed_rows(spec, _max_batch_rows(spec, graph))
     batched = rows > 0
     if any(size > rows for size in spec.policy.preferred_rows):
         raise _invalid(f"dynamic batching preferred size must be <= max batch size for {spec.name}")
     signature = Signature(_inputs(spec, graph, batched), _outputs(spec, graph, batched), batched)
+    if spec.padding:
+        signature = check_padding(spec, signature)
     return replace(spec, policy=replace(spec.policy, max_batch_rows=rows), signature=signature)
 
 
@@ -49,6 +53,22 @@ def _max_batch_rows(spec: ModelSpec, graph: Signature) -> int:
     if all(tensor.optional for tensor in graph.inputs):
         return 0  # nothing a caller sends could say how many rows it wants
     return 0 if _declares_row_axis(spec, graph) else spec.policy.default_max_batch_rows
+
+
+def _allowed_rows(spec: ModelSpec, rows: int) -> int:
+    """Give the most rows of a batch: the largest of the sizes that are allowed, where only some are."""
+    allowed = spec.policy.allowed_rows
+    if not allowed:
+        return rows
+    name = f"model '{spec.name}', batching.allowed_sizes"
+    if not rows:
+        raise _invalid(f"{name}: the model has no axis for rows")
+    if allowed[0] < 1 or any(after <= before for before, after in pairwise(allowed)):
+        raise _invalid(f"{name}: {_shape(allowed)} must ascend from 1 or more")
+    said = spec.policy.max_batch_rows
+    if said is not None and allowed[-1] > said:
+        raise _invalid(f"{name}: {allowed[-1]} is more than the max batch size, {said}")
+    return allowed[-1]
 
 
 def _has_row_axis(tensor: TensorSpec) -> bool:
@@ -133,7 +153,7 @@ def _agreed(spec: ModelSpec, said: TensorSpec, tensor: TensorSpec, batched: bool
     whole = (-1, *said.shape) if batched else said.shape
     if not _compatible(tensor.shape, whole, exact=kind == "output"):
         raise _mismatch(spec, tensor, whole, batched)
-    return replace(said, shape=whole)
+    return replace(said, shape=whole, axes=tensor.axes)
 
 
 def _compatible(model: tuple[int, ...], whole: tuple[int, ...], *, exact: bool) -> bool:

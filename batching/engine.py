@@ -13,16 +13,22 @@ from penstock.backends.errors import Code, InferError
 
 from .admission import admit
 from .batch import Batch
+from .device import Device
 from .loaded import STOPPING, Leaving, Loaded
 from .model import Model
 from .opening import close_model, open_model
 from .request import InferRequest
 from .sinks import FutureSink
 from .spec import ModelSpec
+from .splitting import split
 from .statistics import CANCELED, REJECTED
 from .turns import Turns
+from .watchdog import Watchdog
 
 logger = logging.getLogger("penstock.batching")
+
+LATE = "late_refusals"
+"""The event of a request refused at the door because it would be late."""
 
 
 class Engine:
@@ -39,6 +45,8 @@ class Engine:
         self._loaders = loaders
         self._models = Loaded()
         self._turns = Turns(loop, self._left)
+        self._watchdog = Watchdog()
+        self.devices: dict[str, Device] = {}
         self._making_room = False
         self._held = Leaving(lambda model: not model.holds)
         self._retiring = Leaving(lambda model: not model.inflight)
@@ -63,7 +71,11 @@ class Engine:
 
     async def open(self, spec: ModelSpec) -> Model:
         """Load, complete and warm up one version, which nobody finds before it is published. Raises: InferError."""
-        return await self._loop.run_in_executor(None, open_model, spec, self._loaders, self._turns.finished_on_thread)
+        finished = self._turns.finished_on_thread
+        model = await self._loop.run_in_executor(None, open_model, spec, self._loaders, finished, self.devices)
+        if spec.policy.run_limit_us:
+            model.watchdog = self._watchdog
+        return model
 
     def publish(self, name: str, models: Iterable[Model], absent: Iterable[str] = ()) -> list[Model]:
         """Put open Models in the place of all versions of a name; `absent` should be there too, and cannot be.
@@ -130,26 +142,72 @@ class Engine:
     def submit(self, request: InferRequest) -> None:
         """Accept a request, or refuse it at the door.
 
-        Raises: InferError (OVERLOADED: the queue is full; NOT_READY: the model or the server is stopping).
+        Raises: InferError (OVERLOADED: the queue is full, or the answer would come after its target; EXPIRED: its
+        deadline would pass in the queue; NOT_READY: the model or the server is stopping).
         """
         model = request.model
         now_ns = time.monotonic_ns()
         request.queue_ns = now_ns
         if not request.start_ns:
             request.start_ns = now_ns
+        target_ns = model.scheduler.target_ns
+        if target_ns and not 0 < request.target_ns < request.start_ns + target_ns:
+            request.target_ns = request.start_ns + target_ns
         if self.stopping or model.closing:
             raise self._refused(request, now_ns, STOPPING)
+        parts = 1
         try:
-            with model.lock:
-                model.scheduler.add(request)
-        except InferError:
+            if request.rows > model.max_rows:
+                parts = self._add_parts(model, request)
+            else:
+                with model.lock:
+                    model.scheduler.add(request)
+        except InferError as error:
             model.statistics.record_failure(REJECTED, request.start_ns, now_ns)
+            if error.retry_after_ns:
+                model.count(LATE)
             raise
-        model.inflight += 1
+        model.inflight += parts
         if request.deadline_ns:
             self._turns.alarms.set(model, model.scheduler.nearest_deadline_ns())
         if not model.dirty:
             self._turns.mark(model)
+
+    def _add_parts(self, model: Model, whole: InferRequest) -> int:
+        """Put a request that is too large for a batch in the queue, all of its parts or none. Returns: how many."""
+        parts = split(whole, model.max_rows, self.cancel)
+        with model.lock:
+            for number, part in enumerate(parts):
+                try:
+                    model.scheduler.add(part)
+                except InferError:
+                    for added in parts[:number]:
+                        model.scheduler.remove(added)
+                    whole.parts = None
+                    raise
+        whole.promised_ns = max(part.promised_ns for part in parts)
+        return len(parts)
+
+    def turn_away(self, model: Model) -> InferError | None:
+        """Give the error of a request that is refused whatever it brings, before its body is decoded; None for none.
+
+        The queue is full, or whoever comes now would be answered after the model's target.
+        """
+        scheduler = model.scheduler
+        if scheduler.full():
+            try:
+                self.make_room(model)
+            except InferError as error:
+                return error
+        if not scheduler.target_ns:
+            return None
+        now_ns = time.monotonic_ns()
+        with model.lock:
+            late = scheduler.late(now_ns)
+        if late is not None:
+            model.statistics.record_failure(REJECTED, now_ns, now_ns)
+            model.count(LATE)
+        return late
 
     def make_room(self, model: Model) -> None:
         """Run a batch of a full queue here and now if it is fast; refuse the request at the door otherwise.
@@ -188,6 +246,11 @@ class Engine:
     def cancel(self, request: InferRequest) -> None:
         """Take a request back while it waits; one that runs is finished, and its sink must not mind."""
         model = request.model
+        if request.parts:
+            parts, request.parts = request.parts, None
+            for part in parts:
+                self.cancel(part)
+            return
         with model.lock:
             if not request.waiting:
                 return
@@ -212,7 +275,7 @@ class Engine:
         """
         signature = model.signature
         shapes = [None if array is None else array.shape for array in inputs]
-        rows, key = admit(model.name, signature, model.max_rows, shapes)
+        rows, key = admit(model.name, signature, model.request_rows, shapes, model.padding)
         positions = tuple(range(len(signature.outputs))) if wanted is None else wanted
         request = InferRequest(model, inputs, rows, key, positions, self._future_sink)
         request.id = id
@@ -241,6 +304,7 @@ class Engine:
                 logger.warning("exit timeout expired with %d requests unfinished", self.inflight)
         dropped = self.inflight
         self._turns.alarms.clear()
+        self._watchdog.stop()
         if dropped:
             self._drop_waiting()
         else:

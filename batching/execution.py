@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.backends.backend import Binding
+from penstock.backends.backend import Array, Binding
 from penstock.backends.errors import Code, InferError
 
 from .batch import Batch
+from .padding import smallest_fit
 
 if TYPE_CHECKING:
     from .model import Model
+    from .request import InferRequest
 
 
 def run_batch(model: Model, binding: Binding, batch: Batch) -> None:
@@ -25,30 +28,69 @@ def run_batch(model: Model, binding: Binding, batch: Batch) -> None:
             wanted = tuple(sorted({position for each in requests for position in each.wanted}))
             break
     batched = model.signature.batched
-    shapes = [None if tail is None else (rows, *tail) for tail in batch.key] if batched else list(batch.key)
-    for position, buffer in enumerate(binding.lend(rows, shapes)):
-        if buffer is None:
-            continue
-        if len(requests) == 1:
-            np.copyto(buffer, requests[0].inputs[position])  # type: ignore[arg-type]
-        else:
-            np.concatenate([request.inputs[position] for request in requests], out=buffer)  # type: ignore[misc]
+    ran = smallest_fit(rows, model.allowed_rows) if model.allowed_rows else rows
+    shapes = [None if tail is None else (ran, *tail) for tail in batch.key] if batched else list(batch.key)
+    buffers = binding.lend(ran, shapes)
+    if ran != rows or model.padding is not None:
+        _gather_padded(model, batch, buffers, ran)
+    else:
+        for position, buffer in enumerate(buffers):
+            if buffer is not None:
+                _gather(requests, position, buffer)
     batch.compute_start_ns = time.monotonic_ns()
     outputs = binding.run(wanted)
     batch.compute_end_ns = time.monotonic_ns()
     if batched:
-        _scatter(model, batch, wanted, outputs)
+        _scatter(model, batch, ran, wanted, outputs)
     else:
         requests[0].outputs = outputs
     batch.exec_end_ns = time.monotonic_ns()
 
 
-def _scatter(model: Model, batch: Batch, wanted: tuple[int, ...], outputs: list[Any]) -> None:
+def _gather(requests: list[InferRequest], position: int, buffer: Array) -> None:
+    if len(requests) == 1:
+        np.copyto(buffer, requests[0].inputs[position])  # type: ignore[arg-type]
+    else:
+        np.concatenate([request.inputs[position] for request in requests], out=buffer)  # type: ignore[misc]
+
+
+def _gather_padded(model: Model, batch: Batch, buffers: Sequence[Array | None], ran: int) -> None:
+    """Gather with axes filled up to the lengths that run, and rows up to how many run.
+
+    The rows added are copies of the last one: a model that divides by a row's norm, or looks a row up, does with them
+    what it does anyway. Zeros stand where there is no row to copy.
+    """
+    rows, padding = batch.rows, model.padding
+    real = added = 0
+    for position, buffer in enumerate(buffers):
+        if buffer is None:
+            continue
+        if padding is not None and padding.fills(position):
+            more_real, more_added = padding.fill(position, buffer[:rows], batch.requests)
+            real, added = real + more_real, added + more_added
+        else:
+            _gather(batch.requests, position, buffer[:rows])
+        if ran != rows:
+            buffer[rows:] = buffer[rows - 1] if rows else _zero(buffer)
+    if ran != rows:
+        model.count("rows_padded", ran - rows)
+    if real or added:
+        model.count("elements_real", real)
+        model.count("elements_padded", added)
+
+
+def _zero(array: Array) -> Any:
+    """Give what zero is for an array: an empty string among strings."""
+    return b"" if array.dtype.hasobject else 0
+
+
+def _scatter(model: Model, batch: Batch, ran: int, wanted: tuple[int, ...], outputs: list[Any]) -> None:
     for position, output in zip(wanted, outputs, strict=True):
-        if len(output) != batch.rows:
-            name = model.signature.outputs[position].name
-            text = f"model '{model.name}': output '{name}' has {len(output)} rows for a batch of {batch.rows}"
-            raise InferError(Code.INTERNAL, text)
+        if _rows_of(output) != ran:
+            raise _wrong_rows(model, position, output, ran)
+    padding = model.padding
+    if padding is not None:
+        padding.check(batch, wanted, outputs)
     start = 0
     for request in batch.requests:
         stop = start + request.rows
@@ -57,3 +99,20 @@ def _scatter(model: Model, batch: Batch, wanted: tuple[int, ...], outputs: list[
         else:
             request.outputs = [outputs[wanted.index(position)][start:stop] for position in request.wanted]
         start = stop
+    if padding is not None:
+        padding.trim(batch.requests)
+
+
+def _rows_of(output: Any) -> int:
+    """Count an output's rows; -1 where it has none to count, such as a scalar."""
+    try:
+        return len(output)
+    except TypeError:
+        return -1
+
+
+def _wrong_rows(model: Model, position: int, output: Any, ran: int) -> InferError:
+    rows = _rows_of(output)
+    has = f"{rows} rows" if rows >= 0 else "no axis for rows"
+    text = f"model '{model.name}': output '{model.signature.outputs[position].name}' has {has} for a batch of {ran}"
+    return InferError(Code.INTERNAL, text)

@@ -1,6 +1,7 @@
 """Isolation: a Batch that fails is run again in parts, until the guilty request stands alone.
 
-Called by both executors: ThreadInstance (instance.py) and the event loop (model.py).
+Called by both executors: ThreadInstance (instance.py) and the event loop (model.py). What it costs, and why the parts
+are chosen as they are: docs/adr/0011-faults-stay-alone.md.
 """
 
 from __future__ import annotations
@@ -10,43 +11,172 @@ import time
 from typing import TYPE_CHECKING
 
 from penstock.backends.backend import Binding
-from penstock.backends.errors import Code, InferError
+from penstock.backends.errors import Code, DeviceLost, InferError, OutOfMemory, RunStopped
 
 from .batch import Batch
 from .execution import run_batch
+from .suspects import Suspects
 
 if TYPE_CHECKING:
     from .model import Model
+    from .request import InferRequest
 
 logger = logging.getLogger("penstock.batching")
+
+RETRY_AFTER_NS = 1_000_000_000
+CHEAP = 4
+"""A failure is cheap when it took so many times less than the batch was predicted to take."""
+
+
+class LostBatch(Exception):  # noqa: N818 - a condition, as DeviceLost is
+    """The device was lost under a Batch: `ran` is what had ended by then, `rest` is unanswered and can run elsewhere.
+
+    `error` is what the rest is to be answered with where there is no elsewhere (`refuse`).
+    """
+
+    def __init__(self, ran: list[Batch], rest: Batch, error: DeviceLost) -> None:
+        super().__init__(error.message)
+        self.ran = ran
+        self.rest = rest
+        self.error = error
 
 
 def execute(model: Model, binding: Binding, batch: Batch) -> list[Batch]:
     """Run a Batch; every request in it ends with `outputs` or `error`.
 
-    A batch that fails is halved and each half is run, until the guilty request is alone and the others are served.
-    Returns: the batches that ran, the one given unless it was split.
+    A batch that fails is run again in parts, until the guilty request is alone and the others are served. One that
+    does not fit the memory is halved, and so are those that come after it, for a while.
+    Returns: the batches that ran, the one given unless it was split; the requests keep their order.
+    Raises: LostBatch.
     """
+    error = _attempt(model, binding, batch)
+    return [batch] if error is None else _Search(model, binding, batch, error).settle(error)
+
+
+def refuse(batch: Batch, error: InferError) -> list[Batch]:
+    """Answer every request of a Batch with an error. Returns: what counts as having run, one batch per request."""
+    now_ns = time.monotonic_ns()
+    refused = []
+    for request in batch.requests:
+        alone = Batch([request], request.rows, batch.key, batch.exec_start_ns)
+        alone.exec_end_ns = now_ns
+        _fail(request, error)
+        refused.append(alone)
+    return refused
+
+
+def _attempt(model: Model, binding: Binding, batch: Batch) -> Exception | None:
+    """Run a Batch once. Returns: what went wrong."""
+    watchdog = model.watchdog
+    if watchdog is not None:
+        watchdog.begin(binding, model.spec.policy.run_limit_us * 1000, time.monotonic_ns())
     try:
         run_batch(model, binding, batch)
-    except InferError as error:
-        if len(batch.requests) > 1:
-            return _halve(model, binding, batch)
-        batch.requests[0].error = error
-    except Exception as error:
-        if len(batch.requests) > 1:
-            return _halve(model, binding, batch)
-        logger.exception("model %s failed", model.name, extra={"request_id": batch.requests[0].id})
-        batch.requests[0].error = InferError(
-            Code.INTERNAL, f"inference failed in '{model.name}': {type(error).__name__}"
-        )
-    return [batch]
+    except MemoryError as error:
+        text = f"model '{model.name}': no memory for a batch of {batch.rows} rows"
+        made = OutOfMemory(Code.OVERLOADED, text, RETRY_AFTER_NS)
+        made.__cause__ = error
+        return made
+    except Exception as error:  # noqa: BLE001 - returned, and answered or logged by who knows the request
+        return error
+    finally:
+        if watchdog is not None:
+            watchdog.end(binding)
+    return None
 
 
-def _halve(model: Model, binding: Binding, batch: Batch) -> list[Batch]:
-    middle = len(batch.requests) // 2
-    ran: list[Batch] = []
-    for part in (batch.requests[:middle], batch.requests[middle:]):
-        rows = sum(request.rows for request in part)
-        ran += execute(model, binding, Batch(part, rows, batch.key, time.monotonic_ns()))
-    return ran
+class _Search:
+    """The search for the guilty requests of one Batch that has failed, from its first request to its last."""
+
+    def __init__(self, model: Model, binding: Binding, batch: Batch, error: Exception) -> None:
+        self._model = model
+        self._binding = binding
+        self._batch = batch
+        took_ns = time.monotonic_ns() - batch.exec_start_ns
+        cheap = took_ns * CHEAP < batch.cost_ns and not isinstance(error, RunStopped)
+        self._suspects = Suspects(len(batch.requests), cheap=cheap)
+        self._ran: list[Batch] = []
+        self._events = {"batch_retries": 0, "runs_stopped": 0, "out_of_memory": 0}
+        self._patient = True
+
+    def settle(self, error: Exception | None) -> list[Batch]:
+        """Run the Batch, which has failed with `error`, in parts until every request is settled."""
+        part = self._batch
+        try:
+            while True:
+                self._judge(part, error)
+                if not self._suspects.left:
+                    return self._ran
+                part = self._part(self._suspects.next())
+                self._events["batch_retries"] += 1
+                error = _attempt(self._model, self._binding, part)
+        finally:
+            for event, times in self._events.items():
+                if times:
+                    self._model.count(event, times)
+
+    def _judge(self, part: Batch, error: Exception | None) -> None:
+        """Draw the conclusions from one run."""
+        suspects, count = self._suspects, len(part.requests)
+        if error is None:
+            self._ran.append(part)
+            suspects.passed(count)
+        elif isinstance(error, DeviceLost):
+            raise LostBatch(self._ran, self._part(suspects.left), error) from error
+        elif isinstance(error, OutOfMemory) and (count > 1 or self._patient):
+            self._events["out_of_memory"] += 1
+            suspects.too_many(count)
+            if count > 1:
+                with self._model.lock:
+                    self._model.scheduler.memory_cap.lower(part.rows, time.monotonic_ns())
+            # one that does not fit alone is tried once more: others may have ended
+            self._patient = count > 1
+            return
+        elif isinstance(error, RunStopped):
+            self._stopped(part)
+        elif count > 1:
+            suspects.failed(count)
+        else:
+            self._convict(part, error)
+        self._patient = True
+
+    def _stopped(self, part: Batch) -> None:
+        """Go on while no more runs were stopped than one guilty request needs: each of them took the whole limit."""
+        suspects = self._suspects
+        self._events["runs_stopped"] += 1
+        limit_ms = self._model.spec.policy.run_limit_us / 1000
+        error = RunStopped(Code.EXPIRED, f"model '{self._model.name}': run exceeded its limit of {limit_ms:g} ms")
+        if len(part.requests) > 1:
+            suspects.failed(len(part.requests))
+        else:
+            self._convict(part, error)
+        if suspects.left and self._events["runs_stopped"] > suspects.depth:
+            self._ran += refuse(self._part(suspects.left), error)
+            suspects.left = 0
+
+    def _convict(self, part: Batch, error: Exception) -> None:
+        """Answer the one request of a part that has failed."""
+        request = part.requests[0]
+        if not isinstance(error, InferError):
+            name = self._model.name
+            logger.error("model %s failed", name, exc_info=error, extra={"request_id": request.id})
+            error = InferError(Code.INTERNAL, f"inference failed in '{name}': {type(error).__name__}")
+        elif isinstance(error, OutOfMemory):
+            self._events["out_of_memory"] += 1
+        _fail(request, error)
+        part.exec_end_ns = time.monotonic_ns()
+        self._ran.append(part)
+        self._suspects.convicted()
+
+    def _part(self, count: int) -> Batch:
+        """Make a Batch of the next `count` requests that are not settled."""
+        batch = self._batch
+        first = len(batch.requests) - self._suspects.left
+        requests = batch.requests[first : first + count]
+        return Batch(requests, sum([request.rows for request in requests]), batch.key, time.monotonic_ns())
+
+
+def _fail(request: InferRequest, error: InferError) -> None:
+    # an error of its own, that has not been raised: a traceback holds the batch, and the batch holds the request
+    request.error = type(error)(error.code, error.message, error.retry_after_ns)
+    request.outputs = None

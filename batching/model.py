@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from .costs import CostModel
 from .instance import ThreadInstance
-from .isolation import execute
+from .isolation import LostBatch, execute, refuse
+from .padding import Padding
+from .placement import Placement, Reopen, place
 from .scheduler import Scheduler
 from .statistics import ModelStatistics
 
@@ -17,8 +19,10 @@ if TYPE_CHECKING:
     from penstock.backends.signature import Signature
 
     from .batch import Batch
+    from .device import Device
     from .request import Key
     from .spec import ModelSpec
+    from .watchdog import Watchdog
 
 FAST_NS = {"auto": 100_000, "thread": 0, "loop": 1 << 62}
 """A batch that runs in less time than this is run by the event loop itself, per executor setting. A hand-over to a
@@ -28,15 +32,22 @@ thread and back costs 50 us of CPU when it carries one request (perf/micro.py)."
 class Model:
     """One loaded version.
 
-    Threads: `scheduler` is touched under `lock` only; everything else belongs to the event loop, but for
+    Threads: `scheduler` and `costs` are touched under `lock` only; everything else belongs to the event loop, but for
     `finish_from_thread`. `inflight` counts requests accepted and not yet delivered, `holds` those that
     are still being decoded (see Engine.hold). `admitted` is the dialects' memory of shapes that `admit` has passed.
     `events` counts what is out of the ordinary, by name (metrics.md lists them). `load_s` is how long
-    it took from the first look at its file until it could be served.
+    it took from the first look at its file until it could be served. `counted`: where the number of Instances was
+    chosen by measurement, each number tried and its rows/s.
+    `loop_binding` is None when it is not open, and from when the loop has lost its device until it is loaded again.
     """
 
     def __init__(
-        self, spec: ModelSpec, backends: Sequence[Backend], finished: Callable[[Model, list[Batch]], None]
+        self,
+        spec: ModelSpec,
+        backends: Sequence[Backend],
+        finished: Callable[[Model, list[Batch]], None],
+        devices: dict[str, Device] | None = None,
+        reopen: Reopen | None = None,
     ) -> None:
         if spec.signature is None:
             raise ValueError("the spec must be completed before it is loaded")
@@ -49,21 +60,33 @@ class Model:
         self.node_outputs: Sequence[Any] = backends[0].node_outputs
         self.statistics = ModelStatistics()
         self.max_rows = spec.policy.max_batch_rows or 1
+        self.request_rows = max(self.max_rows, spec.policy.max_queue_rows if spec.policy.split else 0)
+        self.allowed_rows = spec.policy.allowed_rows
+        self.padding = Padding(spec, self.signature) if spec.padding else None
         self.all_outputs = tuple(i for i, output in enumerate(self.signature.outputs) if output.is_tensor)
         self.admitted: dict[tuple[tuple[int, ...] | None, ...], tuple[int, Key]] = {}
         self.lock = threading.Lock()
         count = sum(group.count for group in spec.instances)
-        self.scheduler = Scheduler(spec.policy, CostModel(), FAST_NS[spec.policy.executor], count)
+        # what has a limit is not run by the loop: nobody could be told, and nobody else served, until it is over
+        executor = "thread" if spec.policy.run_limit_us else spec.policy.executor
+        self.costs = CostModel(spec.policy.allowed_rows)
+        self.scheduler = Scheduler(spec.policy, self.costs, FAST_NS[executor], count)
         self.events: dict[str, int] = {}
         self.inflight = 0
         self.holds = 0
         self.load_s = 0.0
         self.closing = False
+        self.watchdog: Watchdog | None = None
         self.dirty = False
         self.held = spec.policy.max_queue_delay_us > 0
         self.instances: list[ThreadInstance] = []
         self.loop_binding: Binding | None = None
+        self.counted: tuple[tuple[int, float], ...] = ()
+        self._loop_lost: Binding | None = None
         self._backends = backends
+        self._devices = {} if devices is None else devices
+        self._reopen: Reopen = reopen or backends.__getitem__
+        self._places: list[Placement] = []
         self._finished = finished
 
     @property
@@ -78,15 +101,14 @@ class Model:
 
     def open(self) -> None:
         """Allocate the Bindings and start the Instances."""
-        made = 0
-        for backend, group in zip(self._backends, self.spec.instances, strict=True):
-            for _ in range(group.count):
-                binding = backend.bind(self.signature, self.max_rows)
-                self.instances.append(ThreadInstance(self, binding, f"{self.name}/{self.version}#{made}"))
-                made += 1
-        self.loop_binding = self._backends[0].bind(self.signature, self.max_rows)
+        self._places = place(self.spec, self._backends, self._devices, self._reopen)
         started = 0
         try:
+            for at, group in zip(self._places, self.spec.instances, strict=True):
+                for _ in range(group.count):
+                    name = f"{self.name}/{self.version}#{len(self.instances)}"
+                    self.instances.append(ThreadInstance(self, at, name))
+            self.loop_binding = self._places[0].bind(self.signature, self.max_rows)
             for instance in self.instances:
                 instance.start()
                 started += 1
@@ -106,8 +128,9 @@ class Model:
         self.loop_binding = None
         # the runtime's descriptions hold its session, and with it the model's memory
         self.node_inputs = self.node_outputs = ()
-        for backend in self._backends:
-            backend.close()
+        places, self._places = self._places, []
+        for at in places:
+            at.close()
 
     def dispatch(self, now_ns: int) -> tuple[list[Batch], bool]:
         """Let something run: here and now if it is fast, on an idle Instance otherwise.
@@ -120,15 +143,49 @@ class Model:
             lane = scheduler.next_lane(now_ns)
             if lane is None:
                 return [], False
-            if not lane.fast:
+            binding = self.loop_binding
+            if not lane.fast or binding is None:
                 self.wake_one()
                 lane = scheduler.next_lane(now_ns, fast=True)
-                if lane is None:
+                if lane is None or binding is None:
                     return [], False
             batch = scheduler.take_from(lane, now_ns)
-        ran = execute(self, self.loop_binding, batch)  # type: ignore[arg-type]
+        try:
+            ran = execute(self, binding, batch)
+        except LostBatch as lost:
+            ran = self._loop_loses(binding, lost)
         self.learn(batch, ran)
         return ran, scheduler.live > 0
+
+    def _loop_loses(self, binding: Binding, lost: LostBatch) -> list[Batch]:
+        """Answer what the loop's device was lost under, and let the first Instance load the model there again."""
+        with self.lock:
+            self.loop_binding, self._loop_lost = None, binding
+            self.instances[0].mend_loop()
+        return lost.ran + refuse(lost.rest, lost.error)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether any Instance can run: not if the device of each was lost, and loading again has failed."""
+        return not self.instances or any(instance.failure is None for instance in self.instances)
+
+    def replace_backend(self, at: Placement, lost: Binding) -> Binding:
+        """Load the model again where the device was lost, unless that has been done, and bind to it; it blocks.
+
+        Threads: that of the Instance whose Binding is `lost`. Raises: whatever loading and binding raise.
+        """
+        binding = at.replace(lost, self.signature, self.max_rows)
+        if at is self._places[0]:
+            # the descriptions hold the session
+            self.node_inputs, self.node_outputs = at.backend.node_inputs, at.backend.node_outputs
+        return binding
+
+    def mend_loop(self) -> None:
+        """Do the same for the event loop, which goes without until then. Threads: that of the first Instance."""
+        if self._loop_lost is not None:
+            binding = self.replace_backend(self._places[0], self._loop_lost)
+            with self.lock:
+                self.loop_binding, self._loop_lost = binding, None
 
     def count(self, event: str, by: int = 1) -> None:
         """Count something out of the ordinary, for the metrics page. Any thread; call without `lock` held."""

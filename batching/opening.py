@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 from penstock.backends.backend import Backend, Loader
 from penstock.backends.errors import Code, InferError
@@ -12,14 +13,23 @@ from penstock.backends.errors import Code, InferError
 from . import warmup
 from .batch import Batch
 from .completion import complete
+from .counting import THREADS, Trial, count_instances, said_threads
+from .device import Device
+from .invariance import settle
 from .memory import give_back
 from .model import Model
-from .spec import ModelSpec
+from .spec import InstanceGroup, ModelSpec
 
 
-def open_model(spec: ModelSpec, loaders: Mapping[str, Loader], finished: Callable[[Model, list[Batch]], None]) -> Model:
+def open_model(
+    spec: ModelSpec,
+    loaders: Mapping[str, Loader],
+    finished: Callable[[Model, list[Batch]], None],
+    devices: dict[str, Device] | None = None,
+) -> Model:
     """Load a model on its devices, complete its spec, start its Instances, and warm it up.
 
+    `devices` are those that it shares with other models, by name; it adds those that are not there yet.
     Raises: InferError when the file, its configuration or the runtime is at fault. Nothing is left behind then.
     """
     start = time.monotonic()
@@ -29,8 +39,10 @@ def open_model(spec: ModelSpec, loaders: Mapping[str, Loader], finished: Callabl
         raise InferError(Code.INVALID, f"unknown backend '{spec.backend}' for model '{spec.name}', known: {known}")
     backends: list[Backend] = []
     try:
-        spec = _load_on_devices(spec, loader, backends)
-        model = Model(spec, backends, finished)
+        spec, tried = _load_on_devices(spec, loader, backends)
+        spec = settle(spec, backends)
+        model = Model(spec, backends, finished, devices, partial(_load_again, spec, loader))
+        model.counted = tuple((trial.split.count, trial.rows_per_s) for trial in tried)
         model.open()
     except BaseException:
         for backend in backends:
@@ -53,11 +65,40 @@ def close_model(model: Model) -> None:
     give_back()
 
 
-def _load_on_devices(spec: ModelSpec, loader: Loader, backends: list[Backend]) -> ModelSpec:
-    """Load the model once per device into `backends`; give the spec completed, with one instance group per device."""
-    groups = []
+def _load_on_devices(spec: ModelSpec, loader: Loader, backends: list[Backend]) -> tuple[ModelSpec, list[Trial]]:
+    """Load the model once per device into `backends`.
+
+    Returns: the spec completed, with one instance group per device; and what was tried where the number of Instances
+    was to be found. The threads that go with it are part of the spec's options, where it is on one device only.
+    """
+    groups: list[InstanceGroup] = []
+    tried: list[Trial] = []
+    threads = said_threads(spec.options)
+    if threads is None and sum(len(group.devices) for group in spec.instances) > 1:
+        threads = 0  # they are said once for all devices: there is nothing to divide
     for group in spec.instances:
         for device in group.devices:
-            backends.append(loader(spec.path, device, spec.options))
-            groups.append(replace(group, devices=(device,)))
-    return replace(complete(spec, backends[0].graph), instances=tuple(groups))
+            count = group.count
+            if not count:
+                load = partial(_load, spec, loader, device)
+                split, backend, tried_here = count_instances(spec, device, load, threads)
+                count, spec = split.count, _with_threads(spec, split.threads)
+                tried += tried_here
+            else:
+                backend = loader(spec.path, device, spec.options)
+            backends.append(backend)
+            groups.append(InstanceGroup(count, (device,)))
+    return replace(complete(spec, backends[0].graph), instances=tuple(groups)), tried
+
+
+def _load(spec: ModelSpec, loader: Loader, device: str, threads: int) -> Backend:
+    return loader(spec.path, device, _with_threads(spec, threads).options)
+
+
+def _load_again(spec: ModelSpec, loader: Loader, position: int) -> Backend:
+    """Load a completed model once more on one of its devices."""
+    return loader(spec.path, spec.instances[position].devices[0], spec.options)
+
+
+def _with_threads(spec: ModelSpec, threads: int) -> ModelSpec:
+    return replace(spec, options={**spec.options, THREADS: str(threads)}) if threads else spec

@@ -5,14 +5,23 @@ from __future__ import annotations
 from penstock.backends.errors import Code, InferError
 
 from .batch import Batch
+from .caps import MemoryCap
 from .costs import CostModel
+from .deadlines import Deadlines
 from .lane import Lane
+from .promise import Promises
 from .request import InferRequest, Key
 from .spec import BatchPolicy
 
 KEPT_LANES = 64
 LOOK_AGAIN = 64
 """One in so many batches grows past the size where time per row was seen to rise."""
+HARDLY = 1.25
+"""Under a tight target a batch may take this much longer than one row."""
+TRUSTED = 1.15
+"""A p95 above the mean by more than this factor is an outlier of a size that seldom runs; what the device does now and
+then is left to the margin. Without it one run of 10 ms in 500 had 9% refused at 80% of the knee, with it 1%
+(docs/adr/0009)."""
 UNKNOWN_NS = 1 << 61
 """What a batch of a Key that has never run is taken to last: too long for the loop, unless it is pinned to the loop."""
 
@@ -21,8 +30,10 @@ class Scheduler:
     """Pull scheduling: a Batch closes when an Instance asks for one, and grows by itself while all are busy.
 
     Pure: it is told the time, and its caller holds the model's lock. Invariants: a request is in one Lane or in one
-    Batch, never in both; a Batch has at most `max_batch_rows` rows and one Key; the Lane whose head has waited
-    longest goes first, so no Key starves.
+    Batch, never in both; a Batch has at most `max_batch_rows` rows and one Key; the Lane whose head is most urgent
+    goes first, which is the one that has waited longest where there are no targets and deadlines, so no Key starves.
+    What would be answered after its target is refused at the door; promises are reckoned once somebody has a target or
+    a deadline, and cost nothing before.
     """
 
     def __init__(self, policy: BatchPolicy, costs: CostModel, fast_ns: int = 0, instances: int = 1) -> None:
@@ -37,10 +48,16 @@ class Scheduler:
         self._queue_requests = policy.max_queue_requests or policy.max_queue_rows
         self._costs = costs
         self._lanes: dict[Key, Lane] = {}
-        self._nearest_ns = 0
+        self._deadlines = Deadlines()
         self._fast_ns = fast_ns
-        self._instances = instances
+        self._allowed = sorted(policy.allowed_rows)
         self._held_back = 0
+        self._last_rows = 0
+        self._most_ns = 0.0
+        self.target_ns = policy.latency_target_us * 1000
+        self._promising = self.target_ns > 0
+        self.promises = Promises(self._lanes, costs, instances)
+        self.memory_cap = MemoryCap()
         self.expired: list[InferRequest] = []
         self.rows = 0
         self.nbytes = 0
@@ -49,8 +66,8 @@ class Scheduler:
     def add(self, request: InferRequest) -> Lane:
         """Put a request in its Lane.
 
-        Raises: InferError (OVERLOADED: the queue is full, in rows, bytes or requests; EXPIRED: it is so long that the
-        request's deadline would pass in it).
+        Raises: InferError (OVERLOADED: the queue is full, in rows, bytes or requests, or the request would be
+        answered after its target; EXPIRED: its deadline would pass in the queue).
         """
         if (
             self.rows + request.rows > self._queue_rows
@@ -58,33 +75,34 @@ class Scheduler:
             or self.live >= self._queue_requests
         ) and self.live:
             raise InferError(Code.OVERLOADED, "Exceeds maximum queue size")
-        deadline_ns = request.deadline_ns
-        if deadline_ns and request.queue_ns + self._wait_ns(request.key) > deadline_ns:
-            raise InferError(Code.EXPIRED, "Request timeout expired")
         lane = self._lanes.get(request.key)
         if lane is None:
             lane = self._new_lane(request.key)
+        deadline_ns = request.deadline_ns
+        if deadline_ns or request.target_ns:
+            if not self._promising:
+                self._begin_promising()
+            self.promises.check(request, lane)
         lane.add(request)
         self.rows += request.rows
         self.nbytes += request.nbytes
         self.live += 1
-        if deadline_ns and (not self._nearest_ns or deadline_ns < self._nearest_ns):
-            self._nearest_ns = deadline_ns
+        if deadline_ns:
+            self._deadlines.add(request, self.live)
+        if self._promising:
+            self.promises.reckon(lane)
         return lane
-
-    def _wait_ns(self, key: Key) -> float:
-        """Predict how long a request would wait, as if all that waits were of its Key.
-
-        Short of the truth by what is left of the batches under way, and 0 for a Key that has never run: better to
-        take in what expires than to refuse what could be served.
-        """
-        batch_rows = max(min(self.rows, self._max_rows), 1)
-        batch_ns = self._costs.predict_ns(key, batch_rows) if self.live else None
-        return 0 if batch_ns is None else batch_ns * self.rows / batch_rows / self._instances
 
     def full(self) -> bool:
         """Whether nothing more can be taken in: lets the door refuse before a body is decoded."""
         return self.rows >= self._queue_rows or self.nbytes >= self._queue_bytes or self.live >= self._queue_requests
+
+    def late(self, now_ns: int) -> InferError | None:
+        """Give the error of a request that comes now and would be late, be it as small as can be; None if it need not.
+
+        Lets the door refuse before a body is decoded, where the model has a target.
+        """
+        return self.promises.late(now_ns, self.target_ns) if self.target_ns and self.live else None
 
     def take(self, now_ns: int, most_ns: float = 0) -> Batch | None:
         """Close a Batch for an idle Instance, or None when nothing is due.
@@ -97,64 +115,86 @@ class Scheduler:
     def take_from(self, lane: Lane, now_ns: int, most_ns: float = 0) -> Batch:
         """Close a Batch from a Lane that `next_lane` gave."""
         limit = self._limit(lane)
+        if self.memory_cap.rows:
+            limit = min(limit, self.memory_cap.limit(now_ns) or limit)
         if most_ns:
             limit = min(limit, self._costs.rows_within(lane.key, most_ns) or limit)
-        requests, rows = lane.take(limit)
+        if self._promising:
+            self._most_ns = most_ns
+            requests, rows = lane.take(limit, now_ns + lane.full_ns, now_ns)
+        else:
+            requests, rows = lane.take(limit)
+        self._last_rows = rows
         self.rows -= rows
         self.live -= len(requests)
         for request in requests:
             self.nbytes -= request.nbytes
         batch = Batch(requests, rows, lane.key, now_ns)
         batch.cost_ns = self._costs.predict_ns(lane.key, rows) or 0.0
+        if self._promising:
+            self.promises.took(batch, now_ns)
+            self.promises.reckon(lane)
+        if not self.live:
+            self._deadlines.clear()
         return batch
 
     def finished(self, batch: Batch, now_ns: int) -> None:
         """Note that a Batch that was taken is no longer under way, however it ended."""
+        if self._promising:
+            self.promises.ended(batch, now_ns, self.live > 0)
+
+    def delivered(self, request: InferRequest, now_ns: int) -> None:
+        """Learn from one request of a batch that was promised, and was answered now. Event loop; no lock needed."""
+        if request.target_ns:
+            self.promises.delivered(request.promised_ns, request.target_ns - request.start_ns, now_ns)
 
     def next_lane(self, now_ns: int, *, fast: bool = False) -> Lane | None:
-        """Choose the due Lane whose head has waited longest, of the fast ones only if so told.
+        """Choose the most urgent Lane of those that are due, of the fast ones only if so told.
 
         Those past their deadline are taken out first.
         """
-        if self._nearest_ns and self._nearest_ns <= now_ns:
+        if 0 < self._deadlines.nearest_ns <= now_ns:
             self.expired += self.expire(now_ns)
         if not self.live:
             return None
         if len(self._lanes) == 1 and not self._delay_ns:
             only = next(iter(self._lanes.values()))
             return only if only.fast or not fast else None
-        oldest: Lane | None = None
-        oldest_ns = 0
+        first: Lane | None = None
+        first_ns = 0
         for lane in self._lanes.values():
-            if lane.live and (lane.fast or not fast):
-                head = lane.head()
-                head_ns = head.queue_ns if head is not None else 0
-                if (oldest is None or head_ns < oldest_ns) and self._due_ns(lane, head_ns) <= now_ns:
-                    oldest, oldest_ns = lane, head_ns
-        return oldest
+            head = lane.head()
+            if head is not None and (lane.fast or not fast):
+                urgent_ns = lane.urgency_ns() if self._promising else head.queue_ns
+                if (first is None or urgent_ns < first_ns) and self._due_ns(lane, head) <= now_ns:
+                    first, first_ns = lane, urgent_ns
+        return first
 
     def due_ns(self, now_ns: int) -> int:
         """When the next Lane that is held open becomes due; 0 when none is held."""
         heads = [(lane, lane.head()) for lane in self._lanes.values() if lane.live]
-        dues = [self._due_ns(lane, head.queue_ns) for lane, head in heads if head is not None]
+        dues = [self._due_ns(lane, head) for lane, head in heads if head is not None]
         return min((due for due in dues if due > now_ns), default=0)
 
     def remove(self, request: InferRequest) -> None:
         """Take out a request that waits."""
-        self._lanes[request.key].remove(request)
+        lane = self._lanes[request.key]
+        lane.remove(request)
         self.rows -= request.rows
         self.nbytes -= request.nbytes
         self.live -= 1
+        if self._promising:
+            self.promises.reckon(lane)
+        if not self.live:
+            self._deadlines.clear()
 
     def nearest_deadline_ns(self) -> int:
-        """When `expire` must be called next; 0 for never. May be early, never late."""
-        return self._nearest_ns
+        """When `expire` must be called next; 0 for never. May be early, never late. Any thread, no lock needed."""
+        return self._deadlines.nearest_ns
 
     def expire(self, now_ns: int) -> list[InferRequest]:
         """Take out those whose deadline has passed."""
-        waiting = [r for lane in self._lanes.values() for r in lane.live_requests() if r.deadline_ns]
-        expired = [request for request in waiting if request.deadline_ns <= now_ns]
-        self._nearest_ns = min((r.deadline_ns for r in waiting if r.deadline_ns > now_ns), default=0)
+        expired = self._deadlines.passed(now_ns)
         for request in expired:
             self.remove(request)
         return expired
@@ -164,7 +204,7 @@ class Scheduler:
         if self._costs.observe(key, rows, ns, now_ns):
             lane = self._lanes.get(key)
             if lane is not None:
-                lane.fast = self._fast(key)
+                self._review(lane)
 
     def drain(self) -> list[InferRequest]:
         """Take out everything that waits."""
@@ -178,8 +218,46 @@ class Scheduler:
             for old in [k for k, lane in self._lanes.items() if not lane.live]:
                 del self._lanes[old]
         lane = self._lanes[key] = Lane(key)
-        lane.fast = self._fast(key)
+        self._review(lane)
         return lane
+
+    def _review(self, lane: Lane) -> None:
+        """Take over what is known by now of a Lane's run times."""
+        lane.fast = self._fast(lane.key)
+        if self._promising:
+            self._size(lane)
+            self.promises.reckon(lane)
+
+    def _begin_promising(self) -> None:
+        self._promising = True
+        for lane in self._lanes.values():
+            self._review(lane)
+
+    def _size(self, lane: Lane) -> None:
+        """Note what a batch holds when enough waits, and what it takes.
+
+        With a target it is the biggest that can be run twice within it: one may have begun just before a request came,
+        the next is its own. Where even one row takes longer than that, it is what takes hardly longer than one row.
+        Up to twice the biggest that has run is taken to cost what that did: otherwise a Key that is new is refused
+        before it can show that more rows do not take as much longer as they are.
+        """
+        costs, key, promises = self._costs, lane.key, self.promises
+        one_ns = costs.predict_ns(key, 1)
+        if one_ns is None:
+            return
+        rows = self._preferred[-1] if self._preferred else self._cap_rows or costs.most_rows(key) or self._max_rows
+        rows = min(rows, self._max_rows, self.memory_cap.rows or rows)
+        if self._most_ns:
+            rows = min(rows, costs.rows_within(key, self._most_ns))
+        known_rows = min(rows, costs.seen_rows(key) or rows)
+        if self.target_ns:
+            half_ns = (self.target_ns - promises.margin.ns) / 2 - promises.between_ns
+            known_rows = min(known_rows, costs.rows_within(key, max(half_ns, HARDLY * one_ns)))
+        rows = min(rows, 2 * known_rows if known_rows == costs.seen_rows(key) else known_rows)
+        run_ns, p95_ns = costs.predict_ns(key, known_rows) or 0.0, costs.p95_ns(key, known_rows) or 0.0
+        lane.full_rows = rows
+        lane.full_ns = run_ns + promises.between_ns
+        lane.full_p95_ns = min(p95_ns, TRUSTED * run_ns)
 
     def _fast(self, key: Key) -> bool:
         predicted_ns = self._costs.predict_ns(key, self._costs.knee_rows(key))
@@ -189,31 +267,46 @@ class Scheduler:
         """How many rows a batch of this Lane may have now.
 
         The knee keeps model and front end overlapped: with 32 clients in lock step two batches of 16 beat one of 32.
-        When more waits than two such batches hold, half of all that waits may go, of whatever Keys it is: the other
-        half is what the model runs on while the front end answers this one. But a batch does not grow to where its
-        rows take longer, except now and then, to see whether they still do.
+        When more waits, nearly half of all that is in flight may go, of whatever Keys: what waits, and what the last
+        batch held, which the front end answers now. Clients in lock step then form two batches that take turns; where
+        requests come by themselves, a batch soon holds all that waits. But it does not grow to where its rows take
+        longer, except now and then, to see whether they still do. With a target it holds what the target allows.
         """
         if not self._batched:
             return 0
         if self._preferred:
             fitting = [size for size in self._preferred if size <= lane.rows]
             return fitting[-1] if fitting else self._max_rows
+        if self.target_ns and lane.full_rows:
+            return lane.full_rows
         if self._cap_rows:
             return min(self._cap_rows, self._max_rows)
         knee = self._costs.knee_rows(lane.key)
         if not knee:
             return self._max_rows
-        limit = min(max(knee, (self.rows + 1) // 2), self._max_rows)
+        limit = max(knee, (12 * (self.rows + self._last_rows) + 24) // 25)
+        if self._allowed:
+            # what is padded up might as well be real
+            limit = next((size for size in self._allowed if size >= limit), limit)
+        limit = min(limit, self._max_rows)
         most = self._costs.most_rows(lane.key)
         if not most or limit <= most:
             return limit
         self._held_back += 1
         return most if self._held_back % LOOK_AGAIN else limit
 
-    def _due_ns(self, lane: Lane, head_ns: int) -> int:
+    def _due_ns(self, lane: Lane, head: InferRequest) -> int:
+        """When a Lane's batch is closed at the latest: its delay is over, or its oldest would miss its target.
+
+        A deadline closes nothing: who stated both a delay and a shorter timeout gets what Triton gives, expiry.
+        """
         if not self._delay_ns:
             return 0
         wanted = self._preferred[-1] if self._preferred else self._max_rows
         if lane.rows >= wanted or lane.rows in self._preferred:
             return 0
-        return head_ns + self._delay_ns
+        due_ns = head.queue_ns + self._delay_ns
+        if not head.target_ns:
+            return due_ns
+        run_ns = self._costs.p95_ns(lane.key, lane.rows + 1)
+        return 0 if run_ns is None else min(due_ns, int(head.target_ns - run_ns - self.promises.margin.ns))

@@ -88,6 +88,8 @@ class Turns:
                 self.trace(model, batch, now_ns)
             self._left(model, len(requests))
             hand_out(requests)
+            if requests[0].target_ns:
+                model.scheduler.delivered(requests[0], time.monotonic_ns())
 
     def _watch_hold(self, model: Model, now_ns: int) -> None:
         # the time that found nothing due: what becomes due after it must ring, be it past by now

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from penstock.backends.backend import Array, Backend, Binding, Loader
+from penstock.backends.errors import Code, RunStopped
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest, Key, Sink
@@ -36,7 +37,8 @@ class FakeRun:
 class FakeBackend:
     """A Backend whose model is `function`: all inputs in, all outputs out, in the graph's shapes.
 
-    `runs` records each run. `function` may raise, or wait on an event the test holds.
+    `runs` records each run. `function` may raise, or wait on an event the test holds, or on `stopped`, which is set
+    from when a Binding is stopped until it is lent again: a run that ends then has been stopped.
     """
 
     graph: Signature
@@ -44,6 +46,7 @@ class FakeBackend:
     platform: str = "fake"
     runs: list[FakeRun] = field(default_factory=list)
     bindings: list[FakeBinding] = field(default_factory=list)
+    stopped: threading.Event = field(default_factory=threading.Event)
     closed: bool = False
 
     def __post_init__(self) -> None:
@@ -72,6 +75,7 @@ class FakeBinding:
     def lend(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:
         if rows > self.capacity_rows:
             raise ValueError(f"{rows} rows lent, capacity is {self.capacity_rows}")
+        self._backend.stopped.clear()
         self._rows = rows
         self._lent = [
             None if shape is None else _garbage(spec, shape)
@@ -88,7 +92,12 @@ class FakeBinding:
             for spec, array in zip(backend.graph.inputs, copies, strict=True)
         ]
         outputs = backend.function(inputs)
+        if backend.stopped.is_set():
+            raise RunStopped(Code.EXPIRED, "the fake was stopped")
         return [self._present(position, outputs[position]) for position in wanted]
+
+    def stop(self) -> None:
+        self._backend.stopped.set()
 
     def _present(self, position: int, output: Any) -> Any:
         if self._backend.graph.outputs[position].shape == () and self._signature.outputs[position].shape == (1,):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,6 +9,8 @@ from hypothesis import strategies as st
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.admission import Shape, admit, dims_text
+from penstock.batching.padding import Padding
+from penstock.batching.spec import ModelSpec, PaddedAxis
 
 PAIR = Signature(
     (TensorSpec("a", "FP32", (-1, 4)), TensorSpec("b", "FP32", (-1, -1, 3), optional=True)),
@@ -103,3 +107,12 @@ def test_requests_share_a_key_when_their_shapes_are_equal_but_for_rows(widths: l
     keys = [admit("m", PAIR, 8, [(n, 4), (n, width, 3)])[1] for n, width in zip(rows, widths, strict=True)]
 
     assert (keys[0] == keys[1]) == (widths[0] == widths[1])
+
+
+def test_with_padding_the_key_has_the_lengths_that_run_and_the_rows_are_those_sent() -> None:
+    signature = Signature((TensorSpec("x", "FP32", (-1, -1, 3)),), (), batched=True)
+    padded = (PaddedAxis("x", 0, buckets=(4, 8), outputs={}),)
+    padding = Padding(ModelSpec("m", 1, Path("m"), padding=padded), signature)
+
+    assert admit("m", signature, 8, [(2, 5, 3)], padding) == (2, ((8, 3),))
+    assert admit("m", signature, 8, [(2, 9, 3)], padding) == (2, ((9, 3),))

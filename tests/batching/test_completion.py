@@ -282,3 +282,42 @@ def test_any_declaration_is_completed_or_refused_and_what_is_completed_fits_the_
         model = graph.input[tensor.name]
         assert tensor.datatype == model.datatype
         assert len(tensor.shape) == max(len(model.shape), 1)
+
+
+class TestAllowedSizes:
+    GRAPH = Signature((X,), (Y,))
+
+    def test_the_largest_is_the_most_rows_of_a_batch(self) -> None:
+        assert complete(spec(allowed_rows=(1, 4, 48)), self.GRAPH).policy.max_batch_rows == 48
+        assert complete(spec(allowed_rows=(1, 4, 200)), self.GRAPH).policy.max_batch_rows == 200
+        assert complete(spec(rows=64, allowed_rows=(8, 32)), self.GRAPH).policy.max_batch_rows == 32
+
+    @pytest.mark.parametrize(
+        ("allowed", "text"),
+        [
+            ((4, 16), "16 is more than the max batch size, 8"),
+            ((4, 2), "[4,2] must ascend from 1 or more"),
+            ((2, 2), "[2,2] must ascend from 1 or more"),
+            ((0, 4), "[0,4] must ascend from 1 or more"),
+        ],
+    )
+    def test_nonsense_is_refused(self, allowed: tuple[int, ...], text: str) -> None:
+        assert refusal(spec(rows=8, allowed_rows=allowed), self.GRAPH) == f"model 'm', batching.allowed_sizes: {text}"
+
+    def test_a_model_without_rows_has_no_sizes(self) -> None:
+        text = "model 'm', batching.allowed_sizes: the model has no axis for rows"
+        assert refusal(spec(rows=0, allowed_rows=(1,)), self.GRAPH) == text
+
+    def test_a_preferred_size_must_be_possible_still(self) -> None:
+        text = "dynamic batching preferred size must be <= max batch size for m"
+        assert refusal(spec(rows=64, preferred_rows=(16,), allowed_rows=(1, 8)), self.GRAPH) == text
+
+
+def test_names_of_axes_survive_what_a_configuration_declares() -> None:
+    named = TensorSpec("x", "FP32", (-1, -1), axes=("N", "L"))
+    said = spec(inputs=(TensorSpec("x", "FP32", (-1,)),), outputs=(TensorSpec("y", "FP32", (3,)),), rows=4)
+
+    done = complete(said, Signature((named,), (Y,)))
+
+    assert done.signature is not None
+    assert done.signature.inputs[0].axes == ("N", "L")

@@ -1,8 +1,7 @@
-"""Instances: what `execute` makes of a Batch, and when a thread runs one."""
+"""Instances: when a thread runs a Batch, and when the event loop does."""
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 from collections.abc import Iterator
@@ -10,15 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.batch import Batch
-from penstock.batching.isolation import execute
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
@@ -51,193 +46,6 @@ def model_of(
         signature=signature,
     )
     return Model(spec, [backend], finished or (lambda *_: None)), backend
-
-
-def run(model: Model, backend: FakeBackend, *requests: InferRequest) -> list[Batch]:
-    """Execute the requests as one Batch."""
-    batch = Batch(list(requests), sum(request.rows for request in requests), requests[0].key, 1)
-    return execute(model, backend.bind(model.signature, 64), batch)
-
-
-def total(inputs: list[Any]) -> list[Any]:
-    return [inputs[0].sum().reshape(1)]
-
-
-def zipmap(inputs: list[Any]) -> list[Any]:
-    return [[{0: float(row[0])} for row in inputs[0]]]
-
-
-def outputs_of(request: InferRequest) -> list[Any]:
-    assert request.error is None
-    assert request.outputs is not None
-    return [np.asarray(output).tolist() for output in request.outputs]
-
-
-def error_of(request: InferRequest) -> tuple[Code, str]:
-    assert request.outputs is None
-    assert request.error is not None
-    return request.error.code, request.error.message
-
-
-class TestExecute:
-    def test_each_request_gets_its_own_rows(self) -> None:
-        model, backend = model_of()
-        requests = [fake_request(model, rows, value=rows) for rows in (1, 2, 3)]
-
-        ran = run(model, backend, *requests)
-
-        assert len(ran) == len(backend.runs) == 1
-        assert [outputs_of(request) for request in requests] == [
-            [[[rows] * 4] * rows, [4 * rows] * rows] for rows in (1, 2, 3)
-        ]
-
-    @settings(max_examples=50, deadline=None)
-    @given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=10))
-    def test_whatever_shares_a_batch_rows_are_not_crossed_and_only_the_guilty_fail(
-        self, rows_and_guilt: list[tuple[int, bool]]
-    ) -> None:
-        model, backend = model_of()
-        requests = [
-            fake_request(model, rows, value=GUILTY if guilty else value)
-            for value, (rows, guilty) in enumerate(rows_and_guilt, 1)
-        ]
-
-        ran = run(model, backend, *requests)
-
-        assert [request for batch in ran for request in batch.requests] == requests
-        for value, (request, (rows, guilty)) in enumerate(zip(requests, rows_and_guilt, strict=True), 1):
-            if guilty and rows:
-                assert error_of(request) == (Code.INVALID, "a guilty row")
-            else:
-                assert outputs_of(request) == [[[value] * 4] * rows, [4 * value] * rows]
-
-    def test_only_what_is_wanted_is_asked_of_the_model(self) -> None:
-        model, backend = model_of()
-        request = fake_request(model)
-        request.wanted = (1,)
-
-        run(model, backend, request)
-
-        assert backend.runs[0].wanted == (1,)
-        assert outputs_of(request) == [[0]]
-
-    def test_requests_that_want_different_outputs_share_a_run_and_each_gets_its_own_in_its_order(self) -> None:
-        model, backend = model_of()
-        wants = [(1,), (0, 1), (1, 0), (0,), (), (1, 1)]
-        requests = [fake_request(model, value=value) for value in range(len(wants))]
-        for request, wanted in zip(requests, wants, strict=True):
-            request.wanted = wanted
-
-        run(model, backend, *requests)
-
-        assert [each.wanted for each in backend.runs] == [(0, 1)]
-        whole = [[[[value] * 4], [4 * value]] for value in range(len(wants))]
-        assert [outputs_of(request) for request in requests] == [
-            [whole[value][position] for position in wanted] for value, wanted in enumerate(wants)
-        ]
-
-    def test_stamps_are_in_order(self) -> None:
-        model, backend = model_of()
-
-        (batch,) = run(model, backend, fake_request(model))
-
-        stamps = [batch.exec_start_ns, batch.compute_start_ns, batch.compute_end_ns, batch.exec_end_ns]
-        assert stamps == sorted(stamps)
-        assert batch.exec_end_ns > batch.exec_start_ns
-
-    def test_an_absent_input_stays_absent(self) -> None:
-        optional = Signature((X, TensorSpec("o", "FP32", (-1, 4), optional=True)), (X,), batched=True)
-        model, backend = model_of(lambda inputs: [inputs[0]], optional)
-        requests = [fake_request(model, key=((4,), None)) for _ in range(2)]
-
-        run(model, backend, *requests)
-
-        assert backend.runs[0].inputs[1] is None
-        assert outputs_of(requests[1]) == [[[0] * 4]]
-
-    def test_bytes_are_gathered_like_any_rows(self) -> None:
-        strings = Signature((TensorSpec("s", "BYTES", (-1,)),), (TensorSpec("t", "BYTES", (-1,)),), batched=True)
-        model, backend = model_of(list, strings)
-        requests = [fake_request(model, key=((),)) for _ in range(2)]
-        for request, word in zip(requests, (b"a", b"long" * 9), strict=True):
-            request.inputs = [np.array([word], object)]
-
-        run(model, backend, *requests)
-
-        assert [outputs_of(request) for request in requests] == [[[b"a"]], [[b"long" * 9]]]
-
-    def test_outputs_that_are_no_tensors_are_cut_by_rows_too(self) -> None:
-        graph = Signature((X,), (TensorSpec("p", "seq(map(int64,tensor(float)))", ()),), batched=True)
-        model, backend = model_of(zipmap, graph)
-        requests = [fake_request(model, value=value) for value in (1, 2)]
-        for request in requests:
-            request.wanted = (0,)
-
-        run(model, backend, *requests)
-
-        assert [request.outputs for request in requests] == [[[{0: 1.0}]], [[{0: 2.0}]]]
-
-    def test_a_model_without_rows_gets_and_gives_whole_tensors(self) -> None:
-        whole = Signature((TensorSpec("x", "FP32", (2, -1)),), (TensorSpec("y", "FP32", (1,)),))
-        model, backend = model_of(total, whole)
-        request = fake_request(model, key=())
-        request.key, request.inputs = ((2, 3),), [np.ones((2, 3), np.float32)]
-
-        run(model, backend, request)
-
-        assert outputs_of(request) == [[6]]
-
-
-class TestABatchThatFails:
-    def test_is_halved_until_the_guilty_request_is_alone(self) -> None:
-        model, backend = model_of()
-        requests = [fake_request(model, value=GUILTY if position == 5 else position) for position in range(8)]
-
-        run(model, backend, *requests)
-
-        assert [each.rows for each in backend.runs] == [8, 4, 4, 2, 1, 1, 2]
-        assert error_of(requests[5]) == (Code.INVALID, "a guilty row")
-        assert all(request.error is None for request in requests if request is not requests[5])
-
-    def test_what_a_runtime_lets_slip_is_internal_and_stays_in_the_log(self, caplog: pytest.LogCaptureFixture) -> None:
-        def function(inputs: list[Any]) -> list[Any]:
-            raise ZeroDivisionError("/secret/path")
-
-        model, backend = model_of(function)
-        request = fake_request(model)
-        request.id = "r1"
-        with caplog.at_level(logging.ERROR):
-            run(model, backend, request)
-
-        assert error_of(request) == (Code.INTERNAL, "inference failed in 'm': ZeroDivisionError")
-        assert [getattr(record, "request_id", "") for record in caplog.records] == ["r1"]
-        assert "/secret/path" in caplog.text
-
-    @pytest.mark.parametrize("rows", [0, 1, 3])
-    def test_a_wrong_number_of_output_rows_is_the_models_error(self, rows: int) -> None:
-        model, backend = model_of(lambda inputs: [inputs[0], np.zeros(rows, np.float32)])
-        request = fake_request(model, 2)
-
-        run(model, backend, request)
-
-        text = f"model 'm': output 'sum' has {rows} rows for a batch of 2"
-        assert error_of(request) == (Code.INTERNAL, text)
-
-    def test_an_output_without_rows_is_an_error_of_each_request(self, caplog: pytest.LogCaptureFixture) -> None:
-        model, backend = model_of(lambda inputs: [inputs[0], np.float32(1)])
-        requests = [fake_request(model) for _ in range(2)]
-
-        run(model, backend, *requests)
-
-        assert [error_of(request)[0] for request in requests] == [Code.INTERNAL] * 2
-
-    def test_an_error_of_one_request_is_not_shared_with_another(self) -> None:
-        model, backend = model_of()
-        requests = [fake_request(model, value=GUILTY) for _ in range(2)]
-
-        run(model, backend, *requests)
-
-        assert requests[0].error is not requests[1].error
 
 
 @contextmanager

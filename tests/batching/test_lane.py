@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.batching.lane import LOOK_AHEAD, Lane
+from penstock.batching.lane import LOOK_AHEAD, PATIENCE_NS, Lane
 from penstock.batching.request import InferRequest
 from tests.fakes import fake_model, fake_request
 
@@ -108,6 +108,48 @@ def test_the_last_take_leaves_no_removed_request_behind() -> None:
     gc.collect()
 
     assert tensor() is None
+
+
+def lane_with_targets(*targets_ns: int) -> tuple[Lane, list[InferRequest]]:
+    lane, requests = lane_of(*[1] * len(targets_ns))
+    for request, target_ns in zip(requests, targets_ns, strict=True):
+        request.queue_ns, request.target_ns = 1, target_ns
+    return lane, requests
+
+
+def test_who_can_no_longer_make_it_steps_aside_and_goes_when_there_is_room() -> None:
+    lane, (late, first, also_late, second) = lane_with_targets(50, 500, 60, 500)
+
+    assert lane.take(2, 100, 10)[0] == [first, second]
+    assert lane.live_requests() == [late, also_late]
+    assert lane.head() is late
+    assert lane.take(2, 100, 10) == ([late, also_late], 2)
+
+
+def test_nobody_steps_aside_where_all_fit() -> None:
+    lane, requests = lane_with_targets(50, 500)
+
+    assert lane.take(2, 100, 10)[0] == requests
+
+
+def test_nobody_steps_aside_whose_patience_has_ended() -> None:
+    lane, (late, _, _) = lane_with_targets(50, 1 << 60, 1 << 60)
+
+    assert lane.take(1, 100 + PATIENCE_NS, 1 + PATIENCE_NS)[0] == [late]
+
+
+def test_a_lane_is_as_urgent_as_its_head_or_as_who_stepped_aside() -> None:
+    lane, (late, first, second) = lane_with_targets(50, 500, 2 * PATIENCE_NS)
+    seen = [lane.urgency_ns()]
+    lane.take(1, 100, 10)
+    late.queue_ns = 1 - PATIENCE_NS // 2
+    seen.append(lane.urgency_ns())
+    lane.remove(late)
+    seen.append(lane.urgency_ns())
+
+    assert not first.waiting
+    assert second.waiting
+    assert seen == [50, 1 + PATIENCE_NS // 2, 1 + PATIENCE_NS]
 
 
 REMOVE, TAKE, ADD = st.tuples(st.just("remove"), st.integers(0, 50)), st.integers(0, 12), st.integers(0, 12)

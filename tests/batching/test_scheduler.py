@@ -7,13 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.costs import CostModel
-from penstock.batching.lane import LOOK_AHEAD, Lane
+from penstock.batching.lane import PATIENCE_NS, Lane
 from penstock.batching.request import InferRequest, Key
 from penstock.batching.scheduler import KEPT_LANES, LOOK_AGAIN, Scheduler
 from penstock.batching.spec import BatchPolicy
@@ -125,13 +122,48 @@ class TestBatchSize:
 
         assert [take_rows(scheduler), take_rows(scheduler)] == [4, 4]
 
-    def test_half_goes_when_more_waits_than_two_batches_of_a_learned_cap(self) -> None:
+    def test_nearly_half_of_all_in_flight_goes_when_more_waits_than_a_batch_of_a_learned_cap(self) -> None:
         scheduler = scheduler_of(max_batch_rows=64)
         learn(scheduler, 2)
         for _ in range(20):
             add(scheduler)
 
-        assert [take_rows(scheduler) for _ in range(5)] == [10, 5, 3, 2, None]
+        assert [take_rows(scheduler) for _ in range(3)] == [10, 10, None]
+
+    def test_clients_in_lock_step_form_two_batches_that_take_turns(self) -> None:
+        scheduler = scheduler_of(max_batch_rows=64)
+        learn(scheduler, 4)
+        for _ in range(48):
+            add(scheduler)
+        taken = []
+        running = take_rows(scheduler)
+        for _ in range(12):
+            answered, running = running, take_rows(scheduler)
+            taken.append(running)
+            for _ in range(answered or 0):
+                add(scheduler)
+
+        assert taken[-4:] == [24, 24, 24, 24]
+
+    def test_what_comes_by_itself_soon_goes_nearly_all_at_once(self) -> None:
+        scheduler = scheduler_of(max_batch_rows=64)
+        learn(scheduler, 2)
+        taken = []
+        for _ in range(8):
+            for _ in range(16):
+                add(scheduler)
+            taken.append((take_rows(scheduler), scheduler.rows))
+
+        assert all(rows in {15, 16} and left <= 2 for rows, left in taken[-4:])
+
+    @pytest.mark.parametrize(("allowed", "first"), [((), 11), ((4, 8, 16), 16), ((4, 8), 11)])
+    def test_a_batch_grows_to_the_next_allowed_size(self, allowed: tuple[int, ...], first: int) -> None:
+        scheduler = scheduler_of(max_batch_rows=64, allowed_rows=allowed)
+        learn(scheduler, 2)
+        for _ in range(22):
+            add(scheduler)
+
+        assert take_rows(scheduler) == first
 
     def test_half_is_half_of_all_that_waits_whatever_its_key(self) -> None:
         scheduler = scheduler_of(max_batch_rows=64)
@@ -325,7 +357,9 @@ class TestLeaving:
             add(scheduler, now_ns=100, deadline_ns=100 + wait_ns - 1)
         add(scheduler, now_ns=100, deadline_ns=100 + wait_ns)
 
-        assert (caught.value.code, caught.value.message) == (Code.EXPIRED, "Request timeout expired")
+        assert caught.value.code is Code.EXPIRED
+        assert caught.value.message.startswith("Request timeout expired: would wait 0.0")
+        assert caught.value.retry_after_ns >= 1_000_000
         assert counters(scheduler)[:2] == (41, 41)
 
     def test_one_that_finds_nothing_waiting_is_taken_in_however_long_a_run_is(self) -> None:
@@ -387,6 +421,300 @@ class TestMemory:
         assert taken == requests
 
 
+def target_of(scheduler: Scheduler, target_ns: int, now_ns: int = 1, key: Key = A) -> InferRequest:
+    request = fake_request(MODEL, 1, key)
+    request.start_ns = request.queue_ns = now_ns
+    request.target_ns = now_ns + target_ns
+    scheduler.add(request)
+    return request
+
+
+def flat(scheduler: Scheduler, ns: int = 1_000, *keys: Key) -> None:
+    """Teach it that a batch of one to eight rows takes `ns`, and more as much longer as they are."""
+    for key in keys or (A,):
+        for rows in (1, 2, 4, 8):
+            scheduler.learn(key, rows, ns, 1)
+        scheduler.learn(key, 64, 8 * ns, 1)
+
+
+class TestUrgency:
+    def test_the_lane_whose_head_has_the_earliest_target_goes_first(self) -> None:
+        scheduler = scheduler_of()
+        target_of(scheduler, 900, now_ns=1, key=A)
+        target_of(scheduler, 300, now_ns=2, key=B)
+        target_of(scheduler, 600, now_ns=3, key=C)
+
+        assert [batch.key for _ in range(3) if (batch := scheduler.take(9))] == [B, C, A]
+
+    def test_a_deadline_is_as_urgent_as_a_target(self) -> None:
+        scheduler = scheduler_of()
+        target_of(scheduler, 900, key=A)
+        add(scheduler, key=B, deadline_ns=500)
+
+        assert [batch.key for _ in range(2) if (batch := scheduler.take(9))] == [B, A]
+
+    def test_who_has_neither_goes_before_what_comes_when_patience_has_ended(self) -> None:
+        scheduler = scheduler_of(max_batch_rows=1)
+        add(scheduler, key=A, now_ns=1)
+        target_of(scheduler, 300, now_ns=PATIENCE_NS - 300, key=B)
+        target_of(scheduler, 302, now_ns=PATIENCE_NS, key=B)
+
+        assert [batch.key for _ in range(3) if (batch := scheduler.take(PATIENCE_NS))] == [B, A, B]
+
+
+class TestMissedTargets:
+    def test_who_can_no_longer_make_it_gives_way_to_those_who_can(self) -> None:
+        scheduler = scheduler_of(max_batch_rows=2, latency_target_us=10_000)
+        flat(scheduler)
+        late = [target_of(scheduler, 5_000, now_ns=1) for _ in range(2)]
+        fresh = [target_of(scheduler, 50_000, now_ns=2) for _ in range(3)]
+
+        batches = [scheduler.take(10_000) for _ in range(3)]
+
+        assert [batch.requests for batch in batches if batch] == [fresh[:2], [fresh[2], late[0]], late[1:]]
+
+    def test_they_are_served_with_the_others_when_all_fit(self) -> None:
+        scheduler = scheduler_of(latency_target_us=10_000)
+        flat(scheduler)
+        requests = [target_of(scheduler, target_ns) for target_ns in (5_000, 50_000)]
+
+        batch = scheduler.take(10_000)
+
+        assert batch is not None
+        assert batch.requests == requests
+
+    def test_they_go_first_when_they_have_waited_long(self) -> None:
+        scheduler = scheduler_of(max_batch_rows=1, latency_target_us=10_000)
+        flat(scheduler)
+        late = target_of(scheduler, 5_000, now_ns=1)
+        fresh = target_of(scheduler, 50_000, now_ns=2)
+        later = target_of(scheduler, 3 * PATIENCE_NS, now_ns=3)
+        first = scheduler.take(10_000)
+        second = scheduler.take(PATIENCE_NS + 1)
+
+        assert [batch.requests for batch in (first, second) if batch] == [[fresh], [late]]
+        assert later.waiting
+
+    def test_their_lane_goes_first_then(self) -> None:
+        scheduler = scheduler_of(max_batch_rows=1, latency_target_us=10_000)
+        flat(scheduler)
+        late = target_of(scheduler, 5_000, now_ns=1)
+        target_of(scheduler, 50_000, now_ns=2)
+        scheduler.take(10_000)
+        target_of(scheduler, 900_000, now_ns=PATIENCE_NS, key=B)
+        target_of(scheduler, 950_000, now_ns=PATIENCE_NS)
+        batch = scheduler.take(PATIENCE_NS + 1)
+
+        assert batch is not None
+        assert batch.requests == [late]
+
+    def test_one_that_stepped_aside_can_be_cancelled_and_expires(self) -> None:
+        scheduler = scheduler_of(max_batch_rows=1, latency_target_us=10_000)
+        flat(scheduler)
+        cancelled = target_of(scheduler, 5_000)
+        expiring = fake_request(MODEL)
+        expiring.start_ns = expiring.queue_ns = 1
+        expiring.target_ns, expiring.deadline_ns = 5_000, 20_000
+        scheduler.add(expiring)
+        for _ in range(2):
+            target_of(scheduler, 50_000, now_ns=2)
+        scheduler.take(10_000)
+        scheduler.remove(cancelled)
+
+        assert scheduler.expire(20_000) == [expiring]
+        assert scheduler.live == 1
+
+
+class TestAtTheDoor:
+    def test_what_would_be_answered_after_its_target_is_refused_and_told_when_it_would_be(self) -> None:
+        scheduler = scheduler_of(max_batch_rows=8, latency_target_us=4_000)
+        flat(scheduler, 1_000_000)
+        for _ in range(8):
+            target_of(scheduler, 4_000_000)
+        scheduler.take(1)
+        accepted = [target_of(scheduler, 4_000_000) for _ in range(24)]
+
+        with pytest.raises(InferError) as caught:
+            target_of(scheduler, 4_000_000)
+
+        assert [request.promised_ns for request in accepted[7::8]] == [2_000_001, 3_000_001, 4_000_001]
+        assert caught.value.code is Code.OVERLOADED
+        assert caught.value.message == "Exceeds latency target: would be answered in 5 ms, the target is 4 ms"
+        assert caught.value.retry_after_ns == 1_000_000
+        assert scheduler.live == 24
+
+    def test_what_is_left_of_a_run_shrinks_as_time_passes(self) -> None:
+        scheduler = scheduler_of(latency_target_us=1_900)
+        flat(scheduler, 1_000_000)
+        target_of(scheduler, 1_900_000)
+        scheduler.take(1)
+
+        with pytest.raises(InferError):
+            target_of(scheduler, 1_900_000, now_ns=1)
+        assert target_of(scheduler, 1_900_000, now_ns=100_001).waiting
+
+    def test_two_instances_answer_in_half_the_time(self) -> None:
+        promised = []
+        for instances in (1, 2):
+            scheduler = Scheduler(BatchPolicy(max_batch_rows=8, latency_target_us=9_000), CostModel(), 0, instances)
+            flat(scheduler, 1_000_000)
+            for _ in range(16):
+                target_of(scheduler, 9_000_000)
+            promised.append(target_of(scheduler, 9_000_000).promised_ns)
+
+        assert promised == [3_000_001, 2_000_001]
+
+    def test_a_model_that_has_never_run_refuses_nothing(self) -> None:
+        scheduler = scheduler_of(latency_target_us=1)
+
+        assert all(target_of(scheduler, 1_000).waiting for _ in range(100))
+
+    def test_a_lane_that_goes_later_does_not_count(self) -> None:
+        scheduler = scheduler_of()
+        flat(scheduler, 1_000_000, A, B)
+        for _ in range(64):
+            add(scheduler, key=B)
+
+        assert target_of(scheduler, 1_500_000, key=A).waiting
+
+    def test_a_batch_holds_what_can_run_twice_within_the_target(self) -> None:
+        scheduler = scheduler_of(max_batch_rows=64, latency_target_us=4_000)
+        flat(scheduler, 1_000_000)
+        for _ in range(16):
+            target_of(scheduler, 4_000_000)
+
+        assert [take_rows(scheduler) for _ in range(2)] == [16, None]
+        for _ in range(16):
+            target_of(scheduler, 9_000_000)
+        assert take_rows(scheduler) == 16
+
+    def test_where_the_target_is_tight_it_holds_what_takes_hardly_longer_than_one_row(self) -> None:
+        scheduler = scheduler_of(max_batch_rows=64, latency_target_us=1_500)
+        flat(scheduler, 1_000_000)
+        for _ in range(8):
+            target_of(scheduler, 1_500_000)
+
+        assert take_rows(scheduler) == 8
+
+    def test_a_key_that_has_run_with_few_rows_only_may_try_twice_as_many(self) -> None:
+        scheduler = scheduler_of(max_batch_rows=64, latency_target_us=4_000)
+        rows, taken = 1, []
+        for _ in range(5):
+            scheduler.learn(A, rows, 1_000_000, 1)
+            for _ in range(2 * rows):
+                target_of(scheduler, 4_000_000)
+            batch = scheduler.take(1)
+            assert batch is not None
+            rows = batch.rows
+            scheduler.finished(batch, 1)
+            taken.append(rows)
+
+        assert taken == [2, 4, 8, 16, 32]
+
+    def test_an_idle_server_that_seems_too_slow_tries_one_now_and_then_and_so_finds_out(self) -> None:
+        scheduler = scheduler_of(latency_target_us=2_000)
+        scheduler.learn(A, 1, 50_000_000, 1)
+        tried, now_ns = 0, 1
+        for _ in range(2_000):
+            now_ns += 2_000_000
+            try:
+                target_of(scheduler, 2_000_000, now_ns)
+            except InferError:
+                continue
+            batch = scheduler.take(now_ns)
+            assert batch is not None
+            scheduler.finished(batch, now_ns + 1_000_000)
+            scheduler.learn(A, 1, 1_000_000, now_ns + 1_000_000)
+            tried += 1
+
+        assert tried > 1_500
+
+    def test_an_idle_server_that_is_too_slow_does_not_try_all(self) -> None:
+        scheduler = scheduler_of(latency_target_us=2_000)
+        scheduler.learn(A, 1, 50_000_000, 1)
+        target_of(scheduler, 2_000_000, now_ns=1)
+        scheduler.take(1)
+
+        for now_ns in (2_000_000, 60_000_000, 90_000_000):
+            with pytest.raises(InferError):
+                target_of(scheduler, 2_000_000, now_ns)
+
+    def test_one_that_passed_its_target_on_the_way_is_refused_where_others_run(self) -> None:
+        scheduler = scheduler_of(latency_target_us=2_000)
+        flat(scheduler)
+        target_of(scheduler, 2_000_000)
+        request = fake_request(MODEL)
+        request.start_ns, request.target_ns, request.queue_ns = 1, 2_000_001, 3_000_000
+
+        with pytest.raises(InferError, match="Exceeds latency target"):
+            scheduler.add(request)
+
+
+class TestLateBeforeDecoding:
+    @pytest.mark.parametrize("keys", [(A,), (A, B)])
+    def test_it_says_what_the_door_would_say(self, keys: tuple[Key, ...]) -> None:
+        scheduler = scheduler_of(max_queue_rows=10_000, latency_target_us=8_000)
+        flat(scheduler, 1_000_000, *keys)
+        said = []
+        for number in range(200):
+            late, refused = scheduler.late(1), False
+            try:
+                target_of(scheduler, 8_000_000, key=keys[number % len(keys)])
+            except InferError:
+                refused = True
+            said.append((late is not None, refused))
+
+        assert (True, False) not in said
+        # with two Lanes the last place in one of them may be found when the body is decoded
+        assert said[-50:] == [(True, True)] * 50
+
+    def test_nobody_is_late_for_a_model_without_a_target(self) -> None:
+        scheduler = scheduler_of()
+        flat(scheduler, 1_000_000_000)
+        for _ in range(100):
+            add(scheduler)
+
+        assert scheduler.late(1) is None
+
+    def test_an_idle_server_is_not_late(self) -> None:
+        scheduler = scheduler_of(latency_target_us=1)
+        flat(scheduler, 1_000_000)
+
+        assert scheduler.late(1) is None
+
+
+class TestHoldingOpenUnderATarget:
+    def test_a_batch_is_held_only_while_its_oldest_still_makes_its_target(self) -> None:
+        scheduler = scheduler_of(max_queue_delay_us=10_000, latency_target_us=5_000)
+        flat(scheduler, 1_000_000)
+        target_of(scheduler, 5_000_000)
+
+        assert scheduler.due_ns(1) == 4_000_001
+        assert scheduler.take(4_000_000) is None
+        assert take_rows(scheduler, 4_000_001) == 1
+
+    def test_a_deadline_does_not_cut_it_short(self) -> None:
+        scheduler = scheduler_of(max_queue_delay_us=10_000)
+        flat(scheduler, 1_000_000)
+        add(scheduler)
+        add(scheduler, deadline_ns=3_000_000)
+
+        assert scheduler.due_ns(1) == 10_000_001
+
+    def test_the_delay_holds_where_it_is_shorter(self) -> None:
+        scheduler = scheduler_of(max_queue_delay_us=1_000, latency_target_us=5_000)
+        flat(scheduler, 1_000_000)
+        target_of(scheduler, 5_000_000)
+
+        assert scheduler.due_ns(1) == 1_000_001
+
+    def test_a_key_that_has_never_run_is_not_held_against_a_target(self) -> None:
+        scheduler = scheduler_of(max_queue_delay_us=1_000, latency_target_us=5_000)
+        target_of(scheduler, 5_000_000)
+
+        assert take_rows(scheduler, 1) == 1
+
+
 class TestFastLanes:
     @pytest.mark.parametrize(("measured_ns", "fast"), [(99, True), (100, False), (None, False)])
     def test_a_lane_is_fast_when_its_batches_are_predicted_to_be(self, measured_ns: int | None, fast: bool) -> None:
@@ -422,137 +750,3 @@ class TestFastLanes:
             scheduler.learn(A, 1, 200, 1)
 
         assert not lane.fast
-
-
-class SchedulerMachine(RuleBasedStateMachine):
-    """Any order of arrivals, takes, cancellations, deadlines and lessons, against a plain list of what waits."""
-
-    @initialize(
-        max_rows=st.integers(1, 12),
-        cap=st.none() | st.integers(1, 12),
-        knee=st.sampled_from((0, 1, 2, 4, 8)),
-        queue=st.tuples(st.integers(4, 40), st.integers(100, 1000), st.integers(0, 12)),
-    )
-    def start(self, max_rows: int, cap: int | None, knee: int, queue: tuple[int, int, int]) -> None:
-        self.policy = BatchPolicy(
-            max_batch_rows=max_rows,
-            cap_rows=cap,
-            max_queue_rows=queue[0],
-            max_queue_bytes=queue[1],
-            max_queue_requests=queue[2],
-        )
-        self.scheduler = Scheduler(self.policy, CostModel())
-        self.knee = knee
-        if knee:
-            learn(self.scheduler, knee, A, B, C)
-        self.now_ns = 1
-        self.waiting: list[InferRequest] = []
-        self.patience: dict[InferRequest, int] = {}
-        self.gone: list[InferRequest] = []
-
-    @rule(rows=st.integers(0, 12), key=st.sampled_from((A, B, C)), timeout_ns=st.integers(0, 20))
-    def arrive(self, rows: int, key: Key, timeout_ns: int) -> None:
-        self.now_ns += 1
-        request = fake_request(MODEL, min(rows, self.policy.max_batch_rows or 1), key)
-        request.queue_ns = self.now_ns
-        request.deadline_ns = self.now_ns + timeout_ns if timeout_ns else 0
-        code = None
-        try:
-            self.scheduler.add(request)
-        except InferError as error:
-            code = error.code
-        assert (code is Code.OVERLOADED) == self._exceeded_by(request)
-        if code is Code.EXPIRED:
-            assert self.knee
-            assert request.deadline_ns
-        if code is None:
-            self.patience[request] = len(self.waiting) + 1
-            self.waiting.append(request)
-
-    def _exceeded_by(self, request: InferRequest) -> bool:
-        policy, more = self.policy, [*self.waiting, request]
-        return bool(self.waiting) and (
-            sum(each.rows for each in more) > policy.max_queue_rows
-            or sum(each.nbytes for each in more) > policy.max_queue_bytes
-            or len(more) > (policy.max_queue_requests or policy.max_queue_rows)
-        )
-
-    @rule(passed_ns=st.integers(1, 10))
-    def take(self, passed_ns: int) -> None:
-        self.now_ns += passed_ns
-        batch = self.scheduler.take(self.now_ns)
-        self._leave(self.scheduler.expired)
-        self.scheduler.expired = []
-        if batch is None:
-            assert not self.waiting
-            return
-        assert batch.requests[0] is self.waiting[0]
-        lane = [request for request in self.waiting if request.key == batch.key]
-        assert batch.requests == [request for request in lane if request in batch.requests]
-        assert batch.rows == sum(request.rows for request in batch.requests)
-        self._assert_capacity(batch.rows, batch.requests[0].rows, lane)
-        for request in self.waiting:
-            self.patience[request] -= 1
-        self._remove(batch.requests)
-        # whoever waited ahead of it has gone by now, each with a take of its own at worst
-        assert all(self.patience[request] >= 0 for request in batch.requests)
-        assert all(self.patience[request] > 0 for request in self.waiting)
-
-    def _assert_capacity(self, rows: int, head_rows: int, lane: list[InferRequest]) -> None:
-        lane_rows, all_rows = (sum(request.rows for request in each) for each in (lane, self.waiting))
-        limit = max_rows = self.policy.max_batch_rows or 1
-        if self.policy.cap_rows:
-            limit = min(self.policy.cap_rows, max_rows)
-        elif self.knee:
-            limit = min(max(self.knee, (all_rows + 1) // 2), max_rows)
-        assert rows <= max_rows
-        assert rows <= max(limit, head_rows)
-        if len(lane) <= LOOK_AHEAD and all(request.rows == 1 for request in lane):
-            assert rows == min(limit, lane_rows)
-
-    @precondition(lambda self: self.waiting)
-    @rule(position=st.integers(0, 99))
-    def cancel(self, position: int) -> None:
-        request = self.waiting[position % len(self.waiting)]
-        self.scheduler.remove(request)
-        self._remove([request])
-
-    @rule(passed_ns=st.integers(0, 10))
-    def expire(self, passed_ns: int) -> None:
-        self.now_ns += passed_ns
-        self._leave(self.scheduler.expire(self.now_ns))
-
-    def _leave(self, expired: list[InferRequest]) -> None:
-        late = [request for request in self.waiting if 0 < request.deadline_ns <= self.now_ns]
-        assert sorted(map(id, expired)) == sorted(map(id, late))
-        self._remove(expired)
-
-    def _remove(self, requests: list[InferRequest]) -> None:
-        for request in requests:
-            self.waiting.remove(request)
-            self.gone.append(request)
-
-    @invariant()
-    def it_counts_what_waits(self) -> None:
-        assert self.scheduler.rows == sum(request.rows for request in self.waiting)
-        assert self.scheduler.live == len(self.waiting)
-        assert self.scheduler.nbytes == sum(request.nbytes for request in self.waiting)
-
-    @invariant()
-    def those_and_only_those_are_waiting(self) -> None:
-        assert all(request.waiting for request in self.waiting)
-        assert not any(request.waiting for request in self.gone)
-
-    @invariant()
-    def the_alarm_is_never_late(self) -> None:
-        deadlines = [request.deadline_ns for request in self.waiting if request.deadline_ns]
-        assert not deadlines or 0 < self.scheduler.nearest_deadline_ns() <= min(deadlines)
-
-    def teardown(self) -> None:
-        if hasattr(self, "scheduler"):
-            assert sorted(map(id, self.scheduler.drain())) == sorted(map(id, self.waiting))
-            assert counters(self.scheduler) == (0, 0, 0)
-
-
-TestWhateverHappens = SchedulerMachine.TestCase
-TestWhateverHappens.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

@@ -12,17 +12,21 @@ from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching import warmup
 from penstock.batching.model import Model
-from penstock.batching.spec import BatchPolicy, ModelSpec
-from tests.fakes import FakeBackend, Function, fake_model
+from penstock.batching.spec import BatchPolicy, ModelSpec, PaddedAxis
+from tests.fakes import FakeBackend, Function, fake_model, fake_request
 
 X, Y = TensorSpec("x", "FP32", (-1, 4)), TensorSpec("y", "FP32", (-1, 4))
 BATCHED = Signature((X,), (Y,), batched=True)
 
 
 @contextmanager
-def opened(function: Function, signature: Signature = BATCHED, rows: int = 6) -> Iterator[tuple[Model, FakeBackend]]:
+def opened(
+    function: Function, signature: Signature = BATCHED, rows: int = 6, *, allowed: tuple[int, ...] = (),
+    padding: tuple[PaddedAxis, ...] = (),
+) -> Iterator[tuple[Model, FakeBackend]]:  # fmt: skip
     backend = FakeBackend(signature, function)
-    spec = ModelSpec("m", 1, Path("model"), policy=BatchPolicy(max_batch_rows=rows), signature=signature)
+    policy = BatchPolicy(max_batch_rows=rows, allowed_rows=allowed)
+    spec = ModelSpec("m", 1, Path("model"), policy=policy, signature=signature, padding=padding)
     model = Model(spec, [backend], lambda *_: None)
     model.open()
     try:
@@ -32,12 +36,17 @@ def opened(function: Function, signature: Signature = BATCHED, rows: int = 6) ->
 
 
 def lessons(model: Model, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, int]]:
-    """Sweep, and tell what the Scheduler was taught: keys and rows."""
-    taught: list[tuple[Any, int]] = []
+    """Sweep, and tell what the Scheduler was taught: keys and rows, each once."""
+    return list(dict.fromkeys((key, rows) for key, rows, _ in all_lessons(model, monkeypatch)))
+
+
+def all_lessons(model: Model, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, int, int]]:
+    """Sweep, and tell every run that the Scheduler was taught: key, rows, nanoseconds."""
+    taught: list[tuple[Any, int, int]] = []
 
     def learn(key: Any, rows: int, ns: int, now_ns: int) -> None:
         assert ns > 0
-        taught.append((key, rows))
+        taught.append((key, rows, ns))
 
     monkeypatch.setattr(model.scheduler, "learn", learn)
     warmup.sweep(model)
@@ -50,6 +59,120 @@ def test_sizes_double_up_to_the_models_own(monkeypatch: pytest.MonkeyPatch) -> N
 
     assert taught == [(((4,),), rows) for rows in (1, 2, 4, 6)]
     assert [run.rows for run in backend.runs] == [rows for rows in (1, 2, 4, 6) for _ in range(warmup.RUNS)]
+
+
+def test_allowed_sizes_are_the_only_ones_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(list, rows=16, allowed=(2, 5, 16)) as (model, _):
+        assert [rows for _, rows in lessons(model, monkeypatch)] == [2, 5, 16]
+
+
+class Clock:
+    """The time, which moves by `taking` nanoseconds a run, one after the other, and by the last from then on."""
+
+    def __init__(self, *taking: int) -> None:
+        self.now_ns = 0
+        self._taking = list(taking)
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    def run(self, inputs: list[Any]) -> list[Any]:
+        self.now_ns += self._taking.pop(0) if len(self._taking) > 1 else self._taking[0]
+        return list(inputs)
+
+
+@pytest.mark.parametrize(
+    ("taking", "taught"),
+    [
+        ((900, 10, 11, 12, 13, 14), [10, 11, 12, 13, 14]),
+        ((900, 500, 16, 10, 40, 11), [10, 40, 11]),
+        ((10, 11, 10, 11, 10, 11), [11, 10, 11, 10, 11]),
+    ],
+)
+def test_each_run_is_a_lesson_but_for_the_slow_first_ones(
+    taking: tuple[int, ...], taught: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(*taking)
+    monkeypatch.setattr(warmup, "time", clock)
+    with opened(clock.run, rows=1) as (model, _):
+        assert [ns for _, _, ns in all_lessons(model, monkeypatch)] == taught
+
+
+def test_run_times_are_known_before_the_model_is_ready() -> None:
+    with opened(list, rows=2) as (model, _):
+        warmup.sweep(model)
+        lane = model.scheduler.add(fake_request(model))
+
+        assert model.scheduler.take_from(lane, 1).cost_ns > 0
+
+
+class TestPadding:
+    FREE = TensorSpec("x", "FP32", (-1, -1), axes=("rows", "length"))
+    MASK = TensorSpec("mask", "FP32", (-1, -1), axes=("rows", "length"))
+    OTHER = TensorSpec("z", "FP32", (-1, -1, 3))
+
+    def test_padded_axes_are_taken_as_their_buckets_the_smallest_and_the_largest_first(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        signature = Signature((self.FREE, self.OTHER), (Y,), batched=True)
+        padding = (PaddedAxis("x", 0, (8, 16, 32, 64), outputs={}),)
+        with opened(lambda inputs: [inputs[0]], signature, rows=2, padding=padding) as (model, _):
+            taught = lessons(model, monkeypatch)
+
+        keys = [((length,), (1, 3)) for length in (8, 64, 16, 32)]
+        assert taught == [(key, rows) for key in keys for rows in (1, 2)]
+
+    def test_a_mask_is_as_long_as_what_it_is_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        signature = Signature((self.FREE, self.MASK), (Y,), batched=True)
+        padding = (PaddedAxis("x", 0, (8, 16), mask="mask", outputs={}),)
+        with opened(lambda inputs: [inputs[0]], signature, rows=1, padding=padding) as (model, _):
+            taught = lessons(model, monkeypatch)
+
+        assert [key for key, _ in taught] == [((8,), (8,)), ((16,), (16,))]
+
+    def test_the_keys_are_those_that_requests_have(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        signature = Signature((self.FREE,), (Y,), batched=True)
+        with opened(list, signature, rows=1, padding=(PaddedAxis("x", 0, outputs={}),)) as (model, _):
+            taught = lessons(model, monkeypatch)
+            assert model.padding is not None
+            assert [model.padding.key("m", key) for key, _ in taught] == [key for key, _ in taught]
+        assert len(taught) == 2
+
+    def test_any_number_of_buckets_makes_a_bounded_number_of_shapes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        signature = Signature((self.FREE,), (Y,), batched=True)
+        padding = (PaddedAxis("x", 0, tuple(range(1, 100)), outputs={}),)
+        with opened(list, signature, rows=1, padding=padding) as (model, _):
+            taught = lessons(model, monkeypatch)
+
+        assert len(taught) == warmup.MOST_SHAPES
+        assert [key for key, _ in taught[:2]] == [((1,),), ((99,),)]
+
+    def test_a_shape_that_takes_more_than_its_share_leaves_the_last_its_own(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        clock = Clock(100)
+        monkeypatch.setattr(warmup, "time", clock)
+        monkeypatch.setattr(warmup, "BUDGET_NS", 1000)
+        signature = Signature((self.FREE,), (Y,), batched=True)
+        padding = (PaddedAxis("x", 0, (8, 16), outputs={}),)
+        with opened(clock.run, signature, rows=64, padding=padding) as (model, _):
+            taught = lessons(model, monkeypatch)
+
+        assert [key for key, _ in taught] == [((8,),), ((16,),)]
+        assert clock.now_ns <= 1000
+
+    def test_one_shape_on_which_it_does_not_run_is_no_reason_to_leave_out_the_others(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def function(inputs: list[Any]) -> list[Any]:
+            if inputs[0].shape[1] == 64:
+                raise InferError(Code.INTERNAL, "out of memory")
+            return list(inputs)
+
+        signature = Signature((self.FREE,), (Y,), batched=True)
+        padding = (PaddedAxis("x", 0, (8, 16, 64), outputs={}),)
+        with opened(function, signature, rows=1, padding=padding) as (model, _):
+            assert [key for key, _ in lessons(model, monkeypatch)] == [((8,),), ((16,),)]
 
 
 def test_the_model_runs_on_zeros_with_free_axes_of_one(monkeypatch: pytest.MonkeyPatch) -> None:

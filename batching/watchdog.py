@@ -1,0 +1,89 @@
+"""Watchdog: ends runs that take longer than their model allows (`BatchPolicy.run_limit_us`).
+
+One per Engine, for all its models. Told by isolation.py of each run of a model that has a limit, and of no other.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from penstock.backends.backend import Binding
+
+AGAIN_NS = 100_000_000
+"""A run that was stopped and still goes on is stopped again after so long: a runtime looks between two operators."""
+
+
+class Runs:
+    """The runs under way that have a limit, and when each is over it. Pure: told the time."""
+
+    def __init__(self) -> None:
+        self._over_ns: dict[Binding, int] = {}
+
+    def begin(self, binding: Binding, over_ns: int) -> None:
+        """Note that a Binding runs, until `over_ns` at most."""
+        self._over_ns[binding] = over_ns
+
+    def end(self, binding: Binding) -> None:
+        """Note that a Binding runs no more."""
+        del self._over_ns[binding]
+
+    def overdue(self, now_ns: int) -> list[Binding]:
+        """Give those that are to be stopped now; each is due again later, should it not stop."""
+        overdue = [binding for binding, over_ns in self._over_ns.items() if over_ns <= now_ns]
+        for binding in overdue:
+            self._over_ns[binding] = now_ns + AGAIN_NS
+        return overdue
+
+    def nearest_ns(self) -> int:
+        """When somebody is overdue next; 0 when nothing runs."""
+        return min(self._over_ns.values(), default=0)
+
+
+class Watchdog:
+    """A thread that stops what is overdue. It sleeps until then, and without end while nothing runs.
+
+    Threads: all methods may be called on any. A Binding is stopped only between its `begin` and its `end`, so that no
+    later run of it is hit. The thread starts with the first `begin`.
+    """
+
+    def __init__(self) -> None:
+        self._runs = Runs()
+        self._changed = threading.Condition()
+        self._wakes_ns = 0
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+
+    def begin(self, binding: Binding, limit_ns: int, now_ns: int) -> None:
+        """Note that a Binding runs from now on, for `limit_ns` at most."""
+        over_ns = now_ns + limit_ns
+        with self._changed:
+            self._runs.begin(binding, over_ns)
+            if not self._wakes_ns or over_ns < self._wakes_ns:
+                self._wakes_ns = over_ns
+                self._changed.notify()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._main, name="watchdog", daemon=True)
+                self._thread.start()
+
+    def end(self, binding: Binding) -> None:
+        """Note that its run has ended."""
+        with self._changed:
+            self._runs.end(binding)
+
+    def stop(self) -> None:
+        """End the thread."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _main(self) -> None:
+        with self._changed:
+            while not self._stopping:
+                now_ns = time.monotonic_ns()
+                for binding in self._runs.overdue(now_ns):
+                    binding.stop()
+                self._wakes_ns = self._runs.nearest_ns()
+                self._changed.wait((self._wakes_ns - now_ns) / 1e9 if self._wakes_ns else None)

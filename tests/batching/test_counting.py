@@ -1,0 +1,339 @@
+"""Counting: how many Instances are kept, by measurements that the test makes up, and by the runs of a fake model."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.backends.errors import Code, InferError
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching import counting, memory, opening
+from penstock.batching.counting import Split, Trial, Trials, choose, count_instances, splits, together
+from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
+from tests.fakes import FakeBackend, Function
+
+MB = 1 << 20
+GRAPH = Signature((TensorSpec("x", "FP32", (-1, 4)),), (TensorSpec("y", "FP32", (-1, 4)),))
+SPEC = ModelSpec("m", 1, Path("model"), "fake", policy=BatchPolicy(max_batch_rows=8), instances=(InstanceGroup(0),))
+
+
+class Measured:
+    """A machine on which so many Instances do so many rows/s together, and take so much memory each."""
+
+    def __init__(self, rows_per_s: Mapping[int, float], each_bytes: int = MB) -> None:
+        self._rows_per_s = rows_per_s
+        self._each_bytes = each_bytes
+
+    def __call__(self, split: Split) -> Trial | None:
+        rate = self._rows_per_s.get(split.count)
+        return None if rate is None else Trial(split, rate, 10 * MB + self._each_bytes * split.count)
+
+
+def counts(tried: list[Trial]) -> list[int]:
+    return [trial.split.count for trial in tried]
+
+
+class TestWhatIsTried:
+    @pytest.mark.parametrize(
+        ("cpus", "expected"),
+        [
+            (1, [(1, 1)]),
+            (2, [(1, 2), (2, 1)]),
+            (6, [(1, 6), (2, 5), (4, 3), (6, 1)]),
+            (8, [(1, 8), (2, 7), (4, 5), (8, 1)]),
+        ],
+    )
+    def test_threads_are_divided_among_the_instances_of_a_cpu(self, cpus: int, expected: list[tuple[int, int]]) -> None:
+        assert splits("cpu", cpus, None) == [Split(*each) for each in expected]
+
+    def test_threads_that_the_user_has_said_are_kept(self) -> None:
+        assert splits("cpu", 4, 2) == [Split(1, 2), Split(2, 2), Split(4, 2)]
+        assert counting.said_threads({"intra_op_thread_count": "2"}) == 2
+        assert counting.said_threads({"intra_op_thread_count": "0"}) is None
+        assert counting.said_threads({}) is None
+
+    def test_a_gpu_is_tried_with_a_few(self) -> None:
+        assert splits("cuda:0", 64, None) == [Split(1), Split(2), Split(3), Split(4)]
+
+
+class TestWhatIsKept:
+    @pytest.mark.parametrize(
+        ("rows_per_s", "kept", "tried"),
+        [
+            ({1: 100, 2: 190, 4: 360, 8: 700}, 8, [1, 2, 4, 8]),
+            ({1: 100, 2: 190, 4: 200, 8: 700}, 2, [1, 2, 4]),
+            ({1: 100, 2: 109, 4: 400}, 1, [1, 2]),
+            ({1: 100, 2: 111, 4: 90}, 2, [1, 2, 4]),
+            ({1: 100, 2: 60}, 1, [1, 2]),
+        ],
+    )
+    def test_more_are_kept_while_they_are_worth_it(
+        self, rows_per_s: dict[int, float], kept: int, tried: list[int]
+    ) -> None:
+        split, trials = choose(splits("cpu", 8, 1), Measured(rows_per_s), 1 << 40)
+
+        assert (split.count, counts(trials)) == (kept, tried)
+
+    def test_what_was_seen_not_to_fit_is_not_kept(self) -> None:
+        split, trials = choose(splits("cpu", 8, 1), Measured({1: 1, 2: 2, 4: 4, 8: 8}, 100 * MB), 200 * MB)
+
+        assert (split.count, counts(trials)) == (1, [1, 2])
+
+    def test_what_cannot_fit_is_not_even_tried(self) -> None:
+        split, trials = choose(splits("cpu", 8, 1), Measured({1: 1, 2: 2, 4: 4, 8: 8}, 100 * MB), 300 * MB)
+
+        assert (split.count, counts(trials)) == (2, [1, 2])
+
+    def test_one_is_kept_even_beyond_the_budget(self) -> None:
+        split, _ = choose(splits("cpu", 8, 1), Measured({1: 1, 2: 9}, 100 * MB), MB)
+
+        assert split.count == 1
+
+    @pytest.mark.parametrize(("rows_per_s", "kept"), [({}, 1), ({1: 100}, 1), ({1: 100, 2: 200}, 2)])
+    def test_what_cannot_be_measured_is_not_kept(self, rows_per_s: dict[int, float], kept: int) -> None:
+        split, _ = choose(splits("cpu", 8, 1), Measured(rows_per_s), 1 << 40)
+
+        assert split.count == kept
+
+    def test_the_budget_is_what_the_user_said_or_half_of_what_is_free(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(counting, "free_bytes", lambda: 100 * MB)
+
+        assert counting.budget_bytes(ModelSpec("m", 1, Path("model"), memory_budget_bytes=7)) == 7
+        assert counting.budget_bytes(SPEC) == 50 * MB
+
+
+class Loads:
+    """A `load`, with the threads of each session that it opened."""
+
+    def __init__(self, function: Function = list, most: int = 99) -> None:
+        self.threads: list[int] = []
+        self.backends: list[FakeBackend] = []
+        self._function = function
+        self._most = most
+
+    def __call__(self, threads: int) -> FakeBackend:
+        if len(self.threads) == self._most:
+            raise InferError(Code.INTERNAL, "no memory")
+        self.threads.append(threads)
+        self.backends.append(FakeBackend(GRAPH, self._function))
+        return self.backends[-1]
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each measurement is one run."""
+    monkeypatch.setattr(counting, "TRIAL_NS", 0)
+    monkeypatch.setattr(counting.together, "__defaults__", (0,))
+
+
+class TestTrials:
+    def test_as_many_instances_run_at_once_as_are_tried(self) -> None:
+        meeting = threading.Barrier(3)
+
+        def meet(inputs: list[Any]) -> list[Any]:
+            if threading.current_thread() is not threading.main_thread():
+                meeting.wait(10)
+            return list(inputs)
+
+        trials = Trials(SPEC, Loads(meet), 1)
+        trial = trials(Split(3, 1))
+
+        assert trial is not None
+        assert trial.rows_per_s > 0
+
+    def test_batches_are_of_the_size_that_the_model_mostly_runs_in(self) -> None:
+        loads = Loads()
+        trials = Trials(SPEC, loads, 1)
+        trials(Split(2, 1))
+
+        assert trials.rows in {1, 2, 4, 8}
+        assert loads.backends[0].runs[-1].rows == trials.rows
+
+    def test_only_allowed_sizes_run(self) -> None:
+        loads = Loads()
+        spec = ModelSpec("m", 1, Path("model"), policy=BatchPolicy(max_batch_rows=8, allowed_rows=(3, 8)))
+        Trials(spec, loads, 1)(Split(1, 1))
+
+        assert {run.rows for run in loads.backends[0].runs} <= {3, 8}
+
+    def test_a_session_is_kept_while_its_threads_are_the_same(self) -> None:
+        loads = Loads()
+        trials = Trials(SPEC, loads, 4)
+        for split in (Split(1, 4), Split(2, 4), Split(4, 1)):
+            trials(split)
+
+        assert loads.threads == [4, 1]
+        assert [backend.closed for backend in loads.backends] == [True, False]
+
+    @pytest.mark.parametrize("error", [InferError(Code.INVALID, "no zeros"), ZeroDivisionError()])
+    def test_a_model_that_does_not_run_on_zeros_is_not_measured(self, error: Exception) -> None:
+        def fails(inputs: list[Any]) -> list[Any]:
+            raise error
+
+        assert Trials(SPEC, Loads(fails), 1)(Split(1, 1)) is None
+
+    def test_nothing_more_is_tried_when_the_time_is_spent(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(counting, "BUDGET_NS", -1)
+
+        assert Trials(SPEC, Loads(), 1)(Split(1, 1)) is None
+
+    def test_a_spec_that_does_not_fit_the_model_is_refused_and_nothing_is_left_open(self) -> None:
+        loads = Loads()
+        wrong = ModelSpec("m", 1, Path("model"), inputs=(TensorSpec("z", "FP32", (4,)),), outputs=GRAPH.outputs)
+        with pytest.raises(InferError, match="'z'"):
+            Trials(wrong, loads, 1)
+
+        assert loads.backends[0].closed
+
+    def test_an_error_on_one_thread_ends_the_others_and_is_raised(self) -> None:
+        def fails() -> None:
+            raise InferError(Code.INTERNAL, "out of memory")
+
+        with pytest.raises(InferError, match="out of memory"):
+            together([lambda: None, fails, lambda: None])
+
+    def test_each_runs_at_least_once_after_all_are_ready(self) -> None:
+        runs: list[int] = []
+        rates = together([lambda: runs.append(1), lambda: runs.append(2)])
+
+        assert sorted(runs) == [1, 1, 2, 2]
+        assert all(rate > 0 for rate in rates)
+
+
+def measured(monkeypatch: pytest.MonkeyPatch, rows_per_s: Mapping[int, float]) -> None:
+    def call(trials: Trials, split: Split) -> Trial | None:
+        trials.session(split.threads)
+        trials.rows = 16
+        return Measured(rows_per_s)(split)
+
+    monkeypatch.setattr(Trials, "__call__", call)
+    monkeypatch.setattr(counting, "usable_cpus", lambda: 4)
+
+
+class TestCountInstances:
+    def test_the_session_of_what_was_chosen_is_given_and_no_other_left_open(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        measured(monkeypatch, {1: 100, 2: 190, 4: 191})
+        loads = Loads()
+        split, backend, tried = count_instances(SPEC, "cpu", loads, None)
+
+        assert (split, counts(tried)) == (Split(2, 3), [1, 2, 4])
+        assert loads.threads == [4, 3, 1, 3]
+        assert [each.closed for each in loads.backends] == [True, True, True, False]
+        assert backend is loads.backends[-1]
+
+    def test_the_evidence_is_one_line_of_the_log(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        measured(monkeypatch, {1: 100, 2: 190, 4: 191})
+        with caplog.at_level(logging.INFO):
+            count_instances(SPEC, "cpu", Loads(), None)
+
+        line = "model m on cpu: 2 instances x 3 threads, of 1 instance x 4 threads 100 rows/s, "
+        line += "2 instances x 3 threads 190 rows/s, 4 instances x 1 thread 191 rows/s, in batches of 16"
+        assert caplog.messages == [line]
+
+    def test_when_nothing_can_be_measured_there_is_one(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        measured(monkeypatch, {})
+        with caplog.at_level(logging.INFO):
+            split, _, tried = count_instances(SPEC, "cpu", Loads(), None)
+
+        assert (split, tried) == (Split(1, 4), [])
+        assert "since it cannot be measured" in caplog.text
+
+    def test_a_session_that_cannot_be_opened_again_is_the_callers_to_know(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        measured(monkeypatch, {1: 100, 2: 50})
+        loads = Loads(most=2)
+        with pytest.raises(InferError, match="no memory"):
+            count_instances(SPEC, "cpu", loads, None)
+
+        assert all(backend.closed for backend in loads.backends)
+
+
+class TestOpening:
+    @pytest.fixture(autouse=True)
+    def _measured(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        measured(monkeypatch, {1: 100, 2: 190, 4: 191})
+
+    def test_the_model_has_what_was_chosen_in_its_spec_and_how_it_was_found(self) -> None:
+        asked: list[tuple[str, str]] = []
+
+        def load(path: Path, device: str, options: Mapping[str, str]) -> FakeBackend:
+            asked.append((device, options.get("intra_op_thread_count", "")))
+            return FakeBackend(GRAPH, list)
+
+        model = opening.open_model(SPEC, {"fake": load}, lambda *_: None)
+        try:
+            assert model.spec.instances == (InstanceGroup(2, ("cpu",)),)
+            assert dict(model.spec.options) == {"intra_op_thread_count": "3"}
+            assert [*model.counted] == [(1, 100), (2, 190), (4, 191)]
+            assert len(model.instances) == 2
+            assert asked == [("cpu", threads) for threads in ("4", "3", "1", "3")]
+        finally:
+            model.close()
+
+    def test_each_device_is_counted_by_itself_and_threads_are_not_divided(self) -> None:
+        asked: list[tuple[str, str]] = []
+
+        def load(path: Path, device: str, options: Mapping[str, str]) -> FakeBackend:
+            asked.append((device, options.get("intra_op_thread_count", "")))
+            return FakeBackend(GRAPH, list)
+
+        groups = (InstanceGroup(0, ("cpu", "cuda:0")), InstanceGroup(3, ("cuda:1",)))
+        spec = ModelSpec("m", 1, Path("model"), "fake", policy=SPEC.policy, instances=groups)
+        model = opening.open_model(spec, {"fake": load}, lambda *_: None)
+        try:
+            assert [(group.count, group.devices) for group in model.spec.instances] == [
+                (2, ("cpu",)), (2, ("cuda:0",)), (3, ("cuda:1",)),
+            ]  # fmt: skip
+            assert asked == [("cpu", ""), ("cuda:0", ""), ("cuda:1", "")]
+        finally:
+            model.close()
+
+    def test_a_lost_device_is_loaded_again_as_it_was(self) -> None:
+        asked: list[tuple[str, str]] = []
+
+        def load(path: Path, device: str, options: Mapping[str, str]) -> FakeBackend:
+            asked.append((device, options.get("intra_op_thread_count", "")))
+            return FakeBackend(GRAPH, list)
+
+        model = opening.open_model(SPEC, {"fake": load}, lambda *_: None)
+        try:
+            instance = model.instances[0]
+            instance.place.replace(instance.binding, model.signature, model.max_rows)
+
+            assert asked[-1] == ("cpu", "3")
+        finally:
+            model.close()
+
+
+class TestMemory:
+    def test_the_least_of_the_machine_and_the_container_is_free(self, tmp_path: Path) -> None:
+        proc, cgroup = tmp_path / "proc", tmp_path / "cgroup"
+        proc.mkdir()
+        cgroup.mkdir()
+        (proc / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:    5000 kB\n")
+        alone = memory.free_bytes(proc, cgroup)
+        (cgroup / "memory.max").write_text("max\n")
+        (cgroup / "memory.current").write_text("1000000\n")
+        unlimited = memory.free_bytes(proc, cgroup)
+        (cgroup / "memory.max").write_text("3000000\n")
+
+        assert (alone, unlimited, memory.free_bytes(proc, cgroup)) == (5000 * 1024, 5000 * 1024, 2_000_000)
+
+    def test_where_the_system_says_nothing_nothing_is_known(self, tmp_path: Path) -> None:
+        assert memory.free_bytes(tmp_path, tmp_path) is None
+        assert memory.resident_bytes(tmp_path) == 0
+
+    def test_this_process_holds_something(self) -> None:
+        assert memory.resident_bytes() > MB

@@ -1,0 +1,69 @@
+"""Deadlines: which waiting request expires next."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.batching.deadlines import SPARE, Deadlines
+from penstock.batching.request import InferRequest
+from tests.fakes import fake_model, fake_request
+
+MODEL = fake_model()
+
+
+def waiting(deadline_ns: int) -> InferRequest:
+    request = fake_request(MODEL)
+    request.deadline_ns, request.waiting = deadline_ns, True
+    return request
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.sampled_from(("add", "leave", "look"))), max_size=60))
+def test_those_and_only_those_that_wait_and_have_passed_are_given_the_earliest_first(
+    steps: list[tuple[int, str]],
+) -> None:
+    deadlines = Deadlines()
+    live: list[InferRequest] = []
+    for number, step in steps:
+        if step == "add":
+            live.append(waiting(number))
+            deadlines.add(live[-1], len(live))
+        elif step == "leave" and live:
+            live.pop(number % len(live)).waiting = False
+        elif step == "look":
+            passed = deadlines.passed(number)
+            late = [request for request in live if request.deadline_ns <= number]
+            assert passed == sorted(late, key=lambda request: request.deadline_ns)
+            live = [request for request in live if request not in late]
+        nearest_ns = min((request.deadline_ns for request in live), default=0)
+        assert not nearest_ns or 0 < deadlines.nearest_ns <= nearest_ns
+
+
+def test_the_tensors_of_those_that_left_are_let_go_before_their_deadline() -> None:
+    deadlines = Deadlines()
+    kept = []
+    for _ in range(20 * SPARE):
+        request = waiting(1 << 60)
+        kept.append(weakref.ref(request.inputs[0]))
+        deadlines.add(request, 1)
+        request.waiting = False
+    del request
+    gc.collect()
+
+    assert sum(reference() is not None for reference in kept) <= SPARE + 3
+
+
+def test_nothing_is_kept_when_nobody_waits() -> None:
+    deadlines = Deadlines()
+    request = waiting(99)
+    tensor = weakref.ref(request.inputs[0])
+    deadlines.add(request, 1)
+    deadlines.clear()
+    del request
+    gc.collect()
+
+    assert tensor() is None
+    assert deadlines.nearest_ns == 0

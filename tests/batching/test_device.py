@@ -1,0 +1,428 @@
+"""Device: turns go by what runs have cost, and whoever asks waits for a bounded time. No clock, no threads."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.backends import cpus
+from penstock.batching.device import AT_ONCE, BRIEF_NS, LEAST_NS, WAITED_FOR, Device, Share, device_of, width_of
+
+MS = 1_000_000
+
+
+@dataclass(eq=False)
+class Puppet:
+    """A Waiter that only notes that it has its turn."""
+
+    turns: int = 0
+
+    def grant(self) -> None:
+        self.turns += 1
+
+
+def asks(device: Device, share: Share) -> Puppet:
+    puppet = Puppet()
+    device.ask(share, puppet)
+    return puppet
+
+
+def served(device: Device, share: Share, cost_ns: int) -> None:
+    """Let a Model have one turn, on a device that is free."""
+    assert asks(device, share).turns == 1
+    device.end(share, 0, cost_ns, more=False)
+
+
+class TestWhoGoesNext:
+    def test_nobody_is_asked_while_all_fit(self) -> None:
+        device = Device(2)
+        first = device.join(1, 1)
+        device.join(1, 1)
+        fits = device.crowded
+        third = device.join(1, 1)
+        crowded = device.crowded
+        device.leave(third)
+
+        assert (fits, crowded, device.crowded) == (False, True, False)
+        device.leave(first)
+
+    def test_a_users_own_number_of_instances_is_honoured(self) -> None:
+        device = Device(2)
+        many = device.join(5, 1)
+
+        alone = device.crowded
+        one = device.join(1, 1)
+        puppets = [asks(device, many) for _ in range(5)]
+        waits = asks(device, one)
+
+        assert (alone, device.crowded) == (False, True)
+        assert [puppet.turns for puppet in (*puppets, waits)] == [1, 1, 1, 1, 1, 0]
+
+    def test_wide_runs_take_more_of_the_room(self) -> None:
+        device = Device(4)
+        wide, narrow, other = device.join(1, 3), device.join(1, 1), device.join(1, 3)
+
+        turns = [asks(device, share).turns for share in (wide, narrow, other)]
+
+        assert turns == [1, 1, 0]
+
+    def test_the_one_that_has_cost_least_goes_first(self) -> None:
+        device = Device(1)
+        holder, dear, cheap, third = (device.join(1, 1) for _ in range(4))
+        for share in (holder, dear, cheap, third):
+            device.ask(share, Puppet())
+        device.end(holder, 0, 20 * MS, more=False)
+        device.end(dear, 0, 9 * MS, more=False)
+        dears = asks(device, dear)
+        device.end(cheap, 0, 1 * MS, more=False)
+        cheaps = asks(device, cheap)
+        device.end(third, 0, 5 * MS, more=False)
+
+        assert (dears.turns, cheaps.turns) == (0, 1)
+
+    def test_a_model_with_many_instances_counts_as_one(self) -> None:
+        device = Device(1)
+        hot, other = device.join(1, 1), device.join(1, 1)
+        device.ask(hot, Puppet())
+        siblings = [asks(device, hot) for _ in range(3)]
+        waits = asks(device, other)
+        device.end(hot, 0, MS, more=False)
+
+        assert [puppet.turns for puppet in siblings] == [0, 0, 0]
+        assert waits.turns == 1
+
+    def test_whoever_has_spent_less_than_all_that_wait_goes_on(self) -> None:
+        device = Device(1)
+        cheap, dear = device.join(1, 1), device.join(1, 1)
+        device.ask(dear, Puppet())
+        first = asks(device, cheap)
+        device.end(dear, 0, 10 * MS, more=False)
+        second = asks(device, dear)
+
+        went_on = [device.end(cheap, 0, 4 * MS, more=True) for _ in range(3)]
+
+        assert first.turns == 1
+        assert went_on == [True, True, False]
+        assert second.turns == 1
+
+    def test_one_that_was_away_has_saved_nothing(self) -> None:
+        device = Device(1)
+        busy, away = device.join(1, 1), device.join(1, 1)
+        for _ in range(100):
+            served(device, busy, 10 * MS)
+        device.ask(away, Puppet())
+        waits = asks(device, busy)
+
+        assert device.end(away, 0, MS, more=True) is False
+        assert waits.turns == 1
+
+    def test_one_that_had_the_device_to_itself_owes_nothing(self) -> None:
+        device = Device(1)
+        alone = device.join(1, 1)
+        served(device, alone, 3600 * 1000 * MS)
+        later = device.join(1, 1)
+        device.ask(later, Puppet())
+        waits = asks(device, alone)
+        device.end(later, 0, MS, more=True)
+
+        assert waits.turns == 1
+
+    def test_what_was_predicted_counts_until_what_it_took_is_known(self) -> None:
+        device = Device(2)
+        liar, honest = device.join(2, 1), device.join(2, 1)
+        for share in (liar, honest):
+            device.ask(share, Puppet())
+            device.begin(share, 5 * MS)
+        waiting = {share: asks(device, share) for share in (honest, liar)}
+        device.end(liar, 5 * MS, 50 * MS, more=False)
+        turns = [waiting[share].turns for share in (liar, honest)]
+
+        assert turns == [0, 1]
+
+    def test_a_turn_that_found_nothing_is_handed_on(self) -> None:
+        device = Device(1)
+        empty, other = device.join(1, 1), device.join(1, 1)
+        device.ask(empty, Puppet())
+        waits = asks(device, other)
+        device.end(empty, 0, 0, more=False)
+
+        assert waits.turns == 1
+
+    def test_one_that_withdraws_is_passed_over_unless_it_has_its_turn(self) -> None:
+        device = Device(1)
+        holder, stopped, other = (device.join(1, 1) for _ in range(3))
+        granted = asks(device, holder)
+        gone, waits = asks(device, stopped), asks(device, other)
+
+        assert device.withdraw(stopped, gone)
+        assert not device.withdraw(holder, granted)
+        device.end(holder, 0, MS, more=False)
+        assert (gone.turns, waits.turns) == (0, 1)
+
+    def test_when_a_wide_one_withdraws_a_narrow_one_behind_it_goes(self) -> None:
+        device = Device(4)
+        holder, wide, narrow = device.join(1, 2), device.join(1, 3), device.join(1, 2)
+        device.ask(holder, Puppet())
+        gone, waits = asks(device, wide), asks(device, narrow)
+        before = waits.turns
+        device.withdraw(wide, gone)
+
+        assert (before, waits.turns) == (0, 1)
+
+    def test_all_that_wait_go_when_the_device_is_crowded_no_more(self) -> None:
+        device = Device(2)
+        shares = [device.join(1, 1) for _ in range(3)]
+        for share in shares[:2]:
+            device.ask(share, Puppet())
+        waits = asks(device, shares[2])
+        device.end(shares[0], 0, MS, more=False)
+        device.ask(shares[0], late := Puppet())
+        before = (waits.turns, late.turns)
+        device.end(shares[1], 0, MS, more=False)
+        device.leave(shares[1])
+
+        assert before == (1, 0)
+        assert late.turns == 1
+        assert not device.end(shares[0], 0, MS, more=True)
+
+
+class TestHowLongABatchMayBe:
+    def test_as_long_as_it_likes_while_nobody_waits(self) -> None:
+        device = Device(1)
+        share = device.join(1, 1)
+        device.ask(share, Puppet())
+
+        assert device.most_ns(share) == 0
+
+    @pytest.mark.parametrize(("took", "most"), [(MS, LEAST_NS), (100 * MS, WAITED_FOR * 100 * MS)])
+    def test_some_runs_of_the_shortest_that_waits(self, took: int, most: int) -> None:
+        device = Device(1)
+        holder, *others = (device.join(1, 1) for _ in range(3))
+        for share, ns in zip(others, (took, 5000 * MS), strict=True):
+            served(device, share, ns)
+        device.ask(holder, Puppet())
+        for share in others:
+            device.ask(share, Puppet())
+
+        assert device.most_ns(holder) == most
+
+    def test_its_own_siblings_do_not_shorten_it(self) -> None:
+        device = Device(1)
+        share = device.join(1, 1)
+        for _ in range(2):
+            device.ask(share, Puppet())
+
+        assert device.most_ns(share) == 0
+
+
+class TestBriefRuns:
+    def test_take_no_turns_where_the_system_interrupts_long_ones(self) -> None:
+        device = Device(1, preemptive=True)
+        share = device.join(1, 1)
+        at_first = share.brief
+        served(device, share, BRIEF_NS - 1)
+        after_a_brief_one = share.brief
+        device.ran(share, BRIEF_NS)
+
+        assert (at_first, after_a_brief_one, share.brief) == (False, True, False)
+
+    def test_take_turns_where_nothing_does(self) -> None:
+        device = Device(1)
+        share = device.join(1, 1)
+        served(device, share, 1)
+
+        assert not share.brief
+
+
+class TestWidths:
+    def test_a_run_on_a_cpu_takes_its_sessions_threads(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("penstock.batching.device.usable_cpus", lambda: 8)
+
+        widths = [
+            width_of("cpu", count, threads) for count, threads in ((1, 0), (1, 3), (2, 0), (8, 1), (4, 5), (1, 99))
+        ]
+
+        assert widths == [8, 3, 5, 1, 2, 8]
+
+    def test_two_runs_that_take_all_of_a_device_fit_it(self) -> None:
+        for name in ("cpu", "cuda:0"):
+            device, width = device_of(name), width_of(name, 1, 0)
+            shares = [device.join(1, width) for _ in range(AT_ONCE)]
+            fits = not device.crowded
+            device.join(1, width)
+
+            assert (fits, device.crowded) == (True, True)
+            assert len(shares) == 2
+        assert cpus.usable_cpus() >= 1
+
+
+@dataclass(eq=False)
+class Simulated:
+    """A Model with so many Instances of a width, there from `comes` to `goes`.
+
+    `costs`: what its batches are predicted to take, and what they take, round and round. `rest`: how long it has
+    nothing to do after each, 0 for a hot one.
+    """
+
+    instances: int
+    width: int
+    costs: list[tuple[int, int]]
+    rest: int = 0
+    comes: int = 0
+    goes: int = 1 << 40
+    ran: int = 0
+    time_used: int = 0
+    asked: int | None = None
+    others: int = 0
+
+
+@dataclass(eq=False)
+class Runner:
+    """One of its Instances: asks, runs what is next, and asks again."""
+
+    house: House
+    model: Simulated
+    started: int = 0
+    predicted: int = 0
+
+    def grant(self) -> None:
+        self.house.start(self)
+
+
+class House:
+    """A Device under a virtual clock. `waits`: how long each wait of a Model was, and among how many others."""
+
+    def __init__(self, room: int, models: list[Simulated]) -> None:
+        self.device = Device(room)
+        self.models = models
+        self.now = 0
+        self.waits: list[tuple[int, int]] = []
+        self._shares: dict[Simulated, Share] = {}
+        self._left: Counter[Simulated] = Counter()
+        self._events: list[tuple[int, int, Callable[[], None]]] = []
+        self._order = iter(range(1 << 30))
+        for model in models:
+            self._at(model.comes, partial(self._come, model))
+
+    def run(self, until: int) -> None:
+        while self._events and self._events[0][0] <= until:
+            self.now, _, event = heapq.heappop(self._events)
+            event()
+        self.waits += [(self.now - model.asked, model.others) for model in self.models if model.asked is not None]
+
+    def _at(self, time: int, event: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (time, next(self._order), event))
+
+    def _come(self, model: Simulated) -> None:
+        self._shares[model] = self.device.join(model.instances, model.width)
+        for other in self._shares:
+            other.others += 1
+        for _ in range(model.instances):
+            self._ask(Runner(self, model))
+
+    def _ask(self, runner: Runner) -> None:
+        model = runner.model
+        if self.now >= model.goes:
+            self._left[model] += 1
+            if self._left[model] == model.instances:
+                self.device.leave(self._shares.pop(model))
+            return
+        if model.asked is None:
+            model.asked, model.others = self.now, len(self._shares) - 1
+        self.device.ask(self._shares[model], runner)
+
+    def start(self, runner: Runner) -> None:
+        model = runner.model
+        if model.asked is not None:
+            self.waits.append((self.now - model.asked, model.others))
+            model.asked, model.others = None, len(self._shares) - 1
+        runner.started = self.now
+        runner.predicted, real = model.costs[model.ran % len(model.costs)]
+        model.ran += 1
+        self._at(self.now, partial(self._begin, runner, real))
+
+    def _begin(self, runner: Runner, real: int) -> None:
+        model = runner.model
+        self.device.begin(self._shares[model], runner.predicted)
+        if self._shares[model].waiting and model.asked is None:
+            model.asked, model.others = self.now, len(self._shares) - 1
+        self._at(self.now + real, partial(self._end, runner))
+
+    def _end(self, runner: Runner) -> None:
+        model, real = runner.model, self.now - runner.started
+        model.time_used += real * model.width
+        more = not model.rest and self.now < model.goes
+        if self.device.end(self._shares[model], runner.predicted, real, more):
+            self.start(runner)
+        else:
+            self._at(self.now + model.rest, partial(self._ask, runner))
+
+
+B = 100
+COSTS = st.lists(st.tuples(st.integers(0, B), st.integers(10, B)), min_size=1, max_size=4)
+
+
+@st.composite
+def crowds(draw: st.DrawFn) -> tuple[int, list[Simulated]]:
+    """How wide the device is, and Models of all kinds."""
+    whole = draw(st.integers(1, 4))
+    models = []
+    for _ in range(draw(st.integers(2, 6))):
+        comes = draw(st.sampled_from([0, 0, 0, 300, 1000]))
+        goes = comes + draw(st.sampled_from([1 << 40, 1 << 40, 300, 800]))
+        width, rest = draw(st.integers(1, whole)), draw(st.sampled_from([0, 0, 1, 30, 500]))
+        models.append(Simulated(draw(st.integers(1, 3)), width, draw(COSTS), rest, comes, goes))
+    return whole, models
+
+
+class TestNobodyStarves:
+    @given(crowds())
+    def test_whoever_asks_gets_a_turn_within_the_bound(self, crowd: tuple[int, list[Simulated]]) -> None:
+        whole, models = crowd
+        room = AT_ONCE * whole
+        house = House(room, models)
+        house.run(2000)
+        most = max(model.instances for model in models)
+        wide = max(model.width for model in models)
+
+        assert house.waits
+        for waited, others in house.waits:
+            assert waited <= 2 * B + 2 * (3 * most + 1) * others * B * wide / room
+
+    @given(st.lists(COSTS, min_size=2, max_size=6), st.integers(1, 3), st.integers(1, 3))
+    def test_the_bound_is_about_half_as_long_where_all_are_equally_wide(
+        self, costs: list[list[tuple[int, int]]], room: int, instances: int
+    ) -> None:
+        house = House(room, [Simulated(instances, 1, each) for each in costs])
+        house.run(2000)
+
+        for waited, others in house.waits:
+            assert waited <= B + (3 * instances + 1) * others * B / room
+
+    @given(st.lists(COSTS, min_size=2, max_size=6), st.integers(1, 3))
+    def test_hot_models_get_equal_time_whatever_their_batches_cost_and_however_wrong_the_predictions(
+        self, costs: list[list[tuple[int, int]]], room: int
+    ) -> None:
+        house = House(room, [Simulated(1, 1, each) for each in costs])
+        house.run(5000)
+        used = [model.time_used for model in house.models]
+
+        if len(costs) > room:
+            assert max(used) - min(used) <= 4 * B
+
+    @given(st.integers(10, B), st.integers(10, B), st.integers(2, 4))
+    def test_more_instances_bring_no_more_time(self, price: int, other_price: int, instances: int) -> None:
+        hot = Simulated(instances, 1, [(price, price)])
+        others = [Simulated(1, 1, [(other_price, other_price)]) for _ in range(instances)]
+        house = House(1, [hot, *others])
+        house.run(10_000)
+
+        for other in others:
+            assert abs(other.time_used - hot.time_used) <= 4 * B * instances

@@ -1,0 +1,458 @@
+"""Isolation: what `execute` makes of a Batch, and who is answered how when it fails."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.backends.backend import Array
+from penstock.backends.errors import Code, DeviceLost, InferError, OutOfMemory, RunStopped
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching.batch import Batch
+from penstock.batching.isolation import LostBatch, execute, refuse
+from penstock.batching.model import Model
+from penstock.batching.request import InferRequest
+from penstock.batching.spec import BatchPolicy, ModelSpec
+from tests.fakes import FakeBackend, Function, fake_request
+
+X = TensorSpec("x", "FP32", (-1, 4))
+ROWS = Signature((X,), (TensorSpec("same", "FP32", (-1, 4)), TensorSpec("sum", "FP32", (-1,))), batched=True)
+GUILTY = -1.0
+BROKEN = -2.0
+
+
+def same_and_sum(inputs: list[Any]) -> list[Any]:
+    if (inputs[0] == GUILTY).any():
+        raise InferError(Code.INVALID, "a guilty row")
+    if (inputs[0] == BROKEN).any():
+        raise DeviceLost(Code.NOT_READY, "CUDA failure 700")
+    return [inputs[0], inputs[0].sum(axis=1)]
+
+
+def model_of(
+    function: Function = same_and_sum, signature: Signature = ROWS, **policy: Any
+) -> tuple[Model, FakeBackend]:
+    backend = FakeBackend(signature, function)
+    policy = {"max_batch_rows": 64 if signature.batched else 0, "executor": "thread", **policy}
+    spec = ModelSpec("m", 1, Path("model"), policy=BatchPolicy(**policy), signature=signature)
+    return Model(spec, [backend], lambda *_: None), backend
+
+
+def run(model: Model, backend: FakeBackend, *requests: InferRequest) -> list[Batch]:
+    """Execute the requests as one Batch."""
+    batch = Batch(list(requests), sum(request.rows for request in requests), requests[0].key, 1)
+    return execute(model, backend.bind(model.signature, 64), batch)
+
+
+def requests_for(model: Model, *values: float) -> list[InferRequest]:
+    return [fake_request(model, value=value) for value in values]
+
+
+def rows_run(backend: FakeBackend) -> list[int]:
+    return [each.rows for each in backend.runs]
+
+
+def served(requests: list[InferRequest]) -> list[bool]:
+    return [request.error is None and request.outputs is not None for request in requests]
+
+
+def total(inputs: list[Any]) -> list[Any]:
+    return [inputs[0].sum().reshape(1)]
+
+
+def zipmap(inputs: list[Any]) -> list[Any]:
+    return [[{0: float(row[0])} for row in inputs[0]]]
+
+
+def outputs_of(request: InferRequest) -> list[Any]:
+    assert request.error is None
+    assert request.outputs is not None
+    return [np.asarray(output).tolist() for output in request.outputs]
+
+
+def error_of(request: InferRequest) -> tuple[Code, str]:
+    assert request.outputs is None
+    assert request.error is not None
+    return request.error.code, request.error.message
+
+
+class TestExecute:
+    def test_each_request_gets_its_own_rows(self) -> None:
+        model, backend = model_of()
+        requests = [fake_request(model, rows, value=rows) for rows in (1, 2, 3)]
+
+        ran = run(model, backend, *requests)
+
+        assert len(ran) == len(backend.runs) == 1
+        assert [outputs_of(request) for request in requests] == [
+            [[[rows] * 4] * rows, [4 * rows] * rows] for rows in (1, 2, 3)
+        ]
+
+    @settings(max_examples=50, deadline=None)
+    @given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=10))
+    def test_whatever_shares_a_batch_rows_are_not_crossed_and_only_the_guilty_fail(
+        self, rows_and_guilt: list[tuple[int, bool]]
+    ) -> None:
+        model, backend = model_of()
+        requests = [
+            fake_request(model, rows, value=GUILTY if guilty else value)
+            for value, (rows, guilty) in enumerate(rows_and_guilt, 1)
+        ]
+
+        ran = run(model, backend, *requests)
+
+        assert [request for batch in ran for request in batch.requests] == requests
+        for value, (request, (rows, guilty)) in enumerate(zip(requests, rows_and_guilt, strict=True), 1):
+            if guilty and rows:
+                assert error_of(request) == (Code.INVALID, "a guilty row")
+            else:
+                assert outputs_of(request) == [[[value] * 4] * rows, [4 * value] * rows]
+
+    def test_only_what_is_wanted_is_asked_of_the_model(self) -> None:
+        model, backend = model_of()
+        request = fake_request(model)
+        request.wanted = (1,)
+
+        run(model, backend, request)
+
+        assert backend.runs[0].wanted == (1,)
+        assert outputs_of(request) == [[0]]
+
+    def test_requests_that_want_different_outputs_share_a_run_and_each_gets_its_own_in_its_order(self) -> None:
+        model, backend = model_of()
+        wants = [(1,), (0, 1), (1, 0), (0,), (), (1, 1)]
+        requests = [fake_request(model, value=value) for value in range(len(wants))]
+        for request, wanted in zip(requests, wants, strict=True):
+            request.wanted = wanted
+
+        run(model, backend, *requests)
+
+        assert [each.wanted for each in backend.runs] == [(0, 1)]
+        whole = [[[[value] * 4], [4 * value]] for value in range(len(wants))]
+        assert [outputs_of(request) for request in requests] == [
+            [whole[value][position] for position in wanted] for value, wanted in enumerate(wants)
+        ]
+
+    def test_stamps_are_in_order(self) -> None:
+        model, backend = model_of()
+
+        (batch,) = run(model, backend, fake_request(model))
+
+        stamps = [batch.exec_start_ns, batch.compute_start_ns, batch.compute_end_ns, batch.exec_end_ns]
+        assert stamps == sorted(stamps)
+        assert batch.exec_end_ns > batch.exec_start_ns
+
+    def test_an_absent_input_stays_absent(self) -> None:
+        optional = Signature((X, TensorSpec("o", "FP32", (-1, 4), optional=True)), (X,), batched=True)
+        model, backend = model_of(lambda inputs: [inputs[0]], optional)
+        requests = [fake_request(model, key=((4,), None)) for _ in range(2)]
+
+        run(model, backend, *requests)
+
+        assert backend.runs[0].inputs[1] is None
+        assert outputs_of(requests[1]) == [[[0] * 4]]
+
+    def test_bytes_are_gathered_like_any_rows(self) -> None:
+        strings = Signature((TensorSpec("s", "BYTES", (-1,)),), (TensorSpec("t", "BYTES", (-1,)),), batched=True)
+        model, backend = model_of(list, strings)
+        requests = [fake_request(model, key=((),)) for _ in range(2)]
+        for request, word in zip(requests, (b"a", b"long" * 9), strict=True):
+            request.inputs = [np.array([word], object)]
+
+        run(model, backend, *requests)
+
+        assert [outputs_of(request) for request in requests] == [[[b"a"]], [[b"long" * 9]]]
+
+    def test_outputs_that_are_no_tensors_are_cut_by_rows_too(self) -> None:
+        graph = Signature((X,), (TensorSpec("p", "seq(map(int64,tensor(float)))", ()),), batched=True)
+        model, backend = model_of(zipmap, graph)
+        requests = [fake_request(model, value=value) for value in (1, 2)]
+        for request in requests:
+            request.wanted = (0,)
+
+        run(model, backend, *requests)
+
+        assert [request.outputs for request in requests] == [[[{0: 1.0}]], [[{0: 2.0}]]]
+
+    def test_a_model_without_rows_gets_and_gives_whole_tensors(self) -> None:
+        whole = Signature((TensorSpec("x", "FP32", (2, -1)),), (TensorSpec("y", "FP32", (1,)),))
+        model, backend = model_of(total, whole)
+        request = fake_request(model, key=())
+        request.key, request.inputs = ((2, 3),), [np.ones((2, 3), np.float32)]
+
+        run(model, backend, request)
+
+        assert outputs_of(request) == [[6]]
+
+
+class TestABatchThatFails:
+    def test_is_run_in_parts_until_the_guilty_request_is_alone_and_the_rest_as_one(self) -> None:
+        model, backend = model_of()
+        requests = requests_for(model, *(GUILTY if position == 5 else position for position in range(18)))
+
+        ran = run(model, backend, *requests)
+
+        assert rows_run(backend) == [18, 6, 2, 1, 1, 1, 1, 12]
+        assert [batch.rows for batch in ran] == [2, 1, 1, 1, 1, 12]
+        assert model.events == {"batch_retries": 7}
+        assert error_of(requests[5]) == (Code.INVALID, "a guilty row")
+        assert all(request.error is None for request in requests if request is not requests[5])
+
+    def test_that_fails_at_once_is_run_in_larger_parts(self) -> None:
+        model, backend = model_of()
+        requests = requests_for(model, *(GUILTY if position == 5 else position for position in range(18)))
+        batch = Batch(requests, 18, requests[0].key, time.monotonic_ns())
+        batch.cost_ns = 1e18
+
+        execute(model, backend.bind(model.signature, 64), batch)
+
+        assert rows_run(backend) == [18, 12, 8, 5, 2, 1, 12]
+
+    def test_what_a_runtime_lets_slip_is_internal_and_stays_in_the_log(self, caplog: pytest.LogCaptureFixture) -> None:
+        def function(inputs: list[Any]) -> list[Any]:
+            raise ZeroDivisionError("/secret/path")
+
+        model, backend = model_of(function)
+        request = fake_request(model)
+        request.id = "r1"
+        with caplog.at_level(logging.ERROR):
+            run(model, backend, request)
+
+        assert error_of(request) == (Code.INTERNAL, "inference failed in 'm': ZeroDivisionError")
+        assert [getattr(record, "request_id", "") for record in caplog.records] == ["r1"]
+        assert "/secret/path" in caplog.text
+
+    @pytest.mark.parametrize("rows", [0, 1, 3])
+    def test_a_wrong_number_of_output_rows_is_the_models_error(self, rows: int) -> None:
+        model, backend = model_of(lambda inputs: [inputs[0], np.zeros(rows, np.float32)])
+        request = fake_request(model, 2)
+
+        run(model, backend, request)
+
+        text = f"model 'm': output 'sum' has {rows} rows for a batch of 2"
+        assert error_of(request) == (Code.INTERNAL, text)
+
+    def test_an_output_without_rows_is_an_error_of_each_request(self, caplog: pytest.LogCaptureFixture) -> None:
+        model, backend = model_of(lambda inputs: [inputs[0], np.float32(1)])
+        requests = [fake_request(model) for _ in range(2)]
+
+        run(model, backend, *requests)
+
+        assert [error_of(request)[0] for request in requests] == [Code.INTERNAL] * 2
+
+    def test_an_error_of_one_request_is_not_shared_with_another(self) -> None:
+        model, backend = model_of()
+        requests = [fake_request(model, value=GUILTY) for _ in range(2)]
+
+        run(model, backend, *requests)
+
+        assert requests[0].error is not requests[1].error
+
+
+def no_more_than(rows: int) -> Function:
+    """A model that has memory for so many rows."""
+
+    def function(inputs: list[Any]) -> list[Any]:
+        if len(inputs[0]) > rows:
+            raise OutOfMemory(Code.OVERLOADED, "Failed to allocate memory", 1)
+        return same_and_sum(inputs)
+
+    return function
+
+
+class TestABatchThatDoesNotFitTheMemory:
+    def test_is_halved_and_nobody_is_to_blame(self) -> None:
+        model, backend = model_of(no_more_than(3))
+        requests = requests_for(model, *range(10))
+
+        ran = run(model, backend, *requests)
+
+        assert all(served(requests))
+        assert rows_run(backend) == [10, 5, 2, 2, 2, 2, 2]
+        assert [request for batch in ran for request in batch.requests] == requests
+        assert model.events == {"batch_retries": 6, "out_of_memory": 2}
+
+    def test_makes_those_to_come_smaller(self) -> None:
+        model, backend = model_of(no_more_than(3), cap_rows=8)
+        run(model, backend, *requests_for(model, *range(8)))
+        for request in requests_for(model, *range(8)):
+            model.scheduler.add(request)
+        batch = model.scheduler.take(1)
+
+        assert batch is not None
+        assert batch.rows == 2
+
+    def test_with_a_guilty_request_in_it_serves_the_others(self) -> None:
+        model, backend = model_of(no_more_than(3))
+        requests = requests_for(model, 0, 1, 2, 3, GUILTY, 5, 6, 7)
+
+        run(model, backend, *requests)
+
+        assert served(requests) == [True] * 4 + [False] + [True] * 3
+
+    def test_alone_is_tried_once_more_for_others_may_have_ended(self) -> None:
+        attempts: list[int] = []
+
+        def function(inputs: list[Any]) -> list[Any]:
+            attempts.append(len(inputs[0]))
+            if len(attempts) == 1:
+                raise OutOfMemory(Code.OVERLOADED, "Failed to allocate memory", 1)
+            return same_and_sum(inputs)
+
+        model, backend = model_of(function)
+        (request,) = requests_for(model, 1)
+        run(model, backend, request)
+
+        assert served([request]) == [True]
+        assert attempts == [1, 1]
+
+    def test_alone_is_told_to_come_back_later(self) -> None:
+        model, backend = model_of(no_more_than(0))
+        (request,) = requests_for(model, 1)
+
+        run(model, backend, request)
+
+        assert error_of(request) == (Code.OVERLOADED, "Failed to allocate memory")
+        assert request.error is not None
+        assert request.error.retry_after_ns == 1
+        assert rows_run(backend) == [1, 1]
+        assert model.events == {"batch_retries": 1, "out_of_memory": 2}
+        assert model.scheduler.memory_cap.rows == 0
+
+    def test_in_python_already_is_no_other_matter(self) -> None:
+        def function(inputs: list[Any]) -> list[Any]:
+            if len(inputs[0]) > 1:
+                raise MemoryError
+            return same_and_sum(inputs)
+
+        model, backend = model_of(function)
+        requests = requests_for(model, 1, 2)
+        run(model, backend, *requests)
+
+        assert all(served(requests))
+        assert model.events["out_of_memory"] == 1
+
+
+class TestADeviceThatIsLost:
+    def test_ends_the_batch_and_leaves_it_unanswered(self) -> None:
+        model, backend = model_of()
+        requests = requests_for(model, 0, BROKEN, 2)
+
+        with pytest.raises(LostBatch) as caught:
+            run(model, backend, *requests)
+
+        assert caught.value.ran == []
+        assert caught.value.rest.requests == requests
+        assert caught.value.rest.rows == 3
+        assert [(request.error, request.outputs) for request in requests] == [(None, None)] * 3
+
+    def test_leaves_what_was_settled_before_as_it_is(self) -> None:
+        attempts: list[int] = []
+
+        def function(inputs: list[Any]) -> list[Any]:
+            attempts.append(len(inputs[0]))
+            if len(attempts) == 4:
+                raise DeviceLost(Code.NOT_READY, "CUDA failure 700")
+            return same_and_sum(inputs)
+
+        model, backend = model_of(function)
+        requests = requests_for(model, 0, GUILTY, 2, 3, 4)
+        with pytest.raises(LostBatch) as caught:
+            run(model, backend, *requests)
+
+        assert [batch.requests for batch in caught.value.ran] == [requests[:1], requests[1:2]]
+        assert served(requests[:2]) == [True, False]
+        assert caught.value.rest.requests == requests[2:]
+        assert caught.value.error.message == "CUDA failure 700"
+
+    def test_is_what_the_rest_is_told_where_there_is_no_other(self) -> None:
+        model, backend = model_of()
+        requests = requests_for(model, 0, BROKEN)
+        with pytest.raises(LostBatch) as caught:
+            run(model, backend, *requests)
+
+        ran = refuse(caught.value.rest, caught.value.error)
+
+        assert [batch.requests for batch in ran] == [[request] for request in requests]
+        assert [error_of(request) for request in requests] == [(Code.NOT_READY, "CUDA failure 700")] * 2
+        assert requests[0].error is not requests[1].error
+        assert all(isinstance(request.error, DeviceLost) for request in requests)
+
+
+def stopped(inputs: list[Array | None]) -> list[Any]:
+    assert inputs[0] is not None
+    if (inputs[0] == GUILTY).any():
+        raise RunStopped(Code.EXPIRED, "Exiting due to terminate flag being set to true")
+    return same_and_sum(inputs)
+
+
+class TestABatchThatIsStopped:
+    def test_serves_all_but_the_one_that_never_ends(self) -> None:
+        model, backend = model_of(stopped, run_limit_us=500_000)
+        requests = requests_for(model, *(GUILTY if position == 11 else position for position in range(32)))
+
+        run(model, backend, *requests)
+
+        assert served(requests) == [position != 11 for position in range(32)]
+        assert error_of(requests[11]) == (Code.EXPIRED, "model 'm': run exceeded its limit of 500 ms")
+        assert model.events["runs_stopped"] == 4
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.lists(st.booleans(), min_size=1, max_size=40))
+    def test_takes_no_more_limits_than_one_guilty_request_needs(self, guilt: list[bool]) -> None:
+        model, backend = model_of(stopped, run_limit_us=1000)
+        requests = requests_for(model, *(GUILTY if guilty else 1 for guilty in guilt))
+
+        ran = run(model, backend, *requests)
+
+        assert [request for batch in ran for request in batch.requests] == requests
+        assert model.events.get("runs_stopped", 0) <= (len(guilt) - 1).bit_length() + 2
+        assert all((request.error is None) != (request.outputs is None) for request in requests)
+        if sum(guilt) <= 1:
+            assert served(requests) == [not guilty for guilty in guilt]
+
+    def test_because_it_is_large_serves_all(self) -> None:
+        def function(inputs: list[Any]) -> list[Any]:
+            if len(inputs[0]) > 8:
+                raise RunStopped(Code.EXPIRED, "Exiting due to terminate flag being set to true")
+            return same_and_sum(inputs)
+
+        model, backend = model_of(function, run_limit_us=1000)
+        requests = requests_for(model, *range(32))
+        run(model, backend, *requests)
+
+        assert all(served(requests))
+
+
+class TestWhatIsNoErrorOfARun:
+    @pytest.mark.parametrize("leaving", [KeyboardInterrupt, SystemExit])
+    def test_goes_through(self, leaving: type[BaseException]) -> None:
+        def function(inputs: list[Any]) -> list[Any]:
+            raise leaving
+
+        model, backend = model_of(function)
+        with pytest.raises(leaving):
+            run(model, backend, *requests_for(model, 1, 2))
+
+
+def test_a_model_that_takes_one_row_at_a_time_serves_all_the_same() -> None:
+    """It gives one row however many it gets: wrong for a batch, right for each request alone."""
+
+    def function(inputs: list[Any]) -> list[Any]:
+        first = inputs[0][:1]
+        return [first, first.sum(axis=1)]
+
+    model, backend = model_of(function)
+    requests = requests_for(model, *range(64))
+
+    run(model, backend, *requests)
+
+    assert [outputs_of(request)[1] for request in requests] == [[4.0 * value] for value in range(64)]
+    assert len(backend.runs) < 2 * 64

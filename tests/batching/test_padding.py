@@ -1,0 +1,388 @@
+"""Padding: keys, buckets, fill and trim; and that a masked model answers as it does without."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.backends import onnx as onnx_backend
+from penstock.backends.backend import Array, Backend
+from penstock.backends.errors import Code, InferError
+from penstock.backends.loading import LOADERS
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching.admission import admit
+from penstock.batching.batch import Batch
+from penstock.batching.completion import complete
+from penstock.batching.engine import Engine
+from penstock.batching.execution import run_batch
+from penstock.batching.model import Model
+from penstock.batching.padding import Padding, bucket
+from penstock.batching.request import InferRequest
+from penstock.batching.spec import BatchPolicy, ModelSpec, PaddedAxis
+from penstock.perf.padding import masked
+from penstock.server.v2.decode import decode_remembered
+from penstock.server.v2.layout import Layouts
+from tests.fakes import FakeBackend, Function, NoSink
+
+NAMES = ("N", "L")
+IDS = TensorSpec("ids", "INT64", (-1, -1), axes=NAMES)
+KIND = TensorSpec("kind", "INT64", (-1, -1), axes=NAMES)
+MASK = TensorSpec("mask", "INT32", (-1, -1), axes=NAMES)
+SAME = TensorSpec("same", "INT64", (-1, -1), axes=NAMES)
+GRAPH = Signature((IDS, MASK), (SAME, TensorSpec("sum", "INT64", (-1,))))
+PADDED = PaddedAxis("ids", 0, buckets=(4, 8), value=7.0, mask="mask")
+LONE = "0 must be as long as axis 0 of 'mask', which is not padded: it needs a [padding.mask] too"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def same_and_sum(inputs: list[Any]) -> list[Any]:
+    return [inputs[0], (inputs[0] * inputs[1]).sum(axis=1)]
+
+
+def too_short(inputs: list[Any]) -> list[Any]:
+    return [inputs[0][:, :3], inputs[0][:, 0]]
+
+
+def kind_and_length(inputs: list[Any]) -> list[Any]:
+    return [inputs[1], inputs[2].sum(axis=1)]
+
+
+def spec_of(*padding: PaddedAxis, graph: Signature = GRAPH, **policy: Any) -> ModelSpec:
+    policy = {"max_batch_rows": 16, "executor": "thread", **policy}
+    return complete(ModelSpec("m", 1, Path("m"), policy=BatchPolicy(**policy), padding=padding), graph)
+
+
+def model_of(
+    *padding: PaddedAxis, graph: Signature = GRAPH, function: Function = same_and_sum
+) -> tuple[Model, FakeBackend]:
+    backend = FakeBackend(graph, function)
+    return Model(spec_of(*padding, graph=graph), [backend], lambda *_: None), backend
+
+
+def request_of(model: Model, *inputs: Array | None) -> InferRequest:
+    shapes = [None if array is None else array.shape for array in inputs]
+    rows, key = admit(model.name, model.signature, model.request_rows, shapes, model.padding)
+    return InferRequest(model, list(inputs), rows, key, model.all_outputs, NoSink())
+
+
+def run(model: Model, backend: Backend, *requests: InferRequest) -> list[list[Any]]:
+    assert len({request.key for request in requests}) == 1
+    rows = sum(request.rows for request in requests)
+    run_batch(model, backend.bind(model.signature, 16), Batch(list(requests), rows, requests[0].key, 1))
+    return [request.outputs or [] for request in requests]
+
+
+def ones(rows: int, length: int) -> Array:
+    return np.ones((rows, length), np.int64)
+
+
+def refusal(*padding: PaddedAxis, graph: Signature = GRAPH, **policy: Any) -> str:
+    with pytest.raises(InferError) as caught:
+        spec_of(*padding, graph=graph, **policy)
+    assert caught.value.code is Code.INVALID
+    return caught.value.message
+
+
+class TestBuckets:
+    def test_a_length_runs_at_the_next_bucket_and_beyond_the_last_as_it_is(self) -> None:
+        assert [bucket(length, (4, 8)) for length in (0, 1, 4, 5, 8, 9, 100)] == [4, 4, 4, 8, 8, 9, 100]
+
+    def test_silent_buckets_are_multiples_of_16_and_then_four_to_a_doubling(self) -> None:
+        found = sorted({bucket(length, ()) for length in range(1, 257)})
+
+        assert found == [16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256]
+        assert bucket(0, ()) == 0
+
+    @given(st.integers(1, 1 << 40))
+    def test_silent_buckets_add_little_and_are_buckets_themselves(self, length: int) -> None:
+        found = bucket(length, ())
+
+        assert length <= found <= max(length * 5 / 4, length + 15)
+        assert bucket(found, ()) == found
+
+
+class TestKeys:
+    def test_lengths_of_one_bucket_share_a_key_with_and_without_their_mask(self) -> None:
+        model, _ = model_of(PADDED)
+        keys = {
+            request_of(model, ones(1, 5), None).key,
+            request_of(model, ones(2, 8), None).key,
+            request_of(model, ones(1, 6), ones(1, 6)).key,
+        }
+
+        assert keys == {((8,), (8,))}
+
+    def test_beyond_the_last_bucket_a_length_has_its_own_key(self) -> None:
+        model, _ = model_of(PADDED)
+
+        assert request_of(model, ones(1, 9), None).key == ((9,), (9,))
+
+    def test_lengths_that_must_be_equal_and_are_not_are_refused(self) -> None:
+        model, _ = model_of(PADDED)
+        with pytest.raises(InferError) as caught:
+            request_of(model, ones(1, 5), ones(1, 6))
+
+        text = "input 'ids' has 5 on axis 1 and input 'mask' has 6 on axis 1, which must be as long for model 'm'"
+        assert (caught.value.code, caught.value.message) == (Code.INVALID, text)
+
+    def test_only_the_mask_may_be_left_out(self) -> None:
+        model, _ = model_of(PADDED)
+
+        assert [spec.optional for spec in model.signature.inputs] == [False, True]
+
+    def test_a_mask_of_another_rank_is_keyed_by_its_own_axes(self) -> None:
+        wide = TensorSpec("mask", "FP32", (-1, 1, 1, -1))
+        model, _ = model_of(PADDED, graph=replace(GRAPH, inputs=(IDS, wide)))
+
+        assert request_of(model, ones(1, 3), None).key == ((4,), (1, 1, 4))
+
+
+class TestRuns:
+    def test_each_row_is_filled_up_and_masked_and_each_answer_cut_back(self) -> None:
+        model, backend = model_of(PADDED)
+        short, long = ones(1, 1) * 3, ones(2, 3) * 5
+
+        answers = run(model, backend, request_of(model, short, None), request_of(model, long, None))
+
+        filled, mask = backend.runs[0].inputs
+        assert filled is not None
+        assert mask is not None
+        assert filled.tolist() == [[3, 7, 7, 7], [5, 5, 5, 7], [5, 5, 5, 7]]
+        assert mask.tolist() == [[1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 0]]
+        assert [[output.tolist() for output in each] for each in answers] == [
+            [[[3]], [3]], [[[5, 5, 5], [5, 5, 5]], [15, 15]],
+        ]  # fmt: skip
+        assert all(output.flags.c_contiguous for each in answers for output in each)
+
+    def test_a_mask_that_is_sent_is_kept_and_filled_up_with_zeros(self) -> None:
+        model, backend = model_of(PADDED)
+        sent = np.array([[1, 0]], np.int32)
+
+        run(model, backend, request_of(model, ones(1, 2), sent), request_of(model, ones(1, 3), None))
+
+        mask = backend.runs[0].inputs[1]
+        assert mask is not None
+        assert mask.tolist() == [[1, 0, 0, 0], [1, 1, 1, 0]]
+
+    def test_beyond_the_buckets_nothing_is_added_but_the_mask(self) -> None:
+        model, backend = model_of(PADDED)
+
+        ((same, total),) = run(model, backend, request_of(model, ones(1, 9), None))
+
+        assert (same.shape, total.tolist()) == ((1, 9), [9])
+        assert model.events.get("elements_padded", 0) == 0
+
+    def test_real_and_added_elements_are_counted_without_masks(self) -> None:
+        model, backend = model_of(PADDED)
+
+        run(model, backend, request_of(model, ones(1, 1), None), request_of(model, ones(2, 3), None))
+
+        assert model.events == {"elements_real": 7, "elements_padded": 5}
+
+    def test_outputs_are_cut_as_said_instead_of_by_name(self) -> None:
+        said = replace(PADDED, outputs={})
+        model, backend = model_of(said)
+
+        ((same, _),) = run(model, backend, request_of(model, ones(1, 3), None))
+
+        assert same.shape == (1, 4)
+
+    def test_an_output_not_as_long_as_what_ran_is_the_models_error(self) -> None:
+        model, backend = model_of(PADDED, function=too_short)
+        request = request_of(model, ones(1, 2), None)
+        with pytest.raises(InferError) as caught:
+            run(model, backend, request)
+
+        text = "model 'm': output 'same' has shape [1, 3], expected 4 on axis 1, as long as its padded input ran"
+        assert (caught.value.code, caught.value.message) == (Code.INTERNAL, text)
+        assert request.outputs is None
+
+    def test_strings_are_filled_up_with_empty_ones(self) -> None:
+        graph = Signature(
+            (TensorSpec("s", "BYTES", (-1, -1), axes=NAMES),), (TensorSpec("t", "BYTES", (-1, -1), axes=NAMES),)
+        )
+        model, backend = model_of(PaddedAxis("s", 0, (3,)), graph=graph, function=list)
+        words = np.array([[b"a", b"b"]], object)
+
+        ((answer,),) = run(model, backend, request_of(model, words))
+
+        filled = backend.runs[0].inputs[0]
+        assert filled is not None
+        assert (filled.tolist(), answer.tolist()) == ([[b"a", b"b", b""]], [[b"a", b"b"]])
+
+    def test_two_axes_of_one_input_are_padded_and_cut_each(self) -> None:
+        image = TensorSpec("image", "FP32", (-1, -1, -1), axes=("N", "H", "W"))
+        graph = Signature((image,), (replace(image, name="out"),))
+        axes = (PaddedAxis("image", 0, (4,)), PaddedAxis("image", 1, (6,)))
+        model, backend = model_of(*axes, graph=graph, function=list)
+        pictures = [np.full((1, height, width), height, np.float32) for height, width in ((2, 5), (4, 6), (3, 1))]
+
+        answers = run(model, backend, *[request_of(model, picture) for picture in pictures])
+
+        assert backend.runs[0].inputs[0] is not None
+        assert backend.runs[0].inputs[0].shape == (3, 4, 6)
+        assert [each[0].tolist() for each in answers] == [picture.tolist() for picture in pictures]
+
+    def test_two_inputs_of_one_length_are_padded_alike_and_the_output_is_cut_once(self) -> None:
+        graph = replace(GRAPH, inputs=(IDS, KIND, MASK))
+        axes = (PADDED, replace(PADDED, input="kind", mask=""))
+        model, backend = model_of(*axes, graph=graph, function=kind_and_length)
+
+        ((same, total),) = run(model, backend, request_of(model, ones(1, 5), ones(1, 5), None))
+
+        assert (same.tolist(), total.tolist()) == ([[1] * 5], [5])
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.lists(st.tuples(st.integers(0, 3), st.integers(5, 8), st.booleans()), min_size=1, max_size=5))
+    def test_whatever_shares_a_batch_everyone_gets_their_own_rows_and_length(
+        self, sizes: list[tuple[int, int, bool]]
+    ) -> None:
+        model, backend = model_of(PADDED)
+        rng = np.random.default_rng(1)
+        sent = [rng.integers(0, 99, (rows, length)) for rows, length, _ in sizes]
+        masks = [ones(*array.shape) if masked else None for array, (_, _, masked) in zip(sent, sizes, strict=True)]
+
+        answers = run(model, backend, *[request_of(model, *each) for each in zip(sent, masks, strict=True)])
+
+        for array, (same, total) in zip(sent, answers, strict=True):
+            assert same.tolist() == array.tolist()
+            assert total.tolist() == array.sum(axis=1).tolist()
+
+
+class TestWhatIsRefusedAtLoad:
+    @pytest.mark.parametrize(
+        ("padded", "text"),
+        [
+            (PaddedAxis("x", 0), "padding.x: the model has no such input, but ids, mask"),
+            (PaddedAxis("ids", 1), "padding.ids.axis: 1 is not there, dims after the rows are [-1]"),
+            (PaddedAxis("ids", -1), "padding.ids.axis: -1 is not there, dims after the rows are [-1]"),
+            (replace(PADDED, buckets=(8, 4)), "padding.ids.buckets: [8, 4] must ascend from 1 or more"),
+            (replace(PADDED, buckets=(0, 4)), "padding.ids.buckets: [0, 4] must ascend from 1 or more"),
+            (replace(PADDED, value=0.5), "padding.ids.value: INT64 does not hold 0.5"),
+            (replace(PADDED, value=float("inf")), "padding.ids.value: cannot convert float infinity to integer"),
+            (replace(PADDED, mask="m"), "padding.ids.mask: the model has no input 'm', but ids, mask"),
+            (replace(PADDED, mask="ids"), "padding.ids.mask: an input cannot be its own mask"),
+            (replace(PADDED, mask=""), f"padding.ids.axis: {LONE}"),
+            (replace(PADDED, outputs={"y": 0}), "padding.ids.outputs: the model has no output 'y', but same, sum"),
+            (
+                replace(PADDED, outputs={"sum": 0}),
+                "padding.ids.outputs: axis 0 of 'sum' is no free axis, dims after the rows are []",
+            ),
+        ],
+    )
+    def test_the_field_is_named(self, padded: PaddedAxis, text: str) -> None:
+        assert refusal(padded) == f"model 'm', {text}"
+
+    def test_a_fixed_axis(self) -> None:
+        fixed = replace(GRAPH, inputs=(replace(IDS, shape=(-1, 4)), MASK))
+
+        text = "model 'm', padding.ids.axis: 0 is fixed at 4, and only a free axis can be padded"
+        assert refusal(PADDED, graph=fixed) == text
+
+    def test_a_mask_that_cannot_be_one(self) -> None:
+        for mask, text in (
+            (replace(MASK, datatype="BYTES"), "'mask' is BYTES, expected one of INT64, INT32, BOOL, FP32, FP16"),
+            (replace(MASK, shape=(-1, -1, -1)), "'mask' has shape [-1, -1, -1], expected one free axis after the rows"),
+        ):
+            graph = replace(GRAPH, inputs=(IDS, mask))
+            assert refusal(PADDED, graph=graph) == f"model 'm', padding.ids.mask: {text}"
+
+    def test_a_mask_of_two_axes(self) -> None:
+        graph = replace(GRAPH, inputs=(IDS, TensorSpec("other", "INT64", (-1, -1), axes=("N", "M")), MASK))
+        text = "padding.ids.mask: 'mask' is the mask of 'other' too, whose axis has not the same name"
+
+        assert refusal(PADDED, replace(PADDED, input="other"), graph=graph) == f"model 'm', {text}"
+
+    def test_an_axis_twice(self) -> None:
+        assert refusal(PADDED, PADDED) == "model 'm', padding.ids.axis: 0 is there twice"
+
+    def test_buckets_that_differ_where_lengths_may_not(self) -> None:
+        graph = replace(GRAPH, inputs=(IDS, KIND, MASK))
+        other = PaddedAxis("kind", 0, buckets=(16,))
+
+        text = "model 'm', padding.ids.buckets: [4, 8] are not those of 'kind', which must be as long"
+        assert refusal(PADDED, other, graph=graph) == text
+
+    def test_a_model_without_rows(self) -> None:
+        text = "model 'm', padding.ids: the model has no axis for rows, so requests share no batches"
+
+        assert refusal(PADDED, max_batch_rows=0) == text
+
+    def test_an_axis_without_a_name_must_say_what_is_cut_back(self) -> None:
+        nameless = Signature((replace(IDS, axes=()),), (replace(SAME, axes=()),))
+        padded = PaddedAxis("ids", 0)
+
+        text = "model 'm', padding.ids.outputs: the model has no name for this axis; say which axis of same is as long"
+        assert refusal(padded, graph=nameless) == f"{text} as it, or {{}}"
+        assert spec_of(replace(padded, outputs={"same": 0}), graph=nameless).signature is not None
+
+
+class TestAMaskedModel:
+    """One layer of masked attention, mean pooling and an output per token, in ONNX Runtime."""
+
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> Path:
+        path = tmp_path / "model.onnx"
+        onnx.save(masked(width=16, hidden=32, vocabulary=50), path)
+        return path
+
+    def test_its_axes_have_their_names(self, path: Path) -> None:
+        graph = onnx_backend.load(path, "cpu", {}).graph
+
+        assert [spec.axes for spec in (*graph.inputs, *graph.outputs)] == [
+            ("N", "L"), ("N", "L"), ("N", "L", ""), ("N", ""),
+        ]  # fmt: skip
+
+    @pytest.mark.anyio
+    async def test_everyone_gets_what_they_get_alone_and_unpadded(self, path: Path) -> None:
+        rng = np.random.default_rng(5)
+        sent = [rng.integers(0, 50, (rows, length)) for rows, length in ((1, 1), (2, 7), (1, 8), (3, 3), (1, 16))]
+        plain = ModelSpec("plain", 1, path, policy=BatchPolicy(max_batch_rows=8, executor="thread"))
+        axis = PaddedAxis("ids", 0, buckets=(16,), value=49.0, mask="mask")
+        engine = Engine(asyncio.get_running_loop(), LOADERS)
+        alone_model = await engine.load(plain)
+        padded_model = await engine.load(replace(plain, name="padded", padding=(axis,)))
+
+        alone = [await engine.infer(alone_model, [ids, ones(*ids.shape)]) for ids in sent]
+        padded = await asyncio.gather(*(engine.infer(padded_model, [ids, None]) for ids in sent))
+        batches = padded_model.statistics.snapshot().execution_count
+        await engine.stop(1.0)
+
+        assert batches < len(sent)
+        for (tokens, pooled), (padded_tokens, padded_pooled) in zip(alone, padded, strict=True):
+            assert padded_tokens.shape == tokens.shape
+            np.testing.assert_allclose(padded_tokens, tokens, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(padded_pooled, pooled, rtol=1e-4, atol=1e-5)
+
+
+def test_a_request_over_the_wire_may_leave_its_mask_out_and_is_remembered_so() -> None:
+    model, backend = model_of(PADDED)
+    head = b'{"inputs":[{"name":"ids","shape":[1,3],"datatype":"INT64","parameters":{"binary_data_size":24}}]}'
+    layouts = Layouts()
+    bodies = [head + np.full((1, 3), number, np.int64).tobytes() for number in range(3)]
+
+    requests = [decode_remembered(model, body, len(head), 10, NoSink(), layouts)[0] for body in bodies]
+    answers = run(model, backend, *requests)
+
+    assert len(layouts) == 1
+    assert [request.inputs[1] for request in requests] == [None] * 3
+    assert [same.tolist() for same, _ in answers] == [[[number] * 3] for number in range(3)]
+
+
+def test_without_padding_a_model_has_none() -> None:
+    model, _ = model_of()
+
+    assert model.padding is None
+    assert isinstance(model_of(PADDED)[0].padding, Padding)

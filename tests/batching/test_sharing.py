@@ -1,0 +1,414 @@
+"""Models that share a device: Instances that wait for turns, and a device that is lost under them."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.backends.errors import Code, DeviceLost, InferError
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching import instance as instance_module
+from penstock.batching.batch import Batch
+from penstock.batching.device import Device
+from penstock.batching.engine import Engine
+from penstock.batching.model import Model
+from penstock.batching.request import InferRequest
+from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
+from tests.fakes import PATIENCE_S, FakeBackend, Function, fake_loader, fake_request
+
+ROWS = Signature((TensorSpec("x", "FP32", (-1, 4)),), (TensorSpec("y", "FP32", (-1, 4)),), batched=True)
+GRAPH = Signature(ROWS.inputs, ROWS.outputs)
+
+
+@dataclass
+class House:
+    """One Model with its Instances running; `finished` is where what ran arrives."""
+
+    model: Model
+    finished: queue.Queue[Batch]
+    backends: list[FakeBackend]
+
+    def add(self, count: int = 1) -> list[InferRequest]:
+        requests = [fake_request(self.model) for _ in range(count)]
+        with self.model.lock:
+            for request in requests:
+                self.model.scheduler.add(request)
+        self.model.dispatch(1)
+        return requests
+
+    def next(self) -> Batch:
+        return self.finished.get(timeout=PATIENCE_S)
+
+    def ended(self, requests: list[InferRequest]) -> None:
+        """Wait until these have come out, in whatever batches."""
+        missing = {id(request) for request in requests}
+        while missing:
+            missing -= {id(request) for request in self.next().requests}
+
+
+class Doors:
+    """A model's function that lets each run say that it is in, and waits until the test lets it out."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Semaphore(0)
+        self._out = threading.Semaphore(0)
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        self.entered.release()
+        if not self._out.acquire(timeout=PATIENCE_S):
+            raise TimeoutError("nobody let it out")
+        return list(inputs)
+
+    def wait_in(self) -> None:
+        assert self.entered.acquire(timeout=PATIENCE_S)
+
+    def let_out(self, count: int = 1) -> None:
+        self._out.release(count)
+
+
+@contextmanager
+def opened(
+    function: Function,
+    device: Device,
+    count: int = 1,
+    reopen: Callable[[int], FakeBackend] | None = None,
+    executor: str = "thread",
+    max_batch_rows: int = 64,
+) -> Iterator[House]:
+    backend = FakeBackend(ROWS, function)
+    policy = BatchPolicy(max_batch_rows=max_batch_rows, executor=executor)
+    spec = ModelSpec("m", 1, Path("model"), policy=policy, instances=(InstanceGroup(count),), signature=ROWS)
+    finished: queue.Queue[Batch] = queue.Queue()
+
+    def finish(model: Model, ran: list[Batch]) -> None:
+        for batch in ran:
+            finished.put(batch)
+
+    model = Model(spec, [backend], finish, {"cpu": device}, reopen)
+    model.open()
+    try:
+        yield House(model, finished, [backend])
+    finally:
+        model.close()
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    """Room for one run at a time."""
+    monkeypatch.setattr("penstock.batching.placement.width_of", lambda name, instances, threads: 1)
+    return Device(1)
+
+
+class TestTurns:
+    def test_what_does_not_fit_waits_until_a_run_ends(self, device: Device) -> None:
+        first, second = Doors(), Doors()
+        with opened(first, device) as one, opened(second, device) as other:
+            one.add()
+            first.wait_in()
+            other.add()
+            waits = not second.entered.acquire(blocking=False)
+            first.let_out()
+            one.next()
+            second.wait_in()
+            second.let_out()
+            other.next()
+
+        assert waits
+
+    def test_a_batch_grows_while_it_waits_for_its_turn(self, device: Device) -> None:
+        doors = Doors()
+        with opened(doors, device) as one, opened(list, device) as other:
+            one.add()
+            doors.wait_in()
+            requests = other.add() + other.add() + other.add()
+            doors.let_out()
+
+            assert other.next().requests == requests
+
+    def test_an_instance_that_finds_nothing_hands_its_turn_on(self, device: Device) -> None:
+        doors = Doors()
+        with opened(doors, device) as one, opened(list, device, count=2) as other, opened(list, device) as third:
+            one.add()
+            doors.wait_in()
+            taken = other.add()
+            other.add()  # wakes the second Instance, which will find nothing: the first takes all
+            last = third.add()
+            doors.let_out()
+            other.ended(taken)
+            third.ended(last)
+
+    def test_what_is_cancelled_while_it_waits_for_a_turn_leaves_the_turn_to_others(self, device: Device) -> None:
+        doors = Doors()
+        with opened(doors, device) as one, opened(list, device) as other, opened(list, device) as third:
+            one.add()
+            doors.wait_in()
+            (gone,) = other.add()
+            with other.model.lock:
+                other.model.scheduler.remove(gone)
+            last = third.add()
+            doors.let_out()
+            third.ended(last)
+            later = other.add()
+            other.ended(later)
+
+    def test_a_model_can_be_closed_while_it_waits_for_a_turn(self, device: Device) -> None:
+        doors = Doors()
+        with opened(doors, device) as one:
+            one.add()
+            doors.wait_in()
+            with opened(list, device) as other:
+                other.add()
+            doors.let_out()
+            one.next()
+
+            assert not device.crowded
+            one.add()
+            doors.let_out()
+            one.next()
+
+    def test_a_model_that_is_closed_while_it_runs_leaves_its_turn_to_others(self, device: Device) -> None:
+        doors = Doors()
+        with opened(list, device) as other, opened(list, device):
+            with opened(doors, device) as one:
+                one.add()
+                doors.wait_in()
+                requests = other.add()
+                doors.let_out()
+            other.ended(requests)
+
+    def test_a_run_that_raises_leaves_its_turn_to_others(self, device: Device) -> None:
+        def fails(inputs: list[Any]) -> list[Any]:
+            raise InferError(Code.INTERNAL, "no")
+
+        with opened(fails, device) as one, opened(list, device) as other:
+            for house in (one, other, one, other):
+                house.ended(house.add())
+
+    def test_those_that_began_before_it_was_crowded_end_without_a_turn(self, device: Device) -> None:
+        doors = Doors()
+        with opened(doors, device) as one:
+            one.add()
+            doors.wait_in()
+            with opened(list, device) as other:
+                other.ended(other.add())
+                doors.let_out()
+                one.next()
+
+    def test_a_model_of_brief_runs_does_not_wait_on_a_cpu(self, device: Device) -> None:
+        cpu = Device(1, preemptive=True)
+        doors = Doors()
+        with opened(doors, cpu) as one, opened(list, cpu) as other:
+            other.model.instances[0].place.share.brief = True
+            one.add()
+            doors.wait_in()
+            other.ended(other.add())
+            doors.let_out()
+            one.next()
+
+    def test_while_others_wait_a_batch_is_bounded(self, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked: list[float] = []
+        doors = Doors()
+        with opened(doors, device) as one, opened(list, device) as other:
+            take = one.model.scheduler.take
+
+            def note(now_ns: int, most_ns: float = 0) -> Batch | None:
+                asked.append(most_ns)
+                return take(now_ns, most_ns)
+
+            monkeypatch.setattr(one.model.scheduler, "take", note)
+            one.add()
+            doors.wait_in()
+            requests = other.add()
+            one.add()
+            doors.let_out(2)
+            other.ended(requests)
+
+        assert asked[0] == 0
+
+    def test_whatever_many_threads_do_every_request_is_answered(self, device: Device) -> None:
+        dice = random.Random(4)
+        with ExitStack() as houses:
+            every = [houses.enter_context(opened(list, device, count=1 + n % 3, max_batch_rows=4)) for n in range(5)]
+            sent: list[list[InferRequest]] = [[] for _ in every]
+            for _ in range(400):
+                place = dice.randrange(len(every))
+                sent[place] += every[place].add(1 + dice.randrange(3))
+                if dice.random() < 0.05:
+                    with opened(list, device, count=2) as passing:
+                        passing.ended(passing.add(2))
+            for house, requests in zip(every, sent, strict=True):
+                house.ended(requests)
+
+        assert all(request.error is None and request.outputs is not None for each in sent for request in each)
+        assert not device.crowded
+
+
+@dataclass
+class Losing:
+    """A model's function whose device is lost for a number of runs; `here`: whether it can be loaded again."""
+
+    losses: int = 0
+    runs: int = 0
+    lost: threading.Event = field(default_factory=threading.Event)
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        self.runs += 1
+        if self.losses > 0:
+            self.losses -= 1
+            self.lost.set()
+            raise DeviceLost(Code.NOT_READY, "CUDA failure 700")
+        return list(inputs)
+
+
+@dataclass
+class Reopening:
+    """Loads again: how often it was asked, and how many attempts fail."""
+
+    function: Function
+    failures: int = 0
+    backends: list[FakeBackend] = field(default_factory=list)
+    asked: int = 0
+
+    def __call__(self, position: int) -> FakeBackend:
+        self.asked += 1
+        if self.failures > 0:
+            self.failures -= 1
+            raise InferError(Code.INTERNAL, "no device")
+        self.backends.append(FakeBackend(ROWS, self.function))
+        return self.backends[-1]
+
+
+class TestALostDevice:
+    def test_the_model_is_loaded_again_and_the_batch_is_served_there(self, device: Device) -> None:
+        reopen = Reopening(list)
+        with opened(Losing(1), device, reopen=reopen) as house:
+            requests = house.add(3)
+            house.ended(requests)
+
+            assert [request.error for request in requests] == [None] * 3
+            assert house.model.events["instances_replaced"] == 1
+            assert house.model.healthy
+            assert not house.backends[0].closed  # the loop still holds it
+
+    def test_instances_of_one_session_load_it_again_once(self, device: Device) -> None:
+        together = threading.Barrier(2)
+
+        def lost(inputs: list[Any]) -> list[Any]:
+            together.wait(PATIENCE_S)
+            raise DeviceLost(Code.NOT_READY, "gone")
+
+        reopen = Reopening(list)
+        with opened(lost, Device(2), count=2, reopen=reopen, max_batch_rows=1) as house:
+            requests = house.add(2)
+            house.ended(requests)
+
+            assert [request.error for request in requests] == [None, None]
+            assert reopen.asked == 1
+            assert house.model.events["instances_replaced"] == 2
+
+    def test_what_is_lost_twice_is_answered_with_the_loss(self, device: Device) -> None:
+        losing = Losing(2)
+        with opened(losing, device, reopen=Reopening(losing)) as house:
+            requests = house.add(2)
+            house.ended(requests)
+
+            assert [request.error and request.error.message for request in requests] == ["CUDA failure 700"] * 2
+
+    def test_while_it_cannot_be_loaded_the_model_is_not_healthy_and_says_so_to_what_comes(self, device: Device) -> None:
+        reopen = Reopening(list, failures=1 << 30)
+        with opened(Losing(1), device, reopen=reopen) as house:
+            first = house.add()
+            house.ended(first)
+            healthy = house.model.healthy
+            second = house.add()
+            house.ended(second)
+
+        assert not healthy
+        assert [request.error.message for request in (*first, *second) if request.error] == [
+            "CUDA failure 700",
+            "model 'm' lost its device: no device",
+        ]
+
+    def test_it_is_tried_again_until_it_goes_well(self, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(instance_module, "FIRST_RETRY_NS", 0)
+        monkeypatch.setattr(instance_module, "LAST_RETRY_NS", 0)
+        reopen = Reopening(list, failures=3)
+        with opened(Losing(1), device, reopen=reopen) as house:
+            house.ended(house.add())
+            while not house.model.healthy:
+                house.ended(house.add())
+            last = house.add()
+            house.ended(last)
+
+        assert last[0].error is None
+        assert reopen.asked == 4
+
+    def test_others_serve_while_one_is_down(self) -> None:
+        reopen = Reopening(list, failures=1 << 30)
+        with opened(Losing(1), Device(2), count=2, reopen=reopen) as house:
+            first = house.add()
+            house.ended(first)
+            later = [house.add()[0] for _ in range(20)]
+            house.ended(later)
+
+            assert first[0].error is not None
+            assert [request.error for request in later] == [None] * 20
+            assert house.model.healthy
+
+    def test_a_model_that_is_down_can_be_closed(self, device: Device) -> None:
+        with opened(Losing(1), device, reopen=Reopening(list, failures=1 << 30)) as house:
+            house.ended(house.add())
+        assert not house.model.instances
+
+    def test_the_loop_answers_with_the_loss_and_goes_on_when_an_instance_has_loaded_it(self, device: Device) -> None:
+        with opened(Losing(1), device, reopen=Reopening(list), executor="loop") as house:
+            with house.model.lock:
+                request = fake_request(house.model)
+                house.model.scheduler.add(request)
+            ran, _ = house.model.dispatch(1)
+            answered = [each.error and each.error.message for batch in ran for each in batch.requests]
+            later = house.add()  # on an Instance, or on the loop if that has been mended by now
+            if later[0].outputs is None:
+                house.ended(later)
+
+            assert answered == ["CUDA failure 700"]
+            assert later[0].error is None
+
+    def test_the_old_session_is_closed_when_its_last_binding_is_given_back(self, device: Device) -> None:
+        losing = Losing(1)
+        reopen = Reopening(list)
+        with opened(losing, device, reopen=reopen) as house:
+            house.ended(house.add())
+            held = house.backends[0].closed
+            with house.model.lock:
+                house.model._loop_lost = house.model.loop_binding
+            house.model.mend_loop()
+
+            assert (held, house.backends[0].closed) == (False, True)
+            assert reopen.asked == 1
+        assert reopen.backends[0].closed
+
+
+@pytest.mark.anyio
+class TestEngines:
+    async def test_models_of_one_engine_share_a_device_and_two_engines_share_nothing(self) -> None:
+        loop = asyncio.get_running_loop()
+        engines = [Engine(loop, {"fake": fake_loader(FakeBackend(GRAPH, list))}) for _ in range(2)]
+        for engine in engines:
+            for version in (1, 2):
+                await engine.load(ModelSpec("m", version, Path("model"), backend="fake"))
+        places = [[model.instances[0].place.device for model in engine.models()] for engine in engines]
+        for engine in engines:
+            await engine.stop(1)
+
+        assert places[0][0] is places[0][1]
+        assert places[0][0] is not places[1][0]

@@ -1,0 +1,95 @@
+"""Suspects: which requests of a failed batch run together next."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.batching.suspects import Suspects
+
+
+def settle(guilt: list[bool], *, cheap: bool = False) -> tuple[list[int], list[int]]:
+    """Settle a batch that has failed. Gives the sizes of the runs that passed, and of those that failed."""
+    suspects = Suspects(len(guilt), cheap=cheap)
+    passed: list[int] = []
+    failed: list[int] = []
+    while suspects.left:
+        count = suspects.next()
+        first = len(guilt) - suspects.left
+        tried = guilt[first : first + count]
+        assert len(tried) == count > 0
+        if not any(tried):
+            passed.append(count)
+            suspects.passed(count)
+        else:
+            failed.append(count)
+            if count > 1:
+                suspects.failed(count)
+            else:
+                suspects.convicted()
+    return passed, failed
+
+
+@given(st.integers(2, 300), st.data())
+def test_one_guilty_request_is_found_in_few_runs(count: int, data: st.DataObject) -> None:
+    guilty = data.draw(st.integers(0, count - 1))
+
+    passed, failed = settle([position == guilty for position in range(count)])
+
+    depth = (count - 1).bit_length()
+    assert sum(passed) == count - 1
+    assert len(failed) <= depth + 1
+    assert len(passed) <= 2 * depth + 1
+
+
+@given(st.integers(2, 300), st.data())
+def test_where_failures_are_cheap_few_runs_pass(count: int, data: st.DataObject) -> None:
+    guilty = data.draw(st.integers(0, count - 1))
+
+    passed, failed = settle([position == guilty for position in range(count)], cheap=True)
+
+    depth = (count - 1).bit_length()
+    assert sum(passed) == count - 1
+    assert len(passed) <= depth + 1
+    assert len(failed) <= 2 * depth + 1
+
+
+@given(st.lists(st.booleans(), min_size=2, max_size=120), st.booleans())
+def test_whoever_is_guilty_the_runs_per_request_are_few(guilt: list[bool], cheap: bool) -> None:
+    passed, failed = settle(guilt, cheap=cheap)
+
+    assert sum(passed) == guilt.count(False)
+    assert len(passed) <= len(guilt)
+    assert len(passed) + len(failed) <= (3 if cheap else 2) * len(guilt)
+
+
+def test_when_all_are_guilty_they_soon_run_alone() -> None:
+    passed, failed = settle([True] * 64)
+
+    assert passed == []
+    assert len(failed) < 64 + 16
+
+
+def test_when_only_their_number_is_at_fault_no_run_is_as_large_again() -> None:
+    suspects = Suspects(64)
+    sizes = []
+    while suspects.left:
+        count = suspects.next()
+        sizes.append(count)
+        if count > 16:
+            suspects.failed(count)
+        else:
+            suspects.passed(count)
+
+    assert sum(size for size in sizes if size <= 16) == 64
+    assert len([size for size in sizes if size > 16]) == 2
+
+
+def test_too_many_are_halved_until_they_fit() -> None:
+    suspects = Suspects(64)
+    suspects.too_many(64)
+    assert suspects.next() == 32
+    suspects.too_many(32)
+    assert suspects.next() == 16
+    suspects.passed(16)
+    assert suspects.next() == 16

@@ -1,0 +1,137 @@
+"""Targets at the Engine's door: who gets one, who is refused for it, and what is learned from the answers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from penstock.backends.errors import Code, InferError
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching.engine import Engine
+from penstock.batching.model import Model
+from penstock.batching.spec import BatchPolicy, ModelSpec
+from penstock.batching.statistics import REJECTED
+from tests.fakes import PATIENCE_S, FakeBackend, Gate, ListSink, fake_loader, fake_request
+
+pytestmark = pytest.mark.anyio
+
+KEY = ((4,),)
+TARGET_US = 60_000_000
+TARGET_NS = TARGET_US * 1000
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@asynccontextmanager
+async def serving(target_us: int = TARGET_US, queue_rows: int = 1024) -> AsyncIterator[tuple[Engine, Model, Gate]]:
+    """A model on a thread, in batches of at most 4 rows."""
+    gate = Gate(lambda inputs: inputs)
+    x, y = (TensorSpec(name, "FP32", (-1, 4)) for name in "xy")
+    engine = Engine(asyncio.get_running_loop(), {"fake": fake_loader(FakeBackend(Signature((x,), (y,)), gate))})
+    policy = BatchPolicy(max_batch_rows=4, executor="thread", latency_target_us=target_us, max_queue_rows=queue_rows)
+    model = await engine.load(ModelSpec("m", 1, Path("model"), policy=policy, backend="fake"))
+    try:
+        yield engine, model, gate
+    finally:
+        gate.open()
+        await engine.stop(PATIENCE_S)
+
+
+@asynccontextmanager
+async def backlog() -> AsyncIterator[tuple[Engine, Model, ListSink]]:
+    """A model whose batches are believed to take 20 s, of a target of 60: one runs, and one waits."""
+    sink = ListSink()
+    async with serving() as (engine, model, gate):
+        for rows in (1, 2, 4):
+            for _ in range(40):
+                model.scheduler.learn(KEY, rows, 20_000_000_000, time.monotonic_ns())
+        gate.close()
+        engine.submit(fake_request(model, 4, sink=sink))
+        await gate.entered()
+        engine.submit(fake_request(model, 4, sink=sink))
+        yield engine, model, sink
+
+
+def rejected(model: Model) -> int:
+    return model.statistics.snapshot().failures[REJECTED]
+
+
+@pytest.mark.parametrize(
+    ("asked_ns", "given_ns"), [(0, TARGET_NS), (1_000_000_000, 1_000_000_000), (2 * TARGET_NS, TARGET_NS)]
+)
+async def test_a_request_has_the_models_target_unless_its_own_is_earlier(asked_ns: int, given_ns: int) -> None:
+    async with serving() as (engine, model, _):
+        request = fake_request(model, sink=ListSink())
+        request.start_ns = time.monotonic_ns()
+        request.target_ns = request.start_ns + asked_ns if asked_ns else 0
+        engine.submit(request)
+
+        assert request.target_ns == request.start_ns + given_ns
+
+
+async def test_a_request_for_a_model_without_a_target_has_none() -> None:
+    async with serving(target_us=0) as (engine, model, _):
+        request = fake_request(model, sink=ListSink())
+        engine.submit(request)
+
+        assert (request.target_ns, engine.turn_away(model)) == (0, None)
+
+
+async def test_who_would_be_late_is_refused_and_counted() -> None:
+    async with backlog() as (engine, model, sink):
+        with pytest.raises(
+            InferError, match=r"Exceeds latency target: would be answered in \d+ ms, the target"
+        ) as late:
+            engine.submit(fake_request(model, sink=sink))
+
+        assert late.value.code is Code.OVERLOADED
+        assert late.value.retry_after_ns > 0
+        assert (model.events, rejected(model), model.inflight) == ({"late_refusals": 1}, 1, 8 // 4)
+
+
+async def test_who_would_be_late_is_turned_away_before_its_body_is_decoded() -> None:
+    async with backlog() as (engine, model, _):
+        error = engine.turn_away(model)
+
+        assert error is not None
+        assert error.message.startswith("Exceeds latency target")
+        assert (model.events, rejected(model)) == ({"late_refusals": 1}, 1)
+
+
+async def test_a_full_queue_turns_away_without_being_late() -> None:
+    async with serving(target_us=0, queue_rows=4) as (engine, model, gate):
+        gate.close()
+        sink = ListSink()
+        engine.submit(fake_request(model, 4, sink=sink))
+        await gate.entered()
+        before = engine.turn_away(model)
+        engine.submit(fake_request(model, 4, sink=sink))
+        error = engine.turn_away(model)
+
+        assert before is None
+        assert error is not None
+        assert error.message == "Exceeds maximum queue size"
+        assert (model.events, rejected(model)) == ({}, 1)
+
+
+async def test_the_margin_learns_from_what_is_answered_later_than_promised() -> None:
+    async with serving() as (engine, model, gate):
+        gate.close()
+        sink = ListSink()
+        request = fake_request(model, sink=sink)
+        engine.submit(request)
+        await gate.entered()
+        promised_ns, request.promised_ns = request.promised_ns, request.start_ns
+        gate.open()
+        await sink.holds(1)
+
+        assert promised_ns > request.start_ns
+        assert model.scheduler.promises.margin.ns > 0
