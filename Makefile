@@ -1,12 +1,12 @@
 # The menu. `make serve` and `make test` need Python >= 3.11 and make, and set up .venv themselves.
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint bench dev clean
+.PHONY: help serve test lint bench bench-batching dev clean
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 export PIP_ROOT_USER_ACTION := ignore
 
 help:  ## list these words
-	@sed -n 's/^\([a-z]*\):.*  ## /  make \1\t/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*  ## /  make \1\t/p' Makefile | expand -t 23
 
 serve: .venv/.serve  ## serve examples/iris on 127.0.0.1:8000 and print three commands to try
 	@sed -n '/^```sh/,/^```$$/{/^```/!p}' examples/iris/README.md
@@ -26,6 +26,9 @@ lint: .venv/.dev  ## check style, formatting, types, layers and packaging
 
 bench: .venv/.dev  ## measure the server over loopback (needs wrk); ARGS="--models iris" narrows it
 	$(BIN)/python -m penstock.perf.bench $(ARGS)
+
+bench-batching: .venv/.dev  ## measure the batcher beside the best static settings, 6 minutes; ARGS as above
+	$(BIN)/python -m penstock.perf.batching $(ARGS)
 
 dev: .venv/.dev  ## set up .venv with all that the words above need
 

@@ -1,6 +1,7 @@
-"""Closed-loop load from outside: wrk drives a server over loopback, and /proc tells the CPU time the server took.
+"""Load from outside, over loopback; /proc tells the CPU time that the server took for it.
 
-wrk is Debian's package: compiled, one thread, so that the load costs little of the two cores it shares with the server.
+`drive` is a closed loop, wrk's: Debian's package, compiled, one thread, so that the load costs little of the two cores
+it shares with the server. `flood` is an open loop: every request has its time (perf/flood.py).
 """
 
 from __future__ import annotations
@@ -19,6 +20,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+
+from .flood import OPENED, SKIPPED
+
+Times = np.ndarray[tuple[int], np.dtype[np.int64]]
+Records = np.ndarray[tuple[int], np.dtype[np.void]]
 
 HOST = "127.0.0.1"
 READY_WITHIN_S = 60.0
@@ -73,6 +81,48 @@ class Load:
     cpu_us: float
     refused: int
     broken: int
+
+
+@dataclass(frozen=True, slots=True)
+class Flooded:
+    """What became of the requests of one flood: one RECORD each (perf/flood.py), and what they cost.
+
+    Units: CPU microseconds per request that was sent, of the server and of the load itself.
+    """
+
+    records: Records
+    connections: int
+    cpu_us: float
+    load_cpu_us: float
+
+    def answered(self, status: int = 200) -> Records:
+        """Give the RECORDs of the requests that were answered with one status."""
+        return np.extract(self.records["status"] == status, self.records)
+
+    def ms(self, quantile: float, status: int = 200) -> float:
+        """Give a quantile (0 to 1) of the times from due to answered with one status; 0 if there is none."""
+        took_ns = self.answered(status)["took_ns"]
+        return float(np.quantile(took_ns, quantile)) / 1e6 if len(took_ns) else 0.0
+
+    def sent_ms(self, quantile: float, status: int = 200) -> float:
+        """Give the same from sent to answered: the server's part alone, without the load's lateness."""
+        answered = self.answered(status)
+        took_ns = answered["took_ns"] - answered["late_ns"]
+        return float(np.quantile(took_ns, quantile)) / 1e6 if len(took_ns) else 0.0
+
+    def late_ms(self, quantile: float) -> float:
+        """Give a quantile of how late the load was with its requests."""
+        late_ns = self.records["late_ns"][self.records["status"] != SKIPPED]
+        return float(np.quantile(late_ns, quantile)) / 1e6 if len(late_ns) else 0.0
+
+    @property
+    def skipped(self) -> int:
+        """How many could not be sent, every connection being in use."""
+        return int((self.records["status"] == SKIPPED).sum())
+
+    def unexpected(self, *expected: int) -> int:
+        """Count the requests that were sent, and ended in none of the statuses `expected`."""
+        return int((~np.isin(self.records["status"], [*expected, SKIPPED])).sum())
 
 
 class Process:
@@ -202,3 +252,43 @@ def drive(process: Process, call: Call, connections: int, seconds: int) -> Load:
         refused=seen["refused"],
         broken=seen["broken"],
     )
+
+
+def flood(
+    process: Process,
+    calls: Sequence[Call],
+    at_ns: Times,
+    which: Times | None = None,
+    *,
+    connections: int = 2048,
+    opened: int = OPENED,
+) -> Flooded:
+    """Send request i at `at_ns[i]` from the start, whatever becomes of those before it.
+
+    `which[i]` is the one of `calls` that request i is, the first if left out; of a call its first body is sent. Of
+    `connections` as many are used as there are requests under way, `opened` are there from the start.
+    Units: nanoseconds, ascending. Threads: blocks until all is answered, a minute after the last request at most.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        at, kinds, records = folder / "at.npy", folder / "which.npy", folder / "records.npy"
+        np.save(at, np.asarray(at_ns, np.int64))
+        np.save(kinds, np.zeros(len(at_ns), np.int64) if which is None else np.asarray(which, np.int64))
+        requests = []
+        for number, call in enumerate(calls):
+            body = folder / f"body{number}"
+            body.write_bytes(call.bodies[0])
+            requests.append({"path": call.path, "headers": dict(call.headers), "body": str(body)})
+        order = {
+            "host": HOST, "port": process.port, "connections": connections, "opened": opened,
+            "requests": requests, "at": str(at), "which": str(kinds), "records": str(records),
+        }  # fmt: skip
+        command = [sys.executable, "-m", "penstock.perf.flood"]
+        # numpy's BLAS would start threads, which spin for a while
+        alone = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
+        before_s = process.cpu_s()
+        ended = subprocess.run(command, input=json.dumps(order), env=alone, capture_output=True, text=True, check=True)
+        cpu_s = process.cpu_s() - before_s
+        seen, found = json.loads(ended.stdout), np.load(records)
+    sent = max(int((found["status"] != SKIPPED).sum()), 1)
+    return Flooded(found, seen["connections"], cpu_s / sent * 1e6, seen["cpu_s"] / sent * 1e6)

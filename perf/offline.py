@@ -14,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+import penstock.backends  # noqa: F401 - before onnxruntime: it turns off what that reports home
+
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 FREE_AXIS = 256
 

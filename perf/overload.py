@@ -1,8 +1,8 @@
 """Overload: ten times what a model can do, for 20 s, and what it leaves behind. `python -m penstock.perf.overload`.
 
 A model is served whose capacity is far below what the front end can take. What it does at its best is measured with a
-closed loop, then ten times that many requests per second are sent whatever becomes of them (`flood.py`), and in the end
-the first measurement is made again. `--soak SECONDS` looks for what grows instead: steady load, and memory over time.
+closed loop, then ten times that many requests per second are sent whatever becomes of them, and in the end the first
+measurement is made again. `--soak SECONDS` looks for what grows instead: steady load, and memory over time.
 
 The model gets one thread: on a machine of two cores, server and load share the other, so that what the load costs is
 not taken from the model's work. `--threads 0` leaves it its default, all cores, and the load's share to its loss.
@@ -11,24 +11,22 @@ not taken from the model's work. `--threads 0` leaves it its default, all cores,
 from __future__ import annotations
 
 import argparse
-import json
 import re
-import subprocess
-import sys
+import signal
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from penstock.batching.spec import DEFAULT_QUEUE_ROWS
 
 from . import models
+from .arrivals import constant
 from .bench import IRIS_64, MLP_32, Case, call
-from .load import HOST, Load, Process, drive, penstock
+from .load import Flooded, Load, Process, drive, flood, penstock
 
 DEEP = Case("deep", "binary", 64, ((1, 64),))
 SOAKED = (IRIS_64, MLP_32)
@@ -43,7 +41,6 @@ REFUSED_WITHIN_MS = 10.0
 FLAT_MIB = 4.0
 """What memory may grow by once the queue has filled. The bodies refused meanwhile are fifty times as much."""
 GROWTH_MIB_PER_MINUTE = 1.0
-NONE = {"count": 0, "p50_ms": 0.0, "p99_ms": 0.0, "max_ms": 0.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,23 +63,28 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Overload:
-    """A flood, as the load saw it (`seen`, see `flood.py`) and as the server looked meanwhile."""
+    """A flood, as the load saw it and as the server looked meanwhile."""
 
     wanted_per_s: float
     seconds: int
-    seen: dict[str, Any]
+    seen: Flooded
     samples: list[Sample]
-    server_cpu_s: float
     empty_after_s: float
 
     @property
+    def sent(self) -> int:
+        return len(self.seen.records) - self.seen.skipped
+
+    @property
     def offered_per_s(self) -> float:
-        return float(self.seen["sent"] / self.seconds)
+        return self.sent / self.seconds
 
     @property
     def good_per_s(self) -> float:
         """Good answers per second, but for the first second, in which the queue fills."""
-        return float(np.mean(self.seen["good_per_s"][1:]))
+        good = self.seen.answered(200)
+        at_s = (good["due_ns"] + good["took_ns"]) / 1e9
+        return float(((at_s >= 1) & (at_s < self.seconds)).sum()) / (self.seconds - 1)
 
     @property
     def waiting_rows(self) -> int:
@@ -95,16 +97,11 @@ class Overload:
         quarter = len(rss_mib) // 4
         return max(rss_mib[-quarter:]) - max(rss_mib[quarter : 2 * quarter])
 
-    def answered(self, status: int) -> dict[str, float]:
-        """Count and times of the answers with one status."""
-        took: dict[str, float] = self.seen["took"].get(str(status), NONE)
-        return took
-
     @property
-    def unexpected(self) -> int:
-        """Requests that ended in neither 200 nor 503."""
-        others = [took["count"] for status, took in self.seen["took"].items() if status not in {"200", "503"}]
-        return int(self.seen["broken"] + sum(others))
+    def cores(self) -> tuple[float, float]:
+        """How many cores the server and the load kept busy."""
+        per_s = self.offered_per_s / 1e6
+        return self.seen.cpu_us * per_s, self.seen.load_cpu_us * per_s
 
 
 def calm(server: Process) -> Calm:
@@ -118,32 +115,17 @@ def calm(server: Process) -> Calm:
 
 def overload(server: Process, rate_per_s: float, seconds: int) -> Overload:
     """Flood the server, and watch it until its queue is empty again."""
-    sent = call(DEEP)
-    order = {
-        "host": HOST, "port": server.port, "path": sent.path, "headers": dict(sent.headers),
-        "rate_per_s": rate_per_s, "seconds": seconds, "connections": MOST_CONNECTIONS,
-    }  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as pool:
-        body = Path(folder, "body")
-        body.write_bytes(sent.bodies[0])
-        cpu_s, start = server.cpu_s(), time.monotonic()
-        flood = pool.submit(_flood, order | {"body": str(body)})
-        samples = []
+    with ThreadPoolExecutor(1) as pool:
+        times = constant(rate_per_s, seconds).at_ns
+        flooding = pool.submit(flood, server, [call(DEEP)], times, connections=MOST_CONNECTIONS)
+        start, samples = time.monotonic(), []
         while (passed_s := time.monotonic() - start) < seconds:
             samples.append(_sample(server))
             time.sleep(SAMPLE_S)
-        cpu_s = server.cpu_s() - cpu_s
         while _sample(server).waiting_rows and passed_s < seconds + EMPTY_WITHIN_S:
             time.sleep(SAMPLE_S / 5)
             passed_s = time.monotonic() - start
-        return Overload(rate_per_s, seconds, flood.result(), samples, cpu_s, passed_s - seconds)
-
-
-def _flood(order: dict[str, Any]) -> dict[str, Any]:
-    command = [sys.executable, "-m", "penstock.perf.flood"]
-    ended = subprocess.run(command, input=json.dumps(order), capture_output=True, text=True, check=True)
-    seen: dict[str, Any] = json.loads(ended.stdout)
-    return seen
+        return Overload(rate_per_s, seconds, flooding.result(), samples, passed_s - seconds)
 
 
 def _sample(server: Process) -> Sample:
@@ -156,18 +138,20 @@ def _sample(server: Process) -> Sample:
 
 def report(before: Calm, during: Overload, after: Calm) -> str:
     """Write the table, and which of issue 2's claims hold."""
-    good, refused, seconds = during.answered(200), during.answered(503), during.seconds
+    seen, seconds = during.seen, during.seconds
     rows = [f"{'':<10} {'good/s':>8} {'503/s':>8} {'p50 ms':>9} {'p99 ms':>9} {'alone p50':>9} {'RSS MiB':>8}"]
     for name, state in (("before", before), ("after", after)):
         row = f"{name:<10} {state.best_per_s:>8,.0f} {0:>8} {state.few.p50_ms:>9.2f} {state.few.p99_ms:>9.2f}"
         rows.append(f"{row} {state.alone.p50_ms:>9.2f} {state.rss_mib:>8.0f}")
-    row = f"{'overload':<10} {during.good_per_s:>8,.0f} {refused['count'] / seconds:>8,.0f} {good['p50_ms']:>9.2f}"
-    rows.insert(2, f"{row} {good['p99_ms']:>9.2f} {'':>9} {max(each.rss_mib for each in during.samples):>8.0f}")
-    cpu = f"server {during.server_cpu_s / seconds:.2f}, load {during.seen['cpu_s'] / seconds:.2f}"
+    row = f"{'overload':<10} {during.good_per_s:>8,.0f} {len(seen.answered(503)) / seconds:>8,.0f}"
+    row += f" {seen.ms(0.5):>9.2f} {seen.ms(0.99):>9.2f} {'':>9}"
+    rows.insert(2, f"{row} {max(each.rss_mib for each in during.samples):>8.0f}")
+    server, load = during.cores
+    p50_ms, p99_ms, most_ms = (seen.sent_ms(quantile, 503) for quantile in (0.5, 0.99, 1))
     rows += [
-        f"offered {during.offered_per_s:,.0f}/s for {seconds} s over {during.seen['connections']} connections",
-        f"cores in use: {cpu}",
-        f"refusals: p50 {refused['p50_ms']:.3f} ms, p99 {refused['p99_ms']:.3f} ms, most {refused['max_ms']:.1f} ms",
+        f"offered {during.offered_per_s:,.0f}/s for {seconds} s over {seen.connections} connections",
+        f"cores in use: server {server:.2f}, load {load:.2f}",
+        f"refusals: p50 {p50_ms:.3f} ms, p99 {p99_ms:.3f} ms, most {most_ms:.1f} ms",
         f"queue empty {during.empty_after_s:.1f} s after the last request",
         *_verdicts(before, during, after),
     ]
@@ -176,24 +160,25 @@ def report(before: Calm, during: Overload, after: Calm) -> str:
 
 def _verdicts(before: Calm, during: Overload, after: Calm) -> list[str]:
     peak = max(before.best_per_s, after.best_per_s)
-    refused_ms = during.answered(503)["p99_ms"]
+    refused_ms, unexpected = during.seen.sent_ms(0.99, 503), during.seen.unexpected(200, 503)
     times, share = during.offered_per_s / peak, during.good_per_s / peak
     again = after.best_per_s / before.best_per_s
     return [
-        _verdict(f"offered {times:.1f} times the peak", during.offered_per_s >= LEAST_OFFERED * during.wanted_per_s),
-        _verdict(
+        verdict(f"offered {times:.1f} times the peak", during.offered_per_s >= LEAST_OFFERED * during.wanted_per_s),
+        verdict(
             f"queue: at most {during.waiting_rows} rows of {DEFAULT_QUEUE_ROWS}",
             during.waiting_rows <= DEFAULT_QUEUE_ROWS,
         ),
-        _verdict(f"goodput: {share:.1%} of the peak", share >= LEAST_OF_PEAK),
-        _verdict(f"refusals: p99 {refused_ms:.3f} ms from sent to received", refused_ms < REFUSED_WITHIN_MS),
-        _verdict(f"neither 200 nor 503: {during.unexpected}", during.unexpected == 0),
-        _verdict(f"memory: {during.growth_mib:+.1f} MiB with the queue full", during.growth_mib <= FLAT_MIB),
-        _verdict(f"after: {again:.1%} of the goodput before", again >= LEAST_OF_PEAK),
+        verdict(f"goodput: {share:.1%} of the peak", share >= LEAST_OF_PEAK),
+        verdict(f"refusals: p99 {refused_ms:.3f} ms from sent to received", refused_ms < REFUSED_WITHIN_MS),
+        verdict(f"neither 200 nor 503: {unexpected}", unexpected == 0),
+        verdict(f"memory: {during.growth_mib:+.1f} MiB with the queue full", during.growth_mib <= FLAT_MIB),
+        verdict(f"after: {again:.1%} of the goodput before", again >= LEAST_OF_PEAK),
     ]
 
 
-def _verdict(words: str, holds: bool) -> str:
+def verdict(words: str, holds: bool) -> str:
+    """Write one line of what was claimed."""
     return f"{words}: {'holds' if holds else 'DOES NOT HOLD'}"
 
 
@@ -212,7 +197,7 @@ def soak(server: Process, case: Case, seconds: int) -> str:
         f"{case.name} at {case.connections}: {load.requests_per_s:,.0f} requests/s, {load.refused + load.broken} failed"
     )
     words += f", RSS {points[0][1]:.1f} to {points[-1][1]:.1f} MiB, lately {slope:+.2f} MiB a minute"
-    return _verdict(words, slope <= GROWTH_MIB_PER_MINUTE and not load.refused + load.broken)
+    return verdict(words, slope <= GROWTH_MIB_PER_MINUTE and not load.refused + load.broken)
 
 
 def _overloaded(times: float, seconds: int, threads: int) -> str:
@@ -235,6 +220,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="the model's; 0: as many as there are cores")
     parser.add_argument("--soak", type=int, metavar="SECONDS", help="steady load on iris and mlp instead, each so long")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # servers and folders go with it
     if not args.soak:
         print(_overloaded(args.times, args.seconds, args.threads))
         return

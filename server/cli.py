@@ -1,4 +1,4 @@
-"""The command line: `penstock serve`, `penstock check`, `penstock version`. Imports nothing heavy before it must."""
+"""The command line: `penstock serve`, `check`, `plan` and `version`. Imports nothing heavy before it must."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from .setting import Setting
 from .settings import FALSE_WORDS, TRUE_WORDS, SettingError, Settings, known_settings, nearest, resolve, shown
 
 USAGE_STATUS = 2
-_NO_SETTINGS = {"command", "paths"}
+_NO_SETTINGS = {"command", "paths", "invariance"}
 _CHECK = "say what `serve` with the same arguments would serve, and every mistake, without serving"
+_INVARIANCE = "also run each model, to say whether its answers depend on who shares their batch"
+_PLAN = "predict latency, throughput and the devices for a target, from measured run times"
 _PAGES = "Every flag is also an environment name (--http-port: PENSTOCK_HTTP_PORT) and a key of the settings file."
 
 
@@ -42,6 +44,8 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit status: 0 done, 1 failed, 2 wrong usage."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["plan"]:
+        return _installed("plan", words[1:])
     parser = _parser()
     args = parser.parse_args(_with_values(words))
     if args.command is None:
@@ -55,7 +59,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SettingError as error:
         print(f"penstock: {error}", file=sys.stderr)
         return USAGE_STATUS
-    return _check(settings) if args.command == "check" else _serve(settings)
+    return _check(settings, args.invariance) if args.command == "check" else _serve(settings)
+
+
+def _installed(word: str, words: Sequence[str]) -> int:
+    """Run a command that stands above the server, which may not import it."""
+    for found in importlib.metadata.entry_points(group="penstock.commands", name=word):
+        return int(found.load()(words))
+    print(f"penstock: the command {word} is not installed: install penstock again", file=sys.stderr)
+    return USAGE_STATUS
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -68,11 +80,14 @@ def _parser() -> argparse.ArgumentParser:
         )  # fmt: skip
         command.add_argument("paths", nargs="*", metavar="PATH", help="a model repository or a single .onnx file")
         command.add_argument("--config", metavar="FILE", help="a TOML file of settings")
+        if word == "check":
+            command.add_argument("--invariance", action="store_true", help=_INVARIANCE)
         groups: dict[str, argparse._ArgumentGroup] = {}
         for item in known_settings():
             if item.group not in groups:
                 groups[item.group] = command.add_argument_group(item.group)
             _add(groups[item.group], item)
+    commands.add_parser("plan", help=_PLAN, add_help=False)
     commands.add_parser("version", help="print the version")
     return parser
 
@@ -113,14 +128,14 @@ def _settings(args: argparse.Namespace) -> Settings:
     return settings
 
 
-def _check(settings: Settings) -> int:
+def _check(settings: Settings, invariance: bool) -> int:
     from penstock.backends.loading import LOADERS
 
     from .repository.check import check
     from .repository.scan import Defaults
 
     defaults = Defaults(max_batch_rows=settings.default_max_batch_size, config_name=settings.model_config_name)
-    report = check([Path(path) for path in settings.model_repository], LOADERS, defaults)
+    report = check([Path(path) for path in settings.model_repository], LOADERS, defaults, invariance=invariance)
     print(report)
     return report.status
 

@@ -1,4 +1,4 @@
-"""The flood counts what it is answered, and the report says what holds."""
+"""The flood counts what it is answered, the load reads its records, and the report says what holds."""
 
 from __future__ import annotations
 
@@ -15,29 +15,40 @@ import onnxruntime
 import pytest
 
 from penstock.perf import models
-from penstock.perf.flood import Flood
-from penstock.perf.load import Load
+from penstock.perf.flood import BROKEN, RECORD, SKIPPED, Flood
+from penstock.perf.load import Flooded, Load
 from penstock.perf.overload import Calm, Overload, Sample, report
 
 REQUEST = b"POST / HTTP/1.1\r\nContent-Length: 4\r\n\r\nbody"
-SEEN = {
-    "sent": 200_000, "skipped": 0, "broken": 0, "connections": 1100, "cpu_s": 2.0,
-    "took": {
-        "200": {"count": 19_000, "p50_ms": 900.0, "p99_ms": 1000.0, "max_ms": 1100.0},
-        "503": {"count": 181_000, "p50_ms": 0.1, "p99_ms": 0.8, "max_ms": 9.0},
-    },
-    "good_per_s": [0, *[950] * 19],
-}  # fmt: skip
+
+
+def records(**answers: Any) -> np.ndarray[tuple[int], np.dtype[np.void]]:
+    """A flood of 20 s: by status how many requests were answered with it, evenly, each after so many ms."""
+    made = []
+    for status, (number, took_ms) in answers.items():
+        each = np.zeros(number, RECORD)
+        each["status"] = int(status.removeprefix("s"))
+        each["due_ns"] = np.arange(number) * 20e9 / number
+        each["took_ns"] = took_ms * 1e6
+        made.append(each)
+    return np.concatenate(made)
+
+
+SEEN = {"s200": (19_000, 900), "s503": (181_000, 0.8)}
 
 
 @contextmanager
-def answering(*statuses: bytes) -> Iterator[tuple[str, int]]:
-    """A server that gives these answers in turn, whatever the connection; b"" closes it instead."""
+def answering(*statuses: bytes, heard: list[bytes] | None = None) -> Iterator[tuple[str, int]]:
+    """A server that gives these answers in turn, whatever the connection; b"" closes it instead; none: it is silent."""
     turns = count()
 
     def serve(connection: socket.socket) -> None:
         with connection:
-            while connection.recv(len(REQUEST), socket.MSG_WAITALL):
+            while request := connection.recv(len(REQUEST), socket.MSG_WAITALL):
+                if heard is not None:
+                    heard.append(request)
+                if not statuses:
+                    continue
                 status = statuses[next(turns) % len(statuses)]
                 if not status:
                     return
@@ -63,26 +74,71 @@ def answering(*statuses: bytes) -> Iterator[tuple[str, int]]:
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's stamps are Linux's")
 @pytest.mark.slow
 class TestFlood:
-    def test_every_request_is_counted_by_how_it_was_answered(self) -> None:
+    def test_every_request_is_recorded_with_how_it_was_answered(self) -> None:
         with answering(b"200 OK", b"503 Service Unavailable") as address:
-            flood = Flood(address, REQUEST, 400, 100)
-            flood.run(0.1)
-            seen = flood.report(1)
+            seen = Flood(address, [REQUEST], 1).run([0, 1_000_000, 50_000_000, 50_000_001], [0] * 4)
 
-        assert 0 < seen["sent"] <= 40
-        assert seen["took"]["200"]["count"] + seen["took"]["503"]["count"] == seen["sent"]
-        assert 0 < sum(seen["good_per_s"]) <= seen["took"]["200"]["count"]
-        assert (seen["skipped"], seen["broken"]) == (0, 0)
-        assert 0 < seen["took"]["503"]["p50_ms"] <= seen["took"]["503"]["p99_ms"] <= seen["took"]["503"]["max_ms"]
+        assert list(seen["due_ns"]) == [0, 1_000_000, 50_000_000, 50_000_001]
+        assert set(seen["status"]) <= {200, 503, SKIPPED}
+        assert seen["status"][0] == 200
+        assert (seen["took_ns"] >= seen["late_ns"])[seen["status"] > 0].all()
+
+    def test_no_request_is_sent_before_it_is_due(self) -> None:
+        with answering(b"200 OK") as address:
+            seen = Flood(address, [REQUEST], 100).run([0, 20_000_000, 20_000_000], [0] * 3)
+
+        assert (seen["late_ns"] >= 0).all()
+        assert list(seen["status"]) == [200] * 3
+
+    def test_each_request_is_the_one_that_the_order_says(self) -> None:
+        heard: list[bytes] = []
+        with answering(b"200 OK", heard=heard) as address:
+            seen = Flood(address, [REQUEST, REQUEST.upper()], 1).run([0, 50_000_000, 100_000_000], [0, 1, 0])
+
+        assert list(seen["which"]) == [0, 1, 0]
+        assert heard == [REQUEST, REQUEST.upper(), REQUEST]
+
+    def test_a_request_is_skipped_while_every_connection_is_in_use(self) -> None:
+        with answering() as address:
+            flood = Flood(address, [REQUEST], 1)
+            flood.linger_s = 0.0
+            seen = flood.run([0, 0], [0, 0])
+
+        assert list(seen["status"]) == [BROKEN, SKIPPED]
+        assert list(seen["took_ns"]) == [0, 0]
 
     def test_a_connection_that_is_closed_instead_is_broken(self) -> None:
         with answering(b"") as address:
-            flood = Flood(address, REQUEST, 400, 100)
-            flood.run(0.1)
-            seen = flood.report(1)
+            seen = Flood(address, [REQUEST], 100).run([0, 1_000_000], [0, 0])
 
-        assert 0 < seen["broken"] == seen["sent"]
-        assert (seen["took"], seen["connections"]) == ({}, 0)
+        assert list(seen["status"]) == [BROKEN, BROKEN]
+
+
+def flooded(**answers: Any) -> Flooded:
+    return Flooded(records(**answers), connections=1100, cpu_us=9.0, load_cpu_us=30.0)
+
+
+class TestFlooded:
+    def test_a_time_counts_from_when_the_request_was_due(self) -> None:
+        seen = flooded(s200=(100, 7))
+        seen.records["late_ns"] = 2e6
+
+        assert (seen.ms(0.5), seen.sent_ms(0.5), seen.late_ms(0.5)) == (7, 5, 2)
+
+    def test_times_are_told_by_status(self) -> None:
+        seen = flooded(s200=(100, 7), s503=(100, 1))
+
+        assert (seen.ms(0.99), seen.ms(0.99, 503), seen.ms(0.99, 500)) == (7, 1, 0)
+
+    def test_what_was_not_sent_is_skipped_and_what_was_not_answered_unexpected(self) -> None:
+        seen = flooded(**{"s200": (5, 1), "s500": (4, 1), f"s{BROKEN}": (3, 0), f"s{SKIPPED}": (2, 0)})
+
+        assert (seen.skipped, seen.unexpected(200)) == (2, 7)
+
+    def test_a_flood_of_nothing_has_no_times(self) -> None:
+        seen = flooded(s200=(0, 1))
+
+        assert (seen.ms(0.5), seen.sent_ms(0.5), seen.late_ms(0.5)) == (0, 0, 0)
 
 
 def calm(per_s: float) -> Calm:
@@ -92,7 +148,7 @@ def calm(per_s: float) -> Calm:
 
 def said(after_per_s: float = 1000, rows: int = 1024, rss_mib: float = 130, **seen: Any) -> list[str]:
     samples = [Sample(rows, 130)] * 60 + [Sample(rows, rss_mib)] * 20
-    during = Overload(10_000, 20, SEEN | seen, samples, 22.0, 2.5)
+    during = Overload(10_000, 20, flooded(**(SEEN | seen)), samples, 2.5)
     return [line for line in report(calm(1000), during, calm(after_per_s)).splitlines() if "hold" in line.lower()]
 
 
@@ -111,12 +167,12 @@ def test_all_of_it_may_hold() -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"sent": 100_000}, "offered 5.0"),
+        ({"s503": (81_000, 0.8)}, "offered 5.0"),
         ({"rows": 1025}, "queue: at most 1025"),
-        ({"good_per_s": [0, *[890] * 19]}, "goodput: 89.0%"),
-        ({"took": {"503": {"count": 1, "p50_ms": 1, "p99_ms": 11, "max_ms": 12}}}, "refusals: p99 11.000"),
-        ({"took": SEEN["took"] | {"500": {"count": 3}}}, "neither 200 nor 503: 3"),  # type: ignore[operator]
-        ({"broken": 2}, "neither 200 nor 503: 2"),
+        ({"s200": (17_800, 900)}, "goodput: 89.0%"),
+        ({"s503": (181_000, 11)}, "refusals: p99 11.000"),
+        ({"s500": (3, 1)}, "neither 200 nor 503: 3"),
+        ({"s0": (2, 0)}, "neither 200 nor 503: 2"),
         ({"rss_mib": 135}, "memory: +5.0 MiB"),
         ({"after_per_s": 800}, "after: 80.0%"),
     ],

@@ -1,0 +1,186 @@
+"""Arrivals: when requests come, and of which kind: the load of the simulator, of `penstock plan` and of the benches.
+
+Pure and seeded: the same words give the same arrivals, here and on the wire. Random ones are Poisson, or come in
+bursts (two states). The made-up ones at the end are the worst that a batcher can be given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from penstock.batching.request import Key
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+SHAPELESS: Key = ((1,),)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of request: its rows, its Key, and its share of all requests, in any unit.
+
+    Units: `target_ns` and `deadline_ns` count from its arrival; 0 is none (see InferRequest).
+    """
+
+    rows: int = 1
+    key: Key = SHAPELESS
+    share: float = 1.0
+    target_ns: int = 0
+    deadline_ns: int = 0
+
+
+ONE_ROW = (Kind(),)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """Requests in the order they come: `at_ns` ascending from 0, and for each the position of its Kind in `kinds`."""
+
+    at_ns: Ints
+    which: Ints
+    kinds: tuple[Kind, ...]
+    seconds: float
+
+    def __len__(self) -> int:
+        return len(self.at_ns)
+
+    @property
+    def rows(self) -> Ints:
+        """Rows of each request."""
+        return np.array([kind.rows for kind in self.kinds], np.int64)[self.which]
+
+    @property
+    def rows_per_s(self) -> float:
+        return float(self.rows.sum()) / self.seconds
+
+    def thinned(self, share: float, seed: int) -> Arrivals:
+        """Keep each request with a probability of `share`: what one of `1 / share` devices gets of a random split."""
+        kept = np.random.default_rng(seed).random(len(self)) < share
+        return Arrivals(self.at_ns[kept], self.which[kept], self.kinds, self.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Bursts:
+    """The two states of `bursty`: `times` the mean rate for `share` of the time, for `mean_s` on average."""
+
+    times: float = 2.5
+    share: float = 0.25
+    mean_s: float = 0.05
+
+    @property
+    def quiet_times(self) -> float:
+        """What the rate between bursts is, in mean rates."""
+        return max(1 - self.share * self.times, 0.0) / (1 - self.share)
+
+
+def poisson(rate_per_s: float, seconds: float, kinds: Sequence[Kind] = ONE_ROW, seed: int = 0) -> Arrivals:
+    """Let requests come independently of each other. Units: `rate_per_s` counts requests."""
+    rng = np.random.default_rng(seed)
+    count = rng.poisson(rate_per_s * seconds)
+    return _mixed(np.sort(rng.random(count)) * seconds, seconds, kinds, rng)
+
+
+def bursty(
+    rate_per_s: float, seconds: float, kinds: Sequence[Kind] = ONE_ROW, seed: int = 0, bursts: Bursts | None = None
+) -> Arrivals:
+    """Let requests come in bursts: a Poisson process whose rate changes between two states at random times.
+
+    The mean over a long time is `rate_per_s`. Bursts of more than `1 / share` times the mean leave nothing between.
+    Source: the two-state Markov-modulated Poisson process.
+    """
+    bursts = bursts or Bursts()
+    changes, rng = np.random.default_rng(seed), np.random.default_rng([seed, 1])  # the same bursts at every rate
+    burst_rate = rate_per_s * min(bursts.times, 1 / bursts.share)
+    means_s = (bursts.mean_s * (1 - bursts.share) / bursts.share, bursts.mean_s)
+    rates = (rate_per_s * bursts.quiet_times, burst_rate)
+    state, start_s, times = int(changes.random() < bursts.share), 0.0, []
+    while start_s < seconds:
+        stay_s = min(changes.exponential(means_s[state]), seconds - start_s)
+        times.append(start_s + np.sort(rng.random(rng.poisson(rates[state] * stay_s))) * stay_s)
+        start_s += stay_s
+        state = 1 - state
+    return _mixed(np.concatenate(times), seconds, kinds, rng)
+
+
+def constant(rate_per_s: float, seconds: float, kinds: Sequence[Kind] = ONE_ROW, seed: int = 0) -> Arrivals:
+    """Let requests come at equal distances."""
+    times = np.arange(int(rate_per_s * seconds)) / rate_per_s
+    return _mixed(times, seconds, kinds, np.random.default_rng(seed))
+
+
+def recorded(
+    times_s: Iterable[float], kinds: Sequence[Kind] = ONE_ROW, which: Sequence[int] | None = None, seed: int = 0
+) -> Arrivals:
+    """Repeat what was recorded: times in seconds, in any order; the first one becomes 0.
+
+    `which`: the Kind of each; None: mixed by share. It lasts one mean distance longer than its last request.
+    Raises: ValueError.
+    """
+    times = np.array(list(times_s), float)
+    if not len(times) or not np.isfinite(times).all():
+        raise ValueError("a record of arrivals is a list of finite times in seconds, and not empty")
+    order = np.argsort(times, kind="stable")
+    times = times[order] - times[order[0]]
+    seconds = float(times[-1]) * len(times) / max(len(times) - 1, 1) or 1.0
+    if which is None:
+        return _mixed(times, seconds, kinds, np.random.default_rng(seed))
+    return Arrivals(_ns(times), np.array(which, np.int64)[order], tuple(kinds), seconds)
+
+
+def volleys(size: int, every_s: float, seconds: float, kinds: Sequence[Kind] = ONE_ROW) -> Arrivals:
+    """Let `size` requests come at once, again and again; the kinds take turns."""
+    times = np.repeat(np.arange(0, seconds, every_s), size)
+    return Arrivals(_ns(times), np.arange(len(times)) % len(kinds), tuple(kinds), seconds)
+
+
+def just_missed(
+    size: int, every_s: float, seconds: float, gap_ns: int = 1000, kinds: Sequence[Kind] = ONE_ROW
+) -> Arrivals:
+    """Let one request come, and `size` more just after it: they wait for all of a run that carries one.
+
+    It is the worst moment for a batcher that never waits.
+    """
+    starts = _ns(np.arange(0, seconds, every_s))
+    offsets = np.array([0, *[gap_ns] * size])
+    times = (starts[:, None] + offsets).ravel()
+    return Arrivals(times, np.arange(len(times)) % len(kinds), tuple(kinds), seconds)
+
+
+def alternating(rate_per_s: float, seconds: float, kinds: Sequence[Kind]) -> Arrivals:
+    """Let the kinds take turns at equal distances: two shapes never stand beside their like."""
+    times = np.arange(int(rate_per_s * seconds)) / rate_per_s
+    return Arrivals(_ns(times), np.arange(len(times)) % len(kinds), tuple(kinds), seconds)
+
+
+def giants(rate_per_s: float, seconds: float, giant: Kind, every: int = 50, seed: int = 0) -> Arrivals:
+    """Let every so manieth of many requests of one row be a giant."""
+    small = poisson(rate_per_s, seconds, (Kind(), giant), seed)
+    which = (np.arange(len(small)) % every == every - 1).astype(np.int64)
+    return Arrivals(small.at_ns, which, small.kinds, seconds)
+
+
+def merged(*streams: Arrivals) -> Arrivals:
+    """Let several streams come over one line."""
+    at_ns = np.concatenate([stream.at_ns for stream in streams])
+    firsts = np.cumsum([0, *[len(stream.kinds) for stream in streams]])
+    which = np.concatenate([stream.which + first for stream, first in zip(streams, firsts, strict=False)])
+    order = np.argsort(at_ns, kind="stable")
+    kinds = tuple(kind for stream in streams for kind in stream.kinds)
+    return Arrivals(at_ns[order], which[order], kinds, max(stream.seconds for stream in streams))
+
+
+def _mixed(times_s: Any, seconds: float, kinds: Sequence[Kind], rng: np.random.Generator) -> Arrivals:
+    shares = np.array([kind.share for kind in kinds])
+    if len(kinds) == 1:
+        which = np.zeros(len(times_s), np.int64)
+    else:
+        which = rng.choice(len(kinds), len(times_s), p=shares / shares.sum())
+    return Arrivals(_ns(times_s), which.astype(np.int64), tuple(kinds), seconds)
+
+
+def _ns(times_s: Any) -> Ints:
+    result: Ints = np.rint(np.asarray(times_s, float) * 1e9).astype(np.int64)
+    return result

@@ -1,0 +1,215 @@
+"""`make bench-batching`: the default batcher beside the best of a grid of static settings, simulated and real.
+
+Six loads (the cells of perf/policies.py): Poisson at 30, 60 and 90% of the knee, bursty, two shapes, four sizes. First
+every static setting is simulated with the run times of this machine. Then the default and the few static settings that
+did best, and the one that is everybody's first guess, are served by one server as models of different names, and are
+given the same arrivals in turns, round after round; medians count. The default is there twice: what it differs from
+itself is the noise of the machine. The knee is the most that any of them answers, in this run.
+
+The model has one thread, see perf/variants.py. Real latencies count from when a request was due, so the load's own
+lateness is in them, for all alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from penstock.batching.spec import BatchPolicy
+
+from . import models
+from .arrivals import Arrivals, Kind
+from .frontend import simulate_server
+from .load import Process, penstock
+from .policies import OURS, TWO_SHAPES, Cell, Comparison, cells, compare_simulated, static_grid, table
+from .reality import MODEL, calibrate
+from .runtimes import RunTimes
+from .simulation import Result
+from .variants import Run, Variant, knee_per_s, median, run, write
+
+KNEE_GUESS_PER_S = 4000.0
+TWIN = "the default again"
+FIRST_GUESS = "cap 64, 0 ms"
+STATICS = 3
+"""How many static settings are tried for real in each cell, beside the first guess."""
+WITHOUT_RANKING = ("cap 8, 0 ms", "cap 16, 0 ms", "cap 32, 0 ms", "cap 32, 1 ms")
+
+
+def promising(simulated: Comparison | None, count: int = STATICS) -> list[str]:
+    """Name the static settings to be tried for real: of each cap the best one, and of those the best few.
+
+    Settings of one cap hardly differ where they are good, so that the best few of all would be one setting.
+    """
+    if simulated is None:
+        return [*WITHOUT_RANKING[:count], FIRST_GUESS]
+    most = max(figures.goodput_per_s for figures in simulated.static.values())
+    grid = static_grid(simulated.cell.most_rows)
+    ranked = sorted(
+        simulated.static, key=lambda name: (simulated.static[name].goodput_per_s < 0.95 * most, _p99(simulated, name))
+    )
+    best: dict[int | None, str] = {}
+    for name in ranked:
+        best.setdefault(grid[name].cap_rows, name)
+    found = list(best.values())[:count]
+    return found if FIRST_GUESS in found else [*found, FIRST_GUESS]
+
+
+def _p99(simulated: Comparison, name: str) -> float:
+    return simulated.static[name].p99_ms
+
+
+@dataclass(slots=True)
+class Field:
+    """One cell in reality: its variants by name (the default is ""), and what the rounds gave."""
+
+    cell: Cell
+    variants: Mapping[str, Variant]
+    knee_per_s: float = 0.0
+    runs: dict[str, list[Run]] = field(default_factory=dict)
+
+    def comparison(self) -> Comparison:
+        """Sum up the rounds."""
+        found = {name: median(runs) for name, runs in self.runs.items() if name != TWIN}
+        return Comparison(self.cell, found.pop(""), found)
+
+    def noise(self) -> float:
+        """Give the p99 of the default beside itself."""
+        return median(self.runs[TWIN]).p99_ms / median(self.runs[""]).p99_ms
+
+    def cpu_us(self, name: str) -> float:
+        """Give the server's CPU time per request of one variant."""
+        return statistics.median(each.seen.cpu_us for each in self.runs[name])
+
+
+class Fields:
+    """All cells in reality, and the repository that serves them."""
+
+    def __init__(self, settings: Mapping[Cell, Sequence[str]]) -> None:
+        self._policies: dict[Variant, BatchPolicy] = {}
+        self.fields = []
+        for cell, names in settings.items():
+            grid = {"": OURS, TWIN: OURS} | {name: static_grid()[name] for name in names}
+            model = "ragged" if cell.kinds is TWO_SHAPES else MODEL
+            variants = {name: Variant(model, _model_name(model, name)) for name in grid}
+            self._policies |= {variants[name]: policy for name, policy in grid.items()}
+            self.fields.append(Field(cell, variants))
+
+    def write(self, folder: Path) -> None:
+        """Put every variant into a model repository."""
+        for variant, policy in self._policies.items():
+            write(folder, variant, policy)
+
+    def find_knees(self, server: Process, guess_per_s: float, end: float) -> None:
+        """Measure the knee of each kind of load: the most that default, best static or first guess answers."""
+        known: dict[tuple[Kind, ...], float] = {}
+        for each in self.fields:
+            kinds = each.cell.kinds
+            if kinds not in known:
+                _, _, best, *_ = names = list(each.variants)
+                tried = {"", best, names[-1]}
+                known[kinds] = max(knee_per_s(server, each.variants[name], kinds, guess_per_s, end) for name in tried)
+            each.knee_per_s = known[kinds]
+
+    def round(self, server: Process, number: int, seconds: float, end: float) -> None:
+        """Give every variant of each cell the same arrivals, in an order that moves on from round to round."""
+        for each in self.fields:
+            arrivals = each.cell.arrivals(each.knee_per_s, seconds, number)
+            names = list(each.variants)
+            start = number % len(names)
+            for name in names[start:] + names[:start]:
+                each.runs.setdefault(name, []).append(run(server, each.variants[name], arrivals, end=end))
+
+
+def _model_name(model: str, name: str) -> str:
+    return "_".join([model, *"".join(c if c.isalnum() else " " for c in name).split()])
+
+
+def verdicts(comparisons: Sequence[Comparison]) -> Iterator[str]:
+    """Say of every cell whether what is asked of the default holds."""
+    for each in comparisons:
+        words = f"goodput {each.goodput_ratio:.3f} of the best static, at least 0.95"
+        words += f"; p99 {each.p99_ratio:.2f} times the best, at most 1.1"
+        yield f"{each.cell.name}: {words}: {'holds' if each.holds else 'DOES NOT HOLD'}"
+
+
+def costs(fields: Sequence[Field]) -> Iterator[str]:
+    """Say of every cell what its requests cost, and how much the default differs from itself."""
+    for each in fields:
+        best = each.comparison().best_p99
+        words = f"server CPU {each.cpu_us(''):.0f} us a request, {each.cpu_us(best):.0f} with {best}"
+        load_us = statistics.median(run.seen.load_cpu_us for run in each.runs[""])
+        late_ms = statistics.median(run.seen.late_ms(0.99) for run in each.runs[""])
+        others = max(run.others for runs in each.runs.values() for run in runs)
+        words += f"; the load {load_us:.0f}, late by {late_ms:.2f} ms (p99); others had {others:.2f} cores at most"
+        failed = sum(run.seen.unexpected(200) + run.seen.skipped for runs in each.runs.values() for run in runs)
+        words += f"; p99 of {TWIN} {each.noise():.2f} times"
+        yield f"{each.cell.name}: {words}" + (f"; {failed} not served" if failed else "")
+
+
+def real(settings: Mapping[Cell, Sequence[str]], guess_per_s: float, asked: argparse.Namespace) -> list[Field]:
+    """Serve every setting and give each its cell's load, round after round."""
+    tried, rounds = Fields(settings), asked.rounds
+    end = time.monotonic() + 60 * asked.minutes
+    with tempfile.TemporaryDirectory() as name:
+        tried.write(Path(name))
+        with penstock(Path(name)) as server:
+            tried.find_knees(server, guess_per_s, end)
+            for number in range(rounds):
+                tried.round(server, number, asked.seconds, end)
+                print(f"round {number + 1} of {rounds} done", flush=True)
+    return tried.fields
+
+
+def simulated(requests: int, minutes: float) -> tuple[list[Comparison], float]:
+    """Simulate the whole grid with what a server on this machine is measured to do. Returns: its knee, too."""
+    with tempfile.TemporaryDirectory() as name:
+        write(Path(name), Variant(MODEL, MODEL), OURS)
+        with penstock(Path(name)) as server:
+            given = calibrate(server, time.monotonic() + 60 * minutes)
+
+    def serve(arrivals: Arrivals, policy: BatchPolicy, truth: RunTimes, seed: int) -> Result:
+        return simulate_server(arrivals, policy, truth, given.costs, seed=seed)
+
+    return compare_simulated(given.truth, requests, run=serve), given.peak_per_s
+
+
+def show(title: str, comparisons: Sequence[Comparison]) -> None:
+    """Print one table and what holds of it."""
+    print("", title, table(comparisons), *verdicts(comparisons), sep="\n", flush=True)
+
+
+def main() -> None:
+    """Compare, simulated and real, and print the tables."""
+    parser = argparse.ArgumentParser(prog="make bench-batching", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3, help="of the real comparison")
+    parser.add_argument("--seconds", type=float, default=2, help="of load per cell, setting and round")
+    parser.add_argument("--statics", type=int, default=STATICS, help="settings tried for real beside the first guess")
+    parser.add_argument("--requests", type=int, default=6000, help="simulated per cell and setting")
+    parser.add_argument("--minutes", type=float, default=5, help="for how long what was not calm is measured again")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--simulated-only", action="store_true")
+    only.add_argument("--real-only", action="store_true", help="beside static settings that nobody has ranked")
+    asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # servers and folders go with it
+    models.make(models.DEFAULT_FOLDER)
+    knee, ranked = KNEE_GUESS_PER_S, dict[Cell, Comparison]()
+    if not asked.real_only:
+        found, knee = simulated(asked.requests, asked.minutes / 4)
+        ranked = {each.cell: each for each in found}
+        show(f"simulated, {knee:,.0f} rows/s at most", found)
+    if not asked.simulated_only:
+        settings = {cell: promising(ranked.get(cell), asked.statics) for cell in cells()}
+        fields = real(settings, knee, asked)
+        knees = ", ".join(f"{each.cell.name} {each.knee_per_s:,.0f}" for each in fields)
+        show(f"real, rows/s at most: {knees}", [each.comparison() for each in fields])
+        print(*costs(fields), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

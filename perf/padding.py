@@ -1,0 +1,202 @@
+"""What padding gains and costs: sequences of 1 to 128 tokens through a masked model, served over HTTP.
+
+`python -m penstock.perf.padding` compares, at equal useful elements, lengths that are spread evenly with one fixed
+length, with and without padding, and with other buckets than those that are silent. All take turns, round after round,
+and the table holds medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from .load import Call, Load, Process, drive, penstock
+
+LONGEST = 128
+FIXED = 64
+CONNECTIONS = 64
+VOCABULARY = 1000
+BOUND = 0.8
+
+
+def masked(width: int = 96, hidden: int = 384, vocabulary: int = VOCABULARY) -> onnx.ModelProto:
+    """Build one layer of masked attention: `ids` and `mask` [N,L] in, `tokens` [N,L,width] and `pooled` [N,width] out.
+
+    111,000 weights a token: a batch of 8 to 25 sequences of 64 tokens takes a core 1 to 3 ms.
+    """
+    rng = np.random.default_rng(6)
+    weights = {
+        name: rng.normal(0, shape[0] ** -0.5, shape).astype(np.float32)
+        for name, shape in {
+            "table": (vocabulary, width), "wq": (width, width), "wk": (width, width), "wv": (width, width),
+            "wo": (width, width), "w1": (width, hidden), "w2": (hidden, width),
+        }.items()
+    }  # fmt: skip
+    weights |= {"scale": np.array(width**-0.5, np.float32), "one": np.array(1, np.float32)}
+    weights["far"] = np.array(1e9, np.float32)
+    axes = {"first": np.array([1], np.int64), "second": np.array([2], np.int64)}
+    steps = (
+        ("Gather", "table ids", "x"), ("MatMul", "x wq", "q"), ("MatMul", "x wk", "k"), ("MatMul", "x wv", "v"),
+        ("Transpose", "k", "kt"), ("MatMul", "q kt", "raw"), ("Mul", "raw scale", "scores"), ("Cast", "mask", "real"),
+        ("Sub", "real one", "lack"), ("Mul", "lack far", "bias"), ("Unsqueeze", "bias first", "wide"),
+        ("Add", "scores wide", "seen"), ("Softmax", "seen", "share"), ("MatMul", "share v", "mixed"),
+        ("MatMul", "mixed wo", "out"), ("Add", "x out", "h"), ("MatMul", "h w1", "up"), ("Relu", "up", "bent"),
+        ("MatMul", "bent w2", "down"), ("Add", "h down", "tokens"), ("Unsqueeze", "real second", "weight"),
+        ("Mul", "tokens weight", "kept"), ("ReduceSum", "kept first", "sum"), ("ReduceSum", "weight first", "count"),
+        ("Div", "sum count", "pooled"),
+    )  # fmt: skip
+    words: dict[str, dict[str, Any]] = {
+        "Transpose": {"perm": [0, 2, 1]}, "Cast": {"to": TensorProto.FLOAT}, "Softmax": {"axis": -1},
+        "ReduceSum": {"keepdims": 0},
+    }  # fmt: skip
+    nodes = [helper.make_node(kind, taken.split(), [given], **words.get(kind, {})) for kind, taken, given in steps]
+    inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, ["N", "L"]) for name in ("ids", "mask")]
+    outputs = [
+        helper.make_tensor_value_info("tokens", TensorProto.FLOAT, ["N", "L", width]),
+        helper.make_tensor_value_info("pooled", TensorProto.FLOAT, ["N", width]),
+    ]
+    tensors = [numpy_helper.from_array(array, name) for name, array in (weights | axes).items()]
+    graph = helper.make_graph(nodes, "masked", inputs, outputs, tensors)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.checker.check_model(model)
+    return model
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the table. `buckets`: () for the silent ones, None for no padding: then the caller sends the mask."""
+
+    name: str
+    lengths: tuple[int, ...]
+    buckets: tuple[int, ...] | None
+    loads: list[Load] = field(default_factory=list)
+    rows_per_batch: list[float] = field(default_factory=list)
+
+    @property
+    def model(self) -> str:
+        return self.name.replace(" ", "_")
+
+    @property
+    def elements_per_s(self) -> list[float]:
+        """Useful tokens, in each round."""
+        return [load.requests_per_s * statistics.mean(self.lengths) for load in self.loads]
+
+    def share_of(self, other: Line) -> float:
+        """Give the median of what it did of what another did in the same round, since machines drift."""
+        rounds = zip(self.elements_per_s, other.elements_per_s, strict=True)
+        return statistics.median(mine / theirs for mine, theirs in rounds)
+
+
+def lines() -> list[Line]:
+    """Give the table's lines; the second is the one that is promised."""
+    spread = tuple(np.random.default_rng(8).permutation(np.arange(1, LONGEST + 1)).tolist())
+    powers, eights = (16, 32, 64, 128), (*range(8, 65, 8), *range(80, LONGEST + 1, 16))
+    return [
+        Line("one length", (FIXED,), None),
+        Line("padded", spread, ()),
+        Line("padded to powers of two", spread, powers),
+        Line("padded by eights at first", spread, eights),
+        Line("not padded", spread, None),
+    ]
+
+
+def make(folder: Path, table: Iterable[Line]) -> None:
+    """Write the models, one per line."""
+    for line in table:
+        path = folder / line.model / "1" / "model.onnx"
+        path.parent.mkdir(parents=True)
+        onnx.save(masked(), path)
+        if line.buckets is not None:
+            said = f"buckets = {list(line.buckets)}\n" if line.buckets else ""
+            text = f'[padding.ids]\naxis = 0\nmask = "mask"\n{said}'
+            (folder / line.model / "penstock.toml").write_text(text, "utf-8")
+
+
+def call(line: Line, *, tokens: bool) -> Call:
+    """Write the requests, as JSON header and raw tensors; all headers are as long, since wrk sends one length."""
+    rng = np.random.default_rng(9)
+    heads, tails = [], []
+    for length in line.lengths:
+        tensors = {"ids": rng.integers(0, VOCABULARY, (1, length))}
+        if line.buckets is None:
+            tensors["mask"] = np.ones((1, length), np.int64)
+        taken = [
+            {
+                "name": name, "shape": array.shape, "datatype": "INT64",
+                "parameters": {"binary_data_size": array.nbytes},
+            }
+            for name, array in tensors.items()
+        ]  # fmt: skip
+        names = ("pooled", "tokens") if tokens else ("pooled",)
+        given = [{"name": name, "parameters": {"binary_data": True}} for name in names]
+        heads.append(json.dumps({"inputs": taken, "outputs": given}).encode())
+        tails.append(b"".join(array.tobytes() for array in tensors.values()))
+    size = max(map(len, heads))
+    bodies = tuple(head.ljust(size) + tail for head, tail in zip(heads, tails, strict=True))
+    headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(size)}
+    return Call(f"/v2/models/{line.model}/infer", bodies, headers)
+
+
+def measure(server: Process, line: Line, seconds: int, *, tokens: bool) -> None:
+    """Put one round of load on a line's model."""
+    rows, batches = server.counts(line.model)
+    line.loads.append(drive(server, call(line, tokens=tokens), CONNECTIONS, seconds))
+    rows_after, batches_after = server.counts(line.model)
+    line.rows_per_batch.append((rows_after - rows) / max(batches_after - batches, 1))
+
+
+def table(done: list[Line]) -> str:
+    """Write the medians, and whether the promise holds."""
+    titles = f"{'p50 ms':>7} {'p99 ms':>7} {'CPU us':>7} {'rows/batch':>10}"
+    rows = [f"{'':<26} {'req/s':>8} {'tokens/s':>10} {'of one':>7} {titles}"]
+    for line in done:
+        rate = statistics.median(load.requests_per_s for load in line.loads)
+        names = ("p50_ms", "p99_ms", "cpu_us")
+        p50, p99, cpu = (statistics.median(getattr(load, name) for load in line.loads) for name in names)
+        useful = statistics.median(line.elements_per_s)
+        row = f"{line.name:<26} {rate:>8,.0f} {useful:>10,.0f} {line.share_of(done[0]):>7.2f}"
+        row += f" {p50:>7.2f} {p99:>7.2f} {cpu:>7.1f} {statistics.median(line.rows_per_batch):>10.1f}"
+        failed = sum(load.refused + load.broken for load in line.loads)
+        rows.append(row + (f"  {failed} FAILED" if failed else ""))
+    share = done[1].share_of(done[0])
+    verdict = "holds" if share >= BOUND else "DOES NOT HOLD"
+    rows.append(f"padded: {share:.2f} of one length's throughput at equal useful elements, at least {BOUND}: {verdict}")
+    return "\n".join(rows)
+
+
+def main() -> None:
+    """Run the rounds and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=int, default=4, help="of load per line and round")
+    parser.add_argument("--tokens", action="store_true", help="ask for the output per token too, which is trimmed")
+    args = parser.parse_args()
+    every = lines()
+    with tempfile.TemporaryDirectory() as folder:
+        make(Path(folder), every)
+        with penstock(Path(folder)) as server:
+            for line in every:  # nothing is measured that fails, and every length has run once
+                sent = call(line, tokens=args.tokens)
+                server.request("POST", sent.path, sent.bodies[0], sent.headers)
+                measure(server, line, 2, tokens=args.tokens)
+                line.loads.clear()
+                line.rows_per_batch.clear()
+            for number in range(args.rounds):
+                for line in every:
+                    measure(server, line, args.seconds, tokens=args.tokens)
+                print(f"round {number + 1} of {args.rounds} done", flush=True)
+    print(table(every))
+
+
+if __name__ == "__main__":
+    main()

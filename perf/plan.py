@@ -1,0 +1,325 @@
+"""`penstock plan`: what a measured model will do under a load, and how many devices a target takes.
+
+    penstock plan --costs http://127.0.0.1:8000/v2/models/mlp/stats --rate 50000 --target-ms 20
+
+Run times come from a server's statistics, and are simulated with the server's own Scheduler (simulation.py). The
+devices are split at random between: of Poisson arrivals each of n devices then gets Poisson arrivals of 1/n the rate,
+exactly, and of any others a random n-th; so one device is simulated, however many there are. The front end is not in
+it: it may need more processes than there are devices when requests are small.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.batching.spec import BatchPolicy
+
+from .arrivals import SHAPELESS, Arrivals, Kind, bursty, poisson, recorded
+from .runtimes import RunTimes
+from .simulation import REFUSED, Result, simulate
+
+REQUESTS, MOST_REQUESTS = 20_000, 100_000
+"""As many are simulated for each figure; more, up to the most, if they come in less than `LEAST_S`, which is forty
+bursts."""
+LEAST_S = 8.0
+EASY = 0.8
+"""What share of the most that they can do devices are given if nobody says how many there are."""
+SHARES = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
+MOST_DEVICES = 1 << 20
+FETCH_WITHIN_S = 10.0
+USAGE_STATUS = 2
+_P95 = 1.6448536269514722
+
+
+class PlanError(Exception):
+    """What was given cannot be planned with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A model's run times, as a device has shown them. `most_rows`: the biggest batch that was seen."""
+
+    truth: RunTimes
+    most_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """One device under one load. Units: `requests_per_s` of this device; `in_time`: the share of all its requests."""
+
+    requests_per_s: float
+    p50_ms: float
+    p99_ms: float
+    rows_per_batch: float
+    busy: float
+    refused: float
+    in_time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is to be planned for: `draw` gives the arrivals at one of n devices."""
+
+    requests_per_s: float
+    rows: int
+    draw: Callable[[int], list[Arrivals]]
+
+
+def read_costs(text: str) -> Measured:
+    """Read run times from statistics, or from a list of {"rows", "mean_ns", "p95_ns"}; `p95_ns` may be left out.
+
+    Of several shapes the one that ran most is taken. Raises: PlanError.
+    """
+    try:
+        found = _entries(json.loads(text))
+        means = {int(entry["rows"]): float(entry["mean_ns"]) for entry in found if int(entry["rows"]) > 0}
+        tails = {int(entry["rows"]): float(entry.get("p95_ns") or entry["mean_ns"]) for entry in found}
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise PlanError(f"no run times in the costs: {type(error).__name__}: {error}") from error
+    if not means or min(means.values()) <= 0:
+        raise PlanError("no run times in the costs: the model has not run yet")
+    # one noise for all sizes, the usual one: a few runs of a size say little about its tail
+    noise = float(np.median([_noise(tails[rows] / mean) for rows, mean in means.items()]))
+    return Measured(RunTimes({SHAPELESS: means}, noise), max(means))
+
+
+def _entries(document: Any) -> list[dict[str, Any]]:
+    if isinstance(document, list):
+        return document
+    stats = document["model_stats"][-1] if "model_stats" in document else document
+    known = stats.get("run_times")
+    if known:
+        runs: dict[str, int] = {}
+        for entry in known:
+            runs[_shape(entry)] = runs.get(_shape(entry), 0) + int(entry.get("runs", entry.get("count", 1)))
+        most_used = max(runs, key=lambda shape: runs[shape])
+        return [entry for entry in known if _shape(entry) == most_used]
+    stages = ("compute_input", "compute_infer", "compute_output")
+    return [
+        {"rows": each["batch_size"], "mean_ns": sum(each[stage]["ns"] for stage in stages) / each[stages[1]]["count"]}
+        for each in stats["batch_stats"]
+        if each[stages[1]]["count"]
+    ]
+
+
+def _shape(entry: Mapping[str, Any]) -> str:
+    return json.dumps(entry.get("shapes", entry.get("key")))
+
+
+def _noise(tail: float) -> float:
+    """Give the sigma of a log-normal factor with mean 1 whose 95th percentile is `tail`."""
+    if tail <= 1:
+        return 0.0
+    return _P95 - math.sqrt(max(_P95 * _P95 - 2 * math.log(tail), 0.0))
+
+
+def load_of(words: str, rate_per_s: float, rows: int, seed: int = 0) -> Load:
+    """Make the load of `--arrivals`: "poisson", "bursty", or "trace:FILE" with a time in seconds on each line.
+
+    A trace is slowed down or sped up to `rate_per_s`, unless that is 0. Raises: PlanError.
+    """
+    kinds = (Kind(rows),)
+    if words in {"poisson", "bursty"}:
+        come = poisson if words == "poisson" else bursty
+        if rate_per_s <= 0:
+            raise PlanError("--rate says how many requests come per second, and must be above 0")
+
+        def split(devices: int) -> list[Arrivals]:
+            rate = rate_per_s / devices
+            return [come(rate, max(REQUESTS / rate, min(LEAST_S, MOST_REQUESTS / rate)), kinds, seed)]
+
+        return Load(rate_per_s, rows, split)
+    if not words.startswith("trace:"):
+        raise PlanError(f"--arrivals {words}: poisson, bursty or trace:FILE")
+    whole = _trace(Path(words.removeprefix("trace:")), rate_per_s, kinds)
+
+    def thin(devices: int) -> list[Arrivals]:
+        if devices == 1:
+            return [whole]
+        looks = min(max(round(REQUESTS * devices / len(whole)), 1), devices)
+        return [whole.thinned(1 / devices, seed + look) for look in range(looks)]
+
+    return Load(len(whole) / whole.seconds, rows, thin)
+
+
+def _trace(path: Path, rate_per_s: float, kinds: Sequence[Kind]) -> Arrivals:
+    try:
+        times = [float(line) for line in path.read_text("utf-8").split()]
+        whole = recorded(times, kinds)
+        return recorded(np.array(times) * len(whole) / whole.seconds / rate_per_s, kinds) if rate_per_s else whole
+    except (OSError, ValueError) as error:
+        raise PlanError(f"{path}: {error}") from error
+
+
+class Plan:
+    """Asks the simulator about one model under one load; what it was asked once it remembers."""
+
+    def __init__(self, measured: Measured, load: Load, target_ms: float = 0.0) -> None:
+        self._truth = measured.truth
+        self._load = load
+        self._within_ns = target_ms * 1e6 or float("inf")
+        self._policy = BatchPolicy(max_batch_rows=max(measured.most_rows, load.rows))
+        self.knee_rows, self.knee_rows_per_s = measured.truth.best(SHAPELESS, self._policy.max_batch_rows or 1)
+        self.on_devices = cache(self._on_devices)
+
+    @property
+    def least_devices(self) -> float:
+        """How many devices the load keeps busy without a pause."""
+        return self._load.requests_per_s * self._load.rows / self.knee_rows_per_s
+
+    def _on_devices(self, devices: int) -> Outlook:
+        """Simulate one of so many devices."""
+        return self._sum_up([simulate(each, self._policy, self._truth) for each in self._load.draw(devices)])
+
+    def curve(self) -> list[Outlook]:
+        """Simulate one device under Poisson arrivals, from little to as much as it can do."""
+        kinds, found = (Kind(self._load.rows),), []
+        for share in SHARES:
+            rate = share * self.knee_rows_per_s / self._load.rows
+            found.append(self._sum_up([simulate(poisson(rate, REQUESTS / rate, kinds), self._policy, self._truth)]))
+        return found
+
+    def _sum_up(self, results: Sequence[Result]) -> Outlook:
+        latency_ns = np.concatenate([result.latency_ns for result in results])
+        count = max(sum(len(result.arrivals) for result in results), 1)
+        p50_ms, p99_ms = (np.quantile(latency_ns, (0.5, 0.99)) / 1e6).tolist() if len(latency_ns) else (0.0, 0.0)
+        return Outlook(
+            requests_per_s=count / sum(result.arrivals.seconds for result in results),
+            p50_ms=p50_ms,
+            p99_ms=p99_ms,
+            rows_per_batch=float(np.mean([result.rows_per_batch for result in results])),
+            busy=float(np.mean([result.utilisation for result in results])),
+            refused=sum(result.count(REFUSED) for result in results) / count,
+            in_time=int((latency_ns <= self._within_ns).sum()) / count,
+        )
+
+    def devices(self, attain: float) -> int:
+        """Give the fewest devices with which a share of `attain` of all requests is served in time; 0: none would do.
+
+        It is looked for between as many as the load keeps busy and as many as leave each almost idle.
+        """
+        low, high = max(math.ceil(self.least_devices) - 1, 0), max(math.ceil(self.least_devices), 1)
+        while self.on_devices(high).in_time < attain:
+            if high > max(64 * self.least_devices, 2) or high > MOST_DEVICES:
+                return 0
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self.on_devices(middle).in_time >= attain else (middle, high)
+        return high
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit status."""
+    args = _parser().parse_args(argv)
+    try:
+        measured = read_costs(_fetch(args.costs))
+        load = load_of(args.arrivals, args.rate, args.rows)
+        plan = Plan(measured, load, args.target_ms)
+        found = _answers(plan, args)
+    except PlanError as error:
+        print(f"penstock plan: {error}", file=sys.stderr)
+        return USAGE_STATUS
+    print(json.dumps(found, indent=2) if args.json else _text(found))
+    return 0
+
+
+def _answers(plan: Plan, args: argparse.Namespace) -> dict[str, Any]:
+    devices = args.devices or max(math.ceil(plan.least_devices / EASY), 1)
+    found: dict[str, Any] = {
+        "knee": {"rows_per_batch": plan.knee_rows, "rows_per_s": plan.knee_rows_per_s},
+        "curve": [asdict(outlook) for outlook in plan.curve()],
+        "load": {"devices": devices, "each": asdict(plan.on_devices(devices))},
+    }
+    if args.target_ms:
+        fewest = plan.devices(args.attain)
+        found["target"] = {"ms": args.target_ms, "attain": args.attain, "devices": fewest}
+        tried = {"each": fewest, "with_one_less": fewest - 1}
+        found["target"] |= {name: asdict(plan.on_devices(count)) for name, count in tried.items() if count > 0}
+    return found
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="penstock plan", allow_abbrev=False,
+        description="Predict latency and throughput of a measured model, and the devices that a target takes.",
+    )  # fmt: skip
+    parser.add_argument("--costs", required=True, metavar="URL|FILE", help="a model's statistics, or a table of costs")
+    parser.add_argument("--rate", type=float, default=0.0, metavar="N", help="requests per second, of all devices")
+    parser.add_argument("--arrivals", default="poisson", metavar="HOW", help="poisson, bursty or trace:FILE (poisson)")
+    parser.add_argument("--rows", type=_at_least_one, default=1, metavar="N", help="rows of a request (1)")
+    parser.add_argument("--devices", type=_at_least_one, metavar="N", help="to split it between (busy for 80%%)")
+    parser.add_argument("--target-ms", type=float, default=0.0, metavar="MS", help="find the devices that answer in MS")
+    parser.add_argument("--attain", type=_share, default=0.99, metavar="P", help="the share answered in time (0.99)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _at_least_one(word: str) -> int:
+    if not word.isdecimal() or int(word) < 1:
+        raise argparse.ArgumentTypeError(f"{word!r} is not a whole number above 0")
+    return int(word)
+
+
+def _share(word: str) -> float:
+    share = float(word)
+    if not 0 < share <= 1:
+        raise argparse.ArgumentTypeError(f"{word!r} is not above 0 and at most 1")
+    return share
+
+
+def _fetch(source: str) -> str:
+    try:
+        if source.startswith(("http://", "https://")):
+            with urllib.request.urlopen(source, timeout=FETCH_WITHIN_S) as answer:  # noqa: S310 - the scheme is checked
+                return str(answer.read(), "utf-8")
+        return Path(source).read_text("utf-8")
+    except (OSError, urllib.error.URLError) as error:
+        raise PlanError(f"--costs {source}: {error}") from error
+
+
+def _text(found: Mapping[str, Any]) -> str:
+    knee = found["knee"]
+    lines = [
+        f"one device: at most {knee['rows_per_s']:,.0f} rows/s, in batches of {knee['rows_per_batch']}",
+        f"{'requests/s':>12} {'p50 ms':>8} {'p99 ms':>8} {'rows/batch':>10} {'busy':>5}",
+    ]
+    for each in found["curve"]:
+        line = f"{each['requests_per_s']:>12,.0f} {each['p50_ms']:>8.2f} {each['p99_ms']:>8.2f}"
+        lines.append(f"{line} {each['rows_per_batch']:>10.1f} {each['busy']:>5.0%}")
+    load = found["load"]
+    lines.append(f"the load on {_devices(load['devices'])}: {_words(load['each'])}")
+    target = found.get("target")
+    if target:
+        wanted = f"{100 * target['attain']:.6g}% within {target['ms']:g} ms"
+        lines.append(f"{wanted}: {_devices(target['devices']) if target['devices'] else 'cannot be had'}")
+        if "each" in target:
+            lines.append(f"  {_words(target['each'])}, {target['each']['in_time']:.2%} in time")
+        if "with_one_less" in target:
+            lines.append(f"  with one less: {target['with_one_less']['in_time']:.2%} in time")
+    return "\n".join(lines)
+
+
+def _devices(count: int) -> str:
+    return f"{count:,} device{'s' if count > 1 else ''}"
+
+
+def _words(each: Mapping[str, Any]) -> str:
+    words = f"{each['requests_per_s']:,.0f} requests/s each, p50 {each['p50_ms']:.2f} ms, p99 {each['p99_ms']:.2f} ms"
+    return words + (f", {each['refused']:.1%} refused" if each["refused"] else "")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

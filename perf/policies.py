@@ -1,0 +1,180 @@
+"""Policies: a grid of static settings, such as other servers ask their users for, beside Penstock's default.
+
+A static policy learns nothing: its cap, delay and preferred sizes are stated, and are kept whatever comes. The cells
+are the loads that both are given. `compare_simulated` does it in virtual time; `perf/batching.py` does it again with
+a running server, for the default and the few static ones that were best here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.batching.spec import DEFAULT_MAX_BATCH_ROWS, BatchPolicy
+
+from .arrivals import ONE_ROW, Arrivals, Kind, bursty, poisson
+from .runtimes import RunTimes
+from .simulation import Result, simulate
+
+CAPS = (1, 2, 4, 8, 16, 32, 64)
+DELAYS_US = (0, 200, 1000, 5000)
+LEAST_GOODPUT, MOST_P99 = 0.95, 1.1
+"""What the default must reach of the best static goodput, and what its p99 may be of the best static p99."""
+OURS = BatchPolicy(max_batch_rows=DEFAULT_MAX_BATCH_ROWS)
+TWO_SHAPES = (Kind(key=((256,),)), Kind(key=((384,),)))
+FOUR_SIZES = (Kind(1, share=8), Kind(2, share=4), Kind(4, share=2), Kind(8, share=1))
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One load: its share of what the device can do at most, how it comes, and of what kinds it is."""
+
+    name: str
+    share: float
+    come: Callable[[float, float, Sequence[Kind], int], Arrivals]
+    kinds: tuple[Kind, ...] = ONE_ROW
+
+    def arrivals(self, knee_per_s: float, seconds: float, seed: int) -> Arrivals:
+        """Draw the requests for a device of `knee_per_s` rows per second."""
+        return self.come(self._rate_per_s(knee_per_s), seconds, self.kinds, seed)
+
+    def seconds(self, knee_per_s: float, requests: int) -> float:
+        """Give how long so many requests take to come."""
+        return requests / self._rate_per_s(knee_per_s)
+
+    def _rate_per_s(self, knee_per_s: float) -> float:
+        rows = np.average([kind.rows for kind in self.kinds], weights=[kind.share for kind in self.kinds])
+        return self.share * knee_per_s / float(rows)
+
+    @property
+    def most_rows(self) -> int:
+        """The biggest request."""
+        return max(kind.rows for kind in self.kinds)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a policy made of a cell. Units: rows served per second until the last answer; milliseconds."""
+
+    goodput_per_s: float
+    p50_ms: float
+    p99_ms: float
+    rows_per_batch: float
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One cell: the default, and every static policy by name."""
+
+    cell: Cell
+    ours: Figures
+    static: dict[str, Figures]
+
+    @property
+    def best_goodput(self) -> str:
+        """Name the static policy that serves most; of equals, to a thousandth, the one with the lowest p99."""
+        most = max(figures.goodput_per_s for figures in self.static.values())
+        return self._fastest(0.999 * most)
+
+    @property
+    def best_p99(self) -> str:
+        """Name the static policy with the lowest p99, of those that serve as much as the default must."""
+        most = max(figures.goodput_per_s for figures in self.static.values())
+        return self._fastest(LEAST_GOODPUT * most)
+
+    def _fastest(self, least_per_s: float) -> str:
+        enough = [name for name, figures in self.static.items() if figures.goodput_per_s >= least_per_s]
+        return min(enough, key=lambda name: self.static[name].p99_ms)
+
+    @property
+    def goodput_ratio(self) -> float:
+        return self.ours.goodput_per_s / self.static[self.best_goodput].goodput_per_s
+
+    @property
+    def p99_ratio(self) -> float:
+        return self.ours.p99_ms / self.static[self.best_p99].p99_ms
+
+    @property
+    def holds(self) -> bool:
+        return self.goodput_ratio >= LEAST_GOODPUT and self.p99_ratio <= MOST_P99
+
+
+def cells() -> tuple[Cell, ...]:
+    """List the loads."""
+    return (
+        Cell("Poisson 30%", 0.3, poisson),
+        Cell("Poisson 60%", 0.6, poisson),
+        Cell("Poisson 90%", 0.9, poisson),
+        Cell("bursty 50%", 0.5, bursty),
+        Cell("two shapes 60%", 0.6, poisson, TWO_SHAPES),
+        Cell("four sizes 60%", 0.6, poisson, FOUR_SIZES),
+    )
+
+
+def static_grid(least_rows: int = 1) -> dict[str, BatchPolicy]:
+    """Make every static policy whose cap takes a request of `least_rows`, by name.
+
+    Preferred sizes are none, half the cap and the cap, or the cap alone; without a delay the last is as none.
+    """
+    found = {}
+    for cap in (cap for cap in CAPS if cap >= least_rows):
+        for delay_us in DELAYS_US if cap > 1 else (0,):
+            sizes = {"": (), ", prefers half": (cap // 2, cap), ", prefers all": (cap,)}
+            for words, preferred in sizes.items():
+                if not preferred or (cap > 1 and (delay_us or len(preferred) > 1)):
+                    found[f"cap {cap}, {delay_us / 1000:g} ms{words}"] = BatchPolicy(
+                        max_batch_rows=cap, cap_rows=cap, max_queue_delay_us=delay_us, preferred_rows=preferred
+                    )
+    return found
+
+
+def figures(result: Result) -> Figures:
+    """Sum up a simulation."""
+    p50_ms, p99_ms = result.quantile_ms(0.5, 0.99)
+    return Figures(result.goodput_per_s(), p50_ms, p99_ms, result.rows_per_batch)
+
+
+def compare_simulated(
+    truth: RunTimes,
+    requests: int = 15_000,
+    rounds: int = 1,
+    run: Callable[[Arrivals, BatchPolicy, RunTimes, int], Result] | None = None,
+) -> list[Comparison]:
+    """Give every cell to the default and to the whole grid, on a device with these run times.
+
+    Figures are medians over `rounds` of `requests` each, the same for all policies. `run`: what simulates, given
+    arrivals, policy, truth and seed; None: the device alone, without a front end.
+    """
+    run = run or (lambda arrivals, policy, truth, seed: simulate(arrivals, policy, truth, seed=seed))
+    found = []
+    for cell in cells():
+        _, knee_per_s = truth.best(cell.kinds[0].key, DEFAULT_MAX_BATCH_ROWS)
+        loads = [cell.arrivals(knee_per_s, cell.seconds(knee_per_s, requests), seed) for seed in range(rounds)]
+        made = {
+            name: _median([figures(run(load, policy, truth, seed)) for seed, load in enumerate(loads)])
+            for name, policy in {"": OURS, **static_grid(cell.most_rows)}.items()
+        }
+        found.append(Comparison(cell, made.pop(""), made))
+    return found
+
+
+def _median(tried: Sequence[Figures]) -> Figures:
+    fields = ("goodput_per_s", "p50_ms", "p99_ms", "rows_per_batch")
+    return Figures(*(float(np.median([getattr(each, field) for each in tried])) for field in fields))
+
+
+def table(comparisons: Sequence[Comparison]) -> str:
+    """Write the cells: the default beside the best static policies, and whether what is asked of it holds."""
+    head = f"{'cell':<15} {'rows/s':>8} {'p50 ms':>7} {'p99 ms':>7} {'rows/batch':>10} {'of best rows/s':>14}"
+    lines = [f"{head} {'of best p99':>11}  the best static one"]
+    for each in comparisons:
+        ours, best = each.ours, each.best_p99
+        line = f"{each.cell.name:<15} {ours.goodput_per_s:>8,.0f} {ours.p50_ms:>7.2f} {ours.p99_ms:>7.2f}"
+        line += f" {ours.rows_per_batch:>10.1f} {each.goodput_ratio:>14.3f} {each.p99_ratio:>11.2f}"
+        line += f"  {best} ({each.static[best].p99_ms:.2f} ms)"
+        if each.best_goodput != best:
+            line += f"; most rows/s: {each.best_goodput}"
+        lines.append(line + ("" if each.holds else "  DOES NOT HOLD"))
+    return "\n".join(lines)

@@ -1,0 +1,259 @@
+"""The simulator against reality: mlp under Poisson load, measured and simulated. `python -m penstock.perf.reality`.
+
+A server is calibrated: batches of 1, 2, 4, ... rows by a client that is alone with it, and what the event loop spends
+on requests by one load. Then five loads are sent, and the simulator is given the moments at which each request was
+really sent. All counts from sent to answered, as the kernel stamps it, so that the load's own lateness is nobody's.
+
+The model has one thread, so that loop and load have the other core. What else runs on the machine is in the measured
+figures and not in the simulated ones: each part is measured in a moment when others leave the machine alone (calm.py),
+while there is time to wait for one. Figures are medians, and the table says what others used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import statistics
+import struct
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.batching.spec import DEFAULT_MAX_BATCH_ROWS, BatchPolicy
+
+from . import models
+from .arrivals import SHAPELESS, Arrivals, poisson, recorded
+from .bench import Case, call
+from .calm import in_calm
+from .frontend import FrontCosts, simulate_server
+from .load import HOST, Call, Flooded, Process, flood, penstock
+from .runtimes import RunTimes, table
+
+MODEL = "mlp"
+SHARES = (0.15, 0.3, 0.45, 0.6, 0.75)
+"""The loads, of what the simulated server does at most."""
+WITHIN = 0.15
+ALONE_S = 0.8
+LOADED_SHARE = 0.4
+WIRE_NS = 15_000
+"""From a client's stamp before it sends until the server's socket is readable: a system call over loopback."""
+READ, ENCODE = 0.45, 0.15
+"""Shares of what the loop spends on a request: receive, decode and submit; encode. The rest is the sending."""
+WARM_UP_RUNS = 20
+POLICY = BatchPolicy(max_batch_rows=DEFAULT_MAX_BATCH_ROWS)
+_SO_TIMESTAMPNS = 35  # Linux, asm-generic/socket.h
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What the simulator is given about one server on one machine, and what it says the server does at most."""
+
+    truth: RunTimes
+    costs: FrontCosts
+    peak_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """Requests of one size from a client that is alone: how long each took, and the mean of its run and of the loop."""
+
+    took_ns: np.ndarray[Any, np.dtype[np.float64]]
+    run_ns: float
+    loop_ns: float
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One load: measured and simulated p50 and p99, and what others used meanwhile.
+
+    Units: milliseconds, rows per second, cores.
+    """
+
+    rate_per_s: float
+    others: float
+    measured: tuple[float, float]
+    simulated: tuple[float, float]
+    rows_per_batch: tuple[float, float]
+
+
+def calibrate(server: Process, end: float, rows: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)) -> Calibration:
+    """Measure a server that has nothing else to do, each part of it in a calm moment before `end`, if there is one."""
+    alone = {size: in_calm(server, lambda size=size: _alone(server, size), end)[0] for size in rows}  # type: ignore[misc]
+    # what varies is the run: what is beside it stays the mean
+    truth = table({
+        size: np.maximum(one.run_ns + one.took_ns - one.took_ns.mean(), one.run_ns / 4).tolist()
+        for size, one in alone.items()
+    })  # fmt: skip
+    _, knee_per_s = truth.best(SHAPELESS, max(rows))
+    load = poisson(LOADED_SHARE * knee_per_s, 2 * ALONE_S, seed=7)
+    (loaded_ns, rows_per_batch), _ = in_calm(server, lambda: _loaded(server, load), end)
+    lone = alone[1]
+    costs = _front(lone.loop_ns, loaded_ns, rows_per_batch, float(lone.took_ns.mean()) - lone.run_ns)
+    overload = poisson(2 * knee_per_s, 1.0, seed=7)
+    return Calibration(truth, costs, simulate_server(overload, POLICY, truth, costs).goodput_per_s())
+
+
+def _alone(server: Process, rows: int) -> Alone:
+    before, loop_ns = _runs(server), _loop_ns(server)
+    took_ns = _ask_again_and_again(server, _call(rows), ALONE_S)
+    loop_ns = _loop_ns(server) - loop_ns
+    runs, ns = _since(before, _runs(server))[rows]
+    return Alone(took_ns, ns / runs, loop_ns / runs)
+
+
+def _loaded(server: Process, load: Arrivals) -> tuple[float, float]:
+    """Give what the loop spends on a request under a load, and the rows per batch."""
+    loop_ns = _loop_ns(server)
+    _, batches = _flooded(server, load)
+    return (_loop_ns(server) - loop_ns) / len(load), len(load) / batches
+
+
+def _flooded(server: Process, load: Arrivals) -> tuple[Flooded, int]:
+    """Send a load; give what became of it, and in how many batches."""
+    before = _runs(server)
+    seen = flood(server, [_call(1)], load.at_ns)
+    return seen, sum(runs for runs, _ in _since(before, _runs(server)).values())
+
+
+def _front(alone_ns: float, loaded_ns: float, rows_per_batch: float, beside_ns: float) -> FrontCosts:
+    """Divide what the loop spends into what a request and what a batch costs, and the wait into three awakenings."""
+    share = 1 / max(rows_per_batch, 1.5)
+    request_ns = min(max((loaded_ns - alone_ns * share) / (1 - share), loaded_ns / 3), alone_ns)
+    wake_ns = max((beside_ns - alone_ns - WIRE_NS) / 3, 5_000)
+    read_ns, encode_ns = READ * request_ns, ENCODE * request_ns
+    write_ns, turn_ns = request_ns - read_ns - encode_ns, alone_ns - request_ns
+    return FrontCosts(*(int(ns) for ns in (read_ns, encode_ns, write_ns, turn_ns, WIRE_NS, wake_ns)))
+
+
+def _call(rows: int) -> Call:
+    return call(Case(MODEL, "binary", 1, ((rows, 512),)))
+
+
+def _runs(server: Process) -> dict[int, tuple[int, int]]:
+    """Read how many batches of each size have run, and how long together."""
+    stats: dict[str, Any] = json.loads(server.request("GET", f"/v2/models/{MODEL}/stats"))["model_stats"][0]
+    stages = ("compute_input", "compute_infer", "compute_output")
+    return {
+        entry["batch_size"]: (entry["compute_infer"]["count"], sum(entry[stage]["ns"] for stage in stages))
+        for entry in stats["batch_stats"]
+    }
+
+
+def _since(before: dict[int, tuple[int, int]], after: dict[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
+    old = {size: before.get(size, (0, 0)) for size in after}
+    return {size: (count - old[size][0], ns - old[size][1]) for size, (count, ns) in after.items()}
+
+
+def _loop_ns(server: Process) -> int:
+    """Read the CPU time of the server's event loop, which is its first thread."""
+    return int(Path(f"/proc/{server.pid}/task/{server.pid}/schedstat").read_text("ascii").split()[0])
+
+
+def _ask_again_and_again(server: Process, sent: Call, seconds: float) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Send a request as soon as the one before is answered; give how long each took."""
+    heads = {**sent.headers, "Host": HOST, "Content-Length": str(len(sent.bodies[0]))}
+    lines = [f"POST {sent.path} HTTP/1.1", *(f"{name}: {value}" for name, value in heads.items())]
+    request = "\r\n".join([*lines, "", ""]).encode() + sent.bodies[0]
+    took_ns: list[int] = []
+    with socket.create_connection((HOST, server.port)) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end or len(took_ns) <= 2 * WARM_UP_RUNS:
+            sent_ns = time.time_ns()
+            sock.sendall(request)
+            took_ns.append(_answered_ns(sock) - sent_ns)
+    return np.array(took_ns[WARM_UP_RUNS:], float)
+
+
+def _answered_ns(sock: socket.socket) -> int:
+    """Read one answer; give when its last part came, by the kernel's stamp."""
+    answer, left, stamp_ns = b"", 1, 0
+    while left > 0:
+        got, told, _, _ = sock.recvmsg(1 << 20, 64)
+        if not got:
+            raise RuntimeError("the server closed the connection")
+        answer += got
+        seconds, part_ns = struct.unpack("qq", told[0][2])
+        stamp_ns = seconds * 1_000_000_000 + part_ns
+        end = answer.find(b"\r\n\r\n") + 4
+        if end >= 4:
+            length = answer.index(b"\r\ncontent-length: ", 0, end) + 18
+            left = end + int(answer[length : answer.index(b"\r", length)]) - len(answer)
+    if answer[9:12] != b"200":
+        raise RuntimeError(repr(answer[:500]))
+    return stamp_ns
+
+
+def compare(server: Process, given: Calibration, share: float, seconds: float, seed: int, end: float) -> Point:
+    """Send one load, and simulate it."""
+    load = poisson(share * given.peak_per_s, seconds, seed=seed)
+    (seen, batches), cores = in_calm(server, lambda: _flooded(server, load), end)
+    result = simulate_server(_sent(seen), POLICY, given.truth, given.costs, seed=seed)
+    p50, p99 = result.quantile_ms(0.5, 0.99)
+    rows = len(seen.answered()) / max(batches, 1), result.rows_per_batch
+    return Point(load.rows_per_s, cores, (seen.sent_ms(0.5), seen.sent_ms(0.99)), (p50, p99), rows)
+
+
+def _sent(seen: Flooded) -> Arrivals:
+    """Give when requests were really sent."""
+    return recorded((seen.records["due_ns"] + seen.records["late_ns"]) / 1e9)
+
+
+def measure(server: Process, rounds: int, seconds: float, minutes: float) -> Iterator[tuple[float, list[Point]]]:
+    """Calibrate, and measure each load `rounds` times, in calm moments while there is time, and in any after that."""
+    half = time.monotonic() + 30 * minutes
+    given = calibrate(server, half)
+    print(f"at most {given.peak_per_s:,.0f}/s; {given.costs}", flush=True)
+    end = time.monotonic() + 30 * minutes
+    points = [[compare(server, given, share, seconds, seed, end) for share in SHARES] for seed in range(rounds)]
+    yield from zip(SHARES, map(list, zip(*points, strict=True)), strict=True)
+
+
+def table_of(loads: Iterable[tuple[float, Sequence[Point]]]) -> str:
+    """Write the medians, the ratios being medians of each measurement's own."""
+    lines = [
+        f"{'':>13} {'measured':>15} {'simulated':>17} {'ratio':>13} {'rows/batch':>13}",
+    ]
+    head = f"{'load':>4} {'rows/s':>8} {'p50 ms':>7} {'p99':>7} {'p50 ms':>9} {'p99':>7} {'p50':>7} {'p99':>5}"
+    lines.append(f"{head} {'real':>7} {'sim':>5}")
+    for share, points in loads:
+        measured, simulated = _medians([p.measured for p in points]), _medians([p.simulated for p in points])
+        each = [[sim / real for sim, real in zip(p.simulated, p.measured, strict=True)] for p in points]
+        ratios, rows = _medians(each), _medians([p.rows_per_batch for p in points])
+        rate, others = _medians([(p.rate_per_s, p.others) for p in points])
+        line = f"{share:>4.0%} {rate:>8,.0f} {measured[0]:>7.2f} {measured[1]:>7.2f} {simulated[0]:>9.2f}"
+        line += f" {simulated[1]:>7.2f} {ratios[0]:>7.2f} {ratios[1]:>5.2f} {rows[0]:>7.1f} {rows[1]:>5.1f}"
+        line += f"  of {len(points)}, others {others:.2f}: "
+        holds = all(abs(ratio - 1) <= WITHIN for ratio in ratios)
+        lines.append(line + (f"within {WITHIN:.0%}" if holds else f"NOT WITHIN {WITHIN:.0%}"))
+    return "\n".join(lines)
+
+
+def _medians(each: Sequence[Sequence[float]]) -> list[float]:
+    return [statistics.median(values) for values in zip(*each, strict=True)]
+
+
+def main() -> None:
+    """Measure and print the table."""
+    parser = argparse.ArgumentParser(prog="python -m penstock.perf.reality", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each load")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each load")
+    parser.add_argument("--minutes", type=float, default=3.0, help="how long to wait for calm moments")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        models.make(folder, {MODEL: models.mlp})
+        (folder / MODEL / "penstock.toml").write_text("[runtime]\nintra_op_threads = 1\n", "utf-8")
+        with penstock(folder) as server:
+            print(table_of(measure(server, args.rounds, args.seconds, args.minutes)))
+
+
+if __name__ == "__main__":
+    main()

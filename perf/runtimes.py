@@ -1,0 +1,110 @@
+"""RunTimes: how long batches really take, for the simulator: made up, or as a running server has measured them.
+
+The CostModel does not see this: it learns from the runs, as it does on a device.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from statistics import NormalDist
+
+import numpy as np
+
+from penstock.batching.request import Key
+
+from .arrivals import SHAPELESS
+
+QUANTILES = 512
+"""A distribution is kept as so many equally likely values."""
+_LUCK = 1 << 15
+
+Table = Mapping[int, float | Sequence[float]]
+"""By rows: the run time, or a sample of run times. Units: nanoseconds."""
+Slower = Sequence[tuple[int, float]]
+
+
+class RunTimes:
+    """True run times by Key and rows, as distributions.
+
+    Between two sizes the quantiles are interpolated; below the smallest it is as slow as that, beyond the largest it
+    grows by the last slope. A Key that is not listed runs as the first one listed. `noise`: the standard deviation of
+    the logarithm of a factor with mean 1, on top of what the table says. `slower`: from a time on, by how much.
+    Units: nanoseconds.
+    """
+
+    def __init__(self, tables: Mapping[Key, Table], noise: float = 0.0, slower: Slower = ()) -> None:
+        luck = NormalDist(-noise * noise / 2, noise) if noise else None
+        places = (np.arange(QUANTILES) + 0.5) / QUANTILES
+        factors = np.exp([luck.inv_cdf(place) for place in places]) if luck else np.ones(QUANTILES)
+        self._curves: dict[Key, tuple[list[int], list[list[float]]]] = {}
+        for key, by_rows in tables.items():
+            sizes = sorted(by_rows)
+            values = [np.quantile(np.atleast_1d(by_rows[rows]), places) for rows in sizes]
+            if noise:
+                rng = np.random.default_rng(0)
+                values = [np.sort(value * rng.permutation(factors)) for value in values]
+            self._curves[key] = (sizes, [value.tolist() for value in values])
+        self._first = next(iter(self._curves))
+        self._known: dict[tuple[Key, int], list[float]] = {}
+        self._slower = sorted(slower)
+
+    def values_ns(self, key: Key, rows: int) -> list[float]:
+        """Give the equally likely run times of a batch, ascending."""
+        found = self._known.get((key, rows))
+        if found is None:
+            found = self._known[key, rows] = self._values_ns(key, rows)
+        return found
+
+    def _values_ns(self, key: Key, rows: int) -> list[float]:
+        sizes, values = self._curves.get(key) or self._curves[self._first]
+        place = bisect_left(sizes, rows)
+        if place < len(sizes) and (sizes[place] == rows or not place):
+            return values[place]
+        if len(sizes) == 1:
+            return [value * rows / sizes[0] for value in values[0]]
+        place = min(place, len(sizes) - 1)
+        (low, high), (below, above) = sizes[place - 1 : place + 1], values[place - 1 : place + 1]
+        part = (rows - low) / (high - low)
+        return [max(b + (a - b) * part, min(a, b)) for b, a in zip(below, above, strict=True)]
+
+    def mean_ns(self, key: Key, rows: int) -> float:
+        """Give the mean run time of a batch, before anything gets slower."""
+        values = self.values_ns(key, rows)
+        return sum(values) / len(values)
+
+    def luck(self, seed: int) -> Callable[[Key, int, int], int]:
+        """Give a function that draws run times: of a Key, rows and the time now."""
+        places = np.random.default_rng(seed).integers(0, QUANTILES, _LUCK).tolist()
+        turn = 0
+
+        def draw_ns(key: Key, rows: int, now_ns: int) -> int:
+            nonlocal turn
+            turn = (turn + 1) % _LUCK
+            ns = self.values_ns(key, rows)[places[turn]]
+            for since_ns, factor in self._slower:
+                if now_ns < since_ns:
+                    break
+                ns *= factor
+            return max(int(ns), 1)
+
+        return draw_ns
+
+    def best(self, key: Key, most_rows: int) -> tuple[int, float]:
+        """Give the batch size that does the most rows per second, of 1, 2, 4, ..., and how many that are.
+
+        It is the knee: more than that cannot be served for long.
+        """
+        sizes = {1 << power for power in range(most_rows.bit_length()) if 1 << power <= most_rows} | {most_rows}
+        rows = max(sizes, key=lambda rows: (rows / self.mean_ns(key, rows), -rows))
+        return rows, rows / self.mean_ns(key, rows) * 1e9
+
+
+def table(by_rows: Table, noise: float = 0.0, slower: Slower = ()) -> RunTimes:
+    """Make run times that are the same for every Key."""
+    return RunTimes({SHAPELESS: by_rows}, noise, slower)
+
+
+def linear(base_ns: float, per_row_ns: float, noise: float = 0.0, slower: Slower = ()) -> RunTimes:
+    """Make run times of so much per batch and so much per row."""
+    return table({rows: base_ns + rows * per_row_ns for rows in (1, 1024)}, noise, slower)

@@ -1,0 +1,267 @@
+"""Simulation: the very Scheduler, Lane and CostModel of a server under a virtual clock. No server, thread or sleep.
+
+Requests are real InferRequests without tensors. A device is a RunTimes (runtimes.py): the truth, which the CostModel
+has to learn. The front end is left out here: a request is submitted as it arrives, and answered as its batch ends
+(frontend.py adds what decoding, loop turns and threads cost). About 5 us of CPU per simulated request.
+
+    from penstock.batching.spec import BatchPolicy
+    from penstock.perf.arrivals import SHAPELESS, Kind, poisson
+    from penstock.perf.runtimes import linear
+    from penstock.perf.simulation import REFUSED, simulate
+
+    truth = linear(500_000, 50_000, noise=0.1)             # 0.5 ms a batch and 0.05 ms a row
+    _, knee_per_s = truth.best(SHAPELESS, 64)              # rows/s that it can do at most
+    load = poisson(0.8 * knee_per_s, 10, [Kind(target_ns=20_000_000)], seed=1)
+    result = simulate(load, BatchPolicy(max_batch_rows=64, latency_target_us=20_000), truth, seed=1)
+    print(result.quantile_ms(0.5, 0.99), result.in_time_share(20_000_000), result.count(REFUSED), result.rows_per_batch)
+
+A Kind's `target_ns` and `deadline_ns`, and the target of the policy, are put on requests as the Engine does. The
+Scheduler is told and asked what Model, Engine and Turns do: late, add, take, due_ns, nearest_deadline_ns, finished,
+learn, delivered. One that keeps requests, has an idle Instance and names no time to ask again is an error.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from penstock.backends.errors import Code, InferError
+from penstock.batching.batch import Batch
+from penstock.batching.costs import CostModel
+from penstock.batching.request import InferRequest, Sink
+from penstock.batching.scheduler import Scheduler
+from penstock.batching.spec import BatchPolicy
+from penstock.batching.warmup import RUNS
+
+from .arrivals import Arrivals, Ints
+from .runtimes import RunTimes
+
+if TYPE_CHECKING:
+    from penstock.batching.model import Model
+
+SERVED, REFUSED, EXPIRED = 1, 2, 3
+"""How a request ends; 0: it has not."""
+NEVER = 1 << 62
+START_NS = 1_000_000_000
+"""The virtual clock does not begin at 0, which means "none" to the Scheduler."""
+_NOBODY = cast("Model", None)
+_NO_SINK = cast(Sink, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of every request, in the order of arrival, and of every batch.
+
+    Units: nanoseconds since the first moment of the arrivals; `start_ns` (taken for a batch) and `end_ns` are -1 where
+    a request never got so far. `waiting_mean`: requests in the queue, averaged over time. `learned`: the CostModel.
+    """
+
+    arrivals: Arrivals
+    ended: Ints
+    start_ns: Ints
+    end_ns: Ints
+    batch_rows: Ints
+    batch_ns: Ints
+    instances: int
+    waiting_mean: float
+    learned: CostModel
+
+    def count(self, ending: int) -> int:
+        """Count the requests that ended so."""
+        return int((self.ended == ending).sum())
+
+    @property
+    def latency_ns(self) -> Ints:
+        """From scheduled arrival to answer, of those served."""
+        served = self.ended == SERVED
+        latency: Ints = self.end_ns[served] - self.arrivals.at_ns[served]
+        return latency
+
+    def quantile_ms(self, *quantiles: float) -> list[float]:
+        """Give quantiles of the latency; infinite if nothing was served."""
+        latency = self.latency_ns
+        return (np.quantile(latency, quantiles) / 1e6).tolist() if len(latency) else [np.inf] * len(quantiles)
+
+    @property
+    def span_s(self) -> float:
+        """From the first moment to the last answer, or the end of the arrivals."""
+        return max(float(self.end_ns.max(initial=0)) / 1e9, self.arrivals.seconds)
+
+    def goodput_per_s(self, within_ns: float = NEVER) -> float:
+        """Give the rows served within `within_ns` of their arrival, per second."""
+        good = (self.ended == SERVED) & (self.end_ns - self.arrivals.at_ns <= within_ns)
+        return float(self.arrivals.rows[good].sum()) / self.span_s
+
+    def in_time_share(self, within_ns: float) -> float:
+        """Give the share of the accepted that were served within `within_ns` of their arrival."""
+        accepted = self.ended != REFUSED
+        good = (self.ended == SERVED) & (self.end_ns - self.arrivals.at_ns <= within_ns)
+        return float(good.sum()) / max(int(accepted.sum()), 1)
+
+    @property
+    def rows_per_batch(self) -> float:
+        return float(self.batch_rows.mean()) if len(self.batch_rows) else 0.0
+
+    @property
+    def utilisation(self) -> float:
+        """The share of time that an Instance ran."""
+        return float(self.batch_ns.sum()) / 1e9 / self.span_s / self.instances
+
+
+class World:
+    """One model in virtual time: its Scheduler, the truth about its device, and what became of its requests.
+
+    `submit`, `begin` and `finish` are what the server does with a request and a batch; who calls them when is the
+    simulation (`simulate` here, the front end in frontend.py). Units: times are of the virtual clock.
+    """
+
+    def __init__(self, arrivals: Arrivals, policy: BatchPolicy, truth: RunTimes, instances: int, seed: int) -> None:
+        self.arrivals = arrivals
+        self.instances = instances
+        self.at_ns: list[int] = (arrivals.at_ns + START_NS).tolist()
+        self._costs = CostModel(policy.allowed_rows)
+        self.scheduler = Scheduler(policy, self._costs, instances=instances)
+        self._allowed = sorted(policy.allowed_rows)
+        self._draw_ns = truth.luck(seed)
+        self._kinds = [arrivals.kinds[which] for which in arrivals.which.tolist()]
+        self.ended = [0] * len(arrivals)
+        self._start_ns = [-1] * len(arrivals)
+        self._end_ns = [-1] * len(arrivals)
+        self._batches: list[tuple[int, int]] = []
+        if len({kind.key for kind in arrivals.kinds}) == 1:
+            self._warm_up(policy, truth)
+
+    def _warm_up(self, policy: BatchPolicy, truth: RunTimes) -> None:
+        """Teach run times as the sweep does before a model is ready. Of several shapes it would know none."""
+        key, most = self.arrivals.kinds[0].key, policy.max_batch_rows or 1
+        for rows in self._allowed or [*(1 << power for power in range((most - 1).bit_length())), most]:
+            for _ in range(RUNS - 1):
+                self.scheduler.learn(key, rows, self._draw_ns(key, rows, 0), START_NS)
+
+    def padded(self, rows: int) -> int:
+        """Give the size that a batch of so many rows runs at."""
+        return next((size for size in self._allowed if size >= rows), rows)
+
+    def submit(self, number: int, now_ns: int) -> None:
+        """Submit one of the arrivals."""
+        kind, scheduler = self._kinds[number], self.scheduler
+        if scheduler.target_ns and scheduler.late(now_ns):
+            self._end(number, REFUSED, now_ns)
+            return
+        request = InferRequest(_NOBODY, [], kind.rows, kind.key, (), _NO_SINK)
+        request.context = number
+        request.start_ns = request.queue_ns = now_ns
+        if kind.target_ns:
+            request.target_ns = now_ns + kind.target_ns
+        if scheduler.target_ns and not 0 < kind.target_ns < scheduler.target_ns:
+            request.target_ns = now_ns + scheduler.target_ns
+        if kind.deadline_ns:
+            request.deadline_ns = now_ns + kind.deadline_ns
+        try:
+            scheduler.add(request)
+        except InferError as error:
+            self._end(number, EXPIRED if error.code is Code.EXPIRED else REFUSED, now_ns)
+
+    def take(self, now_ns: int) -> Batch | None:
+        """Let an idle Instance ask for a Batch."""
+        batch = self.scheduler.take(now_ns)
+        if self.scheduler.expired:
+            expired, self.scheduler.expired = self.scheduler.expired, []
+            for request in expired:
+                self._end(request.context, EXPIRED, now_ns)
+        if batch is not None:
+            for request in batch.requests:
+                self._start_ns[request.context] = now_ns
+        return batch
+
+    def run_ns(self, batch: Batch, now_ns: int) -> int:
+        """Draw how long a Batch runs."""
+        return self._draw_ns(batch.key, self.padded(batch.rows), now_ns)
+
+    def learn(self, batch: Batch, now_ns: int) -> None:
+        """Tell the Scheduler that a Batch has ended."""
+        ns = now_ns - batch.exec_start_ns
+        self._batches.append((batch.rows, ns))
+        self.scheduler.finished(batch, now_ns)
+        self.scheduler.learn(batch.key, batch.rows, ns, now_ns)
+
+    def answer(self, request: InferRequest, now_ns: int) -> None:
+        """Note that a request is answered."""
+        self._end(request.context, SERVED, now_ns)
+
+    def delivered(self, batch: Batch, now_ns: int) -> None:
+        """Tell the Scheduler that all of a Batch is answered."""
+        if batch.requests[0].target_ns:
+            self.scheduler.delivered(batch.requests[0], now_ns)
+
+    def _end(self, number: int, ending: int, now_ns: int) -> None:
+        if self.ended[number]:
+            raise RuntimeError(f"request {number} ends twice")
+        self.ended[number] = ending
+        self._end_ns[number] = now_ns
+
+    def alarm_ns(self, now_ns: int, *, idle: bool) -> int:
+        """Give when the Scheduler must be asked again though nothing happens; NEVER if it need not."""
+        nearest_ns = self.scheduler.nearest_deadline_ns() or NEVER
+        due_ns = self.scheduler.due_ns(now_ns) if idle else 0
+        return max(min(nearest_ns, due_ns or NEVER), now_ns + 1)
+
+    def expire(self, now_ns: int) -> None:
+        """Take out those whose deadline has passed, as the alarm does."""
+        nearest_ns = self.scheduler.nearest_deadline_ns()
+        if nearest_ns and nearest_ns <= now_ns:
+            for request in self.scheduler.expire(now_ns):
+                self._end(request.context, EXPIRED, now_ns)
+
+    def result(self, waiting_mean: float) -> Result:
+        """Sum up. Raises: RuntimeError if a request has no end."""
+        if left := self.ended.count(0):
+            raise RuntimeError(f"{left} requests never end: the scheduler keeps them and names no time to ask again")
+        batches = np.array(self._batches, np.int64).reshape(-1, 2)
+        start_ns, end_ns = (np.array(times, np.int64) for times in (self._start_ns, self._end_ns))
+        return Result(
+            self.arrivals, np.array(self.ended, np.int64), _since(start_ns), _since(end_ns), batches[:, 0],
+            batches[:, 1], self.instances, waiting_mean, self._costs,
+        )  # fmt: skip
+
+
+def _since(times_ns: Ints) -> Ints:
+    return np.where(times_ns < 0, -1, times_ns - START_NS)
+
+
+def simulate(arrivals: Arrivals, policy: BatchPolicy, truth: RunTimes, *, instances: int = 1, seed: int = 0) -> Result:
+    """Run arrivals through a Scheduler with so many Instances on devices alike, until every request has ended."""
+    world = World(arrivals, policy, truth, instances, seed)
+    scheduler, at_ns = world.scheduler, world.at_ns
+    running: list[tuple[int, int, Batch]] = []
+    count, coming, begun, idle = len(at_ns), 0, 0, instances
+    before_ns, alarm_ns, waited = START_NS, NEVER, 0
+    while coming < count or running or scheduler.live:
+        now_ns = min(at_ns[coming] if coming < count else NEVER, running[0][0] if running else NEVER, alarm_ns)
+        if now_ns == NEVER:
+            break
+        waited += scheduler.live * (now_ns - before_ns)
+        before_ns = now_ns
+        world.expire(now_ns)
+        while running and running[0][0] <= now_ns:
+            _, _, batch = heapq.heappop(running)
+            world.learn(batch, now_ns)
+            for request in batch.requests:
+                world.answer(request, now_ns)
+            world.delivered(batch, now_ns)
+            idle += 1
+        while coming < count and at_ns[coming] <= now_ns:
+            world.submit(coming, now_ns)
+            coming += 1
+        while idle and scheduler.live:
+            taken = world.take(now_ns)
+            if taken is None:
+                break
+            begun += 1
+            heapq.heappush(running, (now_ns + world.run_ns(taken, now_ns), begun, taken))
+            idle -= 1
+        alarm_ns = world.alarm_ns(now_ns, idle=idle > 0) if scheduler.live else NEVER
+    return world.result(waited / max(before_ns - START_NS, 1))

@@ -1,0 +1,191 @@
+"""With a latency target: who is in time, and what becomes of the rest. `python -m penstock.perf.targets`.
+
+A model is served with a target and, to find out what it can do at most, without one. Then come, in turns and by a
+Poisson process, 80% of that and twice that. At 80% nearly all must be answered in time; what is refused was not. At
+twice that as much must be answered in time as ever, nobody who was accepted may be late, and a refusal must come at
+once. Times count from when a request was due, those of refusals from when it was sent.
+
+`deep` does a few hundred rows per second, far less than the front end can take; `mlp` does thousands: twice that, the
+run and the load are more than two cores can do, so that it shows what becomes of a server without the CPU to refuse.
+Each has one thread: see perf/variants.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from . import models
+from .arrivals import poisson
+from .load import Process, penstock
+from .overload import verdict
+from .policies import OURS
+from .variants import MANY, Run, Variant, knee_per_s, run, write
+
+CALM, TOO_MUCH = 0.8, 2.0
+LEAST_IN_TIME = 0.99
+LEAST_OF_PEAK = 0.9
+REFUSED_WITHIN_MS = 5.0
+WARM_UP_S = 2.0
+HEAD = f"{'':<12} {'offered/s':>9} {'in time/s':>9} {'of all':>7} {'late':>6} {'503/s':>7} {'p50 ms':>7} {'p99 ms':>7}"
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """A model, its target, and what it may be taken to do at first."""
+
+    model: str
+    target_ms: float
+    guess_per_s: float
+
+
+AIMS = (Aim("deep", 50, 400), Aim("mlp", 50, 4000))
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """One load beside a target. Units: requests per second while requests came; milliseconds."""
+
+    offered_per_s: float
+    in_time_per_s: float
+    late: int
+    refused_per_s: float
+    unexpected: int
+    p50_ms: float
+    p99_ms: float
+    refused_p99_ms: float
+    cpu_us: float
+    load_cpu_us: float
+    late_p99_ms: float
+    others: float
+
+    @property
+    def share_in_time(self) -> float:
+        return self.in_time_per_s / self.offered_per_s
+
+
+def hit(found: Run, seconds: float, target_ms: float) -> Hit:
+    """Hold what became of a load against a target."""
+    seen = found.seen
+    good = seen.answered()
+    in_time = int((good["took_ns"] <= target_ms * 1e6).sum())
+    return Hit(
+        offered_per_s=len(seen.records) / seconds,
+        in_time_per_s=in_time / seconds,
+        late=len(good) - in_time,
+        refused_per_s=len(seen.answered(503)) / seconds,
+        unexpected=seen.unexpected(200, 503) + seen.skipped,
+        p50_ms=seen.ms(0.5),
+        p99_ms=seen.ms(0.99),
+        refused_p99_ms=seen.sent_ms(0.99, 503),
+        cpu_us=seen.cpu_us,
+        load_cpu_us=seen.load_cpu_us,
+        late_p99_ms=seen.late_ms(0.99),
+        others=found.others,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One model: its knee, and medians over the rounds of each load."""
+
+    aim: Aim
+    knee_per_s: float
+    calm: Hit
+    overloaded: Hit
+
+    @property
+    def peak_per_s(self) -> float:
+        """The most that was ever answered in time."""
+        return max(self.knee_per_s, self.calm.in_time_per_s, self.overloaded.in_time_per_s)
+
+    def lines(self) -> list[str]:
+        """Write the table and what holds."""
+        lines = [f"{self.aim.model}, target {self.aim.target_ms:g} ms, at most {self.knee_per_s:,.0f}/s", HEAD]
+        for share, each in ((CALM, self.calm), (TOO_MUCH, self.overloaded)):
+            line = f"{share:>7.0%} load {each.offered_per_s:>9,.0f} {each.in_time_per_s:>9,.0f}"
+            line += f" {each.share_in_time:>7.2%} {each.late:>6.0f} {each.refused_per_s:>7,.0f}"
+            lines.append(f"{line} {each.p50_ms:>7.2f} {each.p99_ms:>7.2f}")
+        for share, each in ((CALM, self.calm), (TOO_MUCH, self.overloaded)):
+            server, load = (each.offered_per_s * us / 1e6 for us in (each.cpu_us, each.load_cpu_us))
+            words = (
+                f"{share:.0%}: server CPU {each.cpu_us:.0f} us a request; cores: server {server:.2f}, load {load:.2f}"
+            )
+            lines.append(f"{words}, others {each.others:.2f}; load late by {each.late_p99_ms:.2f} ms (p99)")
+        return lines + [f"{self.aim.model}: {each}" for each in self._verdicts()]
+
+    def _verdicts(self) -> list[str]:
+        calm, over, target_ms = self.calm, self.overloaded, self.aim.target_ms
+        share = over.in_time_per_s / self.peak_per_s
+        unexpected = calm.unexpected + over.unexpected
+        return [
+            verdict(f"in time at {CALM:.0%}: {calm.share_in_time:.2%}", calm.share_in_time >= LEAST_IN_TIME),
+            verdict(f"goodput at {TOO_MUCH:.0%}: {share:.1%} of the peak", share >= LEAST_OF_PEAK),
+            verdict(f"accepted p99 at {TOO_MUCH:.0%}: {over.p99_ms:.1f} of {target_ms:g} ms", over.p99_ms <= target_ms),
+            verdict(
+                f"refusals p99: {over.refused_p99_ms:.2f} ms, under {REFUSED_WITHIN_MS:g}",
+                over.refused_p99_ms < REFUSED_WITHIN_MS,
+            ),
+            verdict(f"neither 200 nor 503: {unexpected:.0f}", unexpected == 0),
+        ]
+
+
+def median(hits: Sequence[Hit]) -> Hit:
+    """Sum up rounds."""
+    return Hit(*(statistics.median(getattr(each, name) for each in hits) for name in Hit.__slots__))
+
+
+def aimed(server: Process, aim: Aim, rounds: int, seconds: float, end: float) -> Report:
+    """Measure one model, round after round; what was not calm again, until `end`."""
+    plain, targeted = variants(aim)
+    kinds = poisson(1, 1).kinds
+    knee = knee_per_s(server, plain, kinds, aim.guess_per_s, end)
+    # a server that has run under no load yet has learned run times from a warm-up alone
+    run(server, targeted, poisson(CALM * knee, WARM_UP_S), MANY)
+    hits: dict[float, list[Hit]] = {CALM: [], TOO_MUCH: []}
+    for number in range(rounds):
+        for share, each in hits.items():
+            arrivals = poisson(share * knee, seconds, seed=number)
+            each.append(hit(run(server, targeted, arrivals, MANY, end), seconds, aim.target_ms))
+        print(f"{aim.model}: round {number + 1} of {rounds} done", flush=True)
+    return Report(aim, knee, median(hits[CALM]), median(hits[TOO_MUCH]))
+
+
+def variants(aim: Aim) -> tuple[Variant, Variant]:
+    """Name the model without and with its target."""
+    return Variant(aim.model, aim.model), Variant(aim.model, f"{aim.model}_in_time")
+
+
+def main() -> None:
+    """Measure every model beside its target, and print the tables."""
+    parser = argparse.ArgumentParser(prog="python -m penstock.perf.targets", description=__doc__)
+    names = [aim.model for aim in AIMS]
+    parser.add_argument("--models", nargs="+", choices=names, default=names, metavar="MODEL", help=", ".join(names))
+    parser.add_argument("--target-ms", type=float, help="in place of each model's own")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=5, help="of each load")
+    parser.add_argument("--minutes", type=float, default=3, help="for how long what was not calm is measured again")
+    asked = parser.parse_args()
+    aims = [replace(aim, target_ms=asked.target_ms or aim.target_ms) for aim in AIMS if aim.model in asked.models]
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # servers and folders go with it
+    models.make(models.DEFAULT_FOLDER, {"deep": models.deep, "mlp": models.mlp})
+    with tempfile.TemporaryDirectory() as name:
+        for aim in aims:
+            plain, targeted = variants(aim)
+            write(Path(name), plain, OURS)
+            write(Path(name), targeted, replace(OURS, latency_target_us=round(aim.target_ms * 1000)))
+        with penstock(Path(name)) as server:
+            end = time.monotonic() + 60 * asked.minutes
+            reports = [aimed(server, aim, asked.rounds, asked.seconds, end) for aim in aims]
+    for report in reports:
+        print("", *report.lines(), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

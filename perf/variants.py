@@ -1,0 +1,141 @@
+"""Variants: one model served under several names, each with a batch policy of its own, and what a load makes of each.
+
+All are in one server, so that rounds can go from one to the next within a second: what else the machine does is done to
+all. The model has one thread: the machine's other core is for the server's loop and the load, and what those cost is
+not taken from the model's work. Used by `perf/batching.py` and `perf/targets.py`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from penstock.batching.spec import BatchPolicy
+
+from . import models
+from .arrivals import Arrivals, Kind, poisson
+from .bench import Case, call
+from .calm import CALM_CORES, Others, in_calm
+from .flood import OPENED
+from .load import Call, Flooded, Process, flood
+from .policies import Figures
+
+TOO_MUCH = 1.4
+"""What the knee is looked for with, in knees: what is then answered is all that can be."""
+ALL_OF_IT, FAR_TOO_MUCH = 0.9, 0.4
+"""Who answers more than the first share of what comes can do more; who answers less than the second is kept from it."""
+KNEE_S, TRIES = 2.0, 6
+MANY = 1024
+"""Connections that are open from the start where too much comes."""
+LENGTHS: Mapping[str, int] = {"mlp": 512, "deep": 64}
+"""Numbers in a row, where the model says how many; else the Kind does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A model of the server: which of `perf/models.py` it is, and the name it goes by."""
+
+    model: str
+    name: str
+
+    def calls(self, kinds: Sequence[Kind]) -> list[Call]:
+        """Write a request of each kind."""
+        written = [call(Case(self.model, "binary", 1, (self._shape(kind),))) for kind in kinds]
+        return [replace(each, path=f"/v2/models/{self.name}/infer") for each in written]
+
+    def _shape(self, kind: Kind) -> tuple[int, ...]:
+        ((length, *_), *_) = kind.key  # type: ignore[misc]
+        return kind.rows, LENGTHS.get(self.model, length)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One load on one variant. `others`: the cores that others used meanwhile."""
+
+    figures: Figures
+    seen: Flooded
+    others: float
+
+
+def write(folder: Path, variant: Variant, policy: BatchPolicy) -> None:
+    """Put a variant into a model repository. The model itself must have been made (`models.make`)."""
+    target = folder / variant.name / "1" / "model.onnx"
+    target.parent.mkdir(parents=True)
+    shutil.copyfile(models.DEFAULT_FOLDER / variant.model / "1" / "model.onnx", target)
+    (folder / variant.name / "penstock.toml").write_text(toml(policy), "utf-8")
+
+
+def toml(policy: BatchPolicy) -> str:
+    """Write what a policy says as a penstock.toml; what it leaves to be learned is left out."""
+    said = {
+        "max_batch_size": policy.max_batch_rows,
+        "cap": policy.cap_rows,
+        "max_queue_delay_us": policy.max_queue_delay_us,
+        "preferred": list(policy.preferred_rows),
+        "latency_target_ms": policy.latency_target_us / 1000,
+    }
+    lines = [f"{key} = {value}" for key, value in said.items() if value]
+    return "\n".join(["[batching]", *lines, "", "[runtime]", "intra_op_threads = 1", ""])
+
+
+def run(server: Process, variant: Variant, arrivals: Arrivals, opened: int = OPENED, end: float = 0.0) -> Run:
+    """Send arrivals to a variant, with `opened` connections from the start.
+
+    If others used the machine meanwhile it is done again in a calm moment, should there be one before `end`.
+    """
+    calls = variant.calls(arrivals.kinds)
+
+    def measure() -> tuple[Flooded, float]:
+        rows, batches = server.counts(variant.name)
+        seen = flood(server, calls, arrivals.at_ns, arrivals.which, opened=opened)
+        rows_after, batches_after = server.counts(variant.name)
+        return seen, (rows_after - rows) / max(batches_after - batches, 1)
+
+    look = Others(server)
+    (seen, rows_per_batch), others = measure(), look.cores()
+    if others > CALM_CORES and time.monotonic() < end:
+        (seen, rows_per_batch), others = in_calm(server, measure, end)
+    good = seen.answered()
+    sizes = np.array([kind.rows for kind in arrivals.kinds])
+    span_s = max(arrivals.seconds, float((good["due_ns"] + good["took_ns"]).max(initial=0)) / 1e9)
+    figures = Figures(
+        goodput_per_s=float(sizes[good["which"]].sum()) / span_s,
+        p50_ms=seen.ms(0.5),
+        p99_ms=seen.ms(0.99),
+        rows_per_batch=rows_per_batch,
+    )
+    return Run(figures, seen, others)
+
+
+def knee_per_s(server: Process, variant: Variant, kinds: Sequence[Kind], guess_per_s: float, end: float = 0.0) -> float:
+    """Measure how many rows per second are answered when more come than can be.
+
+    Looked for from a guess on; what is answered in the second half counts, by when the queue is full.
+    """
+    sizes = np.array([kind.rows for kind in kinds])
+    mean_rows = float(np.average(sizes, weights=[kind.share for kind in kinds]))
+    found = 0.0
+    for _ in range(TRIES):
+        arrivals = poisson(TOO_MUCH * guess_per_s / mean_rows, KNEE_S, kinds)
+        good = run(server, variant, arrivals, MANY, end).seen.answered()
+        at_s = (good["due_ns"] + good["took_ns"]) / 1e9
+        counted = (at_s >= KNEE_S / 2) & (at_s < KNEE_S)
+        answered_per_s = float(sizes[good["which"][counted]].sum()) / (KNEE_S / 2)
+        found = max(found, answered_per_s)
+        share = answered_per_s / (TOO_MUCH * guess_per_s)
+        if FAR_TOO_MUCH < share < ALL_OF_IT:
+            break
+        guess_per_s = found if share <= FAR_TOO_MUCH else 2 * found
+    return found
+
+
+def median(runs: Sequence[Run]) -> Figures:
+    """Sum up rounds."""
+    names = ("goodput_per_s", "p50_ms", "p99_ms", "rows_per_batch")
+    return Figures(*(statistics.median(getattr(each.figures, name) for each in runs) for name in names))

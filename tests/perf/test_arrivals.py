@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.perf.arrivals import (
+    Arrivals,
+    Bursts,
+    Kind,
+    alternating,
+    bursty,
+    constant,
+    giants,
+    just_missed,
+    merged,
+    poisson,
+    recorded,
+    volleys,
+)
+
+A, B = Kind(1, ((4,),)), Kind(3, ((8,),), share=3)
+
+
+@pytest.mark.parametrize("come", [poisson, bursty, constant])
+def test_they_come_in_order_and_at_the_rate_that_is_asked_for(come: Callable[..., Arrivals]) -> None:
+    arrivals = come(1000, 60, (A, B), 1)
+
+    assert (np.diff(arrivals.at_ns) >= 0).all()
+    assert arrivals.at_ns[0] >= 0
+    assert arrivals.at_ns[-1] < 60e9
+    assert len(arrivals) == pytest.approx(60_000, rel=0.06)
+    assert np.bincount(arrivals.which)[1] / len(arrivals) == pytest.approx(0.75, abs=0.01)
+    assert arrivals.rows_per_s == pytest.approx(1000 * 2.5, rel=0.06)
+
+
+@pytest.mark.parametrize("come", [poisson, bursty])
+def test_a_seed_gives_the_same_arrivals_and_another_one_others(come: Callable[..., Arrivals]) -> None:
+    first, again, other = (come(500, 4, (A, B), seed) for seed in (7, 7, 8))
+
+    assert first.at_ns.tolist() == again.at_ns.tolist()
+    assert first.which.tolist() == again.which.tolist()
+    assert first.at_ns.tolist() != other.at_ns.tolist()
+
+
+def test_the_distances_of_poisson_arrivals_are_exponential() -> None:
+    gaps = np.diff(poisson(1000, 100, seed=3).at_ns)
+
+    assert gaps.mean() == pytest.approx(1e6, rel=0.02)
+    assert gaps.std() == pytest.approx(1e6, rel=0.02)
+
+
+def test_bursts_are_as_much_denser_as_they_are_said_to_be() -> None:
+    per_10_ms = np.bincount(bursty(10_000, 60, seed=1, bursts=Bursts(3, 0.2, 0.5)).at_ns // 10_000_000)
+
+    assert np.quantile(per_10_ms, 0.9) == pytest.approx(300, rel=0.05)
+    assert np.quantile(per_10_ms, 0.3) == pytest.approx(50, rel=0.1)
+
+
+@given(st.lists(st.integers(0, 10**6), min_size=1, max_size=50))
+def test_a_record_is_repeated_exactly(ms: list[int]) -> None:
+    kinds = [number % 2 for number in range(len(ms))]
+    arrivals = recorded([each / 1000 for each in ms], (A, B), kinds)
+
+    assert arrivals.at_ns.tolist() == [(each - min(ms)) * 1_000_000 for each in sorted(ms)]
+    assert sorted(zip(ms, kinds, strict=True), key=lambda pair: pair[0]) == [
+        (at // 1_000_000 + min(ms), kind)
+        for at, kind in zip(arrivals.at_ns.tolist(), arrivals.which.tolist(), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("times", [[], [1.0, float("nan")]])
+def test_what_is_no_record_is_refused(times: list[float]) -> None:
+    with pytest.raises(ValueError, match="not empty"):
+        recorded(times)
+
+
+def test_a_random_split_of_poisson_arrivals_is_poisson_arrivals() -> None:
+    thinned = poisson(10_000, 50, seed=2).thinned(0.1, seed=5)
+    gaps = np.diff(thinned.at_ns)
+
+    assert len(thinned) == pytest.approx(50_000, rel=0.02)
+    assert gaps.std() == pytest.approx(gaps.mean(), rel=0.02)
+
+
+def test_the_worst_cases_are_what_they_say() -> None:
+    assert volleys(3, 0.001, 0.002).at_ns.tolist() == [0, 0, 0, 1_000_000, 1_000_000, 1_000_000]
+    assert just_missed(2, 0.001, 0.002, 5).at_ns.tolist() == [0, 5, 5, 1_000_000, 1_000_005, 1_000_005]
+    assert alternating(1000, 0.004, (A, B)).which.tolist() == [0, 1, 0, 1]
+    assert giants(1000, 1, Kind(64), 10).rows.tolist()[:20] == [*[1] * 9, 64, *[1] * 9, 64]
+
+
+def test_streams_are_merged_in_order_and_keep_their_kinds() -> None:
+    both = merged(constant(10, 1, (A,)), constant(4, 1, (B,)))
+
+    assert (np.diff(both.at_ns) >= 0).all()
+    assert np.bincount(both.which).tolist() == [10, 4]
+    assert both.kinds == (A, B)

@@ -1,0 +1,142 @@
+"""Static settings become models of a server, and the default is held against the best of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.perf import variants
+from penstock.perf.arrivals import Arrivals, Kind
+from penstock.perf.batching import FIRST_GUESS, TWIN, Field, Fields, costs, promising, verdicts
+from penstock.perf.flood import RECORD, SKIPPED
+from penstock.perf.load import Flooded
+from penstock.perf.policies import FOUR_SIZES, OURS, TWO_SHAPES, Comparison, Figures, cells, static_grid
+from penstock.perf.variants import Run, Variant, knee_per_s, median, toml
+from penstock.server.repository.penstock_toml import read_toml
+
+CELL = cells()[0]
+
+
+def made(p99_ms: float, goodput_per_s: float = 1000, cpu_us: float = 200, others: float = 0.1) -> Run:
+    """A run with these figures, of three requests, one of which could not be sent."""
+    records = np.zeros(3, RECORD)
+    records["status"] = 200, 200, SKIPPED
+    seen = Flooded(records, connections=32, cpu_us=cpu_us, load_cpu_us=40)
+    return Run(Figures(goodput_per_s, 1, p99_ms, 8), seen, others)
+
+
+def compared(**static: tuple[float, float]) -> Comparison:
+    """A default of 1000 rows/s and 10 ms beside static settings of so many rows/s and ms."""
+    return Comparison(
+        CELL, Figures(1000, 5, 10, 8), {name: Figures(rate, 5, ms, 8) for name, (rate, ms) in static.items()}
+    )
+
+
+class TestVariants:
+    @pytest.mark.parametrize("policy", [OURS, *static_grid().values()], ids=["the default", *static_grid()])
+    def test_the_server_takes_every_setting(self, policy: Any, tmp_path: Path) -> None:
+        path = tmp_path / "penstock.toml"
+        path.write_text(toml(policy), "utf-8")
+
+        _, findings = read_toml(path)
+
+        assert findings == []
+
+    def test_a_setting_says_what_it_states_and_leaves_out_what_is_learned(self) -> None:
+        stated = toml(static_grid()["cap 16, 1 ms, prefers half"])
+
+        assert stated.splitlines() == [
+            "[batching]", "max_batch_size = 16", "cap = 16", "max_queue_delay_us = 1000", "preferred = [8, 16]",
+            "", "[runtime]", "intra_op_threads = 1",
+        ]  # fmt: skip
+        assert toml(OURS).splitlines()[1:3] == ["max_batch_size = 64", ""]
+
+    def test_a_request_is_sent_to_the_variant_with_the_rows_and_shape_of_its_kind(self) -> None:
+        (short, long), (one, *_, eight) = (
+            Variant("ragged", "ragged_cap_8").calls(TWO_SHAPES),
+            Variant("mlp", "mlp_cap_8").calls(FOUR_SIZES),
+        )
+
+        assert (short.path, one.path) == ("/v2/models/ragged_cap_8/infer", "/v2/models/mlp_cap_8/infer")
+        assert b'"shape": [1, 256]' in short.bodies[0]
+        assert b'"shape": [1, 384]' in long.bodies[0]
+        assert b'"shape": [1, 512]' in one.bodies[0]
+        assert b'"shape": [8, 512]' in eight.bodies[0]
+
+    def test_rounds_are_summed_up_by_their_medians(self) -> None:
+        assert median([made(9), made(2, 500), made(3, 800)]) == Figures(800, 1, 3, 8)
+
+
+class TestKnee:
+    @pytest.mark.parametrize("guess_per_s", [100, 1000, 5000])
+    @pytest.mark.parametrize("kinds", [(Kind(),), FOUR_SIZES], ids=["one row", "four sizes"])
+    def test_it_is_what_is_answered_when_too_much_comes_whatever_was_guessed(
+        self, guess_per_s: float, kinds: tuple[Kind, ...], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def answer_1000_rows_per_s(_server: object, _variant: object, arrivals: Arrivals, *_rest: object) -> Run:
+            records = np.zeros(len(arrivals), RECORD)
+            records["due_ns"], records["which"] = arrivals.at_ns, arrivals.which
+            done_ns = np.maximum(np.cumsum(arrivals.rows) * 1_000_000, arrivals.at_ns)
+            records["took_ns"] = done_ns - arrivals.at_ns
+            records["status"] = 200
+            return Run(Figures(0, 0, 0, 0), Flooded(records, 1, 0, 0), 0.0)
+
+        monkeypatch.setattr(variants, "run", answer_1000_rows_per_s)
+
+        assert knee_per_s(None, Variant("mlp", "mlp"), kinds, guess_per_s) == pytest.approx(1000, rel=0.02)  # type: ignore[arg-type]
+
+
+class TestPromising:
+    def test_of_each_cap_the_best_is_tried_and_of_those_the_best_few(self) -> None:
+        ranked = compared(
+            **{
+                "cap 16, 0 ms": (1000, 5), "cap 16, 1 ms": (1000, 4), "cap 8, 0 ms": (1000, 6),
+                "cap 32, 0 ms": (1000, 7), "cap 64, 0 ms": (1000, 8),
+            }
+        )  # fmt: skip
+
+        assert promising(ranked, 2) == ["cap 16, 1 ms", "cap 8, 0 ms", FIRST_GUESS]
+
+    def test_what_serves_too_little_comes_last_however_quick_it_is(self) -> None:
+        ranked = compared(**{"cap 1, 0 ms": (900, 1), "cap 8, 0 ms": (1000, 6), "cap 64, 0 ms": (1000, 8)})
+
+        assert promising(ranked, 2) == ["cap 8, 0 ms", FIRST_GUESS]
+
+    def test_without_a_ranking_there_is_something_to_try(self) -> None:
+        assert set(promising(None)) <= set(static_grid(8))
+
+
+class TestFields:
+    def test_every_setting_of_a_cell_is_a_model_of_its_own_and_cells_share_them(self) -> None:
+        fields = Fields({cell: [FIRST_GUESS] for cell in cells()}).fields
+
+        assert {variant.name for each in fields for variant in each.variants.values()} == {
+            "mlp", "mlp_the_default_again", "mlp_cap_64_0_ms",
+            "ragged", "ragged_the_default_again", "ragged_cap_64_0_ms",
+        }  # fmt: skip
+        assert [each.variants[""].model for each in fields if each.cell.kinds is TWO_SHAPES] == ["ragged"]
+
+    def test_a_comparison_leaves_the_twin_out_and_the_noise_is_of_the_twin(self) -> None:
+        variant = Variant("mlp", "mlp")
+        tried = Field(CELL, {"": variant, TWIN: variant, FIRST_GUESS: variant})
+        tried.runs = {"": [made(10)], TWIN: [made(12)], FIRST_GUESS: [made(8, cpu_us=150)]}
+
+        assert list(tried.comparison().static) == [FIRST_GUESS]
+        assert tried.noise() == 1.2
+        assert "".join(costs([tried])) == (
+            "Poisson 30%: server CPU 200 us a request, 150 with cap 64, 0 ms; the load 40, late by 0.00 ms (p99); "
+            "others had 0.10 cores at most; p99 of the default again 1.20 times; 3 not served"
+        )
+
+
+@pytest.mark.parametrize(
+    ("rate", "ms", "holds"), [(1000, 10, True), (1060, 10, False), (1050, 9.2, True), (1000, 9, False)]
+)
+def test_a_cell_holds_near_the_best_goodput_and_the_best_p99(rate: float, ms: float, holds: bool) -> None:
+    (line,) = verdicts([compared(best=(rate, ms), slow=(500, 1))])
+
+    assert line.startswith("Poisson 30%: goodput ")
+    assert line.endswith(": holds" if holds else ": DOES NOT HOLD")

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.perf import plan
+from penstock.perf.arrivals import SHAPELESS
+from penstock.perf.plan import Load, Plan, PlanError, load_of, read_costs
+from penstock.server import cli
+
+COSTS = [
+    {"rows": rows, "mean_ns": 1_000_000 + 50_000 * rows, "p95_ns": 1_200_000 + 60_000 * rows} for rows in (1, 8, 64)
+]
+
+
+@pytest.fixture
+def costs(tmp_path: Path) -> str:
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps(COSTS), "utf-8")
+    return str(path)
+
+
+@pytest.fixture(autouse=True)
+def few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "REQUESTS", 2000)
+    monkeypatch.setattr(plan, "LEAST_S", 0.0)
+
+
+def made(rate: float, target_ms: float = 0.0, rows: int = 1, arrivals: str = "poisson") -> Plan:
+    return Plan(read_costs(json.dumps(COSTS)), load_of(arrivals, rate, rows), target_ms)
+
+
+class TestCosts:
+    def test_a_table_gives_means_and_tails(self) -> None:
+        measured = read_costs(json.dumps(COSTS))
+        values = measured.truth.values_ns(SHAPELESS, 8)
+
+        assert measured.most_rows == 64
+        assert sum(values) / len(values) == pytest.approx(1_400_000, rel=0.01)
+        assert values[int(0.95 * len(values))] == pytest.approx(1_680_000, rel=0.02)
+
+    def test_statistics_give_the_shape_that_ran_most(self) -> None:
+        run_times = [
+            {"shapes": [[4]], "rows": 1, "runs": 10, "mean_ns": 100, "p95_ns": 100},
+            {"shapes": [[8]], "rows": 1, "runs": 70, "mean_ns": 300, "p95_ns": 300},
+            {"shapes": [[8]], "rows": 2, "runs": 20, "mean_ns": 500, "p95_ns": 500},
+        ]
+        measured = read_costs(json.dumps({"model_stats": [{"name": "m", "run_times": run_times}]}))
+
+        assert [measured.truth.mean_ns(SHAPELESS, rows) for rows in (1, 2)] == [300, 500]
+
+    def test_statistics_of_triton_give_means(self) -> None:
+        entry = {"batch_size": 4, "compute_input": {"count": 2, "ns": 20}, "compute_output": {"count": 2, "ns": 40}}
+        stats = [entry | {"compute_infer": {"count": 2, "ns": 200}}]
+        measured = read_costs(json.dumps({"model_stats": [{"name": "m", "batch_stats": stats}]}))
+
+        assert (measured.most_rows, measured.truth.mean_ns(SHAPELESS, 4)) == (4, 130)
+
+    @pytest.mark.parametrize(
+        "text", ["", "3", "[]", "{}", '{"model_stats": []}', '[{"rows": 1, "mean_ns": 0}]', '{"batch_stats": []}']
+    )
+    def test_what_has_no_run_times_is_refused(self, text: str) -> None:
+        with pytest.raises(PlanError, match="no run times in the costs"):
+            read_costs(text)
+
+
+class TestThePlan:
+    def test_the_knee_is_what_the_device_does_at_most(self) -> None:
+        assert made(1000).knee_rows == 64
+        assert made(1000).knee_rows_per_s == pytest.approx(64 / 4.2e-3, rel=0.01)
+
+    def test_the_curve_rises(self) -> None:
+        curve = made(1000).curve()
+
+        assert [each.p50_ms for each in curve] == sorted(each.p50_ms for each in curve)
+        assert curve[-1].p99_ms > 2 * curve[0].p99_ms
+        assert curve[-1].requests_per_s == pytest.approx(0.95 * made(1000).knee_rows_per_s, rel=0.1)
+
+    def test_more_load_never_takes_fewer_devices(self) -> None:
+        needed = [made(rate, 10).devices(0.99) for rate in (1_000, 10_000, 30_000, 100_000, 300_000)]
+
+        assert needed == sorted(needed)
+        assert needed[0] == 1
+        assert needed[-1] >= made(300_000).least_devices
+
+    def test_a_tighter_target_never_takes_fewer_devices(self) -> None:
+        needed = [made(100_000, target_ms).devices(0.99) for target_ms in (40, 20, 10, 5, 3)]
+
+        assert needed == sorted(needed)
+        assert needed[0] < needed[-1]
+
+    def test_to_attain_more_never_takes_fewer_devices(self) -> None:
+        needed = [made(100_000, 8).devices(attain) for attain in (0.5, 0.9, 0.99, 0.999)]
+
+        assert needed == sorted(needed)
+
+    def test_the_answer_holds_and_one_less_does_not(self) -> None:
+        planned = made(100_000, 6)
+        devices = planned.devices(0.99)
+
+        assert planned.on_devices(devices).in_time >= 0.99
+        assert planned.on_devices(devices - 1).in_time < 0.99
+
+    def test_a_target_below_the_shortest_run_cannot_be_had(self) -> None:
+        assert made(100_000, 0.5).devices(0.99) == 0
+
+    @pytest.mark.parametrize("devices", [1, 64, 4096])
+    def test_any_number_of_devices_is_one_simulation(self, devices: int) -> None:
+        planned = made(7_000.0 * devices, 10)
+
+        assert planned.on_devices(devices).requests_per_s == pytest.approx(7000, rel=0.1)
+        assert 0.9 * planned.least_devices < planned.devices(0.99) <= devices
+
+    def test_rows_count_and_not_requests(self) -> None:
+        assert made(1000, rows=8).least_devices == pytest.approx(8 * made(1000).least_devices)
+
+    @pytest.mark.slow
+    def test_bursts_take_more_devices_than_poisson_arrivals(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(plan, "LEAST_S", 8.0)
+
+        assert made(50_000, 10, arrivals="bursty").devices(0.99) > made(50_000, 10).devices(0.99)
+
+
+class TestATrace:
+    @pytest.fixture
+    def trace(self, tmp_path: Path) -> str:
+        path = tmp_path / "trace"
+        path.write_text("\n".join(str(100 + number / 1000) for number in range(4000)), "utf-8")
+        return f"trace:{path}"
+
+    def test_it_is_replayed_as_it_was(self, trace: str) -> None:
+        load = load_of(trace, 0, 1)
+
+        assert load.requests_per_s == pytest.approx(1000, rel=1e-3)
+        assert load.draw(1)[0].at_ns[:3].tolist() == [0, 1_000_000, 2_000_000]
+
+    def test_a_rate_speeds_it_up(self, trace: str) -> None:
+        assert load_of(trace, 5000, 1).draw(1)[0].at_ns[:3].tolist() == [0, 200_000, 400_000]
+
+    def test_each_of_many_devices_gets_a_random_part(self, trace: str) -> None:
+        parts = load_of(trace, 0, 1).draw(100)
+
+        assert len(parts) == 50
+        assert sum(map(len, parts)) == pytest.approx(2000, rel=0.1)
+
+    @pytest.mark.parametrize("text", ["", "a\nb"])
+    def test_one_that_is_none_is_refused(self, tmp_path: Path, text: str) -> None:
+        (tmp_path / "trace").write_text(text, "utf-8")
+
+        with pytest.raises(PlanError, match="trace"):
+            load_of(f"trace:{tmp_path / 'trace'}", 0, 1)
+
+
+class TestTheCommand:
+    def test_penstock_finds_it_by_its_entry_point(self, costs: str, capsys: pytest.CaptureFixture[str]) -> None:
+        status = cli.main(["plan", "--costs", costs, "--rate", "50000", "--target-ms", "10"])
+
+        assert status == 0
+        printed = capsys.readouterr().out
+        assert "one device: at most 15,2" in printed
+        assert re.search(r"^99% within 10 ms: [45] devices$", printed, re.MULTILINE)
+
+    def test_json_has_all_that_is_printed(self, costs: str, capsys: pytest.CaptureFixture[str]) -> None:
+        assert plan.main(["--costs", costs, "--rate", "20000", "--target-ms", "10", "--json"]) == 0
+
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        assert found["target"]["devices"] == 2
+        assert found["load"]["devices"] == 2
+        assert {"p50_ms", "p99_ms", "in_time", "refused"} < found["load"]["each"].keys()
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["--rate", "0"], "--rate says how many requests come per second"),
+            (["--rate", "5", "--arrivals", "often"], "poisson, bursty or trace:FILE"),
+            (["--rate", "5", "--costs", "/nowhere"], "--costs /nowhere"),
+        ],
+    )
+    def test_a_mistake_is_named(
+        self, costs: str, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert plan.main(["--costs", costs, *words]) == 2
+        assert message in capsys.readouterr().err
+
+    @pytest.mark.parametrize("words", [["--rows", "0"], ["--devices", "x"], ["--attain", "2"]])
+    def test_a_number_out_of_range_is_wrong_usage(self, costs: str, words: list[str]) -> None:
+        with pytest.raises(SystemExit, match="2"):
+            plan.main(["--costs", costs, "--rate", "5", *words])
+
+
+def test_a_load_says_how_many_requests_come() -> None:
+    load = load_of("poisson", 500, 4)
+
+    assert isinstance(load, Load)
+    assert (load.requests_per_s, load.rows) == (500, 4)

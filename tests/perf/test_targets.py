@@ -1,0 +1,77 @@
+"""A load is held against a target, and the report says what holds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.perf.flood import BROKEN, RECORD, SKIPPED
+from penstock.perf.load import Flooded
+from penstock.perf.policies import Figures
+from penstock.perf.targets import Aim, Hit, Report, hit, median
+from penstock.perf.variants import Run
+
+AIM = Aim("deep", 50, 400)
+CALM = Hit(
+    offered_per_s=320, in_time_per_s=319, late=1, refused_per_s=0, unexpected=0, p50_ms=20, p99_ms=45,
+    refused_p99_ms=0, cpu_us=2500, load_cpu_us=100, late_p99_ms=0.5, others=0.1,
+)  # fmt: skip
+OVER = replace(CALM, offered_per_s=800, in_time_per_s=390, refused_per_s=405, p99_ms=49, refused_p99_ms=1)
+
+
+def held(seconds: float, *answers: tuple[int, float]) -> Hit:
+    records = np.zeros(len(answers), RECORD)
+    records["status"] = [status for status, _ in answers]
+    records["took_ns"] = [ms * 1e6 for _, ms in answers]
+    return hit(Run(Figures(0, 0, 0, 0), Flooded(records, 1, 2500, 100), 0.1), seconds, AIM.target_ms)
+
+
+class TestHit:
+    def test_in_time_is_who_was_answered_within_the_target_of_all_that_came(self) -> None:
+        found = held(2, (200, 49), (200, 51), (503, 1), (200, 50))
+
+        assert (found.in_time_per_s, found.late, found.share_in_time) == (1, 1, 0.5)
+        assert (found.refused_per_s, found.refused_p99_ms) == (0.5, 1)
+
+    def test_what_was_neither_served_nor_refused_is_unexpected(self) -> None:
+        assert held(1, (200, 1), (500, 1), (BROKEN, 0), (SKIPPED, 0)).unexpected == 3
+
+    def test_rounds_are_summed_up_by_their_medians(self) -> None:
+        found = median([replace(CALM, p99_ms=each) for each in (3, 1, 2)])
+
+        assert found == replace(CALM, p99_ms=2)
+
+
+def said(calm: dict[str, Any], over: dict[str, Any]) -> list[str]:
+    lines = Report(AIM, 400, replace(CALM, **calm), replace(OVER, **over)).lines()
+    return [line for line in lines if "hold" in line.lower()]
+
+
+def test_all_of_it_may_hold() -> None:
+    assert said({}, {}) == [
+        "deep: in time at 80%: 99.69%: holds",
+        "deep: goodput at 200%: 97.5% of the peak: holds",
+        "deep: accepted p99 at 200%: 49.0 of 50 ms: holds",
+        "deep: refusals p99: 1.00 ms, under 5: holds",
+        "deep: neither 200 nor 503: 0: holds",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("calm", "over", "what"),
+    [
+        ({"in_time_per_s": 316}, {}, "deep: in time at 80%: 98.75%"),
+        ({}, {"in_time_per_s": 359}, "deep: goodput at 200%: 89.8%"),
+        ({"offered_per_s": 450, "in_time_per_s": 450}, {}, "deep: goodput at 200%: 86.7%"),
+        ({}, {"p99_ms": 50.1}, "deep: accepted p99 at 200%: 50.1"),
+        ({}, {"refused_p99_ms": 5.0}, "deep: refusals p99: 5.00"),
+        ({"unexpected": 1}, {}, "deep: neither 200 nor 503: 1"),
+    ],
+)
+def test_what_does_not_hold_is_said(calm: dict[str, Any], over: dict[str, Any], what: str) -> None:
+    failed = [line for line in said(calm, over) if line.endswith("DOES NOT HOLD")]
+
+    assert [line.startswith(what) for line in failed] == [True]
