@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import orjson
 
-from penstock.backends.errors import Code
+from penstock.backends.errors import Code, InferError
 
 from .grpc.method import Status
 
@@ -34,6 +34,33 @@ GRPC_STATUS: dict[Code, Status] = {
     Code.INTERNAL: Status.INTERNAL,
 }
 """Source: Triton's gRPC front end."""
+
+
+_FOR_NOW = frozenset((Code.NOT_READY, Code.OVERLOADED))
+"""What is otherwise in a moment, even if nobody says in which. What has expired may do so again."""
+
+
+def retry_after_s(error: InferError) -> int:
+    """Tell after how many whole seconds a call is worth repeating, for HTTP; 0 for not at all.
+
+    Source: RFC 9110 10.2.3. 1 stands for "soon" where nobody knows better.
+    """
+    after_ns = error.retry_after_ns
+    return -(-after_ns // 1_000_000_000) if after_ns > 0 else int(after_ns == 0 and error.code in _FOR_NOW)
+
+
+def retry_after_line(error: InferError) -> bytes:
+    """Give the header line that says so, empty for none."""
+    seconds = retry_after_s(error)
+    return b"retry-after: %d\r\n" % seconds if seconds else b""
+
+
+def pushback_ms(error: InferError) -> int:
+    """Tell after how many milliseconds a call is worth repeating, for gRPC; -1: never, 0: nobody knows.
+
+    Source: gRFC A6, grpc-retry-pushback-ms. Where nobody knows, the client's own backoff is better than a guess.
+    """
+    return -1 if error.retry_after_ns < 0 else -(-error.retry_after_ns // 1_000_000)
 
 
 def error_body(text: str) -> bytes:

@@ -5,7 +5,11 @@ Made by the composition root, which sets `draining` when the server is on its wa
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from penstock.batching.model import Model
 
 
 class Readiness(Protocol):
@@ -14,11 +18,18 @@ class Readiness(Protocol):
     def ready(self, strict: bool = True) -> bool: ...
 
 
-class Health:
-    """`strict` is --strict-readiness: ready only when every model is."""
+class Served(Protocol):
+    """The part of the Engine that is read here."""
 
-    def __init__(self, repository: Readiness, *, strict: bool = True) -> None:
+    def models(self) -> Sequence[Model]: ...
+
+
+class Health:
+    """`strict` is --strict-readiness: ready only when every model is, and has an Instance that can run."""
+
+    def __init__(self, repository: Readiness, engine: Served, *, strict: bool = True) -> None:
         self._repository = repository
+        self._engine = engine
         self._strict = strict
         self.draining = False
 
@@ -28,4 +39,6 @@ class Health:
 
     def ready(self) -> bool:
         """Whether inference can be asked for. Never true while draining."""
-        return not self.draining and self._repository.ready(self._strict)
+        if self.draining or not self._repository.ready(self._strict):
+            return False
+        return not self._strict or all(model.healthy for model in self._engine.models())

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from penstock.batching.model import Model
+from penstock.batching.request import Key
 from penstock.batching.statistics import (
     FIRST_RESPONSE_BOUNDS_NS,
     LATENCY_BOUNDS_NS,
@@ -68,6 +69,16 @@ FAMILIES: tuple[Family, ...] = (
     Family("penstock_hook_seconds", "histogram", "Time of one call of the model's pre or post hook"),
     Family("penstock_waiting_rows", "gauge", "Rows waiting for a batch"),
     Family("penstock_inflight_requests", "gauge", "Requests accepted and not yet delivered"),
+    Family("penstock_batch_retries_total", "counter", "Runs made again with a part of a batch that had failed"),
+    Family("penstock_runs_stopped_total", "counter", "Runs ended because they took longer than their limit"),
+    Family("penstock_out_of_memory_total", "counter", "Runs for which the device had not enough memory"),
+    Family("penstock_instances_replaced_total", "counter", "Instances made anew because their device was lost"),
+    Family("penstock_late_refusals_total", "counter", "Requests refused because they would have been answered late"),
+    Family("penstock_padded_rows_total", "counter", "Rows added to batches to reach an allowed size"),
+    Family(
+        "penstock_padding_elements_total", "counter", "Elements of padded inputs, by whether a request brought them"
+    ),
+    Family("penstock_run_seconds", "gauge", "Time that a batch is predicted to take, learned from those that ran"),
     Family("penstock_connections", "gauge", "Open HTTP connections"),
     Family("penstock_grpc_connections", "gauge", "Open gRPC connections"),
     Family("process_cpu_seconds_total", "counter", "CPU time of the server process, user and system"),
@@ -84,6 +95,22 @@ FAMILIES: tuple[Family, ...] = (
     Family("nv_gpu_power_limit", "gauge", "GPU power management limit in watts"),
     Family("nv_energy_consumption", "counter", "GPU energy consumption in joules since the first scrape"),
 )
+
+
+SHOWN_KEYS = 8
+"""Shapes of one model whose run times are shown: those that ran most."""
+
+# Model.events by name, as they are shown: metric and further labels.
+_EVENTS = {
+    "batch_retries": ("penstock_batch_retries_total", ""),
+    "runs_stopped": ("penstock_runs_stopped_total", ""),
+    "out_of_memory": ("penstock_out_of_memory_total", ""),
+    "instances_replaced": ("penstock_instances_replaced_total", ""),
+    "late_refusals": ("penstock_late_refusals_total", ""),
+    "rows_padded": ("penstock_padded_rows_total", ""),
+    "elements_real": ("penstock_padding_elements_total", ',kind="real"'),
+    "elements_padded": ("penstock_padding_elements_total", ',kind="padding"'),
+}
 
 
 class Models(Protocol):
@@ -137,6 +164,8 @@ class Metrics:
             name = "nv_inference_first_response_histogram_ms"
             lines[name] += _histogram(name, labels, _FIRST_RESPONSE_EDGES, counted.first_response_histogram, 6)
         _add_state(lines, model, labels, counted)
+        _add_events(lines, model, labels)
+        _add_run_times(lines, model, labels)
 
     def _add_summaries(
         self, lines: Mapping[str, list[str]], model: Model, labels: str, counted: StatisticsSnapshot
@@ -219,6 +248,29 @@ def _add_state(lines: Mapping[str, list[str]], model: Model, labels: str, counte
         name = "penstock_hook_seconds"
         for hook, histogram in counted.hook_histograms.items():
             lines[name] += _histogram(name, f'{labels},hook="{hook}"', _LATENCY_EDGES, histogram, 9)
+
+
+def _add_events(lines: Mapping[str, list[str]], model: Model, labels: str) -> None:
+    with model.lock:
+        events = dict(model.events)
+    for event, (name, more) in _EVENTS.items():
+        lines[name].append(f"{name}{{{labels}{more}}} {events.get(event, 0)}")
+
+
+def _add_run_times(lines: Mapping[str, list[str]], model: Model, labels: str) -> None:
+    name = "penstock_run_seconds"
+    with model.lock:
+        run_times = model.costs.run_times(SHOWN_KEYS)
+    for known in run_times:
+        size = f'{labels},shapes="{_shapes(known.key)}",rows="{known.rows}"'
+        for quantile, ns in (("0.5", known.mean_ns), ("0.95", known.p95_ns)):
+            lines[name].append(f'{name}{{{size},quantile="{quantile}"}} {decimal(ns, 9)}')
+
+
+def _shapes(key: Key) -> str:
+    """Write the inputs' shapes without rows as the statistics do, as JSON."""
+    shapes = ("null" if shape is None else f"[{','.join(map(str, shape))}]" for shape in key)
+    return f"[{','.join(shapes)}]"
 
 
 def _counters(counted: StatisticsSnapshot) -> tuple[tuple[str, int], ...]:

@@ -91,7 +91,7 @@ class Server:
             Defaults(max_batch_rows=settings.default_max_batch_size, config_name=settings.model_config_name),
         )
         self.control = ModelControl(self.repository, self._models, Choices.of(settings))
-        self.health = Health(self.repository, strict=settings.strict_readiness)
+        self.health = Health(self.repository, self.engine, strict=settings.strict_readiness)
         self.observing = Observing(settings, self.engine)
         self.shared_memory = SharedMemory(allowed=settings.allow_client_shm)
         self._http: Listener | None = None

@@ -111,14 +111,14 @@ class Answering(Stream):
         if not self.ended:
             self._last(answers.ok(self.stream_id) if self.begun else b"")
 
-    def refuse(self, status: Status, text: str) -> None:
+    def refuse(self, status: Status, text: str, pushback_ms: int = 0) -> None:
         """End the call with a status other than OK."""
         if self.ended:
             return
         if self.begun:
-            self._last(answers.trailers(self.stream_id, status, text))
+            self._last(answers.trailers(self.stream_id, status, text, pushback_ms))
         else:
-            self._last(answers.trailers_only(self.stream_id, status, text))
+            self._last(answers.trailers_only(self.stream_id, status, text, pushback_ms=pushback_ms))
 
     def _last(self, last: bytes) -> None:
         if not last:

@@ -1,6 +1,6 @@
 """Answers: the header blocks and trailers of gRPC's answers. Called by `call.py`; the constant ones are made once.
 
-Source: grpc/doc/PROTOCOL-HTTP2.md.
+Source: grpc/doc/PROTOCOL-HTTP2.md; gRFC A6 for `grpc-retry-pushback-ms`.
 """
 
 from __future__ import annotations
@@ -51,23 +51,25 @@ def begin(stream_id: int, encoding: bytes = b"") -> bytes:
     return frame(HEADERS, END_HEADERS, stream_id, block)
 
 
-def trailers(stream_id: int, status: Status, text: str) -> bytes:
+def trailers(stream_id: int, status: Status, text: str, pushback_ms: int = 0) -> bytes:
     """Build the trailers of a call that has begun to answer."""
-    return frame(HEADERS, END_HEADERS | END_STREAM, stream_id, encode(_status(status, text)))
+    return frame(HEADERS, END_HEADERS | END_STREAM, stream_id, encode(_status(status, text, pushback_ms)))
 
 
-def trailers_only(stream_id: int, status: Status, text: str, http: int = 200) -> bytes:
+def trailers_only(stream_id: int, status: Status, text: str, http: int = 200, pushback_ms: int = 0) -> bytes:
     """Build the whole answer of a call that is refused; `http` is for clients that are not gRPC's."""
-    fields = [(b":status", b"%d" % http), _CONTENT_TYPE, *_status(status, text)]
+    fields = [(b":status", b"%d" % http), _CONTENT_TYPE, *_status(status, text, pushback_ms)]
     if status is Status.UNIMPLEMENTED:
         fields.append((b"grpc-accept-encoding", ENCODINGS))
     return frame(HEADERS, END_HEADERS | END_STREAM, stream_id, encode(fields))
 
 
-def _status(status: Status, text: str) -> list[tuple[bytes, bytes]]:
+def _status(status: Status, text: str, pushback_ms: int) -> list[tuple[bytes, bytes]]:
     fields = [(b"grpc-status", b"%d" % status)]
     if text:
         fields.append((b"grpc-message", percent_encoded(text)))
+    if pushback_ms:
+        fields.append((b"grpc-retry-pushback-ms", b"%d" % pushback_ms))
     return fields
 
 

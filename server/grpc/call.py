@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock.backends.errors import InferError
-from penstock.server.errors import GRPC_STATUS
+from penstock.server.errors import GRPC_STATUS, pushback_ms
 from penstock.server.http2.frames import Fault
 
 from . import answers
@@ -234,7 +234,7 @@ class GrpcCall(Answering):
         """End the call with what its method raised; what a Reader has begun besides is cancelled."""
         end = self.refuse if self.request.unary is not None else self._abandon
         if isinstance(error, InferError):
-            end(GRPC_STATUS[error.code], error.message)
+            end(GRPC_STATUS[error.code], error.message, pushback_ms(error))
             return
         number = uuid.uuid4().hex
         logger.error("call failed", exc_info=error, extra={"request_id": number})
@@ -254,10 +254,10 @@ class GrpcCall(Answering):
         if cancelled is not None:
             cancelled()
 
-    def _abandon(self, status: Status, text: str) -> None:
+    def _abandon(self, status: Status, text: str, pushback_ms: int = 0) -> None:
         if not self.ended:
             cancelled = self.cancelled
-            self.refuse(status, text)
+            self.refuse(status, text, pushback_ms)
             if cancelled is not None:
                 cancelled()
 

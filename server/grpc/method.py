@@ -54,8 +54,11 @@ class Call(Protocol):
     def answer(self, message: bytes) -> None:
         """Send the one message of a unary answer, and OK. All answers of a loop turn leave in one write."""
 
-    def refuse(self, status: Status, text: str) -> None:
-        """End the call with a status other than OK; before any message it is a trailers-only answer."""
+    def refuse(self, status: Status, text: str, pushback_ms: int = 0) -> None:
+        """End the call with a status other than OK; before any message it is a trailers-only answer.
+
+        Units: `pushback_ms` is when the client may try again, 0: as it likes, -1: never.
+        """
 
     def send(self, message: bytes) -> None:
         """Send one message of a stream. It is kept until flow control lets it go; see `writable`."""

@@ -25,12 +25,14 @@ class MovedError(Exception):
 class Call:
     """One call of a hook, or the load of the file.
 
-    `finish` turns the hook's result into what the caller wants, on the replica's thread as well.
+    `finish` turns the hook's result into what the caller wants, on the replica's thread as well. `parameters` are the
+    request's own.
     Units: stamps in monotonic nanoseconds; `deadline_ns` 0 is none, and counts until the hook begins.
     """
 
     __slots__ = (
-        "deadline_ns", "end_ns", "error", "finish", "future", "hook", "request_id", "result", "start_ns", "value",
+        "deadline_ns", "end_ns", "error", "finish", "future", "hook", "parameters", "request_id", "result", "start_ns",
+        "value",
     )  # fmt: skip
 
     def __init__(self, hook: str, value: Any, finish: Callable[[Any], Any], deadline_ns: int, request_id: str) -> None:
@@ -39,6 +41,7 @@ class Call:
         self.finish = finish
         self.deadline_ns = deadline_ns
         self.request_id = request_id
+        self.parameters: dict[str, Any] = {}
         self.start_ns = 0
         self.end_ns = 0
         self.result: Any = None

@@ -19,14 +19,15 @@ from .writes import HOOK_NAMES, parsed
 PRE, POST = HOOK_NAMES
 
 # The argument names tell the generations apart: with three, `metadata` is the configuration's table; with two, it is
-# the model's signature. Source: Cortex 0.10 and 0.9.
-FORMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    PRE: (("sample", "signature", "metadata"), ("sample", "metadata")),
-    POST: (("prediction", "signature", "metadata"), ("prediction", "metadata")),
+# the model's signature. Source: Cortex 0.10 and 0.9. `parameters` is ours.
+_MORE = ("signature", "metadata", "parameters")
+FORMS: dict[str, tuple[tuple[str, ...], ...]] = {
+    name: ((value, *_MORE[:2]), (value, "metadata"), (value, *_MORE))
+    for name, value in ((PRE, "sample"), (POST, "prediction"))
 }
 
-HookFunction = Callable[[Any], Any]
-"""A hook with its signature and metadata filled in."""
+HookFunction = Callable[[Any, Any], Any]
+"""A hook with its signature and metadata filled in: takes the sample or prediction, and the request's parameters."""
 
 
 class HookModule:
@@ -52,13 +53,16 @@ class HookModule:
         )
 
     def bind(self, name: str, signature: Any, metadata: Any) -> HookFunction | None:
-        """Give a hook as a function of the sample or prediction alone; None where the file has no such hook."""
+        """Give a hook as a function of what changes from call to call; None where the file has no such hook."""
         function = self._functions.get(name)
         if function is None:
             return None
-        if len(inspect.signature(function).parameters) == len(FORMS[name][0]):
-            return lambda value: function(value, signature, metadata)
-        return lambda value: function(value, signature)
+        wanted = len(inspect.signature(function).parameters)
+        if wanted == 4:
+            return lambda value, parameters: function(value, signature, metadata, parameters)
+        if wanted == 3:
+            return lambda value, _: function(value, signature, metadata)
+        return lambda value, _: function(value, signature)
 
     def close(self) -> None:
         """Forget the instance."""

@@ -274,7 +274,7 @@ class Replica:
         while (call := self._calls.get()) is not None:
             if self._begin(call):
                 try:
-                    call.result = call.finish(self._functions[call.hook](call.value))  # type: ignore[misc]
+                    call.result = call.finish(self._functions[call.hook](call.value, call.parameters))  # type: ignore[misc]
                 except BaseException as error:  # noqa: BLE001 - sys.exit in a hook harms its own request only
                     self._refuse(call, error)
             if not self._end(call):
@@ -301,7 +301,7 @@ class Replica:
                 return
             if self._begin(call):
                 try:
-                    result = self._functions[call.hook](call.value)  # type: ignore[misc]
+                    result = self._functions[call.hook](call.value, call.parameters)  # type: ignore[misc]
                     call.result = call.finish(await result if inspect.isawaitable(result) else result)
                 except BaseException as error:  # noqa: BLE001 - as in _serve
                     self._refuse(call, error)

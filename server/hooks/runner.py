@@ -22,6 +22,9 @@ from .loading import POST, PRE
 from .replicas import Replicas, plan
 from .siblings import FolderOnPath
 
+Parameters = Mapping[str, Any] | None
+"""What a request says beside its sample: its own parameters and forwarded headers."""
+
 _BIG = 4096
 """Values from which converting them is worth a thread, where no hook's thread does it: some 100 us to and from JSON."""
 
@@ -122,33 +125,41 @@ class Hooks:
         if self._replicas is not None:
             self._replicas.watch(now_ns)
 
-    async def predict(self, sample: Any, request_id: str = "", deadline_ns: int = 0) -> bytes:
+    async def predict(
+        self, sample: Any, request_id: str = "", deadline_ns: int = 0, parameters: Parameters = None
+    ) -> bytes:
         """Take any JSON value; answer what post_inference returns, or else the list of outputs, as JSON.
 
         Raises: InferError.
         """
-        answer: bytes = await self._pass(sample, self._as_json, request_id, deadline_ns)
+        answer: bytes = await self._pass(sample, self._as_json, request_id, deadline_ns, parameters)
         return answer
 
-    async def infer(self, inputs: Mapping[str, Array], request_id: str = "", deadline_ns: int = 0) -> dict[str, Array]:
+    async def infer(
+        self, inputs: Mapping[str, Array], request_id: str = "", deadline_ns: int = 0, parameters: Parameters = None
+    ) -> dict[str, Array]:
         """Take tensors by name; answer what post_inference returns as tensors by name, or else the outputs.
 
         Ownership: the arrays are given to the hook as they are, and may be views of the request's body.
         Raises: InferError.
         """
-        answer: dict[str, Array] = await self._pass(dict(inputs), self._as_tensors, request_id, deadline_ns)
+        answer: dict[str, Array] = await self._pass(dict(inputs), self._as_tensors, request_id, deadline_ns, parameters)
         return answer
 
-    async def _pass(self, sample: Any, form: _Form, request_id: str, deadline_ns: int) -> Any:
+    async def _pass(self, sample: Any, form: _Form, request_id: str, deadline_ns: int, parameters: Parameters) -> Any:
         """Carry one request from its sample to its answer."""
         model = self._model
+        # those of a request whose like is remembered are every such request's
+        own = dict(parameters or {})
         if self._drained is not None:
             raise InferError(Code.NOT_READY, f"model '{model.name}' is being unloaded")
         passage = None if self._replicas is None else self._replicas.admit()
         self._in_flight += 1
         try:
             if passage is not None and self.has_pre:
-                inputs = await passage.call(Call(PRE, sample, self._inputs, deadline_ns, request_id))
+                call = Call(PRE, sample, self._inputs, deadline_ns, request_id)
+                call.parameters = own
+                inputs = await passage.call(call)
             else:
                 inputs = await _converted(self._inputs, sample, _is_big(sample))
             wanted = None if self.has_post else form.wanted
@@ -156,7 +167,9 @@ class Hooks:
             if passage is not None and self.has_post:
                 prediction = to_prediction(outputs, model.signature)
                 # a deadline is for waiting: what the model has run for is finished
-                return await passage.call(Call(POST, prediction, form.of_result, 0, request_id))
+                call = Call(POST, prediction, form.of_result, 0, request_id)
+                call.parameters = own
+                return await passage.call(call)
             return await _converted(form.of_outputs, outputs, _is_big(outputs))
         finally:
             if passage is not None:

@@ -156,8 +156,8 @@ def _take_parameters(scope: Scope, node: Function) -> None:
         if around is not None and not around.in_function:
             scope.carried[positional[0]] = outer.carried[""]
     elif outer.parent is None and node.name in HOOK_NAMES:
-        # signature and metadata are the same objects on every call
-        scope.carried |= {name: name for name in positional[1:]}
+        # signature and metadata are the same objects on every call; parameters are the request's own
+        scope.carried |= {name: name for name in positional[1:3]}
 
 
 def _is_static(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:

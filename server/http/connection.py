@@ -89,12 +89,12 @@ class Connection(HttpToolsProtocol):
         an answer that comes within the moment.
         """
         self._half_closed = True
-        if self._state == BUSY:
-            self.loop.call_later(EOF_GRACE_S, self._give_up, self.request, self.task)
+        if self._state in (BUSY, FOREIGN):
+            self.loop.call_later(EOF_GRACE_S, self._give_up, self._state, self.request, self.task, self.cycle)
         return self._answer_due() or (self._state == HEAD and self.flow.write_paused and bool(self._buffer))
 
-    def _give_up(self, request: Any, task: asyncio.Task[None] | None) -> None:
-        if self._state == BUSY and self.request is request and self.task is task:
+    def _give_up(self, *asked: Any) -> None:
+        if (self._state, self.request, self.task, self.cycle) == asked:
             self.transport.close()
 
     def pause_writing(self) -> None:

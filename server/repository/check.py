@@ -11,12 +11,14 @@ from penstock.backends.backend import Loader
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import TensorSpec
 from penstock.batching.completion import complete
-from penstock.batching.spec import ModelSpec
+from penstock.batching.invariance import probe
+from penstock.batching.spec import ModelSpec, PaddedAxis
 from penstock.server.hooks.loading import check_file
 from penstock.server.hooks.replicas import plan
 
 from .findings import Finding
 from .scan import Defaults, scan
+from .statement import shown
 
 
 @dataclass(slots=True)
@@ -25,6 +27,7 @@ class Report:
 
     specs: list[ModelSpec] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    invariance: dict[Path, str] = field(default_factory=dict)
 
     @property
     def mistakes(self) -> list[Finding]:
@@ -38,7 +41,7 @@ class Report:
 
     def __str__(self) -> str:
         """Print all of it, for a person."""
-        parts = [_described(spec) for spec in self.specs]
+        parts = [_described(spec, self.invariance.get(spec.path, "")) for spec in self.specs]
         if self.findings:
             parts.append("\n".join(str(finding) for finding in self.findings))
         warnings = len(self.findings) - len(self.mistakes)
@@ -47,15 +50,20 @@ class Report:
         return "\n\n".join(parts)
 
 
-def check(paths: Iterable[Path], loaders: Mapping[str, Loader], defaults: Defaults | None = None) -> Report:
-    """Read the paths, load each version once to complete it, and free it again. Hooks are read, not run."""
+def check(
+    paths: Iterable[Path], loaders: Mapping[str, Loader], defaults: Defaults | None = None, *, invariance: bool = False
+) -> Report:
+    """Read the paths, load each version once to complete it, and free it again. Hooks are read, not run.
+
+    `invariance`: also run each model to find out whether its answers depend on who shares their batch.
+    """
     report = Report()
     entries, report.findings = scan(paths, defaults or Defaults())
     for entry in entries:
         report.findings += entry.findings
         for spec in entry.specs:
             try:
-                done = _completed(spec, loaders)
+                done, report.invariance[spec.path] = _completed(spec, loaders, invariance)
             except InferError as error:
                 report.findings.append(Finding(spec.path, error.message, model=spec.name, version=spec.version))
                 continue
@@ -67,14 +75,16 @@ def check(paths: Iterable[Path], loaders: Mapping[str, Loader], defaults: Defaul
     return report
 
 
-def _completed(spec: ModelSpec, loaders: Mapping[str, Loader]) -> ModelSpec:
+def _completed(spec: ModelSpec, loaders: Mapping[str, Loader], invariance: bool) -> tuple[ModelSpec, str]:
+    """Complete a spec; and say of its model whether rows depend on each other, if asked."""
     loader = loaders.get(spec.backend)
     if loader is None:
         known = ", ".join(sorted(loaders))
         raise InferError(Code.INVALID, f"unknown backend '{spec.backend}' for model '{spec.name}', known: {known}")
     backend = loader(spec.path, spec.instances[0].devices[0], spec.options)
     try:
-        return complete(spec, backend.graph)
+        done = complete(spec, backend.graph)
+        return done, str(probe(done, backend)) if invariance else ""
     finally:
         backend.close()
 
@@ -88,14 +98,18 @@ def _placed(spec: ModelSpec, problem: str) -> Finding:
     return Finding(path, found[2], int(found[1] or 0), model=spec.name)
 
 
-def _described(spec: ModelSpec) -> str:
+def _described(spec: ModelSpec, invariance: str) -> str:
     lines = [f"{spec.name} version {spec.version}, {spec.backend}, {spec.path}"]
     if spec.signature is not None:
         lines += _columns("inputs", [_tensor(tensor) for tensor in spec.signature.inputs])
         lines += _columns("outputs", [_tensor(tensor) for tensor in spec.signature.outputs])
     lines += _columns("batching", [_batching(spec)])
-    groups = [f"{group.count} on {', '.join(group.devices)}" for group in spec.instances]
-    lines += _columns("instances", ["; ".join(groups)])
+    lines += [line for axis in spec.padding for line in _columns("padding", [_padding(axis)])]
+    if invariance:
+        lines += _columns("invariance", [invariance])
+    groups = "; ".join(shown(group) for group in spec.instances)
+    budget = f", at most {spec.memory_budget_bytes >> 20} MB" if spec.memory_budget_bytes else ""
+    lines += _columns("instances", [groups + budget])
     if spec.options:
         lines += _columns("runtime", [", ".join(f"{name} {value}" for name, value in sorted(spec.options.items()))])
     if spec.hooks is not None:
@@ -124,8 +138,24 @@ def _batching(spec: ModelSpec) -> str:
     if policy.max_queue_delay_us:
         parts.append(f"waits up to {policy.max_queue_delay_us} us")
     parts.append(f"capped at {policy.cap_rows}" if policy.cap_rows else "cap learned")
+    if policy.allowed_rows:
+        parts.append(f"only of {shown(policy.allowed_rows)} rows")
+    if policy.split:
+        parts.append("larger requests are split")
+    if policy.invariant:
+        parts.append("strictly invariant")
+    if policy.latency_target_us:
+        parts.append(f"to be answered within {policy.latency_target_us / 1000:g} ms")
+    if policy.run_limit_us:
+        parts.append(f"runs end after {policy.run_limit_us / 1000:g} ms")
     parts.append(f"queue of {policy.max_queue_rows} rows")
     return ", ".join(parts)
+
+
+def _padding(padded: PaddedAxis) -> str:
+    buckets = shown(padded.buckets) if padded.buckets else "16, 32, 48, ..."
+    mask = f", mask {padded.mask}" if padded.mask else ""
+    return f"{padded.input}: axis {padded.axis} to {buckets} with {padded.value:g}{mask}"
 
 
 def _count(number: int, noun: str) -> str:

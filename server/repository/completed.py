@@ -15,7 +15,10 @@ _GRAPH_LEVELS = {"basic": -1, "all": 0, "extended": 1, "disabled": 2}
 
 
 def completed(declared: Any, spec: ModelSpec, platform: str) -> Any:
-    """Make the ModelConfig of a loaded version: what was declared, and all that was completed."""
+    """Make the ModelConfig of a loaded version: what was declared, and all that was completed.
+
+    `spec` is the loaded version's: its instances are those that run, measured or said.
+    """
     config = model_config_pb2().ModelConfig()
     config.CopyFrom(declared)
     config.name, config.platform, config.backend = spec.name, platform, spec.backend or BACKEND
@@ -25,13 +28,15 @@ def completed(declared: Any, spec: ModelSpec, platform: str) -> Any:
         _tensors(config.input, signature.inputs, signature.batched)
         _tensors(config.output, signature.outputs, signature.batched)
     _batching(config, spec)
+    for said in config.instance_group:
+        said.count = said.count or 1
     if not config.instance_group:
         for number, group in enumerate(spec.instances):
             kind = "KIND_CPU" if group.devices == ("cpu",) else "KIND_GPU"
             gpus = [int(device.partition(":")[2]) for device in group.devices if device != "cpu"]
             config.instance_group.add(name=f"{spec.name}_{number}", kind=kind, count=group.count, gpus=gpus)
-    for name, (said, _) in PARAMETERS.items():
-        value = spec.options.get(OPTIONS[said])
+    for name, (key, _) in PARAMETERS.items():
+        value = spec.options.get(OPTIONS[key])
         if value is not None:
             config.parameters[name].string_value = value
     if "graph_optimization_level" in spec.options:
@@ -52,6 +57,8 @@ def _tensors(field: Any, tensors: tuple[TensorSpec, ...], batched: bool) -> None
         entry.name = tensor.name
         entry.data_type = model_config_pb2().DataType.Value(tensor.type.config_name)
         entry.dims[:] = tensor.shape[1:] if batched else tensor.shape
+        if tensor.optional:
+            entry.optional = True
 
 
 def _batching(config: Any, spec: ModelSpec) -> None:

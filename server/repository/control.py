@@ -146,7 +146,7 @@ class ModelControl:
 
     def _refuse_unless_allowed(self) -> None:
         if not self.allowed:
-            raise InferError(Code.NOT_READY, NOT_ALLOWED)
+            raise InferError(Code.NOT_READY, NOT_ALLOWED, retry_after_ns=-1)
 
     async def index(self, ready: bool = False) -> list[dict[str, str]]:
         """List what the repository holds, with the state of each version."""

@@ -15,8 +15,8 @@ from penstock.backends.signature import TensorSpec
 from penstock.batching.spec import InstanceGroup
 
 from .findings import Finding, MistakeError, inside, read_text
-from .penstock_toml import is_file_name
 from .statement import Statement
+from .takes import is_file_name
 
 PLATFORM, BACKEND = "onnxruntime_onnx", "onnxruntime"
 MODEL_FILE = "model.onnx"

@@ -15,8 +15,8 @@ from typing import Any
 from penstock.backends.errors import Code, InferError
 
 from .pbtxt import model_config_pb2
-from .penstock_toml import is_file_name
 from .scan import CONFIG_FILE, NATIVE_FILE
+from .takes import is_file_name
 
 NAME_MAX_BYTES = 255
 PATH_PARTS = 8

@@ -5,144 +5,62 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.batching.spec import InstanceGroup
+from penstock.batching.spec import InstanceGroup, PaddedAxis
 
+from . import takes
 from .findings import Finding, MistakeError, inside, read_text
 from .statement import Statement
 
-_DEVICE = re.compile(r"cpu|cuda:(0|[1-9]\d*)")
-_WORD_LINE = re.compile(r"""\s*["']?([\w.\- ]+?)["']?\s*=""")
-_TABLE_LINE = re.compile(r"""\s*\[\s*["']?([\w.\- ]+?)["']?\s*\]""")
-_INT64 = 2**63 - 1
+_PART = r"""(?:"[^"\n]*"|'[^'\n]*'|[\w-]+)"""
+_NAME = rf"({_PART}(?:\s*\.\s*{_PART})*)"
+_WORD_LINE = re.compile(rf"\s*{_NAME}\s*=")
+_TABLE_LINE = re.compile(rf"\s*\[\s*{_NAME}\s*\]")
 
-Check = Callable[[Any], Any]
-"""Takes what the file gives, returns it as a Statement holds it; raises ValueError with what it takes instead."""
+PADDING = "padding.<input>"
+"""The table of one input's padded axis, as it is written of: `[padding.input_ids]`, for one."""
 
-
-def _integer(low: int, high: int = _INT64) -> Check:
-    def check(value: Any) -> int:
-        if type(value) is not int or not low <= value <= high:
-            raise ValueError(f"an integer, {low} or more" if high == _INT64 else f"an integer from {low} to {high}")
-        return value
-
-    return check
-
-
-def _seconds(value: Any) -> float:
-    if type(value) not in {int, float} or not 0 < value <= 86400:
-        raise ValueError("a number of seconds above 0, at most 86400")
-    return float(value)
-
-
-def _word(value: Any) -> str:
-    if type(value) is not str or not value:
-        raise ValueError("a string")
-    return value
-
-
-def _file_name(value: Any) -> str:
-    if type(value) is not str or not is_file_name(value):
-        raise ValueError("the name of a file in the version's folder")
-    return value
-
-
-def _boolean(value: Any) -> bool:
-    if type(value) is not bool:
-        raise ValueError("true or false")
-    return value
-
-
-def _flag(value: Any) -> str:
-    return "1" if _boolean(value) else "0"
-
-
-def _threads(value: Any) -> str:
-    return str(_integer(1, 4096)(value))
-
-
-def _choice(**values: Any) -> Check:
-    def check(value: Any) -> Any:
-        if type(value) is not str or value not in values:
-            raise ValueError("one of " + ", ".join(f'"{name}"' for name in values))
-        return values[value]
-
-    return check
-
-
-def _sizes(value: Any) -> tuple[int, ...]:
-    if type(value) is not list or not value or not all(type(size) is int and 0 < size <= _INT64 for size in value):
-        raise ValueError("a list of integers above 0")
-    return tuple(sorted(set(value)))
-
-
-def _versions(value: Any) -> tuple[str, Any]:
-    if value == "all":
-        return "all", ()
-    if type(value) is list and value and all(type(item) is int and 0 < item <= _INT64 for item in value):
-        return "specific", tuple(sorted(set(value)))
-    if type(value) is dict and list(value) == ["latest"] and type(value["latest"]) is int and value["latest"] > 0:
-        return "latest", min(value["latest"], 2**32 - 1)
-    raise ValueError('"all", a list of versions, or { latest = n }')
-
-
-def _devices(value: Any) -> tuple[str, ...]:
-    if type(value) is not list or not value or len(set(map(str, value))) < len(value):
-        raise ValueError('a list of devices, each once ("cpu", "cuda:0", ...)')
-    for device in value:
-        if type(device) is not str or not _DEVICE.fullmatch(device):
-            raise ValueError('a list of devices ("cpu", "cuda:0", ...)')
-    return tuple(value)
-
-
-def _replicas(value: Any) -> int | str:
-    if value == "shared":
-        return "shared"
-    if type(value) is not int or not 1 <= value <= 4096:
-        raise ValueError('an integer from 1 to 4096, or "shared"')
-    return value
-
-
-def _anything(value: Any) -> Any:
-    if type(value) is not dict:
-        raise ValueError("a table")
-    return value
-
-
-KEYS: dict[str, dict[str, Check]] = {
-    "model": {"backend": _word, "file": _file_name, "versions": _versions},
+KEYS: dict[str, dict[str, takes.Check]] = {
+    "model": {"backend": takes.word, "file": takes.file_name, "versions": takes.versions},
     "batching": {
-        "max_batch_size": _integer(0, 2**31 - 1),
-        "cap": _integer(1),
-        "max_queue_delay_us": _integer(0),
-        "preferred": _sizes,
-        "executor": _choice(auto="auto", thread="thread", loop="loop"),
-        "max_queue_rows": _integer(1),
-        "max_queue_bytes": _integer(1),
-        "max_queue_requests": _integer(0),
-        "default_timeout_us": _integer(0),
-        "allow_timeout_override": _boolean,
+        "max_batch_size": takes.integer(0, 2**31 - 1),
+        "cap": takes.integer(1),
+        "max_queue_delay_us": takes.integer(0),
+        "preferred": takes.sizes,
+        "executor": takes.choice(auto="auto", thread="thread", loop="loop"),
+        "max_queue_rows": takes.integer(1),
+        "max_queue_bytes": takes.integer(1),
+        "max_queue_requests": takes.integer(0),
+        "default_timeout_us": takes.integer(0),
+        "allow_timeout_override": takes.boolean,
+        "latency_target_ms": takes.milliseconds,
+        "allowed_sizes": takes.sizes,
+        "split": takes.boolean,
+        "invariance": takes.choice(off=False, strict=True),
+        "run_limit_ms": takes.milliseconds,
     },
-    "instances": {"count": _integer(1, 1024), "devices": _devices},
-    "hooks": {"file": _word, "replicas": _replicas, "timeout_s": _seconds, "metadata": _anything},
+    "instances": {"count": takes.count, "devices": takes.devices, "memory_budget_mb": takes.megabytes},
+    PADDING: {
+        "axis": takes.integer(0),
+        "buckets": takes.buckets,
+        "value": takes.number,
+        "mask": takes.word,
+        "outputs": takes.axes,
+    },
+    "hooks": {"file": takes.word, "replicas": takes.replicas, "timeout_s": takes.seconds, "metadata": takes.anything},
     "runtime": {
-        "intra_op_threads": _threads,
-        "inter_op_threads": _threads,
-        "execution_mode": _choice(sequential="0", parallel="1"),
-        "mem_arena": _flag,
-        "mem_pattern": _flag,
-        "graph_level": _choice(all="all", extended="extended", basic="basic", disabled="disabled"),
+        "intra_op_threads": takes.threads,
+        "inter_op_threads": takes.threads,
+        "execution_mode": takes.choice(sequential="0", parallel="1"),
+        "mem_arena": takes.flag,
+        "mem_pattern": takes.flag,
+        "graph_level": takes.choice(all="all", extended="extended", basic="basic", disabled="disabled"),
     },
 }
 """Every table and key, with what it takes. docs/repository.md explains each; a test holds the two together."""
-
-
-def is_file_name(name: str) -> bool:
-    """Tell whether `name` is one component: it names something in a folder, never the folder or a place outside."""
-    return bool(name) and name not in {".", ".."} and not set(name) & {"/", "\\", "\0"}
 
 
 def read_toml(path: Path) -> tuple[Statement, list[Finding]]:
@@ -161,43 +79,69 @@ def read_toml(path: Path) -> tuple[Statement, list[Finding]]:
     findings: list[Finding] = []
     for name, value, problem in _entries(document):
         if problem:
-            line = lines.get(name) or lines.get(name.partition(".")[0], 0)
-            findings.append(Finding(path, problem, line))
+            findings.append(Finding(path, problem, _line(lines, name)))
         else:
             values[name] = value
     places = {name: (path, line) for name, line in lines.items()}
     return _composed(Statement(path, values, places), findings), findings
 
 
+def _line(lines: Mapping[str, int], name: str) -> int:
+    """Give the line of a key, or of the table it is in."""
+    while name and name not in lines:
+        name = name.rpartition(".")[0]
+    return lines.get(name, 0)
+
+
 def _entries(document: dict[str, Any]) -> Iterator[tuple[str, Any, str]]:
     for table, content in document.items():
-        if table not in KEYS:
-            yield table, None, _unknown(table)
+        if table == "padding":
+            yield from _padding_entries(content)
+        elif table not in KEYS:
+            yield table, None, _unknown("", table)
         elif not isinstance(content, dict):
             yield table, None, f"{table}: got {_given(content)}, takes a table: [{table}]"
         else:
-            for key, value in content.items():
-                name = f"{table}.{key}"
-                check = KEYS[table].get(key)
-                if check is None:
-                    yield name, None, _unknown(name)
-                    continue
-                try:
-                    yield name, check(value), ""
-                except ValueError as error:
-                    yield name, None, f"{name}: got {_given(value)}, takes {error}"
+            yield from _table_entries(table, table, content)
 
 
-def _unknown(name: str) -> str:
-    table, _, key = name.partition(".")
-    kind = "key" if key else "table"
+def _padding_entries(content: Any) -> Iterator[tuple[str, Any, str]]:
+    tables = content if isinstance(content, dict) else {"": content}
+    for tensor, keys in tables.items():
+        name = f"padding.{tensor}" if tensor else "padding"
+        if not isinstance(keys, dict):
+            yield name, None, f"{name}: got {_given(keys)}, takes a table per input: [{PADDING}]"
+        else:
+            yield from _table_entries(PADDING, name, keys)
+            if "axis" not in keys:
+                yield name, None, f"[{name}] must say its axis"
+
+
+def _table_entries(table: str, place: str, content: dict[str, Any]) -> Iterator[tuple[str, Any, str]]:
+    """Check the keys of a table of KEYS; `place` is how the file names it."""
+    for key, value in content.items():
+        name = f"{place}.{key}"
+        check = KEYS[table].get(key)
+        if check is None:
+            yield name, None, _unknown(table, key, name)
+            continue
+        try:
+            yield name, check(value), ""
+        except ValueError as error:
+            yield name, None, f"{name}: got {_given(value)}, takes {error}"
+
+
+def _unknown(table: str, word: str, name: str = "") -> str:
+    """Say what is unknown, `name` a key of `table` or else a table, and what of a like name there is."""
     every = {known: f"{owner}.{known}" for owner, keys in KEYS.items() for known in keys}
-    here = {known: f"{table}.{known}" for known in KEYS[table]} if key else {known: known for known in KEYS}
+    tables = {known.partition(".")[0]: known for known in KEYS}
+    here = {known: f"{table}.{known}" for known in KEYS[table]} if table else tables
+    unknown = f"unknown key {name}" if table else f"unknown table {word}"
     for known, likeness in ((every, 1.0), (here, 0.6), (every, 0.6)):
-        near = difflib.get_close_matches(key or table, known, 1, likeness)
+        near = difflib.get_close_matches(word, known, 1, likeness)
         if near:
-            return f"unknown {kind} {name}, the nearest known is {known[near[0]]}"
-    return f"unknown {kind} {name}, known here: {', '.join(here)}"
+            return f"{unknown}, the nearest known is {known[near[0]]}"
+    return f"{unknown}, known here: {', '.join(here)}"
 
 
 def _given(value: Any) -> str:
@@ -210,8 +154,14 @@ def _composed(statement: Statement, findings: list[Finding]) -> Statement:
     """Put together what takes two keys to say, and find the hooks' file."""
     values = dict(statement.values)
     count, devices = values.pop("instances.count", None), values.pop("instances.devices", None)
-    if count or devices:
-        values["instances"] = tuple(InstanceGroup(count or 1, (device,)) for device in devices or ("cpu",))
+    if count is not None or devices:
+        count = 1 if count is None else count
+        values["instances"] = tuple(InstanceGroup(count, (device,)) for device in devices or ("cpu",))
+    if "instances.memory_budget_mb" in values and count != 0:
+        text = 'instances.memory_budget_mb is for instances.count = "auto"'
+        findings.append(statement.mistake("instances.memory_budget_mb", text))
+    if padding := _padding(values):
+        values["padding"] = padding
     if "hooks.file" in values:
         name = values.pop("hooks.file")
         path = inside(statement.path.parent, name)
@@ -225,15 +175,31 @@ def _composed(statement: Statement, findings: list[Finding]) -> Statement:
     return Statement(statement.path, values, statement.places)
 
 
+def _padding(values: dict[str, Any]) -> tuple[PaddedAxis, ...]:
+    """Take out what is said of inputs to be padded."""
+    axes: dict[str, dict[str, Any]] = {}
+    for name in [name for name in values if name.startswith("padding.")]:
+        tensor, _, key = name.removeprefix("padding.").rpartition(".")
+        axes.setdefault(tensor, {})[key] = values.pop(name)
+    return tuple(PaddedAxis(tensor, **said) for tensor, said in axes.items() if "axis" in said)
+
+
 def key_lines(text: str) -> dict[str, int]:
     """Find the line of each table and key. Best effort: lines inside multi-line strings may be taken for keys."""
     lines: dict[str, int] = {}
     table = ""
     for number, line in enumerate(text.splitlines(), 1):
         if heading := _TABLE_LINE.match(line):
-            table = heading[1].strip()
-            lines.setdefault(table, number)
-            lines.setdefault(table.partition(".")[0], number)
+            table = name = _plain(heading[1])
+            while name:
+                lines.setdefault(name, number)
+                name = name.rpartition(".")[0]
         elif word := _WORD_LINE.match(line):
-            lines.setdefault(f"{table}.{word[1]}" if table else word[1], number)
+            name = _plain(word[1])
+            lines.setdefault(f"{table}.{name}" if table else name, number)
     return lines
+
+
+def _plain(name: str) -> str:
+    """Write a dotted key without quotes."""
+    return ".".join(part.strip("\"'") for part in re.findall(_PART, name))

@@ -301,6 +301,8 @@ def _spec(name: str, path: Path, stated: Statement, defaults: Defaults) -> Model
         outputs=stated.get("outputs", ()),
         policy=said.policy(stated, defaults.max_batch_rows),
         instances=stated.get("instances", (InstanceGroup(),)),
+        memory_budget_bytes=stated.get("instances.memory_budget_mb", 0),
+        padding=stated.get("padding", ()),
         hooks=said.hooks(stated),
         options=said.options(stated),
         labels=stated.get("labels", {}),
@@ -313,6 +315,7 @@ def _oversized(spec: ModelSpec, stated: Statement) -> list[Finding]:
     sizes = {
         "batching.preferred": max(spec.policy.preferred_rows, default=0),
         "batching.cap": spec.policy.cap_rows or 0,
+        "batching.allowed_sizes": max(spec.policy.allowed_rows, default=0),
     }
     return [
         stated.mistake(name, f"{name}: {size} is more than the max batch size, {most}")

@@ -25,6 +25,11 @@ POLICY_FIELDS = {
     "batching.allow_timeout_override": "allow_timeout_override",
     "batching.cap": "cap_rows",
     "batching.executor": "executor",
+    "batching.latency_target_ms": "latency_target_us",
+    "batching.allowed_sizes": "allowed_rows",
+    "batching.split": "split",
+    "batching.invariance": "invariant",
+    "batching.run_limit_ms": "run_limit_us",
 }
 OPTIONS = {
     "runtime.intra_op_threads": "intra_op_thread_count",
@@ -42,6 +47,7 @@ OPTIONS = {
 class Statement:
     """What one file says. `values` has one entry per thing said, named as penstock.toml names it (`batching.cap`).
 
+    Units: the ModelSpec's, so that `batching.latency_target_ms` holds microseconds.
     `places` gives the file and line of each, line 0 where not known. What is silent has no entry.
     """
 
@@ -75,7 +81,7 @@ def shown(value: Any) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(shown(item) for item in value)}]"
     if isinstance(value, InstanceGroup):
-        return f"{value.count} on {', '.join(value.devices)}"
+        return f"{value.count or 'auto'} on {', '.join(value.devices)}"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

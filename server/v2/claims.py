@@ -98,7 +98,7 @@ def is_bulky(model: Model) -> bool:
     for position in model.all_outputs:
         spec = model.signature.outputs[position]
         dims = spec.shape[1:] if model.signature.batched else spec.shape
-        if spec.datatype == "BYTES" or -1 in dims or math.prod(dims) * model.max_rows >= _LARGE_ELEMENTS:
+        if spec.datatype == "BYTES" or -1 in dims or math.prod(dims) * model.request_rows >= _LARGE_ELEMENTS:
             return True
     return False
 

@@ -19,14 +19,14 @@ from starlette.exceptions import HTTPException
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
-from penstock.server.errors import HTTP_STATUS, error_body
+from penstock.server.errors import HTTP_STATUS, error_body, retry_after_s
 from penstock.server.health import Health
 from penstock.server.metrics import CONTENT_TYPE as METRICS_TYPE
 from penstock.server.metrics import Metrics
 from penstock.server.restricted import guarded
 
 from . import openapi
-from .metadata import model_metadata, model_statistics
+from .metadata import model_metadata, model_statistics, run_times
 from .routes import JSON, MEANING, Route, asked, json_answer
 
 logger = logging.getLogger("penstock.server")
@@ -157,7 +157,7 @@ class _Control:
     async def model_ready(self, request: Request) -> Response:
         name, version = asked(request)
         try:
-            self._engine.model(name, version)
+            model = self._engine.model(name, version)
         except InferError:
             if any(
                 entry["name"] == name and version in {"", str(entry.get("version", version))}
@@ -165,6 +165,8 @@ class _Control:
             ):
                 raise InferError(Code.INVALID, "Model version not ready") from None
             raise
+        if not model.healthy:
+            raise InferError(Code.INVALID, "Model version not ready")
         return Response()
 
     async def model_config(self, request: Request) -> Response:
@@ -198,13 +200,16 @@ class _Control:
 
 def _statistics(models: list[Model]) -> Response:
     epoch_offset_ns = time.time_ns() - time.monotonic_ns()
-    return json_answer({"model_stats": [model_statistics(model, epoch_offset_ns) for model in models]})
+    stats = [model_statistics(model, epoch_offset_ns) | {"run_times": run_times(model)} for model in models]
+    return json_answer({"model_stats": stats})
 
 
 async def _refused(request: Request, error: Exception) -> Response:
     if not isinstance(error, InferError):
         raise error
-    return Response(error_body(error.message), HTTP_STATUS[error.code], media_type=JSON)
+    seconds = retry_after_s(error)
+    headers = {"retry-after": str(seconds)} if seconds else None
+    return Response(error_body(error.message), HTTP_STATUS[error.code], headers=headers, media_type=JSON)
 
 
 async def _unrouted(request: Request, error: Exception) -> Response:

@@ -154,7 +154,7 @@ def admitted(model: Model, shapes: tuple[tuple[int, ...] | None, ...]) -> tuple[
     """Check a request's shapes, as `admit`; what has passed is remembered. Called by gRPC's decoding too."""
     known = model.admitted.get(shapes)
     if known is None:
-        known = admit(model.name, model.signature, model.max_rows, shapes)
+        known = admit(model.name, model.signature, model.request_rows, shapes, model.padding)
         if len(model.admitted) >= _KEPT_SHAPES:
             model.admitted.clear()
         model.admitted[shapes] = known
@@ -165,7 +165,7 @@ def _said(model: Model, parameters: Any, outputs: Any, regions: Regions | None) 
     """Read the parameters and the outputs asked for."""
     if parameters is not None and type(parameters) is not dict:
         raise invalid("Unable to parse 'parameters': attempt to access JSON non-object as object")
-    binary, timeout_us, hooks, custom = said.parameters(parameters) if parameters else said.NO_PARAMETERS
+    spoken = said.parameters(parameters) if parameters else said.NO_PARAMETERS
     plan: said.Plan
     if outputs:
         # as Triton: `binary_data_output` is about outputs that are not named
@@ -177,8 +177,8 @@ def _said(model: Model, parameters: Any, outputs: Any, regions: Regions | None) 
         if outputs is not None and type(outputs) is not list:
             raise invalid("Unable to parse 'outputs': attempt to access JSON non-array as array")
         wanted = model.all_outputs
-        plan = (BINARY,) * len(wanted) if binary else None
-    return wanted, Options(plan, timeout_us, hooks, custom)
+        plan = (BINARY,) * len(wanted) if spoken.binary else None
+    return wanted, Options(plan, spoken.timeout_us, spoken.hooks, spoken.custom, spoken.target_us)
 
 
 def _several(

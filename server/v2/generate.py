@@ -10,7 +10,7 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -72,7 +72,7 @@ class Generate:
         model = self._engine.model(*asked(request))
         self._engine.hold(model)
         try:
-            answer = await self._answer(model, *await self._call(model, request))
+            answer = await _unless_gone(request, self._answer(model, *await self._call(model, request)))
         finally:
             self._engine.release(model)
         return Response(answer, media_type=JSON)
@@ -84,7 +84,7 @@ class Generate:
         try:
             call = await self._call(model, request)
             try:
-                answer = await self._answer(model, *call)
+                answer = await _unless_gone(request, self._answer(model, *call))
             except InferError as error:
                 if error.code in _AT_THE_DOOR:
                     raise
@@ -106,11 +106,29 @@ class Generate:
     async def _answer(
         self, model: Model, request_id: str, inputs: dict[str, Array], parameters: said.Parameters
     ) -> bytes:
-        deadline_ns = due_ns(time.monotonic_ns(), parameters.timeout_us, model.spec.policy)
-        outputs = await self._hooks_of(model).infer(inputs, request_id=request_id, deadline_ns=deadline_ns)
+        deadline_ns = due_ns(time.monotonic_ns(), parameters.timeout_us, model.spec.policy, parameters.target_us)
+        outputs = await self._hooks_of(model).infer(inputs, request_id, deadline_ns, parameters.custom)
         if sum(array.nbytes for array in outputs.values()) < _LARGE_BYTES:
             return write(model, request_id, outputs)
         return await asyncio.get_running_loop().run_in_executor(None, write, model, request_id, outputs)
+
+
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, bytes]) -> bytes:
+    """Await an answer, or cancel it when its client goes away. Raises: InferError (CANCELLED, which nobody reads)."""
+    answer, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            raise InferError(Code.CANCELLED, "the client has closed the connection")
+        return answer.result()
+    finally:
+        answer.cancel()
+        gone.cancel()
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def read(model: Model, body: bytes, max_depth: int) -> tuple[str, dict[str, Array], said.Parameters]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote_to_bytes
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.errors import HTTP_STATUS, error_body
+from penstock.server.errors import HTTP_STATUS, error_body, retry_after_line
 from penstock.server.http.coding import MIN_BYTES, compress, decompress
 from penstock.server.http.head import HttpError
 from penstock.server.restricted import Restricted
@@ -86,14 +86,9 @@ class Inference:
         return Claim(route, head, self._forwarding, predict=match[3] == b"predict")
 
     def turn_away(self, head: Head) -> InferError | None:
-        """Give the error of a request that finds the queue full: its body need not be kept."""
+        """Give the error of a request that is refused whatever it brings: its body need not be kept."""
         model = head.route.route.model
-        if model is not None and model.scheduler.full():
-            try:
-                self._engine.make_room(model)
-            except InferError as error:
-                return error
-        return None
+        return None if model is None else self._engine.turn_away(model)
 
     def begin(self, connection: FastLane, head: Head, body: bytes) -> None:
         """Decode and submit one request, or answer what is wrong with it."""
@@ -105,8 +100,11 @@ class Inference:
             model = route.model
             if model is None:
                 raise InferError(Code.INTERNAL, "route without a model")
-            if model.scheduler.full():
-                self._engine.make_room(model)
+            scheduler = model.scheduler
+            if scheduler.full() or scheduler.target_ns:
+                refusal = self._engine.turn_away(model)
+                if refusal is not None:
+                    raise refusal
             header_bytes = claim.header_bytes
             parsed_bytes = len(body) if header_bytes < 0 or route.counted else header_bytes
             if not claim.plain or route.hooked or header_bytes > len(body) or parsed_bytes >= _LARGE_BYTES:
@@ -184,6 +182,8 @@ class Inference:
         policy = request.model.spec.policy
         if options.timeout_us or policy.default_timeout_us:
             request.deadline_ns = due_ns(time.monotonic_ns(), options.timeout_us, policy)
+        if options.target_us:
+            request.target_ns = time.monotonic_ns() + options.target_us * 1000
         request.context = connection
         connection.plan = options.plan
         connection.request = request
@@ -241,8 +241,8 @@ class Inference:
     @staticmethod
     def refuse(connection: FastLane, error: InferError) -> None:
         """Answer with an error."""
-        extra = b"retry-after: 1\r\n" if error.code is Code.OVERLOADED else b""
-        connection.answer(HTTP_STATUS[error.code], error_body(error.message), b"application/json", extra)
+        body, again = error_body(error.message), retry_after_line(error)
+        connection.answer(HTTP_STATUS[error.code], body, b"application/json", again)
 
     # -- calls that take more than one step --------------------------------------------------------------------
 
@@ -301,7 +301,7 @@ class Inference:
     async def _predict(self, connection: FastLane, claim: Claim, model: Model, body: bytes) -> None:
         sample = await _off_loop(len(body), _sample, body, self._limits.max_json_depth)
         deadline_ns = due_ns(time.monotonic_ns(), 0, model.spec.policy)
-        answer = await self._hooks_of(model).predict(sample, request_id=claim.request_id, deadline_ns=deadline_ns)
+        answer = await self._hooks_of(model).predict(sample, claim.request_id, deadline_ns, claim.forwarded)
         self._answer_body(connection, claim, answer, 0)
 
     async def _infer_with_hooks(
@@ -310,10 +310,9 @@ class Inference:
         model = request.model
         names = [spec.name for spec in model.signature.inputs]
         sample = {name: array for name, array in zip(names, request.inputs, strict=True) if array is not None}
-        deadline_ns = due_ns(time.monotonic_ns(), options.timeout_us, model.spec.policy)
-        outputs = await self._hooks_of(model).infer(
-            sample, request_id=request.id or claim.request_id, deadline_ns=deadline_ns
-        )
+        deadline_ns = due_ns(time.monotonic_ns(), options.timeout_us, model.spec.policy, options.target_us)
+        request_id = request.id or claim.request_id
+        outputs = await self._hooks_of(model).infer(sample, request_id, deadline_ns, options.parameters)
         size = _LARGE_BYTES if is_large(options.plan, list(outputs.values())) else 0
         body, json_bytes = await _off_loop(size, encode_hooked, request, options.plan, outputs)
         self._answer_body(connection, claim, body, json_bytes)
@@ -323,13 +322,17 @@ def _sample(body: bytes, max_depth: int) -> Any:
     return parse(body, max_depth, simd=False)
 
 
-def due_ns(now_ns: int, timeout_us: int, policy: Any) -> int:
-    """When a call must have left the queue; 0 for never. A request may shorten a default, not lengthen it."""
+def due_ns(now_ns: int, timeout_us: int, policy: Any, target_us: int = 0) -> int:
+    """When a call must have left the queue; 0 for never. A request may shorten a default, not lengthen it.
+
+    `target_us` is when it should be answered, where nothing but the queue can be held to it: hooks run around it.
+    """
     default_us: int = policy.default_timeout_us
     if timeout_us and policy.allow_timeout_override:
         chosen = min(timeout_us, default_us) if default_us else timeout_us
     else:
         chosen = default_us
+    chosen = min(chosen or target_us, target_us) if target_us else chosen
     return now_ns + chosen * 1000 if chosen else 0
 
 

@@ -6,9 +6,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from penstock.backends.signature import TensorSpec
+from penstock.batching.costs import RunTime
 from penstock.batching.model import Model
 from penstock.batching.statistics import BatchSizeStatistics, Duration
 
+SHOWN_KEYS = 32
+"""Shapes of one model whose run times are told: those that ran most."""
 _MS = 1_000_000
 _NOTHING = Duration(0, 0)
 
@@ -54,6 +57,13 @@ def model_statistics(model: Model, epoch_offset_ns: int) -> dict[str, Any]:
     }
 
 
+def run_times(model: Model) -> list[dict[str, Any]]:
+    """Give what has been learned of a model's run times: our own member of its statistics, over HTTP only."""
+    with model.lock:
+        known = model.costs.run_times(SHOWN_KEYS)
+    return [_run_time(one) for one in known]
+
+
 def _tensors(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
     return [
         {"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)} for spec in specs if spec.is_tensor
@@ -70,4 +80,14 @@ def _batch_size(entry: BatchSizeStatistics) -> dict[str, Any]:
         "compute_input": {"count": entry.count, "ns": entry.compute_input_ns},
         "compute_infer": {"count": entry.count, "ns": entry.compute_infer_ns},
         "compute_output": {"count": entry.count, "ns": entry.compute_output_ns},
+    }
+
+
+def _run_time(known: RunTime) -> dict[str, Any]:
+    return {
+        "shapes": [None if shape is None else list(shape) for shape in known.key],
+        "rows": known.rows,
+        "runs": known.runs,
+        "mean_ns": known.mean_ns,
+        "p95_ns": known.p95_ns,
     }

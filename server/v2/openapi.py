@@ -59,6 +59,15 @@ STATISTICS = _object(
                 _object(batch_size=_WHOLE, compute_input=_COUNTED, compute_infer=_COUNTED, compute_output=_COUNTED)
             ),
             memory_usage=_list({"type": "object"}),
+            run_times=_list(
+                _object(
+                    shapes={**_list({"type": ["array", "null"]}), "description": "of the inputs, without rows"},
+                    rows=_WHOLE,
+                    runs=_WHOLE,
+                    mean_ns=_WHOLE,
+                    p95_ns=_WHOLE,
+                )
+            ),
         )
     )
 )

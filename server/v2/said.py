@@ -28,7 +28,9 @@ RESERVED = (
 RESERVED_PREFIX = "triton_"
 NOT_UNSIGNED = "attempt to access JSON non-unsigned-integer as unsigned-integer"
 MAX_CLASSES = 1_000_000
-_OURS = frozenset((*RESERVED, "hooks"))
+TARGET = "latency_target_ms"
+_OURS = frozenset((*RESERVED, "hooks", TARGET))
+_MAX_TARGET_MS = 86_400_000
 _MAX_TIMEOUT_US = 1 << 53
 _MAX_UNSIGNED = (1 << 64) - 1
 _MAX_VERSION = (1 << 63) - 1
@@ -81,8 +83,9 @@ Plan = tuple[bool, ...] | Ways | None
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a call says beside its tensors. Units: `timeout_us` in the queue, 0 for no limit of its own.
+    """What a call says beside its tensors.
 
+    Units: `timeout_us` in the queue, 0 for no limit of its own; `target_us` until it should be answered, 0 likewise.
     `parameters` are those that are not the protocol's own, and forwarded headers; None for none. Models of ONNX
     Runtime read none.
     """
@@ -91,6 +94,7 @@ class Options:
     timeout_us: int = 0
     hooks: bool = True
     parameters: Mapping[str, Any] | None = None
+    target_us: int = 0
 
 
 PLAIN = Options()
@@ -103,6 +107,7 @@ class Parameters(NamedTuple):
     timeout_us: int = 0
     hooks: bool = True
     custom: Mapping[str, Any] | None = None
+    target_us: int = 0
 
 
 NO_PARAMETERS = Parameters()
@@ -146,7 +151,15 @@ def parameters(items: Mapping[str, Any], allowed: Collection[str] = ()) -> Param
         min(items.get("timeout", 0), _MAX_TIMEOUT_US),
         flag(items, "hooks", default=True),
         custom,
+        _target_us(items[TARGET]) if TARGET in items else 0,
     )
+
+
+def _target_us(value: Any) -> int:
+    if type(value) not in (int, float) or not 0 < value <= _MAX_TARGET_MS:
+        raise invalid(f"Unable to parse '{TARGET}': expected a number above 0, at most {_MAX_TARGET_MS}")
+    micros: int = max(1, round(value * 1000))
+    return micros
 
 
 def check_key(key: str) -> None:

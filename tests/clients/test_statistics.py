@@ -77,7 +77,7 @@ class TestStatistics:
 
         assert {
             "name", "version", "last_inference", "inference_count", "execution_count", "inference_stats", "batch_stats",
-            "memory_usage", "response_stats",
+            "memory_usage", "response_stats", "run_times",
         } == entry.keys()  # fmt: skip
         assert isinstance(entry["version"], str)
         assert tuple(entry["inference_stats"]) == DURATIONS

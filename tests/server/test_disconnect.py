@@ -7,6 +7,8 @@ import json
 import socket
 from pathlib import Path
 
+import pytest
+
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.statistics import CANCELED
 from tests.fakes import FakeBackend, Gate, fake_loader
@@ -14,12 +16,15 @@ from tests.live import Live, live_server
 
 GRAPH = Signature((TensorSpec("x", "FP32", (-1, 2)),), (TensorSpec("y", "FP32", (-1, 2)),))
 BODY = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]}).encode()
-REQUEST = b"POST /v2/models/m/infer HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(BODY), BODY)
+BODIES = {"infer": BODY, "generate": b'{"x":[1,2]}', "generate_stream": b'{"x":[1,2]}'}
 
 
-def connected(live: Live) -> socket.socket:
+def connected(live: Live, verb: str = "infer") -> socket.socket:
+    body = BODIES[verb]
     client = socket.create_connection(("127.0.0.1", live.http_port), timeout=20)
-    client.sendall(REQUEST)
+    client.sendall(
+        b"POST /v2/models/m/%b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (verb.encode(), len(body), body)
+    )
     return client
 
 
@@ -34,7 +39,8 @@ async def cancelled(live: Live) -> int:
     return live.server.engine.model("m").statistics.snapshot().failures[CANCELED]
 
 
-def test_what_a_gone_client_asked_for_leaves_the_queue_and_never_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("verb", BODIES)
+def test_what_a_gone_client_asked_for_leaves_the_queue_and_never_runs(tmp_path: Path, verb: str) -> None:
     (tmp_path / "m" / "1").mkdir(parents=True)
     (tmp_path / "m" / "1" / "model.onnx").touch()
     (tmp_path / "m" / "penstock.toml").write_text('[batching]\nexecutor = "thread"\n')
@@ -45,7 +51,7 @@ def test_what_a_gone_client_asked_for_leaves_the_queue_and_never_runs(tmp_path: 
         gate.close()
         with connected(live) as first:
             live.call(gate.entered())
-            with connected(live):
+            with connected(live, verb):
                 live.call(until_waiting(live, 1))
             live.call(until_waiting(live, 0))
 

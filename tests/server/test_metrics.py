@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from penstock.batching.batch import Batch
 from penstock.batching.model import Model
-from penstock.batching.request import InferRequest
+from penstock.batching.request import InferRequest, Key
 from penstock.batching.spec import HookSpec
 from penstock.batching.statistics import REJECTED
 from penstock.server.hardware import Hardware
-from penstock.server.metrics import FAMILIES, Metrics, create_metrics_app, decimal, label_value
+from penstock.server.metrics import FAMILIES, SHOWN_KEYS, Metrics, create_metrics_app, decimal, label_value
 from penstock.server.metrics_config import DEFAULT_QUANTILES, parse
 from penstock.server.settings import SettingError, Settings
 from tests.fakes import fake_model
@@ -132,6 +132,79 @@ def test_only_models_with_hooks_have_hook_lines() -> None:
         '{model="hooked",version="1",hook="pre"}': "0",
         '{model="hooked",version="1",hook="post"}': "1",
     }
+
+
+EVENTS = {
+    "batch_retries": "penstock_batch_retries_total",
+    "runs_stopped": "penstock_runs_stopped_total",
+    "out_of_memory": "penstock_out_of_memory_total",
+    "instances_replaced": "penstock_instances_replaced_total",
+    "late_refusals": "penstock_late_refusals_total",
+    "rows_padded": "penstock_padded_rows_total",
+}
+
+
+@pytest.mark.parametrize(("event", "name"), EVENTS.items())
+def test_what_is_out_of_the_ordinary_is_counted_from_zero(event: str, name: str) -> None:
+    model = fake_model("iris")
+    before = _page(model)
+    model.count(event)
+    model.count(event, 4)
+    labels = '{model="iris",version="1"}'
+
+    assert _values(before, name) == {labels: "0"}
+    assert {other: _values(_page(model), other)[labels] for other in EVENTS.values()} == {
+        **dict.fromkeys(EVENTS.values(), "0"), name: "5",
+    }  # fmt: skip
+
+
+def test_elements_of_padded_inputs_are_real_or_padding() -> None:
+    model = fake_model("iris")
+    model.count("elements_real", 30)
+    model.count("elements_padded", 10)
+
+    assert _values(_page(model), "penstock_padding_elements_total") == {
+        '{model="iris",version="1",kind="real"}': "30",
+        '{model="iris",version="1",kind="padding"}': "10",
+    }
+
+
+def test_every_event_that_is_counted_has_its_metric() -> None:
+    sources = (path.read_text("utf-8") for path in (DOCS.parents[1] / "batching").glob("*.py"))
+    counted = {event for source in sources for event in re.findall(r'\bmodel\.count\(\s*"(\w+)"', source)}
+
+    assert counted
+    assert counted <= {*EVENTS, "elements_real", "elements_padded"}
+
+
+def _learn(model: Model, key: Key, rows: int, ns: int, runs: int = 1) -> None:
+    with model.lock:
+        for _ in range(runs):
+            model.scheduler.learn(key, rows, ns, 1)
+
+
+def test_run_times_are_shown_by_shapes_and_rows() -> None:
+    model = fake_model("iris")
+    _learn(model, ((512,), None), 1, 50 * US)
+    _learn(model, ((512,), None), 16, 200 * US)
+    labels = 'model="iris",version="1",shapes="[[512],null]"'
+
+    assert _values(_page(model), "penstock_run_seconds") == {
+        f'{{{labels},rows="1",quantile="0.5"}}': "0.00005",
+        f'{{{labels},rows="1",quantile="0.95"}}': "0.00005",
+        f'{{{labels},rows="16",quantile="0.5"}}': "0.0002",
+        f'{{{labels},rows="16",quantile="0.95"}}': "0.0002",
+    }
+    assert "penstock_run_seconds" not in _page(fake_model("iris"))
+
+
+def test_run_times_are_shown_of_the_shapes_that_ran_most() -> None:
+    model = fake_model("iris")
+    for width in range(1, 40):
+        _learn(model, ((width,),), 1, US, runs=width)
+
+    shown = re.findall(r'shapes="\[\[(\d+)\]\]",rows="1",quantile="0.5"', _page(model))
+    assert shown == [str(width) for width in range(39, 39 - SHOWN_KEYS, -1)]
 
 
 def test_connections_are_shown_when_they_are_known() -> None:
@@ -333,6 +406,7 @@ def test_every_metric_has_its_line_in_the_docs_and_no_line_is_left_over() -> Non
 
 def test_the_docs_name_the_labels_that_the_page_has() -> None:
     model = fake_model("iris", hooks=HookSpec(Path("h.py")))
+    _learn(model, ((4,),), 1, US)
     page, docs = _page(model), DOCS.read_text("utf-8")
 
     for name, cell in re.findall(r"^\| `(\w+)` \| \w+ \| ([^|]*) \|", docs, flags=re.MULTILINE):

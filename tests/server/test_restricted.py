@@ -56,7 +56,7 @@ class FakeCall:
 
     def answer(self, message: bytes) -> None: ...
 
-    def refuse(self, status: Status, text: str) -> None:
+    def refuse(self, status: Status, text: str, pushback_ms: int = 0) -> None:
         self.refused.append((status, text))
 
     def send(self, message: bytes) -> None: ...

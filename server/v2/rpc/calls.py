@@ -15,7 +15,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.errors import GRPC_STATUS, MAX_TEXT_CHARS
+from penstock.server.errors import GRPC_STATUS, MAX_TEXT_CHARS, pushback_ms
 from penstock.server.grpc.method import Call, Method
 
 logger = logging.getLogger("penstock.server")
@@ -84,7 +84,7 @@ class Tasks:
 
 def refuse(call: Call, error: InferError) -> None:
     """End a call with an error."""
-    call.refuse(GRPC_STATUS[error.code], brief(error.message))
+    call.refuse(GRPC_STATUS[error.code], brief(error.message), pushback_ms(error))
 
 
 def brief(text: str) -> str:

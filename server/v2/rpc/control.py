@@ -78,12 +78,12 @@ class ServerRpcs:
     def model_ready(self, request: Any) -> Any:
         version = version_of(request.version)
         try:
-            self._models.model(request.name, version)
+            model = self._models.model(request.name, version)
         except InferError as error:
             if error.code is not Code.NOT_FOUND:
                 raise
             return self._pb.ModelReadyResponse(ready=False)
-        return self._pb.ModelReadyResponse(ready=not self._health.draining)
+        return self._pb.ModelReadyResponse(ready=model.healthy and not self._health.draining)
 
     def model_metadata(self, request: Any) -> Any:
         version = version_of(request.version)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ModelInfer:
-    """The RPC. A call's `context` is what its answer is encoded with."""
+    """The RPC. A call's `context` is what its answer is encoded with; its deadline is when it should be answered."""
 
     def __init__(self, inference: RpcInference, tasks: Tasks) -> None:
         self._inference = inference
@@ -37,6 +37,7 @@ class ModelInfer:
             route, request, options = found
             if not route.hooked:
                 call.context = route.encoder
+                request.target_ns = call.deadline_ns
                 call.cancelled = partial(self._cancel, request)
                 inference.submit(request, options, call)
                 return
@@ -58,6 +59,7 @@ class ModelInfer:
 
     def _submit(self, call: Call, asked: Asked) -> None:
         call.context = asked.encoding
+        asked.request.target_ns = call.deadline_ns
         call.cancelled = partial(self._cancel, asked.request)
         self._inference.submit(asked.request, asked.options, call)
 

@@ -113,8 +113,8 @@ class RpcInference:
         if route is None:
             return None
         model = route.model
-        if model.scheduler.full():
-            self.engine.make_room(model)
+        if model.scheduler.full() or model.scheduler.target_ns:
+            self._knock(model)
         found = route.layouts.find(model, message, start, request_id, sink)
         return None if found is None else (route, *found)
 
@@ -167,9 +167,14 @@ class RpcInference:
             most = LARGE_BYTES if any(spec.datatype == "BYTES" for spec in model.signature.inputs) else INLINE_BYTES
             regions = InlineRegions(self._regions, most)
             route = self._by_name[name] = Route(model, regions, hooked=hooks.has_pre or hooks.has_post)
-        if route.model.scheduler.full():
-            self.engine.make_room(route.model)
+        self._knock(route.model)
         return route
+
+    def _knock(self, model: Model) -> None:
+        """Ask whether a request need be decoded at all. Raises: InferError (OVERLOADED)."""
+        refusal = self.engine.turn_away(model)
+        if refusal is not None:
+            raise refusal
 
     def _forget(self) -> None:
         self._routes.clear()
@@ -179,7 +184,7 @@ class RpcInference:
     def check_forwarded(self, metadata: Mapping[str, str]) -> None:
         """Check the header fields that are forwarded. Raises: InferError (INVALID).
 
-        Nothing that runs models reads parameters, so that the check is all there is to do.
+        No model reads parameters, so that the check is all there is to do where there are no hooks.
         """
         if self.forwarding is not None and metadata is not self._forwarded:
             self.forwarding.parameters_of(metadata)
@@ -192,6 +197,9 @@ class RpcInference:
         policy = request.model.spec.policy
         if options.timeout_us or policy.default_timeout_us:
             request.deadline_ns = due_ns(time.monotonic_ns(), options.timeout_us, policy)
+        if options.target_us:
+            target_ns = time.monotonic_ns() + options.target_us * 1000
+            request.target_ns = min(target_ns, request.target_ns) if request.target_ns else target_ns
         request.context = context
         self.engine.submit(request)
 
@@ -206,9 +214,12 @@ class RpcInference:
         model = request.model
         names = [spec.name for spec in model.signature.inputs]
         sample = {name: array for name, array in zip(names, request.inputs, strict=True) if array is not None}
-        deadline_ns = due_ns(time.monotonic_ns(), options.timeout_us, model.spec.policy)
+        deadline_ns = due_ns(time.monotonic_ns(), options.timeout_us, model.spec.policy, options.target_us)
         request_id = request.id or metadata.get("x-request-id", "")[:128]
-        outputs = await self._hooks_of(model).infer(sample, request_id=request_id, deadline_ns=deadline_ns)
+        parameters = options.parameters
+        if self.forwarding is not None:
+            parameters = {**(parameters or {}), **self.forwarding.parameters_of(metadata)}
+        outputs = await self._hooks_of(model).infer(sample, request_id, deadline_ns, parameters)
         encode = partial(_encode_hooked, route.encoder, request, options, outputs, before(request.id, final))
         if _is_large(options.plan, list(outputs.values())):
             return await asyncio.get_running_loop().run_in_executor(None, encode)

@@ -20,13 +20,14 @@ from tests.server.http2.wire import BIDI, ECHO, GIVE, HOLD, Echo
 
 class Served:
     """A listener on a loop of its own. `began` and `cancelled` count the calls of HOLD, `taken`
-    those of ECHO."""
+    those of ECHO, which are refused with `refusals` first."""
 
     def __init__(self, limits: GrpcLimits, tls: ssl.SSLContext | None) -> None:
         self.began = threading.Semaphore(0)
         self.cancelled = threading.Semaphore(0)
         self.held: list[Any] = []
         self.taken = 0
+        self.refusals: list[Exception] = []
         methods = [
             Method(ECHO, self._echo),
             Method(BIDI, streaming=Echo),
@@ -39,6 +40,8 @@ class Served:
 
     def _echo(self, call: Call, message: bytes) -> None:
         self.taken += 1
+        if self.refusals:
+            raise self.refusals.pop(0)
         call.answer(message)
 
     def _hold(self, call: Call, message: bytes) -> None:

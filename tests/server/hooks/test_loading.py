@@ -40,7 +40,7 @@ def _nothing_is_left_behind(tmp_path: Path) -> Iterator[None]:
 def _pre(module: HookModule, signature: Any = "S", metadata: Any = "M") -> Callable[[Any], Any]:
     hook = module.bind(PRE, signature, metadata)
     assert hook is not None
-    return hook
+    return lambda sample: hook(sample, {})
 
 
 def _refusal(path: Path) -> str:
@@ -58,6 +58,20 @@ class TestForms:
         assert module.bind(POST, "S", "M") is None
         module.close()
 
+    def test_a_fourth_argument_is_the_request_s_parameters(self, write: Write) -> None:
+        source = """
+            def pre_inference(sample, signature, metadata, parameters): return sample, signature, metadata, parameters
+            def post_inference(prediction, signature, metadata, parameters): return parameters
+        """
+        module = HookModule(write(source))
+        pre, post = module.bind(PRE, "S", "M"), module.bind(POST, "S", "M")
+
+        assert pre is not None
+        assert post is not None
+        assert pre("s", {"p": 1}) == ("s", "S", "M", {"p": 1})
+        assert post("y", {"p": 1}) == {"p": 1}
+        module.close()
+
     def test_with_two_arguments_metadata_is_the_signature(self, write: Write) -> None:
         source = """
             def pre_inference(sample, metadata): return metadata
@@ -68,7 +82,7 @@ class TestForms:
 
         assert _pre(module)("s") == "S"
         assert post is not None
-        assert post("p") == "M"
+        assert post("p", {}) == "M"
         module.close()
 
     @pytest.mark.parametrize(
@@ -88,6 +102,7 @@ class TestForms:
     def test_other_arguments_fail_the_load_and_the_check(self, write: Write, function: str, found: str) -> None:
         path = write(f"x = 1\n{function}\n")
         text = "function pre_inference: expected function arguments (sample, signature, metadata) or (sample, metadata)"
+        text += " or (sample, signature, metadata, parameters)"
 
         # inspect leaves the lone * out of its parameters
         assert _refusal(path) == f"hooks file PATH: {text} but found {found.replace('*, ', '')}"
@@ -96,8 +111,9 @@ class TestForms:
     def test_post_inference_takes_a_prediction(self, write: Write) -> None:
         path = write("def post_inference(sample, metadata): pass")
 
-        assert "(prediction, signature, metadata) or (prediction, metadata) but found (sample, metadata)" in _refusal(
-            path
+        assert _refusal(path).endswith(
+            "(prediction, signature, metadata) or (prediction, metadata) or "
+            "(prediction, signature, metadata, parameters) but found (sample, metadata)"
         )
 
     def test_a_file_without_hooks_is_named(self, write: Write) -> None:
@@ -141,7 +157,7 @@ class TestForms:
 
         assert _pre(module)("s") == ["logged", "s"]
         assert post is not None
-        assert post("p") == "p"
+        assert post("p", {}) == "p"
         module.close()
 
     def test_async_hooks_are_known_as_such(self, write: Write) -> None:

@@ -21,14 +21,15 @@ GRAPH = Signature(
 class Loads:
     """A Loader that fails for the models named."""
 
-    def __init__(self, *broken: str) -> None:
+    def __init__(self, *broken: str, graph: Signature = GRAPH) -> None:
         self.broken = broken
+        self.graph = graph
         self.backends: list[FakeBackend] = []
 
     def __call__(self, path: Path, device: str, options: Mapping[str, str]) -> Backend:
         if path.parent.parent.name in self.broken:
             raise InferError(Code.INVALID, "onnx runtime error 7: no graph")
-        backend = FakeBackend(GRAPH, lambda inputs: [np.zeros((1, 3)), []])
+        backend = FakeBackend(self.graph, lambda inputs: [np.zeros((1, 3)), []])
         self.backends.append(backend)
         return backend
 
@@ -61,6 +62,45 @@ def test_prints_what_would_be_served(tmp_path: Path) -> None:
     )
     assert report.status == 0
     assert all(backend.closed for backend in loads.backends)
+
+
+def test_prints_targets_sizes_padding_and_measured_instances(tmp_path: Path) -> None:
+    make(tmp_path, "m/1/model.onnx")
+    native(
+        tmp_path,
+        "m",
+        "[batching]\nlatency_target_ms = 12.5\nallowed_sizes = [1, 8]\nsplit = true\n"
+        'invariance = "strict"\nrun_limit_ms = 2000\n[instances]\ncount = "auto"\nmemory_budget_mb = 512\n',
+    )
+
+    printed = str(check([tmp_path], {"onnxruntime": Loads()}))
+
+    assert (
+        "  batching   up to 8 rows, cap learned, only of [1, 8] rows, larger requests are split, strictly invariant, "
+        "to be answered within 12.5 ms, runs end after 2000 ms, queue of 1024 rows\n"
+        "  instances  auto on cpu, at most 512 MB\n"
+    ) in printed
+
+
+def test_prints_what_is_padded(tmp_path: Path) -> None:
+    graph = Signature(
+        (TensorSpec("ids", "INT64", (-1, -1)), TensorSpec("mask", "INT64", (-1, -1))),
+        (TensorSpec("y", "FP32", (-1, -1, 8)),),
+    )
+    make(tmp_path, "m/1/model.onnx")
+    native(tmp_path, "m", '[padding.ids]\naxis = 0\nbuckets = [16, 64]\nmask = "mask"\noutputs = { y = 0 }\n')
+    report = check([tmp_path], {"onnxruntime": Loads(graph=graph)})
+
+    assert report.mistakes == []
+    assert "  padding    ids: axis 0 to [16, 64] with 0, mask mask\n" in str(report)
+
+
+def test_an_input_that_is_padded_and_not_there_is_a_mistake(tmp_path: Path) -> None:
+    make(tmp_path, "m/1/model.onnx")
+    native(tmp_path, "m", "[padding.idz]\naxis = 0\n")
+    [finding] = check([tmp_path], {"onnxruntime": Loads()}).mistakes
+
+    assert "idz" in finding.message
 
 
 def test_every_mistake_is_found_with_its_place(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.batching.spec import InstanceGroup
+from penstock.batching.spec import InstanceGroup, PaddedAxis
 from penstock.server.repository.findings import Finding, MistakeError
-from penstock.server.repository.penstock_toml import KEYS, key_lines, read_toml
+from penstock.server.repository.penstock_toml import KEYS, PADDING, key_lines, read_toml
 from penstock.server.repository.statement import Statement
 
 DOCS = Path(__file__).parents[3] / "docs" / "repository.md"
@@ -41,6 +41,11 @@ max_queue_bytes = 1000
 max_queue_requests = 5
 default_timeout_us = 7
 allow_timeout_override = false
+latency_target_ms = 12.5
+allowed_sizes = [8, 1, 4]
+split = true
+invariance = "strict"
+run_limit_ms = 3000
 [instances]
 count = 2
 devices = ["cuda:0", "cuda:1"]
@@ -75,6 +80,11 @@ graph_level = "basic"
         "batching.max_queue_requests": 5,
         "batching.default_timeout_us": 7,
         "batching.allow_timeout_override": False,
+        "batching.latency_target_ms": 12_500,
+        "batching.allowed_sizes": (1, 4, 8),
+        "batching.split": True,
+        "batching.invariance": True,
+        "batching.run_limit_ms": 3_000_000,
         "instances": (InstanceGroup(2, ("cuda:0",)), InstanceGroup(2, ("cuda:1",))),
         "hooks.file": (tmp_path / "handler.py").resolve(),
         "hooks.replicas": "shared",
@@ -99,7 +109,11 @@ graph_level = "basic"
             "unknown key batching.max_batchsize, the nearest known is batching.max_batch_size",
         ),
         ("[batching]\ntimeout_s = 1", 2, "unknown key batching.timeout_s, the nearest known is hooks.timeout_s"),
-        ("[instances]\nqqqqqq = 1", 2, "unknown key instances.qqqqqq, known here: count, devices"),
+        (
+            "[instances]\nqqqqqq = 1",
+            2,
+            "unknown key instances.qqqqqq, known here: count, devices, memory_budget_mb",
+        ),
         ("[batching]\ncap = true", 2, "batching.cap: got true (boolean), takes an integer, 1 or more"),
         ("[batching]\ncap = 0", 2, "batching.cap: got 0 (integer), takes an integer, 1 or more"),
         ('[batching]\ncap = "8"', 2, 'batching.cap: got "8" (string), takes an integer, 1 or more'),
@@ -123,12 +137,107 @@ graph_level = "basic"
         ('[hooks]\nfile = "../handler.py"', 2, "hooks.file: '../handler.py' lies outside the model's folder"),
         ('[hooks]\nfile = "/etc/passwd"', 2, "hooks.file: '/etc/passwd' lies outside the model's folder"),
         ("[hooks]\nreplicas = 2", 1, "[hooks] must name a file"),
+        (
+            "[batching]\nlatency_target_us = 5",
+            2,
+            "unknown key batching.latency_target_us, the nearest known is batching.latency_target_ms",
+        ),
+        (
+            "[batching]\nlatency_target_ms = 0",
+            2,
+            "batching.latency_target_ms: got 0 (integer), takes a number of milliseconds above 0, at most 86400000",
+        ),
+        (
+            '[batching]\ninvariance = "on"',
+            2,
+            'batching.invariance: got "on" (string), takes one of "off", "strict"',
+        ),
+        (
+            "[instances]\ncount = 0",
+            2,
+            'instances.count: got 0 (integer), takes an integer from 1 to 1024, or "auto"',
+        ),
+        (
+            "[instances]\nmemory_budget_mb = 100",
+            2,
+            'instances.memory_budget_mb is for instances.count = "auto"',
+        ),
+        ("[paddin]\naxis = 0", 1, "unknown table paddin, the nearest known is padding.<input>"),
+        ("[padding]\naxis = 0", 2, "padding.axis: got 0 (integer), takes a table per input: [padding.<input>]"),
+        ("padding = 3", 1, "padding: got 3 (integer), takes a table per input: [padding.<input>]"),
+        ("\n[padding.ids]", 2, "[padding.ids] must say its axis"),
+        (
+            "[padding.ids]\naxis = 0\nbucket = [16]",
+            3,
+            "unknown key padding.ids.bucket, the nearest known is padding.<input>.buckets",
+        ),
+        (
+            "[padding.ids]\naxis = 0\ncap = 1",
+            3,
+            "unknown key padding.ids.cap, the nearest known is batching.cap",
+        ),
+        (
+            "[padding.ids]\nbuckets = [32, 16]\naxis = 0",
+            2,
+            "padding.ids.buckets: got [32, 16] (list), takes a list of integers above 0, each above the one before",
+        ),
+        (
+            '[padding."input:0"]\naxis = -1',
+            2,
+            "padding.input:0.axis: got -1 (integer), takes an integer, 0 or more",
+        ),
+        (
+            '[padding.ids]\naxis = 0\n[padding.ids.outputs]\ny = "0"',
+            3,
+            "padding.ids.outputs: got {'y': '0'} (table), takes a table of outputs, each with its axis: { name = 0 }",
+        ),
+        (
+            "[padding]\nids = { axis = 0, valu = 1 }",
+            2,
+            "unknown key padding.ids.valu, the nearest known is padding.<input>.value",
+        ),
     ],
 )
 def test_a_mistake_has_its_line_and_what_would_be_right(tmp_path: Path, text: str, line: int, message: str) -> None:
     _, findings = read(tmp_path, text)
 
     assert [(finding.line, finding.message) for finding in findings] == [(line, message)]
+
+
+def test_inputs_are_padded_as_their_tables_say(tmp_path: Path) -> None:
+    stated, findings = read(
+        tmp_path,
+        """
+[padding.input_ids]
+axis = 0
+buckets = [16, 128]
+value = -1
+mask = "attention_mask"
+outputs = { last_hidden_state = 0 }
+[padding."serving_default.image:0"]
+axis = 2
+[padding.tokens.outputs]
+logits = 1
+[padding.tokens]
+axis = 1
+""",
+    )
+
+    assert findings == []
+    assert stated.values == {
+        "padding": (
+            PaddedAxis("input_ids", 0, (16, 128), -1.0, "attention_mask", {"last_hidden_state": 0}),
+            PaddedAxis("serving_default.image:0", 2),
+            PaddedAxis("tokens", 1, outputs={"logits": 1}),
+        )
+    }
+
+
+def test_instances_may_be_as_many_as_measuring_tells(tmp_path: Path) -> None:
+    stated, findings = read(tmp_path, '[instances]\ncount = "auto"\nmemory_budget_mb = 3')
+
+    assert findings == []
+    assert stated.values == {"instances": (InstanceGroup(0),), "instances.memory_budget_mb": 3 << 20}
 
 
 def test_every_mistake_is_found_at_once(tmp_path: Path) -> None:
@@ -164,6 +273,7 @@ SCALARS = st.one_of(
     st.booleans(),
     st.sampled_from(['"auto"', '"cpu"', '"x/../y"', '""', "1.5", "inf", "nan", "1979-05-27", "[]", '[1, "a"]', "{}"]),
 )
+INSTANCES = ("instances.count", "instances.devices")
 WORDS = st.sampled_from(sorted({key for keys in KEYS.values() for key in keys} | {"other", "max_batch"}))
 
 
@@ -174,7 +284,10 @@ def _text(value: Any) -> str:
 @settings(max_examples=80, deadline=None)
 @given(
     st.dictionaries(
-        st.sampled_from([*KEYS, "unknown"]), st.dictionaries(WORDS, SCALARS, max_size=4), min_size=1, max_size=4
+        st.sampled_from([*(table.replace(PADDING, "padding.x") for table in KEYS), "unknown"]),
+        st.dictionaries(WORDS, SCALARS, max_size=4),
+        min_size=1,
+        max_size=4,
     )
 )
 def test_what_is_said_is_taken_or_a_finding_with_its_line(
@@ -191,9 +304,10 @@ def test_what_is_said_is_taken_or_a_finding_with_its_line(
     faulty = {lines[finding.line - 1] for finding in findings}
     for table, content in document.items():
         for key, value in content.items():
-            if table not in KEYS or f"{key} = {_text(value)}" in faulty or f"[{table}]" in faulty:
+            if table not in {*KEYS, "padding.x"} or f"{key} = {_text(value)}" in faulty or f"[{table}]" in faulty:
                 continue
-            name = "instances" if table == "instances" else f"{table}.{key}"
+            name = f"{table}.{key}"
+            name = "padding" if table == "padding.x" else "instances" if name in INSTANCES else name
             assert name in stated.values
 
 

@@ -13,7 +13,7 @@ from google.protobuf import text_format
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.completion import complete
-from penstock.batching.spec import ModelSpec
+from penstock.batching.spec import InstanceGroup, ModelSpec
 from penstock.server.repository.control import Choices, ModelControl
 from penstock.server.repository.pbtxt import model_config_pb2
 from penstock.server.repository.repository import Repository
@@ -140,6 +140,22 @@ class TestConfig:
             "host_policy": "",
         }
         assert config.max_batch_size == 64
+
+    def test_instances_are_as_many_as_were_found_best(self, tmp_path: Path) -> None:
+        root = make(tmp_path, "m/1/model.onnx")
+        native(root, "m", '[instances]\ncount = "auto"\n')
+        repository, engine = Repository([root]), FakeEngine(GRAPH)
+        assert asyncio.run(ModelControl(repository, engine).start()) == []
+        model = engine.served["m"][0]
+        assert model.spec.instances == (InstanceGroup(0),)
+        model.spec = replace(model.spec, instances=(InstanceGroup(3),))
+
+        assert [group["count"] for group in repository.config_json(model)["instance_group"]] == [3]
+
+    def test_a_group_that_does_not_say_is_one_instance(self, tmp_path: Path) -> None:
+        _, document = config_of(make(tmp_path, "m/1/model.onnx", m="instance_group { kind: KIND_CPU }"))
+
+        assert [group["count"] for group in document["instance_group"]] == [1]
 
     def test_what_is_not_set_is_absent_where_clients_test_for_presence(self, tmp_path: Path) -> None:
         _, document = config_of(make(tmp_path, "m/1/model.onnx"))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.batching.spec import BatchPolicy, InstanceGroup
+from penstock.batching.spec import BatchPolicy, InstanceGroup, PaddedAxis
 from penstock.server.repository.scan import Defaults, Entry, scan
 from tests.server.repository.folders import make, native
 
@@ -224,6 +224,32 @@ class TestBothFiles:
 
         assert [str(finding) for finding in entries(tmp_path)["m"].findings] == [
             f"{tmp_path}/m/penstock.toml:3: batching.cap: 9 is more than the max batch size, 8"
+        ]
+
+    def test_so_has_an_allowed_size_above_the_largest(self, tmp_path: Path) -> None:
+        make(tmp_path, "m/1/model.onnx", m="max_batch_size: 8")
+        native(tmp_path, "m", "[batching]\nallowed_sizes = [4, 16]\n")
+
+        assert [str(finding) for finding in entries(tmp_path)["m"].findings] == [
+            f"{tmp_path}/m/penstock.toml:2: batching.allowed_sizes: 16 is more than the max batch size, 8"
+        ]
+
+    def test_padding_and_a_memory_budget_are_the_specs(self, tmp_path: Path) -> None:
+        make(tmp_path, "m/1/model.onnx")
+        native(
+            tmp_path, "m", '[instances]\ncount = "auto"\nmemory_budget_mb = 2\n[padding.ids]\naxis = 0\nbuckets = [8]\n'
+        )
+
+        spec = entries(tmp_path)["m"].specs[0]
+        assert (spec.instances, spec.memory_budget_bytes) == ((InstanceGroup(0),), 2 << 20)
+        assert spec.padding == (PaddedAxis("ids", 0, (8,)),)
+
+    def test_what_measuring_tells_and_what_is_said_of_instances_contradict_each_other(self, tmp_path: Path) -> None:
+        make(tmp_path, "m/1/model.onnx", m="instance_group { count: 2 kind: KIND_CPU }")
+        native(tmp_path, "m", '[instances]\ncount = "auto"\n')
+
+        assert [str(finding) for finding in entries(tmp_path)["m"].findings] == [
+            f"{tmp_path}/m/penstock.toml:1: instances is [auto on cpu] here and [2 on cpu] in config.pbtxt:1"
         ]
 
     def test_the_servers_default_goes_with_every_policy(self, tmp_path: Path) -> None:

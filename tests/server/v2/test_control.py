@@ -98,7 +98,7 @@ class Server:
 
     def __post_init__(self) -> None:
         metrics = Metrics(self.engine, Hardware(nvml=_no_gpu))
-        self.health = Health(self.repository, strict=self.strict)
+        self.health = Health(self.repository, self.engine, strict=self.strict)
         self.app = create_app(
             self.engine,
             self.repository,
@@ -315,7 +315,7 @@ def test_statistics_have_every_member_that_perf_analyzer_reads(server: Server) -
 
     assert list(answer) == [
         "name", "version", "last_inference", "inference_count", "execution_count", "inference_stats",
-        "response_stats", "batch_stats", "memory_usage",
+        "response_stats", "batch_stats", "memory_usage", "run_times",
     ]  # fmt: skip
     assert answer["inference_stats"] == {
         "success": {"count": 1, "ns": 100_000},
@@ -337,6 +337,20 @@ def test_statistics_have_every_member_that_perf_analyzer_reads(server: Server) -
     ]
     assert (answer["inference_count"], answer["execution_count"]) == (3, 1)
     assert (answer["response_stats"], answer["memory_usage"]) == ({}, [])
+
+
+def test_statistics_tell_what_has_been_learned_of_run_times(server: Server) -> None:
+    model = server.engine.loaded[0]
+    with model.lock:
+        for rows, ns in ((1, 1_000), (16, 9_000), (16, 9_000)):
+            model.scheduler.learn(((4,), None), rows, ns, 1)
+
+    (answer,) = server.get("/v2/models/iris/versions/1/stats").json()["model_stats"]
+
+    assert answer["run_times"] == [
+        {"shapes": [[4], None], "rows": 1, "runs": 1, "mean_ns": 1_000, "p95_ns": 1_000},
+        {"shapes": [[4], None], "rows": 16, "runs": 2, "mean_ns": 9_000, "p95_ns": 9_000},
+    ]
 
 
 def test_last_inference_is_in_milliseconds_since_the_epoch(server: Server) -> None:

@@ -1,12 +1,25 @@
-"""Header fields that become parameters."""
+"""Header fields that become parameters, and how both reach hooks."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
 import pytest
 
 from penstock.backends.errors import Code, InferError
+from penstock.backends.signature import Signature, TensorSpec
 from penstock.server.settings import SettingError, resolve
 from penstock.server.v2.forwarding import Forwarding
+from tests.fakes import FakeBackend, fake_loader
+from tests.live import Live, live_server
+from tests.server.repository.folders import make, native
+from tests.server.v2.rpc.calls import pb
+from tests.server.v2.rpc.calls import request as rpc_request
 
 
 def test_names_with_a_match_are_forwarded_in_any_case() -> None:
@@ -37,3 +50,71 @@ def test_reserved_names_are_refused_when_they_match(name: str) -> None:
 def test_a_pattern_that_is_none_stops_the_start(name: str) -> None:
     with pytest.raises(SettingError, match="wanted a regular expression"):
         resolve({name: "("}, {})
+
+
+HOOKS = """
+import json
+
+def pre_inference(sample, signature, metadata, parameters):
+    parameters["pre"] = len(parameters)
+    return {"x": [1, 2, 3, 4]}
+
+def post_inference(prediction, signature, metadata, parameters):
+    return {"said": json.dumps(parameters, sort_keys=True)}
+"""
+TENSOR = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}
+
+
+class TestHooks:
+    @pytest.fixture
+    def live(self, tmp_path: Path) -> Iterator[Live]:
+        make(tmp_path, "m/1/model.onnx")
+        (tmp_path / "m" / "hooks.py").write_text(HOOKS)
+        native(tmp_path, "m", '[hooks]\nfile = "hooks.py"\n')
+        graph = Signature((TensorSpec("x", "FP32", (-1, 4)),), (TensorSpec("y", "FP32", (-1, 4)),))
+        with live_server(
+            tmp_path,
+            loaders={"onnxruntime": fake_loader(FakeBackend(graph, list))},
+            http_header_forward_pattern="^x-mine",
+            grpc_header_forward_pattern="^x-mine",
+        ) as started:
+            yield started
+
+    def test_over_http_get_each_request_s_own_parameters_and_forwarded_headers(self, live: Live) -> None:
+        body = {"inputs": [TENSOR], "parameters": {"p": 0.5, "timeout": 10_000_000}}
+        answers = [
+            httpx.post(f"{live.url}/v2/models/m/infer", json=body, headers={"X-Mine": value}).json()
+            for value in ("a", "b")
+        ]
+
+        assert [said(answer) for answer in answers] == [
+            {"p": 0.5, "x-mine": "a", "pre": 2},
+            {"p": 0.5, "x-mine": "b", "pre": 2},
+        ]
+
+    def test_on_predict_get_forwarded_headers_and_on_generate_parameters(self, live: Live) -> None:
+        headers = {"X-Mine": "a"}
+        predicted = httpx.post(f"{live.url}/v2/models/m/predict", json={}, headers=headers).json()
+        generated = httpx.post(f"{live.url}/v2/models/m/generate", json={"x": [1, 2, 3, 4], "p": "q"}).json()
+
+        assert json.loads(predicted["said"]) == {"x-mine": "a", "pre": 1}
+        assert json.loads(generated["said"]) == {"p": "q", "pre": 1}
+
+    def test_over_grpc_likewise_twice_alike(self, live: Live) -> None:
+        message = rpc_request()
+        message.parameters["p"].bool_param = True
+        found = []
+        with grpc.insecure_channel(live.grpc_address) as channel:
+            ask = channel.unary_unary(
+                "/inference.GRPCInferenceService/ModelInfer", response_deserializer=pb.ModelInferResponse.FromString
+            )
+            for _ in range(2):
+                answer = ask(message.SerializeToString(), timeout=20, metadata=[("x-mine", "a")])
+                found.append(json.loads(answer.raw_output_contents[0][4:]))
+
+        assert found == [{"p": True, "x-mine": "a", "pre": 2}] * 2
+
+
+def said(answer: Any) -> Any:
+    [output] = answer["outputs"]
+    return json.loads(output["data"][0])

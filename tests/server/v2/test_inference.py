@@ -34,6 +34,7 @@ class HeldEngine:
     held: list[InferRequest] = field(default_factory=list)
     cancelled: list[InferRequest] = field(default_factory=list)
     failure: Exception | None = None
+    refusal: InferError | None = None
 
     def model(self, name: str, version: str = "") -> Model:
         if (name, version) not in {("m", ""), ("m", "1")}:
@@ -54,8 +55,8 @@ class HeldEngine:
     def release(self, model: Model) -> None:
         model.holds -= 1
 
-    def refuse_full(self, model: Model) -> None:
-        raise InferError(Code.OVERLOADED, "Exceeds maximum queue size")
+    def turn_away(self, model: Model) -> InferError | None:
+        return self.refusal
 
     def let_go(self, values: Any = ((1, 2, 3, 4),)) -> None:
         """Answer all that was submitted, as one batch."""

@@ -35,6 +35,16 @@ class TestParameters:
         assert parameters(own | known) == Parameters(binary=True, timeout_us=7, hooks=True, custom=own)
         assert parameters({"hooks": False}) == Parameters(hooks=False)
 
+    @pytest.mark.parametrize(("ms", "us"), [(20, 20_000), (0.25, 250), (1e-9, 1)])
+    def test_a_latency_target_is_in_milliseconds(self, ms: float, us: int) -> None:
+        assert parameters({"latency_target_ms": ms}) == Parameters(target_us=us)
+
+    @pytest.mark.parametrize("value", [0, -1, True, "5", float("nan"), float("inf"), 86_400_001])
+    def test_a_latency_target_is_a_time_of_a_day_at_most(self, value: Any) -> None:
+        assert refused(parameters, {"latency_target_ms": value}) == (
+            "Unable to parse 'latency_target_ms': expected a number above 0, at most 86400000"
+        )
+
     @pytest.mark.parametrize("value", [None, [1], {"a": 1}, b"x"])
     def test_are_texts_numbers_and_booleans(self, value: Any) -> None:
         assert refused(parameters, {"k": value}) == (

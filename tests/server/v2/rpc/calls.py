@@ -13,7 +13,7 @@ from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
-from penstock.server.errors import GRPC_STATUS
+from penstock.server.errors import GRPC_STATUS, pushback_ms
 from penstock.server.grpc.method import Method, Reader, Status
 from penstock.server.health import Health
 from penstock.server.protobuf import service_pb2
@@ -38,6 +38,7 @@ class FakeCall:
     sent: list[bytes] = field(default_factory=list)
     status: Status | None = None
     text: str = ""
+    pushback_ms: int = 0
 
     def answer(self, message: bytes) -> None:
         self.send(message)
@@ -50,7 +51,8 @@ class FakeCall:
     def finish(self) -> None:
         self._end(Status.OK, "")
 
-    def refuse(self, status: Status, text: str) -> None:
+    def refuse(self, status: Status, text: str, pushback_ms: int = 0) -> None:
+        self.pushback_ms = pushback_ms
         self._end(status, text)
 
     async def drained(self) -> None:
@@ -77,6 +79,7 @@ class HeldEngine:
     held: list[InferRequest] = field(default_factory=list)
     cancelled: list[InferRequest] = field(default_factory=list)
     failure: Exception | None = None
+    refusal: InferError | None = None
 
     def model(self, name: str, version: str = "") -> Model:
         for each in self.loaded:
@@ -91,6 +94,9 @@ class HeldEngine:
         if self.failure is not None:
             raise self.failure
         self.held.append(request)
+
+    def turn_away(self, model: Model) -> InferError | None:
+        return self.refusal
 
     def cancel(self, request: InferRequest) -> None:
         self.cancelled.append(request)
@@ -139,9 +145,13 @@ class FakeHooks:
     def __init__(self, function: Callable[[Mapping[str, Array]], dict[str, Array]] | None = None) -> None:
         self.has_pre = False
         self.has_post = function is not None
+        self.parameters: Mapping[str, Any] | None = None
         self._function = function
 
-    async def infer(self, inputs: Mapping[str, Array], request_id: str = "", deadline_ns: int = 0) -> dict[str, Array]:
+    async def infer(
+        self, inputs: Mapping[str, Array], request_id: str, deadline_ns: int, parameters: Mapping[str, Any] | None
+    ) -> dict[str, Array]:
+        self.parameters = parameters
         if self._function is None:
             raise AssertionError("there are no hooks to run")
         return self._function(inputs)
@@ -153,7 +163,7 @@ class Services:
     def __init__(self, *models: Model, hooks: FakeHooks | None = None, **parts: Any) -> None:
         self.engine = HeldEngine(list(models)) if models else HeldEngine()
         self.repository = FakeRepository()
-        self.health = Health(self.repository)
+        self.health = Health(self.repository, self.engine)
         self.hooks = hooks or FakeHooks()
         made = Parts(
             engine=cast(Any, self.engine), repository=self.repository, health=self.health,
@@ -161,15 +171,17 @@ class Services:
         )  # fmt: skip
         self.methods: dict[str, Method] = methods(made)
 
-    def call(self, name: str, message: Any, metadata: Mapping[str, str] | None = None) -> FakeCall:
+    def call(
+        self, name: str, message: Any, metadata: Mapping[str, str] | None = None, deadline_ns: int = 0
+    ) -> FakeCall:
         """Begin a unary call as the lane does."""
-        call = FakeCall(metadata or {})
+        call = FakeCall(metadata or {}, deadline_ns)
         method = self.methods[name if name.startswith("/") else PREFIX + name]
         assert method.unary is not None
         try:
             method.unary(call, message if type(message) is bytes else message.SerializeToString())
         except InferError as error:
-            call.refuse(GRPC_STATUS[error.code], error.message)
+            call.refuse(GRPC_STATUS[error.code], error.message, pushback_ms(error))
         return call
 
     def open(

@@ -1,0 +1,172 @@
+"""Takes: what the keys of penstock.toml take, one function per kind. Called by penstock_toml.py.
+
+Each is a Check: it takes what the file gives, and returns it as a Statement holds it. It raises ValueError with what it
+takes instead.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+_DEVICE = re.compile(r"cpu|cuda:(0|[1-9]\d*)")
+_INT64 = 2**63 - 1
+_DAY_MS = 86_400_000
+
+Check = Callable[[Any], Any]
+"""Takes what the file gives, returns it as a Statement holds it; raises ValueError with what it takes instead."""
+
+
+def integer(low: int, high: int = _INT64) -> Check:
+    """Take an integer."""
+
+    def check(value: Any) -> int:
+        if type(value) is not int or not low <= value <= high:
+            raise ValueError(f"an integer, {low} or more" if high == _INT64 else f"an integer from {low} to {high}")
+        return value
+
+    return check
+
+
+def seconds(value: Any) -> float:
+    """Take a time in seconds."""
+    if type(value) not in {int, float} or not 0 < value <= 86400:
+        raise ValueError("a number of seconds above 0, at most 86400")
+    return float(value)
+
+
+def milliseconds(value: Any) -> int:
+    """Take a time in milliseconds. Returns: microseconds."""
+    if type(value) not in {int, float} or not 0 < value <= _DAY_MS:
+        raise ValueError(f"a number of milliseconds above 0, at most {_DAY_MS}")
+    micros: int = max(1, round(value * 1000))
+    return micros
+
+
+def megabytes(value: Any) -> int:
+    """Take a size in megabytes. Returns: bytes."""
+    size: int = integer(1, 1 << 40)(value)
+    return size << 20
+
+
+def number(value: Any) -> float:
+    """Take any number."""
+    if type(value) not in {int, float}:
+        raise ValueError("a number")
+    return float(value)
+
+
+def word(value: Any) -> str:
+    """Take a string."""
+    if type(value) is not str or not value:
+        raise ValueError("a string")
+    return value
+
+
+def file_name(value: Any) -> str:
+    """Take the name of a file."""
+    if type(value) is not str or not is_file_name(value):
+        raise ValueError("the name of a file in the version's folder")
+    return value
+
+
+def boolean(value: Any) -> bool:
+    """Take true or false."""
+    if type(value) is not bool:
+        raise ValueError("true or false")
+    return value
+
+
+def flag(value: Any) -> str:
+    """Take true or false, for a runtime's option."""
+    return "1" if boolean(value) else "0"
+
+
+def threads(value: Any) -> str:
+    """Take a number of threads."""
+    return str(integer(1, 4096)(value))
+
+
+def choice(**values: Any) -> Check:
+    """Take one of some words. Returns: what it stands for."""
+
+    def check(value: Any) -> Any:
+        if type(value) is not str or value not in values:
+            raise ValueError("one of " + ", ".join(f'"{name}"' for name in values))
+        return values[value]
+
+    return check
+
+
+def sizes(value: Any) -> tuple[int, ...]:
+    """Take a list of sizes, in any order."""
+    if type(value) is not list or not value or not all(type(size) is int and 0 < size <= _INT64 for size in value):
+        raise ValueError("a list of integers above 0")
+    return tuple(sorted(set(value)))
+
+
+def buckets(value: Any) -> tuple[int, ...]:
+    """Take a list of sizes, in ascending order."""
+    ascending = sizes(value)
+    if list(ascending) != value:
+        raise ValueError("a list of integers above 0, each above the one before")
+    return ascending
+
+
+def axes(value: Any) -> dict[str, int]:
+    """Take a table of names, each with an axis."""
+    if type(value) is not dict or not all(type(axis) is int and 0 <= axis <= _INT64 for axis in value.values()):
+        raise ValueError("a table of outputs, each with its axis: { name = 0 }")
+    return value
+
+
+def count(value: Any) -> int:
+    """Take a number of Instances, or "auto". Returns: 0 for that."""
+    if value == "auto":
+        return 0
+    if type(value) is not int or not 1 <= value <= 1024:
+        raise ValueError('an integer from 1 to 1024, or "auto"')
+    return value
+
+
+def versions(value: Any) -> tuple[str, Any]:
+    """Take which versions to serve."""
+    if value == "all":
+        return "all", ()
+    if type(value) is list and value and all(type(item) is int and 0 < item <= _INT64 for item in value):
+        return "specific", tuple(sorted(set(value)))
+    if type(value) is dict and list(value) == ["latest"] and type(value["latest"]) is int and value["latest"] > 0:
+        return "latest", min(value["latest"], 2**32 - 1)
+    raise ValueError('"all", a list of versions, or { latest = n }')
+
+
+def devices(value: Any) -> tuple[str, ...]:
+    """Take a list of devices."""
+    if type(value) is not list or not value or len(set(map(str, value))) < len(value):
+        raise ValueError('a list of devices, each once ("cpu", "cuda:0", ...)')
+    for device in value:
+        if type(device) is not str or not _DEVICE.fullmatch(device):
+            raise ValueError('a list of devices ("cpu", "cuda:0", ...)')
+    return tuple(value)
+
+
+def replicas(value: Any) -> int | str:
+    """Take a number of replicas."""
+    if value == "shared":
+        return "shared"
+    if type(value) is not int or not 1 <= value <= 4096:
+        raise ValueError('an integer from 1 to 4096, or "shared"')
+    return value
+
+
+def anything(value: Any) -> Any:
+    """Take a table of anything."""
+    if type(value) is not dict:
+        raise ValueError("a table")
+    return value
+
+
+def is_file_name(name: str) -> bool:
+    """Tell whether `name` is one component: it names something in a folder, never the folder or a place outside."""
+    return bool(name) and name not in {".", ".."} and not set(name) & {"/", "\\", "\0"}
