@@ -151,8 +151,10 @@ class Engine:
         if not request.start_ns:
             request.start_ns = now_ns
         target_ns = model.scheduler.target_ns
-        if target_ns and not 0 < request.target_ns < request.start_ns + target_ns:
-            request.target_ns = request.start_ns + target_ns
+        if target_ns:
+            request.start_ns = min(request.start_ns, self._turns.arrived_ns(now_ns))
+            if not 0 < request.target_ns < request.start_ns + target_ns:
+                request.target_ns = request.start_ns + target_ns
         if self.stopping or model.closing:
             raise self._refused(request, now_ns, STOPPING)
         parts = 1
@@ -203,7 +205,7 @@ class Engine:
             return None
         now_ns = time.monotonic_ns()
         with model.lock:
-            late = scheduler.late(now_ns)
+            late = scheduler.late(now_ns, self._turns.arrived_ns(now_ns))
         if late is not None:
             model.statistics.record_failure(REJECTED, now_ns, now_ns)
             model.count(LATE)

@@ -116,12 +116,12 @@ class Promises:
         if end_ns + margin_ns > target_ns and not (start_ns <= now_ns and not lane.live and self._may_try(now_ns)):
             raise _refused(Code.OVERLOADED, LATE, end_ns + margin_ns, target_ns, request.start_ns)
 
-    def late(self, now_ns: int, target_ns: int) -> InferError | None:
-        """Give the error of a request of one row that comes now, if it would be late in any Lane.
+    def late(self, now_ns: int, arrived_ns: int, target_ns: int) -> InferError | None:
+        """Give the error of a request of one row if it would miss its target, `target_ns` from arrival, in every Lane.
 
         One that would find the device idle is left to `check`.
         """
-        last_ns = now_ns + target_ns - self.margin.ns
+        last_ns = arrived_ns + target_ns - self.margin.ns
         lanes = self._lanes.values()
         if any(self._predict(lane, 1, now_ns, self.work_ns - lane.work_ns)[1] <= last_ns for lane in lanes):
             return None
@@ -132,7 +132,7 @@ class Promises:
             soonest_ns = min(soonest_ns, end_ns)
             if soonest_ns <= last_ns or start_ns <= now_ns:
                 return None
-        return _refused(Code.OVERLOADED, LATE, soonest_ns + self.margin.ns, now_ns + target_ns, now_ns)
+        return _refused(Code.OVERLOADED, LATE, soonest_ns + self.margin.ns, arrived_ns + target_ns, arrived_ns)
 
     def _predict(self, lane: Lane, rows: int, now_ns: int, others_ns: float) -> tuple[float, float]:
         """Predict when a request of `rows` more in a Lane starts to run and has run, behind `others_ns` of other Lanes.

@@ -148,7 +148,7 @@ class World:
     def submit(self, number: int, now_ns: int) -> None:
         """Submit one of the arrivals."""
         kind, scheduler = self._kinds[number], self.scheduler
-        if scheduler.target_ns and scheduler.late(now_ns):
+        if scheduler.target_ns and scheduler.late(now_ns, now_ns):
             self._end(number, REFUSED, now_ns)
             return
         request = InferRequest(_NOBODY, [], kind.rows, kind.key, (), _NO_SINK)

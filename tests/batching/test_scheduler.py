@@ -657,7 +657,7 @@ class TestLateBeforeDecoding:
         flat(scheduler, 1_000_000, *keys)
         said = []
         for number in range(200):
-            late, refused = scheduler.late(1), False
+            late, refused = scheduler.late(1, 1), False
             try:
                 target_of(scheduler, 8_000_000, key=keys[number % len(keys)])
             except InferError:
@@ -668,19 +668,34 @@ class TestLateBeforeDecoding:
         # with two Lanes the last place in one of them may be found when the body is decoded
         assert said[-50:] == [(True, True)] * 50
 
+    def test_it_is_said_anew_when_a_batch_was_taken_and_of_whoever_arrived_later(self) -> None:
+        scheduler = scheduler_of(latency_target_us=8_000)
+        flat(scheduler, 1_000_000)
+        with pytest.raises(InferError):
+            for _ in range(200):
+                target_of(scheduler, 8_000_000)
+        first = scheduler.late(1, 1)
+
+        assert first is not None
+        assert scheduler.late(1, 1) is first
+        assert scheduler.late(30_000_000, 30_000_000) is not first
+        again = scheduler.late(1, 1)
+        scheduler.take(1)
+        assert scheduler.late(1, 1) is not again
+
     def test_nobody_is_late_for_a_model_without_a_target(self) -> None:
         scheduler = scheduler_of()
         flat(scheduler, 1_000_000_000)
         for _ in range(100):
             add(scheduler)
 
-        assert scheduler.late(1) is None
+        assert scheduler.late(1, 1) is None
 
     def test_an_idle_server_is_not_late(self) -> None:
         scheduler = scheduler_of(latency_target_us=1)
         flat(scheduler, 1_000_000)
 
-        assert scheduler.late(1) is None
+        assert scheduler.late(1, 1) is None
 
 
 class TestHoldingOpenUnderATarget:

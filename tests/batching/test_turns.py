@@ -1,0 +1,53 @@
+"""Turns: since when a request may have waited in its socket."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from penstock.batching import turns
+from penstock.batching.turns import BREATH_NS, Turns
+
+
+class Clock:
+    """Stands in for the module `time`."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(turns, "time", clock)
+    return clock
+
+
+def turn(watched: Turns, clock: Clock, at_ns: int) -> None:
+    """Let a turn of the loop end."""
+    clock.now_ns = at_ns
+    watched._turn()
+
+
+def test_what_an_idle_loop_reads_has_just_come(clock: Clock) -> None:
+    watched = Turns(cast(Any, None), lambda *_: None)
+    turn(watched, clock, 1_000_000)
+
+    assert watched.arrived_ns(50_000_000) == 50_000_000
+    assert watched.arrived_ns(50_000_000 + 3 * BREATH_NS) == 50_000_000 + 3 * BREATH_NS
+
+
+def test_what_a_loop_reads_that_is_never_idle_may_have_come_since_the_turn_before(clock: Clock) -> None:
+    watched = Turns(cast(Any, None), lambda *_: None)
+    for now_ns in range(10_000_000, 16_000_000, 1_000_000):
+        watched.arrived_ns(now_ns)
+    turn(watched, clock, 16_000_000)
+    assert watched.arrived_ns(17_000_000) == 10_000_000
+
+    turn(watched, clock, 18_000_000)
+    assert watched.arrived_ns(19_000_000) == 16_000_000
+    assert watched.arrived_ns(20_000_000) == 16_000_000
