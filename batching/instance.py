@@ -110,8 +110,11 @@ class ThreadInstance:
         with model.lock:
             batch = model.scheduler.take(time.monotonic_ns(), most_ns)
             self.idle = batch is None and not self._stopping
-            if batch is not None and model.scheduler.live:
+            left = model.scheduler.live > 0
+            if batch is not None and left:
                 model.wake_one()
+        if batch is None and left and model.held:
+            model.leave_held()
         return batch
 
     def _take_in_turn(self) -> Batch | None:

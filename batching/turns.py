@@ -45,8 +45,10 @@ class Turns:
         """Tell since when a request may have waited in its socket that is read now.
 
         A loop that is never idle reads in each turn what has come since the one before: at 1.3 times what the front end
-        can do requests wait there longer than in the queue. Call once for each request that has a target.
+        can do requests wait there longer than in the queue. Call once for each request that has a target, refused or
+        not: were the turns left out that refuse all they read, whoever comes next would be refused for having waited.
         """
+        self._look()
         if now_ns > self._latest_ns + BREATH_NS:
             self._busy_ns = now_ns
         self._latest_ns = now_ns
@@ -56,6 +58,9 @@ class Turns:
         """Look at a model at the end of this loop turn, when all that has arrived is in."""
         model.dirty = True
         self._dirty.append(model)
+        self._look()
+
+    def _look(self) -> None:
         if not self._turn_due:
             self._turn_due = True
             self._loop.call_soon(self._turn)
@@ -78,7 +83,7 @@ class Turns:
                 self._watch_hold(model, now_ns)
 
     def finished_on_thread(self, model: Model, ran: list[Batch]) -> None:
-        """Deliver what an Instance has run. Called on its thread."""
+        """Deliver what an Instance has run; if that is nothing, it has left what is held open. Called on its thread."""
         self._finished.append((model, ran))
         if not self._delivery_due:
             self._delivery_due = True
@@ -90,6 +95,8 @@ class Turns:
         while finished:
             model, ran = finished.popleft()
             self.deliver(model, ran)
+            if not ran and not model.dirty:
+                self.mark(model)
 
     def deliver(self, model: Model, ran: list[Batch]) -> None:
         """Count what ran and hand it out."""
