@@ -33,8 +33,8 @@ def bucket(length: int, buckets: Sequence[int]) -> int:
     Where no buckets are said they are 16, 32, 48, ... 128, 160, 192, 224, 256, 320, ...: four to a doubling. Of lengths
     spread evenly in 1 to 128 they make 12% more, powers of two a third, and steps of 8 below 64 8%, with fewer requests
     to a batch. Of one length's throughput that is 0.75 to 0.85, 0.62 to 0.72 and 0.69 to 0.83, and 0.30 to 0.49 without
-    padding (perf/padding.py). To fill batches up from Lanes of other lengths, where the learned times said that it saves,
-    gave 0.54 to 0.64: the added elements cost more than the batches saved.
+    padding (perf/padding.py). To fill batches up from Lanes of other lengths, where the learned times said that it
+    saves, gave 0.54 to 0.64: the added elements cost more than the batches saved.
     """
     if buckets:
         place = bisect_left(buckets, length)
@@ -203,7 +203,7 @@ def element(spec: TensorSpec, value: float) -> Any:
     dtype = spec.type.dtype
     if dtype.kind in "iub":
         low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype.str).min, np.iinfo(dtype.str).max)
-        if value != int(value) or not low <= value <= high:
+        if value % 1 or not low <= value <= high:
             raise ValueError(f"{spec.datatype} does not hold {value:g}")
         return int(value)
     return value
