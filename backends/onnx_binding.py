@@ -111,8 +111,9 @@ class OnnxBinding:
 
     def stop(self) -> None:
         """End the run under way: ONNX Runtime looks at the flag between two nodes."""
-        self._stopped = True
+        # in this order: a `lend` in between would else forget a flag that is set after it, and nothing ran any more
         self._run_options.terminate = True
+        self._stopped = True
 
     def release(self) -> None:
         """Let go of the session and all buffers."""

@@ -206,10 +206,12 @@ class Engine:
         now_ns = time.monotonic_ns()
         with model.lock:
             late = scheduler.late(now_ns, self._turns.arrived_ns(now_ns))
-        if late is not None:
-            model.statistics.record_failure(REJECTED, now_ns, now_ns)
-            model.count(LATE)
-        return late
+        if late is None:
+            return None
+        model.statistics.record_failure(REJECTED, now_ns, now_ns)
+        model.count(LATE)
+        # it is shared: each raise would add its frames to those before, and they hold bodies
+        return late.with_traceback(None)
 
     def make_room(self, model: Model) -> None:
         """Run a batch of a full queue here and now if it is fast; refuse the request at the door otherwise.

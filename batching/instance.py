@@ -199,6 +199,8 @@ class ThreadInstance:
     def _recover(self) -> bool:
         """Try again when it is time; until then leave what comes to the others, or refuse it if there are none."""
         model, failure = self._model, self.failure
+        if self._turn:
+            self._end_turn()  # loading takes long, and so may the wait for the next attempt
         if failure is None or (time.monotonic_ns() >= self._retry_ns and self._replace(failure)):
             return not self._mends or self._mend()
         if model.healthy:

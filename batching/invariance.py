@@ -109,6 +109,7 @@ def probe(spec: ModelSpec, backend: Backend, *, natural: bool = True) -> Probed:
     on what is drawn has a reason.
     """
     signature, most = spec.signature, spec.policy.max_batch_rows or 1
+    most = min(most, spec.policy.cap_rows or most)
     reason = _obstacle(signature) if most > 1 else "no two rows share a batch"
     if reason or signature is None:
         return Probed({}, reason=reason)

@@ -96,6 +96,8 @@ class _Search:
         cheap = took_ns * CHEAP < batch.cost_ns and not isinstance(error, RunStopped)
         self._suspects = Suspects(len(batch.requests), cheap=cheap)
         self._ran: list[Batch] = []
+        self._too_big: list[tuple[int, Batch]] = []
+        """Parts that did not fit the memory, with how many were left to settle then."""
         self._events = {"batch_retries": 0, "runs_stopped": 0, "out_of_memory": 0}
         self._patient = True
 
@@ -111,6 +113,7 @@ class _Search:
                 self._events["batch_retries"] += 1
                 error = _attempt(self._model, self._binding, part)
         finally:
+            self._lower_cap()
             for event, times in self._events.items():
                 if times:
                     self._model.count(event, times)
@@ -127,8 +130,7 @@ class _Search:
             self._events["out_of_memory"] += 1
             suspects.too_many(count)
             if count > 1:
-                with self._model.lock:
-                    self._model.scheduler.memory_cap.lower(part.rows, time.monotonic_ns())
+                self._too_big.append((suspects.left, part))
             # one that does not fit alone is tried once more: others may have ended
             self._patient = count > 1
             return
@@ -149,7 +151,8 @@ class _Search:
         if len(part.requests) > 1:
             suspects.failed(len(part.requests))
         else:
-            self._convict(part, error)
+            # never again: a gRPC client with a retry policy would send it anew, and hold up the others each time
+            self._convict(part, RunStopped(error.code, error.message, -1))
         if suspects.left and self._events["runs_stopped"] > suspects.depth:
             self._ran += refuse(self._part(suspects.left), error)
             suspects.left = 0
@@ -163,10 +166,24 @@ class _Search:
             error = InferError(Code.INTERNAL, f"inference failed in '{name}': {type(error).__name__}")
         elif isinstance(error, OutOfMemory):
             self._events["out_of_memory"] += 1
+            self._absolve(self._suspects.left)
         _fail(request, error)
         part.exec_end_ns = time.monotonic_ns()
         self._ran.append(part)
         self._suspects.convicted()
+
+    def _absolve(self, left: int) -> None:
+        """Forget the parts that held a request which does not fit by itself: they tell nothing of how many rows fit.
+
+        Otherwise one client's outsize request would have all others run in batches of one for half a minute.
+        """
+        self._too_big = [(at, part) for at, part in self._too_big if not at - len(part.requests) < left <= at]
+        self._suspects.too_big()
+
+    def _lower_cap(self) -> None:
+        for _, part in self._too_big:
+            with self._model.lock:
+                self._model.scheduler.memory_cap.lower(part.rows, time.monotonic_ns())
 
     def _part(self, count: int) -> Batch:
         """Make a Batch of the next `count` requests that are not settled."""

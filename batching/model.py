@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .batch import Batch
     from .device import Device
     from .request import Key
-    from .spec import ModelSpec
+    from .spec import BatchPolicy, ModelSpec
     from .watchdog import Watchdog
 
 FAST_NS = {"auto": 100_000, "thread": 0, "loop": 1 << 62}
@@ -60,7 +60,7 @@ class Model:
         self.node_outputs: Sequence[Any] = backends[0].node_outputs
         self.statistics = ModelStatistics()
         self.max_rows = spec.policy.max_batch_rows or 1
-        self.request_rows = max(self.max_rows, spec.policy.max_queue_rows if spec.policy.split else 0)
+        self.request_rows = max(self.max_rows, _queue_rows(spec.policy, self.max_rows) if spec.policy.split else 0)
         self.allowed_rows = spec.policy.allowed_rows
         self.padding = Padding(spec, self.signature) if spec.padding else None
         self.all_outputs = tuple(i for i, output in enumerate(self.signature.outputs) if output.is_tensor)
@@ -204,6 +204,10 @@ class Model:
         self.learn(taken, ran)
         self._finished(self, ran)
 
+    def leave_held(self) -> None:
+        """Have the event loop wake an Instance when what is held open is due. Called on an Instance's thread."""
+        self._finished(self, [])
+
     def learn(self, taken: Batch, ran: list[Batch]) -> None:
         """Feed the CostModel, failures left out. `ran` are the batches that `taken` has become."""
         now_ns = ran[-1].exec_end_ns
@@ -212,3 +216,9 @@ class Model:
             for batch in ran:
                 if batch.requests[0].error is None:
                     self.scheduler.learn(batch.key, batch.rows, batch.exec_end_ns - batch.exec_start_ns, now_ns)
+
+
+def _queue_rows(policy: BatchPolicy, batch_rows: int) -> int:
+    """Count the rows of the largest request that an empty queue takes in parts: each part waits as a request."""
+    most = policy.max_queue_rows
+    return min(most, (policy.max_queue_requests or most) * batch_rows)

@@ -83,6 +83,10 @@ def _check_outputs(spec: ModelSpec, signature: Signature, padded: PaddedAxis) ->
         if free and not named:
             text = f"the model has no name for this axis; say which axis of {', '.join(free)} is as long as it, or {{}}"
             raise _wrong(spec, padded, "outputs", text)
+        own = _own_axes(signature)
+        if own and all(other.outputs is None for other in spec.padding):
+            text = f"{', '.join(own)}: a free axis that no input has; say it if it is as long as a padded one, or {{}}"
+            raise _wrong(spec, padded, "outputs", text)
         return
     for name, axis in padded.outputs.items():
         output = signature.output.get(name)
@@ -94,6 +98,16 @@ def _check_outputs(spec: ModelSpec, signature: Signature, padded: PaddedAxis) ->
             raise _wrong(spec, padded, "outputs", text)
 
 
+def _own_axes(signature: Signature) -> list[str]:
+    """List outputs with a free axis of no input's name, as exporters make up: nothing tells what it is as long as."""
+    known = {name for spec in signature.inputs for name in spec.axes[1:]} - {""}
+    return [
+        output.name
+        for output in signature.outputs
+        if any(size < 0 and axis_name(output, axis) not in known for axis, size in enumerate(output.shape[1:]))
+    ]
+
+
 def _check_twins(spec: ModelSpec, signature: Signature, padded: PaddedAxis) -> None:
     """Check that what must be as long as a padded axis is padded with it, to the same lengths."""
     others = {(other.input, other.axis): other for other in spec.padding}
@@ -102,7 +116,10 @@ def _check_twins(spec: ModelSpec, signature: Signature, padded: PaddedAxis) -> N
         other = others.get((tensor.name, axis))
         if other is None and tensor.name not in masks:
             text = f"{padded.axis} must be as long as axis {axis} of '{tensor.name}', which is not padded"
-            raise _wrong(spec, padded, "axis", f"{text}: it needs a [padding.{tensor.name}] too")
+            cure = f"it needs a [padding.{tensor.name}] too"
+            if tensor.name == padded.input:
+                cure = "only one axis of an input can be"
+            raise _wrong(spec, padded, "axis", f"{text}: {cure}")
         if other is not None and other.buckets != padded.buckets:
             text = f"{list(padded.buckets)} are not those of '{tensor.name}', which must be as long"
             raise _wrong(spec, padded, "buckets", text)

@@ -149,14 +149,20 @@ class Promises:
         return start_ns, start_ns + lane.full_p95_ns
 
     def _start_ns(self, now_ns: int, ahead_ns: float) -> float:
-        """Predict when a batch starts that has `ahead_ns` of work before it, and what is under way."""
+        """Predict when a batch starts that has `ahead_ns` of work before it, and what is under way.
+
+        Where all Instances should have been free by now, they are taken to go on for as long again as they are late:
+        nobody is let in meanwhile whose target is shorter than that.
+        """
         running = self._running
         if not running or (not ahead_ns and len(running) < self._instances):
             return now_ns + ahead_ns / self._instances
-        left_ns = ahead_ns
+        left_ns, last_ns = ahead_ns, 0.0
         for end_ns in running.values():
             left_ns += self.between_ns + (end_ns - now_ns if end_ns > now_ns else 0)
-        return now_ns + left_ns / self._instances
+            last_ns = max(last_ns, end_ns)
+        late_ns = now_ns - last_ns if len(running) >= self._instances and last_ns < now_ns else 0
+        return now_ns + late_ns + left_ns / self._instances
 
     def _before_ns(self, request: InferRequest, lane: Lane) -> float:
         """Predict what the other Lanes take that go before a request."""

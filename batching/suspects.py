@@ -18,7 +18,7 @@ class Suspects:
     failures it takes at most to find one guilty request where failures are not cheap, the first included.
     """
 
-    __slots__ = ("_cheap", "_convicted", "_failed", "_fits", "_settled", "_together", "depth", "left")
+    __slots__ = ("_all", "_cheap", "_convicted", "_failed", "_fits", "_settled", "_together", "depth", "left")
 
     def __init__(self, count: int, *, cheap: bool = False) -> None:
         self.left = count
@@ -27,6 +27,7 @@ class Suspects:
         self._together = 0
         """So many that are next have failed together, so that one of them is guilty; 0: nothing is known."""
         self._failed = count
+        self._all = count
         self._fits = count
         self._settled = 0
         self._convicted = 0
@@ -60,6 +61,10 @@ class Suspects:
         """Note that the next `count` failed because they were so many."""
         self._together = 0
         self._fits = max(1, count // 2)
+
+    def too_big(self) -> None:
+        """Note that the next one does not fit by itself, so that nothing is known of how many others fit."""
+        self._fits = self._all
 
     def convicted(self) -> None:
         """Note that the next one failed alone and was answered."""

@@ -17,7 +17,7 @@ from penstock.server.hooks.loading import check_file
 from penstock.server.hooks.replicas import plan
 
 from .findings import Finding
-from .scan import Defaults, scan
+from .scan import Defaults, Entry, scan
 from .statement import shown
 
 
@@ -65,7 +65,8 @@ def check(
             try:
                 done, report.invariance[spec.path] = _completed(spec, loaders, invariance)
             except InferError as error:
-                report.findings.append(Finding(spec.path, error.message, model=spec.name, version=spec.version))
+                path, line = _place(entry, spec.path, error.message)
+                report.findings.append(Finding(path, error.message, line, model=spec.name, version=spec.version))
                 continue
             problems = check_file(spec.hooks.path) if spec.hooks is not None else []
             found = [_placed(done, problem) for problem in problems]
@@ -73,6 +74,12 @@ def check(
             if not found:
                 report.specs.append(done)
     return report
+
+
+def _place(entry: Entry, path: Path, message: str) -> tuple[Path, int]:
+    """Give the file and line of what a message names (`, padding.input_ids.axis: ...`), or else the model's `path`."""
+    named = [name for name in entry.places if f", {name}:" in message or f", {name}." in message]
+    return entry.places[max(named, key=len)] if named else (path, 0)
 
 
 def _completed(spec: ModelSpec, loaders: Mapping[str, Loader], invariance: bool) -> tuple[ModelSpec, str]:

@@ -7,7 +7,7 @@ A model repository holds `<model>/<version>/model.onnx`, beside each version opt
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,8 @@ class Defaults:
 class Entry:
     """One model on disk: its folder or file, one ModelSpec per version to serve, its ModelConfig as declared.
 
-    A mistake about the whole model leaves `specs` empty; one about a version leaves that version out.
+    A mistake about the whole model leaves `specs` empty; one about a version leaves that version out. `places` has the
+    file and line of each thing said, by its name in penstock.toml.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Entry:
     specs: tuple[ModelSpec, ...] = ()
     config: Any = None
     findings: tuple[Finding, ...] = field(default=())
+    places: Mapping[str, tuple[Path, int]] = field(default_factory=dict)
 
 
 def scan(paths: Iterable[Path], defaults: Defaults) -> tuple[list[Entry], list[Finding]]:
@@ -194,7 +196,7 @@ def _file(path: Path, defaults: Defaults) -> tuple[list[Entry], list[Finding]]:
     _say_versions(config, Statement(path))
     spec = _spec(path.stem, path, stated, defaults)
     findings += _oversized(spec, stated)
-    return [_entry(spec, config, [(1, path)], findings)], []
+    return [_entry(spec, stated, config, [(1, path)], findings)], []
 
 
 def read_folder(folder: Path, defaults: Defaults, given: Any = None) -> Entry | None:
@@ -226,10 +228,10 @@ def read_folder(folder: Path, defaults: Defaults, given: Any = None) -> Entry | 
     spec = _spec(folder.name, folder, stated, defaults)
     findings += _oversized(spec, stated)
     if any(finding.mistake for finding in findings):
-        return _entry(spec, config, [], findings)
+        return _entry(spec, stated, config, [], findings)
     chosen = _chosen(folder, stated, versions, findings)
     located = [(version, path) for version in chosen if (path := _located(folder, version, filename, findings))]
-    return _entry(spec, config, located, findings)
+    return _entry(spec, stated, config, located, findings)
 
 
 def _native(path: Path, findings: list[Finding]) -> Statement:
@@ -324,7 +326,10 @@ def _oversized(spec: ModelSpec, stated: Statement) -> list[Finding]:
     ]
 
 
-def _entry(spec: ModelSpec, config: Any, located: list[tuple[int, Path]], findings: list[Finding]) -> Entry:
+def _entry(
+    spec: ModelSpec, stated: Statement, config: Any, located: list[tuple[int, Path]], findings: list[Finding]
+) -> Entry:
     whole = any(finding.mistake and not finding.version for finding in findings)
     specs = () if whole else tuple(replace(spec, version=version, path=path) for version, path in located)
-    return Entry(spec.name, spec.path, specs, config, tuple(finding.about(spec.name) for finding in findings))
+    about = tuple(finding.about(spec.name) for finding in findings)
+    return Entry(spec.name, spec.path, specs, config, about, stated.places)

@@ -472,5 +472,27 @@ def test_closing_frees_the_session_and_the_buffers(path: Path) -> None:
     np.testing.assert_array_equal(float_rows(4) * 2, result)
 
 
+def test_a_stop_that_comes_while_buffers_are_lent_harms_no_later_run(path: Path) -> None:
+    contract_model("rows", path)
+    backend = load(path, "cpu", {})
+    binding: Any = backend.bind(batched(backend.graph), 4)
+
+    class Options:
+        """Stands in for the run's options: while its flag is set, another thread lends."""
+
+        terminate = property(lambda self: self.set_, lambda self, value: self.put(value))
+
+        def put(self, value: bool) -> None:
+            if value:
+                binding.lend(4, [(4, 4)])
+            self.set_ = value
+
+    binding._run_options = options = Options()
+    binding.stop()
+    binding.lend(4, [(4, 4)])
+
+    assert not options.terminate
+
+
 def _session(backend: OnnxBackend) -> Any:
     return next(each for each in vars(backend).values() if isinstance(each, onnxruntime.InferenceSession))

@@ -123,6 +123,21 @@ class TestWhoGoesNext:
         assert device.end(away, 0, MS, more=True) is False
         assert waits.turns == 1
 
+    def test_one_that_comes_to_a_device_that_is_never_free_has_saved_nothing(self) -> None:
+        device = Device(1)
+        hot, other, late = (device.join(1, 1) for _ in range(3))
+        waits = {share: asks(device, share) for share in (hot, other)}
+        order = []
+        for turn in range(20):
+            if turn == 10:
+                waits[late] = asks(device, late)
+            running = next(share for share, puppet in waits.items() if puppet.turns)
+            order.append(running)
+            device.end(running, 0, 10 * MS, more=False)
+            waits[running] = asks(device, running)
+
+        assert 3 <= order.count(late) <= 4
+
     def test_one_that_had_the_device_to_itself_owes_nothing(self) -> None:
         device = Device(1)
         alone = device.join(1, 1)

@@ -809,6 +809,14 @@ class TestHoldingOpen:
 
             assert await house.sink.holds(1) == [request]
 
+    async def test_what_a_full_batch_leaves_is_held_and_then_goes(self, executor: str) -> None:
+        async with serving(executor=executor, max_queue_delay_us=20_000) as house:
+            for _ in range(ROWS + 2):
+                house.submit()
+            await house.sink.holds(ROWS + 2)
+
+            assert rows_run(house.backend) == [ROWS, 2]
+
     async def test_a_full_batch_goes_at_once(self, executor: str) -> None:
         async with serving(executor=executor, max_queue_delay_us=HOUR_US) as house:
             for _ in range(ROWS):

@@ -178,6 +178,13 @@ def test_only_allowed_sizes_are_considered(tmp_path: Path) -> None:
     assert settle(spec, [backend]).policy.max_batch_rows in {3, 5}
 
 
+def test_a_batch_is_no_larger_than_its_cap(tmp_path: Path) -> None:
+    spec, backend = load(tmp_path, "matmul", cap_rows=3)
+
+    assert set(probe(spec, backend, natural=False).fixed) <= {2, 3}
+    assert settle(spec, [backend]).policy.max_batch_rows in {2, 3}
+
+
 def test_who_does_not_ask_for_it_is_left_as_it_is(tmp_path: Path) -> None:
     spec, backend = load(tmp_path, "matmul", invariant=False)
 

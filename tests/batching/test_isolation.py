@@ -297,6 +297,33 @@ class TestABatchThatDoesNotFitTheMemory:
 
         assert served(requests) == [True] * 4 + [False] + [True] * 3
 
+    def test_because_of_one_request_alone_leaves_those_to_come_as_they_are(self) -> None:
+        def function(inputs: list[Any]) -> list[Any]:
+            if GUILTY in inputs[0]:
+                raise OutOfMemory(Code.OVERLOADED, "Failed to allocate memory", 1)
+            return same_and_sum(inputs)
+
+        model, backend = model_of(function)
+        requests = requests_for(model, 0, 1, GUILTY, 3, 4, 5, 6, 7)
+        run(model, backend, *requests)
+
+        assert served(requests) == [True] * 2 + [False] + [True] * 5
+        assert rows_run(backend) == [8, 4, 2, 2, 1, 1, 5]
+        assert model.scheduler.memory_cap.rows == 0
+
+    def test_because_of_one_and_of_its_size_makes_those_to_come_smaller_all_the_same(self) -> None:
+        def function(inputs: list[Any]) -> list[Any]:
+            if GUILTY in inputs[0] or len(inputs[0]) > 3:
+                raise OutOfMemory(Code.OVERLOADED, "Failed to allocate memory", 1)
+            return same_and_sum(inputs)
+
+        model, backend = model_of(function)
+        requests = requests_for(model, GUILTY, *range(1, 8))
+        run(model, backend, *requests)
+
+        assert served(requests) == [False] + [True] * 7
+        assert model.scheduler.memory_cap.rows == 3
+
     def test_alone_is_tried_once_more_for_others_may_have_ended(self) -> None:
         attempts: list[int] = []
 
@@ -403,6 +430,14 @@ class TestABatchThatIsStopped:
         assert served(requests) == [position != 11 for position in range(32)]
         assert error_of(requests[11]) == (Code.EXPIRED, "model 'm': run exceeded its limit of 500 ms")
         assert model.events["runs_stopped"] == 4
+
+    def test_tells_the_guilty_not_to_come_back_and_says_nothing_of_it_to_those_who_share_their_fate(self) -> None:
+        model, backend = model_of(stopped, run_limit_us=1000)
+        requests = requests_for(model, GUILTY, GUILTY, 1, 1)
+        run(model, backend, *requests)
+
+        after_ns = [request.error and request.error.retry_after_ns for request in requests]
+        assert after_ns == [-1, -1, 0, 0]
 
     @settings(max_examples=60, deadline=None)
     @given(st.lists(st.booleans(), min_size=1, max_size=40))

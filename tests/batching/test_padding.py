@@ -271,7 +271,7 @@ class TestWhatIsRefusedAtLoad:
             (replace(PADDED, buckets=(8, 4)), "padding.ids.buckets: [8, 4] must ascend from 1 or more"),
             (replace(PADDED, buckets=(0, 4)), "padding.ids.buckets: [0, 4] must ascend from 1 or more"),
             (replace(PADDED, value=0.5), "padding.ids.value: INT64 does not hold 0.5"),
-            (replace(PADDED, value=float("inf")), "padding.ids.value: cannot convert float infinity to integer"),
+            (replace(PADDED, value=float("inf")), "padding.ids.value: INT64 does not hold inf"),
             (replace(PADDED, mask="m"), "padding.ids.mask: the model has no input 'm', but ids, mask"),
             (replace(PADDED, mask="ids"), "padding.ids.mask: an input cannot be its own mask"),
             (replace(PADDED, mask=""), f"padding.ids.axis: {LONE}"),
@@ -319,6 +319,22 @@ class TestWhatIsRefusedAtLoad:
         text = "model 'm', padding.ids: the model has no axis for rows, so requests share no batches"
 
         assert refusal(PADDED, max_batch_rows=0) == text
+
+    def test_two_axes_of_one_input_that_must_be_as_long(self) -> None:
+        square = Signature((TensorSpec("x", "FP32", (-1, -1, -1), axes=("N", "S", "S")),), (GRAPH.outputs[1],))
+
+        text = (
+            "padding.x.axis: 0 must be as long as axis 1 of 'x', which is not padded: only one axis of an input can be"
+        )
+        assert refusal(PaddedAxis("x", 0), graph=square) == f"model 'm', {text}"
+
+    def test_an_output_whose_free_axis_no_input_has_must_be_spoken_of(self) -> None:
+        graph = Signature(GRAPH.inputs, (replace(SAME, axes=("N", "Castsame_dim_1")), GRAPH.outputs[1]))
+
+        text = "same: a free axis that no input has; say it if it is as long as a padded one, or {}"
+        assert refusal(PADDED, graph=graph) == f"model 'm', padding.ids.outputs: {text}"
+        for outputs in ({"same": 0}, {}):
+            assert spec_of(replace(PADDED, outputs=outputs), graph=graph).signature is not None
 
     def test_an_axis_without_a_name_must_say_what_is_cut_back(self) -> None:
         nameless = Signature((replace(IDS, axes=()),), (replace(SAME, axes=()),))

@@ -105,7 +105,20 @@ class TestWhatWasPromised:
         promises, lane = promises_of()
         promises.took(batch_of(0), 0)
 
-        assert [promised_ns(promises, lane, now_ns) for now_ns in (0, MS // 4, 2 * MS)] == [2 * MS, 7 * MS // 4, MS]
+        assert [promised_ns(promises, lane, now_ns) for now_ns in (0, MS // 4, MS)] == [2 * MS, 7 * MS // 4, MS]
+
+    def test_a_run_that_is_late_is_taken_to_go_on_for_as_long_again(self) -> None:
+        promises, lane = promises_of()
+        promises.took(batch_of(0), 0)
+
+        assert promised_ns(promises, lane, 41 * MS) == 41 * MS
+
+    def test_one_late_run_holds_up_nobody_while_another_instance_is_in_time(self) -> None:
+        promises, lane = promises_of(instances=2)
+        promises.took(batch_of(0), 0)
+        promises.took(batch_of(40 * MS), 40 * MS)
+
+        assert promised_ns(promises, lane, 41 * MS) == MS
 
     def test_a_run_that_has_ended_does_not_count(self) -> None:
         promises, lane = promises_of()

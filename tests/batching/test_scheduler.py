@@ -500,7 +500,9 @@ class TestMissedTargets:
         flat(scheduler)
         late = target_of(scheduler, 5_000, now_ns=1)
         target_of(scheduler, 50_000, now_ns=2)
-        scheduler.take(10_000)
+        first = scheduler.take(10_000)
+        assert first is not None
+        scheduler.finished(first, 20_000)
         target_of(scheduler, 900_000, now_ns=PATIENCE_NS, key=B)
         target_of(scheduler, 950_000, now_ns=PATIENCE_NS)
         batch = scheduler.take(PATIENCE_NS + 1)

@@ -364,6 +364,21 @@ class TestALostDevice:
             assert [request.error for request in later] == [None] * 20
             assert house.model.healthy
 
+    def test_a_model_that_is_down_holds_no_turn(self, device: Device) -> None:
+        doors = Doors()
+        with opened(doors, device, reopen=Reopening(list, failures=1 << 30)) as one, opened(list, device) as other:
+            one.add()
+            doors.wait_in()
+            one.add()  # for which it would keep its turn
+            with one.model.lock:
+                one.model._loop_lost = one.model.loop_binding
+                one.model.instances[0].mend_loop()
+            doors.let_out()
+            served = other.add()
+            other.ended(served)
+
+            assert served[0].error is None
+
     def test_a_model_that_is_down_can_be_closed(self, device: Device) -> None:
         with opened(Losing(1), device, reopen=Reopening(list, failures=1 << 30)) as house:
             house.ended(house.add())

@@ -204,6 +204,13 @@ class TestServing:
 
             assert caught.value.message == "inference request batch-size must be <= 10 for 'm'"
 
+    async def test_so_are_more_parts_than_the_queue_takes_requests(self) -> None:
+        async with house(max_queue_requests=2) as place:
+            with pytest.raises(InferError) as caught:
+                await place.engine.infer(place.model, [np.ones((9, 4), np.float32)])
+
+            assert caught.value.message == "inference request batch-size must be <= 8 for 'm'"
+
     async def test_without_the_policy_the_bound_is_the_batch(self) -> None:
         backend = FakeBackend(GRAPH, same)
         engine = Engine(asyncio.get_running_loop(), {"fake": fake_loader(backend)})
@@ -263,6 +270,7 @@ class TestServing:
             whole = place.submit(9)
             await place.gate.entered()
             place.engine.cancel(whole)
+            assert whole.parts is None  # so that no part that runs brings it back
             last = place.submit(1, 5.0)
             place.gate.open()
 

@@ -106,6 +106,20 @@ async def test_who_would_be_late_is_turned_away_before_its_body_is_decoded() -> 
         assert (model.events, rejected(model)) == ({"late_refusals": 1}, 1)
 
 
+async def test_a_refusal_that_many_share_holds_no_frames_of_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with backlog() as (engine, model, _):
+        monkeypatch.setattr(engine._turns, "arrived_ns", lambda now_ns: now_ns // TARGET_NS * TARGET_NS)
+        depths = []
+        for _ in range(3):
+            error = engine.turn_away(model)
+            assert error is not None
+            with pytest.raises(InferError) as raised:
+                raise error
+            depths.append(len(raised.traceback))
+
+        assert depths == [1, 1, 1]
+
+
 async def test_a_full_queue_turns_away_without_being_late() -> None:
     async with serving(target_us=0, queue_rows=4) as (engine, model, gate):
         gate.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -20,6 +21,21 @@ class Clock:
         return self.now_ns
 
 
+class Loop:
+    """Stands in for the event loop: remembers what is to be called at the end of its turn."""
+
+    def __init__(self) -> None:
+        self.soon: list[Callable[[], None]] = []
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self.soon.append(callback)
+
+    def end_turn(self) -> None:
+        soon, self.soon = self.soon, []
+        for callback in soon:
+            callback()
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
@@ -34,7 +50,7 @@ def turn(watched: Turns, clock: Clock, at_ns: int) -> None:
 
 
 def test_what_an_idle_loop_reads_has_just_come(clock: Clock) -> None:
-    watched = Turns(cast(Any, None), lambda *_: None)
+    watched = Turns(cast(Any, Loop()), lambda *_: None)
     turn(watched, clock, 1_000_000)
 
     assert watched.arrived_ns(50_000_000) == 50_000_000
@@ -42,7 +58,7 @@ def test_what_an_idle_loop_reads_has_just_come(clock: Clock) -> None:
 
 
 def test_what_a_loop_reads_that_is_never_idle_may_have_come_since_the_turn_before(clock: Clock) -> None:
-    watched = Turns(cast(Any, None), lambda *_: None)
+    watched = Turns(cast(Any, Loop()), lambda *_: None)
     for now_ns in range(10_000_000, 16_000_000, 1_000_000):
         watched.arrived_ns(now_ns)
     turn(watched, clock, 16_000_000)
@@ -51,3 +67,15 @@ def test_what_a_loop_reads_that_is_never_idle_may_have_come_since_the_turn_befor
     turn(watched, clock, 18_000_000)
     assert watched.arrived_ns(19_000_000) == 16_000_000
     assert watched.arrived_ns(20_000_000) == 16_000_000
+
+
+def test_a_turn_in_which_all_are_refused_is_a_turn_all_the_same(clock: Clock) -> None:
+    loop = Loop()
+    watched = Turns(cast(Any, loop), lambda *_: None)
+    for clock.now_ns in range(10_000_000, 30_000_000, 1_000_000):
+        watched.arrived_ns(clock.now_ns)
+        watched.arrived_ns(clock.now_ns)
+        loop.end_turn()
+
+    assert watched.arrived_ns(30_000_000) == 28_000_000
+    assert len(loop.soon) == 1

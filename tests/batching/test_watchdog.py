@@ -16,6 +16,7 @@ from penstock.backends.backend import Array, Binding
 from penstock.backends.errors import Code, InferError
 from penstock.backends.loading import LOADERS
 from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching import watchdog as watchdog_module
 from penstock.batching.engine import Engine
 from penstock.batching.request import InferRequest
 from penstock.batching.spec import BatchPolicy, ModelSpec
@@ -106,13 +107,15 @@ class TestWatchdog:
         assert not patient.stopped.is_set()
         watchdog.stop()
 
-    def test_hears_of_a_shorter_limit_while_it_sleeps_for_a_longer_one(self) -> None:
+    def test_hears_of_a_shorter_limit_while_it_sleeps_for_a_longer_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(watchdog_module, "AGAIN_NS", 3_600_000_000_000)
         watchdog = Watchdog()
-        watchdog.begin(puppet(), 3_600_000_000_000, 0 + LONG_NS)
-        overdue = puppet()
-        watchdog.begin(overdue, 1, 0)
+        first, second = puppet(), puppet()
+        watchdog.begin(first, 1, 0)
+        assert first.stopped.wait(PATIENCE_S)
+        watchdog.begin(second, 1, 0)  # its lock is free once it sleeps, until the first is to be stopped again
 
-        assert overdue.stopped.wait(PATIENCE_S)
+        assert second.stopped.wait(PATIENCE_S)
         watchdog.stop()
 
     def test_has_no_thread_before_anything_is_limited(self) -> None:

@@ -141,3 +141,19 @@ def test_an_unknown_backend_is_a_mistake(tmp_path: Path) -> None:
     native(tmp_path, "m", '[model]\nbackend = "other"\n')
 
     assert check([tmp_path], {"onnxruntime": Loads()}).status == 1
+
+
+def test_a_mistake_that_only_the_model_shows_has_its_line_too(tmp_path: Path) -> None:
+    make(tmp_path, "m/1/model.onnx")
+    native(tmp_path, "m", "[batching]\nsplit = true\n\n[padding.x]\naxis = 0\n")
+    free = Signature((TensorSpec("x", "FP32", (-1, -1)), TensorSpec("x.y", "FP32", (-1, 2))), GRAPH.outputs[:1])
+
+    report = check([tmp_path], {"onnxruntime": Loads()})
+    native(tmp_path, "m", "[padding.x]\naxis = 0\n[padding.'x.y']\naxis = 0\n")
+    other = check([tmp_path], {"onnxruntime": Loads(graph=free)})
+
+    file = tmp_path / "m" / "penstock.toml"
+    text = "model 'm', padding.x.axis: 0 is fixed at 4, and only a free axis can be padded"
+    assert [str(finding) for finding in report.mistakes] == [f"{file}:5: {text}"]
+    text = "model 'm', padding.x.y.axis: 0 is fixed at 2, and only a free axis can be padded"
+    assert [str(finding) for finding in other.mistakes] == [f"{file}:4: {text}"]
