@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,9 +25,13 @@ if TYPE_CHECKING:
     from .spec import BatchPolicy, ModelSpec
     from .watchdog import Watchdog
 
+logger = logging.getLogger("penstock.batching")
+
 FAST_NS = {"auto": 100_000, "thread": 0, "loop": 1 << 62}
 """A batch that runs in less time than this is run by the event loop itself, per executor setting. A hand-over to a
 thread and back costs 50 us of CPU when it carries one request (perf/micro.py)."""
+HELD_NS = 250_000_000
+"""A model that has held the event loop for so long, and all requests of all models with it, never runs there again."""
 
 
 class Model:
@@ -155,7 +160,17 @@ class Model:
         except LostBatch as lost:
             ran = self._loop_loses(binding, lost)
         self.learn(batch, ran)
+        held_ns = ran[-1].exec_end_ns - batch.exec_start_ns
+        if held_ns > HELD_NS and self.spec.policy.executor == "auto":
+            self._leave_loop(held_ns)
         return ran, scheduler.live > 0
+
+    def _leave_loop(self, held_ns: int) -> None:
+        """Run on threads from now on: a graph with a loop may take microseconds once and minutes the next time."""
+        with self.lock:
+            self.scheduler.leave_loop()
+        text = "model %s held the event loop for %.0f ms: it runs on threads from now on"
+        logger.warning(text, self.name, held_ns / 1e6)
 
     def _loop_loses(self, binding: Binding, lost: LostBatch) -> list[Batch]:
         """Answer what the loop's device was lost under, and let the first Instance load the model there again."""

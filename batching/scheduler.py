@@ -214,6 +214,12 @@ class Scheduler:
             if lane is not None:
                 self._review(lane)
 
+    def leave_loop(self) -> None:
+        """Call no Lane fast any more, whatever is measured."""
+        self._fast_ns = 0
+        for lane in self._lanes.values():
+            lane.fast = False
+
     def drain(self) -> list[InferRequest]:
         """Take out everything that waits."""
         dropped = [request for lane in self._lanes.values() for request in lane.live_requests()]

@@ -14,7 +14,7 @@ import pytest
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.batch import Batch
-from penstock.batching.model import Model
+from penstock.batching.model import HELD_NS, Model
 from penstock.batching.request import InferRequest
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
 from tests.fakes import PATIENCE_S, FakeBackend, Function, fake_request
@@ -163,6 +163,26 @@ class TestTheLoopAsAnInstance:
 
             assert [batch.requests for batch in ran] == [[fast]]
             assert finished.get(timeout=PATIENCE_S).requests == [slow]
+
+    def test_a_model_that_has_held_the_loop_runs_on_threads_from_then_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with opened(same_and_sum, executor="auto") as (model, _, finished):
+            with model.lock:
+                model.scheduler.learn(KEY, 1, 1_000, 1)
+            (first,) = add(model, 1)
+
+            def slow(model: Model, binding: Any, batch: Batch) -> list[Batch]:
+                batch.exec_end_ns = batch.exec_start_ns + HELD_NS + 1
+                return [batch]
+
+            with monkeypatch.context() as patched:
+                patched.setattr("penstock.batching.model.execute", slow)
+                assert [batch.requests for batch in model.dispatch(1)[0]] == [[first]]
+            with model.lock:
+                model.scheduler.learn(KEY, 1, 1_000, 1)
+            (second,) = add(model, 1)
+
+            assert model.dispatch(1) == ([], False)
+            assert finished.get(timeout=PATIENCE_S).requests == [second]
 
     def test_a_failed_run_teaches_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with opened(same_and_sum, executor="loop", cap_rows=8) as (model, _, _):
