@@ -177,6 +177,10 @@ class Engine:
 
     def _add_parts(self, model: Model, whole: InferRequest) -> int:
         """Put a request that is too large for a batch in the queue, all of its parts or none. Returns: how many."""
+        most_bytes = model.spec.policy.max_queue_bytes
+        if whole.nbytes > most_bytes:
+            text = f"request of {whole.nbytes} bytes for '{model.name}', whose queue holds {most_bytes}"
+            raise InferError(Code.INVALID, text)
         parts = split(whole, model.max_rows, self.cancel)
         with model.lock:
             for number, part in enumerate(parts):

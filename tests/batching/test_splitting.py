@@ -211,6 +211,14 @@ class TestServing:
 
             assert caught.value.message == "inference request batch-size must be <= 8 for 'm'"
 
+    async def test_so_are_more_bytes_than_the_queue_holds(self) -> None:
+        async with house(max_queue_bytes=100) as place:
+            with pytest.raises(InferError) as caught:
+                await place.engine.infer(place.model, [np.ones((9, 4), np.float32)])
+
+            assert caught.value.code is Code.INVALID
+            assert caught.value.message == "request of 144 bytes for 'm', whose queue holds 100"
+
     async def test_without_the_policy_the_bound_is_the_batch(self) -> None:
         backend = FakeBackend(GRAPH, same)
         engine = Engine(asyncio.get_running_loop(), {"fake": fake_loader(backend)})
