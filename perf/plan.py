@@ -38,6 +38,8 @@ EASY = 0.8
 """What share of the most that they can do devices are given if nobody says how many there are."""
 SHARES = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
 MOST_DEVICES = 1 << 20
+FRONT_END_PER_S = 80_000
+"""Small requests that one server process takes in, on a quiet core (docs/performance.md)."""
 FETCH_WITHIN_S = 10.0
 USAGE_STATUS = 2
 _P95 = 1.6448536269514722
@@ -299,6 +301,8 @@ def _text(found: Mapping[str, Any]) -> str:
     for each in found["curve"]:
         line = f"{each['requests_per_s']:>12,.0f} {each['p50_ms']:>8.2f} {each['p99_ms']:>8.2f}"
         lines.append(f"{line} {each['rows_per_batch']:>10.1f} {each['busy']:>5.0%}")
+    if knee["rows_per_s"] > FRONT_END_PER_S:
+        lines.append(f"of the devices alone: one front end takes in some {FRONT_END_PER_S:,} small requests/s")
     load = found["load"]
     lines.append(f"the load on {_devices(load['devices'])}: {_words(load['each'])}")
     target = found.get("target")

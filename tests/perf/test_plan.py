@@ -164,6 +164,15 @@ class TestTheCommand:
         assert "one device: at most 15,2" in printed
         assert re.search(r"^99% within 10 ms: [45] devices$", printed, re.MULTILINE)
 
+    def test_where_the_front_end_is_the_narrow_place_it_says_so(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        known = [{"shapes": [[4]], "rows": rows, "runs": 9, "mean_ns": 5_000, "p95_ns": 6_000} for rows in (1, 64)]
+        (tmp_path / "quick.json").write_text(json.dumps({"run_times": known}), "utf-8")
+        plan.main(["--costs", str(tmp_path / "quick.json"), "--rate", "1000"])
+
+        assert "of the devices alone: one front end takes in some 80,000 small requests/s" in capsys.readouterr().out
+
     def test_json_has_all_that_is_printed(self, costs: str, capsys: pytest.CaptureFixture[str]) -> None:
         assert plan.main(["--costs", costs, "--rate", "20000", "--target-ms", "10", "--json"]) == 0
 
