@@ -53,10 +53,9 @@ class PaddedAxis:
     """One free axis of one input, padded up to the next of `buckets` so that different lengths share a Lane.
 
     `axis` counts from 0 after the rows, as dims in a configuration do. `buckets` ascend; empty: as `padding.bucket` has
-    them.
-    Lengths beyond the last bucket run as they are. `mask` names an input that is 1 where a row is real and 0 where it
-    is padding; a caller need not send it. `outputs` says which axis of which output is trimmed back to the length;
-    None: those that carry the same symbolic dimension in the model.
+    them. Lengths beyond the last bucket run as they are. `mask` names an input that is 1 where a row is real and 0
+    where it is padding; a caller need not send it. `outputs` says which axis of which output is trimmed back to the
+    length; None: those that carry the same symbolic dimension in the model.
     """
 
     input: str
