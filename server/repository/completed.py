@@ -7,7 +7,8 @@ from typing import Any
 from penstock.backends.signature import TensorSpec
 from penstock.batching.spec import ModelSpec
 
-from .model_config import BACKEND, PARAMETERS
+from .fields.identity import BACKEND
+from .fields.optimization import PARAMETERS
 from .pbtxt import model_config_pb2
 from .statement import OPTIONS
 

@@ -15,8 +15,10 @@ from typing import Any
 from penstock.batching.spec import DEFAULT_MAX_BATCH_ROWS, InstanceGroup, ModelSpec
 
 from . import statement as said
+from .fields.identity import BACKEND
 from .findings import TWICE, Finding, MistakeError
-from .model_config import BACKEND, MODEL_FILE, Reader
+from .model_config import MODEL_FILE
+from .model_config import read as read_config
 from .pbtxt import model_config_pb2, parse
 from .penstock_toml import read_toml
 from .statement import Statement
@@ -214,9 +216,9 @@ def read_folder(folder: Path, defaults: Defaults, given: Any = None) -> Entry | 
         if given is not None or file.is_file():
             # the name stands in for a file's: mistakes are told by it
             config, lines = (given, {}) if given is not None else parse(file)
-            reader = Reader(folder, folder / "config" if given is not None else file, config, lines, defaults.gpus)
-            stated = reader.read(folder.name)
-            findings += reader.findings
+            path = folder / "config" if given is not None else file
+            stated, more = read_config(folder, path, config, lines, defaults.gpus)
+            findings += more
         if (folder / NATIVE_FILE).is_file():
             stated, more = said.merge(stated, _native(folder / NATIVE_FILE, findings))
             findings += more

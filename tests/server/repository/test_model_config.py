@@ -9,8 +9,10 @@ from google.protobuf import text_format
 
 from penstock.backends.signature import TensorSpec
 from penstock.batching.spec import InstanceGroup
+from penstock.server.repository.fields.optimization import ENTRIES, PARAMETERS
 from penstock.server.repository.findings import Finding
-from penstock.server.repository.model_config import DOCUMENTATION, ENTRIES, HONOURED, PARAMETERS, REFUSED, Reader
+from penstock.server.repository.model_config import DOCUMENTATION, HONOURED, REFUSED
+from penstock.server.repository.model_config import read as read_config
 from penstock.server.repository.pbtxt import field_lines, model_config_pb2
 from penstock.server.repository.statement import Statement
 
@@ -19,8 +21,7 @@ DOCS = Path(__file__).parents[3] / "docs" / "compatibility-triton.md"
 
 def read(text: str, gpus: tuple[int, ...] | None = (), folder: Path = Path("m")) -> tuple[Statement, list[Finding]]:
     config = text_format.Parse(text, model_config_pb2().ModelConfig())
-    reader = Reader(folder, folder / "config.pbtxt", config, field_lines(text), gpus)
-    return reader.read("m"), reader.findings
+    return read_config(folder, folder / "config.pbtxt", config, field_lines(text), gpus)
 
 
 def messages(text: str, gpus: tuple[int, ...] | None = ()) -> list[str]:

@@ -1,0 +1,50 @@
+"""Notes: what reading a ModelConfig has found so far. Filled by the modules beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from penstock.server.repository.findings import Finding
+
+
+class Notes:
+    """What one ModelConfig says, and every mistake in it.
+
+    `folder` is the model's, `path` the configuration's, `name` the folder's. `gpus`: those that are there; None where
+    nobody has looked, and the runtime will be the judge. `values` and `places` are those of a Statement.
+    """
+
+    def __init__(
+        self, folder: Path, path: Path, config: Any, lines: Mapping[str, int], gpus: tuple[int, ...] | None
+    ) -> None:
+        self.folder = folder
+        self.path = path
+        self.config = config
+        self.gpus = gpus
+        self.name: str = config.name
+        self.values: dict[str, Any] = {}
+        self.places: dict[str, tuple[Path, int]] = {}
+        self.findings: list[Finding] = []
+        self._lines = lines
+
+    def mistake(self, field: str, message: str) -> None:
+        """Note what is wrong with a field, or with one it is part of."""
+        self.findings.append(Finding(self.path, message, self._line(field)))
+
+    def say(self, name: str, value: Any, field: str) -> None:
+        """Note what a field says, by its name in penstock.toml where it has one there."""
+        self.values[name] = value
+        self.places[name] = (self.path, self._line(field))
+
+    def _line(self, field: str) -> int:
+        while field and field not in self._lines:
+            field = field.rpartition(".")[0]
+        return self._lines.get(field, 0)
+
+
+def enum_name(message: Any, field: str) -> str:
+    """Give the name of an enum's value, "" for one that is unknown."""
+    value = message.DESCRIPTOR.fields_by_name[field].enum_type.values_by_number.get(getattr(message, field))
+    return value.name if value else ""
