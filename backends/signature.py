@@ -15,6 +15,10 @@ class TensorSpec:
     Shapes: -1 is free. `datatype` is a v2 name, or the runtime's own type name (`seq(map(int64,tensor(float)))`)
     for an output that is no tensor; such an output reaches hooks only. `axes` are the model's names for its axes, ""
     for one without; empty where it names none. Axes of one name have one length.
+
+    How a configuration has it travel: `reshape` is the model's own shape of it where that differs from `shape`, rows
+    left out, None where it does not. `ragged`: requests of different shapes share a batch, in which it is flat.
+    `is_shape`: its values are a shape, and what shares a batch has the same ones.
     """
 
     name: str
@@ -22,6 +26,9 @@ class TensorSpec:
     shape: tuple[int, ...]
     optional: bool = False
     axes: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    reshape: tuple[int, ...] | None = None
+    ragged: bool = False
+    is_shape: bool = False
 
     @property
     def is_tensor(self) -> bool:

@@ -17,7 +17,7 @@ from .device import Device
 from .loaded import STOPPING, Leaving, Loaded
 from .model import Model
 from .opening import close_model, open_model
-from .request import InferRequest
+from .request import NO_TERMS, InferRequest, Terms
 from .sinks import FutureSink
 from .spec import ModelSpec
 from .splitting import split
@@ -150,11 +150,10 @@ class Engine:
         request.queue_ns = now_ns
         if not request.start_ns:
             request.start_ns = now_ns
-        target_ns = model.scheduler.target_ns
-        if target_ns:
-            request.start_ns = min(request.start_ns, self._turns.arrived_ns(now_ns))
-            if not 0 < request.target_ns < request.start_ns + target_ns:
-                request.target_ns = request.start_ns + target_ns
+        if model.detours and self._detour(request):
+            return
+        if model.scheduler.target_ns:
+            self._aim(request, model.scheduler.target_ns, now_ns)
         if self.stopping or model.closing:
             raise self._refused(request, now_ns, STOPPING)
         parts = 1
@@ -170,10 +169,20 @@ class Engine:
                 model.count(LATE)
             raise
         model.inflight += parts
-        if request.deadline_ns:
-            self._turns.alarms.set(model, model.scheduler.nearest_deadline_ns())
+        if request.deadline_ns or model.scheduler.sequences is not None:
+            self._turns.watch(model)
         if not model.dirty:
             self._turns.mark(model)
+
+    def _aim(self, request: InferRequest, target_ns: int, now_ns: int) -> None:
+        """Hold a request to its model's target, counted from when it may have arrived."""
+        request.start_ns = min(request.start_ns, self._turns.arrived_ns(now_ns))
+        if not 0 < request.target_ns < request.start_ns + target_ns:
+            request.target_ns = request.start_ns + target_ns
+
+    def _detour(self, request: InferRequest) -> bool:
+        """Serve a request without its model's queue, where that is possible. Raises: InferError."""
+        return False
 
     def _add_parts(self, model: Model, whole: InferRequest) -> int:
         """Put a request that is too large for a batch in the queue, all of its parts or none. Returns: how many."""
@@ -272,7 +281,7 @@ class Engine:
         inputs: list[Array | None],
         *,
         wanted: tuple[int, ...] | None = None,
-        deadline_ns: int = 0,
+        terms: Terms = NO_TERMS,
         id: str = "",  # noqa: A002 - the protocol's word
     ) -> list[Any]:
         """Check, submit and await one request; cancelling the awaiting task cancels it.
@@ -287,7 +296,7 @@ class Engine:
         positions = tuple(range(len(signature.outputs))) if wanted is None else wanted
         request = InferRequest(model, inputs, rows, key, positions, self._future_sink)
         request.id = id
-        request.deadline_ns = deadline_ns
+        request.deadline_ns, request.priority, request.sequence = terms
         request.nbytes = sum(array.nbytes for array in inputs if array is not None)
         future: asyncio.Future[list[Any]] = self._loop.create_future()
         request.context = future

@@ -45,7 +45,7 @@ class ThreadInstance:
     """
 
     def __init__(self, model: Model, place: Placement, name: str) -> None:
-        self.binding: Binding = place.bind(model.signature, model.max_rows)
+        self.binding: Binding = place.bind(model.bound, model.max_rows)
         self.place = place
         self._model = model
         self._device = place.device

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from penstock.backends.signature import Signature
 
     from .batch import Batch
+    from .derived import Derived, Kept
     from .device import Device
     from .request import Key
     from .spec import BatchPolicy, ModelSpec
@@ -41,8 +42,11 @@ class Model:
     `finish_from_thread`. `inflight` counts requests accepted and not yet delivered, `holds` those that
     are still being decoded (see Engine.hold). `admitted` is the dialects' memory of shapes that `admit` has passed.
     `events` counts what is out of the ordinary, by name (metrics.md lists them). `load_s` is how long
-    it took from the first look at its file until it could be served. `counted`: where the number of Instances was
+    it took from the first look at its file until it could be served. `timed`: requests that do not say how
+    long they may wait have a timeout all the same. `counted`: where the number of Instances was
     chosen by measurement, each number tried and its rows/s.
+    `bound` is what its Bindings take and give: `derived` inputs are made from each batch, and `kept` outputs stay here.
+    `detours`: some of its requests never come to its queue (Engine.submit).
     `loop_binding` is None when it is not open, and from when the loop has lost its device until it is loaded again.
     """
 
@@ -58,6 +62,9 @@ class Model:
             raise ValueError("the spec must be completed before it is loaded")
         self.spec = spec
         self.signature: Signature = spec.signature
+        self.bound = spec.bound or spec.signature
+        self.derived: tuple[Derived, ...] = ()
+        self.kept: Kept | None = None
         self.name = spec.name
         self.version = str(spec.version)
         self.platform = backends[0].platform
@@ -84,6 +91,8 @@ class Model:
         self.watchdog: Watchdog | None = None
         self.dirty = False
         self.held = spec.policy.max_queue_delay_us > 0
+        self.detours = False
+        self.timed = spec.policy.default_timeout_us > 0
         self.instances: list[ThreadInstance] = []
         self.loop_binding: Binding | None = None
         self.counted: tuple[tuple[int, float], ...] = ()
@@ -113,7 +122,7 @@ class Model:
                 for _ in range(group.count):
                     name = f"{self.name}/{self.version}#{len(self.instances)}"
                     self.instances.append(ThreadInstance(self, at, name))
-            self.loop_binding = self._places[0].bind(self.signature, self.max_rows)
+            self.loop_binding = self._places[0].bind(self.bound, self.max_rows)
             for instance in self.instances:
                 instance.start()
                 started += 1
@@ -189,7 +198,7 @@ class Model:
 
         Threads: that of the Instance whose Binding is `lost`. Raises: whatever loading and binding raise.
         """
-        binding = at.replace(lost, self.signature, self.max_rows)
+        binding = at.replace(lost, self.bound, self.max_rows)
         if at is self._places[0]:
             # the descriptions hold the session
             self.node_inputs, self.node_outputs = at.backend.node_inputs, at.backend.node_outputs

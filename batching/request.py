@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from penstock.backends.backend import Array
 from penstock.backends.errors import InferError
@@ -14,6 +14,25 @@ if TYPE_CHECKING:
 Key = tuple[tuple[int, ...] | None, ...]
 """What must be equal to share a batch: per input, in the Signature's order, its shape without rows; None if absent.
 Names and datatypes are the model's own by then."""
+
+
+class InSequence(NamedTuple):
+    """What a request says of its sequence: which one (0 or "" for none), and whether it is its first or its last."""
+
+    id: int | str
+    start: bool = False
+    end: bool = False
+
+
+class Terms(NamedTuple):
+    """How a request wants to wait: members of InferRequest, for those who do not make one themselves."""
+
+    deadline_ns: int = 0
+    priority: int = 0
+    sequence: InSequence | None = None
+
+
+NO_TERMS = Terms()
 
 
 class Sink(Protocol):
@@ -35,14 +54,16 @@ class InferRequest:
     `deadline_ns` is when it must have left the queue, or it expires; `target_ns` when it should be answered: it is
     refused at the door if it would not be, and served all the same if the prediction was wrong. `promised_ns` is that
     prediction. `parts` are the requests that a split one is made of.
+    `priority`: 1 is the highest, 0 the model's default. `sequence` is what it says of its sequence, None for nothing.
+    `cache_key` is what its answer is remembered by, b"" if it is not.
     `waiting` is True while it stands in a Lane, and nowhere else.
     Ownership: input arrays may be views of the request's body and are read until the batch has been gathered.
     `context` is the dialect's own and is never looked at here.
     """
 
     __slots__ = (
-        "context", "deadline_ns", "error", "id", "inputs", "key", "model", "nbytes", "outputs", "parts", "promised_ns",
-        "queue_ns", "rows", "sink", "start_ns", "target_ns", "waiting", "wanted",
+        "cache_key", "context", "deadline_ns", "error", "id", "inputs", "key", "model", "nbytes", "outputs", "parts",
+        "priority", "promised_ns", "queue_ns", "rows", "sequence", "sink", "start_ns", "target_ns", "waiting", "wanted",
     )  # fmt: skip
 
     def __init__(
@@ -59,6 +80,9 @@ class InferRequest:
         self.target_ns = 0
         self.promised_ns = 0
         self.parts: list[InferRequest] | None = None
+        self.priority = 0
+        self.sequence: InSequence | None = None
+        self.cache_key = b""
         self.start_ns = 0
         self.queue_ns = 0
         self.nbytes = 0

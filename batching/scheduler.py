@@ -11,6 +11,7 @@ from .deadlines import Deadlines
 from .lane import Lane
 from .promise import Promises
 from .request import InferRequest, Key
+from .sequences import Sequences
 from .spec import BatchPolicy
 
 KEPT_LANES = 64
@@ -23,14 +24,14 @@ TRUSTED = 1.15
 then is left to the margin. Without it one run of 10 ms in 500 had 9% refused at 80% of the knee, with it 1%
 (docs/adr/0009)."""
 UNKNOWN_NS = 1 << 61
-"""What a batch of a Key that has never run is taken to last: too long for the loop, unless it is pinned to the loop."""
+"""What a batch of a Key that never ran is taken to last: too long for the loop, unless it is pinned to it."""
 
 
 class Scheduler:
     """Pull scheduling: a Batch closes when an Instance asks for one, and grows by itself while all are busy.
 
-    Pure: it is told the time, and its caller holds the model's lock. Invariants: a request is in one Lane or in one
-    Batch, never in both; a Batch has at most `max_batch_rows` rows and one Key; the Lane whose head is most urgent
+    Pure: it is told the time, its caller holds the model's lock. Invariants: a request is in one Lane or in one Batch,
+    never in both; a Batch has at most `max_batch_rows` rows and one Key; the Lane whose head is most urgent
     goes first, which is the one that has waited longest where there are no targets and deadlines, so no Key starves.
     What would be answered after its target is refused at the door; promises are reckoned once somebody has a target or
     a deadline, and cost nothing before.
@@ -44,15 +45,13 @@ class Scheduler:
         self._preferred = sorted(policy.preferred_rows)
         self._queue_rows = policy.max_queue_rows
         self._queue_bytes = policy.max_queue_bytes
-        # requests without rows fill the queue all the same
         self._queue_requests = policy.max_queue_requests or policy.max_queue_rows
         self._costs = costs
         self._lanes: dict[Key, Lane] = {}
         self._deadlines = Deadlines()
         self._fast_ns = fast_ns
         self._allowed = sorted(policy.allowed_rows)
-        self._held_back = 0
-        self._last_rows = 0
+        self._held_back = self._last_rows = 0
         self._most_ns = 0.0
         self._late: InferError | None = None
         self._late_arrived_ns = 0
@@ -60,13 +59,14 @@ class Scheduler:
         self._promising = self.target_ns > 0
         self.promises = Promises(self._lanes, costs, instances)
         self.memory_cap = MemoryCap()
+        self.sequences: Sequences | None = None
         self.expired: list[InferRequest] = []
         self.rows = 0
         self.nbytes = 0
         self.live = 0
 
-    def add(self, request: InferRequest) -> Lane:
-        """Put a request in its Lane.
+    def add(self, request: InferRequest) -> None:
+        """Put a request in its Lane, or behind its sequence.
 
         Raises: InferError (OVERLOADED: the queue is full, in rows, bytes or requests, or the request would be
         answered after its target; EXPIRED: its deadline would pass in the queue).
@@ -77,23 +77,30 @@ class Scheduler:
             or self.live >= self._queue_requests
         ) and self.live:
             raise InferError(Code.OVERLOADED, "Exceeds maximum queue size")
-        lane = self._lanes.get(request.key)
-        if lane is None:
-            lane = self._new_lane(request.key)
         deadline_ns = request.deadline_ns
-        if deadline_ns or request.target_ns:
-            if not self._promising:
-                self._begin_promising()
-            self.promises.check(request, lane)
-        lane.add(request)
+        if self.sequences is not None:
+            ready = self.sequences.admit(request, request.queue_ns)
+            request.waiting = True
+            self._enter(ready)
+        else:
+            lane = self._lanes.get(request.key) or self._new_lane(request.key)
+            if deadline_ns or request.target_ns:
+                if not self._promising:
+                    self._begin_promising()
+                self.promises.check(request, lane)
+            lane.add(request)
+            if self._promising:
+                self.promises.reckon(lane)
         self.rows += request.rows
         self.nbytes += request.nbytes
         self.live += 1
         if deadline_ns:
             self._deadlines.add(request, self.live)
-        if self._promising:
-            self.promises.reckon(lane)
-        return lane
+
+    def _enter(self, requests: list[InferRequest]) -> None:
+        """Put requests that have waited behind their sequence in their Lanes."""
+        for request in requests:
+            (self._lanes.get(request.key) or self._new_lane(request.key)).add(request)
 
     def full(self) -> bool:
         """Whether nothing more can be taken in: lets the door refuse before a body is decoded."""
@@ -138,6 +145,8 @@ class Scheduler:
         for request in requests:
             self.nbytes -= request.nbytes
         batch = Batch(requests, rows, lane.key, now_ns)
+        if self.sequences is not None:
+            self.sequences.arrange(batch)
         batch.cost_ns = self._costs.predict_ns(lane.key, rows) or 0.0
         if self._promising:
             self.promises.took(batch, now_ns)
@@ -148,6 +157,8 @@ class Scheduler:
 
     def finished(self, batch: Batch, now_ns: int) -> None:
         """Note that a Batch that was taken is no longer under way, however it ended."""
+        if self.sequences is not None:
+            self._enter(self.sequences.left(batch.requests, now_ns))
         if self._promising:
             self.promises.ended(batch, now_ns, self.live > 0)
 
@@ -184,27 +195,38 @@ class Scheduler:
         dues = [self._due_ns(lane, head) for lane, head in heads if head is not None]
         return min((due for due in dues if due > now_ns), default=0)
 
-    def remove(self, request: InferRequest) -> None:
+    def remove(self, request: InferRequest, now_ns: int = 0) -> None:
         """Take out a request that waits."""
-        lane = self._lanes[request.key]
-        lane.remove(request)
+        if self.sequences is not None and self.sequences.holds(request):
+            request.waiting = False
+        else:
+            lane = self._lanes[request.key]
+            lane.remove(request)
+            if self._promising:
+                self.promises.reckon(lane)
         self.rows -= request.rows
         self.nbytes -= request.nbytes
         self.live -= 1
-        if self._promising:
-            self.promises.reckon(lane)
+        if self.sequences is not None:
+            self._enter(self.sequences.left((request,), now_ns))
         if not self.live:
             self._deadlines.clear()
 
     def nearest_deadline_ns(self) -> int:
         """When `expire` must be called next; 0 for never. May be early, never late. Any thread, no lock needed."""
-        return self._deadlines.nearest_ns
+        nearest_ns = self._deadlines.nearest_ns
+        if self.sequences is None:
+            return nearest_ns
+        idle_ns = self.sequences.idle_ns()
+        return min(nearest_ns or idle_ns, idle_ns or nearest_ns)
 
     def expire(self, now_ns: int) -> list[InferRequest]:
         """Take out those whose deadline has passed."""
         expired = self._deadlines.passed(now_ns)
         for request in expired:
-            self.remove(request)
+            self.remove(request, now_ns)
+        if self.sequences is not None:
+            self._enter(self.sequences.reap(now_ns))
         return expired
 
     def learn(self, key: Key, rows: int, ns: int, now_ns: int) -> None:
@@ -223,6 +245,8 @@ class Scheduler:
     def drain(self) -> list[InferRequest]:
         """Take out everything that waits."""
         dropped = [request for lane in self._lanes.values() for request in lane.live_requests()]
+        if self.sequences is not None:
+            dropped += self.sequences.held()
         for request in dropped:
             self.remove(request)
         return dropped

@@ -18,6 +18,20 @@ DEFAULT_QUEUE_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
+class QueuePolicy:
+    """How requests of one priority level wait. Source: Triton's ModelQueuePolicy.
+
+    Units: microseconds; `default_timeout_us` 0: no limit, `max_requests` likewise. `delays`: one whose timeout is over
+    goes on waiting behind all of its level whose is not; otherwise it fails.
+    """
+
+    default_timeout_us: int = 0
+    allow_timeout_override: bool = True
+    max_requests: int = 0
+    delays: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class BatchPolicy:
     """How requests of one model share batches.
 
@@ -28,6 +42,11 @@ class BatchPolicy:
     `latency_target_us` 0: none. `allowed_rows`: the only sizes that run, a batch being padded up to the next one.
     `split`: a request of more rows than a batch may have runs in parts. `invariant`: the bytes of an answer do not
     depend on who shared its batch. `run_limit_us`: a run is ended after so long; 0: never.
+
+    `priority_levels` 0: there are none. `level_policies` has the QueuePolicy of each level that has one of its own; the
+    others have the model's (`default_timeout_us`, `allow_timeout_override`, `max_queue_requests`, `timeout_delays`).
+    `preserve_ordering`: answers leave in the order in which their requests came. `hold_requests`: nothing runs until so
+    many wait, once, for tests.
     """
 
     max_batch_rows: int | None = None
@@ -46,6 +65,12 @@ class BatchPolicy:
     split: bool = False
     invariant: bool = False
     run_limit_us: int = 0
+    timeout_delays: bool = False
+    priority_levels: int = 0
+    default_priority: int = 0
+    level_policies: Mapping[int, QueuePolicy] = field(default_factory=dict)
+    preserve_ordering: bool = False
+    hold_requests: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +92,120 @@ class PaddedAxis:
 
 
 @dataclass(frozen=True, slots=True)
+class Resource:
+    """What an Instance holds while it runs, of what the rate limiter counts. `shared`: once for all devices."""
+
+    name: str
+    count: int
+    shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class InstanceGroup:
-    """`count` Instances on each of `devices` ("cpu", "cuda:0", ...). 0: chosen by measurement when it is loaded."""
+    """`count` Instances on each of `devices` ("cpu", "cuda:0", ...). 0: chosen by measurement when it is loaded.
+
+    `passive` ones are loaded and never run. `resources` and `rate_priority` (1 or more: an Instance of priority 2 has
+    half the chances of one of priority 1; 0 is 1) are the rate limiter's, and idle without it.
+    """
 
     count: int = 1
     devices: tuple[str, ...] = ("cpu",)
+    passive: bool = False
+    resources: tuple[Resource, ...] = ()
+    rate_priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """An input that tells the model about sequences. `kind`: "start", "end", "ready" or "corrid".
+
+    `false_true` are its two values; a corrid has the id instead, as `datatype`.
+    """
+
+    name: str
+    kind: str
+    datatype: str
+    false_true: tuple[float, float] = (0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A tensor that a sequence has between its requests: what comes out as `output` goes in as `input`.
+
+    Shapes: `shape` is without rows. `initial` is the file with the first value's bytes; None: zeros.
+    """
+
+    input: str
+    output: str
+    datatype: str
+    shape: tuple[int, ...]
+    initial: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSpec:
+    """How sequences of requests are run. Source: Triton's ModelSequenceBatching.
+
+    `direct`: each sequence has a row of the batch to itself; otherwise the oldest requests share batches. Units:
+    `idle_us` without a request after which a sequence is forgotten, `max_delay_us` that a batch may be held open, until
+    `min_utilization` (0 to 1) of its rows are there (direct). `max_candidates`: the most sequences under way per
+    Instance (oldest); 0: no limit.
+    """
+
+    direct: bool = True
+    idle_us: int = 1_000_000
+    controls: tuple[Control, ...] = ()
+    states: tuple[State, ...] = ()
+    max_delay_us: int = 0
+    min_utilization: float = 0.0
+    max_candidates: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One model of an ensemble. `inputs` and `outputs`: its names to the ensemble's. `version` "": the latest."""
+
+    model: str
+    version: str
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class EnsembleSpec:
+    """A model made of models. `max_inflight`: the most requests of one at a step at once; 0: no limit."""
+
+    steps: tuple[Step, ...]
+    max_inflight: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTensor:
+    """A tensor about a ragged batch. `kind` is Triton's (BATCH_ELEMENT_COUNT, ...), `sources` what it is about."""
+
+    name: str
+    kind: str
+    datatype: str
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleInput:
+    """One input of a warm-up sample, without rows. `source`: "zero", "random" or the file with its bytes."""
+
+    datatype: str
+    shape: tuple[int, ...]
+    source: str | Path
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A warm-up sample: run `count` times by each Instance with `rows` rows (0: the model has no rows) before ready."""
+
+    name: str
+    rows: int
+    count: int
+    inputs: Mapping[str, SampleInput]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +226,10 @@ class ModelSpec:
     """One version of one model.
 
     `inputs`/`outputs` are what the configuration declares, empty where it is silent; their shapes leave the row
-    axis out, as config.pbtxt does. `signature` is None until completed.
+    axis out, as config.pbtxt does. `signature` is None until completed; so is `bound`, what a Binding takes and gives,
+    where that is another: in the model's own shapes, with derived inputs and kept outputs after the clients'.
+    `samples` are run before it is ready. `cached`: answers are remembered. `decoupled`: a request has any number of
+    answers. `device_priority`: its weight in the device's turns.
     """
 
     name: str
@@ -110,3 +247,12 @@ class ModelSpec:
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     metric_tags: tuple[tuple[str, str], ...] = ()
     signature: Signature | None = None
+    bound: Signature | None = None
+    sequence: SequenceSpec | None = None
+    ensemble: EnsembleSpec | None = None
+    batch_inputs: tuple[BatchTensor, ...] = ()
+    batch_outputs: tuple[BatchTensor, ...] = ()
+    samples: tuple[Sample, ...] = ()
+    cached: bool = False
+    decoupled: bool = False
+    device_priority: float = 1.0

@@ -114,6 +114,12 @@ class Turns:
             if requests[0].target_ns:
                 model.scheduler.delivered(requests[0], time.monotonic_ns())
 
+    def watch(self, model: Model) -> None:
+        """Ring when the next request of a model expires, or the next of its sequences is idle for too long."""
+        nearest_ns = model.scheduler.nearest_deadline_ns()
+        if nearest_ns:
+            self.alarms.set(model, nearest_ns)
+
     def _watch_hold(self, model: Model, now_ns: int) -> None:
         # the time that found nothing due: what becomes due after it must ring, be it past by now
         with model.lock:

@@ -18,8 +18,8 @@ from typing import Any
 
 from .http.limits import Limits
 from .metrics_config import parse as parse_metrics
-from .observing_settings import ObservingSettings
 from .restricted import GRPC_PREFIX, Restricted
+from .running_settings import RunningSettings
 from .setting import COUNT, PORTS, PREFIX, SECONDS, Setting, setting
 from .tracing.config import parse as parse_tracing
 from .v2.forwarding import Forwarding
@@ -52,7 +52,7 @@ _RULES: dict[str, Callable[[Any], object]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings(ObservingSettings):
+class Settings(RunningSettings):
     """One server's settings, checked. Names are Triton's where the meaning is the same."""
 
     model_repository: tuple[str, ...] = setting(

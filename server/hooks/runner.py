@@ -13,6 +13,7 @@ import numpy as np
 from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
+from penstock.batching.request import NO_TERMS, Terms
 from penstock.batching.spec import HookSpec
 
 from .call import Call
@@ -40,7 +41,7 @@ class Inference(Protocol):
         inputs: list[Array | None],
         *,
         wanted: tuple[int, ...] | None = None,
-        deadline_ns: int = 0,
+        terms: Terms = NO_TERMS,
         id: str = "",  # noqa: A002 - the protocol's word
     ) -> list[Any]:
         """Run one request through the batcher."""
@@ -126,27 +127,27 @@ class Hooks:
             self._replicas.watch(now_ns)
 
     async def predict(
-        self, sample: Any, request_id: str = "", deadline_ns: int = 0, parameters: Parameters = None
+        self, sample: Any, request_id: str = "", terms: Terms = NO_TERMS, parameters: Parameters = None
     ) -> bytes:
         """Take any JSON value; answer what post_inference returns, or else the list of outputs, as JSON.
 
         Raises: InferError.
         """
-        answer: bytes = await self._pass(sample, self._as_json, request_id, deadline_ns, parameters)
+        answer: bytes = await self._pass(sample, self._as_json, request_id, terms, parameters)
         return answer
 
     async def infer(
-        self, inputs: Mapping[str, Array], request_id: str = "", deadline_ns: int = 0, parameters: Parameters = None
+        self, inputs: Mapping[str, Array], request_id: str = "", terms: Terms = NO_TERMS, parameters: Parameters = None
     ) -> dict[str, Array]:
         """Take tensors by name; answer what post_inference returns as tensors by name, or else the outputs.
 
         Ownership: the arrays are given to the hook as they are, and may be views of the request's body.
         Raises: InferError.
         """
-        answer: dict[str, Array] = await self._pass(dict(inputs), self._as_tensors, request_id, deadline_ns, parameters)
+        answer: dict[str, Array] = await self._pass(dict(inputs), self._as_tensors, request_id, terms, parameters)
         return answer
 
-    async def _pass(self, sample: Any, form: _Form, request_id: str, deadline_ns: int, parameters: Parameters) -> Any:
+    async def _pass(self, sample: Any, form: _Form, request_id: str, terms: Terms, parameters: Parameters) -> Any:
         """Carry one request from its sample to its answer."""
         model = self._model
         # those of a request whose like is remembered are every such request's
@@ -157,13 +158,13 @@ class Hooks:
         self._in_flight += 1
         try:
             if passage is not None and self.has_pre:
-                call = Call(PRE, sample, self._inputs, deadline_ns, request_id)
+                call = Call(PRE, sample, self._inputs, terms.deadline_ns, request_id)
                 call.parameters = own
                 inputs = await passage.call(call)
             else:
                 inputs = await _converted(self._inputs, sample, _is_big(sample))
             wanted = None if self.has_post else form.wanted
-            outputs = await self._engine.infer(model, inputs, wanted=wanted, deadline_ns=deadline_ns, id=request_id)
+            outputs = await self._engine.infer(model, inputs, wanted=wanted, terms=terms, id=request_id)
             if passage is not None and self.has_post:
                 prediction = to_prediction(outputs, model.signature)
                 # a deadline is for waiting: what the model has run for is finished

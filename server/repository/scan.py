@@ -216,8 +216,8 @@ def read_folder(folder: Path, defaults: Defaults, given: Any = None) -> Entry | 
         if given is not None or file.is_file():
             # the name stands in for a file's: mistakes are told by it
             config, lines = (given, {}) if given is not None else parse(file)
-            path = folder / "config" if given is not None else file
-            stated, more = read_config(folder, path, config, lines, defaults.gpus)
+            named = folder / "config" if given is not None else file
+            stated, more = read_config(folder, named, config, lines, defaults.gpus)
             findings += more
         if (folder / NATIVE_FILE).is_file():
             stated, more = said.merge(stated, _native(folder / NATIVE_FILE, findings))
@@ -311,6 +311,14 @@ def _spec(name: str, path: Path, stated: Statement, defaults: Defaults) -> Model
         options=said.options(stated),
         labels=stated.get("labels", {}),
         metric_tags=stated.get("metrics.tags", ()),
+        sequence=stated.get("sequence"),
+        ensemble=stated.get("ensemble"),
+        batch_inputs=stated.get("batch_inputs", ()),
+        batch_outputs=stated.get("batch_outputs", ()),
+        samples=stated.get("samples", ()),
+        cached=stated.get("cached", False),
+        decoupled=stated.get("decoupled", False),
+        device_priority=stated.get("device_priority", 1.0),
     )
 
 

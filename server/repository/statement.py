@@ -30,6 +30,11 @@ POLICY_FIELDS = {
     "batching.split": "split",
     "batching.invariance": "invariant",
     "batching.run_limit_ms": "run_limit_us",
+    "batching.timeout_delays": "timeout_delays",
+    "batching.priority_levels": "priority_levels",
+    "batching.default_priority": "default_priority",
+    "batching.level_policies": "level_policies",
+    "batching.preserve_ordering": "preserve_ordering",
 }
 OPTIONS = {
     "runtime.intra_op_threads": "intra_op_thread_count",

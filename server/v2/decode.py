@@ -19,7 +19,7 @@ from penstock.batching.request import InferRequest
 
 from . import said
 from .parsing import parse
-from .said import BINARY, NOT_UNSIGNED, PLAIN, Options, Ways, invalid
+from .said import BINARY, NOT_UNSIGNED, PLAIN, Options, Ways, invalid, options_of
 from .tensors import from_binary, from_json
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def _said(model: Model, parameters: Any, outputs: Any, regions: Regions | None) 
             raise invalid("Unable to parse 'outputs': attempt to access JSON non-array as array")
         wanted = model.all_outputs
         plan = (BINARY,) * len(wanted) if spoken.binary else None
-    return wanted, Options(plan, spoken.timeout_us, spoken.hooks, spoken.custom, spoken.target_us)
+    return wanted, options_of(spoken, plan)
 
 
 def _several(

@@ -23,7 +23,6 @@ from penstock.server.errors import HTTP_STATUS, error_body
 
 from . import said
 from .decode import wrong_inputs
-from .inference import due_ns
 from .parsing import parse
 from .routes import JSON, Route, asked, body_of
 from .tensors import from_json, to_json
@@ -106,8 +105,8 @@ class Generate:
     async def _answer(
         self, model: Model, request_id: str, inputs: dict[str, Array], parameters: said.Parameters
     ) -> bytes:
-        deadline_ns = due_ns(time.monotonic_ns(), parameters.timeout_us, model.spec.policy, parameters.target_us)
-        outputs = await self._hooks_of(model).infer(inputs, request_id, deadline_ns, parameters.custom)
+        terms = said.options_of(parameters, None).terms(time.monotonic_ns(), model.spec.policy)
+        outputs = await self._hooks_of(model).infer(inputs, request_id, terms, parameters.custom)
         if sum(array.nbytes for array in outputs.values()) < _LARGE_BYTES:
             return write(model, request_id, outputs)
         return await asyncio.get_running_loop().run_in_executor(None, write, model, request_id, outputs)

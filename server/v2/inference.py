@@ -30,7 +30,7 @@ from .forwarding import Forwarding
 from .layout import Layouts
 from .parsing import parse
 from .regions import INLINE_BYTES, InlineRegions, LargeRead, Regions
-from .said import Options, Ways
+from .said import PLAIN, Options, Ways
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -179,11 +179,8 @@ class Inference:
         return Encoder(model.name, model.version, outputs)
 
     def _submit(self, connection: FastLane, request: InferRequest, options: Options) -> None:
-        policy = request.model.spec.policy
-        if options.timeout_us or policy.default_timeout_us:
-            request.deadline_ns = due_ns(time.monotonic_ns(), options.timeout_us, policy)
-        if options.target_us:
-            request.target_ns = time.monotonic_ns() + options.target_us * 1000
+        if options.urgent or request.model.timed:
+            options.impose(request)
         request.context = connection
         connection.plan = options.plan
         connection.request = request
@@ -300,8 +297,8 @@ class Inference:
 
     async def _predict(self, connection: FastLane, claim: Claim, model: Model, body: bytes) -> None:
         sample = await _off_loop(len(body), _sample, body, self._limits.max_json_depth)
-        deadline_ns = due_ns(time.monotonic_ns(), 0, model.spec.policy)
-        answer = await self._hooks_of(model).predict(sample, claim.request_id, deadline_ns, claim.forwarded)
+        terms = PLAIN.terms(time.monotonic_ns(), model.spec.policy)
+        answer = await self._hooks_of(model).predict(sample, claim.request_id, terms, claim.forwarded)
         self._answer_body(connection, claim, answer, 0)
 
     async def _infer_with_hooks(
@@ -310,9 +307,9 @@ class Inference:
         model = request.model
         names = [spec.name for spec in model.signature.inputs]
         sample = {name: array for name, array in zip(names, request.inputs, strict=True) if array is not None}
-        deadline_ns = due_ns(time.monotonic_ns(), options.timeout_us, model.spec.policy, options.target_us)
+        terms = options.terms(time.monotonic_ns(), model.spec.policy)
         request_id = request.id or claim.request_id
-        outputs = await self._hooks_of(model).infer(sample, request_id, deadline_ns, options.parameters)
+        outputs = await self._hooks_of(model).infer(sample, request_id, terms, options.parameters)
         size = _LARGE_BYTES if is_large(options.plan, list(outputs.values())) else 0
         body, json_bytes = await _off_loop(size, encode_hooked, request, options.plan, outputs)
         self._answer_body(connection, claim, body, json_bytes)
@@ -320,20 +317,6 @@ class Inference:
 
 def _sample(body: bytes, max_depth: int) -> Any:
     return parse(body, max_depth, simd=False)
-
-
-def due_ns(now_ns: int, timeout_us: int, policy: Any, target_us: int = 0) -> int:
-    """When a call must have left the queue; 0 for never. A request may shorten a default, not lengthen it.
-
-    `target_us` is when it should be answered, where nothing but the queue can be held to it: hooks run around it.
-    """
-    default_us: int = policy.default_timeout_us
-    if timeout_us and policy.allow_timeout_override:
-        chosen = min(timeout_us, default_us) if default_us else timeout_us
-    else:
-        chosen = default_us
-    chosen = min(chosen or target_us, target_us) if target_us else chosen
-    return now_ns + chosen * 1000 if chosen else 0
 
 
 def _internal(error: Exception, model: str, request_id: str) -> InferError:

@@ -6,10 +6,13 @@ values, wherever they were read from. `finish.py` does what the Plan says. Texts
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.backends.errors import Code, InferError
+from penstock.batching.request import InSequence, Terms
+from penstock.batching.timeouts import due_ns
 
 from .regions import OFF, Lease
 
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from penstock.batching.model import Model
+    from penstock.batching.request import InferRequest
+    from penstock.batching.spec import BatchPolicy
 
     from .regions import Regions
 
@@ -87,7 +92,8 @@ class Options:
 
     Units: `timeout_us` in the queue, 0 for no limit of its own; `target_us` until it should be answered, 0 likewise.
     `parameters` are those that are not the protocol's own, and forwarded headers; None for none. Models of ONNX
-    Runtime read none.
+    Runtime read none. `priority` and `sequence` as InferRequest has them. `urgent`: whether anything is said of when
+    and in which order it is served.
     """
 
     plan: Plan = None
@@ -95,6 +101,26 @@ class Options:
     hooks: bool = True
     parameters: Mapping[str, Any] | None = None
     target_us: int = 0
+    priority: int = 0
+    sequence: InSequence | None = None
+    urgent: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        said = self.timeout_us or self.target_us or self.priority or self.sequence is not None
+        object.__setattr__(self, "urgent", bool(said))
+
+    def terms(self, now_ns: int, policy: BatchPolicy) -> Terms:
+        """Give how a request waits whose answer passes hooks: nothing but the queue can be held to its target."""
+        return Terms(due_ns(now_ns, self.timeout_us, policy, self.target_us), self.priority, self.sequence)
+
+    def impose(self, request: InferRequest) -> None:
+        """Say to a request how it waits. To be called if `urgent`, or if its model has a timeout by default."""
+        now_ns = time.monotonic_ns()
+        request.deadline_ns = due_ns(now_ns, self.timeout_us, request.model.spec.policy)
+        if self.target_us:
+            target_ns = now_ns + self.target_us * 1000
+            request.target_ns = min(target_ns, request.target_ns) if request.target_ns else target_ns
+        request.priority, request.sequence = self.priority, self.sequence
 
 
 PLAIN = Options()
@@ -108,6 +134,8 @@ class Parameters(NamedTuple):
     hooks: bool = True
     custom: Mapping[str, Any] | None = None
     target_us: int = 0
+    priority: int = 0
+    sequence: InSequence | None = None
 
 
 NO_PARAMETERS = Parameters()
@@ -122,8 +150,8 @@ def invalid(text: str) -> InferError:
 def parameters(items: Mapping[str, Any], allowed: Collection[str] = ()) -> Parameters:
     """Read a request's parameters; `allowed` are keys of Triton's own that the transport takes.
 
-    `priority` is checked and no more: where no levels are configured, every priority is the default one, in Triton as
-    here. So are the members of the sequence extension, for models that are not sequence models.
+    `priority` and the members of the sequence extension are for models with levels, and for sequence models; others
+    take no notice of them, in Triton as here.
     Raises: InferError (INVALID).
     """
     if len(items) == 1 and items.get("binary_data_output") is True:
@@ -141,7 +169,7 @@ def parameters(items: Mapping[str, Any], allowed: Collection[str] = ()) -> Param
             custom = {key: value} if custom is None else custom | {key: value}
     if "headers" in items:
         check_key("headers")
-    _sequence(items)
+    sequence = _sequence(items)
     for key in ("timeout", "priority"):
         value = items.get(key, 0)
         if type(value) is not int or not 0 <= value <= _MAX_UNSIGNED:
@@ -152,6 +180,15 @@ def parameters(items: Mapping[str, Any], allowed: Collection[str] = ()) -> Param
         flag(items, "hooks", default=True),
         custom,
         _target_us(items[TARGET]) if TARGET in items else 0,
+        items.get("priority", 0),
+        sequence,
+    )
+
+
+def options_of(spoken: Parameters, plan: Plan) -> Options:
+    """Put a request's parameters beside how its outputs travel."""
+    return Options(
+        plan, spoken.timeout_us, spoken.hooks, spoken.custom, spoken.target_us, spoken.priority, spoken.sequence
     )
 
 
@@ -178,11 +215,14 @@ def flag(items: Mapping[str, Any], key: str, *, default: bool) -> bool:
     return value
 
 
-def _sequence(items: Mapping[str, Any]) -> None:
-    flag(items, "sequence_start", default=False)
-    flag(items, "sequence_end", default=False)
-    if type(items.get("sequence_id", 0)) not in (int, str):
+def _sequence(items: Mapping[str, Any]) -> InSequence | None:
+    start, end = flag(items, "sequence_start", default=False), flag(items, "sequence_end", default=False)
+    identity = items.get("sequence_id", 0)
+    if type(identity) not in (int, str):
         raise invalid("Unable to parse 'sequence_id': attempt to access JSON non-string as string")
+    if type(identity) is int and not 0 <= identity <= _MAX_UNSIGNED:
+        raise invalid(f"Unable to parse 'sequence_id': {NOT_UNSIGNED}")
+    return InSequence(identity, start, end) if identity or start or end else None
 
 
 def outputs(

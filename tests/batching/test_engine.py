@@ -26,7 +26,7 @@ from penstock.batching import opening, warmup
 from penstock.batching.engine import Engine
 from penstock.batching.instance import ThreadInstance
 from penstock.batching.model import Model
-from penstock.batching.request import InferRequest
+from penstock.batching.request import InferRequest, Terms
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
 from penstock.batching.statistics import BACKEND, CANCELED, OTHER, REJECTED
 from tests.fakes import PATIENCE_S, FakeBackend, Function, Gate, ListSink, fake_loader, fake_request
@@ -941,4 +941,4 @@ class TestInfer:
             with pytest.raises(InferError, match="a guilty row"):
                 await house.engine.infer(house.model, [np.full((1, 4), GUILTY, np.float32)])
             with pytest.raises(InferError, match="Request timeout expired"):
-                await house.engine.infer(house.model, [np.zeros((1, 4), np.float32)], deadline_ns=1)
+                await house.engine.infer(house.model, [np.zeros((1, 4), np.float32)], terms=Terms(deadline_ns=1))

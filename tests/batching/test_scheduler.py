@@ -738,7 +738,9 @@ class TestFastLanes:
         if measured_ns is not None:
             scheduler.learn(A, 1, measured_ns, 1)
 
-        assert scheduler.add(fake_request(MODEL)).fast is fast
+        scheduler.add(fake_request(MODEL))
+
+        assert scheduler._lanes[A].fast is fast
 
     @pytest.mark.parametrize("delay_us", [0, 1])
     def test_the_oldest_of_the_fast_lanes_can_be_asked_for(self, delay_us: int) -> None:
@@ -748,7 +750,9 @@ class TestFastLanes:
         scheduler.learn(C, 1, 90, 1)
         add(scheduler, 1, A, 1)
         alone = scheduler.next_lane(2000, fast=True)
-        lanes = [scheduler.add(fake_request(MODEL, 1, key)) for key in (B, C)]
+        for key in (B, C):
+            scheduler.add(fake_request(MODEL, 1, key))
+        lanes = [scheduler._lanes[key] for key in (B, C)]
         for now_ns, lane in zip((3, 2), lanes, strict=True):
             lane.live_requests()[0].queue_ns = now_ns
 
@@ -761,7 +765,8 @@ class TestFastLanes:
     def test_a_lane_that_becomes_slow_is_fast_no_more(self) -> None:
         scheduler = Scheduler(BatchPolicy(max_batch_rows=8), CostModel(), fast_ns=100)
         scheduler.learn(A, 1, 90, 1)
-        lane = scheduler.add(fake_request(MODEL))
+        scheduler.add(fake_request(MODEL))
+        lane = scheduler._lanes[A]
         for _ in range(24):
             scheduler.learn(A, 1, 200, 1)
 

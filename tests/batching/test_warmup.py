@@ -101,8 +101,10 @@ def test_each_run_is_a_lesson_but_for_the_slow_first_ones(
 def test_run_times_are_known_before_the_model_is_ready() -> None:
     with opened(list, rows=2) as (model, _):
         warmup.sweep(model)
-        lane = model.scheduler.add(fake_request(model))
+        model.scheduler.add(fake_request(model))
+        lane = model.scheduler.next_lane(1)
 
+        assert lane is not None
         assert model.scheduler.take_from(lane, 1).cost_ns > 0
 
 

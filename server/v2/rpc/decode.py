@@ -77,7 +77,7 @@ def decode(model: Model, message: Any, sink: Sink, regions: Regions | None) -> t
     options = PLAIN
     if parameters is not None or plan is not None:
         spoken = parameters or said.Parameters()
-        options = Options(plan, spoken.timeout_us, spoken.hooks, spoken.custom, spoken.target_us)
+        options = said.options_of(spoken, plan)
     request = InferRequest(model, inputs, rows, key, wanted, sink)
     request.id = message.id
     return request, options

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from penstock.backends.datatypes import DATATYPES
 from penstock.server.protobuf import service_pb2
 from penstock.server.v2.finish import finish, finish_all, ways_of
-from penstock.server.v2.inference import due_ns
 from penstock.server.v2.regions import INLINE_BYTES, InlineRegions, Lease, Regions
 from penstock.server.v2.said import BINARY, Classes, Options, Ways, version_of
 
@@ -194,12 +193,8 @@ class RpcInference:
 
     def submit(self, request: InferRequest, options: Options, context: Any) -> None:
         """Put a request in its queue; it comes back with its context to its sink. Raises: InferError."""
-        policy = request.model.spec.policy
-        if options.timeout_us or policy.default_timeout_us:
-            request.deadline_ns = due_ns(time.monotonic_ns(), options.timeout_us, policy)
-        if options.target_us:
-            target_ns = time.monotonic_ns() + options.target_us * 1000
-            request.target_ns = min(target_ns, request.target_ns) if request.target_ns else target_ns
+        if options.urgent or request.model.timed:
+            options.impose(request)
         request.context = context
         self.engine.submit(request)
 
@@ -214,12 +209,12 @@ class RpcInference:
         model = request.model
         names = [spec.name for spec in model.signature.inputs]
         sample = {name: array for name, array in zip(names, request.inputs, strict=True) if array is not None}
-        deadline_ns = due_ns(time.monotonic_ns(), options.timeout_us, model.spec.policy, options.target_us)
+        terms = options.terms(time.monotonic_ns(), model.spec.policy)
         request_id = request.id or metadata.get("x-request-id", "")[:128]
         parameters = options.parameters
         if self.forwarding is not None:
             parameters = {**(parameters or {}), **self.forwarding.parameters_of(metadata)}
-        outputs = await self._hooks_of(model).infer(sample, request_id, deadline_ns, parameters)
+        outputs = await self._hooks_of(model).infer(sample, request_id, terms, parameters)
         encode = partial(_encode_hooked, route.encoder, request, options, outputs, before(request.id, final))
         if _is_large(options.plan, list(outputs.values())):
             return await asyncio.get_running_loop().run_in_executor(None, encode)

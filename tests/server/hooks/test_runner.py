@@ -17,6 +17,7 @@ import pytest
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.model import Model
+from penstock.batching.request import Terms
 from penstock.batching.spec import BatchPolicy, HookSpec
 from penstock.server.hooks import Hooks
 from penstock.server.hooks.replicas import DEFAULT_REPLICAS, MAX_HANGING
@@ -96,7 +97,7 @@ class PuppetEngine:
         inputs: list[Any],
         *,
         wanted: Any = None,
-        deadline_ns: int = 0,
+        terms: Any = None,
         id: str = "",  # noqa: A002
     ) -> list[Any]:
         if self._at_once:
@@ -762,7 +763,7 @@ class TestQueue:
             first, late = stage.sample(), stage.sample()
             call = asyncio.create_task(hooks.predict(first))
             await _set(first["began"])
-            expired = asyncio.create_task(hooks.predict(late, "", time.monotonic_ns()))
+            expired = asyncio.create_task(hooks.predict(late, "", Terms(deadline_ns=time.monotonic_ns())))
             if replicas == "shared":
                 first["gate"].set()
 
