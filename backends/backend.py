@@ -29,7 +29,7 @@ class Binding(Protocol):
         """Give the input buffers for a run of `rows`, in the Signature's order, to be filled before `run`.
 
         Shapes: `shapes[i]` is the whole shape of input i, rows included; None where the optional input is absent
-        (its buffer is None too).
+        (its buffer is None too). Buffers are C-contiguous: they are filled in other shapes of as many elements too.
         Ownership: the buffers stay the Binding's, and are valid until the next `lend`.
         """
 

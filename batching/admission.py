@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 
+from .ragged import RAGGED
 from .request import Key
 
 if TYPE_CHECKING:
     from .padding import Padding
+    from .request import InferRequest
 
 Shape = tuple[int, ...]
 
@@ -35,7 +37,8 @@ def admit(
     """Check one request's input shapes; give its rows and its Key.
 
     Shapes: `shapes` follow `signature.inputs`, rows included; None where an input is absent. Absent inputs that are
-    not optional are the caller's to refuse. With `padding` the Key has the lengths that run.
+    not optional are the caller's to refuse. With `padding` the Key has the lengths that run. A shape tensor of a
+    batched model has no rows, and is in the Key by its shape until its values take that place (`values_key`).
     Raises: InferError (INVALID).
     """
     for spec, shape in zip(signature.inputs, shapes, strict=True):
@@ -49,9 +52,9 @@ def admit(
     rows = _rows(name, signature, shapes)
     key: list[Shape | None] = []
     for spec, shape in zip(signature.inputs, shapes, strict=True):
-        if shape is not None and not _fits(shape[1:], spec.shape[1:]):
+        if shape is not None and not (_holds(spec, shape) if spec.is_shape else _fits(shape[1:], spec.shape[1:])):
             raise _unexpected(name, spec, shape, batched=True)
-        key.append(None if shape is None else shape[1:])
+        key.append(None if shape is None else RAGGED if spec.ragged else shape if spec.is_shape else shape[1:])
     if rows > max_rows:
         raise InferError(Code.INVALID, f"inference request batch-size must be <= {max_rows} for '{name}'")
     return rows, tuple(key) if padding is None else padding.key(name, key)
@@ -60,7 +63,7 @@ def admit(
 def _rows(name: str, signature: Signature, shapes: Sequence[Shape | None]) -> int:
     rows = None
     for spec, shape in zip(signature.inputs, shapes, strict=True):
-        if shape is None:
+        if shape is None or spec.is_shape:
             continue
         if not shape:
             text = f"input '{spec.name}' has no shape but model requires batch dimension for '{name}'"
@@ -71,6 +74,28 @@ def _rows(name: str, signature: Signature, shapes: Sequence[Shape | None]) -> in
             text = f"input '{spec.name}' batch size does not match other inputs for '{name}'"
             raise InferError(Code.INVALID, text)
     return rows or 0
+
+
+def _holds(spec: TensorSpec, shape: Shape) -> bool:
+    """Tell whether a shape tensor has its values, of which dims leave out the first, the request's rows."""
+    return len(shape) == 1 and (shape[0] == spec.shape[1] + 1 or (spec.shape[1] < 0 < shape[0]))
+
+
+def values_key(request: InferRequest) -> Key:
+    """Put what a request's shape tensors hold into its Key, since those that share a batch must agree on it.
+
+    Raises: InferError (INVALID) where the first value is not the request's rows.
+    Source: Shape Tensors in Triton's model configuration; it compares their bytes up to the first zero only.
+    """
+    key, model = list(request.key), request.model
+    for position, (spec, array) in enumerate(zip(model.signature.inputs, request.inputs, strict=True)):
+        if spec.is_shape and array is not None:
+            first, *others = array.tolist()
+            if first != request.rows:
+                text = f"shape tensor '{spec.name}' for model '{model.name}' begins with {first}, expected the"
+                raise InferError(Code.INVALID, f"{text} request's batch size, {request.rows}")
+            key[position] = tuple(others)
+    return tuple(key)
 
 
 def _fits(shape: Shape, wanted: Shape) -> bool:

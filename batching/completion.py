@@ -12,19 +12,19 @@ from itertools import pairwise
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 
+from .agreement import agreed, check_row_axis, has_row_axis, model_dims
+from .bound import bound_signature
+from .derived import derived_names, kept_names
 from .padding_rules import check_padding
 from .spec import ModelSpec
 
-ROW_WISE = "seq(map("
-"""How the type of ZipMap's output begins: a list of one dictionary per row, which can be cut into rows like a tensor.
-No other type that is not a tensor can."""
-
 
 def complete(spec: ModelSpec, graph: Signature) -> ModelSpec:
-    """Complete `spec` with what `graph` tells: its `signature`, and `policy.max_batch_rows`.
+    """Complete `spec` with what `graph` tells: its `signature`, `bound`, and `policy.max_batch_rows`.
 
     Shapes: the signature's are whole, with -1 for rows in front when batched. A scalar becomes `[1]`. Inputs that
-    the graph can do without are left out unless the configuration names them.
+    the graph can do without are left out unless the configuration names them. Derived inputs and kept outputs are in
+    `bound` only.
     Raises: InferError (INVALID) where configuration and model contradict each other.
     Source: AutoCompleteConfig, ValidateInputs and ValidateOutputs of Triton's onnxruntime_backend.
     """
@@ -32,17 +32,25 @@ def complete(spec: ModelSpec, graph: Signature) -> ModelSpec:
     batched = rows > 0
     if any(size > rows for size in spec.policy.preferred_rows):
         raise _invalid(f"dynamic batching preferred size must be <= max batch size for {spec.name}")
+    spec = replace(spec, policy=replace(spec.policy, max_batch_rows=rows))
+    if spec.sequence is not None:
+        from .controls import check_sequence
+
+        check_sequence(spec, graph)
     signature = Signature(_inputs(spec, graph, batched), _outputs(spec, graph, batched), batched)
+    bound = bound_signature(spec, signature, graph)
     if spec.padding:
         signature = check_padding(spec, signature)
-    return replace(spec, policy=replace(spec.policy, max_batch_rows=rows), signature=signature)
+    return replace(spec, signature=signature, bound=bound)
 
 
 def _max_batch_rows(spec: ModelSpec, graph: Signature) -> int:
     said = spec.policy.max_batch_rows
     if said == 0 or (spec.inputs and spec.outputs):
         return said or 0
-    obstacle = next((tensor for tensor in (*graph.inputs, *graph.outputs) if not _has_row_axis(tensor)), None)
+    others = _without_rows(spec)
+    tensors = (tensor for tensor in (*graph.inputs, *graph.outputs) if tensor.name not in others)
+    obstacle = next((tensor for tensor in tensors if not has_row_axis(tensor)), None)
     if obstacle is not None:
         if said is None:
             return 0
@@ -53,6 +61,12 @@ def _max_batch_rows(spec: ModelSpec, graph: Signature) -> int:
     if all(tensor.optional for tensor in graph.inputs):
         return 0  # nothing a caller sends could say how many rows it wants
     return 0 if _declares_row_axis(spec, graph) else spec.policy.default_max_batch_rows
+
+
+def _without_rows(spec: ModelSpec) -> set[str]:
+    """Name the tensors whose first axis is no matter of rows."""
+    names = {said.name for said in (*spec.batch_inputs, *spec.batch_outputs)}
+    return names | {said.name for said in spec.inputs if said.ragged or said.is_shape}
 
 
 def _allowed_rows(spec: ModelSpec, rows: int) -> int:
@@ -71,26 +85,24 @@ def _allowed_rows(spec: ModelSpec, rows: int) -> int:
     return allowed[-1]
 
 
-def _has_row_axis(tensor: TensorSpec) -> bool:
-    if tensor.optional:
-        return True
-    if not tensor.is_tensor:
-        return tensor.datatype.startswith(ROW_WISE)
-    return bool(tensor.shape) and tensor.shape[0] == -1
-
-
 def _declares_row_axis(spec: ModelSpec, graph: Signature) -> bool:
     """Tell whether a configuration that is silent on max_batch_size wrote the row axis into its dims."""
     pairs = [(said, graph.input.get(said.name)) for said in spec.inputs]
     pairs += [(said, graph.output.get(said.name)) for said in spec.outputs]
-    return any(tensor is not None and len(said.shape) == len(tensor.shape) for said, tensor in pairs)
+    others = _without_rows(spec)
+    return any(
+        tensor is not None and len(model_dims(said)) == len(tensor.shape)
+        for said, tensor in pairs
+        if said.name not in others
+    )
 
 
 def _inputs(spec: ModelSpec, graph: Signature, batched: bool) -> tuple[TensorSpec, ...]:
+    derived = derived_names(spec)
     required = [tensor for tensor in graph.inputs if not tensor.optional]
-    if not spec.inputs:
-        return tuple(_whole(spec, tensor, batched) for tensor in required)
-    expected = sum(not said.optional for said in spec.inputs)
+    if not spec.inputs and spec.auto_complete:
+        return tuple(_whole(spec, tensor, batched) for tensor in required if tensor.name not in derived)
+    expected = sum(not said.optional for said in spec.inputs) + len(derived)
     if expected != len(required):
         names = ", ".join(f"'{tensor.name}'" for tensor in required)
         text = f"unable to load model '{spec.name}', configuration expects {expected} inputs, model provides"
@@ -102,9 +114,9 @@ def _inputs(spec: ModelSpec, graph: Signature, batched: bool) -> tuple[TensorSpe
         if said.optional and batched:
             text = f"unable to load model '{spec.name}', optional input '{said.name}' is not supported for models"
             raise _invalid(f"{text} that support batching")
-    declared = {said.name: said for said in spec.inputs}
+    declared = {said.name: said for said in spec.inputs if said.name not in derived}
     return tuple(
-        _agreed(spec, declared[tensor.name], tensor, batched, "input")
+        agreed(spec, declared[tensor.name], tensor, batched, "input")
         for tensor in graph.inputs
         if tensor.name in declared
     )
@@ -116,11 +128,16 @@ def _outputs(spec: ModelSpec, graph: Signature, batched: bool) -> tuple[TensorSp
         if name not in graph.output:
             allowed = ", ".join(sorted(graph.output))
             raise _invalid(f"unexpected inference output '{name}', allowed outputs are: {allowed}")
+    if not declared and not spec.auto_complete:
+        names = ", ".join(f"'{tensor.name}'" for tensor in graph.outputs)
+        text = f"unable to load model '{spec.name}', configuration expects 0 outputs, model provides"
+        raise _invalid(f"{text} {len(graph.outputs)}: {names}")
     outputs: list[TensorSpec] = []
+    kept = kept_names(spec)
     for tensor in graph.outputs:
         if tensor.name in declared:
-            outputs.append(_agreed(spec, declared[tensor.name], tensor, batched, "output"))
-        elif not declared or not tensor.is_tensor:
+            outputs.append(agreed(spec, declared[tensor.name], tensor, batched, "output"))
+        elif tensor.name not in kept and (not declared or not tensor.is_tensor):
             outputs.append(_whole(spec, tensor, batched))
     return tuple(outputs)
 
@@ -128,56 +145,8 @@ def _outputs(spec: ModelSpec, graph: Signature, batched: bool) -> tuple[TensorSp
 def _whole(spec: ModelSpec, tensor: TensorSpec, batched: bool) -> TensorSpec:
     """Take a tensor that the configuration does not mention."""
     if batched:
-        _check_row_axis(spec, tensor)
+        check_row_axis(spec, tensor)
     return replace(tensor, shape=(1,)) if tensor.is_tensor and not tensor.shape else tensor
-
-
-def _agreed(spec: ModelSpec, said: TensorSpec, tensor: TensorSpec, batched: bool, kind: str) -> TensorSpec:
-    """Take a tensor as declared, once it fits the model's own."""
-    if not tensor.is_tensor:
-        text = f"model '{spec.name}': {kind} '{said.name}' is {tensor.datatype}, no tensor"
-        raise _invalid(f"{text}; leave it out of the configuration, hooks get it all the same")
-    if said.datatype != tensor.datatype:
-        text = f"unable to load model '{spec.name}', configuration expects datatype {said.type.config_name} for {kind}"
-        raise _invalid(f"{text} '{said.name}', model provides TYPE_{tensor.datatype}")
-    if kind == "output" and not tensor.shape:
-        # ONNX Runtime says () of a scalar and of an output whose rank it does not know: the configuration knows better
-        return replace(said, shape=(-1, *said.shape) if batched else said.shape or (1,))
-    if batched:
-        _check_row_axis(spec, tensor)
-    if not tensor.shape:
-        if said.shape != (1,):
-            text = f"unable to load model '{spec.name}', scalar tensor '{said.name}', should only provide 1 in the"
-            raise _invalid(f"{text} model configuration. Model configuration provided: {_shape(said.shape)}.")
-        return said
-    whole = (-1, *said.shape) if batched else said.shape
-    if not _compatible(tensor.shape, whole, exact=kind == "output"):
-        raise _mismatch(spec, tensor, whole, batched)
-    return replace(said, shape=whole, axes=tensor.axes)
-
-
-def _compatible(model: tuple[int, ...], whole: tuple[int, ...], *, exact: bool) -> bool:
-    """Tell whether declared dims fit: a free axis of an input may be declared fixed, an output's may not."""
-    return len(model) == len(whole) and all(
-        mine == theirs or (mine == -1 and not exact) for mine, theirs in zip(model, whole, strict=True)
-    )
-
-
-def _check_row_axis(spec: ModelSpec, tensor: TensorSpec) -> None:
-    if _has_row_axis(tensor):
-        return
-    text = f"model '{spec.name}', tensor '{tensor.name}': for the model to support batching the shape should have at"
-    text += " least 1 dimension and the first dimension must be -1; but shape expected by the model is"
-    raise _invalid(f"{text} {_shape(tensor.shape)}")
-
-
-def _mismatch(spec: ModelSpec, tensor: TensorSpec, whole: tuple[int, ...], batched: bool) -> InferError:
-    text = f"model '{spec.name}', tensor '{tensor.name}': the model expects {len(tensor.shape)} dimensions (shape"
-    text += f" {_shape(tensor.shape)}) but the model configuration specifies {len(whole)} dimensions ("
-    if batched:
-        text += "an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape, making"
-        text += " complete "
-    return _invalid(f"{text}shape {_shape(whole)})")
 
 
 def _shape(shape: tuple[int, ...]) -> str:

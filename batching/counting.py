@@ -17,6 +17,7 @@ from penstock.backends.cpus import usable_cpus
 from .completion import complete
 from .costs import CostModel
 from .memory import free_bytes, give_back, resident_bytes
+from .rehearsal import rehearsal, smallest_tails
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Backend, Binding
@@ -121,7 +122,9 @@ class Trials:
         except BaseException:
             self.close()
             raise
+        self._spec = completed
         self._signature: Signature = completed.signature  # type: ignore[assignment]
+        self._bound = completed.bound or self._signature
         self._policy = completed.policy
 
     def __call__(self, split: Split) -> Trial | None:
@@ -131,7 +134,7 @@ class Trials:
         try:
             backend = self.session(split.threads)
             while len(self._bindings) < split.count:
-                self._bindings.append(backend.bind(self._signature, self._policy.max_batch_rows or 1))
+                self._bindings.append(backend.bind(self._bound, self._policy.max_batch_rows or 1))
             if not self.rows:
                 self.rows = self._knee(self._bindings[0])
             rates = together([self._runner(binding) for binding in self._bindings])
@@ -165,15 +168,11 @@ class Trials:
 
     def _runner(self, binding: Binding, rows: int = 0) -> Callable[[], None]:
         """Make a function that runs a batch of zeros once, gathered and scattered as a batch is. Free axes are 1."""
-        batched, rows = self._signature.batched, rows or self.rows
-        tails = [tuple(1 if dim < 0 else dim for dim in spec.shape) for spec in self._signature.inputs]
-        shapes = [(rows, *tail[1:]) if batched else tail for tail in tails]
+        fill = rehearsal(self._spec, binding, rows or self.rows, smallest_tails(self._spec))
         wanted = tuple(i for i, output in enumerate(self._signature.outputs) if output.is_tensor)
 
         def run() -> None:
-            for buffer in binding.lend(rows, shapes):
-                if buffer is not None:
-                    buffer.fill(b"" if buffer.dtype.hasobject else 0)
+            fill()
             binding.run(wanted)
 
         return run

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import Protocol
+from typing import Any, Protocol
 
 from penstock.backends.cpus import usable_cpus
 
@@ -31,22 +31,57 @@ class Waiter(Protocol):
     """Who waits for a turn."""
 
     def grant(self) -> None:
-        """Take the turn asked for. Threads: any, with the Device's lock held: it only sets something and wakes."""
+        """Take the turn asked for. Threads: any, with the giver's lock held: it only sets something and wakes."""
+
+
+class TurnGiver(Protocol):
+    """Who gives Instances their turns: a Device, or where there is one the RateLimiter (rates.py).
+
+    `share` is what its `join` has given. While it is not `crowded`, or the share is `brief`, nothing need be asked.
+    A turn is asked for, granted, begun with each batch that is taken in it, and ended once.
+    """
+
+    @property
+    def crowded(self) -> bool:
+        """Whether an Instance must have a turn."""
+
+    def ask(self, share: Any, waiter: Waiter) -> None:
+        """Ask for a turn. `waiter.grant` is called once, maybe before this returns, unless it withdraws."""
+
+    def withdraw(self, share: Any, waiter: Waiter) -> bool:
+        """Wait no longer. Returns: False when it has got its turn already, which must be ended."""
+
+    def forget(self, share: Any) -> None:
+        """Note that one which said in `end` that it has more to run does not come back now."""
+
+    def most_ns(self, share: Any) -> float:
+        """Tell what a batch may be predicted to take now; 0: as long as it likes."""
+
+    def begin(self, share: Any, cost_ns: float) -> None:
+        """Note that a batch runs, and what it is predicted to take."""
+
+    def end(self, share: Any, predicted_ns: float, real_ns: int, more: bool) -> bool:
+        """End a turn. Returns: whether another one begins with it."""
+
+    def ran(self, share: Any, real_ns: int) -> None:
+        """Note what a batch has taken that ran without a turn."""
 
 
 class Share:
     """A Model's part of one Device, whatever the number of its Instances there. Touched by its Device only.
 
-    `width`: how much of the Device's room one run takes. `spent`: the Model's virtual time, which is what its runs
-    have cost, in nanoseconds times width. `latest_ns`: how long the latest of them took. `stays`: it had more to run
-    when its latest turn ended, and is coming back. `brief`: it takes no turns.
+    `width`: how much of the Device's room one run takes. `price`: what a nanosecond of a run costs: its width, divided
+    by the Model's weight. `spent`: the Model's virtual time, which is what its runs have cost. `latest_ns`: how long
+    the latest of them took. `stays`: it had more to run when its latest turn ended, and is coming back. `brief`: it
+    takes no turns.
     """
 
-    __slots__ = ("brief", "instances", "latest_ns", "spent", "stays", "waiting", "width")
+    __slots__ = ("brief", "instances", "latest_ns", "price", "spent", "stays", "waiting", "width")
 
-    def __init__(self, instances: int, width: int, spent: float) -> None:
+    def __init__(self, instances: int, width: int, price: float, spent: float) -> None:
         self.instances = instances
         self.width = width
+        self.price = price
         self.spent = spent
         self.latest_ns = 0
         self.brief = False
@@ -57,15 +92,17 @@ class Share:
 class Device:
     """Who may run next: of the Models that wait, the one whose runs have cost least (start-time fair queueing).
 
-    No clock: it is told what runs took. A Model that was away goes on from where the others are: it has saved nothing
-    and owes nothing. Invariants: the Device's own virtual time never falls, and nobody who waits has spent less than
-    that and the longest of the latest batches; while somebody waits, there is no room for the one that is next.
+    No clock: it is told what runs took. A Model of twice the weight pays half for the same, so that it gets twice the
+    time of one that is as hot. One that was away goes on from where the others are: it has saved nothing, and owes
+    nothing. Invariants: the Device's own virtual time never falls, and nobody who waits has spent less than that and
+    the dearest of the latest batches; while somebody waits, there is no room for the one that is next.
 
     Bound: where no batch takes, or is predicted to take, more than B, a Model that asks gets a turn within
     2 B + 2 (3 k + 1) N B w / room, for N other Models that are there meanwhile, of at most k Instances and width w. If
     all are equally wide, B + (3 k + 1) N B w / room. For when it asks it has spent at most k B w more than the Device's
     virtual time, each of the others is at most B w behind that and catches up with both, and is off by its k runs
-    under way, before and after; more than half of the room is in use all the time (tests/batching/test_device.py).
+    under way, before and after; more than half of the room is in use all the time. Where weights differ, another Model
+    of weight v counts not 3 k + 1, but k v / its own + v / the least + 2 k (tests/batching/test_device.py).
 
     `preemptive`: the system itself interrupts long runs for short ones, as it does on a CPU (`BRIEF_NS`).
     Threads: all methods may be called on any. The lock of a Model may be held; none is taken under the Device's own.
@@ -83,10 +120,10 @@ class Device:
         self._shares: list[Share] = []
         self._lock = threading.Lock()
 
-    def join(self, instances: int, width: int) -> Share:
-        """Give a Model its part of the device."""
+    def join(self, instances: int, width: int, weight: float = 1.0) -> Share:
+        """Give a Model its part of the device. `instances`: those that take turns."""
         with self._lock:
-            share = Share(instances, width, self._now)
+            share = Share(instances, width, width / weight, self._now)
             self._shares.append(share)
             self._recount()
             return share
@@ -116,6 +153,9 @@ class Device:
             self._pass_on()
             return True
 
+    def forget(self, share: Share) -> None:
+        """Note nothing: who had more to run has no place in line before it asks."""
+
     def most_ns(self, share: Share) -> float:
         """Tell what a batch may be predicted to take now; 0: as long as it likes, since nobody waits."""
         with self._lock:
@@ -125,7 +165,7 @@ class Device:
     def begin(self, share: Share, cost_ns: float) -> None:
         """Charge what a batch is predicted to take, before it runs."""
         with self._lock:
-            share.spent += cost_ns * share.width
+            share.spent += cost_ns * share.price
 
     def end(self, share: Share, predicted_ns: float, real_ns: int, more: bool) -> bool:
         """End a turn, and charge what the batch has taken in the place of what was predicted.
@@ -136,7 +176,7 @@ class Device:
             if real_ns:
                 self._note(share, real_ns)
             share.stays = more
-            share.spent = max(share.spent + (real_ns - predicted_ns) * share.width, self._behind())
+            share.spent = max(share.spent + (real_ns - predicted_ns) * share.price, self._behind())
             self._furthest = max(self._furthest, share.spent)
             if more and self.crowded and self._taken <= self.room:
                 first = self._first()
@@ -163,7 +203,7 @@ class Device:
 
         While it ran, the others may have passed it by a batch, which it may catch up with.
         """
-        return self._now - max(share.latest_ns * share.width for share in self._shares)
+        return self._now - max(share.latest_ns * share.price for share in self._shares)
 
     def _first(self) -> Share | None:
         first = None

@@ -6,35 +6,38 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from penstock.backends.backend import Array, Loader
 from penstock.backends.errors import Code, InferError
 
-from .admission import admit
+from .admission import admit, values_key
 from .batch import Batch
+from .cache import Cache
 from .device import Device
+from .door import LATE, Door
+from .ensemble import Ensembles
 from .loaded import STOPPING, Leaving, Loaded
 from .model import Model
-from .opening import close_model, open_model
+from .opening import close_model, open_ensemble, open_model
+from .passage import is_step
+from .remembering import remember
 from .request import NO_TERMS, InferRequest, Terms
-from .sinks import FutureSink
+from .sinks import FutureSink, let_go, withdraw
 from .spec import ModelSpec
-from .splitting import split
+from .splitting import add_parts
 from .statistics import CANCELED, REJECTED
 from .turns import Turns
 from .watchdog import Watchdog
 
 logger = logging.getLogger("penstock.batching")
 
-LATE = "late_refusals"
-"""The event of a request refused at the door because it would be late."""
-
 
 class Engine:
     """All loaded Models, on one event loop.
 
     Invariant: a request that `submit` accepted is delivered to its sink exactly once, unless it is cancelled.
+    `cache` is None where no answers are remembered; to be set before models are opened.
     `generation` changes whenever what `model` answers may change, so that callers may keep what it answered.
     Threads: the event loop's. It wakes once per loop turn for whatever was submitted, and once per loop turn for
     whatever Instances have finished (turns.py).
@@ -46,8 +49,10 @@ class Engine:
         self._models = Loaded()
         self._turns = Turns(loop, self._left)
         self._watchdog = Watchdog()
+        self.cache: Cache | None = None
         self.devices: dict[str, Device] = {}
-        self._making_room = False
+        self._ensembles = Ensembles(self, self._left)
+        self._door = Door(self._turns)
         self._held = Leaving(lambda model: not model.holds)
         self._retiring = Leaving(lambda model: not model.inflight)
         self._future_sink = FutureSink()
@@ -71,11 +76,25 @@ class Engine:
 
     async def open(self, spec: ModelSpec) -> Model:
         """Load, complete and warm up one version, which nobody finds before it is published. Raises: InferError."""
+        if spec.ensemble is not None:
+            model = open_ensemble(spec)
+            self._ensembles.adopt(model)
+            return self._with_cache(model)
         finished = self._turns.finished_on_thread
         model = await self._loop.run_in_executor(None, open_model, spec, self._loaders, finished, self.devices)
         if spec.policy.run_limit_us:
             model.watchdog = self._watchdog
+        return self._with_cache(model)
+
+    def _with_cache(self, model: Model) -> Model:
+        if model.spec.cached:
+            remember(self.cache, model, self, self._loop)
         return model
+
+    def _changed(self) -> None:
+        self.generation += 1
+        # what an ensemble remembers is found as long as its steps are the same (remembering.py)
+        self._ensembles.forget()
 
     def publish(self, name: str, models: Iterable[Model], absent: Iterable[str] = ()) -> list[Model]:
         """Put open Models in the place of all versions of a name; `absent` should be there too, and cannot be.
@@ -83,7 +102,7 @@ class Engine:
         Returns: the Models that gave way. They serve whoever holds them until they are retired.
         """
         gone = self._models.replace(name, models, absent)
-        self.generation += 1
+        self._changed()
         return gone
 
     async def retire(self, model: Model) -> None:
@@ -94,6 +113,9 @@ class Engine:
         await self._retiring.wait(model)
         self._watched = self.stopping or bool(self._retiring)
         self._turns.alarms.cancel(model)
+        self._ensembles.dismiss(model)
+        if model.cache is not None:
+            await model.cache.forget()
         await self._loop.run_in_executor(None, close_model, model)
 
     async def unheld(self, model: Model) -> None:
@@ -101,7 +123,10 @@ class Engine:
         await self._held.wait(model)
 
     def hold(self, model: Model) -> None:
-        """Keep a Model from being retired while a request for it is being decoded. To be followed by `release`."""
+        """Keep a Model from being retired while a request for it is being decoded, or an ensemble may need it.
+
+        To be followed by `release`.
+        """
         model.holds += 1
 
     def release(self, model: Model) -> None:
@@ -113,7 +138,7 @@ class Engine:
         """Open and publish a version beside the others, in the place of an older load of it. Raises: InferError."""
         model = await self.open(spec)
         old = self._models.put(model)
-        self.generation += 1
+        self._changed()
         if old is not None:
             await self.retire(old)
         return model
@@ -121,7 +146,7 @@ class Engine:
     async def unload(self, name: str, version: int) -> None:
         """Take a version out of service; what it had accepted is finished first. Raises: InferError (NOT_FOUND)."""
         model = self._models.take(name, str(version))
-        self.generation += 1
+        self._changed()
         await self.retire(model)
 
     def model(self, name: str, version: str = "") -> Model:
@@ -153,13 +178,13 @@ class Engine:
         if model.detours and self._detour(request):
             return
         if model.scheduler.target_ns:
-            self._aim(request, model.scheduler.target_ns, now_ns)
-        if self.stopping or model.closing:
+            self._door.aim(request, model.scheduler.target_ns, now_ns)
+        if (self.stopping or model.closing) and not is_step(request):
             raise self._refused(request, now_ns, STOPPING)
         parts = 1
         try:
             if request.rows > model.max_rows:
-                parts = self._add_parts(model, request)
+                parts = add_parts(model, request, self.cancel)
             else:
                 with model.lock:
                     model.scheduler.add(request)
@@ -174,86 +199,31 @@ class Engine:
         if not model.dirty:
             self._turns.mark(model)
 
-    def _aim(self, request: InferRequest, target_ns: int, now_ns: int) -> None:
-        """Hold a request to its model's target, counted from when it may have arrived."""
-        request.start_ns = min(request.start_ns, self._turns.arrived_ns(now_ns))
-        if not 0 < request.target_ns < request.start_ns + target_ns:
-            request.target_ns = request.start_ns + target_ns
-
     def _detour(self, request: InferRequest) -> bool:
         """Serve a request without its model's queue, where that is possible. Raises: InferError."""
-        return False
-
-    def _add_parts(self, model: Model, whole: InferRequest) -> int:
-        """Put a request that is too large for a batch in the queue, all of its parts or none. Returns: how many."""
-        most_bytes = model.spec.policy.max_queue_bytes
-        if whole.nbytes > most_bytes:
-            text = f"request of {whole.nbytes} bytes for '{model.name}', whose queue holds {most_bytes}"
-            raise InferError(Code.INVALID, text)
-        parts = split(whole, model.max_rows, self.cancel)
-        with model.lock:
-            for number, part in enumerate(parts):
-                try:
-                    model.scheduler.add(part)
-                except InferError:
-                    for added in parts[:number]:
-                        model.scheduler.remove(added)
-                    whole.parts = None
-                    raise
-        whole.promised_ns = max(part.promised_ns for part in parts)
-        return len(parts)
+        model = request.model
+        if model.passive:
+            model.statistics.record_failure(REJECTED, request.start_ns, request.queue_ns)
+            raise InferError(Code.INTERNAL, f"Unable to find the payload queue for the model {model.name}")
+        if model.forms is not None and model.forms.valued:
+            request.key = values_key(request)
+        if model.cache is not None:
+            if model.cache.takes(request):
+                return True
+            if model.scheduler.full():
+                self.make_room(model)
+        if model.ensemble is None:
+            return False
+        self._ensembles.start(request)
+        return True
 
     def turn_away(self, model: Model) -> InferError | None:
-        """Give the error of a request that is refused whatever it brings, before its body is decoded; None for none.
-
-        The queue is full, or whoever comes now would be answered after the model's target.
-        """
-        scheduler = model.scheduler
-        if scheduler.full():
-            try:
-                self.make_room(model)
-            except InferError as error:
-                return error
-        if not scheduler.target_ns:
-            return None
-        now_ns = time.monotonic_ns()
-        with model.lock:
-            late = scheduler.late(now_ns, self._turns.arrived_ns(now_ns))
-        if late is None:
-            return None
-        model.statistics.record_failure(REJECTED, now_ns, now_ns)
-        model.count(LATE)
-        # it is shared: each raise would add its frames to those before, and they hold bodies
-        return late.with_traceback(None)
+        """Give the error of a request that is refused whatever it brings, before it is decoded; None for none."""
+        return self._door.turn_away(model)
 
     def make_room(self, model: Model) -> None:
-        """Run a batch of a full queue here and now if it is fast; refuse the request at the door otherwise.
-
-        A loop turn may bring more requests than a queue holds, and refusing one costs the loop as much as serving it:
-        with 2048 clients in lock step, iris served 900 requests/s and refused 40,000 before this (perf/overload.py).
-        Raises: InferError (OVERLOADED).
-        """
-        if self._making_room:
-            self.refuse_full(model)
-        self._making_room = True
-        try:
-            ran, _ = model.dispatch(time.monotonic_ns())
-            if model.scheduler.expired:
-                self._turns.expire(model)
-            self._turns.deliver(model, ran)
-        finally:
-            self._making_room = False
-        if model.scheduler.full():
-            self.refuse_full(model)
-
-    def refuse_full(self, model: Model) -> NoReturn:
-        """Refuse a request whose body need not even be decoded: the queue is full.
-
-        Raises: InferError (OVERLOADED).
-        """
-        now_ns = time.monotonic_ns()
-        model.statistics.record_failure(REJECTED, now_ns, now_ns)
-        raise InferError(Code.OVERLOADED, "Exceeds maximum queue size")
+        """Run a batch of a full queue here and now if it is fast. Raises: InferError (OVERLOADED) otherwise."""
+        self._door.make_room(model)
 
     @staticmethod
     def _refused(request: InferRequest, now_ns: int, text: str) -> InferError:
@@ -263,6 +233,9 @@ class Engine:
     def cancel(self, request: InferRequest) -> None:
         """Take a request back while it waits; one that runs is finished, and its sink must not mind."""
         model = request.model
+        if model.ensemble is not None:
+            self._ensembles.cancel(request)
+            return
         if request.parts:
             parts, request.parts = request.parts, None
             for part in parts:
@@ -271,9 +244,12 @@ class Engine:
         with model.lock:
             if not request.waiting:
                 return
-            model.scheduler.remove(request)
+            model.scheduler.remove(request, time.monotonic_ns())
         self._left(model, 1)
         model.statistics.record_failure(CANCELED, request.start_ns, time.monotonic_ns())
+        withdraw(request)
+        if model.scheduler.sequences is not None:
+            self._turns.cut(model)
 
     async def infer(
         self,
@@ -342,6 +318,7 @@ class Engine:
             self._turns.expire(model)
             with model.lock:
                 waiting = model.scheduler.drain()
+            let_go(model)
             if waiting:
                 self._turns.fail(
                     model, waiting, Code.NOT_READY, f"Server is stopping, model '{model.name}' drops what waits"

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.backends.backend import Array, Binding
-from penstock.backends.errors import Code, InferError
 
 from .batch import Batch
+from .forms import rows_of, wrong_rows, zero
 from .padding import smallest_fit
 
 if TYPE_CHECKING:
+    from .forms import Forms
     from .model import Model
     from .request import InferRequest
 
@@ -27,6 +28,9 @@ def run_batch(model: Model, binding: Binding, batch: Batch) -> None:
         if request.wanted is not wanted and request.wanted != wanted:
             wanted = tuple(sorted({position for each in requests for position in each.wanted}))
             break
+    if model.forms is not None:
+        _run_formed(model, model.forms, binding, batch, wanted)
+        return
     batched = model.signature.batched
     ran = smallest_fit(rows, model.allowed_rows) if model.allowed_rows else rows
     shapes = [None if tail is None else (ran, *tail) for tail in batch.key] if batched else list(batch.key)
@@ -44,6 +48,23 @@ def run_batch(model: Model, binding: Binding, batch: Batch) -> None:
         _scatter(model, batch, ran, wanted, outputs)
     else:
         requests[0].outputs = outputs
+    batch.exec_end_ns = time.monotonic_ns()
+
+
+def _run_formed(model: Model, forms: Forms, binding: Binding, batch: Batch, wanted: tuple[int, ...]) -> None:
+    """Run a Batch of a model whose tensors are more than rows one after another."""
+    rows = batch.rows
+    if batch.places is not None:
+        rows = max(batch.span_rows, batch.places[-1] + batch.requests[-1].rows)
+    ran = smallest_fit(rows, model.allowed_rows) if model.allowed_rows else rows
+    forms.gather(binding, batch, ran)
+    if ran != rows:
+        model.count("rows_padded", ran - rows)
+    batch.compute_start_ns = time.monotonic_ns()
+    positions = forms.positions(wanted)
+    outputs = binding.run(positions)
+    batch.compute_end_ns = time.monotonic_ns()
+    forms.scatter(model.name, batch, ran, dict(zip(positions, outputs, strict=True)))
     batch.exec_end_ns = time.monotonic_ns()
 
 
@@ -71,7 +92,7 @@ def _gather_padded(model: Model, batch: Batch, buffers: Sequence[Array | None], 
         else:
             _gather(batch.requests, position, buffer[:rows])
         if ran != rows:
-            buffer[rows:] = buffer[rows - 1] if rows else _zero(buffer)
+            buffer[rows:] = buffer[rows - 1] if rows else zero(buffer)
     if ran != rows:
         model.count("rows_padded", ran - rows)
     if real or added:
@@ -79,15 +100,10 @@ def _gather_padded(model: Model, batch: Batch, buffers: Sequence[Array | None], 
         model.count("elements_padded", added)
 
 
-def _zero(array: Array) -> Any:
-    """Give what zero is for an array: an empty string among strings."""
-    return b"" if array.dtype.hasobject else 0
-
-
 def _scatter(model: Model, batch: Batch, ran: int, wanted: tuple[int, ...], outputs: list[Any]) -> None:
     for position, output in zip(wanted, outputs, strict=True):
-        if _rows_of(output) != ran:
-            raise _wrong_rows(model, position, output, ran)
+        if rows_of(output) != ran:
+            raise wrong_rows(model.name, model.signature.outputs[position].name, output, ran)
     padding = model.padding
     if padding is not None:
         padding.check(batch, wanted, outputs)
@@ -101,18 +117,3 @@ def _scatter(model: Model, batch: Batch, ran: int, wanted: tuple[int, ...], outp
         start = stop
     if padding is not None:
         padding.trim(batch.requests)
-
-
-def _rows_of(output: Any) -> int:
-    """Count an output's rows; -1 where it has none to count, such as a scalar."""
-    try:
-        return len(output)
-    except TypeError:
-        return -1
-
-
-def _wrong_rows(model: Model, position: int, output: Any, ran: int) -> InferError:
-    rows = _rows_of(output)
-    has = f"{rows} rows" if rows >= 0 else "no axis for rows"
-    text = f"model '{model.name}': output '{model.signature.outputs[position].name}' has {has} for a batch of {ran}"
-    return InferError(Code.INTERNAL, text)

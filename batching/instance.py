@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from penstock.backends.errors import Code, InferError
 
 from .isolation import LostBatch, execute, refuse
+from .placement import keep_to
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Binding
@@ -32,23 +33,24 @@ LAST_RETRY_NS = 60_000_000_000
 class ThreadInstance:
     """An Instance on a thread of its own.
 
-    It takes a Batch as soon as it is woken or free, something is due, and the Device lets it; it sleeps only when one
-    of these is wanting. It is born asleep. `idle`: it sleeps since nothing is due, and is to be woken; while it waits
-    for the Device it is not, for it looks at the queue when it gets its turn. A turn that finds nothing to run is
-    handed on at once.
+    It takes a Batch as soon as it is woken or free, something is due, and whoever gives its turns lets it: the Device,
+    or the RateLimiter. It sleeps only when one of these is wanting. It is born asleep. `idle`: it sleeps since nothing
+    is due, and is to be woken; while it waits for a turn it is not, for it looks at the queue when it gets that. A turn
+    that finds nothing to run is handed on at once.
     `failure` is why it cannot run: its device was lost, and the model could not be loaded there again. It tries again
     from time to time. Meanwhile others serve; if no Instance can run, it answers what comes with that.
 
     Threads: `wake`, `grant` and `stop` are called by others, all else happens on the Instance's thread. Each of these
     calls releases the alarm once, and whoever slept looks again at what it slept for: a release too many does no harm.
-    The Device never takes a model's lock.
+    Neither Device nor RateLimiter ever takes a model's lock.
     """
 
-    def __init__(self, model: Model, place: Placement, name: str) -> None:
+    def __init__(self, model: Model, place: Placement, name: str, number: int = 0) -> None:
         self.binding: Binding = place.bind(model.bound, model.max_rows)
         self.place = place
         self._model = model
-        self._device = place.device
+        self._giver, self._share = place.seat(number)
+        self._limited = place.limiter is not None
         self._alarm = threading.Semaphore(0)
         self._stopping = False
         self._turn = False
@@ -69,7 +71,7 @@ class ThreadInstance:
         self._alarm.release()
 
     def grant(self) -> None:
-        """Give it the turn that it has asked the Device for."""
+        """Give it the turn that it has asked for."""
         self._turn = True
         self._alarm.release()
 
@@ -89,12 +91,13 @@ class ThreadInstance:
         self._thread.join()
 
     def _main(self) -> None:
+        keep_to(self.place.cpus)
         self._alarm.acquire()
         try:
             while not self._stopping:
                 if (self.failure is not None or self._mends) and not self._recover():
                     continue
-                in_turn = self._turn or (self._device.crowded and not self.place.share.brief)
+                in_turn = self._turn or (self._giver.crowded and not self._share.brief)
                 batch = self._take_in_turn() if in_turn else self._take(0)
                 if batch is None:
                     if not self._stopping:
@@ -102,8 +105,7 @@ class ThreadInstance:
                     continue
                 self._run(batch)
         finally:
-            if self._turn:
-                self._end_turn()
+            self._leave_turn()
 
     def _take(self, most_ns: float) -> Batch | None:
         model = self._model
@@ -119,26 +121,36 @@ class ThreadInstance:
 
     def _take_in_turn(self) -> Batch | None:
         """Wait for a turn unless there is one, and take a Batch in it. Returns: None too when told to stop."""
-        device, share = self._device, self.place.share
+        giver, share = self._giver, self._share
         if not self._turn and not self._granted():
             return None
-        batch = self._take(device.most_ns(share))
+        batch = self._take(giver.most_ns(share))
         if batch is None:
             self._end_turn()
         else:
-            device.begin(share, batch.cost_ns)
+            giver.begin(share, batch.cost_ns)
         return batch
 
     def _granted(self) -> bool:
-        """Sleep until the Device grants a turn. Returns: False when told to stop before."""
-        self._device.ask(self.place.share, self)
+        """Sleep until a turn is granted. Returns: False when told to stop before."""
+        self._giver.ask(self._share, self)
+        if self._limited and not self._turn:
+            with self._model.lock:
+                self._model.wake_one()  # another may need what is there
         self._alarm.acquire()
         while not self._turn and not self._stopping:
             self._alarm.acquire()
-        return self._turn or not self._device.withdraw(self.place.share, self)
+        return self._turn or not self._giver.withdraw(self._share, self)
 
     def _end_turn(self, predicted_ns: float = 0, real_ns: int = 0, more: bool = False) -> None:
-        self._turn = self._device.end(self.place.share, predicted_ns, real_ns, more)
+        self._turn = self._giver.end(self._share, predicted_ns, real_ns, more)
+
+    def _leave_turn(self) -> None:
+        """Do without a turn for now, if there is one or it has said that it comes back for one."""
+        if self._turn:
+            self._end_turn()
+        else:
+            self._giver.forget(self._share)
 
     def _run(self, batch: Batch) -> None:
         model = self._model
@@ -150,8 +162,8 @@ class ThreadInstance:
         if self._turn:
             more = model.scheduler.live > 0 and lost is None
             self._end_turn(batch.cost_ns, time.monotonic_ns() - batch.exec_start_ns, more)
-        elif self._device.crowded:
-            self._device.ran(self.place.share, time.monotonic_ns() - batch.exec_start_ns)
+        elif self._giver.crowded:
+            self._giver.ran(self._share, time.monotonic_ns() - batch.exec_start_ns)
         if lost is not None:
             ran = lost.ran + self._run_again(lost)
         else:
@@ -160,13 +172,17 @@ class ThreadInstance:
 
     def _run_again(self, lost: LostBatch) -> list[Batch]:
         """Load the model again, and run there what its device was lost under; once, or it is answered with the loss."""
-        if self._replace(lost.error):
-            try:
-                return execute(self._model, self.binding, lost.rest)
-            except LostBatch as again:
-                self._fail(again.error)
-                return again.ran + refuse(again.rest, again.error)
-        return refuse(lost.rest, lost.error)
+        if not self._replace(lost.error):
+            return refuse(lost.rest, lost.error)
+        if self._limited and not self._granted():
+            return refuse(lost.rest, lost.error)
+        try:
+            return execute(self._model, self.binding, lost.rest)
+        except LostBatch as again:
+            self._fail(again.error)
+            return again.ran + refuse(again.rest, again.error)
+        finally:
+            self._leave_turn()
 
     def _replace(self, cause: InferError) -> bool:
         model = self._model
@@ -199,8 +215,7 @@ class ThreadInstance:
     def _recover(self) -> bool:
         """Try again when it is time; until then leave what comes to the others, or refuse it if there are none."""
         model, failure = self._model, self.failure
-        if self._turn:
-            self._end_turn()  # loading takes long, and so may the wait for the next attempt
+        self._leave_turn()  # loading takes long, and so may the wait for the next attempt
         if failure is None or (time.monotonic_ns() >= self._retry_ns and self._replace(failure)):
             return not self._mends or self._mend()
         if model.healthy:

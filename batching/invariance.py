@@ -20,6 +20,7 @@ from penstock.backends.backend import Array, Backend, Binding
 from penstock.backends.signature import Signature, TensorSpec
 
 from .costs import NEAR_BEST
+from .derived import derived_names
 from .spec import ModelSpec
 
 logger = logging.getLogger("penstock.batching")
@@ -108,9 +109,9 @@ def probe(spec: ModelSpec, backend: Backend, *, natural: bool = True) -> Probed:
     `natural`: also compare batches of every size with rows that run alone. Raises: nothing; a model that cannot run
     on what is drawn has a reason.
     """
-    signature, most = spec.signature, spec.policy.max_batch_rows or 1
+    signature, most = spec.bound or spec.signature, spec.policy.max_batch_rows or 1
     most = min(most, spec.policy.cap_rows or most)
-    reason = _obstacle(signature) if most > 1 else "no two rows share a batch"
+    reason = _obstacle(spec, signature) if most > 1 else "no two rows share a batch"
     if reason or signature is None:
         return Probed({}, reason=reason)
     binding = backend.bind(signature, most)
@@ -131,14 +132,16 @@ def probe(spec: ModelSpec, backend: Backend, *, natural: bool = True) -> Probed:
     return Probed({}, reason=reason)
 
 
-def _obstacle(signature: Signature | None) -> str:
+def _obstacle(spec: ModelSpec, signature: Signature | None) -> str:
     if signature is None or not signature.batched:
         return "it has no axis for rows, so nothing is shared"
-    for spec in signature.inputs:
-        if spec.datatype == "BYTES":
-            return f"input '{spec.name}' is BYTES, for which nothing can be drawn"
-        if -1 in spec.shape[1:]:
-            return f"input '{spec.name}' has a free axis, and a proof for one length is none for another"
+    if derived_names(spec) or any(each.ragged or each.is_shape for each in (*signature.inputs, *signature.outputs)):
+        return "a run of it is more than rows: it has inputs of its batch, ragged ones, or values that rows share"
+    for each in signature.inputs:
+        if each.datatype == "BYTES":
+            return f"input '{each.name}' is BYTES, for which nothing can be drawn"
+        if -1 in each.shape[1:]:
+            return f"input '{each.name}' has a free axis, and a proof for one length is none for another"
     return ""
 
 

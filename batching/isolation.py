@@ -190,7 +190,11 @@ class _Search:
         batch = self._batch
         first = len(batch.requests) - self._suspects.left
         requests = batch.requests[first : first + count]
-        return Batch(requests, sum([request.rows for request in requests]), batch.key, time.monotonic_ns())
+        part = Batch(requests, sum([request.rows for request in requests]), batch.key, time.monotonic_ns())
+        if batch.places is not None:
+            part.places = batch.places[first : first + count]
+            part.span_rows = part.places[-1] + 1
+        return part
 
 
 def _fail(request: InferRequest, error: InferError) -> None:

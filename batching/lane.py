@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
+from itertools import chain
 
 from .request import InferRequest, Key
 
@@ -134,6 +136,30 @@ class Lane:
     def live_requests(self) -> list[InferRequest]:
         """List those that still wait, those that stepped aside first, each oldest first."""
         return [request for line in (self._aside, self._waiting) for request in line if request.waiting]
+
+    def line(self, now_ns: int) -> Iterator[InferRequest]:
+        """Go through those that wait, in the order in which they are served if all fit."""
+        return (request for request in chain(self._waiting, self._aside) if request.waiting)
+
+    def rows_before(self, request: InferRequest) -> int:
+        """Count the rows that go before a request that comes now."""
+        return self.rows
+
+    def goes_before(self, request: InferRequest, urgent_ns: int) -> bool:
+        """Tell whether all that waits here goes before a request of another Lane that is to be done with by then."""
+        return self.urgency_ns() <= urgent_ns
+
+    def rank(self, now_ns: int) -> tuple[int, int]:
+        """Tell how high the highest is that waits here, and how urgent; the lower goes first. All are alike here."""
+        return 0, self.urgency_ns()
+
+    def delay(self, request: InferRequest) -> bool:
+        """Let a request whose timeout is over wait on, behind others. Returns: False where it is to fail, as here."""
+        return False
+
+    def must_leave_ns(self, request: InferRequest) -> int:
+        """Give when a request fails if it is still here; 0 for never."""
+        return request.deadline_ns
 
 
 def _first(line: deque[InferRequest]) -> InferRequest | None:

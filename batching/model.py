@@ -5,23 +5,28 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .costs import CostModel
+from .forms import forms_of
 from .instance import ThreadInstance
 from .isolation import LostBatch, execute, refuse
 from .padding import Padding
-from .placement import Placement, Reopen, place
+from .placement import Placement, Reopen, needs_threads, place
 from .scheduler import Scheduler
+from .sequences import sequences_of
 from .statistics import ModelStatistics
+from .timeouts import is_timed
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Backend, Binding
     from penstock.backends.signature import Signature
 
     from .batch import Batch
-    from .derived import Derived, Kept
     from .device import Device
+    from .ensemble import Ensemble
+    from .remembering import Remembering
     from .request import Key
     from .spec import BatchPolicy, ModelSpec
     from .watchdog import Watchdog
@@ -40,15 +45,21 @@ class Model:
 
     Threads: `scheduler` and `costs` are touched under `lock` only; everything else belongs to the event loop, but for
     `finish_from_thread`. `inflight` counts requests accepted and not yet delivered, `holds` those that
-    are still being decoded (see Engine.hold). `admitted` is the dialects' memory of shapes that `admit` has passed.
+    are still being decoded, and ensembles that may need it (see Engine.hold). `admitted` is the memory of shapes that
+    `admit` has passed.
     `events` counts what is out of the ordinary, by name (metrics.md lists them). `load_s` is how long
     it took from the first look at its file until it could be served. `timed`: requests that do not say how
     long they may wait have a timeout all the same. `counted`: where the number of Instances was
     chosen by measurement, each number tried and its rows/s.
-    `bound` is what its Bindings take and give: `derived` inputs are made from each batch, and `kept` outputs stay here.
-    `detours`: some of its requests never come to its queue (Engine.submit).
+    `bound` is what its Bindings take and give; `forms` is how requests' tensors stand in a run, None for rows only.
+    `detours`: its requests are looked at before they come to its queue (Engine.submit), and those that `cache` answers
+    never do.
+    An `ensemble` has neither Backends nor Instances, and nothing ever waits in its queue.
     `loop_binding` is None when it is not open, and from when the loop has lost its device until it is loaded again.
     """
+
+    cache: Remembering | None = None
+    ensemble: Ensemble | None = None
 
     def __init__(
         self,
@@ -58,18 +69,15 @@ class Model:
         devices: dict[str, Device] | None = None,
         reopen: Reopen | None = None,
     ) -> None:
-        if spec.signature is None:
-            raise ValueError("the spec must be completed before it is loaded")
         self.spec = spec
-        self.signature: Signature = spec.signature
-        self.bound = spec.bound or spec.signature
-        self.derived: tuple[Derived, ...] = ()
-        self.kept: Kept | None = None
+        self.signature = _completed(spec)
+        self.bound = spec.bound or self.signature
+        self.forms = forms_of(spec)
         self.name = spec.name
         self.version = str(spec.version)
-        self.platform = backends[0].platform
-        self.node_inputs: Sequence[Any] = backends[0].node_inputs
-        self.node_outputs: Sequence[Any] = backends[0].node_outputs
+        self.platform = backends[0].platform if backends else "ensemble"
+        self.node_inputs: Sequence[Any] = backends[0].node_inputs if backends else ()
+        self.node_outputs: Sequence[Any] = backends[0].node_outputs if backends else ()
         self.statistics = ModelStatistics()
         self.max_rows = spec.policy.max_batch_rows or 1
         self.request_rows = max(self.max_rows, _queue_rows(spec.policy, self.max_rows) if spec.policy.split else 0)
@@ -78,11 +86,13 @@ class Model:
         self.all_outputs = tuple(i for i, output in enumerate(self.signature.outputs) if output.is_tensor)
         self.admitted: dict[tuple[tuple[int, ...] | None, ...], tuple[int, Key]] = {}
         self.lock = threading.Lock()
-        count = sum(group.count for group in spec.instances)
+        shared = {} if devices is None else devices
+        count = sum(group.count for group in spec.instances if not group.passive)
         # what has a limit is not run by the loop: nobody could be told, and nobody else served, until it is over
-        executor = "thread" if spec.policy.run_limit_us else spec.policy.executor
+        executor = "thread" if spec.policy.run_limit_us or needs_threads(spec, shared) else spec.policy.executor
         self.costs = CostModel(spec.policy.allowed_rows)
-        self.scheduler = Scheduler(spec.policy, self.costs, FAST_NS[executor], count)
+        sequences = sequences_of(spec, self.max_rows, count)
+        self.scheduler = Scheduler(spec.policy, self.costs, FAST_NS[executor], count, sequences)
         self.events: dict[str, int] = {}
         self.inflight = 0
         self.holds = 0
@@ -91,17 +101,20 @@ class Model:
         self.watchdog: Watchdog | None = None
         self.dirty = False
         self.held = spec.policy.max_queue_delay_us > 0
-        self.detours = False
-        self.timed = spec.policy.default_timeout_us > 0
+        self.detours = self.passive or (self.forms is not None and self.forms.valued)
+        self.timed = is_timed(spec.policy)
         self.instances: list[ThreadInstance] = []
         self.loop_binding: Binding | None = None
         self.counted: tuple[tuple[int, float], ...] = ()
         self._loop_lost: Binding | None = None
-        self._backends = backends
-        self._devices = {} if devices is None else devices
-        self._reopen: Reopen = reopen or backends.__getitem__
+        self._place = partial(place, spec, backends, shared, reopen or backends.__getitem__)
         self._places: list[Placement] = []
         self._finished = finished
+
+    @property
+    def passive(self) -> bool:
+        """Whether it is loaded, and none of its Instances ever runs."""
+        return bool(self.spec.instances) and all(group.passive for group in self.spec.instances)
 
     @property
     def waiting_rows(self) -> int:
@@ -115,14 +128,18 @@ class Model:
 
     def open(self) -> None:
         """Allocate the Bindings and start the Instances."""
-        self._places = place(self.spec, self._backends, self._devices, self._reopen)
+        self._places = self._place()
         started = 0
         try:
             for at, group in zip(self._places, self.spec.instances, strict=True):
-                for _ in range(group.count):
+                for number in range(group.count):
+                    if group.passive:
+                        at.bind(self.bound, self.max_rows)
+                        continue
                     name = f"{self.name}/{self.version}#{len(self.instances)}"
-                    self.instances.append(ThreadInstance(self, at, name))
-            self.loop_binding = self._places[0].bind(self.bound, self.max_rows)
+                    self.instances.append(ThreadInstance(self, at, name, number))
+            if not self.passive:
+                self.loop_binding = self._loop_place.bind(self.bound, self.max_rows)
             for instance in self.instances:
                 instance.start()
                 started += 1
@@ -145,6 +162,12 @@ class Model:
         places, self._places = self._places, []
         for at in places:
             at.close()
+
+    @property
+    def _loop_place(self) -> Placement:
+        """Where the event loop runs: with the first Instance that runs at all."""
+        groups = zip(self._places, self.spec.instances, strict=True)
+        return next((at for at, group in groups if not group.passive), self._places[0])
 
     def dispatch(self, now_ns: int) -> tuple[list[Batch], bool]:
         """Let something run: here and now if it is fast, on an idle Instance otherwise.
@@ -191,6 +214,8 @@ class Model:
     @property
     def healthy(self) -> bool:
         """Whether any Instance can run: not if the device of each was lost, and loading again has failed."""
+        if self.ensemble is not None:
+            return self.ensemble.healthy
         return not self.instances or any(instance.failure is None for instance in self.instances)
 
     def replace_backend(self, at: Placement, lost: Binding) -> Binding:
@@ -199,7 +224,7 @@ class Model:
         Threads: that of the Instance whose Binding is `lost`. Raises: whatever loading and binding raise.
         """
         binding = at.replace(lost, self.bound, self.max_rows)
-        if at is self._places[0]:
+        if at is self._loop_place:
             # the descriptions hold the session
             self.node_inputs, self.node_outputs = at.backend.node_inputs, at.backend.node_outputs
         return binding
@@ -207,7 +232,7 @@ class Model:
     def mend_loop(self) -> None:
         """Do the same for the event loop, which goes without until then. Threads: that of the first Instance."""
         if self._loop_lost is not None:
-            binding = self.replace_backend(self._places[0], self._loop_lost)
+            binding = self.replace_backend(self._loop_place, self._loop_lost)
             with self.lock:
                 self.loop_binding, self._loop_lost = binding, None
 
@@ -240,6 +265,12 @@ class Model:
             for batch in ran:
                 if batch.requests[0].error is None:
                     self.scheduler.learn(batch.key, batch.rows, batch.exec_end_ns - batch.exec_start_ns, now_ns)
+
+
+def _completed(spec: ModelSpec) -> Signature:
+    if spec.signature is None:
+        raise ValueError("the spec must be completed before it is loaded")
+    return spec.signature
 
 
 def _queue_rows(policy: BatchPolicy, batch_rows: int) -> int:

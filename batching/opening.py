@@ -9,15 +9,20 @@ from functools import partial
 
 from penstock.backends.backend import Backend, Loader
 from penstock.backends.errors import Code, InferError
+from penstock.backends.signature import Signature, TensorSpec
 
 from . import warmup
 from .batch import Batch
+from .bound import reshaped_signature
 from .completion import complete
 from .counting import THREADS, Trial, count_instances, said_threads
 from .device import Device
 from .invariance import settle
 from .memory import give_back
 from .model import Model
+from .placement import on_cpus
+from .reshape import check_reshape
+from .samples import run_samples
 from .spec import InstanceGroup, ModelSpec
 
 
@@ -39,7 +44,7 @@ def open_model(
         raise InferError(Code.INVALID, f"unknown backend '{spec.backend}' for model '{spec.name}', known: {known}")
     backends: list[Backend] = []
     try:
-        spec, tried = _load_on_devices(spec, loader, backends)
+        spec, tried = _load_on_devices(spec, loader, backends, devices)
         spec = settle(spec, backends)
         model = Model(spec, backends, finished, devices, partial(_load_again, spec, loader))
         model.counted = tuple((trial.split.count, trial.rows_per_s) for trial in tried)
@@ -50,7 +55,9 @@ def open_model(
         give_back()
         raise
     try:
-        warmup.sweep(model)
+        run_samples(model)
+        if not model.passive:
+            warmup.sweep(model)
     except BaseException:
         close_model(model)
         raise
@@ -59,13 +66,41 @@ def open_model(
     return model
 
 
+def open_ensemble(spec: ModelSpec) -> Model:
+    """Make the Model of an ensemble: all there is to it is what its configuration says. Raises: InferError."""
+    return Model(complete_ensemble(spec), (), lambda *_: None)
+
+
+def complete_ensemble(spec: ModelSpec) -> ModelSpec:
+    """Complete an ensemble's spec. Raises: InferError."""
+    rows = spec.policy.max_batch_rows or 0
+    for tensor in (*spec.inputs, *spec.outputs):
+        if not tensor.is_tensor:
+            raise InferError(Code.INVALID, f"tensor '{tensor.name}' of ensemble '{spec.name}' has no datatype")
+    if not spec.inputs or not spec.outputs:
+        raise InferError(Code.INVALID, f"ensemble '{spec.name}' must say its inputs and its outputs")
+    for kind, side in (("input", spec.inputs), ("output", spec.outputs)):
+        for tensor in side:
+            check_reshape(tensor, kind, spec.name, batched=rows > 0)
+    inputs, outputs = ([_with_rows(tensor, rows) for tensor in side] for side in (spec.inputs, spec.outputs))
+    signature = Signature(tuple(inputs), tuple(outputs), batched=rows > 0)
+    policy = replace(spec.policy, max_batch_rows=rows)
+    return replace(spec, signature=signature, bound=reshaped_signature(signature), policy=policy, instances=())
+
+
+def _with_rows(tensor: TensorSpec, rows: int) -> TensorSpec:
+    return replace(tensor, shape=(-1, *tensor.shape)) if rows else tensor
+
+
 def close_model(model: Model) -> None:
     """Stop a model and free all it has. Blocks until the runs under way have ended."""
     model.close()
     give_back()
 
 
-def _load_on_devices(spec: ModelSpec, loader: Loader, backends: list[Backend]) -> tuple[ModelSpec, list[Trial]]:
+def _load_on_devices(
+    spec: ModelSpec, loader: Loader, backends: list[Backend], devices: dict[str, Device] | None
+) -> tuple[ModelSpec, list[Trial]]:
     """Load the model once per device into `backends`.
 
     Returns: the spec completed, with one instance group per device; and what was tried where the number of Instances
@@ -79,15 +114,16 @@ def _load_on_devices(spec: ModelSpec, loader: Loader, backends: list[Backend]) -
     for group in spec.instances:
         for device in group.devices:
             count = group.count
-            if not count:
-                load = partial(_load, spec, loader, device)
-                split, backend, tried_here = count_instances(spec, device, load, threads)
-                count, spec = split.count, _with_threads(spec, split.threads)
-                tried += tried_here
-            else:
-                backend = loader(spec.path, device, spec.options)
+            with on_cpus(devices, group, device):
+                if not count:
+                    load = partial(_load, spec, loader, device)
+                    split, backend, tried_here = count_instances(spec, device, load, threads)
+                    count, spec = split.count, _with_threads(spec, split.threads)
+                    tried += tried_here
+                else:
+                    backend = loader(spec.path, device, spec.options)
             backends.append(backend)
-            groups.append(InstanceGroup(count, (device,)))
+            groups.append(replace(group, count=count, devices=(device,)))
     return replace(complete(spec, backends[0].graph), instances=tuple(groups)), tried
 
 

@@ -5,26 +5,47 @@ Made by opening.py; its Instances bind to it, and ask it for another Binding whe
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from .device import Device, Share, device_of, width_of
+from penstock.backends.errors import Code, InferError
+
+from .device import Device, Share, TurnGiver, device_of, width_of
+from .rates import Claim, RateLimiter
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Backend, Binding
     from penstock.backends.signature import Signature
 
-    from .spec import ModelSpec
+    from .spec import InstanceGroup, ModelSpec
 
 Reopen = Callable[[int], "Backend"]
 """Loads the model once more for the Placement at this position. Raises: InferError."""
 
 
-class Placement:
-    """Where some Instances of a Model run.
+class Devices(dict[str, Device]):
+    """The Devices of one Engine by name, and who may run on them: the RateLimiter, and the CPUs of host policies."""
 
+    def __init__(
+        self, limiter: RateLimiter | None = None, host_policies: Mapping[str, frozenset[int]] | None = None
+    ) -> None:
+        super().__init__()
+        self.limiter = limiter
+        self._host_policies = dict(host_policies or {})
+
+    def cpus(self, group: InstanceGroup, device: str) -> frozenset[int]:
+        """Give the CPUs that the threads of a group are kept to; none: all."""
+        return self._host_policies.get(group.host_policy or device.replace("cuda:", "gpu_"), frozenset())
+
+
+class Placement:
+    """Where some Instances of a Model run: those of one group, on one device.
+
+    `joined`: it is the first of its Model there, and leaves the Device for all of them.
     Invariant: a Backend that was replaced is closed when the last of its Bindings has been given back, since another
     Instance may still be at its last run.
     Threads: `bind` and `replace` may be called on any; `replace` blocks while the model is loaded.
@@ -33,11 +54,19 @@ class Placement:
     def __init__(self, backend: Backend, device: Device, share: Share, reopen: Callable[[], Backend]) -> None:
         self.device = device
         self.share = share
+        self.joined = True
         self.backend = backend
+        self.limiter: RateLimiter | None = None
+        self.claims: list[Claim] = []
+        self.cpus: frozenset[int] = frozenset()
         self._reopen = reopen
         self._bound: list[Binding] = []
         self._replaced: list[tuple[Backend, list[Binding]]] = []
         self._lock = threading.Lock()
+
+    def seat(self, number: int) -> tuple[TurnGiver, Any]:
+        """Give who gives the Instance of this number here its turns, and what it is known there by."""
+        return (self.device, self.share) if self.limiter is None else (self.limiter, self.claims[number])
 
     def bind(self, signature: Signature, capacity_rows: int) -> Binding:
         """Allocate a Binding on what is loaded now."""
@@ -71,9 +100,18 @@ class Placement:
         for backend, _ in ended:
             backend.close()
 
+    def leave(self) -> None:
+        """Have its Instances wait for turns no more."""
+        if self.joined:
+            self.device.leave(self.share)
+        if self.limiter is not None:
+            for claim in self.claims:
+                self.limiter.leave(claim)
+            self.claims.clear()
+
     def close(self) -> None:
         """Free the model and leave the device. No Binding may be in use."""
-        self.device.leave(self.share)
+        self.leave()
         for backend in (self.backend, *(backend for backend, _ in self._replaced)):
             backend.close()
         self._bound.clear()
@@ -86,13 +124,89 @@ class Placement:
 
 
 def place(spec: ModelSpec, backends: Sequence[Backend], devices: dict[str, Device], reopen: Reopen) -> list[Placement]:
-    """Give each Backend its Placement, and its Instances their Share of the Device, which is made if need be."""
+    """Give each Backend its Placement, and the Model its Share of each Device, which is made if need be.
+
+    Raises: InferError where the RateLimiter would never let an Instance run. Nothing is left behind then.
+    """
+    shared = _whole(devices)
+    shares: dict[str, Share] = {}
+    placements: list[Placement] = []
+    try:
+        for position, (backend, group) in enumerate(zip(backends, spec.instances, strict=True)):
+            (name,) = group.devices
+            device = devices.setdefault(name, device_of(name))
+            joins = name not in shares
+            if joins:
+                shares[name] = _join(spec, device, name, shared)
+            at = Placement(backend, device, shares[name], partial(reopen, position))
+            placements.append(at)
+            at.joined = joins
+            at.cpus = shared.cpus(group, name)
+            at.limiter = limiter = _limiter(group, shared)
+            if limiter is not None:
+                for _ in range(group.count):
+                    at.claims.append(limiter.join(name, group.resources, group.rate_priority))
+    except BaseException:
+        for at in placements:
+            at.leave()
+        raise
+    return placements
+
+
+def _join(spec: ModelSpec, device: Device, name: str, shared: Devices) -> Share:
+    """Take part in a Device. Instances that the RateLimiter counts take no turns there, and passive ones never run."""
     said = spec.options.get("intra_op_thread_count", "")
     threads = int(said) if said.isdecimal() else 0
-    placements = []
-    for position, (backend, group) in enumerate(zip(backends, spec.instances, strict=True)):
-        (name,) = group.devices
-        device = devices.setdefault(name, device_of(name))
-        share = device.join(group.count, width_of(name, group.count, threads))
-        placements.append(Placement(backend, device, share, partial(reopen, position)))
-    return placements
+    here = [group for group in spec.instances if group.devices == (name,)]
+    in_turn = sum(group.count for group in here if not group.passive and _limiter(group, shared) is None)
+    width = max(width_of(name, group.count, threads) for group in here)
+    return device.join(in_turn, width, spec.device_priority)
+
+
+def _limiter(group: InstanceGroup, shared: Devices) -> RateLimiter | None:
+    """Give who counts the Instances of a group; None: nobody."""
+    return shared.limiter if group.resources and not group.passive else None
+
+
+def needs_threads(spec: ModelSpec, devices: dict[str, Device]) -> bool:
+    """Tell whether a Model must not run on the event loop: it might wait there, or its CPUs are not the loop's."""
+    shared = _whole(devices)
+    for group in spec.instances:
+        kept = any(shared.cpus(group, device) for device in group.devices)
+        if _limiter(group, shared) is not None or (kept and not group.passive):
+            return True
+    return False
+
+
+def _whole(devices: dict[str, Device] | None) -> Devices:
+    """Take a plain dictionary, as tests have it, for Devices of which nothing more is said."""
+    return devices if isinstance(devices, Devices) else Devices()
+
+
+@contextmanager
+def on_cpus(devices: dict[str, Device] | None, group: InstanceGroup, device: str) -> Iterator[None]:
+    """Keep this thread for a while to the CPUs of a group, and with it the threads that are begun meanwhile.
+
+    Raises: InferError (INVALID: none of them is there).
+    """
+    cpus = _whole(devices).cpus(group, device)
+    if not cpus:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    keep_to(cpus)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def keep_to(cpus: frozenset[int]) -> None:
+    """Keep this thread to some CPUs; none: leave it as it is. Raises: InferError (INVALID: none of them is there)."""
+    if not cpus:
+        return
+    try:
+        os.sched_setaffinity(0, cpus)
+    except OSError as error:
+        text = f"host policy setting 'cpu-cores': this process cannot run on any of the CPUs {sorted(cpus)}"
+        raise InferError(Code.INVALID, text) from error

@@ -51,11 +51,13 @@ class Promises:
     """What is under way, what waits, and what passes between two batches; and what follows for one more request.
 
     Invariant: `work_ns` is the sum of all Lanes' `work_ns`. `between_ns` is the time from the end of a batch to the
-    start of the next while something waits: hand-over, the loop's turn, other models on the device.
+    start of the next while something waits: hand-over, the loop's turn, other models on the device. `leveled`: not all
+    that waits in a Lane goes before a request that comes to it.
     Threads: the caller holds the model's lock, but for `delivered`, which belongs to the event loop.
     """
 
-    def __init__(self, lanes: dict[Key, Lane], costs: CostModel, instances: int) -> None:
+    def __init__(self, lanes: dict[Key, Lane], costs: CostModel, instances: int, *, leveled: bool = False) -> None:
+        self._leveled = leveled
         self.work_ns = 0.0
         self.between_ns = 0.0
         self.margin = Margin()
@@ -97,12 +99,15 @@ class Promises:
         Raises: InferError (OVERLOADED: its target would be missed; EXPIRED: its deadline).
         """
         now_ns, target_ns, deadline_ns = request.queue_ns, request.target_ns, request.deadline_ns
-        start_ns, end_ns = self._predict(lane, request.rows, now_ns, self.work_ns - lane.work_ns)
+        rows = lane.rows + request.rows
+        if self._leveled:
+            rows, deadline_ns = lane.rows_before(request) + request.rows, lane.must_leave_ns(request)
+        start_ns, end_ns = self._predict(lane, rows, now_ns, self.work_ns - lane.work_ns)
         request.promised_ns = int(end_ns)
         if (not target_ns or end_ns + self.margin.ns <= target_ns) and (not deadline_ns or start_ns <= deadline_ns):
             return
         if len(self._lanes) > 1:
-            start_ns, end_ns = self._predict(lane, request.rows, now_ns, self._before_ns(request, lane))
+            start_ns, end_ns = self._predict(lane, rows, now_ns, self._before_ns(request, lane))
         if deadline_ns and start_ns > deadline_ns:
             raise _refused(Code.EXPIRED, EXPIRED, start_ns, deadline_ns, now_ns)
         if not target_ns:
@@ -123,28 +128,28 @@ class Promises:
         """
         last_ns = arrived_ns + target_ns - self.margin.ns
         lanes = self._lanes.values()
-        if any(self._predict(lane, 1, now_ns, self.work_ns - lane.work_ns)[1] <= last_ns for lane in lanes):
+        if any(self._predict(lane, lane.rows + 1, now_ns, self.work_ns - lane.work_ns)[1] <= last_ns for lane in lanes):
             return None
         works = [self._as_it_is_ns(lane) for lane in lanes]
         soonest_ns, all_ns = float("inf"), sum(works)
         for lane, work_ns in zip(lanes, works, strict=True):
-            start_ns, end_ns = self._predict(lane, 1, now_ns, all_ns - work_ns)
+            start_ns, end_ns = self._predict(lane, lane.rows + 1, now_ns, all_ns - work_ns)
             soonest_ns = min(soonest_ns, end_ns)
             if soonest_ns <= last_ns or start_ns <= now_ns:
                 return None
         return _refused(Code.OVERLOADED, LATE, soonest_ns + self.margin.ns, arrived_ns + target_ns, arrived_ns)
 
     def _predict(self, lane: Lane, rows: int, now_ns: int, others_ns: float) -> tuple[float, float]:
-        """Predict when a request of `rows` more in a Lane starts to run and has run, behind `others_ns` of other Lanes.
+        """Predict when a request starts to run and has run, behind `others_ns` of other Lanes.
 
-        Its own batch is taken to be full, as it is when the request has to wait. A Key that has never run takes no
-        time.
+        `rows` are its own and those before it in its Lane. Its own batch is taken to be full, as it is when the request
+        has to wait. A Key that has never run takes no time.
         """
         full_rows = lane.full_rows
         if not full_rows:
             start_ns = self._start_ns(now_ns, others_ns)
             return start_ns, start_ns
-        batches = (lane.rows + rows - 1) // full_rows if lane.live else 0
+        batches = (rows - 1) // full_rows if lane.live else 0
         start_ns = self._start_ns(now_ns, others_ns + batches * lane.full_ns)
         return start_ns, start_ns + lane.full_p95_ns
 
@@ -168,7 +173,7 @@ class Promises:
         """Predict what the other Lanes take that go before a request."""
         urgent_ns = lane.urgency_ns() if lane.live else urgency_ns(request)
         others = (other for other in self._lanes.values() if other is not lane and other.live)
-        return sum(self._as_it_is_ns(other) for other in others if other.urgency_ns() <= urgent_ns)
+        return sum(self._as_it_is_ns(other) for other in others if other.goes_before(request, urgent_ns))
 
     def _as_it_is_ns(self, lane: Lane) -> float:
         """Predict what a Lane takes if its last batch gets no fuller than it is now.

@@ -10,6 +10,8 @@ from penstock.backends.errors import InferError
 
 if TYPE_CHECKING:
     from .model import Model
+    from .remembering import Miss
+    from .sequences import UnderWay
 
 Key = tuple[tuple[int, ...] | None, ...]
 """What must be equal to share a batch: per input, in the Signature's order, its shape without rows; None if absent.
@@ -55,16 +57,20 @@ class InferRequest:
     refused at the door if it would not be, and served all the same if the prediction was wrong. `promised_ns` is that
     prediction. `parts` are the requests that a split one is made of.
     `priority`: 1 is the highest, 0 the model's default. `sequence` is what it says of its sequence, None for nothing.
-    `cache_key` is what its answer is remembered by, b"" if it is not.
-    `waiting` is True while it stands in a Lane, and nowhere else.
+    `miss` is what the response cache has noted of it, None if its answer is not to be remembered.
+    `waiting` is True while it stands in a Lane, or behind its sequence, and nowhere else. `under_way` is its sequence,
+    from when it is taken into the queue of a sequence model; others do not have it.
     Ownership: input arrays may be views of the request's body and are read until the batch has been gathered.
     `context` is the dialect's own and is never looked at here.
     """
 
     __slots__ = (
-        "cache_key", "context", "deadline_ns", "error", "id", "inputs", "key", "model", "nbytes", "outputs", "parts",
-        "priority", "promised_ns", "queue_ns", "rows", "sequence", "sink", "start_ns", "target_ns", "waiting", "wanted",
+        "context", "deadline_ns", "error", "id", "inputs", "key", "miss", "model", "nbytes", "outputs", "parts",
+        "priority", "promised_ns", "queue_ns", "rows", "sequence", "sink", "start_ns", "target_ns", "under_way",
+        "waiting", "wanted",
     )  # fmt: skip
+
+    under_way: UnderWay
 
     def __init__(
         self, model: Model, inputs: list[Array | None], rows: int, key: Key, wanted: tuple[int, ...], sink: Sink
@@ -82,7 +88,7 @@ class InferRequest:
         self.parts: list[InferRequest] | None = None
         self.priority = 0
         self.sequence: InSequence | None = None
-        self.cache_key = b""
+        self.miss: Miss | None = None
         self.start_ns = 0
         self.queue_ns = 0
         self.nbytes = 0

@@ -5,26 +5,18 @@ from __future__ import annotations
 from penstock.backends.errors import Code, InferError
 
 from .batch import Batch
-from .caps import MemoryCap
 from .costs import CostModel
 from .deadlines import Deadlines
 from .lane import Lane
+from .levels import LevelLane, Levels
+from .ordering import Ordering
 from .promise import Promises
 from .request import InferRequest, Key
 from .sequences import Sequences
+from .sizing import Sizing
 from .spec import BatchPolicy
 
 KEPT_LANES = 64
-LOOK_AGAIN = 64
-"""One in so many batches grows past the size where time per row was seen to rise."""
-HARDLY = 1.25
-"""Under a tight target a batch may take this much longer than one row."""
-TRUSTED = 1.15
-"""A p95 above the mean by more than this factor is an outlier of a size that seldom runs; what the device does now and
-then is left to the margin. Without it one run of 10 ms in 500 had 9% refused at 80% of the knee, with it 1%
-(docs/adr/0009)."""
-UNKNOWN_NS = 1 << 61
-"""What a batch of a Key that never ran is taken to last: too long for the loop, unless it is pinned to it."""
 
 
 class Scheduler:
@@ -34,33 +26,39 @@ class Scheduler:
     never in both; a Batch has at most `max_batch_rows` rows and one Key; the Lane whose head is most urgent
     goes first, which is the one that has waited longest where there are no targets and deadlines, so no Key starves.
     What would be answered after its target is refused at the door; promises are reckoned once somebody has a target or
-    a deadline, and cost nothing before.
+    a deadline, and cost nothing before. Where a model has `levels` its Lanes have them too, and the one with the
+    highest goes first. `ordering` is where answers wait for those that go before them.
     """
 
-    def __init__(self, policy: BatchPolicy, costs: CostModel, fast_ns: int = 0, instances: int = 1) -> None:
-        self._max_rows = policy.max_batch_rows or 1
-        self._batched = bool(policy.max_batch_rows)
-        self._cap_rows = policy.cap_rows or 0
-        self._delay_ns = policy.max_queue_delay_us * 1000
-        self._preferred = sorted(policy.preferred_rows)
+    def __init__(
+        self,
+        policy: BatchPolicy,
+        costs: CostModel,
+        fast_ns: int = 0,
+        instances: int = 1,
+        sequences: Sequences | None = None,
+    ) -> None:
         self._queue_rows = policy.max_queue_rows
         self._queue_bytes = policy.max_queue_bytes
-        self._queue_requests = policy.max_queue_requests or policy.max_queue_rows
         self._costs = costs
         self._lanes: dict[Key, Lane] = {}
         self._deadlines = Deadlines()
-        self._fast_ns = fast_ns
-        self._allowed = sorted(policy.allowed_rows)
-        self._held_back = self._last_rows = 0
-        self._most_ns = 0.0
         self._late: InferError | None = None
         self._late_arrived_ns = 0
         self.target_ns = policy.latency_target_us * 1000
         self._promising = self.target_ns > 0
-        self.promises = Promises(self._lanes, costs, instances)
-        self.memory_cap = MemoryCap()
-        self.sequences: Sequences | None = None
+        self.levels = Levels.of(policy)
+        self.promises = Promises(self._lanes, costs, instances, leveled=self.levels is not None)
+        self._sizing = Sizing(policy, costs, self.promises, fast_ns)
+        self._held = bool(policy.max_queue_delay_us)
+        self.memory_cap = self._sizing.memory_cap
+        self._queue_requests = policy.max_queue_requests or policy.max_queue_rows
+        self.ordering = Ordering() if policy.preserve_ordering else None
+        # nothing runs until more than so many wait
+        self._hold = max(policy.hold_requests - 1, 0)
+        self.sequences = sequences
         self.expired: list[InferRequest] = []
+        self.cut: list[InferRequest] = []
         self.rows = 0
         self.nbytes = 0
         self.live = 0
@@ -71,47 +69,81 @@ class Scheduler:
         Raises: InferError (OVERLOADED: the queue is full, in rows, bytes or requests, or the request would be
         answered after its target; EXPIRED: its deadline would pass in the queue).
         """
-        if (
+        if self.sequences is not None:
+            self._add_to_sequence(request, self.sequences)
+            return
+        if self.levels is not None:
+            self.levels.admit(request)
+        elif (
             self.rows + request.rows > self._queue_rows
             or self.nbytes + request.nbytes > self._queue_bytes
             or self.live >= self._queue_requests
         ) and self.live:
             raise InferError(Code.OVERLOADED, "Exceeds maximum queue size")
         deadline_ns = request.deadline_ns
-        if self.sequences is not None:
-            ready = self.sequences.admit(request, request.queue_ns)
-            request.waiting = True
-            self._enter(ready)
-        else:
-            lane = self._lanes.get(request.key) or self._new_lane(request.key)
-            if deadline_ns or request.target_ns:
-                if not self._promising:
-                    self._begin_promising()
-                self.promises.check(request, lane)
-            lane.add(request)
-            if self._promising:
-                self.promises.reckon(lane)
+        lane = self._lanes.get(request.key) or self._new_lane(request.key)
+        if deadline_ns or request.target_ns:
+            if not self._promising:
+                self._begin_promising()
+            self.promises.check(request, lane)
+        lane.add(request)
+        if self._promising:
+            self.promises.reckon(lane)
         self.rows += request.rows
         self.nbytes += request.nbytes
         self.live += 1
         if deadline_ns:
+            self._deadlines.add(request, self.live)
+        if self.ordering is not None:
+            self.ordering.enter(request)
+
+    def _add_to_sequence(self, request: InferRequest, sequences: Sequences) -> None:
+        """Put a request behind its sequence.
+
+        The queue's limits count by themselves what is under way and what waits for a place: a backlog would otherwise
+        keep out the very requests that its end depends on. Raises: InferError (INVALID, OVERLOADED).
+        """
+        live, nbytes = sequences.backlog_requests, sequences.backlog_bytes
+        if not sequences.check(request):
+            live, nbytes = self.live - live, self.nbytes - nbytes
+        if live and (
+            live >= min(self._queue_requests, self._queue_rows) or nbytes + request.nbytes > self._queue_bytes
+        ):
+            raise InferError(Code.OVERLOADED, "Exceeds maximum queue size")
+        request.waiting = True
+        request.target_ns = 0
+        self.rows += request.rows
+        self.nbytes += request.nbytes
+        self.live += 1
+        self._enter(sequences.admit(request, request.queue_ns))
+        if request.deadline_ns and sequences.expires(request):
             self._deadlines.add(request, self.live)
 
     def _enter(self, requests: list[InferRequest]) -> None:
         """Put requests that have waited behind their sequence in their Lanes."""
         for request in requests:
             (self._lanes.get(request.key) or self._new_lane(request.key)).add(request)
+            if self.ordering is not None:
+                self.ordering.enter(request)
 
     def full(self) -> bool:
-        """Whether nothing more can be taken in: lets the door refuse before a body is decoded."""
+        """Whether nothing more can be taken in: lets the door refuse before a body is decoded.
+
+        Never with sequences: which of them a request is of is not known by then.
+        """
+        if self.sequences is not None:
+            return False
+        if self.levels is not None:
+            return self.levels.full()
         return self.rows >= self._queue_rows or self.nbytes >= self._queue_bytes or self.live >= self._queue_requests
 
     def late(self, now_ns: int, arrived_ns: int) -> InferError | None:
         """Give the error of a request that is read now and would be late, however small it is; None if it need not.
 
-        Lets the door refuse before a body is decoded, where the model has a target.
+        Lets the door refuse before a body is decoded, where the model has a target. Where it has levels, the request's
+        own is not known by then.
         """
-        if not self.target_ns or not self.live:
+        if not self.target_ns or not self.live or self.levels is not None:
             return None
         if self._late is None or arrived_ns != self._late_arrived_ns:
             # worked out once for all that arrived together: a fifth of the loop's time at twice what can be served
@@ -128,17 +160,12 @@ class Scheduler:
 
     def take_from(self, lane: Lane, now_ns: int, most_ns: float = 0) -> Batch:
         """Close a Batch from a Lane that `next_lane` gave."""
-        limit = self._limit(lane)
-        if self.memory_cap.rows:
-            limit = min(limit, self.memory_cap.limit(now_ns) or limit)
-        if most_ns:
-            limit = min(limit, self._costs.rows_within(lane.key, most_ns) or limit)
-        if self._promising:
-            self._most_ns = most_ns
-            requests, rows = lane.take(limit, now_ns + lane.full_ns, now_ns)
+        limit = self._sizing.limit(lane, self.rows, now_ns, most_ns)
+        if self.sequences is not None:
+            requests, rows = self.sequences.take(lane, limit)
         else:
-            requests, rows = lane.take(limit)
-        self._last_rows = rows
+            requests, rows = lane.take(limit, now_ns + lane.full_ns if self._promising else 0, now_ns)
+        self._sizing.last_rows = rows
         self._late = None
         self.rows -= rows
         self.live -= len(requests)
@@ -174,41 +201,67 @@ class Scheduler:
         """
         if 0 < self._deadlines.nearest_ns <= now_ns:
             self.expired += self.expire(now_ns)
-        if not self.live:
+        if self.live <= self._hold:
             return None
-        if len(self._lanes) == 1 and not self._delay_ns:
+        if self._hold:
+            if self.sequences is not None and not self.sequences.enough(self.live, self._hold):
+                return None
+            self._hold = 0
+        if len(self._lanes) == 1 and not self._held and self.sequences is None:
             only = next(iter(self._lanes.values()))
             return only if only.fast or not fast else None
+        if self.levels is not None:
+            return self._highest_lane(now_ns, fast=fast)
         first: Lane | None = None
         first_ns = 0
         for lane in self._lanes.values():
             head = lane.head()
             if head is not None and (lane.fast or not fast):
                 urgent_ns = lane.urgency_ns() if self._promising else head.queue_ns
-                if (first is None or urgent_ns < first_ns) and self._due_ns(lane, head) <= now_ns:
+                if (first is None or urgent_ns < first_ns) and (
+                    not self._held or self._sizing.due_ns(lane, head, now_ns) <= now_ns
+                ):
                     first, first_ns = lane, urgent_ns
         return first
+
+    def _highest_lane(self, now_ns: int, *, fast: bool) -> Lane | None:
+        """Choose the Lane with the highest level of those that are due, and of these the most urgent."""
+        first, first_rank = None, (0, 0)
+        for lane in self._lanes.values():
+            if lane.live and (lane.fast or not fast):
+                rank = lane.rank(now_ns)
+                if (first is None or rank < first_rank) and (not self._held or self._is_due(lane, now_ns)):
+                    first, first_rank = lane, rank
+        return first
+
+    def _is_due(self, lane: Lane, now_ns: int) -> bool:
+        head = lane.head()
+        return head is not None and self._sizing.due_ns(lane, head, now_ns) <= now_ns
 
     def due_ns(self, now_ns: int) -> int:
         """When the next Lane that is held open becomes due; 0 when none is held."""
         heads = [(lane, lane.head()) for lane in self._lanes.values() if lane.live]
-        dues = [self._due_ns(lane, head) for lane, head in heads if head is not None]
+        dues = [self._sizing.due_ns(lane, head, now_ns) for lane, head in heads if head is not None]
         return min((due for due in dues if due > now_ns), default=0)
 
     def remove(self, request: InferRequest, now_ns: int = 0) -> None:
-        """Take out a request that waits."""
-        if self.sequences is not None and self.sequences.holds(request):
-            request.waiting = False
-        else:
+        """Take out a request that waits. Those behind it in its sequence go too, into `cut`."""
+        if self.sequences is None or not self.sequences.holds(request):
             lane = self._lanes[request.key]
             lane.remove(request)
             if self._promising:
                 self.promises.reckon(lane)
-        self.rows -= request.rows
-        self.nbytes -= request.nbytes
-        self.live -= 1
+        gone = [request]
         if self.sequences is not None:
-            self._enter(self.sequences.left((request,), now_ns))
+            behind, ready = self.sequences.cut(request, now_ns)
+            self._enter(ready)
+            self.cut += behind
+            gone += behind
+        for each in gone:
+            each.waiting = False
+            self.rows -= each.rows
+            self.nbytes -= each.nbytes
+        self.live -= len(gone)
         if not self.live:
             self._deadlines.clear()
 
@@ -221,24 +274,39 @@ class Scheduler:
         return min(nearest_ns or idle_ns, idle_ns or nearest_ns)
 
     def expire(self, now_ns: int) -> list[InferRequest]:
-        """Take out those whose deadline has passed."""
+        """Take out those whose deadline has passed; where that delays, they stay, behind the others."""
         expired = self._deadlines.passed(now_ns)
+        if self.levels is not None:
+            expired = [request for request in expired if not self._lanes[request.key].delay(request)]
+        if self.sequences is not None:
+            return self._expire_sequences(expired, self.sequences, now_ns)
         for request in expired:
             self.remove(request, now_ns)
-        if self.sequences is not None:
-            self._enter(self.sequences.reap(now_ns))
         return expired
+
+    def _expire_sequences(self, expired: list[InferRequest], sequences: Sequences, now_ns: int) -> list[InferRequest]:
+        """Take out the sequences of requests that have expired without a place, and forget those that are idle."""
+        before, self.cut = self.cut, []
+        gone = []
+        for request in expired:
+            if request.waiting and sequences.expires(request):
+                self.remove(request, now_ns)
+                gone.append(request)
+        self._enter(sequences.reap(now_ns))
+        gone += self.cut
+        self.cut = before
+        return gone
 
     def learn(self, key: Key, rows: int, ns: int, now_ns: int) -> None:
         """Note that a batch of `rows` took `ns`, gather and scatter included."""
         if self._costs.observe(key, rows, ns, now_ns):
             lane = self._lanes.get(key)
             if lane is not None:
-                self._review(lane)
+                self._sizing.review(lane, promising=self._promising)
 
     def leave_loop(self) -> None:
         """Call no Lane fast any more, whatever is measured."""
-        self._fast_ns = 0
+        self._sizing.fast_ns = 0
         for lane in self._lanes.values():
             lane.fast = False
 
@@ -248,103 +316,20 @@ class Scheduler:
         if self.sequences is not None:
             dropped += self.sequences.held()
         for request in dropped:
-            self.remove(request)
+            if request.waiting:
+                self.remove(request)
+        self.cut.clear()
         return dropped
 
     def _new_lane(self, key: Key) -> Lane:
         if len(self._lanes) >= KEPT_LANES:
             for old in [k for k, lane in self._lanes.items() if not lane.live]:
                 del self._lanes[old]
-        lane = self._lanes[key] = Lane(key)
-        self._review(lane)
+        lane = self._lanes[key] = Lane(key) if self.levels is None else LevelLane(key, self.levels)
+        self._sizing.review(lane, promising=self._promising)
         return lane
-
-    def _review(self, lane: Lane) -> None:
-        """Take over what is known by now of a Lane's run times."""
-        lane.fast = self._fast(lane.key)
-        if self._promising:
-            self._size(lane)
-            self.promises.reckon(lane)
 
     def _begin_promising(self) -> None:
         self._promising = True
         for lane in self._lanes.values():
-            self._review(lane)
-
-    def _size(self, lane: Lane) -> None:
-        """Note what a batch holds when enough waits, and what it takes.
-
-        With a target it is the biggest that can be run twice within it: one may have begun just before a request came,
-        the next is its own. Where even one row takes longer than that, it is what takes hardly longer than one row.
-        Up to twice the biggest that has run is taken to cost what that did: otherwise a Key that is new is refused
-        before it can show that more rows do not take as much longer as they are.
-        """
-        costs, key, promises = self._costs, lane.key, self.promises
-        one_ns = costs.predict_ns(key, 1)
-        if one_ns is None:
-            return
-        rows = self._preferred[-1] if self._preferred else self._cap_rows or costs.most_rows(key) or self._max_rows
-        rows = min(rows, self._max_rows, self.memory_cap.rows or rows)
-        if self._most_ns:
-            rows = min(rows, costs.rows_within(key, self._most_ns))
-        known_rows = min(rows, costs.seen_rows(key) or rows)
-        if self.target_ns:
-            half_ns = (self.target_ns - promises.margin.ns) / 2 - promises.between_ns
-            known_rows = min(known_rows, costs.rows_within(key, max(half_ns, HARDLY * one_ns)))
-        rows = min(rows, 2 * known_rows if known_rows == costs.seen_rows(key) else known_rows)
-        run_ns, p95_ns = costs.predict_ns(key, known_rows) or 0.0, costs.p95_ns(key, known_rows) or 0.0
-        lane.full_rows = rows
-        lane.full_ns = run_ns + promises.between_ns
-        lane.full_p95_ns = min(p95_ns, TRUSTED * run_ns)
-
-    def _fast(self, key: Key) -> bool:
-        predicted_ns = self._costs.predict_ns(key, self._costs.knee_rows(key))
-        return (UNKNOWN_NS if predicted_ns is None else predicted_ns) < self._fast_ns
-
-    def _limit(self, lane: Lane) -> int:
-        """How many rows a batch of this Lane may have now.
-
-        The knee keeps model and front end overlapped: with 32 clients in lock step two batches of 16 beat one of 32.
-        When more waits, nearly half of all that is in flight may go, of whatever Keys: what waits, and what the last
-        batch held, which the front end answers now. Clients in lock step then form two batches that take turns; where
-        requests come by themselves, a batch soon holds all that waits. But it does not grow to where its rows take
-        longer, except now and then, to see whether they still do. With a target it holds what the target allows.
-        """
-        if not self._batched:
-            return 0
-        if self._preferred:
-            fitting = [size for size in self._preferred if size <= lane.rows]
-            return fitting[-1] if fitting else self._max_rows
-        if self.target_ns and lane.full_rows:
-            return lane.full_rows
-        if self._cap_rows:
-            return min(self._cap_rows, self._max_rows)
-        knee = self._costs.knee_rows(lane.key)
-        if not knee:
-            return self._max_rows
-        limit = max(knee, (12 * (self.rows + self._last_rows) + 24) // 25)
-        if self._allowed:
-            # what is padded up might as well be real
-            limit = next((size for size in self._allowed if size >= limit), limit)
-        limit = min(limit, self._max_rows)
-        most = self._costs.most_rows(lane.key)
-        if not most or limit <= most:
-            return limit
-        self._held_back += 1
-        return most if self._held_back % LOOK_AGAIN else limit
-
-    def _due_ns(self, lane: Lane, head: InferRequest) -> int:
-        """When a Lane's batch is closed at the latest: its delay is over, or its oldest would miss its target.
-
-        A deadline closes nothing: who stated both a delay and a shorter timeout gets what Triton gives, expiry.
-        """
-        if not self._delay_ns:
-            return 0
-        wanted = self._preferred[-1] if self._preferred else self._max_rows
-        if lane.rows >= wanted or lane.rows in self._preferred:
-            return 0
-        due_ns = head.queue_ns + self._delay_ns
-        if not head.target_ns:
-            return due_ns
-        run_ns = self._costs.p95_ns(lane.key, lane.rows + 1)
-        return 0 if run_ns is None else min(due_ns, int(head.target_ns - run_ns - self.promises.margin.ns))
+            self._sizing.review(lane, promising=True)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 from .request import InferRequest
+
+if TYPE_CHECKING:
+    from .model import Model
 
 
 class FutureSink:
@@ -25,7 +29,16 @@ class FutureSink:
 
 
 def hand_out(requests: list[InferRequest]) -> None:
-    """Give each request to its sink: one call when they share one, as nearly always."""
+    """Give each request of a model to its sink: one call when they share one, as nearly always.
+
+    Where the model keeps order, those that came before others who have not ended yet go, and the rest stays.
+    """
+    ordering = requests[0].model.scheduler.ordering
+    if ordering is not None:
+        with requests[0].model.lock:  # those of sequences enter from an Instance's thread
+            ended = ordering.leave(requests)
+        _in_order(ended)
+        return
     sink = requests[0].sink
     for request in requests:
         if request.sink is not sink:
@@ -38,3 +51,26 @@ def hand_out(requests: list[InferRequest]) -> None:
         by_sink.setdefault(id(request.sink), []).append(request)
     for group in by_sink.values():
         group[0].sink.deliver(group)
+
+
+def withdraw(request: InferRequest) -> None:
+    """Hand out who has waited only for a request that gets no answer, because it was taken back."""
+    ordering = request.model.scheduler.ordering
+    if ordering is not None:
+        with request.model.lock:
+            ended = ordering.drop(request)
+        _in_order(ended)
+
+
+def let_go(model: Model) -> None:
+    """Hand out all that has ended, whoever is still under way before it: the server stops."""
+    ordering = model.scheduler.ordering
+    if ordering is not None:
+        _in_order(ordering.stop())
+
+
+def _in_order(requests: list[InferRequest]) -> None:
+    """Give requests to their sinks, none before one that stands in front of it."""
+    for _, group in groupby(requests, key=lambda request: id(request.sink)):
+        each = list(group)
+        each[0].sink.deliver(each)

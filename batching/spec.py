@@ -68,7 +68,7 @@ class BatchPolicy:
     timeout_delays: bool = False
     priority_levels: int = 0
     default_priority: int = 0
-    level_policies: Mapping[int, QueuePolicy] = field(default_factory=dict)
+    level_policies: Mapping[int, QueuePolicy] = field(default_factory=dict, hash=False)
     preserve_ordering: bool = False
     hold_requests: int = 0
 
@@ -105,7 +105,8 @@ class InstanceGroup:
     """`count` Instances on each of `devices` ("cpu", "cuda:0", ...). 0: chosen by measurement when it is loaded.
 
     `passive` ones are loaded and never run. `resources` and `rate_priority` (1 or more: an Instance of priority 2 has
-    half the chances of one of priority 1; 0 is 1) are the rate limiter's, and idle without it.
+    half the chances of one of priority 1; 0 is 1) are the rate limiter's, and idle without it. `host_policy` names the
+    CPUs that its threads are kept to; "": `cpu`, or `gpu_0` and so on. `number`: which one of the configuration it is.
     """
 
     count: int = 1
@@ -113,6 +114,8 @@ class InstanceGroup:
     passive: bool = False
     resources: tuple[Resource, ...] = ()
     rate_priority: int = 0
+    host_policy: str = ""
+    number: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +135,8 @@ class Control:
 class State:
     """A tensor that a sequence has between its requests: what comes out as `output` goes in as `input`.
 
-    Shapes: `shape` is without rows. `initial` is the file with the first value's bytes; None: zeros.
+    Shapes: `shape` is without rows. `initial` is the file with the first value's bytes; None: zeros. `initial_shape` is
+    the shape of that value, where it is said; otherwise free axes begin as 1.
     """
 
     input: str
@@ -140,6 +144,12 @@ class State:
     datatype: str
     shape: tuple[int, ...]
     initial: Path | None = None
+    initial_shape: tuple[int, ...] | None = None
+
+    @property
+    def begin(self) -> tuple[int, ...]:
+        """The shape that it begins with."""
+        return tuple(map(abs, self.shape)) if self.initial_shape is None else self.initial_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +159,8 @@ class SequenceSpec:
     `direct`: each sequence has a row of the batch to itself; otherwise the oldest requests share batches. Units:
     `idle_us` without a request after which a sequence is forgotten, `max_delay_us` that a batch may be held open, until
     `min_utilization` (0 to 1) of its rows are there (direct). `max_candidates`: the most sequences under way per
-    Instance (oldest); 0: no limit.
+    Instance (oldest); 0: as many as a batch has rows. `hold_backlog`: where requests are held for a test, they are held
+    until so many wait for a place, too.
     """
 
     direct: bool = True
@@ -159,6 +170,7 @@ class SequenceSpec:
     max_delay_us: int = 0
     min_utilization: float = 0.0
     max_candidates: int = 0
+    hold_backlog: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +212,7 @@ class SampleInput:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A warm-up sample: run `count` times by each Instance with `rows` rows (0: the model has no rows) before ready."""
+    """A warm-up sample: run `count` times by each Instance before ready, with so many rows; 1 if the model has none."""
 
     name: str
     rows: int
@@ -229,7 +241,8 @@ class ModelSpec:
     axis out, as config.pbtxt does. `signature` is None until completed; so is `bound`, what a Binding takes and gives,
     where that is another: in the model's own shapes, with derived inputs and kept outputs after the clients'.
     `samples` are run before it is ready. `cached`: answers are remembered. `decoupled`: a request has any number of
-    answers. `device_priority`: its weight in the device's turns.
+    answers. `device_priority`: its weight in the device's turns. `auto_complete`: whether inputs and outputs that are
+    not declared are taken from the model.
     """
 
     name: str
@@ -256,3 +269,4 @@ class ModelSpec:
     cached: bool = False
     decoupled: bool = False
     device_priority: float = 1.0
+    auto_complete: bool = True

@@ -6,14 +6,41 @@ Each part is a request of its own in the queue and in the statistics; only the w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.backends.errors import Code, InferError
 
 from .request import InferRequest
-from .sinks import hand_out
+from .sinks import hand_out, withdraw
+
+if TYPE_CHECKING:
+    from .model import Model
+
+
+def add_parts(model: Model, whole: InferRequest, cancel: Callable[[InferRequest], None]) -> int:
+    """Put a request that is too large for a batch in the queue, all of its parts or none.
+
+    Returns: how many. Raises: InferError.
+    """
+    most_bytes = model.spec.policy.max_queue_bytes
+    if whole.nbytes > most_bytes:
+        text = f"request of {whole.nbytes} bytes for '{model.name}', whose queue holds {most_bytes}"
+        raise InferError(Code.INVALID, text)
+    parts = split(whole, model.max_rows, cancel)
+    with model.lock:
+        for number, part in enumerate(parts):
+            try:
+                model.scheduler.add(part)
+            except InferError:
+                for added in parts[:number]:
+                    model.scheduler.remove(added)
+                    withdraw(added)
+                whole.parts = None
+                raise
+    whole.promised_ns = max(part.promised_ns for part in parts)
+    return len(parts)
 
 
 def split(whole: InferRequest, most_rows: int, cancel: Callable[[InferRequest], None]) -> list[InferRequest]:
@@ -29,7 +56,7 @@ def split(whole: InferRequest, most_rows: int, cancel: Callable[[InferRequest], 
         part = InferRequest(whole.model, inputs, rows, whole.key, whole.wanted, sink)
         part.id, part.context = whole.id, whole.context
         part.start_ns, part.queue_ns = whole.start_ns, whole.queue_ns
-        part.deadline_ns, part.target_ns = whole.deadline_ns, whole.target_ns
+        part.deadline_ns, part.target_ns, part.priority = whole.deadline_ns, whole.target_ns, whole.priority
         part.nbytes = whole.nbytes * rows // whole.rows
         parts.append(part)
     whole.parts = parts
@@ -56,16 +83,16 @@ class _Joining:
             return
         self.missing -= len(parts)
         whole.error = next((part.error for part in parts if part.error is not None), None)
-        if whole.error is not None:
-            whole.parts = None
-            for part in every:
-                self._cancel(part)
-        elif self.missing:
+        if self.missing and whole.error is None:
             return
-        else:
-            whole.parts = None
+        whole.parts = None
+        if whole.error is None:
             _join(whole, every)
         hand_out([whole])
+        if whole.error is not None:
+            # after it: what was kept for their sake may follow then
+            for part in every:
+                self._cancel(part)
 
 
 def _join(whole: InferRequest, parts: Sequence[InferRequest]) -> None:

@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from .answers import AnswerStatistics
 from .batch import Batch
 from .quantiles import WINDOW_NS, Quantiles
+from .request import InferRequest
 
 REJECTED = "REJECTED"
 CANCELED = "CANCELED"
@@ -23,6 +25,8 @@ FAILURE_REASONS = (REJECTED, CANCELED, BACKEND, OTHER)
 HOOKS = ("pre", "post")
 LATENCIES = ("request", "queue", "compute_input", "compute_infer", "compute_output")
 """What there are summaries of, per successful request."""
+CACHE_LATENCIES = ("cache_hit", "cache_miss")
+"""Likewise, of models whose answers are remembered."""
 
 # 50 us to 10 s: a model that runs on the loop takes tens of microseconds, and Prometheus' own default begins at 5 ms.
 LATENCY_BOUNDS_NS: tuple[int, ...] = tuple(
@@ -41,6 +45,8 @@ _PENDING = 1024
 # A model may meet any number of batch sizes; past this many, a new one is rounded up to a power of two.
 _BATCH_SIZES = 512
 _STAMPS_PER_BATCH = 7
+_STAMPS_PER_HIT = 4
+_STAMPS_PER_MISS = 3
 
 _Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -84,6 +90,7 @@ class StatisticsSnapshot:
 
     Every successful request is charged the whole durations of its batch. `last_inference_ns` is a monotonic stamp, 0
     when there was none. The `compute` and `rows` histograms count batches, `queue` and `total` requests.
+    A request that was answered from the cache has succeeded and was queued, and has run nowhere.
     Source: Triton core, infer_stats.cc (the counters); the histograms are Penstock's own.
     """
 
@@ -92,6 +99,8 @@ class StatisticsSnapshot:
     compute_input: Duration
     compute_infer: Duration
     compute_output: Duration
+    cache_hit: Duration
+    cache_miss: Duration
     fail: Duration
     failures: dict[str, int]
     inference_count: int
@@ -139,15 +148,18 @@ class ModelStatistics:
         self._starts: list[int] = []
         self._queued: list[int] = []
         self._batches: list[int] = []
+        self._hits: list[int] = []
+        self._misses: list[int] = []
         self._hook_ns: dict[str, list[int]] = {hook: [] for hook in HOOKS}
         self._failures = dict.fromkeys(FAILURE_REASONS, 0)
         self._fail_ns = 0
-        self._inference_count = 0
+        self._inference_count = self._unused_rows = 0
         self._execution_count = 0
         self._success_count = 0
         self._success_ns = 0
         self._queue_ns = 0
         self._compute_ns = [0, 0, 0]
+        self._hit_count = self._hit_ns = self._miss_count = self._miss_ns = 0
         self._last_inference_ns = 0
         self._by_rows: dict[int, list[int]] = {}
         self._queue = _Histogram(LATENCY_BOUNDS_NS)
@@ -157,6 +169,7 @@ class ModelStatistics:
         self._rows = _Histogram(ROWS_BOUNDS)
         self._hooks = {hook: _Histogram(LATENCY_BOUNDS_NS) for hook in HOOKS}
         self._quantiles: dict[str, Quantiles] = {}
+        self.answers: AnswerStatistics | None = None
 
     def record_batch(self, batch: Batch, end_ns: int) -> None:
         """Count a batch all of whose requests succeeded and were delivered at `end_ns`."""
@@ -170,9 +183,11 @@ class ModelStatistics:
             self._starts += [request.start_ns for request in requests]
             self._queued += [request.queue_ns for request in requests]
             empty = [request.rows for request in requests].count(0)
+        unused = batch.span_rows - batch.rows  # of the batch, and no inferences, as in Triton
+        self._unused_rows += unused
         self._batches += (
             len(requests),
-            batch.rows + empty,  # a request without rows counts as one inference, as in Triton
+            batch.rows + empty + unused,  # a request without rows counts as one inference, as in Triton
             batch.exec_start_ns,
             batch.compute_start_ns,
             batch.compute_end_ns,
@@ -182,10 +197,26 @@ class ModelStatistics:
         if len(self._starts) >= _PENDING:
             self._count_batches()
 
+    def record_hit(self, request: InferRequest, start_ns: int, end_ns: int) -> None:
+        """Count a request that was answered from the cache, which was asked from `start_ns` to `end_ns`."""
+        self._hits += (request.start_ns, request.queue_ns, start_ns, end_ns)
+        if len(self._hits) >= _PENDING * _STAMPS_PER_HIT:
+            self._count_hits()
+
+    def record_miss(self, lookup_ns: int, insertion_ns: int, end_ns: int) -> None:
+        """Count a request that was not in the cache, once its answer has been put there by `end_ns`."""
+        self._misses += (lookup_ns, insertion_ns, end_ns)
+        if len(self._misses) >= _PENDING * _STAMPS_PER_MISS:
+            self._count_misses()
+
     def record_failure(self, reason: str, start_ns: int, end_ns: int) -> None:
         """Count a request that was refused, cancelled or failed. `reason` is one of FAILURE_REASONS."""
         self._failures[reason] += 1
         self._fail_ns += max(end_ns - start_ns, 0)
+
+    def record_first_response(self, ns: int) -> None:
+        """Count the first answer of a request that has `answers`, which does not come with its batch."""
+        self._first_response.add(np.array([ns], np.int64))
 
     def record_hook(self, hook: str, ns: int) -> None:
         """Count one call of a hook, "pre" or "post"."""
@@ -196,17 +227,19 @@ class ModelStatistics:
 
     def snapshot(self) -> StatisticsSnapshot:
         """Read everything recorded so far."""
-        self._count_batches()
+        self._count_all()
         for hook in HOOKS:
             self._count_hook(hook)
-        count = self._success_count
+        count, ran = self._success_count, self._success_count - self._hit_count
         compute_input_ns, compute_infer_ns, compute_output_ns = self._compute_ns
         return StatisticsSnapshot(
             success=Duration(count, self._success_ns),
             queue=Duration(count, self._queue_ns),
-            compute_input=Duration(count, compute_input_ns),
-            compute_infer=Duration(count, compute_infer_ns),
-            compute_output=Duration(count, compute_output_ns),
+            compute_input=Duration(ran, compute_input_ns),
+            compute_infer=Duration(ran, compute_infer_ns),
+            compute_output=Duration(ran, compute_output_ns),
+            cache_hit=Duration(self._hit_count, self._hit_ns),
+            cache_miss=Duration(self._miss_count, self._miss_ns),
             fail=Duration(sum(self._failures.values()), self._fail_ns),
             failures=dict(self._failures),
             inference_count=self._inference_count,
@@ -222,15 +255,20 @@ class ModelStatistics:
         )
 
     def summaries(self, quantiles: Sequence[float], capacity: int, now_ns: int) -> dict[str, list[int | None]]:
-        """Give the quantiles of each of LATENCIES over the last minute, as far as it has been watched.
+        """Give the quantiles of LATENCIES and CACHE_LATENCIES over the last minute, as far as it has been watched.
 
         It is watched from the first call on: who does not ask does not pay.
         Units: nanoseconds; None where there was no request.
         """
-        self._count_batches()
+        self._count_all()
         if not self._quantiles:
-            self._quantiles = {name: Quantiles(capacity) for name in LATENCIES}
+            self._quantiles = {name: Quantiles(capacity) for name in (*LATENCIES, *CACHE_LATENCIES)}
         return {name: found.at(quantiles, now_ns) for name, found in self._quantiles.items()}
+
+    def _count_all(self) -> None:
+        self._count_batches()
+        self._count_hits()
+        self._count_misses()
 
     def _count_batches(self) -> None:
         if not self._starts:
@@ -245,14 +283,15 @@ class ModelStatistics:
         parts = np.maximum(stamps[:, 1:] - stamps[:, :-1], 0)
         self._success_count += len(starts)
         self._execution_count += len(batches)
-        self._inference_count += int(rows.sum())
+        self._inference_count, self._unused_rows = self._inference_count + int(rows.sum()) - self._unused_rows, 0
         self._success_ns += int(total.sum())
         self._queue_ns += int(queue.sum())
         charged = (parts * sizes[:, None]).sum(axis=0).tolist()
         self._compute_ns = [before + more for before, more in zip(self._compute_ns, charged, strict=True)]
         self._last_inference_ns = max(self._last_inference_ns, int(ends.max()))
         self._total.add(total)
-        self._first_response.add(total)
+        if self.answers is None:
+            self._first_response.add(total)
         self._queue.add(queue)
         self._compute.add(parts.sum(axis=1))
         self._rows.add(rows)
@@ -261,6 +300,38 @@ class ModelStatistics:
             windows = np.repeat(ends // WINDOW_NS, sizes)
             for name, values in zip(LATENCIES, (total, queue, *np.repeat(parts, sizes, axis=0).T), strict=True):
                 self._quantiles[name].add(values, windows)
+
+    def _count_hits(self) -> None:
+        if not self._hits:
+            return
+        stamps = np.array(self._hits, np.int64).reshape(-1, _STAMPS_PER_HIT)
+        self._hits = []
+        starts, queued, asked, ends = stamps.T
+        total, queue, found = (np.maximum(each, 0) for each in (ends - starts, asked - queued, ends - asked))
+        self._success_count += len(stamps)
+        self._hit_count += len(stamps)
+        self._success_ns += int(total.sum())
+        self._queue_ns += int(queue.sum())
+        self._hit_ns += int(found.sum())
+        self._total.add(total)
+        if self.answers is None:
+            self._first_response.add(total)
+        self._queue.add(queue)
+        if self._quantiles:
+            windows = ends // WINDOW_NS
+            for name, values in zip(("request", "queue", "cache_hit"), (total, queue, found), strict=True):
+                self._quantiles[name].add(values, windows)
+
+    def _count_misses(self) -> None:
+        if not self._misses:
+            return
+        stamps = np.array(self._misses, np.int64).reshape(-1, _STAMPS_PER_MISS)
+        self._misses = []
+        lookups, insertions, ends = stamps.T
+        self._miss_count += len(stamps)
+        self._miss_ns += int((lookups + insertions).sum())
+        if self._quantiles:
+            self._quantiles["cache_miss"].add(lookups + insertions, ends // WINDOW_NS)
 
     def _count_by_rows(self, rows: _Ints, parts: _Ints) -> None:
         order = np.argsort(rows, kind="stable")

@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
-from .spec import BatchPolicy
+from .spec import BatchPolicy, QueuePolicy
 
 
-def due_ns(now_ns: int, timeout_us: int, policy: BatchPolicy, target_us: int = 0) -> int:
+def level_of(policy: BatchPolicy, priority: int) -> int:
+    """Give the level of a request: what it says, or the model's default where it says none that there is."""
+    return priority if 0 < priority <= policy.priority_levels else policy.default_priority
+
+
+def default_policy(policy: BatchPolicy) -> QueuePolicy:
+    """Give how the requests of a level wait that has no policy of its own."""
+    return QueuePolicy(
+        policy.default_timeout_us, policy.allow_timeout_override, policy.max_queue_requests, policy.timeout_delays
+    )
+
+
+def is_timed(policy: BatchPolicy) -> bool:
+    """Tell whether requests that do not say how long they may wait have a timeout all the same."""
+    own = policy.level_policies.values()
+    return policy.default_timeout_us > 0 or any(each.default_timeout_us for each in own)
+
+
+def due_ns(now_ns: int, timeout_us: int, policy: BatchPolicy, target_us: int = 0, priority: int = 0) -> int:
     """Give when a request must have left the queue; 0 for never. It may shorten a default, not lengthen it.
 
     `target_us` is when it should be answered, where nothing but the queue can be held to it: hooks run around it.
     """
-    default_us = policy.default_timeout_us
-    if timeout_us and policy.allow_timeout_override:
+    allowed: BatchPolicy | QueuePolicy = policy
+    if policy.level_policies:
+        allowed = policy.level_policies.get(level_of(policy, priority), policy)
+    default_us = allowed.default_timeout_us
+    if timeout_us and allowed.allow_timeout_override:
         chosen = min(timeout_us, default_us) if default_us else timeout_us
     else:
         chosen = default_us

@@ -12,9 +12,12 @@ from penstock.backends.errors import Code, InferError
 
 from .alarms import Alarms
 from .batch import Batch
+from .passage import count_steps
 from .request import InferRequest
+from .sequences import CUT
+from .sequences import EXPIRED as SEQUENCE_EXPIRED
 from .sinks import hand_out
-from .statistics import BACKEND, OTHER
+from .statistics import BACKEND, CANCELED, OTHER
 
 if TYPE_CHECKING:
     from .model import Model
@@ -103,6 +106,9 @@ class Turns:
         now_ns = time.monotonic_ns()
         for batch in ran:
             requests = batch.requests
+            if model.holds:
+                # an ensemble holds the models of its steps
+                count_steps(batch)
             if requests[0].error is None:
                 model.statistics.record_batch(batch, now_ns)
             else:
@@ -113,6 +119,8 @@ class Turns:
             hand_out(requests)
             if requests[0].target_ns:
                 model.scheduler.delivered(requests[0], time.monotonic_ns())
+        if model.scheduler.sequences is not None:
+            self.watch(model)
 
     def watch(self, model: Model) -> None:
         """Ring when the next request of a model expires, or the next of its sequences is idle for too long."""
@@ -145,13 +153,25 @@ class Turns:
         with model.lock:
             expired, model.scheduler.expired = model.scheduler.expired, []
         if expired:
-            self.fail(model, expired, Code.EXPIRED, "Request timeout expired")
+            text = "Request timeout expired" if model.scheduler.sequences is None else SEQUENCE_EXPIRED
+            self.fail(model, expired, Code.EXPIRED, text)
+
+    def cut(self, model: Model) -> None:
+        """Fail what stood behind a request of its sequence that was taken back, and let run what has its place now."""
+        with model.lock:
+            cut, model.scheduler.cut = model.scheduler.cut, []
+        if cut:
+            self.fail(model, cut, Code.CANCELLED, CUT)
+        self.watch(model)
+        if model.scheduler.live and not model.dirty:
+            self.mark(model)
 
     def fail(self, model: Model, requests: list[InferRequest], code: Code, text: str) -> None:
         """Hand out requests that were taken from the queue unserved."""
         now_ns = time.monotonic_ns()
+        reason = CANCELED if code is Code.CANCELLED else OTHER
         for request in requests:
             request.error = InferError(code, text)
-            model.statistics.record_failure(OTHER, request.start_ns, now_ns)
+            model.statistics.record_failure(reason, request.start_ns, now_ns)
         self._left(model, len(requests))
         hand_out(requests)

@@ -6,16 +6,15 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from penstock.backends.signature import Signature, TensorSpec
+from penstock.backends.signature import Signature
 
 from .padding import bucket, same_axes
+from .rehearsal import rehearsal, rehearsed_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from penstock.backends.backend import Array, Binding
+    from penstock.backends.backend import Binding
 
     from .model import Model
     from .spec import PaddedAxis
@@ -32,7 +31,7 @@ UNSAID_LENGTHS = (1, 64)
 """What padded axes are taken as whose buckets are not said: the first bucket, and one of a length that is common."""
 
 Tails = list[tuple[int, ...]]
-"""The shapes of all inputs, without rows."""
+"""The shapes of all inputs that clients send, without rows."""
 
 
 def sweep(model: Model) -> None:
@@ -55,17 +54,17 @@ def sweep(model: Model) -> None:
 
 
 def _sweep_shape(model: Model, binding: Binding, tails: Tails, deadline_ns: int) -> None:
-    batched = model.signature.batched
+    key = rehearsed_key(model.spec, tails)
     for rows in _sizes(model):
-        shapes = [(rows, *tail) if batched else tail for tail in tails]
         try:
-            runs = _time(model, binding, rows, shapes, deadline_ns)
+            runs = _time(model, binding, rehearsal(model.spec, binding, rows, tails), deadline_ns)
         except Exception as error:  # noqa: BLE001 - what zeros provoke, requests need not
-            logger.info("model %s is not warmed up: it does not run on zeros of %s: %s", model.name, shapes, error)
+            text = "model %s is not warmed up: it does not run on %d rows of zeros of %s: %s"
+            logger.info(text, model.name, rows, tails, error)
             return
         with model.lock:
             for ns in runs:
-                model.scheduler.learn(tuple(tails), rows, ns, time.monotonic_ns())
+                model.scheduler.learn(key, rows, ns, time.monotonic_ns())
         # the next size takes up to twice as long
         if time.monotonic_ns() + 2 * min(runs) > deadline_ns:
             return
@@ -104,15 +103,12 @@ def _axes(signature: Signature, padded: PaddedAxis) -> Iterator[tuple[int, int]]
         yield places[spec.name], axis
 
 
-def _time(model: Model, binding: Binding, rows: int, shapes: list[tuple[int, ...]], deadline_ns: int) -> list[int]:
+def _time(model: Model, binding: Binding, fill: Callable[[], None], deadline_ns: int) -> list[int]:
     """Run a few times, once at least. Returns: the nanoseconds of each run that counts."""
     runs: list[int] = []
-    inputs = [_zeros(spec, shape) for spec, shape in zip(model.signature.inputs, shapes, strict=True)]
     for _ in range(RUNS):
         start_ns = time.monotonic_ns()
-        for buffer, array in zip(binding.lend(rows, shapes), inputs, strict=True):
-            if buffer is not None:
-                np.copyto(buffer, array)
+        fill()
         binding.run(model.all_outputs)
         ns = time.monotonic_ns() - start_ns
         runs.append(ns)
@@ -122,10 +118,3 @@ def _time(model: Model, binding: Binding, rows: int, shapes: list[tuple[int, ...
     while counted[0] > SLOW * min(counted):
         del counted[0]
     return counted
-
-
-def _zeros(spec: TensorSpec, shape: tuple[int, ...]) -> Array:
-    zeros = np.zeros(shape, spec.type.dtype)
-    if spec.datatype == "BYTES":
-        zeros.fill(b"")
-    return zeros

@@ -43,7 +43,7 @@ async def main(path: Path) -> None:
         whole()
         say(f"decode a message{what}", fastest_us(whole))
         say(f"decode a message{what}, remembered", fastest_us(partial(inference.find, sent, sink=None)))  # type: ignore[arg-type]
-        answer = partial(lambda request_id: encoder.plain((0,), output, before(request_id, False)), request_id)
+        answer = partial(lambda request_id: encoder.plain((0,), output, before(request_id)), request_id)
         say(f"encode an answer{what}", fastest_us(answer))
     await engine.stop(1.0)
 

@@ -9,9 +9,9 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NoReturn
 
+from .foreign_flags import foreign
 from .setting import Setting
 from .settings import FALSE_WORDS, TRUE_WORDS, SettingError, Settings, known_settings, nearest, resolve, shown
 
@@ -34,7 +34,7 @@ class _Parser(argparse.ArgumentParser):
         elif surplus:
             flags = [item.flag for item in known_settings()] + ["--config", "--help"]
             word = next(word for word in surplus if word not in paths or not hasattr(found, "paths"))
-            self.error(f"unknown argument {word}{nearest(word.partition('=')[0], flags)}")
+            self.error(foreign(word) or f"unknown argument {word}{nearest(word.partition('=')[0], flags)}")
         return found
 
     def error(self, message: str) -> NoReturn:
@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
             word, help=text, usage=f"penstock {word} PATH... [--FLAG VALUE ...]", epilog=_PAGES, allow_abbrev=False,
             formatter_class=_wide,
         )  # fmt: skip
-        command.add_argument("paths", nargs="*", metavar="PATH", help="a model repository or a single .onnx file")
+        command.add_argument("paths", nargs="*", metavar="PATH", help="a model repository, its URL, or one .onnx file")
         command.add_argument("--config", metavar="FILE", help="a TOML file of settings")
         if word == "check":
             command.add_argument("--invariance", action="store_true", help=_INVARIANCE)
@@ -132,11 +132,21 @@ def _check(settings: Settings, invariance: bool) -> int:
     from penstock.backends.loading import LOADERS
 
     from .repository.check import check
-    from .repository.scan import Defaults
+    from .repository.mirrors import Mirrors, defaults_of
+    from .repository.remote import RemoteError
 
-    defaults = Defaults(max_batch_rows=settings.default_max_batch_size, config_name=settings.model_config_name)
-    report = check([Path(path) for path in settings.model_repository], LOADERS, defaults, invariance=invariance)
-    print(report)
+    mirrors = Mirrors.of(settings.model_repository)
+    try:
+        mirrors.open()
+        failures, stray = mirrors.refresh_all()
+        report = check(mirrors.paths, LOADERS, defaults_of(settings), invariance=invariance)
+        report.findings += [*failures.values(), *stray]
+        print(mirrors.spelled(str(report)))
+    except RemoteError as error:
+        print(f"penstock: {error}", file=sys.stderr)
+        return 1
+    finally:
+        mirrors.close()
     return report.status
 
 

@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Protocol
 
 from penstock.batching.model import Model
 from penstock.batching.request import Key
 from penstock.batching.statistics import (
+    CACHE_LATENCIES,
     FIRST_RESPONSE_BOUNDS_NS,
+    LATENCIES,
     LATENCY_BOUNDS_NS,
     ROWS_BOUNDS,
+    Duration,
     HistogramSnapshot,
     StatisticsSnapshot,
 )
 
 from .errors import error_body
+from .families import FAMILIES
 from .hardware import Hardware, Sample
 from .metrics_config import MetricsConfig
 
@@ -32,70 +35,6 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """One metric: its name, Prometheus type and help line."""
-
-    name: str
-    kind: str
-    text: str
-
-
-# Names, labels and meanings of nv_* are Triton's (core, metrics.cc); penstock_* and process_* are ours.
-FAMILIES: tuple[Family, ...] = (
-    Family("nv_inference_request_success", "counter", "Number of successful inference requests, all batch sizes"),
-    Family("nv_inference_request_failure", "counter", "Number of failed inference requests, by reason"),
-    Family("nv_inference_count", "counter", "Number of inferences performed: rows, at least one per request"),
-    Family("nv_inference_exec_count", "counter", "Number of model executions performed: batches"),
-    Family("nv_inference_request_duration_us", "counter", "Summed duration of successful requests, in microseconds"),
-    Family("nv_inference_queue_duration_us", "counter", "Summed time requests waited for a batch, in microseconds"),
-    Family("nv_inference_compute_input_duration_us", "counter", "Summed time of gathering inputs, in microseconds"),
-    Family("nv_inference_compute_infer_duration_us", "counter", "Summed time of running the model, in microseconds"),
-    Family("nv_inference_compute_output_duration_us", "counter", "Summed time of scattering outputs, in microseconds"),
-    Family("nv_inference_request_summary_us", "summary", "Duration of a successful request, in microseconds"),
-    Family("nv_inference_queue_summary_us", "summary", "Time a request waited for a batch, in microseconds"),
-    Family("nv_inference_compute_input_summary_us", "summary", "Time of gathering inputs, in microseconds"),
-    Family("nv_inference_compute_infer_summary_us", "summary", "Time of running the model, in microseconds"),
-    Family("nv_inference_compute_output_summary_us", "summary", "Time of scattering outputs, in microseconds"),
-    Family("nv_inference_first_response_histogram_ms", "histogram", "Time to the first response, in milliseconds"),
-    Family("nv_inference_pending_request_count", "gauge", "Number of requests waiting for a batch"),
-    Family("nv_model_load_duration_secs", "gauge", "Time the model took to load, in seconds"),
-    Family("penstock_queue_seconds", "histogram", "Time a successful request waited for its batch"),
-    Family("penstock_compute_seconds", "histogram", "Time a batch took: gather, run and scatter"),
-    Family("penstock_total_seconds", "histogram", "Time of a successful request, from acceptance to delivery"),
-    Family("penstock_batch_rows", "histogram", "Rows per batch"),
-    Family("penstock_hook_seconds", "histogram", "Time of one call of the model's pre or post hook"),
-    Family("penstock_waiting_rows", "gauge", "Rows waiting for a batch"),
-    Family("penstock_inflight_requests", "gauge", "Requests accepted and not yet delivered"),
-    Family("penstock_batch_retries_total", "counter", "Runs made again with a part of a batch that had failed"),
-    Family("penstock_runs_stopped_total", "counter", "Runs ended because they took longer than their limit"),
-    Family("penstock_out_of_memory_total", "counter", "Runs for which the device had not enough memory"),
-    Family("penstock_instances_replaced_total", "counter", "Instances made anew because their device was lost"),
-    Family("penstock_late_refusals_total", "counter", "Requests refused because they would have been answered late"),
-    Family("penstock_padded_rows_total", "counter", "Rows added to batches to reach an allowed size"),
-    Family(
-        "penstock_padding_elements_total", "counter", "Elements of padded inputs, by whether a request brought them"
-    ),
-    Family("penstock_run_seconds", "gauge", "Time that a batch is predicted to take, learned from those that ran"),
-    Family("penstock_connections", "gauge", "Open HTTP connections"),
-    Family("penstock_grpc_connections", "gauge", "Open gRPC connections"),
-    Family("process_cpu_seconds_total", "counter", "CPU time of the server process, user and system"),
-    Family("process_resident_memory_bytes", "gauge", "Resident memory of the server process"),
-    Family("nv_cpu_utilization", "gauge", "CPU utilization rate of the machine [0.0 - 1.0]"),
-    Family("nv_cpu_memory_total_bytes", "gauge", "Memory (RAM) of the machine, in bytes"),
-    Family("nv_cpu_memory_used_bytes", "gauge", "Used memory (RAM) of the machine, in bytes"),
-    Family("nv_pinned_memory_pool_total_bytes", "gauge", "Pinned memory pool, in bytes: there is none, so 0"),
-    Family("nv_pinned_memory_pool_used_bytes", "gauge", "Used memory of the pinned memory pool, in bytes: 0"),
-    Family("nv_gpu_utilization", "gauge", "GPU utilization rate [0.0 - 1.0]"),
-    Family("nv_gpu_memory_total_bytes", "gauge", "GPU total memory, in bytes"),
-    Family("nv_gpu_memory_used_bytes", "gauge", "GPU used memory, in bytes"),
-    Family("nv_gpu_power_usage", "gauge", "GPU power usage in watts"),
-    Family("nv_gpu_power_limit", "gauge", "GPU power management limit in watts"),
-    Family("nv_energy_consumption", "counter", "GPU energy consumption in joules since the first scrape"),
-)
-
 
 SHOWN_KEYS = 8
 """Shapes of one model whose run times are shown: those that ran most."""
@@ -156,7 +95,12 @@ class Metrics:
     def _add_model(self, lines: Mapping[str, list[str]], model: Model) -> None:
         counted, config = model.statistics.snapshot(), self._config
         labels = _labels(model)
-        for name, value in (*_counters(counted), *(_latencies(counted) if config.counter_latencies else ())):
+        shown = [*_counters(counted)]
+        if config.counter_latencies:
+            shown += _latencies(counted)
+        if model.cache is not None:
+            shown += _cache_counters(counted)
+        for name, value in shown:
             lines[name].append(f"{name}{{{labels}}} {value}")
         if config.summary_latencies:
             self._add_summaries(lines, model, labels, counted)
@@ -173,10 +117,8 @@ class Metrics:
         names = [quantile for quantile, _ in self._config.quantiles]
         shares = [float(name) for name in names]
         found = model.statistics.summaries(shares, self._config.capacity, time.monotonic_ns())
-        sums = (counted.success, counted.queue, counted.compute_input, counted.compute_infer, counted.compute_output)
-        for (latency, values), summed in zip(found.items(), sums, strict=True):
-            name = f"nv_inference_{latency}_summary_us"
-            for quantile, value in zip(names, values, strict=True):
+        for name, latency, summed in _summarised(counted, cached=model.cache is not None):
+            for quantile, value in zip(names, found[latency], strict=True):
                 text = "NaN" if value is None else decimal(value, 3)
                 lines[name].append(f'{name}{{{labels},quantile="{quantile}"}} {text}')
             lines[name].append(f"{name}_sum{{{labels}}} {decimal(summed.ns, 3)}")
@@ -289,6 +231,27 @@ def _latencies(counted: StatisticsSnapshot) -> tuple[tuple[str, int], ...]:
         ("nv_inference_compute_infer_duration_us", counted.compute_infer.ns // 1000),
         ("nv_inference_compute_output_duration_us", counted.compute_output.ns // 1000),
     )
+
+
+def _cache_counters(counted: StatisticsSnapshot) -> tuple[tuple[str, int], ...]:
+    hit, miss = counted.cache_hit, counted.cache_miss
+    return (
+        ("nv_cache_num_hits_per_model", hit.count),
+        ("nv_cache_num_misses_per_model", miss.count),
+        ("nv_cache_hit_duration_per_model", hit.ns // 1000),
+        ("nv_cache_miss_duration_per_model", miss.ns // 1000),
+    )
+
+
+def _summarised(counted: StatisticsSnapshot, *, cached: bool) -> Iterator[tuple[str, str, Duration]]:
+    """Give each summary's name, its latency, and what it sums up. That of requests is off with a cache: as Triton."""
+    sums = (counted.success, counted.queue, counted.compute_input, counted.compute_infer, counted.compute_output)
+    for latency, summed in zip(LATENCIES, sums, strict=True):
+        if latency != "request" or not cached:
+            yield f"nv_inference_{latency}_summary_us", latency, summed
+    if cached:
+        for latency, summed in zip(CACHE_LATENCIES, (counted.cache_hit, counted.cache_miss), strict=True):
+            yield f"nv_{latency}_summary_us", latency, summed
 
 
 def _histogram(name: str, labels: str, edges: Sequence[str], histogram: HistogramSnapshot, digits: int) -> list[str]:

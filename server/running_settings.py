@@ -15,6 +15,14 @@ from .setting import setting
 class RunningSettings(ObservingSettings):
     """What answers are remembered, and what Instances share."""
 
+    backend_config: tuple[str, ...] = setting(
+        (), "Models", "`default-max-batch-size=N` or `onnxruntime,default-max-batch-size=N`: Triton's way of saying "
+        "--default-max-batch-size, which it goes before. Repeatable.", unit="RULE",
+    )  # fmt: skip
+    disable_auto_complete_config: bool = setting(
+        False, "Models", "Take nothing from the model that its configuration leaves out: one that does not declare its "
+        "inputs and outputs does not load.",
+    )  # fmt: skip
     cache_config: tuple[str, ...] = setting(
         (), "Models", "`local,size=BYTES`: remember so many bytes of answers of models whose configuration says "
         "`response_cache { enable: true }`.", unit="RULE",
@@ -24,6 +32,11 @@ class RunningSettings(ObservingSettings):
         "those of lower priority less often.", choices=("off", "execution_count"),
     )  # fmt: skip
     rate_limit_resource: tuple[str, ...] = setting(
-        (), "Models", "`NAME:COUNT[:DEVICE]`: how much there is of a resource, on each device or on one. Silent: as "
-        "much as the Instance that needs most. Repeatable.", unit="RULE",
+        (), "Models", "`NAME:COUNT[:DEVICE]`: how much there is of a resource, on each device or on one. If it says "
+        "anything, there is none of what it does not name; silent, as much as the Instance that needs most. "
+        "Repeatable.", unit="RULE",
+    )  # fmt: skip
+    host_policy: tuple[str, ...] = setting(
+        (), "Models", "`NAME,cpu-cores=0-3`: Instances of this `host_policy` load and run on these CPUs. Those that "
+        "name none are `cpu`, or `gpu_0` and so on. Repeatable.", unit="RULE",
     )  # fmt: skip

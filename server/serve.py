@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from penstock.backends.backend import Loader
 from penstock.backends.loading import LOADERS
+from penstock.batching.cache import Cache
 from penstock.batching.engine import Engine
 
+from .cache_config import parse as parse_cache
 from .grpc.connection import GrpcShared
 from .grpc.listening import GrpcListener
 from .grpc.method import Method
@@ -32,9 +35,12 @@ from .listener import Listener, ListenError, Port, make_config
 from .metrics import ASGIApp, create_metrics_app
 from .observing import Observing, made_metrics
 from .repository.control import EVERY, Choices, ModelControl
-from .repository.repository import Repository
-from .repository.scan import Defaults
+from .repository.fields.batching import hold_requests
+from .repository.fields.sequences import HOLD_BACKLOG
+from .repository.mirrors import Mirrors, defaults_of
+from .repository.remote import RemoteError
 from .settings import Settings
+from .sharing import devices_of
 from .v2.control import EXTENSIONS, create_app
 from .v2.forwarding import Forwarding
 from .v2.generate import Generate
@@ -85,11 +91,14 @@ class Server:
         self._loop = asyncio.get_running_loop()
         self._stopped = False
         self.engine = Engine(self._loop, loaders)
+        self.engine.devices = devices_of(settings)
+        if cache_bytes := parse_cache(settings.cache_config):
+            self.engine.cache = Cache(cache_bytes)
         self._models = HookedEngine(self.engine)
-        self.repository = Repository(
-            [Path(path) for path in settings.model_repository],
-            Defaults(max_batch_rows=settings.default_max_batch_size, config_name=settings.model_config_name),
-        )
+        self._mirrors = Mirrors.of(settings.model_repository)
+        held, backlog = hold_requests(os.environ), hold_requests(os.environ, HOLD_BACKLOG)
+        defaults = replace(defaults_of(settings), hold_requests=held, hold_backlog=backlog)
+        self.repository = self._mirrors.repository(defaults)
         self.control = ModelControl(self.repository, self._models, Choices.of(settings))
         self.health = Health(self.repository, self.engine, strict=settings.strict_readiness)
         self.observing = Observing(settings, self.engine)
@@ -189,7 +198,7 @@ class Server:
         # numpy's error state goes with the context, which connections inherit: a number that no float32 can hold is
         # the client's infinity, and not worth a warning per request
         np.seterr(all="ignore")
-        for path in map(Path, self._settings.model_repository):
+        for path in self._mirrors.local:
             if not path.exists():
                 raise StartError(f"{path}: no such file or folder")
             if not path.is_dir() and path.suffix != ".onnx":
@@ -199,11 +208,12 @@ class Server:
         if EVERY in self._settings.load_model and len(self._settings.load_model) > 1:
             raise StartError(f"--load-model {EVERY} loads every model: it can not be given with another --load-model")
         try:
+            await asyncio.to_thread(self._mirrors.open)
             if self._grpc:
                 self._grpc.tls = context_for(self._settings)
             for port in self._ports:
                 await port.open()
-        except (ListenError, TlsError) as error:
+        except (ListenError, TlsError, RemoteError) as error:
             raise StartError(str(error)) from error
 
     async def load(self) -> list[str]:
@@ -238,6 +248,7 @@ class Server:
             self._stopped = True
             await self.control.stop()
             await self._models.stop(0.0)
+        await asyncio.to_thread(self._mirrors.close)
         await self.observing.stop()
 
 

@@ -16,11 +16,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from .backend_config import parse as parse_backend
+from .cache_config import parse as parse_cache
 from .http.limits import Limits
 from .metrics_config import parse as parse_metrics
 from .restricted import GRPC_PREFIX, Restricted
 from .running_settings import RunningSettings
 from .setting import COUNT, PORTS, PREFIX, SECONDS, Setting, setting
+from .sharing import parse_host_policies, parse_resources
 from .tracing.config import parse as parse_tracing
 from .v2.forwarding import Forwarding
 
@@ -46,6 +49,10 @@ _RULES: dict[str, Callable[[Any], object]] = {
     "http_restricted_api": Restricted.parse,
     "grpc_restricted_protocol": partial(Restricted.parse, prefix=GRPC_PREFIX),
     "metrics_config": parse_metrics,
+    "rate_limit_resource": parse_resources,
+    "host_policy": parse_host_policies,
+    "backend_config": parse_backend,
+    "cache_config": parse_cache,
     "http_header_forward_pattern": Forwarding.of,
     "grpc_header_forward_pattern": Forwarding.of,
 }
@@ -57,7 +64,8 @@ class Settings(RunningSettings):
 
     model_repository: tuple[str, ...] = setting(
         (), "Models",
-        "What to serve: a model repository or a single .onnx file. Repeatable; the same as PATH arguments.",
+        "What to serve: a model repository, here or at a URL, or a single .onnx file. Repeatable; the same as PATH "
+        "arguments.",
         unit="path",
     )  # fmt: skip
     model_load_thread_count: int = setting(
@@ -163,6 +171,11 @@ class Settings(RunningSettings):
             except ValueError as error:
                 raise SettingError(f"--{name.replace('_', '-')}: {error}") from None
 
+    @property
+    def completed_max_batch_size(self) -> int:
+        """The max_batch_size of a model whose configuration does not say, where its graph has room for rows."""
+        return parse_backend(self.backend_config) or self.default_max_batch_size
+
     def limits(self) -> Limits:
         """Give the fast lane's part."""
         return Limits(
@@ -233,15 +246,16 @@ def _from_file(known: Mapping[str, Setting], path: Path) -> dict[str, Any]:
             raise SettingError(f"{path}: no such setting '{name}'{nearest(name, known)}")
         values[name] = _checked(known[name], value, f"{path}: {name}")
     if "model_repository" in values:
-        values["model_repository"] = tuple(str(path.parent / entry) for entry in values["model_repository"])
+        given = values["model_repository"]
+        values["model_repository"] = tuple(each if "://" in each else str(path.parent / each) for each in given)
     return values
 
 
 def _parsed(known: Setting, text: str | Sequence[str], where: str) -> Any:
     """Make a value of what a flag or the environment gave."""
     if isinstance(known.default, tuple):
-        # a rule may have a colon in it
-        separator = "\n" if known.unit == "RULE" else os.pathsep
+        # a rule may have a colon in it, and a URL has one
+        separator = "\n" if known.unit == "RULE" or "://" in text else os.pathsep
         parts = text.split(separator) if isinstance(text, str) else text
         return tuple(part for part in parts if part)
     word = str(text).strip()
@@ -295,7 +309,8 @@ Made from `server/settings.py` by `python -m penstock.server.settings > docs/set
 A setting is taken from the first of: its flag, its environment name, the settings file, its default. The file is TOML,
 named by `--config FILE` or `PENSTOCK_CONFIG`; its keys are the flags' names with underscores (`http_port = 8000`), and
 paths in it are relative to it. A name that is not on this page is an error. Booleans are `true`, `false`, `1` or `0`;
-a boolean flag alone means true. In the environment several paths are separated by `:`, several rules by line ends.
+a boolean flag alone means true. In the environment several paths are separated by `:`, or by line ends if one of them
+is a URL, and several rules by line ends.
 
 On SIGTERM or SIGINT the server stops being ready, stops accepting after `--drain-delay-secs`, finishes what it has
 accepted and exits with 0. A second signal, 0.3 s later or more, ends it at once with 1.

@@ -7,11 +7,14 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.backends.errors import Code, InferError
 
-from .loading import PRE, brief
+from .loading import PRE, HookFunction, brief
+
+if TYPE_CHECKING:
+    from .replica import Replica
 
 _TELL_NS = 1_000_000_000
 
@@ -22,17 +25,28 @@ class MovedError(Exception):
     """The replica is gone and the call has not begun: another one may take it."""
 
 
+class Owner(Protocol):
+    """Whoever keeps replicas. Threads: called on the event loop."""
+
+    def freed(self, replica: Replica) -> None:
+        """Hear that the replica was given back, and that no hook of it runs any more."""
+
+    def lost(self, replica: Replica) -> None:
+        """Hear that the replica hangs, or that its thread has ended."""
+
+
 class Call:
     """One call of a hook, or the load of the file.
 
     `finish` turns the hook's result into what the caller wants, on the replica's thread as well. `parameters` are the
     request's own.
-    Units: stamps in monotonic nanoseconds; `deadline_ns` 0 is none, and counts until the hook begins.
+    Units: stamps in monotonic nanoseconds; `deadline_ns` 0 is none, and counts until the hook begins. `since_ns` is
+    when what its time limit is for began: the call, or the step of a generator. `begun`: no other replica can take it.
     """
 
     __slots__ = (
-        "deadline_ns", "end_ns", "error", "finish", "future", "hook", "parameters", "request_id", "result", "start_ns",
-        "value",
+        "begun", "deadline_ns", "end_ns", "error", "finish", "future", "hook", "parameters", "request_id", "result",
+        "since_ns", "start_ns", "value",
     )  # fmt: skip
 
     def __init__(self, hook: str, value: Any, finish: Callable[[Any], Any], deadline_ns: int, request_id: str) -> None:
@@ -42,11 +56,17 @@ class Call:
         self.deadline_ns = deadline_ns
         self.request_id = request_id
         self.parameters: dict[str, Any] = {}
+        self.begun = False
         self.start_ns = 0
+        self.since_ns = 0
         self.end_ns = 0
         self.result: Any = None
         self.error: InferError | None = None
         self.future: asyncio.Future[Any]
+
+    def invoke(self, functions: Mapping[str, HookFunction | None]) -> Any:
+        """Run the hook; of an `async` one it gives what is to be awaited. Threads: called on the replica's."""
+        return functions[self.hook](self.value, self.parameters)  # type: ignore[misc]
 
 
 def log(message: str, about: Mapping[str, str], error: BaseException | None = None) -> None:

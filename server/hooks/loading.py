@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from penstock.backends.errors import Code, InferError
 
+from .scopes import own_nodes
 from .siblings import Siblings
 from .writes import HOOK_NAMES, parsed
 
@@ -33,10 +34,11 @@ HookFunction = Callable[[Any, Any], Any]
 class HookModule:
     """One instance of a hook file, with globals of its own.
 
-    `is_async`: at least one of the hooks is `async def`.
+    `is_async`: at least one of the hooks is `async def`. `yields`: post_inference is a generator function, which only
+    a decoupled model may have.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, decoupled: bool = False) -> None:
         """Run the file and find its hooks.
 
         Raises: InferError (INVALID); the file's own exception, if it raised one, is the cause.
@@ -44,6 +46,7 @@ class HookModule:
         self._siblings = Siblings(path)
         try:
             self._functions = _found(path, self._siblings)
+            self.yields = _yields(path, self._functions, decoupled=decoupled)
         except BaseException:
             self._siblings.close()
             raise
@@ -91,6 +94,32 @@ def _found(path: Path, siblings: Siblings) -> dict[str, Callable[..., Any]]:
     return functions
 
 
+def _yields(path: Path, functions: Mapping[str, Callable[..., Any]], *, decoupled: bool) -> bool:
+    """Tell whether post_inference is a generator function. Raises: InferError (INVALID) where none may be."""
+    yields = False
+    for name, function in functions.items():
+        own = (function, inspect.unwrap(function))
+        is_async = any(map(inspect.isasyncgenfunction, own))
+        if is_async or any(map(inspect.isgeneratorfunction, own)):
+            problem = _wrong_generator(name, is_async=is_async, decoupled=decoupled)
+            if problem:
+                raise InferError(Code.INVALID, f"hooks file {path}: {problem}")
+            yields = True
+    return yields
+
+
+def _wrong_generator(name: str, *, is_async: bool, decoupled: bool) -> str:
+    """Say why a hook may not yield; "" if it may."""
+    if name == PRE:
+        return f"{PRE} yields, and a sample makes one set of inputs; {POST} may"
+    if is_async:
+        return f"{POST} yields in an async def; one that yields is a plain def"
+    if not decoupled:
+        text = f"{POST} yields, and this model has one answer for each request"
+        return f"{text}: model_transaction_policy {{ decoupled: true }} in its config.pbtxt says otherwise"
+    return ""
+
+
 def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, ...], bool, str]:
     """Give a function's argument names, whether they are all plain, and how they were written."""
     try:
@@ -123,7 +152,7 @@ def brief(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:500]}" if text else type(error).__name__
 
 
-def check_file(path: Path) -> list[str]:
+def check_file(path: Path, *, decoupled: bool = False) -> list[str]:
     """Find what would keep a hook file from loading, as `file:line: problem`, without running it."""
     try:
         tree = parsed(path.read_bytes())
@@ -140,6 +169,10 @@ def check_file(path: Path) -> list[str]:
             found = True
             if not node.decorator_list and (text := _written(node.args)) not in map(_joined, FORMS[node.name]):
                 problems.append(f"{path}:{node.lineno}: {_wrong_form(node.name, f'({text})')}")
+            if any(isinstance(inner, ast.Yield | ast.YieldFrom) for inner in own_nodes(node.body)):
+                is_async = isinstance(node, ast.AsyncFunctionDef)
+                wrong = _wrong_generator(node.name, is_async=is_async, decoupled=decoupled)
+                problems += [f"{path}:{node.lineno}: {wrong}"] if wrong else []
         elif not found:
             found = _may_bind_hook(node)
     return problems if found else [*problems, f"{path}: {_neither(path)}"]

@@ -11,29 +11,21 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
 from penstock.batching.spec import HookSpec
 
-from .call import Call, MovedError, log, refusal, tell
+from .call import Call, MovedError, Owner, log, refusal, tell
 from .interrupt import interrupt
 from .loading import POST, PRE, HookFunction, HookModule
 
+if TYPE_CHECKING:
+    from .pull import Pull
+
 LOAD_LIMIT_S = 300.0
 """A hook file that takes longer to load has failed. Files may fetch encoders and vocabularies as they load."""
-
-
-class Owner(Protocol):
-    """Whoever keeps replicas. Threads: called on the event loop."""
-
-    def freed(self, replica: Replica) -> None:
-        """Hear that the replica was given back, and that no hook of it runs any more."""
-
-    def lost(self, replica: Replica) -> None:
-        """Hear that the replica hangs, or that its thread has ended."""
-
 
 _LOAD = "load"
 _RETRY_NS = 100_000_000
@@ -46,8 +38,10 @@ class Replica:
 
     Invariant: every call's future is settled, exactly once: by the hook's result or error, by the limit, by
     `MovedError`, or by its own cancellation.
-    Threads: the event loop's, but for what `_main` calls; `_lock` decides between a hook that ends and a limit that
-    strikes. An `async` hook runs on an asyncio loop that this thread keeps running, so its tasks live on between calls.
+    `yields`, once `ready`: its post_inference is a generator function. `pulls` are the generators that it has begun.
+    Threads: the event loop's, but for what `_main` calls and `pulls`; `_lock` decides between a hook that ends and a
+    limit that strikes. An `async` hook runs on an asyncio loop that this thread keeps running, so that its tasks live
+    on between calls.
     """
 
     def __init__(self, model: Model, spec: HookSpec, loop: asyncio.AbstractEventLoop, owner: Owner) -> None:
@@ -69,9 +63,11 @@ class Replica:
         self._ended = False
         self._stopping = False
         self._leaving = False
+        self.yields = False
+        self.pulls: set[Pull] = set()
         self.waiting = 0
         self._load = Call(_LOAD, None, self._bound, 0, "")
-        self.ready = self._submit(self._load)
+        self.ready = self.submit(self._load)
         self._thread = threading.Thread(target=self._main, name=f"hooks-{model.name}/{model.version}", daemon=True)
         self._thread.start()
 
@@ -97,16 +93,18 @@ class Replica:
         """Whether it was abandoned and its thread still runs."""
         return self._abandoned and self._thread.is_alive()
 
-    async def call(self, call: Call) -> Any:
-        """Run one hook. Cancelling the awaiting task lets a hook that runs run on, and skips one that waits.
+    @property
+    def awaited(self) -> bool:
+        """Whether a call waits for the one that runs to end."""
+        return not self._calls.empty()
 
-        Raises: InferError; MovedError.
+    def submit(self, call: Call) -> asyncio.Future[Any]:
+        """Have one hook run; cancelling its future lets a hook that runs run on, and skips one that waits.
+
+        Raises: MovedError.
         """
         if not self.serves:
             raise MovedError
-        return await self._submit(call)
-
-    def _submit(self, call: Call) -> asyncio.Future[Any]:
         call.future = self._loop.create_future()
         self.waiting += 1
         self._calls.put(call)
@@ -180,7 +178,7 @@ class Replica:
         if running is None:
             return self._limit_ns
         limit_ns = int(LOAD_LIMIT_S * 1e9) if running is self._load else self._limit_ns
-        left_ns = running.start_ns + limit_ns - now_ns
+        left_ns = running.since_ns + limit_ns - now_ns
         if left_ns > 0:
             return left_ns
         return 0 if self._abandon(running, limit_ns) and self._interrupted() else _RETRY_NS
@@ -240,7 +238,7 @@ class Replica:
             if call is None or not self._begin(call):
                 return
             try:
-                module = HookModule(self._spec.path)
+                module = HookModule(self._spec.path, decoupled=self._model.spec.decoupled)
                 call.finish(module)
             except InferError as error:
                 call.error = error
@@ -257,6 +255,8 @@ class Replica:
                 log("the thread of the hooks ended", {"model": self._model.name}, error)
         finally:
             self._nudge = None
+            for pull in tuple(self.pulls):
+                pull.abandon()
             if module is not None:
                 module.close()
             self._ended = True
@@ -265,6 +265,7 @@ class Replica:
     def _bound(self, module: HookModule) -> None:
         """Give each hook the arguments that stay the same on every call of this replica."""
         metadata = copy.deepcopy(dict(self._spec.metadata))
+        self.yields = module.yields
         self._functions = {
             PRE: module.bind(PRE, list(self._model.node_inputs), metadata),
             POST: module.bind(POST, list(self._model.node_outputs), metadata),
@@ -274,7 +275,7 @@ class Replica:
         while (call := self._calls.get()) is not None:
             if self._begin(call):
                 try:
-                    call.result = call.finish(self._functions[call.hook](call.value, call.parameters))  # type: ignore[misc]
+                    call.result = call.finish(call.invoke(self._functions))
                 except BaseException as error:  # noqa: BLE001 - sys.exit in a hook harms its own request only
                     self._refuse(call, error)
             if not self._end(call):
@@ -301,7 +302,7 @@ class Replica:
                 return
             if self._begin(call):
                 try:
-                    result = self._functions[call.hook](call.value, call.parameters)  # type: ignore[misc]
+                    result = call.invoke(self._functions)
                     call.result = call.finish(await result if inspect.isawaitable(result) else result)
                 except BaseException as error:  # noqa: BLE001 - as in _serve
                     self._refuse(call, error)
@@ -316,7 +317,7 @@ class Replica:
         if call.deadline_ns and now_ns >= call.deadline_ns:
             call.error = InferError(Code.EXPIRED, "Request timeout expired")
             return False
-        call.start_ns = now_ns
+        call.start_ns = call.since_ns = now_ns
         self._running = call
         return True
 

@@ -9,8 +9,9 @@ import asyncio
 import logging
 import time
 from collections import deque
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
@@ -18,6 +19,7 @@ from penstock.batching.spec import HookSpec
 from penstock.batching.statistics import OTHER
 
 from .call import Call, MovedError
+from .pull import Answer, Pull
 from .replica import Replica
 from .writes import written_globals
 
@@ -26,6 +28,7 @@ MAX_HANGING = 8
 """Abandoned replicas whose threads have not ended; past that many, no fresh one is made until one of them ends."""
 
 logger = logging.getLogger("penstock.hooks")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,15 +251,22 @@ class Passage:
 
         Raises: InferError.
         """
+        return await self._on_replica(call, lambda replica: replica.submit(call))
+
+    async def next(self, pull: Pull) -> Answer | None:
+        """Give what the request's hook yields next, None after the last. Raises: InferError."""
+        return await self._on_replica(pull, pull.next)
+
+    async def _on_replica(self, call: Call, work: Callable[[Replica], Awaitable[T]]) -> T:
         start_ns = time.monotonic_ns()
         try:
             while True:
                 if self._replica is None:
                     self._replica = self._replicas.take() or await self._replicas.wait(call.deadline_ns)
                 try:
-                    result = await self._replica.call(call)
+                    result = await work(self._replica)
                 except MovedError:
-                    if self._begun and not self._replicas.shared:
+                    if call.begun or (self._begun and not self._replicas.shared):
                         # what pre_inference left in that replica's globals has gone with it
                         text = f"the hooks of model '{self._model.name}' ended their thread"
                         raise InferError(Code.INTERNAL, text) from None

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
 from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
+from penstock.batching.answers import AnswerStatistics
 from penstock.batching.model import Model
 from penstock.batching.request import NO_TERMS, Terms
 from penstock.batching.spec import HookSpec
@@ -20,7 +23,9 @@ from .call import Call
 from .convert import to_inputs, to_prediction, to_tensors
 from .encode import to_json
 from .loading import POST, PRE
-from .replicas import Replicas, plan
+from .order import Order
+from .pull import Answer, Pull
+from .replicas import Passage, Replicas, plan
 from .siblings import FolderOnPath
 
 Parameters = Mapping[str, Any] | None
@@ -28,6 +33,12 @@ Parameters = Mapping[str, Any] | None
 
 _BIG = 4096
 """Values from which converting them is worth a thread, where no hook's thread does it: some 100 us to and from JSON."""
+
+_NOT_ONE = (
+    "expects model to produce exactly 1 response, use generate stream for model that may generate various number of "
+    "responses"
+)
+"""Source: Triton server, http_server.cc."""
 
 logger = logging.getLogger("penstock.hooks")
 
@@ -49,18 +60,41 @@ class Inference(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """One way to answer: what to make of a hook's result, or of the outputs `wanted` where there is no hook."""
+    """One way to answer: what to make of a hook's result, or of the outputs `wanted` where there is no hook.
 
+    `asked_as` is the call that wants one answer in this way.
+    """
+
+    asked_as: str
     of_result: Callable[[Any], Any]
     of_outputs: Callable[[list[Any]], Any]
     wanted: tuple[int, ...] | None
+
+
+@dataclass(slots=True)
+class _Trip:
+    """What goes with one request from its sample to its answer. Units: `start_ns` is monotonic."""
+
+    request_id: str
+    terms: Terms
+    parameters: dict[str, Any]
+    passage: Passage | None = None
+    start_ns: int = field(default_factory=time.monotonic_ns)
+
+    @property
+    def held(self) -> Passage:
+        """The way through the replicas of one whose model has hooks."""
+        if self.passage is None:
+            raise InferError(Code.INTERNAL, "hooks without replicas")
+        return self.passage
 
 
 class Hooks:
     """One loaded model with its hooks, or without any: then a sample goes to the model as it is.
 
     Invariant: a replica that writes globals handles one request at a time, from before pre_inference until after
-    post_inference, while other replicas' requests share the model's batches.
+    post_inference or its last answer, while other replicas' requests share the model's batches.
+    `yields`: post_inference is a generator function, so that a request may have any number of answers.
     Threads: the event loop's; hooks run on their replicas' threads only.
     """
 
@@ -70,16 +104,22 @@ class Hooks:
         self._replicas: Replicas | None = None
         self._on_path: FolderOnPath | None = None
         names = [spec.name for spec in model.signature.outputs]
-        self._as_json = _Form(to_json, lambda outputs: to_json(to_prediction(outputs, model.signature)), None)
+        self._as_json = _Form(
+            "predict", to_json, lambda outputs: to_json(to_prediction(outputs, model.signature)), None
+        )
         self._as_tensors = _Form(
+            "generate",
             lambda result: to_tensors(result, model.signature),
             lambda outputs: {names[at]: output for at, output in zip(model.all_outputs, outputs, strict=True)},
             model.all_outputs,
         )
+        self._counted = AnswerStatistics()
+        self._order = Order()
         self._in_flight = 0
         self._drained: asyncio.Event | None = None
         self.has_pre = False
         self.has_post = False
+        self.yields = False
 
     @classmethod
     async def load(cls, engine: Inference, model: Model) -> Hooks:
@@ -104,7 +144,9 @@ class Hooks:
             on_path.close()
             raise
         self._on_path = on_path
-        self.has_pre, self.has_post = first.has_pre, first.has_post
+        self.has_pre, self.has_post, self.yields = first.has_pre, first.has_post, first.yields
+        if self.yields:
+            self._model.statistics.answers = self._counted
         replicas.leave(first)
         self._replicas = replicas
         logger.info("hooks of %s: %s", self._model.name, decided.reason, extra={"model": self._model.name})
@@ -147,31 +189,112 @@ class Hooks:
         answer: dict[str, Array] = await self._pass(dict(inputs), self._as_tensors, request_id, terms, parameters)
         return answer
 
+    async def stream(
+        self, inputs: Mapping[str, Array], request_id: str = "", terms: Terms = NO_TERMS, parameters: Parameters = None
+    ) -> AsyncGenerator[Answer, None]:
+        """Take tensors by name; give each answer as it comes: what post_inference yields, or the one that there is.
+
+        To be closed by who does not take all of them, which closes the user's generator too.
+        Ownership: as `infer`. Raises: InferError, when the answers before it have been given.
+        """
+        if not self.yields:
+            yield Answer(await self.infer(inputs, request_id, terms, parameters), final=True)
+            return
+        form = self._as_tensors
+        trip = _Trip(request_id, terms, dict(parameters or {}))
+        with self._admitted() as trip.passage:
+            outputs = await self._run(dict(inputs), form, trip)
+            async with contextlib.aclosing(self._pull(outputs, form, trip)) as answers:
+                async for answer in answers:
+                    yield answer
+
+    async def _pull(self, outputs: list[Any], form: _Form, trip: _Trip) -> AsyncGenerator[Answer, None]:
+        """Give what post_inference yields for a prediction, and count it."""
+        counted, number = self._counted, 0
+        pull = Pull(to_prediction(outputs, self._model.signature), form.of_result, trip.request_id)
+        pull.parameters = trip.parameters
+        since_ns = time.monotonic_ns()
+        try:
+            while (answer := await trip.held.next(pull)) is not None:
+                if not number:
+                    self._model.statistics.record_first_response(time.monotonic_ns() - trip.start_ns)
+                counted.record(number, answer.infer_ns, answer.output_ns, failed=answer.error is not None)
+                number += 1
+                since_ns = time.monotonic_ns()
+                yield answer
+            counted.record_none(number, pull.ended_ns)
+        except InferError:
+            counted.record(number, time.monotonic_ns() - since_ns, 0, failed=True)
+            raise
+        except (asyncio.CancelledError, GeneratorExit):
+            counted.record_cancelled(number, time.monotonic_ns() - since_ns)
+            raise
+        finally:
+            pull.close()
+
     async def _pass(self, sample: Any, form: _Form, request_id: str, terms: Terms, parameters: Parameters) -> Any:
         """Carry one request from its sample to its answer."""
-        model = self._model
         # those of a request whose like is remembered are every such request's
-        own = dict(parameters or {})
+        trip = _Trip(request_id, terms, dict(parameters or {}))
+        with self._admitted() as trip.passage:
+            outputs = await self._run(sample, form, trip)
+            if self.yields:
+                return await self._only(outputs, form, trip)
+            if trip.passage is not None and self.has_post:
+                prediction = to_prediction(outputs, self._model.signature)
+                # a deadline is for waiting: what the model has run for is finished
+                call = Call(POST, prediction, form.of_result, 0, request_id)
+                call.parameters = trip.parameters
+                return await trip.passage.call(call)
+            return await _converted(form.of_outputs, outputs, _is_big(outputs))
+
+    async def _run(self, sample: Any, form: _Form, trip: _Trip) -> list[Any]:
+        """Carry a request through pre_inference and its model."""
+        said = trip.terms.sequence
+        if said is None or self._model.spec.sequence is None:
+            inputs = await self._prepared(sample, trip)
+        else:
+            turn = self._order.turn(said.id)
+            try:
+                inputs = await self._prepared(sample, trip)
+                await turn.come()
+            finally:
+                # the next one wakes after this one is in the queue
+                turn.pass_on()
+        wanted = None if self.has_post else form.wanted
+        return await self._engine.infer(self._model, inputs, wanted=wanted, terms=trip.terms, id=trip.request_id)
+
+    async def _prepared(self, sample: Any, trip: _Trip) -> list[Array | None]:
+        if trip.passage is None or not self.has_pre:
+            return await _converted(self._inputs, sample, _is_big(sample))  # type: ignore[no-any-return]
+        call = Call(PRE, sample, self._inputs, trip.terms.deadline_ns, trip.request_id)
+        call.parameters = trip.parameters
+        return await trip.passage.call(call)  # type: ignore[no-any-return]
+
+    async def _only(self, outputs: list[Any], form: _Form, trip: _Trip) -> Any:
+        """Give the one answer of a post_inference that yields. Raises: InferError, where there are more or none."""
+        found: Answer | None = None
+        not_one = InferError(Code.INTERNAL, f"{form.asked_as} {_NOT_ONE}")
+        async with contextlib.aclosing(self._pull(outputs, form, trip)) as answers:
+            async for answer in answers:
+                if answer.error is not None:
+                    raise answer.error
+                if found is not None:
+                    raise not_one
+                found = answer
+        if found is None:
+            raise not_one
+        return found.outputs
+
+    @contextlib.contextmanager
+    def _admitted(self) -> Iterator[Passage | None]:
+        """Count a request in, and give its way through the replicas, where there are any. Raises: InferError."""
         if self._drained is not None:
-            raise InferError(Code.NOT_READY, f"model '{model.name}' is being unloaded")
+            raise InferError(Code.NOT_READY, f"model '{self._model.name}' is being unloaded")
         passage = None if self._replicas is None else self._replicas.admit()
         self._in_flight += 1
         try:
-            if passage is not None and self.has_pre:
-                call = Call(PRE, sample, self._inputs, terms.deadline_ns, request_id)
-                call.parameters = own
-                inputs = await passage.call(call)
-            else:
-                inputs = await _converted(self._inputs, sample, _is_big(sample))
-            wanted = None if self.has_post else form.wanted
-            outputs = await self._engine.infer(model, inputs, wanted=wanted, terms=terms, id=request_id)
-            if passage is not None and self.has_post:
-                prediction = to_prediction(outputs, model.signature)
-                # a deadline is for waiting: what the model has run for is finished
-                call = Call(POST, prediction, form.of_result, 0, request_id)
-                call.parameters = own
-                return await passage.call(call)
-            return await _converted(form.of_outputs, outputs, _is_big(outputs))
+            yield passage
         finally:
             if passage is not None:
                 passage.leave()

@@ -6,17 +6,22 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from penstock.backends.backend import Loader
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import TensorSpec
 from penstock.batching.completion import complete
 from penstock.batching.invariance import probe
+from penstock.batching.opening import complete_ensemble
 from penstock.batching.spec import ModelSpec, PaddedAxis
+from penstock.batching.steps import link
 from penstock.server.hooks.loading import check_file
 from penstock.server.hooks.replicas import plan
 
 from .findings import Finding
+from .order import put_in_order
 from .scan import Defaults, Entry, scan
 from .statement import shown
 
@@ -59,21 +64,41 @@ def check(
     """
     report = Report()
     entries, report.findings = scan(paths, defaults or Defaults())
-    for entry in entries:
+    order, _ = put_in_order({entry.name: entry.needs for entry in entries})
+    for entry in sorted(entries, key=lambda entry: order.index(entry.name)):
         report.findings += entry.findings
         for spec in entry.specs:
             try:
-                done, report.invariance[spec.path] = _completed(spec, loaders, invariance)
+                if spec.ensemble is not None:
+                    done = _linked(spec, report.specs)
+                else:
+                    done, report.invariance[spec.path] = _completed(spec, loaders, invariance)
             except InferError as error:
                 path, line = _place(entry, spec.path, error.message)
                 report.findings.append(Finding(path, error.message, line, model=spec.name, version=spec.version))
                 continue
-            problems = check_file(spec.hooks.path) if spec.hooks is not None else []
+            problems = check_file(spec.hooks.path, decoupled=spec.decoupled) if spec.hooks is not None else []
             found = [_placed(done, problem) for problem in problems]
             report.findings += [finding for finding in found if finding not in report.findings]
             if not found:
                 report.specs.append(done)
     return report
+
+
+def _linked(spec: ModelSpec, others: list[ModelSpec]) -> ModelSpec:
+    """Complete an ensemble whose models are among those completed before. Raises: InferError."""
+    done = complete_ensemble(spec)
+
+    def find(name: str, version: str) -> Any:
+        found = [other for other in others if other.name == name and version in {"", str(other.version)}]
+        if not found:
+            raise InferError(Code.NOT_FOUND, f"'{name}' is not found")
+        last = max(found, key=lambda other: other.version)
+        return SimpleNamespace(spec=last, signature=last.signature)
+
+    if done.signature is not None:
+        link(done, done.bound or done.signature, find)
+    return done
 
 
 def _place(entry: Entry, path: Path, message: str) -> tuple[Path, int]:
@@ -106,7 +131,8 @@ def _placed(spec: ModelSpec, problem: str) -> Finding:
 
 
 def _described(spec: ModelSpec, invariance: str) -> str:
-    lines = [f"{spec.name} version {spec.version}, {spec.backend}, {spec.path}"]
+    kind = "ensemble" if spec.ensemble is not None else spec.backend
+    lines = [f"{spec.name} version {spec.version}, {kind}, {spec.path}"]
     if spec.signature is not None:
         lines += _columns("inputs", [_tensor(tensor) for tensor in spec.signature.inputs])
         lines += _columns("outputs", [_tensor(tensor) for tensor in spec.signature.outputs])
@@ -114,6 +140,9 @@ def _described(spec: ModelSpec, invariance: str) -> str:
     lines += [line for axis in spec.padding for line in _columns("padding", [_padding(axis)])]
     if invariance:
         lines += _columns("invariance", [invariance])
+    if spec.ensemble is not None:
+        lines += _columns("steps", [f"{step.model} {step.version or 'latest'}" for step in spec.ensemble.steps])
+        return "\n".join(lines)
     groups = "; ".join(shown(group) for group in spec.instances)
     budget = f", at most {spec.memory_budget_bytes >> 20} MB" if spec.memory_budget_bytes else ""
     lines += _columns("instances", [groups + budget])

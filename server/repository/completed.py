@@ -7,7 +7,9 @@ from typing import Any
 from penstock.backends.signature import TensorSpec
 from penstock.batching.spec import ModelSpec
 
+from .fields import sequences
 from .fields.identity import BACKEND
+from .fields.instances import group_name
 from .fields.optimization import PARAMETERS
 from .pbtxt import model_config_pb2
 from .statement import OPTIONS
@@ -22,15 +24,15 @@ def completed(declared: Any, spec: ModelSpec, platform: str) -> Any:
     """
     config = model_config_pb2().ModelConfig()
     config.CopyFrom(declared)
-    config.name, config.platform, config.backend = spec.name, platform, spec.backend or BACKEND
+    config.name, config.platform = spec.name, platform
+    config.backend = "" if spec.ensemble is not None else spec.backend or BACKEND
     config.max_batch_size = spec.policy.max_batch_rows or 0
     signature = spec.signature
     if signature is not None:
         _tensors(config.input, signature.inputs, signature.batched)
         _tensors(config.output, signature.outputs, signature.batched)
     _batching(config, spec)
-    for said in config.instance_group:
-        said.count = said.count or 1
+    _instances(config, spec)
     if not config.instance_group:
         for number, group in enumerate(spec.instances):
             kind = "KIND_CPU" if group.devices == ("cpu",) else "KIND_GPU"
@@ -43,6 +45,18 @@ def completed(declared: Any, spec: ModelSpec, platform: str) -> Any:
     if "graph_optimization_level" in spec.options:
         config.optimization.graph.level = _GRAPH_LEVELS[spec.options["graph_optimization_level"]]
     return config
+
+
+def _instances(config: Any, spec: ModelSpec) -> None:
+    """Complete the groups that were declared: names, counts, the kind that KIND_AUTO was, and its GPUs."""
+    for number, said in enumerate(config.instance_group):
+        said.name = group_name(spec.name, number, said)
+        said.count = said.count or 1
+        devices = [device for group in spec.instances if group.number == number for device in group.devices]
+        gpus = [int(device.partition(":")[2]) for device in devices if device != "cpu"]
+        if said.kind == said.KIND_AUTO:
+            said.kind = said.KIND_GPU if gpus else said.KIND_CPU
+        said.gpus[:] = gpus
 
 
 def _tensors(field: Any, tensors: tuple[TensorSpec, ...], batched: bool) -> None:
@@ -63,19 +77,34 @@ def _tensors(field: Any, tensors: tuple[TensorSpec, ...], batched: bool) -> None
 
 
 def _batching(config: Any, spec: ModelSpec) -> None:
-    """Report dynamic batching exactly where requests are batched: perf_analyzer tells by its presence."""
-    policy = spec.policy
-    if not policy.max_batch_rows or policy.max_batch_rows < 2:
+    """Report dynamic batching where requests are batched, declared or not: perf_analyzer tells by its presence.
+
+    One whose requests run alone has it only if levels or policies were declared, which hold all the same. They are
+    reported as they were declared.
+    """
+    policy, kind = spec.policy, config.WhichOneof("scheduling_choice")
+    rows = policy.max_batch_rows or 0
+    if kind == "sequence_batching":
+        sequences.report(config, rows)
+    if kind not in {None, "dynamic_batching"}:
+        return
+    if rows < 2 and not _queues(config.dynamic_batching):
         config.ClearField("dynamic_batching")
         return
     batching = config.dynamic_batching
-    batching.preferred_batch_size[:] = policy.preferred_rows or (policy.max_batch_rows,)
+    batching.preferred_batch_size[:] = policy.preferred_rows or ((rows,) if rows else ())
     batching.max_queue_delay_microseconds = policy.max_queue_delay_us
     if policy.default_timeout_us or policy.max_queue_requests or batching.HasField("default_queue_policy"):
         queue = batching.default_queue_policy
+        queue.timeout_action = queue.DELAY if policy.timeout_delays else queue.REJECT
         queue.default_timeout_microseconds = policy.default_timeout_us
         queue.max_queue_size = policy.max_queue_requests
         queue.allow_timeout_override = policy.allow_timeout_override
+
+
+def _queues(batching: Any) -> bool:
+    """Tell whether something is declared of how requests wait."""
+    return bool(batching.priority_levels or batching.preserve_ordering or batching.HasField("default_queue_policy"))
 
 
 def to_json(message: Any) -> dict[str, Any]:

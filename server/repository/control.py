@@ -10,14 +10,16 @@ import asyncio
 import logging
 import weakref
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.backends.errors import Code, InferError
 from penstock.server.settings import Settings
 
 from . import overrides
+from .dependents import Dependents, Locks
 from .findings import Finding
+from .order import put_in_order
 from .repository import Repository
 from .scan import Entry
 from .states import State
@@ -61,7 +63,8 @@ class ModelControl:
         self._repository = repository
         self._choices = choices or Choices()
         self._transitions = Transitions(engine, self._choices.threads, self._choices.retries)
-        self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+        self._locks: Locks = weakref.WeakValueDictionary()
+        self._dependents = Dependents(repository, self._transitions, self._locks)
 
     @property
     def allowed(self) -> bool:
@@ -93,25 +96,58 @@ class ModelControl:
         entries, stray, prints = await asyncio.to_thread(self._repository.scan)
         self._repository.note(entry.name for entry in entries)
         _log(stray)
-        await asyncio.gather(*(self._start_one(entry, prints.get(entry.name, b"")) for entry in entries))
+        await self._bring_in_order([(entry, prints.get(entry.name, b"")) for entry in entries], whole=False)
+        for record in self._repository.records.values():
+            record.asked = True
         return [str(finding) for finding in stray if finding.mistake]
 
     async def _start_named(self) -> list[str]:
         self._repository.note(await asyncio.to_thread(self._repository.names))
-        names = dict.fromkeys(self._choices.names)
-        read = [await asyncio.to_thread(self._repository.read, name) for name in names]
-        await asyncio.gather(*(self._start_one(entry, print_) for entry, print_ in read if entry is not None))
-        missing = [name for name, (entry, _) in zip(names, read, strict=True) if entry is None]
+        names = list(dict.fromkeys(self._choices.names))
+        asked, missing = set(names), []
+        found: list[tuple[Entry, bytes]] = []
+        # names grows: what an ensemble needs is loaded with it
+        for name in names:
+            entry, print_ = await asyncio.to_thread(self._repository.read, name)
+            if entry is not None:
+                found.append((entry, print_))
+                names += sorted(entry.needs.difference(names))
+            elif name in asked:
+                missing.append(name)
+        await self._bring_in_order(found, whole=False)
+        for name in asked.intersection(self._repository.records):
+            self._repository.records[name].asked = True
         reasons = [str(LoadFailedError(name, {}, unread=True)) for name in missing]
         for reason in reasons:
             logger.error("%s", reason)
         return reasons
 
-    async def _start_one(self, entry: Entry, print_: bytes) -> None:
-        _log(entry.findings)
-        record = self._repository.record(entry.name)
-        record.fingerprint = print_
-        await self._transitions.try_up(record, entry, whole=False)
+    async def _bring_in_order(self, read: Iterable[tuple[Entry, bytes]], *, whole: bool) -> None:
+        """Bring up what was read, each model as soon as those that it needs have been; `whole`, if it serves."""
+        found = {entry.name: (entry, print_) for entry, print_ in read}
+        known = {name: record.needs for name, record in self._repository.records.items()}
+        order, circles = put_in_order(known | {name: entry.needs for name, (entry, _) in found.items()})
+        begun: dict[str, asyncio.Task[None]] = {}
+        for name in order:
+            if name not in found:
+                continue
+            entry, print_ = found[name]
+            before = [] if name in circles else [begun[other] for other in entry.needs if other in begun]
+            if name in circles:
+                entry = replace(entry, specs=(), findings=(*entry.findings, Finding(entry.path, circles[name])))
+            begun[name] = asyncio.create_task(self._bring_one(entry, print_, before, whole=whole))
+        await asyncio.gather(*begun.values())
+
+    async def _bring_one(self, entry: Entry, print_: bytes, before: list[asyncio.Task[None]], *, whole: bool) -> None:
+        if before:
+            await asyncio.wait(before)
+        async with self._locks.setdefault(entry.name, asyncio.Lock()):
+            _log(entry.findings)
+            record = self._repository.record(entry.name)
+            record.fingerprint = print_
+            gone = await self._transitions.try_up(record, entry, whole=whole and bool(record.ready))
+        if whole and gone is not None:
+            await gone
 
     # -- as asked ----------------------------------------------------------------------------------------------
 
@@ -137,12 +173,13 @@ class ModelControl:
     async def unload(self, name: str, *, dependents: bool = False) -> None:
         """Take a model out of service. One that is not loaded is no error, as in Triton.
 
-        `dependents` means the same: there are no models of models.
+        An ensemble that needs it goes too, and comes back when it does. `dependents`: of an ensemble, those that it
+        needs go with it, but for what was loaded by its own name and what another one needs, as in Triton.
         Returns: when it is gone; what it had accepted is finished first. Raises: InferError (NOT_READY, INVALID).
         """
         self._refuse_unless_allowed()
         overrides.check_name(name)
-        await self._transitions.finish(self._unload(name))
+        await self._transitions.finish(self._unload(name, dependents=dependents))
 
     def _refuse_unless_allowed(self) -> None:
         if not self.allowed:
@@ -155,28 +192,65 @@ class ModelControl:
         return self._repository.index(ready)
 
     async def _load(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
-        async with self._locks.setdefault(name, asyncio.Lock()):
-            said = None if config is None else await asyncio.to_thread(overrides.read_config, name, config)
+        said = None if config is None else await asyncio.to_thread(overrides.read_config, name, config)
+        if files:
+            entry, print_ = await self._brought(name, said, files), b""
+        else:
+            entry, print_ = await asyncio.to_thread(self._repository.read, name, said)
+        if entry is None:
+            raise LoadFailedError(name, {}, unread=True)
+        try:
+            await self._load_needs(entry, (name,))
+            gone = await self._load_entry(entry, print_, changed=said is not None)
+        except BaseException:
             if files:
-                entry, print_ = await self._brought(name, said, files), b""
-            else:
-                entry, print_ = await asyncio.to_thread(self._repository.read, name, said)
-                record = self._repository.records.get(name)
-                if said is None and record is not None and record.settled and record.fingerprint == print_:
-                    return
-            if entry is None:
-                raise LoadFailedError(name, {}, unread=True)
-            _log(entry.findings)
-            record = self._repository.record(name)
+                await self._transitions.remove(entry.path)
+            raise
+        self._repository.record(name).asked = True
+        if gone is not None:
+            await gone
+
+    async def _load_needs(self, entry: Entry, above: tuple[str, ...]) -> None:
+        """Load the models of an ensemble, as they are on disk now. Raises: LoadFailedError when it needs itself.
+
+        One that cannot be loaded is told when the ensemble misses it.
+        """
+        for name in sorted(entry.needs):
+            if name in above:
+                text = f"circular dependency between ensembles: {name} -> ... -> {entry.name} -> {name}"
+                raise LoadFailedError(entry.name, {0: text}, unread=True)
+            record = self._repository.records.get(name)
+            if record is not None and record.settled and not record.fingerprint:
+                # a request brought it, and it is not what is on disk
+                continue
+            found, print_ = await asyncio.to_thread(self._repository.read, name)
+            if found is None:
+                continue
+            await self._load_needs(found, (*above, name))
+            failed = None
             try:
-                gone = await self._transitions.bring_up(record, entry, whole=True)
-            except BaseException:
-                if files:
-                    await self._transitions.remove(entry.path)
-                raise
+                await self._load_entry(found, print_, changed=False)
+            except LoadFailedError as error:
+                failed = error
+            if failed is not None:
+                logger.error("%s", failed)
+
+    async def _load_entry(self, entry: Entry, print_: bytes, *, changed: bool) -> asyncio.Task[None] | None:
+        """Bring up what was read, unless that serves already. Returns: the retirement of what gave way, if any."""
+        async with self._locks.setdefault(entry.name, asyncio.Lock()):
+            record = self._repository.records.get(entry.name)
+            if not changed and record is not None and record.settled and print_ and record.fingerprint == print_:
+                return None
+            _log(entry.findings)
+            record = self._repository.record(entry.name)
+            gone = await self._transitions.bring_up(record, entry, whole=True)
             # what a request brought is not what is on disk
-            record.fingerprint = print_ if said is None else b""
-        await gone
+            record.fingerprint = b"" if changed else print_
+        if entry.needs:
+            # one of them may have gone since it was looked for
+            await self._dependents.revise_one(entry.name)
+        await self._dependents.revise(entry.name)
+        return gone
 
     async def _brought(self, name: str, config: Any, files: Mapping[str, bytes]) -> Entry | None:
         folder = await self._transitions.write(name, files)
@@ -187,13 +261,20 @@ class ModelControl:
             raise
         return entry
 
-    async def _unload(self, name: str) -> None:
+    async def _unload(self, name: str, *, dependents: bool) -> None:
         async with self._locks.setdefault(name, asyncio.Lock()):
             record = self._repository.records.get(name)
             if record is None:
                 return
             record.fingerprint = b""
+            needs = record.needs
+            record.asked, record.ensemble = False, None
             gone = self._transitions.take_down(record)
+        await self._dependents.revise(name)
+        if dependents:
+            await asyncio.gather(
+                *(self._unload(other, dependents=True) for other in needs if self._dependents.idle(other))
+            )
         await gone
 
     # -- as files change ---------------------------------------------------------------------------------------
@@ -207,7 +288,10 @@ class ModelControl:
             name for name, print_ in prints.items() if name not in records or records[name].fingerprint != print_
         ]
         missing = [name for name in records if name not in prints]
-        await asyncio.gather(*map(self._reload, changed), *map(self._forget, missing))
+        read = await asyncio.gather(*(asyncio.to_thread(self._repository.read, name) for name in changed))
+        found = [(entry, print_) for entry, print_ in read if entry is not None]
+        await asyncio.gather(self._bring_in_order(found, whole=True), *map(self._forget, missing))
+        await asyncio.gather(*map(self._dependents.revise, (*changed, *missing)))
 
     async def _poll_forever(self) -> None:
         while True:
@@ -216,18 +300,6 @@ class ModelControl:
                 await self.poll()
             except Exception:
                 logger.exception("polling the model repository failed")
-
-    async def _reload(self, name: str) -> None:
-        async with self._locks.setdefault(name, asyncio.Lock()):
-            entry, print_ = await asyncio.to_thread(self._repository.read, name)
-            if entry is None:
-                return
-            _log(entry.findings)
-            record = self._repository.record(name)
-            record.fingerprint = print_
-            gone = await self._transitions.try_up(record, entry, whole=bool(record.ready))
-        if gone is not None:
-            await gone
 
     async def _forget(self, name: str) -> None:
         async with self._locks.setdefault(name, asyncio.Lock()):

@@ -6,8 +6,7 @@ A model repository holds `<model>/<version>/model.onnx`, beside each version opt
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from penstock.batching.spec import DEFAULT_MAX_BATCH_ROWS, InstanceGroup, ModelSpec
 
 from . import statement as said
+from .fields.ensembles import is_foreign
 from .fields.identity import BACKEND
 from .findings import TWICE, Finding, MistakeError
 from .model_config import MODEL_FILE
@@ -22,10 +22,9 @@ from .model_config import read as read_config
 from .pbtxt import model_config_pb2, parse
 from .penstock_toml import read_toml
 from .statement import Statement
+from .versions import VERSION, choose, list_versions, say_policy
 
 CONFIG_FILE, NATIVE_FILE = "config.pbtxt", "penstock.toml"
-_VERSION = re.compile(r"[1-9][0-9]{0,18}")
-_NO_VERSIONS = frozenset({"__pycache__", "configs", "warmup"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +32,17 @@ class Defaults:
     """What the server decides where configurations are silent. `gpus`: those that are there, None if unknown.
 
     `config_name`: a model's configs/<config_name>.pbtxt, where there is one, stands in for its config.pbtxt.
+    `auto_complete`: whether inputs and outputs that are not declared are taken from the model.
+    `hold_requests`: so many have to wait, once, before a model with a scheduler runs anything. `hold_backlog`: and so
+    many for a place, of a model with sequences.
     """
 
     max_batch_rows: int = DEFAULT_MAX_BATCH_ROWS
     gpus: tuple[int, ...] | None = None
     config_name: str = ""
+    hold_requests: int = 0
+    hold_backlog: int = 0
+    auto_complete: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,12 @@ class Entry:
     config: Any = None
     findings: tuple[Finding, ...] = field(default=())
     places: Mapping[str, tuple[Path, int]] = field(default_factory=dict)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The models that it is made of, if it is an ensemble."""
+        steps = [step for spec in self.specs[:1] if spec.ensemble is not None for step in spec.ensemble.steps]
+        return frozenset(step.model for step in steps)
 
 
 def scan(paths: Iterable[Path], defaults: Defaults) -> tuple[list[Entry], list[Finding]]:
@@ -110,7 +121,7 @@ def _is_model(place: Path) -> bool:
     if place.name.startswith(".") or _bad_name(place.name) is not None or not place.is_dir():
         return False
     return any((place / file).is_file() for file in (CONFIG_FILE, NATIVE_FILE)) or any(
-        _VERSION.fullmatch(inner.name) and inner.is_dir() for inner in place.iterdir()
+        VERSION.fullmatch(inner.name) and inner.is_dir() for inner in place.iterdir()
     )
 
 
@@ -148,7 +159,7 @@ def _unique(entries: list[Entry]) -> list[Entry]:
 
 
 def _repository(root: Path, defaults: Defaults) -> tuple[list[Entry], list[Finding]]:
-    if (root / CONFIG_FILE).is_file() or any(_VERSION.fullmatch(path.parent.name) for path in root.glob("*/*.onnx")):
+    if (root / CONFIG_FILE).is_file() or any(VERSION.fullmatch(path.parent.name) for path in root.glob("*/*.onnx")):
         return [], [Finding(root, f"is the folder of one model; give the folder that holds it: {root.parent}")]
     entries: list[Entry] = []
     findings: list[Finding] = []
@@ -195,7 +206,7 @@ def _file(path: Path, defaults: Defaults) -> tuple[list[Entry], list[Finding]]:
         if name in stated.values
     ]
     config = model_config_pb2().ModelConfig(name=path.stem, default_model_filename=path.name)
-    _say_versions(config, Statement(path))
+    say_policy(config, Statement(path))
     spec = _spec(path.stem, path, stated, defaults)
     findings += _oversized(spec, stated)
     return [_entry(spec, stated, config, [(1, path)], findings)], []
@@ -204,7 +215,7 @@ def _file(path: Path, defaults: Defaults) -> tuple[list[Entry], list[Finding]]:
 def read_folder(folder: Path, defaults: Defaults, given: Any = None) -> Entry | None:
     """Read one model's folder; None if it is not one. `given`: the ModelConfig to take for what config.pbtxt says."""
     findings: list[Finding] = []
-    versions = _versions(folder, findings)
+    versions = list_versions(folder, findings)
     file = folder / "configs" / f"{defaults.config_name}.pbtxt"
     if not defaults.config_name or not file.is_file():
         file = folder / CONFIG_FILE
@@ -226,14 +237,28 @@ def read_folder(folder: Path, defaults: Defaults, given: Any = None) -> Entry | 
         findings.append(error.finding)
     filename = stated.get("model.file", MODEL_FILE)
     config.name, config.default_model_filename = folder.name, filename
-    _say_versions(config, stated)
+    say_policy(config, stated)
     spec = _spec(folder.name, folder, stated, defaults)
     findings += _oversized(spec, stated)
+    if spec.ensemble is not None:
+        config.default_model_filename = ""
+        findings += _foreign(stated)
     if any(finding.mistake for finding in findings):
         return _entry(spec, stated, config, [], findings)
-    chosen = _chosen(folder, stated, versions, findings)
+    chosen = choose(folder, stated, versions, findings)
+    if spec.ensemble is not None:
+        return _entry(spec, stated, config, [(version, folder / str(version)) for version in chosen], findings)
     located = [(version, path) for version in chosen if (path := _located(folder, version, filename, findings))]
     return _entry(spec, stated, config, located, findings)
+
+
+def _foreign(stated: Statement) -> list[Finding]:
+    """Find what penstock.toml says of an ensemble that means nothing for one."""
+    return [
+        stated.mistake(name, f"{name} means nothing for an ensemble")
+        for name in stated.values
+        if is_foreign(name) and stated.places.get(name, (stated.path, 0))[0].name == NATIVE_FILE
+    ]
 
 
 def _native(path: Path, findings: list[Finding]) -> Statement:
@@ -243,32 +268,6 @@ def _native(path: Path, findings: list[Finding]) -> Statement:
         stated, more = Statement(path), [error.finding]
     findings += more
     return stated
-
-
-def _versions(folder: Path, findings: list[Finding]) -> list[int]:
-    versions: list[int] = []
-    for path in sorted(folder.iterdir()):
-        if not path.is_dir() or path.name.startswith(".") or path.name in _NO_VERSIONS:
-            continue
-        if _VERSION.fullmatch(path.name) and int(path.name) < 2**63:
-            versions.append(int(path.name))
-        else:
-            text = "is ignored: a version folder's name is an integer above 0 without leading zeros"
-            findings.append(Finding(path, text, mistake=False))
-    return sorted(versions)
-
-
-def _chosen(folder: Path, stated: Statement, versions: Sequence[int], findings: list[Finding]) -> list[int]:
-    policy, detail = stated.get("model.versions", ("latest", 1))
-    if policy == "specific":
-        for version in sorted(set(detail) - set(versions)):
-            finding = stated.mistake("model.versions", f"version {version} of model '{folder.name}' is not there")
-            findings.append(replace(finding, version=version))
-        return [version for version in versions if version in detail]
-    if not versions:
-        text = f"at least one version must be available under the version policy of model '{folder.name}'"
-        findings.append(Finding(folder, text))
-    return list(versions) if policy == "all" else list(versions[-detail:])
 
 
 def _located(folder: Path, version: int, filename: str, findings: list[Finding]) -> Path | None:
@@ -284,16 +283,6 @@ def _located(folder: Path, version: int, filename: str, findings: list[Finding])
     return None
 
 
-def _say_versions(config: Any, stated: Statement) -> None:
-    policy, detail = stated.get("model.versions", ("latest", 1))
-    if policy == "all":
-        config.version_policy.all.SetInParent()
-    elif policy == "specific":
-        config.version_policy.specific.versions[:] = detail
-    else:
-        config.version_policy.latest.num_versions = detail
-
-
 def _spec(name: str, path: Path, stated: Statement, defaults: Defaults) -> ModelSpec:
     """Give what is said about all versions. `path` is the model's folder, or the file that is the model."""
     return ModelSpec(
@@ -303,7 +292,7 @@ def _spec(name: str, path: Path, stated: Statement, defaults: Defaults) -> Model
         backend=stated.get("model.backend", BACKEND),
         inputs=stated.get("inputs", ()),
         outputs=stated.get("outputs", ()),
-        policy=said.policy(stated, defaults.max_batch_rows),
+        policy=said.policy(stated, defaults.max_batch_rows, defaults.hold_requests),
         instances=stated.get("instances", (InstanceGroup(),)),
         memory_budget_bytes=stated.get("instances.memory_budget_mb", 0),
         padding=stated.get("padding", ()),
@@ -311,7 +300,7 @@ def _spec(name: str, path: Path, stated: Statement, defaults: Defaults) -> Model
         options=said.options(stated),
         labels=stated.get("labels", {}),
         metric_tags=stated.get("metrics.tags", ()),
-        sequence=stated.get("sequence"),
+        sequence=stated.get("sequence") and replace(stated.get("sequence"), hold_backlog=defaults.hold_backlog),
         ensemble=stated.get("ensemble"),
         batch_inputs=stated.get("batch_inputs", ()),
         batch_outputs=stated.get("batch_outputs", ()),
@@ -319,6 +308,7 @@ def _spec(name: str, path: Path, stated: Statement, defaults: Defaults) -> Model
         cached=stated.get("cached", False),
         decoupled=stated.get("decoupled", False),
         device_priority=stated.get("device_priority", 1.0),
+        auto_complete=defaults.auto_complete,
     )
 
 

@@ -6,7 +6,10 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .scan import Entry
 
 UNLOADED = "unloaded"
 
@@ -34,7 +37,8 @@ class VersionState:
     @property
     def wanted(self) -> bool:
         """Whether it is ready, or should be: what was unloaded keeps nobody from being ready."""
-        return self.state is not State.UNLOADING and not (self.state is State.UNAVAILABLE and self.reason == UNLOADED)
+        unloaded = self.reason == UNLOADED or self.reason.startswith(f"{UNLOADED}: ")
+        return self.state is not State.UNLOADING and not (self.state is State.UNAVAILABLE and unloaded)
 
 
 @dataclass(slots=True)
@@ -44,6 +48,8 @@ class Record:
     Invariant: a version that serves is READY, whatever becomes of the attempts to replace it.
     `config` is the ModelConfig as declared for what is served. `fingerprint` is that of its files when it was last
     read, empty when it came from elsewhere. `folder` holds the files of what is served if a request brought them.
+    `asked`: it was loaded by its name, or at start, and not because an ensemble needs it. `ensemble` is the Entry of an
+    ensemble that serves, or waits for the models that it needs.
     """
 
     name: str
@@ -51,6 +57,8 @@ class Record:
     config: Any = None
     fingerprint: bytes = b""
     folder: Path | None = None
+    asked: bool = False
+    ensemble: Entry | None = None
 
     def listed(self) -> list[VersionState]:
         """Give the versions in order."""
@@ -94,6 +102,11 @@ class Record:
             self._set(version, State.READY)
         return leaving
 
+    @property
+    def needs(self) -> frozenset[str]:
+        """The models without which it does not serve."""
+        return self.ensemble.needs if self.ensemble is not None else frozenset()
+
     def unload(self) -> list[VersionState]:
         """Let nothing serve. Returns: those that served before and are UNLOADING now."""
         leaving = self.serve(())
@@ -103,11 +116,11 @@ class Record:
         self.versions.pop(0, None)
         return leaving
 
-    def gone(self, leaving: Iterable[VersionState]) -> None:
-        """Note that versions have ended; of those loaded again meanwhile nothing changes."""
+    def gone(self, leaving: Iterable[VersionState], reason: str = UNLOADED) -> None:
+        """Note that versions have ended, and why; of those loaded again meanwhile nothing changes."""
         for held in leaving:
             if self.versions.get(held.version) is held:
-                self._set(held.version, State.UNAVAILABLE, UNLOADED)
+                self._set(held.version, State.UNAVAILABLE, reason)
 
     def _set(self, version: int, state: State, reason: str = "") -> VersionState:
         held = self.versions[version] = VersionState(version, state, reason)

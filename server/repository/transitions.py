@@ -18,7 +18,7 @@ from penstock.batching.spec import ModelSpec
 from . import overrides
 from .findings import TWICE
 from .scan import Entry
-from .states import Record, VersionState
+from .states import UNLOADED, Record, VersionState
 
 logger = logging.getLogger("penstock.repository")
 T = TypeVar("T")
@@ -60,6 +60,7 @@ class Transitions:
         self._retries = retries
         self._tasks: set[asyncio.Task[Any]] = set()
         self._folders: set[Path] = set()
+        self._ensembles: dict[str, list[Model]] = {}
 
     # -- coming and going --------------------------------------------------------------------------------------
 
@@ -85,12 +86,16 @@ class Transitions:
         if (whole and failures) or not opened:
             self._engine.retire(opened)
             record.give_up()
+            if not record.ready:
+                record.ensemble = entry if entry.needs and not unread else None
             if absent and not record.ready:
                 # nothing is taken away: whoever asks is told that there should be something
                 self._engine.publish(record.name, (), absent)
             raise LoadFailedError(record.name, failures, unread=unread)
         folder, record.folder = record.folder, entry.path if entry.path in self._folders else None
         record.config = entry.config
+        record.ensemble = entry if entry.needs else None
+        self._ensembles[record.name] = opened if entry.needs else []
         leaving = record.serve(int(model.version) for model in opened)
         for model in opened:
             logger.info("model %s version %s: ready", model.name, model.version)
@@ -129,17 +134,29 @@ class Transitions:
         await asyncio.gather(*map(open_one, entry.specs))
         return failures
 
-    def take_down(self, record: Record) -> asyncio.Task[None]:
+    def take_down(self, record: Record, reason: str = UNLOADED) -> asyncio.Task[None]:
         """Let nothing of a model serve. Returns: the retirement of what did."""
         leaving = record.unload()
         folder, record.folder = record.folder, None
-        return self.own(self._leave(record, leaving, self._engine.publish(record.name, ()), folder))
+        self._ensembles.pop(record.name, None)
+        return self.own(self._leave(record, leaving, self._engine.publish(record.name, ()), folder, reason))
+
+    def misfit(self, record: Record) -> str:
+        """Say why an ensemble cannot go on with the models that serve now; "" if it can, or is none."""
+        for model in self._ensembles.get(record.name, ()):
+            try:
+                if model.ensemble is not None:
+                    model.ensemble.check()
+            except InferError as error:
+                return error.message
+        return ""
 
     async def _leave(
-        self, record: Record, leaving: list[VersionState], retirement: asyncio.Task[None], folder: Path | None
-    ) -> None:
+        self, record: Record, leaving: list[VersionState], retirement: asyncio.Task[None], folder: Path | None,
+        reason: str = UNLOADED,
+    ) -> None:  # fmt: skip
         await asyncio.shield(retirement)
-        record.gone(leaving)
+        record.gone(leaving, reason)
         for held in leaving:
             logger.info("model %s version %d: unloaded", record.name, held.version)
         if folder is not None:

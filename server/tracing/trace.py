@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from penstock.batching.passage import Passage
+
 from .config import TENSORS
 
 if TYPE_CHECKING:
@@ -69,7 +71,8 @@ class TraceSink(Protocol):
 def stamps_of(batch: Batch, request: InferRequest, end_ns: int) -> tuple[tuple[str, int], ...]:
     """Give a request's stamps, under Triton's names."""
     start = (("REQUEST_START", request.start_ns), ("QUEUE_START", request.queue_ns))
-    if request.error is not None:
+    if request.error is not None or request.model.ensemble is not None or not batch.exec_end_ns:
+        # an ensemble runs nothing itself, its steps are traced as the requests they are; and what is found runs nowhere
         return (*start, ("REQUEST_END", end_ns))
     return (
         *start,
@@ -82,7 +85,9 @@ def stamps_of(batch: Batch, request: InferRequest, end_ns: int) -> tuple[tuple[s
 
 
 def context_of(carrier: Any) -> tuple[str, str]:
-    """Find the W3C context of what a request came on: an HTTP connection, or a gRPC call."""
+    """Find the W3C context of what a request came on: an HTTP connection, or a gRPC call; of a step, its ensemble's."""
+    while type(carrier) is Passage:
+        carrier = carrier.parent.context
     head = getattr(carrier, "head", None)
     if head is not None:
         header = head.header

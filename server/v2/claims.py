@@ -44,10 +44,13 @@ class Route:
     """One model as it is named in a path. `model` is right while `generation` is the Engine's.
 
     `counted` is whether it takes BYTES, whose elements are walked one by one in either form; `bulky` is whether its
-    answers may be so large that they are encoded on a thread.
+    answers may be so large that they are encoded on a thread; `hooked` is whether it takes the longer way, and
+    `decoupled` whether a request may have several answers.
     """
 
-    __slots__ = ("bulky", "counted", "encoder", "generation", "hooked", "layouts", "model", "name", "version")
+    __slots__ = (
+        "bulky", "counted", "decoupled", "encoder", "generation", "hooked", "layouts", "model", "name", "version",
+    )  # fmt: skip
 
     def __init__(self, name: str, version: str) -> None:
         self.name = name
@@ -56,6 +59,7 @@ class Route:
         self.model: Model | None = None
         self.encoder: Encoder | None = None
         self.hooked = False
+        self.decoupled = False
         self.layouts = Layouts()
         self.counted = False
         self.bulky = True

@@ -33,7 +33,7 @@ logger = logging.getLogger("penstock.server")
 
 # What is served today, in Triton's order; a client may rely on each of them.
 EXTENSIONS = (
-    "classification", "model_repository", "model_repository(unload_dependents)",
+    "classification", "sequence", "model_repository", "model_repository(unload_dependents)",
     "schedule_policy", "model_configuration", "system_shared_memory", "cuda_shared_memory",
     "binary_tensor_data", "parameters", "statistics",
     "trace", "logging",

@@ -1,17 +1,20 @@
 """The generate extension: tensors as plain members of a JSON object, answered so, at once or as server-sent events.
 
-Models answer once here, so generate_stream sends one event. Source: Triton's extension_generate.md, and
+generate_stream sends an event for each answer, as it comes. Source: Triton's extension_generate.md, and
 http_server.cc for how members become tensors.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import logging
 import math
+import secrets
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 from fastapi import Request, Response
@@ -28,11 +31,16 @@ from .routes import JSON, Route, asked, body_of
 from .tensors import from_json, to_json
 
 if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
     from penstock.backends.backend import Array
     from penstock.backends.signature import TensorSpec
     from penstock.batching.engine import Engine
     from penstock.server.hooks.runner import Hooks
     from penstock.server.http.limits import Limits
+
+T = TypeVar("T")
+logger = logging.getLogger("penstock.server")
 
 _EVENTS = "text/event-stream; charset=utf-8"
 _PARAMETERS = "parameters"
@@ -71,26 +79,28 @@ class Generate:
         model = self._engine.model(*asked(request))
         self._engine.hold(model)
         try:
-            answer = await _unless_gone(request, self._answer(model, *await self._call(model, request)))
+            answer = await _unless_gone(request.receive, self._answer(model, *await self._call(model, request)))
         finally:
             self._engine.release(model)
         return Response(answer, media_type=JSON)
 
     async def generate_stream(self, request: Request) -> Response:
-        """Answer with one event, which says so if inference fails."""
-        model, status = self._engine.model(*asked(request)), 200
-        self._engine.hold(model)
-        try:
+        """Answer with an event for each answer, and one that says so if inference fails."""
+        model = self._engine.model(*asked(request))
+        async with contextlib.AsyncExitStack() as until_answered:
+            self._engine.hold(model)
+            until_answered.callback(self._engine.release, model)
             call = await self._call(model, request)
+            answers = await until_answered.enter_async_context(contextlib.aclosing(self._answers(model, *call)))
             try:
-                answer = await _unless_gone(request, self._answer(model, *call))
+                # with the status goes whether it works at all, so that it waits for the first answer
+                first = await _unless_gone(request.receive, _first(answers))
             except InferError as error:
                 if error.code in _AT_THE_DOOR:
                     raise
-                status, answer = HTTP_STATUS[error.code], error_body(error.message)
-        finally:
-            self._engine.release(model)
-        return Response(b"data: " + answer + b"\n\n", status, headers={"content-type": _EVENTS})
+                return Response(_event(error), HTTP_STATUS[error.code], headers={"content-type": _EVENTS})
+            return _Events(first, answers, until_answered.pop_all())
+        raise InferError(Code.INTERNAL, "an exit stack that swallows errors")
 
     async def _call(self, model: Model, request: Request) -> tuple[str, dict[str, Array], said.Parameters]:
         """Read a request. Raises: InferError."""
@@ -107,14 +117,72 @@ class Generate:
     ) -> bytes:
         terms = said.options_of(parameters, None).terms(time.monotonic_ns(), model.spec.policy)
         outputs = await self._hooks_of(model).infer(inputs, request_id, terms, parameters.custom)
+        return await self._written(model, request_id, outputs)
+
+    async def _answers(
+        self, model: Model, request_id: str, inputs: dict[str, Array], parameters: said.Parameters
+    ) -> AsyncGenerator[bytes, None]:
+        """Give an event for each answer."""
+        terms = said.options_of(parameters, None).terms(time.monotonic_ns(), model.spec.policy)
+        stream = self._hooks_of(model).stream(inputs, request_id, terms, parameters.custom)
+        async with contextlib.aclosing(stream) as answers:
+            async for answer in answers:
+                if answer.error is not None:
+                    yield _event(answer.error)
+                else:
+                    yield _event(await self._written(model, request_id, answer.outputs))
+
+    @staticmethod
+    async def _written(model: Model, request_id: str, outputs: Mapping[str, Array]) -> bytes:
         if sum(array.nbytes for array in outputs.values()) < _LARGE_BYTES:
             return write(model, request_id, outputs)
         return await asyncio.get_running_loop().run_in_executor(None, write, model, request_id, outputs)
 
 
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, bytes]) -> bytes:
+class _Events(Response):
+    """Server-sent events: one for each answer, as it comes and as its client reads. `answered` is closed at the end."""
+
+    def __init__(self, first: bytes, answers: AsyncGenerator[bytes, None], answered: contextlib.AsyncExitStack) -> None:
+        super().__init__(headers={"content-type": _EVENTS})
+        del self.headers["content-length"]
+        self._first = first
+        self._answers = answers
+        self._answered = answered
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send them (called by the framework)."""
+        async with self._answered:
+            with contextlib.suppress(InferError):
+                await _unless_gone(receive, self._send(send))
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        if self._first:
+            await send({"type": "http.response.body", "body": self._first, "more_body": True})
+        try:
+            async for event in self._answers:
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+        except InferError as error:
+            await send({"type": "http.response.body", "body": _event(error), "more_body": True})
+        except Exception:
+            number = secrets.token_hex(4)
+            logger.exception("generate_stream failed", extra={"request_id": number})
+            failed = InferError(Code.INTERNAL, f"internal error, request id {number}")
+            await send({"type": "http.response.body", "body": _event(failed), "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _first(answers: AsyncGenerator[bytes, None]) -> bytes:
+    return await anext(answers, b"")
+
+
+def _event(answer: bytes | InferError) -> bytes:
+    return b"data: " + (answer if isinstance(answer, bytes) else error_body(answer.message)) + b"\n\n"
+
+
+async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Await an answer, or cancel it when its client goes away. Raises: InferError (CANCELLED, which nobody reads)."""
-    answer, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
+    answer, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
     try:
         await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
@@ -123,10 +191,12 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, bytes]) -> by
     finally:
         answer.cancel()
         gone.cancel()
+        # what it used is let go of next
+        await asyncio.wait((answer, gone))
 
 
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
         pass
 
 

@@ -51,6 +51,7 @@ T = TypeVar("T")
 _PATH = re.compile(rb"/v2/models/([^/]+)(?:/versions/([0-9]+))?/(infer|predict)\Z")
 _LARGE_BYTES = 256 << 10
 """JSON from this size on is decoded on a thread, and bodies from this size on are compressed on one."""
+_SEVERAL = "HTTP end point doesn't support models with decoupled transaction policy"
 
 
 class Inference:
@@ -168,7 +169,8 @@ class Inference:
         route.bulky = is_bulky(model)
         route.encoder = self._encoder(model)
         hooks = self._hooks_of(model)
-        route.hooked = hooks.has_pre or hooks.has_post
+        route.hooked = hooks.has_pre or hooks.has_post or model.spec.decoupled
+        route.decoupled = model.spec.decoupled
         route.generation = self._engine.generation
         # only paths of models that exist are kept, so that a scan of names fills nothing
         self._routes[route.name, route.version] = route
@@ -253,6 +255,8 @@ class Inference:
     async def _run(self, connection: FastLane, claim: Claim, model: Model, body: bytes) -> None:
         request_id = claim.request_id
         try:
+            if claim.route.decoupled and not claim.predict:
+                raise InferError(Code.UNSUPPORTED, _SEVERAL)
             if claim.coding:
                 body = await _off_loop(len(body), decompress, body, claim.coding, self._limits)
             if claim.predict:

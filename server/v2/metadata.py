@@ -13,7 +13,6 @@ from penstock.batching.statistics import BatchSizeStatistics, Duration
 SHOWN_KEYS = 32
 """Shapes of one model whose run times are told: those that ran most."""
 _MS = 1_000_000
-_NOTHING = Duration(0, 0)
 
 
 def model_metadata(model: Model, versions: Iterable[str]) -> dict[str, Any]:
@@ -48,10 +47,10 @@ def model_statistics(model: Model, epoch_offset_ns: int) -> dict[str, Any]:
             "compute_input": _duration(counted.compute_input),
             "compute_infer": _duration(counted.compute_infer),
             "compute_output": _duration(counted.compute_output),
-            "cache_hit": _duration(_NOTHING),
-            "cache_miss": _duration(_NOTHING),
+            "cache_hit": _duration(counted.cache_hit),
+            "cache_miss": _duration(counted.cache_miss),
         },
-        "response_stats": {},
+        "response_stats": {} if model.statistics.answers is None else model.statistics.answers.snapshot(),
         "batch_stats": [_batch_size(entry) for entry in counted.batch_stats],
         "memory_usage": [],
     }

@@ -33,6 +33,9 @@ RESERVED = (
 RESERVED_PREFIX = "triton_"
 NOT_UNSIGNED = "attempt to access JSON non-unsigned-integer as unsigned-integer"
 MAX_CLASSES = 1_000_000
+MAX_ID_BYTES = 128
+"""Of a sequence's id that is a string."""
+EMPTY_FINAL = "triton_enable_empty_final_response"
 TARGET = "latency_target_ms"
 _OURS = frozenset((*RESERVED, "hooks", TARGET))
 _MAX_TARGET_MS = 86_400_000
@@ -86,14 +89,15 @@ Plan = tuple[bool, ...] | Ways | None
 """How each wanted output travels; None when all travel as JSON."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Options:
-    """What a call says beside its tensors.
+    """What a call says beside its tensors. Requests whose like is remembered share one: it does not change.
 
     Units: `timeout_us` in the queue, 0 for no limit of its own; `target_us` until it should be answered, 0 likewise.
     `parameters` are those that are not the protocol's own, and forwarded headers; None for none. Models of ONNX
-    Runtime read none. `priority` and `sequence` as InferRequest has them. `urgent`: whether anything is said of when
-    and in which order it is served.
+    Runtime read none. `priority` and `sequence` as InferRequest has them. `empty_final`: an empty answer is to tell
+    that no more come, where none before it does. `urgent`: whether anything is said of when and in which order it is
+    served.
     """
 
     plan: Plan = None
@@ -103,20 +107,21 @@ class Options:
     target_us: int = 0
     priority: int = 0
     sequence: InSequence | None = None
+    empty_final: bool = False
     urgent: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
-        said = self.timeout_us or self.target_us or self.priority or self.sequence is not None
-        object.__setattr__(self, "urgent", bool(said))
+        self.urgent = bool(self.timeout_us or self.target_us or self.priority or self.sequence is not None)
 
     def terms(self, now_ns: int, policy: BatchPolicy) -> Terms:
         """Give how a request waits whose answer passes hooks: nothing but the queue can be held to its target."""
-        return Terms(due_ns(now_ns, self.timeout_us, policy, self.target_us), self.priority, self.sequence)
+        deadline_ns = due_ns(now_ns, self.timeout_us, policy, self.target_us, self.priority)
+        return Terms(deadline_ns, self.priority, self.sequence)
 
     def impose(self, request: InferRequest) -> None:
         """Say to a request how it waits. To be called if `urgent`, or if its model has a timeout by default."""
         now_ns = time.monotonic_ns()
-        request.deadline_ns = due_ns(now_ns, self.timeout_us, request.model.spec.policy)
+        request.deadline_ns = due_ns(now_ns, self.timeout_us, request.model.spec.policy, 0, self.priority)
         if self.target_us:
             target_ns = now_ns + self.target_us * 1000
             request.target_ns = min(target_ns, request.target_ns) if request.target_ns else target_ns
@@ -136,6 +141,7 @@ class Parameters(NamedTuple):
     target_us: int = 0
     priority: int = 0
     sequence: InSequence | None = None
+    empty_final: bool = False
 
 
 NO_PARAMETERS = Parameters()
@@ -182,14 +188,16 @@ def parameters(items: Mapping[str, Any], allowed: Collection[str] = ()) -> Param
         _target_us(items[TARGET]) if TARGET in items else 0,
         items.get("priority", 0),
         sequence,
+        items.get(EMPTY_FINAL) is True,
     )
 
 
 def options_of(spoken: Parameters, plan: Plan) -> Options:
     """Put a request's parameters beside how its outputs travel."""
     return Options(
-        plan, spoken.timeout_us, spoken.hooks, spoken.custom, spoken.target_us, spoken.priority, spoken.sequence
-    )
+        plan, spoken.timeout_us, spoken.hooks, spoken.custom, spoken.target_us, spoken.priority, spoken.sequence,
+        spoken.empty_final,
+    )  # fmt: skip
 
 
 def _target_us(value: Any) -> int:
@@ -222,6 +230,8 @@ def _sequence(items: Mapping[str, Any]) -> InSequence | None:
         raise invalid("Unable to parse 'sequence_id': attempt to access JSON non-string as string")
     if type(identity) is int and not 0 <= identity <= _MAX_UNSIGNED:
         raise invalid(f"Unable to parse 'sequence_id': {NOT_UNSIGNED}")
+    if type(identity) is str and len(identity.encode("utf-8", "replace")) > MAX_ID_BYTES:
+        raise invalid(f"string correlation ID cannot be longer than {MAX_ID_BYTES} characters")
     return InSequence(identity, start, end) if identity or start or end else None
 
 

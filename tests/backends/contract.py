@@ -122,6 +122,7 @@ class BackendContract:
 
         assert [buffer.shape for buffer in buffers if buffer is not None] == [(5, 4)]
         assert [np.dtype(np.float32)] == [buffer.dtype for buffer in buffers if buffer is not None]
+        assert all(buffer.flags.c_contiguous for buffer in buffers if buffer is not None)
 
     @pytest.mark.parametrize("wanted", [(0,), (1,), (0, 1), (1, 0)])
     def test_gives_the_wanted_outputs_in_the_order_wanted(self, wanted: tuple[int, ...]) -> None:

@@ -292,6 +292,7 @@ class Simulated:
     rest: int = 0
     comes: int = 0
     goes: int = 1 << 40
+    weight: float = 1.0
     ran: int = 0
     time_used: int = 0
     asked: int | None = None
@@ -336,7 +337,7 @@ class House:
         heapq.heappush(self._events, (time, next(self._order), event))
 
     def _come(self, model: Simulated) -> None:
-        self._shares[model] = self.device.join(model.instances, model.width)
+        self._shares[model] = self.device.join(model.instances, model.width, model.weight)
         for other in self._shares:
             other.others += 1
         for _ in range(model.instances):
@@ -381,6 +382,7 @@ class House:
 
 
 B = 100
+WEIGHTS = (0.25, 1.0, 4.0)
 COSTS = st.lists(st.tuples(st.integers(0, B), st.integers(10, B)), min_size=1, max_size=4)
 
 
@@ -431,6 +433,27 @@ class TestNobodyStarves:
 
         if len(costs) > room:
             assert max(used) - min(used) <= 4 * B
+
+    @given(st.lists(st.tuples(COSTS, st.sampled_from(WEIGHTS)), min_size=2, max_size=5))
+    def test_hot_models_get_time_by_their_weights(self, models: list[tuple[list[tuple[int, int]], float]]) -> None:
+        house = House(1, [Simulated(1, 1, costs, weight=weight) for costs, weight in models])
+        house.run(20_000)
+        used = [model.time_used / model.weight for model in house.models]
+
+        assert max(used) - min(used) <= 4 * B / min(WEIGHTS)
+
+    @given(st.lists(st.tuples(COSTS, st.sampled_from(WEIGHTS)), min_size=1, max_size=4), st.integers(1, 3))
+    def test_the_light_one_waits_longer_and_not_for_ever(
+        self, others: list[tuple[list[tuple[int, int]], float]], instances: int
+    ) -> None:
+        light = Simulated(instances, 1, [(50, B)], weight=min(WEIGHTS))
+        house = House(1, [light, *(Simulated(instances, 1, costs, weight=weight) for costs, weight in others)])
+        house.run(5000)
+        each = [instances * weight / light.weight + weight / min(WEIGHTS) + 2 * instances for _, weight in others]
+        room = house.device.room
+
+        for waited, _ in house.waits:
+            assert waited <= 2 * B + 2 * B * (sum(each) + 3 * instances + 1) / room
 
     @given(st.integers(10, B), st.integers(10, B), st.integers(2, 4))
     def test_more_instances_bring_no_more_time(self, price: int, other_price: int, instances: int) -> None:

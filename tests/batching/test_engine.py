@@ -639,7 +639,7 @@ class TestTheDoor:
                 house.submit(2)
 
             assert refused(house.submit) == (Code.OVERLOADED, "Exceeds maximum queue size")
-            assert refused(lambda: house.engine.refuse_full(house.model))[0] is Code.OVERLOADED
+            assert refused(lambda: house.engine.make_room(house.model))[0] is Code.OVERLOADED
             assert house.failures == {REJECTED: 2}
             assert (house.model.waiting_rows, house.model.inflight) == (4, 3)
             house.gate.open()

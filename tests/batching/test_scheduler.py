@@ -12,7 +12,8 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.costs import CostModel
 from penstock.batching.lane import PATIENCE_NS, Lane
 from penstock.batching.request import InferRequest, Key
-from penstock.batching.scheduler import KEPT_LANES, LOOK_AGAIN, Scheduler
+from penstock.batching.scheduler import KEPT_LANES, Scheduler
+from penstock.batching.sizing import LOOK_AGAIN
 from penstock.batching.spec import BatchPolicy
 from tests.fakes import fake_model, fake_request
 
@@ -224,7 +225,7 @@ class TestHoldingOpen:
 
         assert take_rows(scheduler, 1_000) == 8
 
-    @pytest.mark.parametrize(("waiting", "taken"), [(1, None), (2, 2), (3, None), (4, 4), (5, 4)])
+    @pytest.mark.parametrize(("waiting", "taken"), [(1, None), (2, 2), (3, 2), (4, 4), (5, 4)])
     def test_a_preferred_size_is_not_held(self, waiting: int, taken: int | None) -> None:
         scheduler = scheduler_of(max_queue_delay_us=100, preferred_rows=(2, 4))
         for _ in range(waiting):

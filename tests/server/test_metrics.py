@@ -19,8 +19,9 @@ from penstock.batching.model import Model
 from penstock.batching.request import InferRequest, Key
 from penstock.batching.spec import HookSpec
 from penstock.batching.statistics import REJECTED
+from penstock.server.families import FAMILIES
 from penstock.server.hardware import Hardware
-from penstock.server.metrics import FAMILIES, SHOWN_KEYS, Metrics, create_metrics_app, decimal, label_value
+from penstock.server.metrics import SHOWN_KEYS, Metrics, create_metrics_app, decimal, label_value
 from penstock.server.metrics_config import DEFAULT_QUANTILES, parse
 from penstock.server.settings import SettingError, Settings
 from tests.fakes import fake_model

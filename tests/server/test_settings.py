@@ -57,6 +57,14 @@ def test_paths_of_the_environment_are_separated_by_colons() -> None:
     assert resolve({}, {"PENSTOCK_MODEL_REPOSITORY": "a:b"}).model_repository == ("a", "b")
 
 
+def test_a_url_is_no_path(tmp_path: Path) -> None:
+    config = write(tmp_path, "model_repository = ['models', 's3://bucket/models']")
+    both = resolve({}, {"PENSTOCK_MODEL_REPOSITORY": "/models\ns3://https://host:9000/bucket"})
+
+    assert resolve({"config": config}, {}).model_repository == (str(tmp_path / "models"), "s3://bucket/models")
+    assert both.model_repository == ("/models", "s3://https://host:9000/bucket")
+
+
 def test_the_names_kubernetes_injects_for_a_service_called_penstock_are_not_settings() -> None:
     environ = {
         "PENSTOCK_SERVICE_HOST": "10.0.0.1",

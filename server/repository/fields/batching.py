@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from .notes import Notes
+from penstock.batching.spec import QueuePolicy
+
+from .notes import Notes, enum_name
 
 HONOURED = (
     "max_batch_size", "dynamic_batching.preferred_batch_size", "dynamic_batching.max_queue_delay_microseconds",
-    "dynamic_batching.default_queue_policy",
-)  # fmt: skip
-REFUSED = (
     "dynamic_batching.preserve_ordering", "dynamic_batching.priority_levels",
-    "dynamic_batching.default_priority_level", "dynamic_batching.priority_queue_policy",
+    "dynamic_batching.default_priority_level", "dynamic_batching.default_queue_policy",
+    "dynamic_batching.priority_queue_policy",
 )  # fmt: skip
+HOLD = "TRITONSERVER_DELAY_SCHEDULER"
+"""The environment name of Triton's tests: nothing runs until so many requests wait, once for each model."""
+HELD = "batching.held"
+"""What is noted of a model that such a test means: it has a scheduler of Triton's kinds."""
 
 
 def read(notes: Notes) -> None:
@@ -23,6 +28,9 @@ def read(notes: Notes) -> None:
         notes.mistake("max_batch_size", f"'max_batch_size' must be non-negative value for {notes.name}")
     elif config.max_batch_size:
         notes.say("batching.max_batch_size", config.max_batch_size, "max_batch_size")
+    kind = config.WhichOneof("scheduling_choice")
+    if kind in {"dynamic_batching", "sequence_batching"}:
+        notes.say(HELD, value=True, field=kind)
     batching = config.dynamic_batching
     if batching.preferred_batch_size:
         field = "dynamic_batching.preferred_batch_size"
@@ -33,16 +41,71 @@ def read(notes: Notes) -> None:
         field = "dynamic_batching.max_queue_delay_microseconds"
         notes.say("batching.max_queue_delay_us", batching.max_queue_delay_microseconds, field)
     if batching.HasField("default_queue_policy"):
-        _queue_policy(notes, batching.default_queue_policy)
+        _default_policy(notes, batching.default_queue_policy)
+    _levels(notes, batching)
+    if batching.preserve_ordering:
+        _order(notes, batching)
 
 
-def _queue_policy(notes: Notes, queue: Any) -> None:
+def hold_requests(environ: Mapping[str, str], name: str = HOLD) -> int:
+    """Read from the environment how many requests have to wait before anything runs; 0 for none. As C's atoi does."""
+    text = environ.get(name, "").strip()
+    return int(text) if text.isascii() and text.isdigit() else 0
+
+
+def _default_policy(notes: Notes, queue: Any) -> None:
     field = "dynamic_batching.default_queue_policy"
-    if queue.timeout_action:
-        notes.mistake(f"{field}.timeout_action", f"field '{field}.timeout_action' is supported as REJECT only")
-    if queue.default_timeout_microseconds:
+    policy = _policy(notes, queue, field)
+    if policy.delays:
+        notes.say("batching.timeout_delays", value=True, field=f"{field}.timeout_action")
+    if policy.default_timeout_us:
         text = f"{field}.default_timeout_microseconds"
-        notes.say("batching.default_timeout_us", queue.default_timeout_microseconds, text)
-    if queue.max_queue_size:
-        notes.say("batching.max_queue_requests", queue.max_queue_size, f"{field}.max_queue_size")
-    notes.say("batching.allow_timeout_override", queue.allow_timeout_override, f"{field}.allow_timeout_override")
+        notes.say("batching.default_timeout_us", policy.default_timeout_us, text)
+    if policy.max_requests:
+        notes.say("batching.max_queue_requests", policy.max_requests, f"{field}.max_queue_size")
+    notes.say("batching.allow_timeout_override", policy.allow_timeout_override, f"{field}.allow_timeout_override")
+
+
+def _policy(notes: Notes, queue: Any, field: str) -> QueuePolicy:
+    action = enum_name(queue, "timeout_action")
+    if not action:
+        notes.mistake(field, f"unknown timeout action {queue.timeout_action} for {notes.name}")
+    return QueuePolicy(
+        queue.default_timeout_microseconds, queue.allow_timeout_override, queue.max_queue_size, action == "DELAY"
+    )
+
+
+def _levels(notes: Notes, batching: Any) -> None:
+    """Read the priority levels. The texts are those of Triton's ValidateModelConfig, where it has any."""
+    levels, default, own = batching.priority_levels, batching.default_priority_level, batching.priority_queue_policy
+    field, policies = "dynamic_batching.priority_levels", "dynamic_batching.priority_queue_policy"
+    if not levels:
+        for said, name in ((default, "default_priority_level"), (own, "priority_queue_policy")):
+            if said:
+                text = f"field 'dynamic_batching.{name}' means nothing without 'priority_levels' for {notes.name}"
+                notes.mistake(f"dynamic_batching.{name}", text)
+        return
+    if not 0 < default <= levels:
+        text = f"default priority level must be in range [1, {levels}] for {notes.name}"
+        notes.mistake("dynamic_batching.default_priority_level", text)
+    if any(not 0 < level <= levels for level in own):
+        text = f"priority queue policy must have priority level in range [1, {levels}] for {notes.name}"
+        notes.mistake(policies, text)
+    notes.say("batching.priority_levels", levels, field)
+    notes.say("batching.default_priority", default, "dynamic_batching.default_priority_level")
+    if own:
+        said = {level: _policy(notes, own[level], policies) for level in sorted(own)}
+        notes.say("batching.level_policies", said, policies)
+
+
+def _order(notes: Notes, batching: Any) -> None:
+    """Read `preserve_ordering`, which contradicts whatever else changes the order."""
+    field = "dynamic_batching.preserve_ordering"
+    if batching.priority_levels > 1:
+        text = f"Only one priority level is allowed when 'preserve_ordering' is true for {notes.name}"
+        notes.mistake(field, text)
+    queues = [batching.default_queue_policy, *batching.priority_queue_policy.values()]
+    if any(queue.default_timeout_microseconds and enum_name(queue, "timeout_action") == "DELAY" for queue in queues):
+        text = f"Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for {notes.name}"
+        notes.mistake(field, text)
+    notes.say("batching.preserve_ordering", value=True, field=field)

@@ -6,6 +6,7 @@ import re
 
 from penstock.server.repository.takes import is_file_name
 
+from .ensembles import PLATFORM as ENSEMBLE
 from .notes import Notes
 
 HONOURED = ("name", "platform", "backend", "version_policy", "default_model_filename", "metric_tags")
@@ -20,11 +21,11 @@ def read(notes: Notes) -> None:
     if config.name not in {"", name}:
         text = f"unexpected directory name '{name}' for model '{config.name}', directory name must equal model name"
         notes.mistake("name", text)
-    if config.platform not in {"", PLATFORM}:
-        notes.mistake("platform", f"platform '{config.platform}' is not supported, known: {PLATFORM}")
+    if config.platform not in {"", PLATFORM, ENSEMBLE}:
+        notes.mistake("platform", f"platform '{config.platform}' is not supported, known: {PLATFORM}, {ENSEMBLE}")
     if config.backend not in {"", BACKEND}:
         notes.mistake("backend", f"backend '{config.backend}' is not supported, known: {BACKEND}")
-    if config.backend or config.platform:
+    if config.backend or config.platform not in {"", ENSEMBLE}:
         notes.say("model.backend", BACKEND, "backend" if config.backend else "platform")
     if config.default_model_filename:
         if not is_file_name(config.default_model_filename):

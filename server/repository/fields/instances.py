@@ -1,16 +1,19 @@
-"""How many Instances there are, and on which devices: `instance_group`."""
+"""How many Instances there are, on which devices, and what they need to run: `instance_group`."""
 
 from __future__ import annotations
 
-from penstock.batching.spec import InstanceGroup
+from collections.abc import Iterable
+from typing import Any
+
+from penstock.batching.spec import InstanceGroup, Resource
 
 from .notes import Notes, enum_name
 
-HONOURED = ("instance_group.kind", "instance_group.count", "instance_group.gpus")
-REFUSED = (
-    "instance_group.rate_limiter", "instance_group.secondary_devices", "instance_group.profile",
-    "instance_group.passive", "instance_group.host_policy",
+HONOURED = (
+    "instance_group.kind", "instance_group.count", "instance_group.gpus", "instance_group.passive",
+    "instance_group.rate_limiter", "instance_group.host_policy",
 )  # fmt: skip
+REFUSED = ("instance_group.secondary_devices", "instance_group.profile")
 DOCUMENTATION = ("instance_group.name",)
 
 MAX_INSTANCES = 1024
@@ -25,26 +28,46 @@ def read(notes: Notes) -> None:
         if not 0 < count <= MAX_INSTANCES:
             notes.mistake("instance_group.count", f"instance group {number}: count must be from 1 to {MAX_INSTANCES}")
             continue
-        kind = enum_name(group, "kind").removeprefix("KIND_")
-        if group.gpus and kind in {"CPU", "MODEL"}:
-            text = f"instance group {number} has kind KIND_{kind} but specifies one or more GPUs"
-            notes.mistake("instance_group.gpus", text)
-        groups += [InstanceGroup(count, (device,)) for device in _devices(notes, number, kind, tuple(group.gpus))]
+        limiter = group.rate_limiter
+        groups += [
+            InstanceGroup(
+                count, (device,), group.passive, _resources(limiter.resources), limiter.priority, group.host_policy,
+                number,
+            )
+            for device in _devices(notes, number, group)
+        ]  # fmt: skip
     if groups:
         notes.say("instances", tuple(groups), "instance_group")
 
 
-def _devices(notes: Notes, number: int, kind: str, gpus: tuple[int, ...]) -> list[str]:
-    known = notes.gpus
-    wanted = gpus or known or ()
+def group_name(model: str, number: int, group: Any) -> str:
+    """Give the name of a group, as Triton completes it."""
+    return group.name or f"{model}_{number}"
+
+
+def _resources(stated: Iterable[Any]) -> tuple[Resource, ...]:
+    """Give what is stated; of what is stated twice the last, as in Triton."""
+    resources = {(each.name, getattr(each, "global")): each.count for each in stated}
+    return tuple(Resource(name, count, shared) for (name, shared), count in resources.items())
+
+
+def _devices(notes: Notes, number: int, group: Any) -> list[str]:
+    """Find the devices of a group. Source of the texts: Triton core, ValidateInstanceGroup in model_config_utils.cc."""
+    known, kind = notes.gpus, enum_name(group, "kind").removeprefix("KIND_")
+    title = f"instance group {group_name(notes.name, number, group)} of model {notes.name}"
+    wanted = tuple(dict.fromkeys(group.gpus)) or known or ()
     if kind == "AUTO":
         kind = "GPU" if wanted and (known is None or set(wanted) <= set(known)) else "CPU"
+    elif group.gpus and kind != "GPU":
+        notes.mistake("instance_group.gpus", f"{title} has kind KIND_{kind} but specifies one or more GPUs")
     if kind != "GPU":
         return ["cpu"]
-    absent = sorted(set(wanted) - set(wanted if known is None else known))
-    if absent or not wanted:
-        none = "but names no gpus" if known is None else "but no GPUs are available"
-        text = f"specifies gpu {absent[0]}, which is not there" if absent else none
-        notes.mistake("instance_group.gpus", f"instance group {number} has kind KIND_GPU {text}")
-        return ["cpu"]
-    return [f"cuda:{gpu}" for gpu in wanted]
+    absent = [gpu for gpu in wanted if gpu < 0 or (known is not None and gpu not in known)]
+    if not wanted:
+        none = "specifies no GPUs" if known is None else "no GPUs are available"
+        notes.mistake("instance_group.gpus", f"{title} has kind KIND_GPU but {none}")
+    elif absent:
+        there = ", ".join(map(str, known or ())) or "none"
+        text = f"{title} specifies invalid or unsupported gpu id {absent[0]}. GPUs that are there are: {there}"
+        notes.mistake("instance_group.gpus", text)
+    return [f"cuda:{gpu}" for gpu in wanted] if wanted and not absent else ["cpu"]

@@ -6,17 +6,19 @@ from collections.abc import Callable
 
 from penstock.batching.spec import InstanceGroup
 
-from .notes import Notes
+from .notes import Notes, enum_name
 
 HONOURED = (
     "optimization.graph.level", "optimization.execution_accelerators.gpu_execution_accelerator",
-    "optimization.input_pinned_memory", "optimization.output_pinned_memory", "parameters",
+    "optimization.input_pinned_memory", "optimization.output_pinned_memory", "optimization.priority", "parameters",
 )  # fmt: skip
 REFUSED = (
-    "optimization.priority", "optimization.cuda", "optimization.gather_kernel_buffer_threshold",
+    "optimization.cuda", "optimization.gather_kernel_buffer_threshold",
     "optimization.eager_batching", "optimization.execution_accelerators.cpu_execution_accelerator",
 )  # fmt: skip
 
+_PRIORITIES = {"PRIORITY_DEFAULT": 1.0, "PRIORITY_MAX": 4.0, "PRIORITY_MIN": 0.25}
+"""The weight of a model in its device's turns: so many times the time of one of the default that is as hot."""
 _GRAPH_LEVELS = {-1: "basic", 0: "all", 1: "extended", 2: "disabled"}
 _TRUE, _FALSE = frozenset({"true", "1"}), frozenset({"false", "0"})
 
@@ -63,8 +65,19 @@ def read(notes: Notes) -> None:
             text = f"optimization.graph.level {optimization.graph.level} is unknown, known: -1, 0, 1, 2"
             notes.mistake("optimization.graph.level", text)
         notes.say("runtime.graph_level", level or "all", "optimization.graph.level")
+    _priority(notes)
     _accelerators(notes)
     _parameters(notes)
+
+
+def _priority(notes: Notes) -> None:
+    optimization, field = notes.config.optimization, "optimization.priority"
+    weight = _PRIORITIES.get(enum_name(optimization, "priority"))
+    if weight is None:
+        text = f"{field} {optimization.priority} is unknown, known: {', '.join(_PRIORITIES)}"
+        notes.mistake(field, text)
+    elif optimization.priority:
+        notes.say("device_priority", weight, field)
 
 
 def _accelerators(notes: Notes) -> None:

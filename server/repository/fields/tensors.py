@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from penstock.backends.datatypes import BY_CONFIG_NAME
 from penstock.backends.signature import TensorSpec
+from penstock.batching.ragged import KINDS as BATCH_INPUTS
+from penstock.batching.ragged import SCATTER
+from penstock.batching.spec import BatchTensor
 from penstock.server.repository.findings import MistakeError, inside, read_text
 
 from .notes import Notes, enum_name
 
 HONOURED = (
-    "input.name", "input.data_type", "input.dims", "input.optional", "output.name", "output.data_type", "output.dims",
-    "output.label_filename",
+    "input.name", "input.data_type", "input.dims", "input.optional", "input.reshape", "input.is_shape_tensor",
+    "input.allow_ragged_batch", "output.name", "output.data_type", "output.dims", "output.reshape",
+    "output.label_filename", "batch_input", "batch_output",
 )  # fmt: skip
-REFUSED = (
-    "input.reshape", "input.is_shape_tensor", "input.allow_ragged_batch", "input.is_non_linear_format_io",
-    "output.reshape", "output.is_shape_tensor", "output.is_non_linear_format_io", "batch_input", "batch_output",
-)  # fmt: skip
+REFUSED = ("input.is_non_linear_format_io", "output.is_shape_tensor", "output.is_non_linear_format_io")
 DOCUMENTATION = ("input.format",)
 
 
@@ -30,9 +32,24 @@ def read(notes: Notes) -> None:
             notes.mistake(kind, f"{kind} '{name}' is declared more than once")
         if specs:
             notes.say(f"{kind}s", tuple(specs), kind)
+    if notes.config.HasField("ensemble_scheduling"):
+        _check_ensemble(notes)
+    for field, kinds in (("batch_input", BATCH_INPUTS), ("batch_output", (SCATTER,))):
+        about = [each for said in getattr(notes.config, field) for each in _batch_tensors(notes, field, said, kinds)]
+        if about:
+            notes.say(f"{field}s", tuple(about), field)
     labels = {output.name: output.label_filename for output in notes.config.output if output.label_filename}
     if labels:
         notes.say("labels", {name: _labels(notes, file) for name, file in labels.items()}, "output.label_filename")
+
+
+def _check_ensemble(notes: Notes) -> None:
+    """Refuse what has no meaning where no model of its own runs: requests go to the steps as they came."""
+    config = notes.config
+    given = {"input.allow_ragged_batch": any(tensor.allow_ragged_batch for tensor in config.input)}
+    given |= {field: bool(getattr(config, field)) for field in ("batch_input", "batch_output")}
+    for field in (field for field, there in given.items() if there):
+        notes.mistake(field, f"ensemble '{notes.name}' cannot have {field}: its models can")
 
 
 def _tensor(notes: Notes, kind: str, tensor: Any) -> TensorSpec | None:
@@ -48,7 +65,33 @@ def _tensor(notes: Notes, kind: str, tensor: Any) -> TensorSpec | None:
         notes.mistake(f"{kind}.dims", f"model {kind} '{tensor.name}' {text} for {notes.name}")
     if kind == "input" and tensor.format and len(tensor.dims) != 3:
         notes.mistake("input.format", f"model input NHWC/NCHW require 3 dims for {notes.name}")
-    return TensorSpec(tensor.name, datatype.name, tuple(tensor.dims), kind == "input" and tensor.optional)
+    reshape = tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None
+    spec = TensorSpec(tensor.name, datatype.name, tuple(tensor.dims), reshape=reshape)
+    if kind == "output":
+        return spec
+    ragged, is_shape = tensor.allow_ragged_batch, tensor.is_shape_tensor
+    return replace(spec, optional=tensor.optional, ragged=ragged, is_shape=is_shape)
+
+
+def _batch_tensors(notes: Notes, field: str, said: Any, kinds: tuple[str, ...]) -> list[BatchTensor]:
+    """Read one batch_input or batch_output: one tensor for each target. Source: ValidateBatchIO of Triton's core."""
+    words, kind = field.replace("_", " "), enum_name(said, "kind")
+    if kind not in kinds:
+        notes.mistake(f"{field}.kind", f"unknown {words} kind '{kind or said.kind}'")
+        return []
+    if len(said.source_input) != 1:
+        text = f"{words} kind '{kind}' expects 1 source input, got {len(said.source_input)}"
+        notes.mistake(f"{field}.source_input", text)
+        return []
+    datatype = ""
+    if field == "batch_input":
+        datatype = enum_name(said, "data_type").removeprefix("TYPE_")
+        if datatype not in ("INT32", "FP32"):
+            notes.mistake(f"{field}.data_type", "batch input data type must be TYPE_INT32 or TYPE_FP32")
+            return []
+    if not said.target_name:
+        notes.mistake(f"{field}.target_name", f"{words} kind '{kind}' expects a target_name")
+    return [BatchTensor(name, kind, datatype, tuple(said.source_input)) for name in said.target_name]
 
 
 def _labels(notes: Notes, name: str) -> tuple[str, ...]:

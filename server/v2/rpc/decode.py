@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from penstock.batching.request import Key, Sink
     from penstock.server.v2.regions import Regions
 
-EMPTY_FINAL = "triton_enable_empty_final_response"
-"""Allowed, and without effect: every answer here is a final one, and never empty."""
 _MAX_RANK = 32
 _MAX_DIM = (1 << 63) - 1
 _CONTENTS = {
@@ -48,7 +46,7 @@ _PARAMETERS = {
     "sequence_end": ("bool_param",),
     "priority": ("int64_param", "uint64_param"),
     "timeout": ("int64_param",),
-    EMPTY_FINAL: ("bool_param",),
+    said.EMPTY_FINAL: ("bool_param",),
 }
 _CUSTOM = ("int64_param", "bool_param", "string_param", "double_param")
 _TENSOR = {
@@ -95,9 +93,13 @@ def _parameters(given: Mapping[str, Any]) -> said.Parameters:
         items[key] = getattr(value, choice)
     if "binary_data_output" in items:
         raise invalid("parameter 'binary_data_output' is reserved for Triton usage and should not be specified.")
+    identity = items.get("sequence_id")
+    if type(identity) is int and identity < 0:
+        # an id is unsigned, its field is not: clients in C++ send the upper half as negative numbers
+        items["sequence_id"] = identity + (1 << 64)
     if items.get("priority", 0) < 0:
         raise invalid("invalid value for 'priority', expected value >= 0.")
-    return said.parameters(items, (EMPTY_FINAL,))
+    return said.parameters(items, (said.EMPTY_FINAL,))
 
 
 def _tensor_parameters(tensor: Any) -> dict[str, Any]:

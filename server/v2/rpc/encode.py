@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from penstock.backends.signature import Signature
     from penstock.server.v2.finish import Finished
 
-FINAL = field(4, field(1, b"triton_final_response") + field(2, b"\x08\x01"))
-"""The parameter of every answer on a stream: it is the last one to its request."""
+FINAL, MORE = (field(4, field(1, b"triton_final_response") + field(2, b"\x08" + flag)) for flag in (b"\1", b"\0"))
+"""The parameter of every answer on a stream: whether it is the last one to its request."""
 _NAME, _VERSION, _ID, _OUTPUTS, _RAW = 1, 2, 3, 5, 6
 _ERROR, _ANSWER = 1, 2
 _ID_HEADS = tuple(field_head(_ID, size) for size in range(0x80))
@@ -44,6 +44,10 @@ class Encoder:
         self._singles: dict[tuple[int, tuple[int, ...]], tuple[bytes, bytes]] = {}
         self._heads: dict[tuple[Any, ...], tuple[bytes, ...]] = {}
         self._described: dict[tuple[Any, ...], bytes] = {}
+
+    def empty(self, between: bytes) -> bytes:
+        """Encode an answer without outputs."""
+        return self._names + between
 
     def plain(self, wanted: tuple[int, ...], outputs: list[Any], between: bytes = b"") -> bytes:
         """Encode outputs as they are; `between` is what stands before them, as `before` gives it."""
@@ -119,13 +123,12 @@ class Encoder:
         return kept
 
 
-def before(request_id: str, final: bool) -> bytes:
-    """Write what stands between an answer's names and its outputs: the request's id; on a stream, that it is final."""
+def before(request_id: str, mark: bytes = b"") -> bytes:
+    """Write what stands between an answer's names and its outputs: the request's id; on a stream, FINAL or MORE."""
     if request_id:
         value = request_id.encode()
-        between = (_ID_HEADS[len(value)] if len(value) < 0x80 else field_head(_ID, len(value))) + value
-        return between + FINAL if final else between
-    return FINAL if final else b""
+        return (_ID_HEADS[len(value)] if len(value) < 0x80 else field_head(_ID, len(value))) + value + mark
+    return mark
 
 
 def stream_answer(answer: bytes) -> bytes:
@@ -133,9 +136,8 @@ def stream_answer(answer: bytes) -> bytes:
     return field_head(_ANSWER, len(answer)) + answer
 
 
-def stream_error(text: str, request_id: str) -> bytes:
-    """Write the answer to a request of a stream that was refused; the stream goes on."""
-    answer = before(request_id, final=True)
+def stream_error(text: str, answer: bytes) -> bytes:
+    """Write why there are no outputs in an answer of a stream; the stream goes on."""
     return field(_ERROR, text.encode("utf-8", "replace")) + field(_ANSWER, answer)
 
 

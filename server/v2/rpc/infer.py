@@ -35,19 +35,20 @@ class ModelInfer:
         found = inference.find(message, self)
         if found is not None:
             route, request, options = found
-            if not route.hooked:
+            if route.straight:
                 call.context = route.encoder
                 request.target_ns = call.deadline_ns
                 call.cancelled = partial(self._cancel, request)
                 inference.submit(request, options, call)
                 return
             asked = Asked(*found)
+            inference.demand_one(route.model)
         elif len(message) >= LARGE_BYTES:
             self._tasks.start(call, partial(self._begin_slowly, call, message), "ModelInfer")
             return
         else:
             try:
-                asked = inference.decode(message, self)
+                asked = inference.decode(message, self, one=True)
             except LargeRead:
                 self._tasks.start(call, partial(self._begin_slowly, call, message), "ModelInfer")
                 return
@@ -64,14 +65,14 @@ class ModelInfer:
         self._inference.submit(asked.request, asked.options, call)
 
     async def _begin_slowly(self, call: Call, message: bytes) -> None:
-        asked = await self._inference.decode_slowly(message, self)
+        asked = await self._inference.decode_slowly(message, self, one=True)
         if asked.hooked:
             await self._pass_hooks(call, asked)
         elif not call.ended:
             self._submit(call, asked)
 
     async def _pass_hooks(self, call: Call, asked: Asked) -> None:
-        call.answer(await self._inference.pass_hooks(asked, call.metadata, final=False))
+        call.answer(await self._inference.pass_hooks(asked, call.metadata, b""))
 
     # -- the sink ----------------------------------------------------------------------------------------------
 
@@ -89,7 +90,7 @@ class ModelInfer:
                 if type(encoding) is Encoder and not (request.id or encoding.strings):
                     call.answer(encoding.plain(request.wanted, request.outputs or []))
                     continue
-                answer = self._inference.encode(encoding, request, final=False)
+                answer = self._inference.encode(encoding, request, b"")
                 if type(answer) is bytes:
                     call.answer(answer)
                 else:

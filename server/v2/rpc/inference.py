@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.datatypes import DATATYPES
+from penstock.backends.errors import Code, InferError
 from penstock.server.protobuf import service_pb2
 from penstock.server.v2.finish import finish, finish_all, ways_of
 from penstock.server.v2.regions import INLINE_BYTES, InlineRegions, Lease, Regions
@@ -20,14 +22,14 @@ from penstock.server.v2.said import BINARY, Classes, Options, Ways, version_of
 
 from .calls import parsed
 from .decode import decode
-from .encode import Encoder, before
+from .encode import FINAL, MORE, Encoder, before, stream_answer
 from .layout import Layouts, head_of, names_of
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
     from penstock.batching.engine import Engine
     from penstock.batching.model import Model
-    from penstock.batching.request import InferRequest, Sink
+    from penstock.batching.request import InferRequest, Sink, Terms
     from penstock.server.hooks.runner import Hooks
     from penstock.server.v2.forwarding import Forwarding
 
@@ -36,18 +38,23 @@ LARGE_BYTES = 256 << 10
 _LARGE_ELEMENTS = 16 << 10
 _LARGE_CLASSES = 4096
 _KEPT_ROUTES = 4096
+_SEVERAL = "ModelInfer RPC doesn't support models with decoupled transaction policy"
 
 
 class Route:
-    """One model as it is named in requests; forgotten with the Engine's generation."""
+    """One model as it is named in requests; forgotten with the Engine's generation.
 
-    __slots__ = ("encoder", "hooked", "layouts", "model", "regions")
+    `straight`: its requests go to its queue and are answered once, without more ado.
+    """
+
+    __slots__ = ("encoder", "hooked", "layouts", "model", "regions", "straight")
 
     def __init__(self, model: Model, regions: InlineRegions, *, hooked: bool) -> None:
         self.model = model
         self.encoder = Encoder(model.name, model.version, model.signature)
         self.layouts = Layouts()
         self.hooked = hooked
+        self.straight = not (hooked or model.spec.decoupled)
         self.regions = regions
 
 
@@ -62,15 +69,16 @@ class Planned:
 
 
 class Asked:
-    """One decoded request. `hooked` is whether it is to pass through hooks."""
+    """One decoded request. `hooked`: it is to pass through hooks; `several`: it may have any number of answers."""
 
-    __slots__ = ("encoding", "hooked", "options", "request", "route")
+    __slots__ = ("encoding", "hooked", "options", "request", "route", "several")
 
     def __init__(self, route: Route, request: InferRequest, options: Options) -> None:
         self.route = route
         self.request = request
         self.options = options
         self.hooked = route.hooked and options.hooks
+        self.several = route.model.spec.decoupled
         plan = options.plan
         self.encoding = Planned(route.encoder, plan) if type(plan) is Ways else route.encoder
 
@@ -117,23 +125,41 @@ class RpcInference:
         found = route.layouts.find(model, message, start, request_id, sink)
         return None if found is None else (route, *found)
 
-    def decode(self, message: bytes, sink: Sink) -> Asked:
-        """Decode any message, and remember it. Raises: InferError; LargeRead."""
+    def decode(self, message: bytes, sink: Sink, *, one: bool = False) -> Asked:
+        """Decode any message, and remember it; `one`: it is to be answered once. Raises: InferError; LargeRead."""
         request = parsed(self._kind, message)
         route = self._route(request)
+        if one:
+            self.demand_one(route.model)
         return self._decoded(route, message, request, decode(route.model, request, sink, route.regions))
 
-    async def decode_slowly(self, message: bytes, sink: Sink) -> Asked:
+    async def decode_slowly(self, message: bytes, sink: Sink, *, one: bool = False) -> Asked:
         """Decode on a thread. What it gives must be submitted before the loop's next turn. Raises: InferError."""
         loop = asyncio.get_running_loop()
         request = await loop.run_in_executor(None, parsed, self._kind, message)
         route = self._route(request)
+        if one:
+            self.demand_one(route.model)
         self.engine.hold(route.model)
         try:
             found = await loop.run_in_executor(None, decode, route.model, request, sink, self._regions)
         finally:
             loop.call_soon(self.engine.release, route.model)
         return self._decoded(route, message, request, found)
+
+    def may_be_ordered(self, message: bytes) -> bool:
+        """Whether a message that has not been decoded may be of a sequence, which keeps its order."""
+        try:
+            route = self._routes.get(message[: head_of(message)[0]])
+        except (IndexError, UnicodeDecodeError):
+            return True
+        return route is None or route.model.spec.sequence is not None
+
+    @staticmethod
+    def demand_one(model: Model) -> None:
+        """Refuse a model that may give several answers. Raises: InferError (UNSUPPORTED)."""
+        if model.spec.decoupled:
+            raise InferError(Code.UNSUPPORTED, _SEVERAL)
 
     def id_of(self, message: bytes) -> str:
         """Give a request's id. Raises: InferError (INVALID)."""
@@ -203,19 +229,51 @@ class RpcInference:
         self.engine.hold(model)
         task.add_done_callback(lambda _: self.engine.release(model))
 
-    async def pass_hooks(self, asked: Asked, metadata: Mapping[str, str], *, final: bool) -> bytes:
+    async def pass_hooks(self, asked: Asked, metadata: Mapping[str, str], mark: bytes) -> bytes:
         """Carry a request through its model and the hooks. Returns: the answer. Raises: InferError."""
-        route, request, options = asked.route, asked.request, asked.options
-        model = request.model
+        try:
+            outputs = await self._hooks_of(asked.request.model).infer(*self._said(asked, metadata))
+            return await self._encoded(asked, outputs, mark)
+        finally:
+            _release(asked.options)
+
+    async def answers(self, asked: Asked, metadata: Mapping[str, str]) -> AsyncGenerator[bytes | InferError, None]:
+        """Carry a request through its model and the hooks: give each answer for a stream, or why that one failed.
+
+        After the last, an empty one says so, if nothing has and it is asked for. To be closed by who takes no more.
+        Raises: InferError.
+        """
+        request, final = asked.request, False
+        try:
+            async with aclosing(self._hooks_of(request.model).stream(*self._said(asked, metadata))) as answers:
+                async for answer in answers:
+                    final = answer.final
+                    if answer.error is not None:
+                        yield answer.error
+                    else:
+                        yield stream_answer(await self._encoded(asked, answer.outputs, FINAL if final else MORE))
+            if asked.options.empty_final and not final:
+                yield stream_answer(asked.route.encoder.empty(before(request.id, FINAL)))
+        finally:
+            _release(asked.options)
+
+    def _said(
+        self, asked: Asked, metadata: Mapping[str, str]
+    ) -> tuple[dict[str, Array], str, Terms, Mapping[str, Any] | None]:
+        """Give what hooks are told of a request: tensors by name, id, how it waits, and parameters."""
+        request, options, model = asked.request, asked.options, asked.request.model
         names = [spec.name for spec in model.signature.inputs]
         sample = {name: array for name, array in zip(names, request.inputs, strict=True) if array is not None}
-        terms = options.terms(time.monotonic_ns(), model.spec.policy)
-        request_id = request.id or metadata.get("x-request-id", "")[:128]
         parameters = options.parameters
         if self.forwarding is not None:
             parameters = {**(parameters or {}), **self.forwarding.parameters_of(metadata)}
-        outputs = await self._hooks_of(model).infer(sample, request_id, terms, parameters)
-        encode = partial(_encode_hooked, route.encoder, request, options, outputs, before(request.id, final))
+        request_id = request.id or metadata.get("x-request-id", "")[:128]
+        return sample, request_id, options.terms(time.monotonic_ns(), model.spec.policy), parameters
+
+    @staticmethod
+    async def _encoded(asked: Asked, outputs: Mapping[str, Array], mark: bytes) -> bytes:
+        request, options = asked.request, asked.options
+        encode = partial(_encode_hooked, asked.route.encoder, request, options, outputs, before(request.id, mark))
         if _is_large(options.plan, list(outputs.values())):
             return await asyncio.get_running_loop().run_in_executor(None, encode)
         return encode()
@@ -223,13 +281,13 @@ class RpcInference:
     # -- encoding ----------------------------------------------------------------------------------------------
 
     @staticmethod
-    def encode(encoding: Encoder | Planned, request: InferRequest, final: bool) -> bytes | partial[bytes]:
+    def encode(encoding: Encoder | Planned, request: InferRequest, mark: bytes) -> bytes | partial[bytes]:
         """Encode what a request has come back with; or give what encodes it, where that is work for a thread.
 
         Raises: InferError.
         """
         outputs = request.outputs or []
-        between = before(request.id, final) if final or request.id else b""
+        between = before(request.id, mark)
         if isinstance(encoding, Planned):
             encode = partial(_encode_planned, encoding, request, between)
             return encode if _is_large(encoding.plan, outputs) else encode()
@@ -254,9 +312,13 @@ def _encode_hooked(
     finished = [
         finish(model, (name, _datatype_of(outputs[name])), asked.get(name, BINARY), outputs[name]) for name in names
     ]
-    if isinstance(plan, Ways):
-        plan.release()
     return encoder.finished(finished, between)
+
+
+def _release(options: Options) -> None:
+    """Let go of the shared memory that a request's outputs went into."""
+    if isinstance(options.plan, Ways):
+        options.plan.release()
 
 
 def _datatype_of(array: Array) -> str:

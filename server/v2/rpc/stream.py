@@ -1,5 +1,6 @@
-"""ModelStreamInfer: requests in, answers out, in the order of the requests. Called by the gRPC lane.
+"""ModelStreamInfer: requests in, answers out. Called by the gRPC lane.
 
+Answers come in the order of the requests; those of a decoupled model in their own order, whatever else is under way.
 What is wrong with a request is said in its answer, and the stream goes on; metadata `triton_grpc_error: true` asks for
 the stream to end with the error's status instead. Source: Triton server, stream_infer_handler.cc.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +21,7 @@ from penstock.server.health import Health
 from penstock.server.v2.regions import LargeRead
 
 from .calls import as_refusal, brief
-from .encode import stream_answer, stream_error
+from .encode import FINAL, MORE, Encoder, before, stream_answer, stream_error
 from .health import SHUTTING_DOWN
 from .inference import LARGE_BYTES, Asked, RpcInference
 from .pulse import Pulse
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 MAX_UNDER_WAY = 4096
 MAX_UNDER_WAY_BYTES = 256 << 20
 """What one stream may have under way: requests, and the bytes of their messages. More is refused, one by one."""
+MAX_ANSWERED = 256
+"""Requests of decoupled models that one stream has answers made of at a time: each may have some ahead. More wait."""
 CLOSES = "triton_grpc_error"
 
 
@@ -56,10 +60,10 @@ class ModelStreamInfer:
 class Slot:
     """One request's place in its stream. `answer` is what is to be sent once all before it has been; b"" until then.
 
-    `call` is the stream's.
+    `call` is the stream's. `names`, of a decoupled model's only, encodes its empty answers: it waits for no other's.
     """
 
-    __slots__ = ("answer", "encoding", "error", "id", "nbytes", "request", "stream", "task")
+    __slots__ = ("answer", "encoding", "error", "id", "names", "nbytes", "request", "stream", "task")
 
     def __init__(self, stream: Stream, nbytes: int) -> None:
         self.stream = stream
@@ -68,6 +72,7 @@ class Slot:
         self.answer = b""
         self.error: InferError | None = None
         self.encoding: Any = None
+        self.names: Encoder | None = None
         self.request: InferRequest | None = None
         self.task: asyncio.Task[None] | None = None
 
@@ -84,14 +89,14 @@ class Slot:
         try:
             if request.error is not None:
                 raise request.error
-            answer = RpcInference.encode(self.encoding, request, final=True)
+            answer = RpcInference.encode(self.encoding, request, FINAL)
             if isinstance(answer, partial):
                 self.work(partial(self._encode_slowly, answer))
                 return
             self.answer = stream_answer(answer)
         except Exception as error:  # noqa: BLE001 - one answer's failure must not take its batch mates' answers
             self.error = as_refusal(error, "ModelStreamInfer", self.id)
-        self.stream.flush()
+        self.stream.settle(self)
 
     def work(self, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
         """Do on a task what takes more than a moment."""
@@ -105,7 +110,7 @@ class Slot:
             self.error = as_refusal(error, "ModelStreamInfer", self.id)
         self.task = None
         if self.request is None:
-            self.stream.flush()
+            self.stream.settle(self)
 
     async def _encode_slowly(self, encode: partial[bytes]) -> None:
         self.answer = stream_answer(await asyncio.get_running_loop().run_in_executor(None, encode))
@@ -117,8 +122,11 @@ class Slot:
 
 
 class Stream:
-    """One stream. Invariant: `_slots` are the requests that have no answer yet, in order; answers leave from its front.
+    """One stream.
 
+    Invariant: `_slots` are the requests that have no answer yet, in order; answers leave from its front. `_loose` are
+    those of decoupled models, which leave as they come. `_held` are messages that wait until one before them, which may
+    be of their sequence, has been decoded on a thread (`_reading`).
     `ended` is whether the call has ended, by whichever side.
     """
 
@@ -127,6 +135,10 @@ class Stream:
         self.ended = False
         self._owner = owner
         self._slots: deque[Slot] = deque()
+        self._loose: dict[Slot, None] = {}
+        self._held: deque[tuple[Slot, bytes]] = deque()
+        self._reading = False
+        self._room = asyncio.Semaphore(MAX_ANSWERED)
         self._nbytes = 0
         self._half_closed = False
         self._closes = call.metadata.get(CLOSES, "").strip().lower() == "true"
@@ -143,41 +155,70 @@ class Stream:
         self._slots.append(slot)
         self._nbytes += slot.nbytes
         try:
-            if len(self._slots) > MAX_UNDER_WAY or (self._nbytes > MAX_UNDER_WAY_BYTES and len(self._slots) > 1):
+            count = len(self._slots) + len(self._loose)
+            if count > MAX_UNDER_WAY or (self._nbytes > MAX_UNDER_WAY_BYTES and count > 1):
                 raise InferError(Code.OVERLOADED, "Exceeds maximum queue size")
+        except InferError as error:
+            self._refuse(slot, message, error)
+            return
+        if self._reading:
+            self._held.append((slot, message))
+        else:
+            self._start(slot, message)
+
+    def _start(self, slot: Slot, message: bytes) -> None:
+        try:
             self._begin(slot, message)
         except Exception as error:  # noqa: BLE001 - it concerns one request, and the stream goes on
-            slot.request = None
-            slot.error = as_refusal(error, "ModelStreamInfer")
-            slot.id = slot.id or _id_of(self._owner.inference, message)
-            self.flush()
+            self._refuse(slot, message, as_refusal(error, "ModelStreamInfer"))
+
+    def _refuse(self, slot: Slot, message: bytes, error: InferError) -> None:
+        slot.request = None
+        slot.error = error
+        slot.id = slot.id or _id_of(self._owner.inference, message)
+        self.settle(slot)
+
+    def _go_on(self) -> None:
+        """Begin what waited for a message to be decoded."""
+        self._reading = False
+        while self._held and not self._reading and not self.ended:
+            self._start(*self._held.popleft())
 
     def half_closed(self) -> None:
         """End when the last answer has left."""
         self._half_closed = True
-        self.flush()
+        self._flush()
 
     # -- steps -------------------------------------------------------------------------------------------------
 
     def _begin(self, slot: Slot, message: bytes) -> None:
         inference, sink = self._owner.inference, self._owner
         found = inference.find(message, sink)
-        if found is not None:
-            asked = Asked(*found)
-        else:
-            if len(message) >= LARGE_BYTES:
-                slot.work(partial(self._begin_slowly, slot, message))
+        asked = Asked(*found) if found is not None else None
+        if asked is None:
+            with suppress(LargeRead):
+                asked = inference.decode(message, sink) if len(message) < LARGE_BYTES else None
+            if asked is None:
+                self._reading = inference.may_be_ordered(message)
+                slot.work(partial(self._begin_slowly, slot, message, self._reading))
                 return
-            try:
-                asked = inference.decode(message, sink)
-            except LargeRead:
-                slot.work(partial(self._begin_slowly, slot, message))
-                return
+        if asked.several:
+            self._loosen(slot, asked)
         if asked.hooked:
             slot.id = asked.request.id
             inference.hold(asked.route.model, slot.work(partial(self._pass_hooks, slot, asked)))
         else:
             self._submit(slot, asked)
+
+    def _loosen(self, slot: Slot, asked: Asked) -> None:
+        """Take a request out of the order."""
+        slot.names = asked.route.encoder
+        if self._slots[-1] is slot:
+            self._slots.pop()
+        else:
+            self._slots.remove(slot)
+        self._loose[slot] = None
+        self._flush()
 
     def _submit(self, slot: Slot, asked: Asked) -> None:
         slot.id = asked.request.id
@@ -185,9 +226,16 @@ class Stream:
         slot.request = asked.request
         self._owner.inference.submit(asked.request, asked.options, slot)
 
-    async def _begin_slowly(self, slot: Slot, message: bytes) -> None:
+    async def _begin_slowly(self, slot: Slot, message: bytes, ordered: bool) -> None:
         try:
-            asked = await self._owner.inference.decode_slowly(message, self._owner)
+            try:
+                asked = await self._owner.inference.decode_slowly(message, self._owner)
+            finally:
+                if ordered:
+                    # by then it is in its queue, or among its hooks' requests
+                    asyncio.get_running_loop().call_soon(self._go_on)
+            if asked.several and not self.ended:
+                self._loosen(slot, asked)
             if asked.hooked:
                 slot.id = asked.request.id
                 await self._pass_hooks(slot, asked)
@@ -199,30 +247,56 @@ class Stream:
             raise
 
     async def _pass_hooks(self, slot: Slot, asked: Asked) -> None:
-        slot.answer = stream_answer(await self._owner.inference.pass_hooks(asked, self.call.metadata, final=True))
+        inference, call = self._owner.inference, self.call
+        if not asked.several:
+            slot.answer = stream_answer(await inference.pass_hooks(asked, call.metadata, FINAL))
+            return
+        async with self._room, aclosing(inference.answers(asked, call.metadata)) as answers:
+            # a client that does not read makes the generator wait, to begin with and after each answer
+            await call.drained()
+            async for answer in answers:
+                await call.drained()
+                if isinstance(answer, InferError):
+                    self._tell(slot, answer, MORE)
+                else:
+                    call.send(answer)
 
-    def flush(self) -> None:
+    def settle(self, slot: Slot) -> None:
+        """Send what a request has come to, in its turn."""
+        if slot in self._loose:
+            del self._loose[slot]
+            self._send(slot)
+        self._flush()
+
+    def _flush(self) -> None:
         """Send what is done, up to the first request that is not."""
         slots = self._slots
         while slots and slots[0].done and not self.ended:
-            slot = slots.popleft()
-            self._nbytes -= slot.nbytes
-            error = slot.error
-            if error is None:
-                self.call.send(slot.answer)
-            elif self._closes:
-                self._close(GRPC_STATUS[error.code], brief(error.message))
-            else:
-                self.call.send(stream_error(brief(error.message), slot.id))
-        if self._half_closed and not slots and not self.ended:
+            self._send(slots.popleft())
+        if self._half_closed and not slots and not self._loose and not self.ended:
             self._leave()
             self.call.finish()
+
+    def _send(self, slot: Slot) -> None:
+        self._nbytes -= slot.nbytes
+        if slot.error is not None:
+            self._tell(slot, slot.error, FINAL)
+        elif slot.answer:
+            self.call.send(slot.answer)
+
+    def _tell(self, slot: Slot, error: InferError, mark: bytes) -> None:
+        """Answer with an error."""
+        text, between = brief(error.message), before(slot.id, mark)
+        if self._closes:
+            self._close(GRPC_STATUS[error.code], text)
+        else:
+            self.call.send(stream_error(text, slot.names.empty(between) if slot.names is not None else between))
 
     # -- endings -----------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
         """End an idle stream when the server is on its way out: its client will not."""
-        if not self._slots and not self._owner.health.live():
+        if not self._slots and not self._loose and not self._owner.health.live():
             self._close(Status.UNAVAILABLE, SHUTTING_DOWN)
 
     def _close(self, status: Status, text: str) -> None:
@@ -232,13 +306,15 @@ class Stream:
     def cancel(self) -> None:
         """Cancel all that is under way: nobody waits for it any more."""
         self._leave()
-        for slot in self._slots:
+        for slot in (*self._slots, *self._loose):
             request, slot.request = slot.request, None
             if request is not None:
                 self._owner.inference.engine.cancel(request)
             if slot.task is not None:
                 slot.task.cancel()
         self._slots.clear()
+        self._loose.clear()
+        self._held.clear()
 
     def _leave(self) -> None:
         self.ended = True

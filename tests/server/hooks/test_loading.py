@@ -335,3 +335,58 @@ class TestInstances:
 
         assert _pre(module)("s").startswith("my-hooks_v2@")
         module.close()
+
+
+class TestSeveralAnswers:
+    YIELDS = "def post_inference(prediction, metadata):\n    yield 1\n"
+    WRAPPED = """
+        import functools
+        def traced(function):
+            @functools.wraps(function)
+            def call(*given): return function(*given)
+            return call
+        @traced
+        def post_inference(prediction, metadata):
+            yield from prediction
+    """
+
+    @pytest.mark.parametrize("source", [YIELDS, WRAPPED])
+    def test_post_may_yield_where_the_model_is_decoupled(self, write: Write, source: str) -> None:
+        path = write(source)
+        module = HookModule(path, decoupled=True)
+        module.close()
+
+        assert module.yields
+        assert check_file(path, decoupled=True) == []
+
+    def test_a_function_in_it_that_yields_is_none(self, write: Write) -> None:
+        path = write("def post_inference(prediction, metadata):\n    def own(): yield 1\n    return [*own()]")
+        module = HookModule(path, decoupled=True)
+        module.close()
+
+        assert not module.yields
+        assert check_file(path) == []
+
+    OTHERWISE = "model_transaction_policy { decoupled: true } in its config.pbtxt says otherwise"
+
+    @pytest.mark.parametrize(
+        ("source", "decoupled", "text"),
+        [
+            (YIELDS, False, f"post_inference yields, and this model has one answer for each request: {OTHERWISE}"),
+            (
+                "def pre_inference(sample, metadata):\n    yield 1\n", True,
+                "pre_inference yields, and a sample makes one set of inputs; post_inference may",
+            ),
+            (
+                "async def post_inference(prediction, metadata):\n    yield 1\n", True,
+                "post_inference yields in an async def; one that yields is a plain def",
+            ),
+        ],
+    )  # fmt: skip
+    def test_elsewhere_it_is_refused_in_words(self, write: Write, source: str, decoupled: bool, text: str) -> None:
+        path = write(source)
+        with pytest.raises(InferError) as refused:
+            HookModule(path, decoupled=decoupled)
+
+        assert refused.value.message == f"hooks file {path}: {text}"
+        assert check_file(path, decoupled=decoupled) == [f"{path}:1: {text}"]

@@ -2,12 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
-import textwrap
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +12,9 @@ import pytest
 
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching.model import Model
 from penstock.batching.request import Terms
-from penstock.batching.spec import BatchPolicy, HookSpec
-from penstock.server.hooks import Hooks
 from penstock.server.hooks.replicas import DEFAULT_REPLICAS, MAX_HANGING
-from tests.fakes import fake_model
+from tests.server.hooks.stage import GUARD_S, Act, PuppetEngine, Stage, is_set, refusal
 
 SEED_003 = """
     import numpy as np
@@ -73,7 +66,6 @@ REMEMBERS = """
         return [current["x"], prediction[0][0, 0]]
 """
 IRIS = {"sepal_length": 5.2, "sepal_width": 3.6, "petal_length": 1.4, "petal_width": 0.3}
-GUARD_S = 10.0
 
 
 def _later_ns() -> int:
@@ -81,126 +73,8 @@ def _later_ns() -> int:
     return time.monotonic_ns() + 31_000_000_000
 
 
-class PuppetEngine:
-    """Runs what has come together when the test says so, or at once; `sizes` records how much that was."""
-
-    def __init__(self, function: Callable[[list[Any]], list[Any]] = list, *, at_once: bool = False) -> None:
-        self.sizes: list[int] = []
-        self._function = function
-        self._at_once = at_once
-        self._waiting: list[tuple[list[Any], asyncio.Future[list[Any]]]] = []
-        self._came = asyncio.Event()
-
-    async def infer(
-        self,
-        model: Model,
-        inputs: list[Any],
-        *,
-        wanted: Any = None,
-        terms: Any = None,
-        id: str = "",  # noqa: A002
-    ) -> list[Any]:
-        if self._at_once:
-            return self._function(inputs)
-        future = asyncio.get_running_loop().create_future()
-        self._waiting.append((inputs, future))
-        self._came.set()
-        return await future  # type: ignore[no-any-return]
-
-    @property
-    def waiting(self) -> int:
-        return len(self._waiting)
-
-    async def gather(self, count: int) -> None:
-        while len(self._waiting) < count:
-            self._came.clear()
-            await self._came.wait()
-
-    def run(self) -> None:
-        batch, self._waiting = self._waiting, []
-        self.sizes.append(len(batch))
-        for inputs, future in batch:
-            if not future.done():
-                future.set_result(self._function(inputs))
-
-
-class Stage:
-    """A model with hooks; what it loads, it closes."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._open: list[Hooks] = []
-        self._gates: list[threading.Event] = []
-
-    async def load(
-        self, source: str | None, engine: PuppetEngine | None = None, signature: Signature | None = None, **options: Any
-    ) -> Hooks:
-        policy = BatchPolicy(max_queue_rows=options.pop("max_queue_rows", 1024))
-        hooks = None
-        if source is not None:
-            path = self._folder / "hooks.py"
-            path.write_text(textwrap.dedent(source))
-            hooks = HookSpec(path, **options)
-        self.model = fake_model(signature=signature, hooks=hooks)
-        self.model.spec = replace(self.model.spec, policy=policy)
-        self._open.append(await Hooks.load(engine or PuppetEngine(at_once=True), self.model))
-        return self._open[-1]
-
-    def sample(self, x: float = 0.0, *, is_open: bool = False) -> dict[str, Any]:
-        sample: dict[str, Any] = {"x": x, "began": threading.Event(), "gate": threading.Event()}
-        self._gates.append(sample["gate"])
-        if is_open:
-            sample["gate"].set()
-        return sample
-
-    def open_all(self) -> None:
-        for gate in self._gates:
-            gate.set()
-
-    async def close(self) -> None:
-        self.open_all()
-        for hooks in self._open:
-            await hooks.close()
-
-
-@pytest.fixture
-def act(tmp_path: Path) -> Iterator[Callable[[Callable[[Stage], Awaitable[None]]], None]]:
-    def run(scene: Callable[[Stage], Awaitable[None]]) -> None:
-        async def whole() -> None:
-            stage = Stage(tmp_path)
-            async with asyncio.timeout(GUARD_S):
-                await scene(stage)
-                await stage.close()
-
-        asyncio.run(whole())
-
-    yield run
-    assert _left_behind() == []
-
-
-def _left_behind() -> list[str]:
-    """Wait for the threads of closed hooks; give what they forgot to take with them."""
-    threads = [thread for thread in threading.enumerate() if thread.name.startswith("hooks-")]
-    for thread in threads:
-        thread.join(GUARD_S)
-    return [name for name in list(sys.modules) if name.startswith("hooks@")]
-
-
-async def _set(event: threading.Event) -> None:
-    assert await asyncio.to_thread(event.wait, GUARD_S)
-
-
-async def _refusal(awaitable: Awaitable[Any]) -> tuple[Code, str]:
-    with pytest.raises(InferError) as refused:
-        await awaitable
-    return refused.value.code, refused.value.message
-
-
 def _iris(*outputs: TensorSpec) -> Signature:
     return Signature((TensorSpec("input", "FP32", (-1, 4)),), outputs, batched=True)
-
-
-Act = Callable[[Callable[[Stage], Awaitable[None]]], None]
 
 
 class TestAnswers:
@@ -249,7 +123,7 @@ class TestAnswers:
             assert await post.predict([1, 2, 3, 4]) == b"10.0"
             assert (neither.has_pre, pre.has_pre, post.has_pre) == (False, True, False)
             assert (neither.has_post, pre.has_post, post.has_post) == (False, False, True)
-            assert (await _refusal(neither.predict([1]))) == (
+            assert (await refusal(neither.predict([1]))) == (
                 Code.INVALID,
                 'key "x": failed to convert to numpy array: cannot reshape array of size 1 into shape (1,4)',
             )
@@ -289,7 +163,7 @@ class TestAnswers:
             sample = stage.sample(1)
 
             assert await hooks.predict(sample) == b"[1.0,1,false]"
-            await _set(sample["began"])
+            await is_set(sample["began"])
             assert await hooks.predict(stage.sample(2)) == b"[2.0,2,false]"
 
         act(scene)
@@ -313,7 +187,7 @@ class TestAnswers:
     def test_what_tensors_cannot_carry_is_refused_on_infer_only(self, act: Act) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load("def post_inference(prediction, metadata): return {'a': {'b': 1}}")
-            code, text = await _refusal(hooks.infer({"x": np.ones((1, 4), np.float32)}))
+            code, text = await refusal(hooks.infer({"x": np.ones((1, 4), np.float32)}))
 
             assert await hooks.predict([1, 2, 3, 4]) == b'{"a":{"b":1}}'
             assert code is Code.INVALID
@@ -466,12 +340,12 @@ class TestHarm:
 
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(source)
-            code, text = await _refusal(hooks.predict([0] * 4, "id8"))
+            code, text = await refusal(hooks.predict([0] * 4, "id8"))
 
             assert (code, text) == (
                 Code.INTERNAL, "post_inference failed; the log has the rest under request id id8",
             )  # fmt: skip
-            _, text = await _refusal(hooks.predict([0] * 4))
+            _, text = await refusal(hooks.predict([0] * 4))
             assert text.rpartition(" ")[2] in {record.__dict__["request_id"] for record in caplog.records[1:]}
 
         act(scene)
@@ -490,7 +364,7 @@ class TestHarm:
 
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(source)
-            code, text = await _refusal(hooks.predict(None))
+            code, text = await refusal(hooks.predict(None))
 
             assert code is Code.INTERNAL
             assert text.startswith("pre_inference failed")
@@ -498,7 +372,7 @@ class TestHarm:
 
         act(scene)
 
-    def test_a_hook_may_choose_its_own_refusal(self, act: Act) -> None:
+    def test_a_hook_may_choose_its_ownrefusal(self, act: Act) -> None:
         source = """
             from penstock.backends.errors import Code, InferError
             def post_inference(prediction, metadata): raise InferError(Code.UNSUPPORTED, "no cats")
@@ -507,7 +381,7 @@ class TestHarm:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(source)
 
-            assert await _refusal(hooks.predict([0] * 4)) == (Code.UNSUPPORTED, "no cats")
+            assert await refusal(hooks.predict([0] * 4)) == (Code.UNSUPPORTED, "no cats")
 
         act(scene)
 
@@ -520,8 +394,8 @@ class TestHarm:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(source)
 
-            assert await _refusal(hooks.predict({"z": 1})) == (Code.INVALID, 'missing key "x"')
-            code, text = await _refusal(hooks.predict([1, 2, 3, 4]))
+            assert await refusal(hooks.predict({"z": 1})) == (Code.INVALID, 'missing key "x"')
+            code, text = await refusal(hooks.predict([1, 2, 3, 4]))
             assert code is Code.INTERNAL
             assert "bytes" in text
 
@@ -535,12 +409,12 @@ class TestHarm:
             hooks = await stage.load(GATED, replicas=replicas)
             stuck = stage.sample()
             hanging = asyncio.create_task(hooks.predict(stuck))
-            await _set(stuck["began"])
+            await is_set(stuck["began"])
             waiting = [asyncio.create_task(hooks.predict(stage.sample(x, is_open=True))) for x in range(4)]
             await asyncio.sleep(0)
             hooks.watch(_later_ns())
 
-            assert await _refusal(hanging) == (
+            assert await refusal(hanging) == (
                 Code.EXPIRED,
                 "pre_inference of model 'm' took longer than its limit of 30 s",
             )
@@ -563,8 +437,8 @@ class TestHarm:
             hooks = await stage.load(source, timeout_s=0.01)
             sample = stage.sample()
 
-            assert (await _refusal(hooks.predict(sample)))[0] is Code.EXPIRED
-            await _set(sample["gate"])
+            assert (await refusal(hooks.predict(sample)))[0] is Code.EXPIRED
+            await is_set(sample["gate"])
 
         act(scene)
 
@@ -585,11 +459,11 @@ class TestHarm:
             hooks = await stage.load(source)
             sample = stage.sample()
             call = asyncio.create_task(hooks.predict(sample))
-            await _set(sample["began"])
+            await is_set(sample["began"])
             hooks.watch(_later_ns())
 
-            assert (await _refusal(call))[0] is Code.EXPIRED
-            await _set(sample["gate"])
+            assert (await refusal(call))[0] is Code.EXPIRED
+            await is_set(sample["gate"])
             assert await hooks.predict(stage.sample(1)) == b"[[[1.0,1.0,1.0,1.0]]]"
 
         act(scene)
@@ -600,10 +474,10 @@ class TestHarm:
             before_ns = time.monotonic_ns()
             sample, next_one = stage.sample(1), stage.sample(2)
             calls = [asyncio.create_task(hooks.predict(each)) for each in (sample, next_one)]
-            await _set(sample["began"])
+            await is_set(sample["began"])
             hooks.watch(before_ns + 30_000_000_000)
             sample["gate"].set()
-            await _set(next_one["began"])
+            await is_set(next_one["began"])
             hooks.watch(before_ns + 30_000_000_000)
             next_one["gate"].set()
 
@@ -617,12 +491,12 @@ class TestHarm:
             for _ in range(MAX_HANGING):
                 stuck = stage.sample()
                 call = asyncio.create_task(hooks.predict(stuck))
-                await _set(stuck["began"])
+                await is_set(stuck["began"])
                 hooks.watch(_later_ns())
-                assert (await _refusal(call))[0] is Code.EXPIRED
+                assert (await refusal(call))[0] is Code.EXPIRED
             fine = stage.sample(1, is_open=True)
 
-            assert await _refusal(hooks.predict(fine)) == (
+            assert await refusal(hooks.predict(fine)) == (
                 Code.OVERLOADED,
                 f"{MAX_HANGING} hooks of model 'm' hang past their limit",
             )
@@ -649,7 +523,7 @@ class TestHarm:
             for replicas in (1, "shared"):
                 hooks = await stage.load(source, replicas=replicas)
 
-                assert (await _refusal(hooks.predict(None)))[0] is Code.INTERNAL
+                assert (await refusal(hooks.predict(None)))[0] is Code.INTERNAL
                 assert await hooks.predict(1) == b"[[[1.0,1.0,1.0,1.0]]]"
 
         act(scene)
@@ -696,10 +570,10 @@ class TestQueue:
             hooks = await stage.load(GATED, replicas=1)
             first, second, third = (stage.sample(x) for x in range(3))
             calls = [asyncio.create_task(hooks.predict(sample)) for sample in (first, second, third)]
-            await _set(first["began"])
+            await is_set(first["began"])
             calls[1].cancel()
             first["gate"].set()
-            await _set(third["began"])
+            await is_set(third["began"])
             third["gate"].set()
             answers = await asyncio.gather(*calls, return_exceptions=True)
 
@@ -726,7 +600,7 @@ class TestQueue:
             hooks = await stage.load(source, replicas=1)
             gone, next_one = stage.sample(), stage.sample()
             call = asyncio.create_task(hooks.predict(gone))
-            await _set(gone["began"])
+            await is_set(gone["began"])
             call.cancel()
             following = asyncio.create_task(hooks.predict(next_one))
             await asyncio.gather(call, return_exceptions=True)
@@ -762,12 +636,12 @@ class TestQueue:
             hooks = await stage.load(GATED, replicas=replicas)
             first, late = stage.sample(), stage.sample()
             call = asyncio.create_task(hooks.predict(first))
-            await _set(first["began"])
+            await is_set(first["began"])
             expired = asyncio.create_task(hooks.predict(late, "", Terms(deadline_ns=time.monotonic_ns())))
             if replicas == "shared":
                 first["gate"].set()
 
-            assert await _refusal(expired) == (Code.EXPIRED, "Request timeout expired")
+            assert await refusal(expired) == (Code.EXPIRED, "Request timeout expired")
             assert not late["began"].is_set()
             first["gate"].set()
             await call
@@ -782,7 +656,7 @@ class TestQueue:
             await engine.gather(1)
             closing = asyncio.create_task(hooks.close())
             await asyncio.sleep(0)
-            assert (await _refusal(hooks.predict({"x": 9})))[0] is Code.NOT_READY
+            assert (await refusal(hooks.predict({"x": 9})))[0] is Code.NOT_READY
             for _ in range(3):
                 await engine.gather(1)
                 engine.run()
@@ -807,7 +681,7 @@ class TestLoad:
     )
     def test_mistakes_fail_the_load(self, act: Act, source: str, options: dict[str, Any], text: str) -> None:
         async def scene(stage: Stage) -> None:
-            code, message = await _refusal(stage.load(source, **options))
+            code, message = await refusal(stage.load(source, **options))
 
             assert code is Code.INVALID
             assert text in message
@@ -829,7 +703,7 @@ class TestLoad:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(PLAIN)
             await hooks.predict({"x": 1})
-            await _refusal(hooks.predict({}))
+            await refusal(hooks.predict({}))
             counted = stage.model.statistics.snapshot()
 
             assert {name: histogram.count for name, histogram in counted.hook_histograms.items()} == {

@@ -54,21 +54,19 @@ def test_every_field_and_parameter_is_in_the_docs(name: str) -> None:
     ("field", "text"),
     [
         ("runtime", 'runtime: "x"'),
-        ("input.reshape", 'input { name: "x" data_type: TYPE_FP32 dims: 1 reshape { shape: [] } }'),
-        ("input.allow_ragged_batch", 'input { name: "x" data_type: TYPE_FP32 dims: 1 allow_ragged_batch: true }'),
+        (
+            "input.is_non_linear_format_io",
+            'input { name: "x" data_type: TYPE_FP32 dims: 1 is_non_linear_format_io: true }',
+        ),
         ("output.is_shape_tensor", 'output { name: "x" data_type: TYPE_FP32 dims: 1 is_shape_tensor: true }'),
-        ("batch_input", "batch_input { kind: BATCH_ELEMENT_COUNT }"),
-        ("optimization.priority", "optimization { priority: PRIORITY_MAX }"),
         ("optimization.cuda", "optimization { cuda { graphs: true } }"),
-        ("dynamic_batching.preserve_ordering", "dynamic_batching { preserve_ordering: true }"),
-        ("dynamic_batching.priority_levels", "dynamic_batching { priority_levels: 2 }"),
-        ("sequence_batching", "sequence_batching { }"),
-        ("ensemble_scheduling", 'ensemble_scheduling { step [ { model_name: "a" model_version: -1 } ] }'),
-        ("instance_group.passive", "instance_group { passive: true }"),
-        ("instance_group.rate_limiter", "instance_group [ { count: 1 }, { rate_limiter { priority: 1 } } ]"),
-        ("model_warmup", 'model_warmup { name: "w" }'),
-        ("model_transaction_policy.decoupled", "model_transaction_policy { decoupled: true }"),
-        ("response_cache.enable", "response_cache { enable: true }"),
+        ("sequence_batching.iterative_sequence", "sequence_batching { iterative_sequence: true }"),
+        (
+            "ensemble_scheduling.step.model_namespace",
+            'ensemble_scheduling { step [ { model_name: "a" model_version: -1 model_namespace: "b" } ] }',
+        ),
+        ("instance_group.profile", 'instance_group [ { count: 1 }, { profile: "1" } ]'),
+        ("instance_group.secondary_devices", "instance_group { secondary_devices { device_id: 1 } }"),
         ("model_metrics", "model_metrics { }"),
     ],
 )
@@ -110,6 +108,7 @@ parameters { key: "memory.enable_memory_arena_shrinkage" value { string_value: "
         "model.file": "net.onnx",
         "model.versions": ("specific", (1, 3)),
         "batching.max_batch_size": 16,
+        "batching.held": True,
         "batching.preferred": (4, 8),
         "batching.max_queue_delay_us": 100,
         "batching.default_timeout_us": 9,
@@ -155,17 +154,47 @@ parameters { key: "memory.enable_memory_arena_shrinkage" value { string_value: "
         ),
         ("dynamic_batching { preferred_batch_size: 0 }", "dynamic batching preferred size must be positive for m"),
         (
-            "dynamic_batching { default_queue_policy { timeout_action: DELAY } }",
-            "field 'dynamic_batching.default_queue_policy.timeout_action' is supported as REJECT only",
+            "dynamic_batching { priority_levels: 2 }",
+            "default priority level must be in range [1, 2] for m",
         ),
-        ("instance_group { kind: KIND_GPU }", "instance group 0 has kind KIND_GPU but no GPUs are available"),
+        (
+            "dynamic_batching { priority_levels: 2 default_priority_level: 3 }",
+            "default priority level must be in range [1, 2] for m",
+        ),
+        (
+            "dynamic_batching { priority_levels: 2 default_priority_level: 1 priority_queue_policy { key: 3 value {} }}",
+            "priority queue policy must have priority level in range [1, 2] for m",
+        ),
+        (
+            "dynamic_batching { default_priority_level: 1 }",
+            "field 'dynamic_batching.default_priority_level' means nothing without 'priority_levels' for m",
+        ),
+        (
+            "dynamic_batching { priority_queue_policy { key: 1 value { } } }",
+            "field 'dynamic_batching.priority_queue_policy' means nothing without 'priority_levels' for m",
+        ),
+        (
+            "dynamic_batching { preserve_ordering: true priority_levels: 2 default_priority_level: 1 }",
+            "Only one priority level is allowed when 'preserve_ordering' is true for m",
+        ),
+        (
+            (
+                "dynamic_batching { preserve_ordering: true "
+                "default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 1 } }"
+            ),
+            "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for m",
+        ),
+        (
+            "instance_group { kind: KIND_GPU }",
+            "instance group m_0 of model m has kind KIND_GPU but no GPUs are available",
+        ),
         (
             "instance_group { kind: KIND_GPU gpus: 3 }",
-            "instance group 0 has kind KIND_GPU specifies gpu 3, which is not there",
+            "instance group m_0 of model m specifies invalid or unsupported gpu id 3",
         ),
         (
             "instance_group { kind: KIND_CPU gpus: 0 }",
-            "instance group 0 has kind KIND_CPU but specifies one or more GPUs",
+            "instance group m_0 of model m has kind KIND_CPU but specifies one or more GPUs",
         ),
         ("instance_group { count: -1 }", "instance group 0: count must be from 1 to 1024"),
         ("instance_group { count: 1025 }", "instance group 0: count must be from 1 to 1024"),
@@ -212,7 +241,7 @@ def test_gpus_nobody_has_looked_for_are_left_to_the_runtime() -> None:
     assert findings == []
     assert stated.values["instances"] == (InstanceGroup(1, ("cuda:1",)), InstanceGroup(2, ("cpu",)))
     assert messages("instance_group { kind: KIND_GPU }", None) == [
-        "instance group 0 has kind KIND_GPU but names no gpus"
+        "instance group m_0 of model m has kind KIND_GPU but specifies no GPUs"
     ]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.backends.errors import Code, InferError
+from penstock.batching.request import InSequence
 from penstock.server.v2.regions import OFF, Regions
 from penstock.server.v2.said import MAX_CLASSES, RESERVED, Classes, Parameters, Ways, outputs, parameters
 from tests.fakes import fake_model
@@ -32,7 +33,10 @@ class TestParameters:
             "binary_data_output": True,
         }
 
-        assert parameters(own | known) == Parameters(binary=True, timeout_us=7, hooks=True, custom=own)
+        expected = Parameters(
+            binary=True, timeout_us=7, custom=own, priority=2**64 - 1, sequence=InSequence("a", start=True)
+        )
+        assert parameters(own | known) == expected
         assert parameters({"hooks": False}) == Parameters(hooks=False)
 
     @pytest.mark.parametrize(("ms", "us"), [(20, 20_000), (0.25, 250), (1e-9, 1)])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -12,10 +13,11 @@ import numpy as np
 from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
-from penstock.batching.request import InferRequest
+from penstock.batching.request import InferRequest, Terms
 from penstock.server.errors import GRPC_STATUS, pushback_ms
 from penstock.server.grpc.method import Method, Reader, Status
 from penstock.server.health import Health
+from penstock.server.hooks.pull import Answer
 from penstock.server.protobuf import service_pb2
 from penstock.server.v2.rpc.services import Parts, methods
 from tests.fakes import PATIENCE_S, fake_model
@@ -39,6 +41,7 @@ class FakeCall:
     status: Status | None = None
     text: str = ""
     pushback_ms: int = 0
+    reads: asyncio.Event = field(default_factory=asyncio.Event)
 
     def answer(self, message: bytes) -> None:
         self.send(message)
@@ -56,7 +59,10 @@ class FakeCall:
         self._end(status, text)
 
     async def drained(self) -> None:
-        """Nothing is ever kept."""
+        """Wait for `reads`; what is sent is never kept."""
+        while not self.writable and not self.ended:
+            self.reads.clear()
+            await self.reads.wait()
 
     def lose(self) -> None:
         """End it as the lane does when the client has gone."""
@@ -146,7 +152,16 @@ class FakeHooks:
         self.has_pre = False
         self.has_post = function is not None
         self.parameters: Mapping[str, Any] | None = None
+        self.several: Callable[[Mapping[str, Array]], AsyncGenerator[Answer, None]] | None = None
         self._function = function
+
+    async def stream(
+        self, inputs: Mapping[str, Array], request_id: str, terms: Terms, parameters: Mapping[str, Any] | None
+    ) -> AsyncGenerator[Answer, None]:
+        assert self.several is not None
+        async with aclosing(self.several(inputs)) as answers:
+            async for each in answers:
+                yield each
 
     async def infer(
         self, inputs: Mapping[str, Array], request_id: str, deadline_ns: int, parameters: Mapping[str, Any] | None

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.backends.backend import Array
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.server.v2.finish import Finished
-from penstock.server.v2.rpc.encode import Encoder, before, stream_answer, stream_error
+from penstock.server.v2.rpc.encode import FINAL, Encoder, before, stream_answer, stream_error
 from penstock.server.v2.rpc.wire import varint
 from tests.server.v2.rpc.calls import pb
 
@@ -44,7 +44,7 @@ def test_answers_are_what_protobuf_writes(sent: list[tuple[list[int], int, tuple
     for order, count, shape, request_id, final in (*sent, *sent):
         wanted = tuple(order[:count])
         arrays = [made(shape, NAMES[position][1]) for position in wanted]
-        written = encoder.plain(wanted, arrays, before(request_id, final))
+        written = encoder.plain(wanted, arrays, before(request_id, FINAL if final else b""))
         assert written == expected(wanted, arrays, request_id, final=final).SerializeToString(deterministic=True)
 
 
@@ -77,7 +77,7 @@ def test_answers_of_a_stream(content: bytes, text: str, request_id: str) -> None
     answer = expected((1,), [array], request_id, final=True).SerializeToString()
     wrapped = pb.ModelStreamInferResponse.FromString(stream_answer(answer))
     assert wrapped.infer_response.raw_output_contents[0] == content
-    refused = pb.ModelStreamInferResponse.FromString(stream_error(text, request_id))
+    refused = pb.ModelStreamInferResponse.FromString(stream_error(text, before(request_id, FINAL)))
     assert refused.error_message == text.encode("utf-8", "replace").decode()
     assert refused.infer_response.id == request_id
 

@@ -221,3 +221,44 @@ def test_a_stream_that_has_ended_is_freed_without_the_collector(ending: str) -> 
             gc.enable()
 
     run(main)
+
+
+def test_what_may_be_of_one_sequence_waits_for_a_message_that_takes_long_to_read() -> None:
+    async def main() -> None:
+        services = Services()
+        call, reader = services.open()
+        reader.message(request(id="large", parameters={"pad": {"string_param": "x" * 300_000}}).SerializeToString())
+        for name in "abc":
+            reader.message(request(id=name).SerializeToString())
+        assert services.engine.held == []
+        await settled()
+        assert [each.id for each in services.engine.held] == ["large", "a", "b", "c"]
+        services.engine.let_go()
+        # its model is known by now, and has no sequences
+        reader.message(request(id="large", parameters={"pad": {"string_param": "x" * 300_000}}).SerializeToString())
+        reader.message(request(id="d").SerializeToString())
+        await settled()
+        assert [each.id for each in services.engine.held] == ["d", "large"]
+        services.engine.let_go()
+        assert [each[1] for each in sent(call)] == ["large", "a", "b", "c", "large", "d"]
+
+    run(main)
+
+
+@pytest.mark.parametrize("large", [0, 1, 2])
+def test_those_that_wait_for_one_that_is_wrong_go_on(large: int) -> None:
+    async def main() -> None:
+        services = Services()
+        call, reader = services.open()
+        wrong = request(np.zeros((1, 80_000), np.float32), id="wrong", datatype="INT8")
+        for _ in range(large):
+            reader.message(wrong.SerializeToString())
+        reader.message(request(id="good").SerializeToString())
+        reader.half_closed()
+        await settled()
+        services.engine.let_go()
+        await turns()
+        assert [each[1] for each in sent(call)] == ["wrong"] * large + ["good"]
+        assert call.status is Status.OK
+
+    run(main)

@@ -1,0 +1,52 @@
+"""AnswerStatistics: the answers of a model that gives several to a request, counted by their position.
+
+Written by whoever hands them out, on the event loop; read by the statistics endpoints.
+Source: Triton core, infer_stats.cc (ResponseStats), as TRITONBACKEND_ModelInstanceReportResponseStatistics fills it.
+"""
+
+from __future__ import annotations
+
+KEPT_POSITIONS = 256
+"""Answers of a request that are counted; a generator may give any number, and those beyond are not."""
+MEMBERS = ("compute_infer", "compute_output", "success", "fail", "empty_response", "cancel")
+
+
+class AnswerStatistics:
+    """Counts and durations by position, 0 for a request's first answer. Invariant: at most KEPT_POSITIONS of them.
+
+    Units: nanoseconds; `infer_ns` is how long an answer was computed, `output_ns` how long it was made tensors.
+    Threads: the event loop's only.
+    """
+
+    def __init__(self) -> None:
+        self._by_position: list[dict[str, list[int]]] = []
+
+    def record(self, position: int, infer_ns: int, output_ns: int, *, failed: bool = False) -> None:
+        """Count an answer."""
+        parts = {"compute_infer": infer_ns, "compute_output": output_ns}
+        self._add(position, parts | {"fail" if failed else "success": infer_ns + output_ns})
+
+    def record_none(self, position: int, infer_ns: int) -> None:
+        """Count the end of a request that was found where an answer might have been."""
+        self._add(position, {"compute_infer": infer_ns, "empty_response": infer_ns})
+
+    def record_cancelled(self, position: int, ns: int) -> None:
+        """Count the answer that was awaited, or on its way, when the client went away."""
+        self._add(position, {"cancel": ns})
+
+    def snapshot(self) -> dict[str, dict[str, dict[str, int]]]:
+        """Read everything recorded so far, by position and member, as the protocols tell it."""
+        return {
+            str(position): {member: {"count": count, "ns": ns} for member, (count, ns) in members.items()}
+            for position, members in enumerate(self._by_position)
+        }
+
+    def _add(self, position: int, parts: dict[str, int]) -> None:
+        if position >= KEPT_POSITIONS:
+            return
+        while len(self._by_position) <= position:
+            self._by_position.append({member: [0, 0] for member in MEMBERS})
+        for member, ns in parts.items():
+            entry = self._by_position[position][member]
+            entry[0] += 1
+            entry[1] += max(ns, 0)

@@ -1,0 +1,276 @@
+"""Ensembles: models made of models. Each request becomes a request per step, as soon as the step's inputs are there.
+
+Steps go through the Engine's front door like any request, so that those of different requests share batches. Tensors
+are handed on as they are. What may follow what is worked out in steps.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from penstock.backends.errors import Code, InferError
+
+from .admission import admit
+from .loaded import STOPPING
+from .passage import Passage, StepRequest, count_steps, is_step
+from .request import InferRequest
+from .statistics import BACKEND, CANCELED, OTHER, REJECTED
+from .steps import link
+from .timeouts import due_ns
+
+if TYPE_CHECKING:
+    from .batch import Batch
+    from .course import Links, Passed
+    from .model import Model
+
+_KEPT_SHAPES = 256
+_OTHERS = frozenset((Code.EXPIRED, Code.NOT_READY, Code.CANCELLED))
+"""Codes of a step that was not run, though it had been accepted."""
+
+
+class Submits(Protocol):
+    """What is needed of the Engine."""
+
+    stopping: bool
+    trace: Callable[[Model, Batch, int], None] | None
+
+    def submit(self, request: InferRequest) -> None: ...
+    def cancel(self, request: InferRequest) -> None: ...
+    def make_room(self, model: Model) -> None: ...
+    def model(self, name: str, version: str = "") -> Model: ...
+    def hold(self, model: Model) -> None: ...
+    def release(self, model: Model) -> None: ...
+
+
+class Ensemble:
+    """What one ensemble Model has beside other Models: the links to its steps, and what is under way.
+
+    Steps are looked up once, and again when any model has come or gone. Their Models are held from then on, so that
+    none of them is retired while a request may need it.
+    Threads: the event loop's.
+    """
+
+    def __init__(self, model: Model, engine: Submits) -> None:
+        self.model = model
+        self._engine = engine
+        self._links: Links | None = None
+        self.passages: dict[InferRequest, Passage] = {}
+
+    def check(self) -> None:
+        """Check that the models that serve now can be its steps. Raises: InferError."""
+        if self._links is None:
+            link(self.model.spec, self.model.bound, self._engine.model)
+
+    def links(self) -> Links:
+        """Give the steps as they are served now. Raises: InferError."""
+        links = self._links
+        if links is None:
+            links = self._links = link(self.model.spec, self.model.bound, self._engine.model)
+            for model in links.models:
+                self._engine.hold(model)
+        return links
+
+    def forget(self) -> None:
+        """Look the steps up again when the next request comes. What is under way keeps those it has."""
+        links, self._links = self._links, None
+        if links is not None:
+            links.stale = True
+            self.leave(links, 0)
+
+    def leave(self, links: Links, users: int = 1) -> None:
+        """Count requests that need their links no more."""
+        links.users -= users
+        if links.stale and not links.users:
+            for model in links.models:
+                self._engine.release(model)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether its steps serve, fit, and can run."""
+        try:
+            return all(model.healthy for model in self.links().models)
+        except InferError:
+            return False
+
+
+class Ensembles:
+    """Carries the requests of all ensembles of an Engine from step to step; the sink of the steps.
+
+    `left` is told how many requests of a model have come to their end. Threads: the event loop's.
+    """
+
+    def __init__(self, engine: Submits, left: Callable[[Model, int], None]) -> None:
+        self._engine = engine
+        self._left = left
+        self._open: set[Ensemble] = set()
+
+    def adopt(self, model: Model) -> None:
+        """Take charge of an ensemble that is being opened. Raises: InferError when its steps do not serve or fit."""
+        ensemble = Ensemble(model, self._engine)
+        ensemble.check()
+        model.ensemble, model.detours = ensemble, True
+        self._open.add(ensemble)
+
+    def dismiss(self, model: Model) -> None:
+        """Let go of a Model that is retired, if it is an ensemble."""
+        if model.ensemble is not None:
+            model.ensemble.forget()
+            self._open.discard(model.ensemble)
+
+    def forget(self) -> None:
+        """Note that a model has come or gone."""
+        for ensemble in self._open:
+            ensemble.forget()
+
+    # -- a request ---------------------------------------------------------------------------------------------
+
+    def start(self, parent: InferRequest) -> None:
+        """Begin a request's first steps, all of them or none. Raises: InferError."""
+        model = parent.model
+        ensemble = model.ensemble
+        if ensemble is None:
+            raise ValueError(f"'{model.name}' is no ensemble")
+        try:
+            # the steps of what was accepted are finished, whatever they are
+            if (self._engine.stopping or model.closing) and not is_step(parent):
+                raise InferError(Code.NOT_READY, STOPPING)
+            links = ensemble.links()
+        except InferError:
+            model.statistics.record_failure(REJECTED, parent.start_ns, time.monotonic_ns())
+            raise
+        passage = Passage(ensemble, parent, links, links.course(parent.wanted))
+        links.users += 1
+        model.inflight += 1
+        ensemble.passages[parent] = passage
+        if passage.left:
+            self._move(passage)
+        else:
+            # what it wants is what it has brought
+            self._finish(passage)
+        passage.opening = False
+        if passage.ended and parent.error is not None:
+            raise parent.error
+
+    def cancel(self, parent: InferRequest) -> None:
+        """Take a request back: its steps that wait are taken back too, and no more are begun."""
+        ensemble = parent.model.ensemble
+        passage = None if ensemble is None else ensemble.passages.get(parent)
+        if passage is not None:
+            self._end(passage)
+            parent.model.statistics.record_failure(CANCELED, parent.start_ns, time.monotonic_ns())
+
+    def deliver(self, requests: Sequence[InferRequest]) -> None:
+        """Take steps that are done, and go on with what they belong to."""
+        for request in requests:
+            passage: Passage = request.context
+            passage.pending.discard(request)
+            if passage.ended or type(request) is not StepRequest:
+                continue
+            if request.error is not None:
+                self._fail(passage, request.error, OTHER if request.error.code in _OTHERS else BACKEND)
+                continue
+            passage.put(request.step, request.outputs or [])
+            if passage.left:
+                self._move(passage)
+            else:
+                self._finish(passage)
+
+    def _move(self, passage: Passage) -> None:
+        """Submit the steps that are ready. One that is answered at once comes back here before it is over."""
+        if passage.moving:
+            return
+        passage.moving = True
+        try:
+            while passage.ready and not passage.ended:
+                self._submit(passage, passage.ready.pop(0))
+        except InferError as error:
+            self._fail(passage, error, REJECTED)
+        finally:
+            passage.moving = False
+
+    def _submit(self, passage: Passage, step: Passed) -> None:
+        model, parent = step.model, passage.parent
+        inputs = passage.inputs(step)
+        rows, key = _admitted(model, tuple([None if array is None else array.shape for array in inputs]))
+        request = StepRequest(model, inputs, rows, key, step.wanted, self)
+        request.step = step
+        request.context = passage
+        request.id = parent.id
+        request.nbytes = sum([array.nbytes for array in inputs if array is not None])
+        if parent.deadline_ns or model.timed:
+            request.deadline_ns = _deadline_ns(parent, model)
+        request.target_ns, request.priority, request.sequence = parent.target_ns, parent.priority, parent.sequence
+        if model.scheduler.full():
+            # as a transport does: a loop turn may bring more than a queue holds
+            self._engine.make_room(model)
+            if passage.ended:
+                # what ran for it was a step of the same request
+                return
+        passage.pending.add(request)
+        try:
+            self._engine.submit(request)
+        except InferError:
+            passage.pending.discard(request)
+            raise
+
+    # -- its end -----------------------------------------------------------------------------------------------
+
+    def _finish(self, passage: Passage) -> None:
+        parent = passage.parent
+        model = parent.model
+        try:
+            parent.outputs = passage.outputs()
+        except InferError as error:
+            self._fail(passage, error, BACKEND)
+            return
+        self._end(passage)
+        batch, now_ns = passage.batch(), time.monotonic_ns()
+        model.statistics.record_batch(batch, now_ns)
+        self._hand_out(parent, batch, now_ns)
+
+    def _fail(self, passage: Passage, error: InferError, reason: str) -> None:
+        """End a request with a step's error, in Triton's form."""
+        parent = passage.parent
+        text = f"in ensemble '{parent.model.name}', {error.message}"
+        parent.error = InferError(error.code, text, error.retry_after_ns)
+        self._end(passage)
+        now_ns = time.monotonic_ns()
+        parent.model.statistics.record_failure(reason, parent.start_ns, now_ns)
+        if not passage.opening:
+            self._hand_out(parent, passage.batch(), now_ns)
+
+    def _hand_out(self, parent: InferRequest, batch: Batch, now_ns: int) -> None:
+        count_steps(batch)
+        if self._engine.trace is not None:
+            self._engine.trace(parent.model, batch, now_ns)
+        parent.sink.deliver([parent])
+
+    def _end(self, passage: Passage) -> None:
+        passage.ended = True
+        pending, passage.pending = passage.pending, set()
+        for request in pending:
+            self._engine.cancel(request)
+        passage.tensors.clear()
+        del passage.ensemble.passages[passage.parent]
+        passage.ensemble.leave(passage.links)
+        self._left(passage.parent.model, 1)
+
+
+def _admitted(model: Model, shapes: tuple[tuple[int, ...] | None, ...]) -> Any:
+    """Check a step's shapes, or remember that they were: the dialects do the same. Raises: InferError (INVALID)."""
+    known = model.admitted.get(shapes)
+    if known is None:
+        known = admit(model.name, model.signature, model.request_rows, shapes, model.padding)
+        if len(model.admitted) >= _KEPT_SHAPES:
+            model.admitted.clear()
+        model.admitted[shapes] = known
+    return known
+
+
+def _deadline_ns(parent: InferRequest, model: Model) -> int:
+    """Give when a step must have left its queue: by the time that the request has left, and its model's own policy."""
+    now_ns = time.monotonic_ns()
+    left_us = max((parent.deadline_ns - now_ns) // 1000, 1) if parent.deadline_ns else 0
+    return due_ns(now_ns, left_us, model.spec.policy, priority=parent.priority)

@@ -1,0 +1,72 @@
+"""Reshape: a tensor has one shape for clients and another for the model, over the same elements in the same order.
+
+Called by completion.py for the rules and by forms.py for the shapes of a run. Nothing is copied: what is gathered goes
+into the buffer seen in the clients' shape, and what is scattered are views.
+Source: ModelTensorReshape of model_config.proto; ValidateIOShape of Triton's core for rules and texts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.backends.errors import Code, InferError
+from penstock.backends.signature import TensorSpec
+
+Dims = tuple[int, ...]
+
+
+class Reshape:
+    """The clients' dims and the model's, rows left out: the free ones stand for one another in their order."""
+
+    def __init__(self, outside: Dims, inside: Dims) -> None:
+        self._outside = outside
+        self._inside = inside
+
+    def inside(self, dims: Sequence[int]) -> Dims:
+        """Give the model's dims for a client's."""
+        return _carried(self._outside, dims, self._inside)
+
+    def outside(self, dims: Sequence[int]) -> Dims:
+        """Give the clients' dims for the model's. Raises: ValueError where there are more or fewer dims."""
+        return _carried(self._inside, dims, self._outside)
+
+
+def _carried(said: Dims, dims: Sequence[int], wanted: Dims) -> Dims:
+    free = iter([dim for each, dim in zip(said, dims, strict=True) if each < 0])
+    return tuple(next(free) if dim < 0 else dim for dim in wanted)
+
+
+def check_reshape(spec: TensorSpec, kind: str, model: str, *, batched: bool) -> None:
+    """Hold a declared reshape against the declared dims.
+
+    Shapes: `spec.shape` leaves the rows out. Raises: InferError (INVALID).
+    """
+    dims, reshape = spec.shape, spec.reshape
+    if reshape is None:
+        return
+    wrong = ""
+    if not reshape and not batched:
+        wrong = "cannot have empty reshape for non-batching model as scalar tensors are not supported"
+    elif any(dim < 1 and dim != -1 for dim in reshape):
+        wrong = "reshape dimensions must be integer >= 1, or -1 to indicate a variable-size dimension"
+    elif (-1 in dims) != (-1 in reshape):
+        wrong = "has different size for dims and reshape"
+    elif dims.count(-1) != reshape.count(-1):
+        wrong = "has different number of variable-size dimensions for dims and reshape"
+    elif _sizes(dims) != _sizes(reshape):
+        wrong = "has different size for dims and reshape"
+    if wrong:
+        raise InferError(Code.INVALID, f"model {kind} '{spec.name}' {wrong} for {model}")
+
+
+def _sizes(dims: Dims) -> list[int]:
+    """Count the elements before, between and after the free dims."""
+    sizes: list[Any] = [1]
+    for dim in dims:
+        if dim < 0:
+            sizes.append(1)
+        else:
+            sizes[-1] = math.prod((sizes[-1], dim))
+    return sizes

@@ -1,0 +1,181 @@
+"""What an answer from the response cache costs, over HTTP: `python -m penstock.perf.cache`.
+
+`iris` and `mlp` are served twice, with a cache and without, and the same row is asked for again and again, as JSON and
+as binary tensors. All take turns, round after round, and the table holds medians. CPU is the server's, user and system,
+the kernel's work for its sockets included; before it stand whole trips without sockets, as perf/micro.py has them,
+which the budget is about.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnx
+import orjson
+import uvloop
+
+from penstock.backends.loading import LOADERS
+from penstock.batching.cache import Cache
+from penstock.batching.engine import Engine
+from penstock.batching.spec import BatchPolicy, ModelSpec
+
+from . import models
+from .load import Call, Load, Process, drive, running
+from .micro import say, trip_us
+
+BUDGET_US = 15.0
+CONNECTIONS = 64
+SIZE_BYTES = 1 << 26
+WIDTHS = {"iris": 4, "mlp": 512}
+HEAD = f"{'':<14}{'way':<8}{'answers/s':>10}{'p50 ms':>8}{'p99 ms':>8}{'CPU us':>8}"
+
+
+@dataclass(slots=True)
+class Line:
+    """One model, asked in one way, with the cache or without."""
+
+    model: str
+    way: str
+    cached: bool
+    loads: list[Load] = field(default_factory=list)
+
+    @property
+    def served(self) -> str:
+        """What the model is called on the server."""
+        return f"{self.model}_cached" if self.cached else self.model
+
+    @property
+    def cpu_us(self) -> float:
+        """CPU of the server per request."""
+        return statistics.median(load.cpu_us for load in self.loads)
+
+    def __str__(self) -> str:
+        rate, p50_ms, p99_ms = (
+            statistics.median(getattr(load, name) for load in self.loads)
+            for name in ("requests_per_s", "p50_ms", "p99_ms")
+        )
+        return f"{self.served:<14}{self.way:<8}{rate:>10,.0f}{p50_ms:>8.2f}{p99_ms:>8.2f}{self.cpu_us:>8.1f}"
+
+
+LINES = [Line(model, way, cached) for model in WIDTHS for way in ("json", "binary") for cached in (False, True)]
+
+
+def write(folder: Path) -> None:
+    """Write the models, each with and without `response_cache`."""
+    for name in WIDTHS:
+        for served, config in ((name, ""), (f"{name}_cached", "response_cache { enable: true }")):
+            (folder / served / "1").mkdir(parents=True)
+            onnx.save(models.MODELS[name](), folder / served / "1" / "model.onnx")
+            (folder / served / "config.pbtxt").write_text(config)
+
+
+def call(line: Line) -> Call:
+    """Make one row of a model."""
+    width = WIDTHS[line.model]
+    row = np.random.default_rng(0).random((1, width), dtype=np.float32)
+    entry: dict[str, object] = {"name": "input", "shape": [1, width], "datatype": "FP32"}
+    path = f"/v2/models/{line.served}/infer"
+    if line.way == "json":
+        body = orjson.dumps({"inputs": [entry | {"data": row.ravel().tolist()}]})
+        return Call(path, (body,), {"content-type": "application/json"})
+    entry["parameters"] = {"binary_data_size": row.nbytes}
+    text = orjson.dumps({"inputs": [entry], "parameters": {"binary_data_output": True}})
+    headers = {"content-type": "application/octet-stream", "inference-header-content-length": str(len(text))}
+    return Call(path, (text + row.tobytes(),), headers)
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[Process]:
+    """Serve the models until the block ends."""
+    command = [
+        sys.executable, "-m", "penstock.server.cli", "serve", str(folder), "--allow-metrics=false",
+        "--allow-grpc=false", "--cache-config", f"local,size={SIZE_BYTES}", "--http-port",
+    ]  # fmt: skip
+    with running(command, lambda process: process.request("GET", "/v2/health/ready")) as process:
+        yield process
+
+
+def measure(process: Process, line: Line, seconds: int) -> None:
+    """Ask for one row for so long. Raises: RuntimeError if anything failed."""
+    load = drive(process, call(line), CONNECTIONS, seconds)
+    if load.refused or load.broken:
+        raise RuntimeError(f"{line.served}: {load.refused} refused, {load.broken} broken")
+    line.loads.append(load)
+
+
+def check(process: Process, line: Line) -> None:
+    """See that with the cache nothing but the first request has run. Raises: RuntimeError."""
+    rows, _ = process.counts(line.served)
+    if line.cached and rows > 1 + CONNECTIONS:
+        raise RuntimeError(f"{line.served} has run {rows} rows: its answers were not found")
+
+
+async def trips(folder: Path, turns: tuple[int, ...] = (8, 64)) -> float:
+    """Print what a whole trip costs without sockets, in turns of so many. Returns: the dearest of a hit."""
+    np.seterr(all="ignore")
+    engine = Engine(asyncio.get_running_loop(), LOADERS)
+    engine.cache = Cache(SIZE_BYTES)
+    dearest_us = 0.0
+    for line in LINES:
+        if line.model != "iris":
+            continue
+        path, policy = folder / line.served / "1" / "model.onnx", BatchPolicy(executor="loop")
+        await engine.load(ModelSpec(line.served, 1, path, policy=policy, cached=line.cached))
+        raw = request(call(line))
+        for count in turns:
+            us = await trip_us(engine, count, raw)
+            say(f"whole trip, {line.served} {line.way}, {count} a turn", us)
+            dearest_us = max(dearest_us, us if line.cached else 0.0)
+    await engine.stop(1.0)
+    return dearest_us
+
+
+def request(sent: Call) -> bytes:
+    """Write a call as it travels."""
+    (body,) = sent.bodies
+    lines = [f"POST {sent.path} HTTP/1.1", "host: localhost:8000", f"content-length: {len(body)}"]
+    lines += [f"{name}: {value}" for name, value in sent.headers.items()]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def verdict(dearest_us: float) -> str:
+    """Hold the dearest hit against the budget."""
+    holds = "holds" if dearest_us <= BUDGET_US else "DOES NOT HOLD"
+    return f"a hit: {dearest_us:.1f} us, at most {BUDGET_US:g}: {holds}"
+
+
+def main() -> None:
+    """Run the rounds and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=int, default=3, help="of load per line and round")
+    args = parser.parse_args()
+    lines = LINES
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder))
+        dearest_us = uvloop.run(trips(Path(folder)))
+        with serving(Path(folder)) as server:
+            for line in lines:  # nothing is measured that fails
+                sent = call(line)
+                server.request("POST", sent.path, sent.bodies[0], sent.headers)
+                measure(server, line, 1)
+                line.loads.clear()
+            for _ in range(args.rounds):
+                for line in lines:
+                    measure(server, line, args.seconds)
+            for line in lines:
+                check(server, line)
+    print("\n".join([HEAD, *map(str, lines), verdict(dearest_us)]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""Ensembles beside the sum of their parts: `python -m penstock.perf.ensemble`.
+
+One server has a small model under two names, an ensemble of the two, and an ensemble of ten steps of the first. In
+turns, round after round, over HTTP with raw tensors on loopback:
+
+- CPU: the ensemble of two, and each of its parts called directly, under the closed loop of wrk. What the server's
+  process used per request of the ensemble stands beside the sum of what it used per request of the two parts: a client
+  without the ensemble would make both calls.
+- p50: the ensemble of ten steps at one connection beside ten times the step alone at one connection.
+
+Then the same ten steps inside one Engine, without a server: one request to the ensemble, and ten to the step, each
+awaited before the next. Medians of the rounds count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnx
+import uvloop
+from onnx import TensorProto, helper, numpy_helper
+
+from penstock.backends.loading import LOADERS
+from penstock.batching.engine import Engine
+from penstock.server.repository.scan import Defaults, scan
+
+from . import models
+from .load import Call, Load, Process, drive, penstock
+
+WIDTH = 16
+STEPS = 10
+ROWS = 64
+FIRST, SECOND, PAIR, CHAIN = "first", "second", "pair", "chain"
+MOST_CPU = 1.15
+MOST_MORE_MS = 1.0
+WARM_UP_S = 1
+
+
+def small() -> onnx.ModelProto:
+    """Build one layer, 16-16: all overhead, like `iris`."""
+    weight = np.random.default_rng(6).normal(0, 0.3, (WIDTH, WIDTH)).astype(np.float32)
+    nodes = [
+        helper.make_node("MatMul", ["input", "weight"], ["hidden"]),
+        helper.make_node("Tanh", ["hidden"], ["output"]),
+    ]
+    sides = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", WIDTH]) for name in ("input", "output")]
+    graph = helper.make_graph(nodes, "small", sides[:1], sides[1:], [numpy_helper.from_array(weight, "weight")])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+
+
+def config(name: str, steps: Sequence[str]) -> str:
+    """Write the config.pbtxt of an ensemble whose steps follow one another."""
+    tensors = ["input", *(f"t{number}" for number in range(1, len(steps))), "output"]
+    lines = [f'name: "{name}" platform: "ensemble" max_batch_size: {ROWS}']
+    lines += [f'{side} {{ name: "{side}" data_type: TYPE_FP32 dims: {WIDTH} }}' for side in ("input", "output")]
+    said = []
+    for number, model in enumerate(steps):
+        maps = f'input_map {{ key: "input" value: "{tensors[number]}" }}'
+        maps += f' output_map {{ key: "output" value: "{tensors[number + 1]}" }}'
+        said.append(f'step {{ model_name: "{model}" model_version: -1 {maps} }}')
+    return "\n".join([*lines, f"ensemble_scheduling {{ {' '.join(said)} }}", ""])
+
+
+def write(folder: Path) -> None:
+    """Write the models and the ensembles as a repository."""
+    models.make(folder, {FIRST: small, SECOND: small})
+    for name, steps in ((PAIR, (FIRST, SECOND)), (CHAIN, (FIRST,) * STEPS)):
+        (folder / name / "1").mkdir(parents=True)
+        (folder / name / "config.pbtxt").write_text(config(name, steps), "utf-8")
+
+
+def call(model: str) -> Call:
+    """Write a request: one row, raw."""
+    tensor = np.random.default_rng(5).random((1, WIDTH), dtype=np.float32)
+    taken = {"name": "input", "shape": tensor.shape, "datatype": "FP32", "parameters": {"binary_data_size": 64}}
+    head = {"inputs": [taken], "outputs": [{"name": "output", "parameters": {"binary_data": True}}]}
+    words = json.dumps(head).encode()
+    headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(len(words))}
+    return Call(f"/v2/models/{model}/infer", (words + tensor.tobytes(),), headers)
+
+
+@dataclass(slots=True)
+class Sides:
+    """What the rounds have given: loads by model, and p50 of one and of ten calls inside the Engine. Units: ms."""
+
+    busy: dict[str, list[Load]] = field(default_factory=dict)
+    alone: dict[str, list[Load]] = field(default_factory=dict)
+    inside: dict[str, list[float]] = field(default_factory=dict)
+
+    def round(self, server: Process, connections: int, seconds: int) -> None:
+        """Measure everything over HTTP once, one after the other."""
+        for model in (FIRST, PAIR, SECOND):
+            self.busy.setdefault(model, []).append(drive(server, call(model), connections, seconds))
+        for model in (FIRST, CHAIN):
+            self.alone.setdefault(model, []).append(drive(server, call(model), 1, seconds))
+
+    def failed(self) -> int:
+        """Count what was not answered well."""
+        loads = [load for side in (self.busy, self.alone) for each in side.values() for load in each]
+        return sum(load.refused + load.broken for load in loads)
+
+    def lines(self) -> list[str]:
+        """Write both sides of each comparison, and what holds."""
+        cpu = {name: _median(loads, lambda load: load.cpu_us) for name, loads in self.busy.items()}
+        rate = {name: _median(loads, lambda load: load.requests_per_s) for name, loads in self.busy.items()}
+        p50 = {name: _median(loads, lambda load: load.p50_ms) for name, loads in self.alone.items()}
+        inside = {name: statistics.median(each) for name, each in self.inside.items()}
+        parts, ratio = cpu[FIRST] + cpu[SECOND], cpu[PAIR] / (cpu[FIRST] + cpu[SECOND])
+        words = (
+            f"server CPU: ensemble of two {cpu[PAIR]:.1f} us a request; its parts called directly {cpu[FIRST]:.1f} + "
+        )
+        words += f"{cpu[SECOND]:.1f} = {parts:.1f} us: "
+        return [
+            f"under load: {', '.join(f'{name} {each:,.0f}/s' for name, each in rate.items())}",
+            words + _of(ratio, MOST_CPU, f"{ratio:.2f} times, at most {MOST_CPU}"),
+            *_chain("HTTP, one connection", p50[CHAIN], p50[FIRST] * STEPS),
+            *_chain("inside the Engine", inside[CHAIN], inside[FIRST]),
+            *([f"{self.failed()} FAILED"] if self.failed() else []),
+        ]
+
+
+def _chain(where: str, chain_ms: float, parts_ms: float) -> list[str]:
+    more_ms = chain_ms - parts_ms
+    words = f"{more_ms:+.3f} ms, at most +{MOST_MORE_MS:g}"
+    return [
+        f"p50, {where}: {STEPS} steps in a row {chain_ms:.3f} ms; {STEPS} calls of the step {parts_ms:.3f} ms: "
+        + _of(more_ms, MOST_MORE_MS, words)
+    ]
+
+
+def _of(got: float, most: float, words: str) -> str:
+    return f"{words}: {'holds' if got <= most else 'DOES NOT HOLD'}"
+
+
+def _median(loads: Sequence[Load], figure: Callable[[Load], float]) -> float:
+    return float(statistics.median(figure(load) for load in loads))
+
+
+async def inside(folder: Path, count: int) -> Mapping[str, float]:
+    """Give the p50 of one request to the chain, and of ten to the step, one after another. Units: ms."""
+    engine = Engine(asyncio.get_running_loop(), LOADERS)
+    entries, _ = scan([folder], Defaults())
+    for entry in sorted(entries, key=lambda entry: bool(entry.needs)):
+        await engine.load(entry.specs[0])
+    row = [np.ones((1, WIDTH), np.float32)]
+    chain, step = engine.model(CHAIN), engine.model(FIRST)
+    took: dict[str, list[int]] = {CHAIN: [], FIRST: []}
+    for _ in range(count):
+        start_ns = time.perf_counter_ns()
+        await engine.infer(chain, [*row])
+        middle_ns = time.perf_counter_ns()
+        for _ in range(STEPS):
+            await engine.infer(step, [*row])
+        took[CHAIN].append(middle_ns - start_ns)
+        took[FIRST].append(time.perf_counter_ns() - middle_ns)
+    await engine.stop(10)
+    return {name: statistics.median(each) / 1e6 for name, each in took.items()}
+
+
+def main() -> None:
+    """Run the rounds and print both sides."""
+    parser = argparse.ArgumentParser(prog="python -m penstock.perf.ensemble", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=int, default=2, help="of load per side and round")
+    parser.add_argument("--connections", type=int, default=32, help="of the load")
+    parser.add_argument("--calls", type=int, default=500, help="inside the Engine, per round")
+    asked = parser.parse_args()
+    sides = Sides()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write(folder)
+        with penstock(folder) as server:
+            for model in (FIRST, SECOND, PAIR, CHAIN):
+                sent = call(model)
+                server.request("POST", sent.path, sent.bodies[0], sent.headers)
+            Sides().round(server, asked.connections, WARM_UP_S)
+            for number in range(asked.rounds):
+                sides.round(server, asked.connections, asked.seconds)
+                print(f"round {number + 1} of {asked.rounds} done", flush=True)
+        for _ in range(asked.rounds):
+            for model, ms in uvloop.run(inside(folder, asked.calls)).items():
+                sides.inside.setdefault(model, []).append(ms)
+    print(*sides.lines(), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

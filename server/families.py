@@ -1,0 +1,82 @@
+"""Families: every metric there is, in the order of the page. Read by metrics.py; docs/metrics.md has a row for each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric: its name, Prometheus type and help line."""
+
+    name: str
+    kind: str
+    text: str
+
+
+# Names, labels and meanings of nv_* are Triton's (core, metrics.cc); penstock_* and process_* are ours.
+FAMILIES: tuple[Family, ...] = (
+    Family("nv_inference_request_success", "counter", "Number of successful inference requests, all batch sizes"),
+    Family("nv_inference_request_failure", "counter", "Number of failed inference requests, by reason"),
+    Family("nv_inference_count", "counter", "Number of inferences performed: rows, at least one per request"),
+    Family("nv_inference_exec_count", "counter", "Number of model executions performed: batches"),
+    Family("nv_inference_request_duration_us", "counter", "Summed duration of successful requests, in microseconds"),
+    Family("nv_inference_queue_duration_us", "counter", "Summed time requests waited for a batch, in microseconds"),
+    Family("nv_inference_compute_input_duration_us", "counter", "Summed time of gathering inputs, in microseconds"),
+    Family("nv_inference_compute_infer_duration_us", "counter", "Summed time of running the model, in microseconds"),
+    Family("nv_inference_compute_output_duration_us", "counter", "Summed time of scattering outputs, in microseconds"),
+    Family("nv_inference_request_summary_us", "summary", "Duration of a successful request, in microseconds"),
+    Family("nv_inference_queue_summary_us", "summary", "Time a request waited for a batch, in microseconds"),
+    Family("nv_inference_compute_input_summary_us", "summary", "Time of gathering inputs, in microseconds"),
+    Family("nv_inference_compute_infer_summary_us", "summary", "Time of running the model, in microseconds"),
+    Family("nv_inference_compute_output_summary_us", "summary", "Time of scattering outputs, in microseconds"),
+    Family("nv_cache_num_hits_per_model", "counter", "Number of requests answered from the response cache"),
+    Family("nv_cache_num_misses_per_model", "counter", "Number of requests that were not in the response cache"),
+    Family(
+        "nv_cache_hit_duration_per_model", "counter", "Summed time of lookups that found an answer, in microseconds"
+    ),
+    Family(
+        "nv_cache_miss_duration_per_model",
+        "counter",
+        "Summed time of lookups that found none and of the insertions that followed, in microseconds",
+    ),
+    Family("nv_cache_hit_summary_us", "summary", "Time of a lookup that found an answer, in microseconds"),
+    Family(
+        "nv_cache_miss_summary_us", "summary", "Time of a lookup that found none and of the insertion, in microseconds"
+    ),
+    Family("nv_inference_first_response_histogram_ms", "histogram", "Time to the first response, in milliseconds"),
+    Family("nv_inference_pending_request_count", "gauge", "Number of requests waiting for a batch"),
+    Family("nv_model_load_duration_secs", "gauge", "Time the model took to load, in seconds"),
+    Family("penstock_queue_seconds", "histogram", "Time a successful request waited for its batch"),
+    Family("penstock_compute_seconds", "histogram", "Time a batch took: gather, run and scatter"),
+    Family("penstock_total_seconds", "histogram", "Time of a successful request, from acceptance to delivery"),
+    Family("penstock_batch_rows", "histogram", "Rows per batch"),
+    Family("penstock_hook_seconds", "histogram", "Time of one call of the model's pre or post hook"),
+    Family("penstock_waiting_rows", "gauge", "Rows waiting for a batch"),
+    Family("penstock_inflight_requests", "gauge", "Requests accepted and not yet delivered"),
+    Family("penstock_batch_retries_total", "counter", "Runs made again with a part of a batch that had failed"),
+    Family("penstock_runs_stopped_total", "counter", "Runs ended because they took longer than their limit"),
+    Family("penstock_out_of_memory_total", "counter", "Runs for which the device had not enough memory"),
+    Family("penstock_instances_replaced_total", "counter", "Instances made anew because their device was lost"),
+    Family("penstock_late_refusals_total", "counter", "Requests refused because they would have been answered late"),
+    Family("penstock_padded_rows_total", "counter", "Rows added to batches to reach an allowed size"),
+    Family(
+        "penstock_padding_elements_total", "counter", "Elements of padded inputs, by whether a request brought them"
+    ),
+    Family("penstock_run_seconds", "gauge", "Time that a batch is predicted to take, learned from those that ran"),
+    Family("penstock_connections", "gauge", "Open HTTP connections"),
+    Family("penstock_grpc_connections", "gauge", "Open gRPC connections"),
+    Family("process_cpu_seconds_total", "counter", "CPU time of the server process, user and system"),
+    Family("process_resident_memory_bytes", "gauge", "Resident memory of the server process"),
+    Family("nv_cpu_utilization", "gauge", "CPU utilization rate of the machine [0.0 - 1.0]"),
+    Family("nv_cpu_memory_total_bytes", "gauge", "Memory (RAM) of the machine, in bytes"),
+    Family("nv_cpu_memory_used_bytes", "gauge", "Used memory (RAM) of the machine, in bytes"),
+    Family("nv_pinned_memory_pool_total_bytes", "gauge", "Pinned memory pool, in bytes: there is none, so 0"),
+    Family("nv_pinned_memory_pool_used_bytes", "gauge", "Used memory of the pinned memory pool, in bytes: 0"),
+    Family("nv_gpu_utilization", "gauge", "GPU utilization rate [0.0 - 1.0]"),
+    Family("nv_gpu_memory_total_bytes", "gauge", "GPU total memory, in bytes"),
+    Family("nv_gpu_memory_used_bytes", "gauge", "GPU used memory, in bytes"),
+    Family("nv_gpu_power_usage", "gauge", "GPU power usage in watts"),
+    Family("nv_gpu_power_limit", "gauge", "GPU power management limit in watts"),
+    Family("nv_energy_consumption", "counter", "GPU energy consumption in joules since the first scrape"),
+)

@@ -1,0 +1,55 @@
+"""Order: the requests of one sequence reach the model in the order in which they came, whatever their hooks take.
+
+Called by `runner.py`. On a stream, a client may send a sequence's next request before it has an answer to the last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+
+class Order:
+    """The turns of a model's sequences. Invariant: a sequence is kept while one of its turns has not been passed on.
+
+    Threads: the event loop's.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[int | str, asyncio.Future[None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._last)
+
+    def turn(self, identity: int | str) -> Turn:
+        """Take the next turn of a sequence. It is to be passed on, come or not."""
+        passed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        before = self._last.get(identity)
+        self._last[identity] = passed
+        passed.add_done_callback(lambda _: self._forget(identity, passed))
+        return Turn(before, passed)
+
+    def _forget(self, identity: int | str, passed: asyncio.Future[None]) -> None:
+        if self._last.get(identity) is passed:
+            del self._last[identity]
+
+
+class Turn:
+    """One request's."""
+
+    __slots__ = ("_before", "_passed")
+
+    def __init__(self, before: asyncio.Future[None] | None, passed: asyncio.Future[None]) -> None:
+        self._before = before
+        self._passed = passed
+
+    async def come(self) -> None:
+        """Wait until all before it have been passed on."""
+        if self._before is not None and not self._before.done():
+            await asyncio.wait((self._before,))
+
+    def pass_on(self) -> None:
+        """Let the next one go, in the loop's next turn; or when those before have gone, if this one did not wait."""
+        if self._before is None or self._before.done():
+            self._passed.set_result(None)
+        else:
+            self._before.add_done_callback(lambda _: self._passed.set_result(None))

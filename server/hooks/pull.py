@@ -1,0 +1,231 @@
+"""Pull: the answers of a post_inference that yields: run a little ahead on its replica, taken on the event loop.
+
+Made by `runner.py`, one for a request. What gives answers in another way (a response sender) may fill a queue like it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock.backends.errors import InferError
+
+from .call import Call, MovedError
+from .loading import POST, HookFunction
+
+if TYPE_CHECKING:
+    from .replica import Replica
+
+AHEAD = 8
+AHEAD_BYTES = 256 << 10
+"""How far a generator runs ahead of whoever takes its answers: so many, or the one that makes them so large."""
+_CLOSING = f"closing {POST}"
+
+
+class Answer(NamedTuple):
+    """One answer of several: its outputs as the caller wants them, or why this one failed; more may come after it.
+
+    `final`: it is known to be the last. Units: `infer_ns` is how long it was computed, `output_ns` made tensors;
+    `nbytes` is what those hold.
+    """
+
+    outputs: Any
+    error: InferError | None = None
+    final: bool = False
+    infer_ns: int = 0
+    output_ns: int = 0
+    nbytes: int = 0
+
+
+class Pull(Call):
+    """One generator. It is a Call that begins anew whenever there is room for answers, and ends when there is none.
+
+    Invariants: the generator begins, steps and is closed on one replica's thread. It is closed exactly once, unless
+    that thread never comes back from it. At most AHEAD answers wait, and no step is begun with AHEAD_BYTES of them.
+    Threads: the event loop's; `invoke` and `abandon` are the replica's. `_lock` decides between a generator that pauses
+    and a client that goes away. The time limit is for each step.
+    Units: `ended_ns` is how long the step took that found no more answers, -1 before.
+    """
+
+    __slots__ = (
+        "_ahead", "_arrived", "_closed", "_convert", "_generator", "_lock", "_loop", "_paused", "_replica", "_turn",
+        "_woken", "ended_ns",
+    )  # fmt: skip
+
+    def __init__(self, prediction: Any, convert: Callable[[Any], Any], request_id: str) -> None:
+        # a deadline is for waiting: what the model has run for is finished
+        super().__init__(POST, prediction, _nothing, 0, request_id)
+        self.ended_ns = -1
+        self._convert = convert
+        self._turn: asyncio.Future[Any] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._arrived = asyncio.Event()
+        self._ahead: deque[Answer] = deque()
+        self._generator: Iterator[Any] | None = None
+        self._replica: Replica | None = None
+        self._lock = threading.Lock()
+        self._paused = self._closed = self._woken = False
+
+    # -- on the event loop -------------------------------------------------------------------------------------
+
+    async def next(self, replica: Replica) -> Answer | None:
+        """Give the next answer, None after the last; `replica` is the same each time, once it has begun.
+
+        Raises: InferError, when what was yielded before has been given; MovedError, when the replica is gone.
+        """
+        while not self._ahead:
+            if self._turn is None or self._turn.done():
+                turn, self._turn = self._turn, None
+                if turn is not None:
+                    turn.result()
+                if self.ended_ns >= 0:
+                    return None
+                self._go_on(replica)
+            self._arrived.clear()
+            # what was put before the clearing wakes nobody
+            if not self._ahead:
+                await self._arrived.wait()
+        answer = self._ahead.popleft()
+        turn = self._turn
+        if turn is not None and turn.done() and turn.exception() is None and self._has_room():
+            self._go_on(replica)
+        return answer
+
+    def _has_room(self) -> bool:
+        """Whether to go on already: not after each answer, or two threads would wait for each other all the time."""
+        return self.ended_ns < 0 and len(self._ahead) <= AHEAD // 2 and not self._is_full()
+
+    def _go_on(self, replica: Replica) -> None:
+        self._replica, self._paused = replica, False
+        self._turn = replica.submit(self)
+        self._turn.add_done_callback(self._turn_ended)
+
+    def _turn_ended(self, turn: asyncio.Future[Any]) -> None:
+        if not turn.cancelled():
+            # an error is for `next` to tell, if anybody still asks
+            turn.exception()
+        self._arrived.set()
+
+    def _look(self) -> None:
+        self._woken = False
+        self._arrived.set()
+
+    def close(self) -> None:
+        """Have the generator closed, after the step that it is in: nobody takes its answers any more."""
+        with self._lock:
+            self._closed = True
+            waits = self._paused and self._generator is not None
+        self._ahead.clear()
+        if waits and self._replica is not None:
+            with contextlib.suppress(MovedError):
+                self._replica.submit(_Closing(self)).add_done_callback(self._turn_ended)
+
+    # -- on the replica's own thread ---------------------------------------------------------------------------
+
+    def invoke(self, functions: Mapping[str, HookFunction | None]) -> None:
+        """Step until enough is ahead, another call waits, or it ends. Raises what a step raises."""
+        steps = 0
+        try:
+            while not self._pauses(steps):
+                steps += 1
+                self.since_ns = start_ns = time.monotonic_ns()
+                if self._generator is None:
+                    self._begin(functions)
+                try:
+                    value = next(self._generator)  # type: ignore[arg-type]
+                except StopIteration:
+                    self._forget()
+                    self.ended_ns = time.monotonic_ns() - start_ns
+                    return
+                self._put(self._answer(value, start_ns))
+        except BaseException:
+            self.shut()
+            raise
+        if self._closed:
+            self.shut()
+
+    def _begin(self, functions: Mapping[str, HookFunction | None]) -> None:
+        self.begun = True
+        self._generator = iter(functions[POST](self.value, self.parameters))  # type: ignore[misc]
+        self.value = None
+        self._replica.pulls.add(self)  # type: ignore[union-attr]
+
+    def _pauses(self, steps: int) -> bool:
+        """Whether no further step is to be begun in this turn."""
+        with self._lock:
+            if not self._closed:
+                self._paused = self._is_full() or (steps > 0 and self._replica.awaited)  # type: ignore[union-attr]
+            return self._closed or self._paused
+
+    def _is_full(self) -> bool:
+        ahead = list(self._ahead)
+        return len(ahead) >= AHEAD or sum(each.nbytes for each in ahead) >= AHEAD_BYTES
+
+    def _answer(self, value: Any, start_ns: int) -> Answer:
+        computed_ns = time.monotonic_ns()
+        if isinstance(value, InferError):
+            return Answer({}, value, infer_ns=computed_ns - start_ns)
+        outputs = self._convert(value)
+        infer_ns, output_ns = computed_ns - start_ns, time.monotonic_ns() - computed_ns
+        return Answer(outputs, infer_ns=infer_ns, output_ns=output_ns, nbytes=_size(outputs))
+
+    def _put(self, answer: Answer) -> None:
+        self._ahead.append(answer)
+        if not self._woken:
+            self._woken = True
+            try:
+                self._loop.call_soon_threadsafe(self._look)
+            except RuntimeError:
+                # the loop is closed, and nobody waits
+                self._closed = True
+
+    def shut(self) -> None:
+        """Close the generator: its `finally` runs. Raises what that raises."""
+        generator = self._generator
+        self._forget()
+        close = getattr(generator, "close", None)
+        if close is not None:
+            close()
+
+    def abandon(self) -> None:
+        """Close the generator, whatever it says to that: the replica's thread ends."""
+        try:
+            self.shut()
+        except BaseException:  # noqa: BLE001 - the user's code, and nobody to tell
+            return
+
+    def _forget(self) -> None:
+        self._generator = None
+        if self._replica is not None:
+            self._replica.pulls.discard(self)
+
+
+class _Closing(Call):
+    """The call that closes a generator which had paused."""
+
+    __slots__ = ("_pull",)
+
+    def __init__(self, pull: Pull) -> None:
+        super().__init__(_CLOSING, None, _nothing, 0, pull.request_id)
+        self._pull = pull
+
+    def invoke(self, functions: Mapping[str, HookFunction | None]) -> None:
+        self._pull.shut()
+
+
+def _nothing(result: Any) -> Any:
+    return result
+
+
+def _size(outputs: Any) -> int:
+    """Measure an answer, as JSON or as tensors."""
+    if isinstance(outputs, bytes):
+        return len(outputs)
+    return sum(
+        sum(map(len, array.ravel().tolist())) if array.dtype.hasobject else array.nbytes for array in outputs.values()
+    )

@@ -1,0 +1,84 @@
+"""Address: where a remote repository is, as fsspec takes it and as a person may read it. Called by remote.py."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+_REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]*://")
+# whoever writes a password may not have quoted the "/" in it; what follows a colon and is a port is none
+_ACCOUNT = re.compile(r"(?s)://([^/@]*@|[^/:]*:(?!\d+/).*@)")
+_ACCOUNT_IN_TEXT = re.compile(r"://([^/\s@]*@|[^/:\s]*:(?!\d+/)\S*@)")
+_SIGNED = re.compile(
+    r"(?i)((?:x-amz-|x-goog-)?(?:signature|credential|security-token)|sig|token|access_token|awsaccesskeyid|"
+    r"googleaccessid|(?:account_|secret_|api_?)?key|secret|password)=[^&\s'\"]+"
+)
+# Source: Triton core, filesystem/implementations/s3.h and as.h
+_S3_ENDPOINT = re.compile(r"s3://(?:(https?)://)?([^/:@]+)(?::(\d+))?/+(.+)")
+_AZURE = re.compile(r"as://([^/]+)/+(.+)")
+
+
+def is_remote(path: str) -> bool:
+    """Tell a URL from a path on this machine."""
+    return _REMOTE.match(path) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A remote place. Invariant: its text, `str` and `repr`, holds no credentials."""
+
+    url: str = field(repr=False)
+    options: Mapping[str, Any] = field(repr=False)
+    shown: str
+    secrets: tuple[str, ...] = field(repr=False, default=())
+
+    @classmethod
+    def of(cls, text: str, environ: Mapping[str, str] = os.environ) -> Address:
+        """Read a URL as a user gives it, Triton's ways of writing S3 and Azure included.
+
+        `s3://HOST:PORT/BUCKET/PATH` and `s3://https://HOST:PORT/BUCKET/PATH` name the endpoint, `as://ACCOUNT/CONTAINER/
+        PATH` the account, whose key Triton takes from AZURE_STORAGE_KEY.
+        """
+        url, options = text, dict[str, Any]()
+        if (found := _S3_ENDPOINT.fullmatch(text)) and (found[1] or found[3]):
+            port = f":{found[3]}" if found[3] else ""
+            url = f"s3://{_single(found[4])}"
+            options["client_kwargs"] = {"endpoint_url": f"{found[1] or 'http'}://{found[2]}{port}"}
+        elif found := _AZURE.fullmatch(text):
+            url, options["account_name"] = f"abfs://{_single(found[2])}", found[1].partition(".")[0]
+            if key := environ.get("AZURE_STORAGE_KEY"):
+                options["account_key"] = key
+        secrets = {*_secrets_in(text), *_secrets_in(url), str(options.get("account_key", ""))} - {""}
+        place = _ACCOUNT.sub("://", text)
+        if url.startswith("http"):
+            place = place.partition("?")[0]
+        return cls(url, options, place.rstrip("/"), tuple(sorted(secrets, key=len, reverse=True)))
+
+    def __str__(self) -> str:
+        return self.shown
+
+    def clean(self, text: str) -> str:
+        """Leave out of a text, which may be any library's, what only the server may know."""
+        for secret in self.secrets:
+            text = text.replace(secret, "***")
+        return _SIGNED.sub(r"\1=***", _ACCOUNT_IN_TEXT.sub("://", text))
+
+
+def _single(path: str) -> str:
+    return re.sub(r"/+", "/", path).rstrip("/")
+
+
+def _secrets_in(url: str) -> set[str]:
+    """Give the account, the password and the query of a URL, as they are written and as they are sent."""
+    found = _ACCOUNT.search(url)
+    account = found[1].removesuffix("@") if found else ""
+    password = account.partition(":")[2]
+    try:
+        query = urlsplit(url).query
+    except ValueError:
+        query = ""
+    return {said for text in (account, password, query) if text for said in (text, unquote(text))}

@@ -1,0 +1,182 @@
+"""Mirrors: the paths that a server serves, those of them that are copies of remote repositories brought up to date.
+
+Made by the composition root and by `penstock check`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.server.settings import Settings
+
+from .address import is_remote
+from .findings import Finding
+from .remote import Remote, RemoteError
+from .repository import Repository
+from .scan import Defaults, Entry, list_names, locate, scan
+
+logger = logging.getLogger("penstock.repository")
+
+_NOT_COPIED = b"not copied"
+"""The fingerprint of a model that could never be copied: while it is so, polling has nothing new to load."""
+
+
+def defaults_of(settings: Settings) -> Defaults:
+    """Take from the settings what is decided where configurations are silent."""
+    return Defaults(
+        max_batch_rows=settings.completed_max_batch_size,
+        config_name=settings.model_config_name,
+        auto_complete=not settings.disable_auto_complete_config,
+    )
+
+
+class Mirrors:
+    """Local paths, and remote repositories with their copies.
+
+    Invariant: a remote repository that cannot be read leaves its copy as it was.
+    Threads: `open` and all that refreshes block, on any thread.
+    """
+
+    def __init__(self, local: Sequence[Path], remotes: Sequence[Remote] = ()) -> None:
+        self.local = tuple(local)
+        self.remotes = tuple(remotes)
+
+    @classmethod
+    def of(cls, paths: Iterable[str]) -> Mirrors:
+        """Tell paths from URLs; one given twice counts once."""
+        given = list(dict.fromkeys(paths))
+        return cls(
+            [Path(path) for path in given if not is_remote(path)], [Remote(path) for path in given if is_remote(path)]
+        )
+
+    @property
+    def paths(self) -> list[Path]:
+        """All there is to scan."""
+        return [*self.local, *(remote.root for remote in self.remotes)]
+
+    def repository(self, defaults: Defaults) -> Repository:
+        """Give the Repository of these paths."""
+        return MirroredRepository(self, defaults) if self.remotes else Repository(self.local, defaults)
+
+    def open(self) -> None:
+        """Reach every remote repository. Raises: RemoteError, and then nothing is left of any."""
+        try:
+            for remote in self.remotes:
+                remote.open()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Remove the copies."""
+        for remote in self.remotes:
+            remote.close()
+
+    def refresh_all(self) -> tuple[dict[str, Finding], list[Finding]]:
+        """Bring all copies up to date. Returns: what keeps a model from it, by name, and what a repository."""
+        failures: dict[str, Finding] = {}
+        stray: list[Finding] = []
+        for remote in self.remotes:
+            try:
+                reasons = remote.refresh_all()
+            except RemoteError as error:
+                stray.append(Finding(remote.root, f"cannot be brought up to date: {error}"))
+            else:
+                failures |= {name: _failure(remote, name, reason) for name, reason in reasons.items()}
+        return failures, stray
+
+    def refresh(self, name: str) -> Finding | None:
+        """Bring the copies of one model up to date. Returns: what keeps it from being read."""
+        failed: dict[Remote, str] = {}
+        for remote in self.remotes:
+            try:
+                remote.refresh(name)
+            except RemoteError as error:
+                failed[remote] = str(error)
+        found = locate(self.paths, name)
+        for remote, reason in failed.items():
+            if not found or remote.root / name in found:
+                return _failure(remote, name, reason)
+            # it is elsewhere; whether it is there too cannot be said
+            logger.warning("%s", reason)
+        return None
+
+    def names(self) -> list[str]:
+        """List the names of the models, the remote ones as they are now; of what cannot be read, as they were."""
+        names = list_names(self.local)
+        for remote in self.remotes:
+            try:
+                names += remote.names()
+            except RemoteError as error:
+                logger.warning("%s", error)
+                names += list_names([remote.root])
+        return sorted(names)
+
+    def spelled(self, text: str) -> str:
+        """Put the URL of a repository where a text has the place of its copy."""
+        for remote in self.remotes:
+            text = text.replace(str(remote.root), str(remote.address))
+        return text
+
+
+class MirroredRepository(Repository):
+    """A Repository whose copies of remote models are brought up to date whenever it looks at the disk.
+
+    Invariant: a model whose copy cannot be brought up to date is UNAVAILABLE with the reason, or goes on serving as it
+    was, where it serves.
+    """
+
+    def __init__(self, mirrors: Mirrors, defaults: Defaults) -> None:
+        super().__init__(mirrors.paths, defaults)
+        self._mirrors = mirrors
+        self._turns: dict[str, threading.Lock] = {}
+        self._failures: Mapping[str, Finding] = {}
+        self._stray: Sequence[Finding] = ()
+
+    def scan(self) -> tuple[list[Entry], list[Finding], dict[str, bytes]]:
+        """Read everything, as it is in the stores now; it blocks."""
+        prints = self._prints()
+        entries, findings = scan(self._paths, self._defaults)
+        kept = [entry for entry in entries if entry.name not in self._failures]
+        failed = [_unread(name, finding) for name, finding in self._failures.items()]
+        return sorted([*kept, *failed], key=lambda entry: entry.name), [*findings, *self._stray], prints
+
+    def fingerprints(self) -> dict[str, bytes]:
+        """Bring all copies up to date and give the fingerprints of the models; it blocks."""
+        before = {str(finding) for finding in (*self._failures.values(), *self._stray)}
+        prints = self._prints()
+        for finding in (*self._failures.values(), *self._stray):
+            if str(finding) not in before:
+                logger.warning("%s", finding)
+        return prints
+
+    def _prints(self) -> dict[str, bytes]:
+        """Do the same, but log nothing."""
+        self._failures, self._stray = self._mirrors.refresh_all()
+        prints = super().fingerprints()
+        return dict.fromkeys(self._failures, _NOT_COPIED) | prints
+
+    def read(self, name: str, config: Any = None) -> tuple[Entry | None, bytes]:
+        """Copy one model anew, where it has changed, and read it; it blocks. Raises: OSError."""
+        # one at a time: nothing of what is read is replaced meanwhile
+        with self._turns.setdefault(name, threading.Lock()):
+            finding = self._mirrors.refresh(name)
+            if finding is None:
+                return super().read(name, config)
+        return _unread(name, finding), b"" if locate(self._mirrors.paths, name) else _NOT_COPIED
+
+    def names(self) -> list[str]:
+        """List the names of the models in the stores and on disk; it blocks."""
+        return self._mirrors.names()
+
+
+def _failure(remote: Remote, name: str, reason: str) -> Finding:
+    return Finding(remote.root / name, f"cannot be copied: {reason}", model=name)
+
+
+def _unread(name: str, finding: Finding) -> Entry:
+    return Entry(name, finding.path, findings=(finding,))

@@ -1,0 +1,55 @@
+"""Versions: which version folders a model has, and which of them are served. Called by scan.py."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from .findings import Finding
+from .statement import Statement
+
+VERSION = re.compile(r"[1-9][0-9]{0,18}")
+"""The name of a version's folder."""
+_NO_VERSIONS = frozenset({"__pycache__", "configs", "initial_state", "warmup"})
+
+
+def list_versions(folder: Path, findings: list[Finding]) -> list[int]:
+    """List the version folders of a model's folder."""
+    versions: list[int] = []
+    for path in sorted(folder.iterdir()):
+        if not path.is_dir() or path.name.startswith(".") or path.name in _NO_VERSIONS:
+            continue
+        if VERSION.fullmatch(path.name) and int(path.name) < 2**63:
+            versions.append(int(path.name))
+        else:
+            text = "is ignored: a version folder's name is an integer above 0 without leading zeros"
+            findings.append(Finding(path, text, mistake=False))
+    return sorted(versions)
+
+
+def choose(folder: Path, stated: Statement, versions: Sequence[int], findings: list[Finding]) -> list[int]:
+    """Choose those of the versions that are there which are to be served."""
+    policy, detail = stated.get("model.versions", ("latest", 1))
+    if policy == "specific":
+        for version in sorted(set(detail) - set(versions)):
+            finding = stated.mistake("model.versions", f"version {version} of model '{folder.name}' is not there")
+            findings.append(replace(finding, version=version))
+        return [version for version in versions if version in detail]
+    if not versions:
+        text = f"at least one version must be available under the version policy of model '{folder.name}'"
+        findings.append(Finding(folder, text))
+    return list(versions) if policy == "all" else list(versions[-detail:])
+
+
+def say_policy(config: Any, stated: Statement) -> None:
+    """Say the version policy in a ModelConfig, declared or not."""
+    policy, detail = stated.get("model.versions", ("latest", 1))
+    if policy == "all":
+        config.version_policy.all.SetInParent()
+    elif policy == "specific":
+        config.version_policy.specific.versions[:] = detail
+    else:
+        config.version_policy.latest.num_versions = detail

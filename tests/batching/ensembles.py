@@ -1,0 +1,134 @@
+"""Ensembles for tests: an Engine over models made of functions, each behind a gate of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.backends.backend import Array, Backend
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching.engine import Engine
+from penstock.batching.model import Model
+from penstock.batching.request import InferRequest
+from penstock.batching.spec import BatchPolicy, EnsembleSpec, InstanceGroup, ModelSpec, Step
+from tests.fakes import PATIENCE_S, FakeBackend, Function, Gate, ListSink
+
+ROWS = 16
+
+
+def tensors(*names: str, shape: tuple[int, ...] = (4,), datatype: str = "FP32") -> tuple[TensorSpec, ...]:
+    """Describe tensors as a configuration does: without rows."""
+    return tuple(TensorSpec(name, datatype, shape) for name in names)
+
+
+def step(model: str, inputs: str, outputs: str, version: str = "") -> Step:
+    """Say a step as `a=x b=y`: the model's name, then the ensemble's."""
+    sides = [dict(pair.split("=") for pair in side.split()) for side in (inputs, outputs)]
+    return Step(model, version, *sides)
+
+
+def ensemble_spec(name: str, inputs: str, outputs: str, *steps: Step, **said: Any) -> ModelSpec:
+    """Say an ensemble over tensors of four FP32."""
+    rows = said.pop("rows", ROWS)
+    return ModelSpec(
+        name, said.pop("version", 1), Path(name),
+        inputs=said.pop("takes", None) or tensors(*inputs.split()), outputs=tensors(*outputs.split()),
+        policy=BatchPolicy(max_batch_rows=rows), ensemble=EnsembleSpec(steps), **said,
+    )  # fmt: skip
+
+
+@dataclass
+class House:
+    """An Engine, and what stands behind each model's name."""
+
+    engine: Engine
+    loop: asyncio.AbstractEventLoop
+    backends: dict[str, FakeBackend] = field(default_factory=dict)
+    gates: dict[str, Gate] = field(default_factory=dict)
+    sink: ListSink = field(default_factory=ListSink)
+
+    async def serve(
+        self, name: str, function: Function, inputs: str = "x", outputs: str = "y", *, count: int = 1, **said: Any
+    ) -> Model:
+        """Load a model of a function; `graph` says another Signature than tensors of four FP32."""
+        model = await self.engine.load(self.spec(name, function, inputs, outputs, count=count, **said))
+        self.backends[name].runs.clear()  # the warm-up's
+        return model
+
+    def spec(self, name: str, function: Function, inputs: str = "x", outputs: str = "y", **said: Any) -> ModelSpec:
+        """Say a model of a function."""
+        sides = [tuple(TensorSpec(each, "FP32", (-1, 4)) for each in side.split()) for side in (inputs, outputs)]
+        graph = said.pop("graph", None) or Signature(sides[0], sides[1])
+        gate = self.gates[name] = Gate(function)
+        version, said_count = said.pop("version", 1), said.pop("count", 1)
+        self.backends[name] = FakeBackend(graph, gate)
+        more: dict[str, Any] = {field: said.pop(field) for field in ("hooks", "decoupled") if field in said}
+        more["inputs"] = said.pop("declared", ())
+        policy = BatchPolicy(**{"max_batch_rows": ROWS, "cap_rows": ROWS, "executor": "thread", **said})
+        instances = (InstanceGroup(said_count),)
+        return ModelSpec(name, version, Path(name), policy=policy, instances=instances, backend="fake", **more)
+
+    def request(self, name: str, *values: float, rows: int = 1, wanted: tuple[int, ...] | None = None) -> InferRequest:
+        """Make a request: an input of `rows` rows of each value."""
+        model = self.engine.model(name)
+        inputs: list[Array | None] = [np.full((rows, 4), value, np.float32) for value in values]
+        key = tuple(None if array is None else array.shape[1:] for array in inputs)
+        request = InferRequest(model, inputs, rows, key, model.all_outputs if wanted is None else wanted, self.sink)
+        request.nbytes = sum(array.nbytes for array in inputs if array is not None)
+        return request
+
+    def submit(self, name: str, *values: float, **how: Any) -> InferRequest:
+        """Submit such a request."""
+        timeout_ns = how.pop("timeout_ns", 0)
+        request = self.request(name, *values, **how)
+        if timeout_ns:
+            request.deadline_ns = time.monotonic_ns() + timeout_ns
+        self.engine.submit(request)
+        return request
+
+    def runs(self, name: str) -> list[int]:
+        """Give the rows of each run of a model."""
+        return [run.rows for run in self.backends[name].runs]
+
+    def at_rest(self) -> bool:
+        """Tell whether nothing is under way, and nothing is held but by links."""
+        models = self.engine.models()
+        runs = [model.ensemble.passages for model in models if model.ensemble is not None]
+        return not self.engine.inflight and not any(model.inflight for model in models) and not any(runs)
+
+
+@asynccontextmanager
+async def house() -> AsyncIterator[House]:
+    """Keep an Engine for as long as the block lasts."""
+    loop = asyncio.get_running_loop()
+    kept: list[House] = []
+
+    def load(path: Path, device: str, options: Mapping[str, str]) -> Backend:
+        return kept[0].backends[path.name]
+
+    engine = Engine(loop, {"fake": load})
+    kept.append(House(engine, loop))
+    try:
+        async with asyncio.timeout(2 * PATIENCE_S):
+            yield kept[0]
+    finally:
+        for gate in kept[0].gates.values():
+            gate.open()
+        await engine.stop(PATIENCE_S)
+
+
+def values_of(requests: Sequence[InferRequest]) -> list[float]:
+    """Give the first value of each request's first output."""
+    return [float(request.outputs[0].reshape(-1)[0]) for request in requests if request.outputs]
+
+
+def with_steps(spec: ModelSpec, *steps: Step) -> ModelSpec:
+    """Give an ensemble other steps."""
+    return replace(spec, ensemble=EnsembleSpec(steps))

@@ -1,0 +1,124 @@
+"""Bound: whatever is declared is refused, or runs in shapes that the model's graph has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from hypothesis import assume, event, given, settings
+from hypothesis import strategies as st
+
+from penstock.backends.errors import InferError
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching.batch import Batch
+from penstock.batching.bound import reshaped_signature
+from penstock.batching.completion import complete
+from penstock.batching.execution import run_batch
+from penstock.batching.model import Model
+from penstock.batching.ragged import KINDS, SCATTER
+from penstock.batching.rehearsal import rehearsal, rehearsed_key, smallest_tails
+from penstock.batching.request import InferRequest
+from penstock.batching.spec import BatchPolicy, BatchTensor, ModelSpec
+from tests.fakes import FakeBackend, NoSink
+
+DIM = st.sampled_from([-1, 1, 2, 4])
+DIMS = st.lists(DIM, max_size=3).map(tuple)
+
+
+@st.composite
+def declared(draw: st.DrawFn) -> TensorSpec:
+    """Draw an input, mostly of one form that may be: a reshape over as many elements, ragged, or a list of values."""
+    dims = draw(DIMS)
+    reshape = draw(st.sampled_from([None, None, (1, *dims), (*dims, 1)]) | DIMS)
+    x = TensorSpec("x", "FP32", dims, reshape=reshape)
+    form = draw(st.sampled_from(["", "", "ragged", "ragged", "is_shape", "both"]))
+    if form == "is_shape":
+        return replace(x, datatype="INT64", shape=(draw(DIM),), reshape=None, is_shape=True)
+    return replace(x, ragged=form in ("ragged", "both"), is_shape=form == "both")
+
+
+ROWS = TensorSpec("rows", "FP32", (-1, 1))
+Y = TensorSpec("y", "FP32", (-1, 1))
+TOLD = st.sampled_from([*[None] * 6, *(BatchTensor("told", kind, "INT32", ("x",)) for kind in KINDS)])
+
+
+def fits(shape: tuple[int, ...], graph: tuple[int, ...]) -> bool:
+    """Tell whether ONNX Runtime takes such a shape; a scalar is lent as one element."""
+    wanted = graph or (1,)
+    return len(shape) == len(wanted) and all(want in (-1, dim) for dim, want in zip(shape, wanted, strict=True))
+
+
+@settings(max_examples=400, deadline=None)
+@given(declared(), st.sampled_from([0, 4, 4, 4]), TOLD, st.sampled_from([(-1,), (-1,), (-1, -1)]), st.data())
+def test_what_is_not_refused_runs_in_the_models_own_shapes(
+    x: TensorSpec, rows: int, told: BatchTensor | None, told_dims: tuple[int, ...], data: st.DataObject
+) -> None:
+    first = 1 if rows else 0
+    dims = x.shape if x.reshape is None else x.reshape
+    right = (-1, *dims) if rows else dims
+    if x.ragged:
+        right = (-1,)
+    elif x.is_shape and rows:
+        right = tuple(1 + dim if dim > 0 else dim for dim in x.shape)
+    graph_dims = data.draw(st.sampled_from([right, right, right, ()]) | DIMS)
+    cut = data.draw(st.sampled_from([False, False, True]))
+    graph_inputs = [TensorSpec("x", x.datatype, graph_dims), ROWS]
+    if told is not None:
+        graph_inputs.append(TensorSpec("told", "INT32", told_dims))
+    graph = Signature(tuple(graph_inputs), (Y,))
+    said = ModelSpec(
+        "m", 1, Path("m"), policy=BatchPolicy(max_batch_rows=rows),
+        inputs=(x, replace(ROWS, shape=ROWS.shape[first:])), outputs=(replace(Y, shape=Y.shape[first:]),),
+        batch_inputs=() if told is None else (told,),
+        batch_outputs=(BatchTensor("y", SCATTER, "", ("x",)),) if cut else (),
+    )  # fmt: skip
+    try:
+        spec = complete(said, graph)
+    except InferError:
+        return
+    forms = [word for word in ("ragged", "is_shape", "reshape") if getattr(x, word) not in (None, False)]
+    event(f"{rows} rows, {forms}")
+    bound = spec.bound or spec.signature
+    assert bound is not None
+    backend = FakeBackend(bound, list)
+    binding = backend.bind(bound, 4)
+
+    rehearsal(spec, binding, 3 if rows else 1, smallest_tails(spec))()
+    binding.run(())
+
+    for tensor, array in zip(bound.inputs, backend.runs[0].inputs, strict=True):
+        assert array is not None
+        assert fits(array.shape, graph.input[tensor.name].shape)
+
+
+@settings(max_examples=100, deadline=None)
+@given(DIMS, DIMS, st.data())
+def test_an_ensemble_hands_on_what_a_model_of_these_shapes_would_get(
+    dims: tuple[int, ...], reshape: tuple[int, ...], data: st.DataObject
+) -> None:
+    x, y = TensorSpec("x", "FP32", dims, reshape=reshape), TensorSpec("y", "FP32", dims, reshape=reshape)
+    said = ModelSpec("m", 1, Path("m"), policy=BatchPolicy(max_batch_rows=4), inputs=(x,), outputs=(y,))
+    inside = (-1, *reshape)
+    graph = Signature((TensorSpec("x", "FP32", inside),), (TensorSpec("y", "FP32", inside),))
+    try:
+        spec = complete(said, graph)
+    except InferError:
+        return
+    assert spec.signature is not None
+    assume(spec.bound is not None)
+    sent = (2, *(data.draw(st.integers(1, 3)) if dim < 0 else dim for dim in dims))
+    array = np.arange(np.prod(sent), dtype=np.float32).reshape(sent)
+    backend = FakeBackend(graph, list)
+    model = Model(spec, [backend], lambda *_: None)
+    request = InferRequest(model, [array], 2, (sent[1:],), (0,), NoSink())
+
+    run_batch(model, backend.bind(model.bound, 4), Batch([request], 2, request.key, 1))
+
+    assert reshaped_signature(spec.signature) == spec.bound
+    assert model.forms is not None
+    (handed,) = model.forms.enter([array])
+    (ran,) = backend.runs[0].inputs
+    np.testing.assert_array_equal(handed, ran)
+    np.testing.assert_array_equal(model.forms.leave("m", (0,), [handed])[0], array)
+    assert len(rehearsed_key(spec, smallest_tails(spec))) == 1

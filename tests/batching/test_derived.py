@@ -1,0 +1,335 @@
+"""Derived inputs and kept outputs: what stands between clients and a Binding, rows with places, and failed runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.backends.errors import Code, InferError
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching.batch import Batch
+from penstock.batching.completion import complete
+from penstock.batching.counting import Split, Trials
+from penstock.batching.derived import derived_names, kept_names
+from penstock.batching.execution import run_batch
+from penstock.batching.invariance import probe, settle
+from penstock.batching.isolation import execute
+from penstock.batching.model import Model
+from penstock.batching.rehearsal import rehearsal, rehearsed_key, smallest_tails
+from penstock.batching.request import InferRequest, InSequence
+from penstock.batching.spec import BatchPolicy, BatchTensor, Control, ModelSpec, SequenceSpec, State
+from penstock.batching.warmup import sweep
+from tests.fakes import FakeBackend, Function, fake_request
+
+X = TensorSpec("x", "FP32", (-1, 4))
+Y = TensorSpec("y", "FP32", (-1, 4))
+READY = TensorSpec("ready", "INT32", (-1, 1))
+BEFORE = TensorSpec("before", "FP32", (-1, 2))
+AFTER = TensorSpec("after", "FP32", (-1, 2))
+GRAPH = Signature((READY, X, BEFORE), (AFTER, Y))
+CONTROL = Control("ready", "ready", "INT32")
+STATE = State("before", "after", "FP32", (2,))
+SEQUENCE = SequenceSpec(controls=(CONTROL,), states=(STATE,))
+ROWS_ONLY = SequenceSpec(controls=(CONTROL,))
+
+
+def spec_of(sequence: SequenceSpec = SEQUENCE, **more: Any) -> ModelSpec:
+    return ModelSpec(
+        "m", 1, Path("m"), policy=BatchPolicy(max_batch_rows=8, executor="thread"), sequence=sequence, **more
+    )
+
+
+def echo(inputs: list[Any]) -> list[Any]:
+    """A model that takes READY and X and gives X."""
+    return [inputs[1]]
+
+
+def placing(function: Function = echo) -> tuple[Model, FakeBackend]:
+    """Make a model with one control, whose requests have rows of their own."""
+    # a fake gives its inputs in the graph's order, and a Binding lends in that of what is bound
+    graph = Signature((X, READY), (Y,))
+    backend = FakeBackend(graph, lambda inputs: function([inputs[1], inputs[0]]))
+    return Model(complete(spec_of(ROWS_ONLY), graph), [backend], lambda *_: None), backend
+
+
+def batch_of(model: Model, places: dict[int, float], rows: int = 1) -> Batch:
+    requests = [fake_request(model, rows, value=value) for value in places.values()]
+    for number, request in enumerate(requests, 1):
+        request.sequence = InSequence(number)
+    batch = Batch(requests, rows * len(requests), ((4,),), 1)
+    batch.places = list(places)
+    return batch
+
+
+class TestCompletion:
+    def test_clients_neither_send_nor_get_what_is_derived_and_kept(self) -> None:
+        done = complete(spec_of(), GRAPH)
+
+        assert done.signature == Signature((X,), (Y,), batched=True)
+        assert done.bound == Signature((X, READY, BEFORE), (Y, AFTER), batched=True)
+
+    def test_they_are_counted_among_the_inputs_that_the_model_has(self) -> None:
+        x, y = replace(X, shape=(4,)), replace(Y, shape=(4,))
+
+        assert complete(spec_of(inputs=(x,), outputs=(y,)), GRAPH).signature == Signature((X,), (Y,), batched=True)
+        with pytest.raises(InferError) as caught:
+            complete(spec_of(ROWS_ONLY, inputs=(x,), outputs=(y,)), GRAPH)
+        text = "unable to load model 'm', configuration expects 2 inputs, model provides 3"
+        assert caught.value.message.startswith(text)
+
+    def test_a_state_that_is_declared_as_an_output_is_both(self) -> None:
+        after = replace(AFTER, shape=(2,))
+        done = complete(spec_of(outputs=(after,)), GRAPH)
+
+        assert done.signature is not None
+        assert done.bound is not None
+        assert done.signature.outputs == done.bound.outputs == (AFTER,)
+
+    def test_their_order_is_controls_then_states_then_batch_inputs(self) -> None:
+        told = BatchTensor("told", "BATCH_ELEMENT_COUNT", "INT32", ("x",))
+        spec = spec_of(batch_inputs=(told,))
+
+        assert derived_names(spec) == ("ready", "before", "told")
+        assert kept_names(spec) == ("after",)
+
+    def test_a_model_that_nobody_sends_anything_has_no_rows(self) -> None:
+        with pytest.raises(InferError, match="no input has rows"):
+            complete(spec_of(ROWS_ONLY), Signature((READY,), (Y,)))
+
+
+class TestPlaces:
+    def test_rows_stand_at_their_places_and_zeros_between(self) -> None:
+        model, backend = placing()
+        batch = batch_of(model, {1: 5, 4: 7})
+
+        run_batch(model, backend.bind(model.bound, 8), batch)
+
+        x, ready = backend.runs[0].inputs
+        assert x is not None
+        assert ready is not None
+        assert x[:, 0].tolist() == [0, 5, 0, 0, 7]
+        assert ready.tolist() == [[0], [1], [0], [0], [1]]
+        assert [request.outputs[0].tolist() for request in batch.requests if request.outputs] == [[[5] * 4], [[7] * 4]]
+
+    def test_strings_have_empty_ones_between(self) -> None:
+        text = TensorSpec("x", "BYTES", (-1, 1))
+        graph = Signature((text, READY), (replace(text, name="y"),))
+        backend = FakeBackend(graph, lambda inputs: inputs[:1])
+        model = Model(complete(spec_of(ROWS_ONLY), graph), [backend], lambda *_: None)
+        batch = batch_of(model, {1: 0})
+        batch.requests[0].inputs = [np.array([[b"word"]], object)]
+        batch.key = ((1,),)
+
+        run_batch(model, backend.bind(model.bound, 8), batch)
+
+        (x, _) = backend.runs[0].inputs
+        assert x is not None
+        assert x.tolist() == [[b""], [b"word"]]
+
+    @settings(max_examples=40, deadline=None)
+    @given(
+        st.dictionaries(st.integers(0, 7), st.integers(1, 100), min_size=1).map(lambda each: dict(sorted(each.items())))
+    )
+    def test_everyone_gets_their_own_row_wherever_it_stands(self, places: dict[int, float]) -> None:
+        model, backend = placing()
+        batch = batch_of(model, places)
+
+        run_batch(model, backend.bind(model.bound, 8), batch)
+
+        assert backend.runs[0].rows == max(places) + 1
+        for request, value in zip(batch.requests, places.values(), strict=True):
+            assert request.outputs is not None
+            assert request.outputs[0].tolist() == [[value] * 4]
+
+    def test_a_part_of_a_failed_batch_keeps_its_rows(self) -> None:
+        def picky(inputs: list[Any]) -> list[Any]:
+            if (inputs[1] == 13).any():
+                raise InferError(Code.INVALID, "unlucky")
+            return [inputs[1] + np.arange(len(inputs[1]), dtype=np.float32)[:, None]]
+
+        model, backend = placing(picky)
+        batch = batch_of(model, {0: 10, 2: 13, 3: 20, 6: 30})
+
+        parts = execute(model, backend.bind(model.bound, 8), batch)
+
+        guilty = batch.requests[1]
+        assert guilty.error is not None
+        assert [each.outputs[0][0, 0] for each in batch.requests if each.outputs] == [10, 23, 36]
+        assert [place for part in parts for place in part.places or ()] == [0, 2, 3, 6]
+
+
+class Keeping:
+    """A Kept that notes what it is given."""
+
+    specs: tuple[TensorSpec, ...] = (AFTER,)
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[list[InferRequest], list[Any]]] = []
+
+    def keep(self, batch: Batch, outputs: list[Any]) -> None:
+        self.kept.append((batch.requests, [output.tolist() for output in outputs]))
+
+
+def counting(inputs: list[Any]) -> list[Any]:
+    """A model of X that gives Y, and AFTER with each row's first value; a row of 13 makes it fail."""
+    if (inputs[0] == 13).any():
+        raise InferError(Code.INVALID, "unlucky")
+    return [inputs[0], inputs[0][:, :2]]
+
+
+def keeping(function: Function = counting, outputs: tuple[TensorSpec, ...] = ()) -> tuple[Model, FakeBackend, Keeping]:
+    """Make a model whose second output is kept, by a fake."""
+    graph = Signature((X,), (Y, AFTER), batched=True)
+    backend = FakeBackend(graph, function)
+    spec = ModelSpec(
+        "m", 1, Path("m"), policy=BatchPolicy(max_batch_rows=8, executor="thread"), sequence=SequenceSpec(),
+        signature=Signature((X,), (Y, *outputs), batched=True), bound=graph,
+    )  # fmt: skip
+    model, kept = Model(spec, [backend], lambda *_: None), Keeping()
+    assert model.forms is not None
+    model.forms.kept, model.forms.kept_places = kept, (1,)
+    return model, backend, kept
+
+
+class TestKeptOutputs:
+    def test_they_are_run_for_and_kept_and_nobody_gets_them(self) -> None:
+        model, backend, kept = keeping()
+        request = fake_request(model, value=3)
+
+        run_batch(model, backend.bind(model.bound, 8), Batch([request], 1, request.key, 1))
+
+        assert backend.runs[0].wanted == (0, 1)
+        assert kept.kept == [([request], [[[3, 3]]])]
+        assert len(request.outputs or []) == 1
+
+    def test_one_that_clients_get_too_runs_once(self) -> None:
+        model, backend, kept = keeping(outputs=(AFTER,))
+        request = fake_request(model, value=3)
+        request.wanted = (1,)
+
+        run_batch(model, backend.bind(model.bound, 8), Batch([request], 1, request.key, 1))
+
+        assert backend.runs[0].wanted == (1,)
+        assert [output.tolist() for output in request.outputs or []] == [[[3, 3]]]
+        assert kept.kept[0][1] == [[[3, 3]]]
+
+    def test_only_the_run_that_succeeded_is_kept(self) -> None:
+        model, backend, kept = keeping()
+        requests = [fake_request(model, value=value) for value in (1, 13, 2)]
+
+        execute(model, backend.bind(model.bound, 8), Batch(requests, 3, requests[0].key, 1))
+
+        assert [request for each, _ in kept.kept for request in each] == [requests[0], requests[2]]
+        assert [row for _, (rows,) in kept.kept for row in rows] == [[1, 1], [2, 2]]
+
+    @pytest.mark.parametrize(
+        ("outputs", "text"),
+        [
+            ([np.zeros((1, 4)), np.zeros((2, 2))], "output 'y' has 1 rows for a batch of 2"),
+            ([np.zeros((2, 4)), np.zeros((3, 2))], "output 'after' has 3 rows for a batch of 2"),
+        ],
+    )
+    def test_nothing_is_kept_or_given_of_a_run_with_wrong_rows(self, outputs: list[Any], text: str) -> None:
+        model, backend, kept = keeping(lambda _: outputs)
+        requests = [fake_request(model), fake_request(model)]
+        with pytest.raises(InferError) as caught:
+            run_batch(model, backend.bind(model.bound, 8), Batch(requests, 2, requests[0].key, 1))
+
+        assert (caught.value.code, caught.value.message) == (Code.INTERNAL, f"model 'm': {text}")
+        assert (kept.kept, [request.outputs for request in requests]) == ([], [None, None])
+
+
+class TestRehearsals:
+    def test_without_requests_sequences_have_zeros(self) -> None:
+        spec = complete(spec_of(), GRAPH)
+        assert spec.bound is not None
+        backend = FakeBackend(spec.bound, lambda inputs: [inputs[0], inputs[2]])
+        binding = backend.bind(spec.bound, 8)
+
+        rehearsal(spec, binding, 3, smallest_tails(spec))()
+        binding.run((0, 1))
+
+        shapes = [(array.shape, bool(array.any())) for array in backend.runs[0].inputs if array is not None]
+        assert shapes == [((3, 4), False), ((3, 1), False), ((3, 2), False)]
+
+    def test_what_is_told_of_a_ragged_batch_fits_its_zeros(self) -> None:
+        told = BatchTensor("told", "BATCH_ACCUMULATED_ELEMENT_COUNT", "INT32", ("x",))
+        ragged, y = TensorSpec("x", "FP32", (-1,), ragged=True), replace(Y, shape=(4,))
+        policy = BatchPolicy(max_batch_rows=8)
+        said = ModelSpec("m", 1, Path("m"), policy=policy, inputs=(ragged,), outputs=(y,), batch_inputs=(told,))
+        graph = Signature((TensorSpec("x", "FP32", (-1,)), TensorSpec("told", "INT32", (-1,))), (Y,))
+        spec = complete(said, graph)
+        assert spec.bound is not None
+        backend = FakeBackend(spec.bound, lambda inputs: inputs[:1])
+        binding = backend.bind(spec.bound, 8)
+
+        rehearsal(spec, binding, 3, [(5,)])()
+        binding.run(())
+
+        x, counts = backend.runs[0].inputs
+        assert x is not None
+        assert counts is not None
+        assert (x.tolist(), counts.tolist()) == ([0] * 15, [5, 10, 15])
+        assert rehearsed_key(spec, [(5,)]) == ((-1,),)
+
+
+def ragged_spec(**policy: Any) -> tuple[ModelSpec, Signature]:
+    told = BatchTensor("told", "BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO", "INT32", ("x",))
+    said = ModelSpec(
+        "m", 1, Path("m"), policy=BatchPolicy(max_batch_rows=4, executor="thread", **policy),
+        inputs=(TensorSpec("x", "FP32", (-1,), ragged=True),), outputs=(replace(Y, shape=(4,)),), batch_inputs=(told,),
+    )  # fmt: skip
+    return said, Signature((TensorSpec("x", "FP32", (-1,)), TensorSpec("told", "INT32", (-1,))), (Y,))
+
+
+def strict(inputs: list[Any]) -> list[Any]:
+    """A model that does not run unless what it is told fits what it gets."""
+    x, offsets = inputs
+    if offsets[0] != 0 or offsets[-1] != len(x):
+        raise InferError(Code.INVALID, "offsets do not fit")
+    return [np.zeros((len(offsets) - 1, 4), np.float32)]
+
+
+class TestWhatRunsAModelBeforeThereAreRequests:
+    def test_the_sweep_teaches_what_a_ragged_batch_takes(self) -> None:
+        said, graph = ragged_spec()
+        backend = FakeBackend(graph, strict)
+        model = Model(complete(said, graph), [backend], lambda *_: None)
+        model.loop_binding = backend.bind(model.bound, 4)
+
+        sweep(model)
+
+        assert {(known.key, known.rows) for known in model.costs.run_times()} == {
+            (((-1,),), rows) for rows in (1, 2, 4)
+        }
+
+    def test_instances_are_counted_with_it(self) -> None:
+        said, graph = ragged_spec()
+        trials = Trials(said, lambda _: FakeBackend(graph, strict), 1)
+
+        assert trials(Split(1, 1)) is not None
+        trials.close()
+
+    def test_no_size_is_proved_invariant_for_it(self) -> None:
+        said, graph = ragged_spec(invariant=True)
+        spec = complete(said, graph)
+        backend = FakeBackend(graph, strict)
+
+        assert "a run of it is more than rows" in probe(spec, backend).reason
+        assert settle(spec, [backend]).policy.cap_rows == 1
+
+    def test_a_reshaped_model_is_proved_in_its_own_shape(self) -> None:
+        policy = BatchPolicy(max_batch_rows=4, executor="thread", invariant=True)
+        x = TensorSpec("x", "FP32", (2, 2), reshape=(4,))
+        said = ModelSpec("m", 1, Path("m"), policy=policy, inputs=(x,), outputs=(replace(x, name="y"),))
+        graph = Signature((X,), (Y,))
+        backend = FakeBackend(graph, list)
+
+        assert probe(complete(said, graph), backend).fixed
+        assert {array.shape[1:] for run in backend.runs for array in run.inputs if array is not None} == {(4,)}

@@ -1,0 +1,731 @@
+"""Ensemble: requests that pass from model to model, over a real Engine with models that wait for the test."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.backends.errors import Code, InferError
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching.cache import Cache
+from penstock.batching.model import Model
+from penstock.batching.request import InferRequest, InSequence
+from penstock.batching.spec import HookSpec, ModelSpec, Step
+from penstock.batching.statistics import BACKEND, CANCELED, OTHER, REJECTED
+from penstock.batching.steps import check_flow
+from tests.batching.ensembles import ROWS, House, ensemble_spec, house, step, tensors, values_of
+
+pytestmark = pytest.mark.anyio
+
+GUILTY = -100.0
+HOUR_NS = 3_600_000_000_000
+
+
+@pytest.fixture(params=[False, True], ids=["asyncio", "uvloop"])
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
+    return "asyncio", {"use_uvloop": request.param}
+
+
+def double(inputs: list[Any]) -> list[Any]:
+    return [inputs[0] * 2]
+
+
+def plus_one(inputs: list[Any]) -> list[Any]:
+    if (inputs[0] == GUILTY).any():
+        raise InferError(Code.INVALID, "a guilty row")
+    return [inputs[0] + 1]
+
+
+def second_or_first(inputs: list[Any]) -> list[Any]:
+    return [inputs[0] if inputs[1] is None else inputs[1]]
+
+
+def plus_thousand(inputs: list[Any]) -> list[Any]:
+    return [inputs[0] + 1000]
+
+
+def halved(inputs: list[Any]) -> list[Any]:
+    return [inputs[0][:, :2]]
+
+
+def both(inputs: list[Any]) -> list[Any]:
+    return [inputs[0] + inputs[1], inputs[0] - inputs[1]]
+
+
+CHAIN = ensemble_spec("chain", "in", "out", step("double", "x=in", "y=mid"), step("plus", "x=mid", "y=out"))
+DIAMOND = ensemble_spec(
+    "diamond", "in", "sum difference",
+    step("both", "a=left b=right", "sum=sum difference=difference"),
+    step("double", "x=in", "y=left"),
+    step("plus", "x=in", "y=right"),
+)  # fmt: skip
+
+
+@asynccontextmanager
+async def served(*specs: ModelSpec, **policy: Any) -> AsyncIterator[House]:
+    async with house() as kept:
+        await kept.serve("double", double, **policy)
+        await kept.serve("plus", plus_one, **policy)
+        await kept.serve("both", both, "a b", "sum difference", **policy)
+        for spec in specs or (CHAIN, DIAMOND):
+            await kept.engine.load(spec)
+        yield kept
+
+
+def failures(model: Model) -> dict[str, int]:
+    return {reason: count for reason, count in model.statistics.snapshot().failures.items() if count}
+
+
+def refusal(house: House, name: str = "chain", value: float = 1) -> InferError:
+    with pytest.raises(InferError) as refused:
+        house.submit(name, value)
+    return refused.value
+
+
+class TestTheWay:
+    async def test_each_step_takes_what_the_one_before_has_made(self) -> None:
+        async with served() as kept:
+            kept.submit("chain", 3, rows=2)
+
+            (request,) = await kept.sink.holds(1)
+            assert request.outputs is not None
+            assert (request.outputs[0] == np.full((2, 4), 7)).all()
+            assert (kept.runs("double"), kept.runs("plus"), kept.at_rest()) == ([2], [2], True)
+
+    async def test_branches_are_under_way_at_once_and_their_join_waits_for_both(self) -> None:
+        async with served() as kept:
+            kept.gates["double"].close()
+            kept.gates["plus"].close()
+            kept.submit("diamond", 5)
+            await kept.gates["double"].entered()
+            await kept.gates["plus"].entered()
+            kept.gates["plus"].open()
+            kept.gates["double"].open()
+
+            (request,) = await kept.sink.holds(1)
+            assert [output[0, 0] for output in request.outputs or []] == [16, 4]
+            assert kept.runs("both") == [1]
+
+    async def test_outputs_come_in_the_order_in_which_they_are_wanted(self) -> None:
+        async with served() as kept:
+            kept.submit("diamond", 5, wanted=(1, 0))
+
+            (request,) = await kept.sink.holds(1)
+            assert [output[0, 0] for output in request.outputs or []] == [4, 16]
+
+    async def test_only_what_is_wanted_is_worked_out(self) -> None:
+        fork = ensemble_spec("fork", "in", "one two", step("double", "x=in", "y=one"), step("plus", "x=one", "y=two"))
+        async with served(fork) as kept:
+            kept.submit("fork", 5, wanted=(0,))
+            await kept.sink.holds(1)
+            assert (kept.runs("double"), kept.runs("plus")) == ([1], [])
+            kept.submit("fork", 5, wanted=(1,))
+
+            assert values_of(await kept.sink.holds(2)) == [10, 11]
+            assert kept.backends["double"].runs[-1].wanted == (0,)
+
+    async def test_an_output_that_is_an_input_comes_back(self) -> None:
+        async with served(ensemble_spec("echo", "in", "in out", step("plus", "x=in", "y=out"))) as kept:
+            kept.submit("echo", 5, wanted=(0,))
+            await kept.sink.holds(1)
+            kept.submit("echo", 6)
+
+            assert values_of(await kept.sink.holds(2)) == [5, 6]
+            assert (kept.runs("plus"), kept.at_rest()) == ([1], True)
+
+    async def test_steps_of_different_requests_share_batches_with_others(self) -> None:
+        async with served() as kept:
+            kept.gates["double"].close()
+            kept.submit("double", 0)
+            await kept.gates["double"].entered()
+            for value in range(3):
+                kept.submit("chain", value)
+            kept.submit("double", 9)
+            kept.gates["double"].open()
+
+            await kept.sink.holds(5)
+            assert (kept.runs("double"), sum(kept.runs("plus"))) == ([1, 4], 3)
+
+    async def test_tensors_are_handed_on_without_a_copy(self) -> None:
+        async with served(ensemble_spec("one", "in", "in2", step("double", "x=in", "y=in2"))) as kept:
+            made: list[Any] = []
+
+            def keep(inputs: list[Any]) -> list[Any]:
+                made.append(inputs[0] * 2)
+                return made[-1:]
+
+            await kept.serve("double", keep)
+            kept.submit("one", 4)
+
+            (request,) = await kept.sink.holds(1)
+            assert np.shares_memory((request.outputs or [])[0], made[-1])
+
+    async def test_an_ensemble_may_be_a_step(self) -> None:
+        outer = ensemble_spec(
+            "outer", "in", "out", step("chain", "in=in", "out=mid"), step("chain", "in=mid", "out=out")
+        )
+        async with served(CHAIN, outer) as kept:
+            kept.submit("outer", 1)
+
+            assert values_of(await kept.sink.holds(1)) == [7]
+            counted = {model.name: model.statistics.snapshot().success.count for model in kept.engine.models()}
+            assert (counted["outer"], counted["chain"], counted["double"]) == (1, 2, 2)
+
+    async def test_one_tensor_may_go_to_many_inputs_and_a_model_may_be_many_steps(self) -> None:
+        twice = ensemble_spec(
+            "twice", "in", "sum",
+            step("both", "a=in b=in", "sum=mid"), step("both", "a=mid b=in", "sum=sum"),
+        )  # fmt: skip
+        async with served(twice) as kept:
+            kept.submit("twice", 3)
+
+            assert values_of(await kept.sink.holds(1)) == [9]
+
+    async def test_a_pinned_version_is_the_one_that_runs(self) -> None:
+        pinned = ensemble_spec("pinned", "in", "out", step("plus", "x=in", "y=out", "1"))
+        latest = ensemble_spec("latest", "in", "out", step("plus", "x=in", "y=out"))
+        async with served(pinned, latest) as kept:
+            await kept.serve("plus", plus_thousand, version=2)
+            kept.submit("pinned", 1)
+            await kept.sink.holds(1)
+            kept.submit("latest", 1)
+
+            assert [request.model.name for request in await kept.sink.holds(2)] == ["pinned", "latest"]
+            assert values_of(kept.sink.requests) == [2, 1001]
+
+    async def test_what_a_request_says_goes_on_to_its_steps(self) -> None:
+        async with served() as kept:
+            seen: list[InferRequest] = []
+            scheduler = kept.engine.model("plus").scheduler
+            add = scheduler.add
+
+            def note(request: InferRequest) -> None:
+                seen.append(request)
+                add(request)
+
+            scheduler.add = note  # type: ignore[method-assign]
+            request = kept.request("chain", 1)
+            request.id, request.priority, request.sequence = "seven", 2, InSequence(5, start=True)
+            request.deadline_ns = time.monotonic_ns() + HOUR_NS
+            kept.engine.submit(request)
+            await kept.sink.holds(1)
+
+            (inner,) = seen
+            assert (inner.id, inner.priority, inner.sequence) == ("seven", 2, InSequence(5, start=True))
+            assert 0 <= request.deadline_ns - inner.deadline_ns <= 1_000
+
+
+class TestRows:
+    WHOLE = Signature((TensorSpec("x", "FP32", (-1, 4)),), (TensorSpec("y", "FP32", (-1, 4)),))
+    ROW = Signature((TensorSpec("x", "FP32", (4,)),), (TensorSpec("y", "FP32", (4,)),))
+
+    async def test_one_without_rows_has_batched_steps_when_the_whole_shapes_agree(self) -> None:
+        plain = ensemble_spec("plain", "in", "out", *CHAIN.ensemble.steps if CHAIN.ensemble else (), rows=0)
+        plain = replace(plain, inputs=tensors("in", shape=(-1, 4)), outputs=tensors("out", shape=(-1, 4)))
+        async with served(plain) as kept:
+            request = kept.request("plain", 3, rows=2)
+            request.rows = 1
+            kept.engine.submit(request)
+
+            assert [output.shape for output in (await kept.sink.holds(1))[0].outputs or []] == [(2, 4)]
+            assert kept.runs("plus") == [2]
+
+    async def test_a_step_without_rows_gets_the_only_row_of_a_request_and_gives_one(self) -> None:
+        lone = ensemble_spec("lone", "in", "out", step("row", "x=in", "y=mid"), step("plus", "x=mid", "y=out"))
+        async with served() as kept:
+            await kept.serve("row", double, graph=self.ROW, max_batch_rows=0)
+            await kept.engine.load(lone)
+            kept.submit("lone", 3)
+            (request,) = await kept.sink.holds(1)
+
+            assert [output.shape for output in request.outputs or []] == [(1, 4)]
+            assert values_of([request]) == [7]
+
+    async def test_a_step_without_rows_refuses_several(self) -> None:
+        lone = ensemble_spec("lone", "in", "out", step("row", "x=in", "y=out"))
+        async with served() as kept:
+            await kept.serve("row", double, graph=self.ROW, max_batch_rows=0)
+            await kept.engine.load(lone)
+            with pytest.raises(InferError, match="in ensemble 'lone', a tensor of 2 rows goes where") as refused:
+                kept.submit("lone", 3, rows=2)
+
+            assert (refused.value.code, kept.at_rest()) == (Code.INVALID, True)
+
+    async def test_shapes_that_do_not_meet_are_told_when_they_do(self) -> None:
+        free = Signature((TensorSpec("x", "FP32", (-1, -1)),), (TensorSpec("y", "FP32", (-1, -1)),))
+        async with served() as kept:
+            await kept.serve("half", halved, graph=free)
+            await kept.engine.load(
+                ensemble_spec("short", "in", "out", step("half", "x=in", "y=mid"), step("plus", "x=mid", "y=out"))
+            )
+            kept.submit("short", 1)
+
+            (request,) = await kept.sink.holds(1)
+            assert request.error is not None
+            assert request.error.message.startswith(
+                "in ensemble 'short', unexpected shape for input 'x' for model 'plus'"
+            )
+
+
+class TestErrors:
+    async def test_an_error_names_the_ensemble_and_comes_once(self) -> None:
+        async with served() as kept:
+            kept.submit("chain", GUILTY / 2)
+
+            (request,) = await kept.sink.holds(1)
+            assert request.error is not None
+            assert (request.error.code, request.error.message) == (Code.INVALID, "in ensemble 'chain', a guilty row")
+            assert (failures(kept.engine.model("chain")), kept.at_rest()) == ({BACKEND: 1}, True)
+
+    async def test_the_first_error_takes_back_the_steps_that_wait(self) -> None:
+        async with served() as kept:
+            kept.gates["double"].close()
+            kept.submit("double", 0)
+            await kept.gates["double"].entered()
+            kept.submit("diamond", GUILTY)
+
+            (request,) = await kept.sink.holds(1)
+            assert request.error is not None
+            assert failures(kept.engine.model("double")) == {CANCELED: 1}
+            kept.gates["double"].open()
+            await kept.sink.holds(2)
+            assert (kept.runs("double"), kept.runs("both"), kept.at_rest()) == ([1], [], True)
+
+    async def test_a_step_that_runs_when_another_fails_is_let_go(self) -> None:
+        async with served() as kept:
+            kept.gates["double"].close()
+            kept.gates["plus"].close()
+            kept.submit("diamond", GUILTY)
+            await kept.gates["double"].entered()
+            kept.gates["plus"].open()
+            await kept.sink.holds(1)
+            kept.gates["double"].open()
+            kept.submit("double", 1)
+            await kept.sink.holds(2)
+
+            assert (len(kept.sink.requests), kept.runs("both"), kept.at_rest()) == (2, [], True)
+
+    async def test_what_is_refused_at_the_door_of_its_first_step_is_raised(self) -> None:
+        async with served(max_queue_requests=1) as kept:
+            kept.gates["double"].close()
+            kept.submit("double", 0)
+            await kept.gates["double"].entered()
+            kept.submit("double", 0)
+
+            error = refusal(kept)
+            assert (error.code, error.message) == (Code.OVERLOADED, "in ensemble 'chain', Exceeds maximum queue size")
+            assert failures(kept.engine.model("chain")) == {REJECTED: 1}
+            assert (kept.engine.model("chain").inflight, kept.sink.requests) == (0, [])
+
+    async def test_what_is_refused_at_the_door_of_a_later_step_is_delivered(self) -> None:
+        async with served(max_queue_requests=1) as kept:
+            kept.gates["plus"].close()
+            kept.submit("plus", 0)
+            await kept.gates["plus"].entered()
+            kept.submit("plus", 0)
+            request = kept.submit("chain", 0)
+            await kept.sink.holds(1)
+
+            assert kept.sink.requests == [request]
+            assert request.error is not None
+            assert request.error.code is Code.OVERLOADED
+
+    async def test_when_to_try_again_is_kept(self) -> None:
+        async with served() as kept:
+            late = InferError(Code.OVERLOADED, "too late", 5_000)
+
+            def refuse(request: InferRequest) -> None:
+                raise late
+
+            kept.engine.model("double").scheduler.add = refuse  # type: ignore[method-assign]
+            assert refusal(kept).retry_after_ns == 5_000
+
+    async def test_a_branch_that_is_refused_takes_back_its_siblings(self) -> None:
+        async with served(max_queue_requests=1) as kept:
+            for name in ("double", "plus"):
+                kept.gates[name].close()
+                kept.submit(name, 0)
+                await kept.gates[name].entered()
+            kept.submit("double", 0)
+
+            refusal(kept, "diamond")
+            assert [kept.engine.model(name).waiting_requests for name in ("double", "plus")] == [1, 0]
+
+    async def test_a_deadline_that_passes_in_a_step_s_queue_ends_the_request(self) -> None:
+        async with served() as kept:
+            kept.gates["double"].close()
+            kept.submit("double", 0)
+            await kept.gates["double"].entered()
+            kept.submit("chain", 0, timeout_ns=5_000_000)
+
+            (request,) = await kept.sink.holds(1)
+            assert request.error is not None
+            assert (request.error.code, request.error.message) == (
+                Code.EXPIRED, "in ensemble 'chain', Request timeout expired",
+            )  # fmt: skip
+            assert failures(kept.engine.model("chain")) == {OTHER: 1}
+
+    async def test_an_error_in_an_ensemble_in_an_ensemble_names_both(self) -> None:
+        outer = ensemble_spec("outer", "in", "out", step("chain", "in=in", "out=out"))
+        async with served(CHAIN, outer) as kept:
+            kept.submit("outer", GUILTY / 2)
+
+            (request,) = await kept.sink.holds(1)
+            assert request.error is not None
+            assert request.error.message == "in ensemble 'outer', in ensemble 'chain', a guilty row"
+            assert kept.at_rest()
+
+
+class TestCancellation:
+    async def test_one_that_is_taken_back_leaves_the_queue_and_goes_no_further(self) -> None:
+        async with served() as kept:
+            kept.gates["double"].close()
+            kept.submit("double", 0)
+            await kept.gates["double"].entered()
+            request = kept.submit("chain", 0)
+            kept.engine.cancel(request)
+            kept.engine.cancel(request)
+
+            assert [kept.engine.model(name).waiting_requests for name in ("double", "plus")] == [0, 0]
+            assert failures(kept.engine.model("chain")) == {CANCELED: 1}
+            kept.gates["double"].open()
+            await kept.sink.holds(1)
+            assert (kept.runs("plus"), request in kept.sink.requests, kept.at_rest()) == ([], False, True)
+
+    async def test_one_whose_step_runs_goes_no_further(self) -> None:
+        async with served() as kept:
+            kept.gates["double"].close()
+            request = kept.submit("chain", 0)
+            await kept.gates["double"].entered()
+            kept.engine.cancel(request)
+            kept.gates["double"].open()
+            kept.submit("double", 0)
+            await kept.sink.holds(1)
+
+            assert (kept.runs("plus"), request in kept.sink.requests, kept.at_rest()) == ([], False, True)
+
+    async def test_an_ensemble_in_an_ensemble_is_taken_back_with_it(self) -> None:
+        outer = ensemble_spec("outer", "in", "out", step("chain", "in=in", "out=out"))
+        async with served(CHAIN, outer) as kept:
+            kept.gates["double"].close()
+            kept.submit("double", 0)
+            await kept.gates["double"].entered()
+            kept.engine.cancel(kept.submit("outer", 0))
+
+            assert kept.engine.inflight == 1
+            assert failures(kept.engine.model("chain")) == {CANCELED: 1}
+
+    async def test_whoever_awaits_one_and_gives_up_takes_it_back(self) -> None:
+        async with served() as kept:
+            kept.gates["double"].close()
+            task = asyncio.ensure_future(kept.engine.infer(kept.engine.model("chain"), [np.zeros((1, 4), np.float32)]))
+            await kept.gates["double"].entered()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+            assert kept.engine.model("chain").inflight == 0
+
+
+class TestComingAndGoing:
+    async def test_a_step_that_is_swapped_fails_nothing(self) -> None:
+        async with served() as kept:
+            kept.gates["double"].close()
+            kept.submit("chain", 1)
+            await kept.gates["double"].entered()
+            new = await kept.engine.open(kept.spec("plus", plus_thousand))
+            (old,) = kept.engine.publish("plus", [new])
+            retiring = asyncio.ensure_future(kept.engine.retire(old))
+            kept.gates["double"].open()
+            await kept.sink.holds(1)
+            await retiring
+            kept.submit("chain", 1)
+
+            assert values_of(await kept.sink.holds(2)) == [3, 1002]
+
+    async def test_a_step_that_is_unloaded_stays_for_those_that_need_it(self) -> None:
+        async with served() as kept:
+            kept.gates["double"].close()
+            kept.submit("chain", 1)
+            await kept.gates["double"].entered()
+            unloading = asyncio.ensure_future(kept.engine.unload("plus", 1))
+            await asyncio.sleep(0)
+
+            assert "depends on 'plus' which has no loaded version" in refusal(kept).message
+            assert not unloading.done()
+            kept.gates["double"].open()
+            assert values_of(await kept.sink.holds(1)) == [3]
+            await unloading
+
+    async def test_an_idle_ensemble_keeps_no_step_from_going(self) -> None:
+        async with served() as kept:
+            kept.submit("chain", 1)
+            await kept.sink.holds(1)
+            assert kept.engine.model("plus").holds == 1
+            async with asyncio.timeout(5):
+                await kept.engine.unload("plus", 1)
+
+            assert not kept.engine.model("chain").healthy
+
+    async def test_it_is_healthy_again_when_its_step_is(self) -> None:
+        async with served() as kept:
+            await kept.engine.unload("plus", 1)
+            await kept.serve("plus", plus_one)
+
+            assert kept.engine.model("chain").healthy
+
+    async def test_a_step_that_no_longer_fits_is_told(self) -> None:
+        wide = Signature((TensorSpec("x", "FP32", (-1, 5)),), (TensorSpec("y", "FP32", (-1, 5)),))
+        async with served() as kept:
+            await kept.serve("plus", plus_one, graph=wide)
+
+            assert "ensemble tensor mid: inconsistent shape: [-1,4]" in refusal(kept).message
+            assert failures(kept.engine.model("chain")) == {REJECTED: 1}
+
+    async def test_what_it_remembers_is_not_an_answer_of_models_that_have_gone(self) -> None:
+        async with served() as kept:
+            kept.engine.cache = Cache(1 << 20)
+            await kept.engine.load(replace(CHAIN, name="cached", cached=True))
+            for _ in range(2):
+                kept.submit("cached", 1)
+                await kept.sink.holds(1)
+            await kept.sink.holds(2)
+            assert kept.runs("plus") == [1]
+            await kept.serve("plus", plus_thousand)
+            kept.submit("cached", 1)
+
+            assert values_of(await kept.sink.holds(3)) == [3, 3, 1002]
+
+    async def test_an_ensemble_that_is_unloaded_finishes_what_it_had(self) -> None:
+        async with served() as kept:
+            kept.gates["double"].close()
+            kept.submit("chain", 1)
+            await kept.gates["double"].entered()
+            unloading = asyncio.ensure_future(kept.engine.unload("chain", 1))
+            await asyncio.sleep(0)
+            assert not unloading.done()
+            kept.gates["double"].open()
+
+            assert values_of(await kept.sink.holds(1)) == [3]
+            await unloading
+            assert [kept.engine.model(name).holds for name in ("double", "plus")] == [0, 0]
+
+    async def test_stopping_finishes_those_under_way_and_takes_no_more(self) -> None:
+        outer = ensemble_spec(
+            "outer", "in", "out", step("chain", "in=in", "out=mid"), step("chain", "in=mid", "out=out")
+        )
+        async with served(CHAIN, outer) as kept:
+            kept.gates["double"].close()
+            kept.submit("outer", 1)
+            await kept.gates["double"].entered()
+            stopping = asyncio.ensure_future(kept.engine.stop(10))
+            await asyncio.sleep(0)
+
+            assert refusal(kept).code is Code.NOT_READY
+            kept.gates["double"].open()
+            assert values_of(await kept.sink.holds(1)) == [7]
+            assert await stopping == 0
+
+    async def test_what_is_not_through_when_the_grace_is_over_is_failed_once(self) -> None:
+        async with served() as kept:
+            kept.gates["double"].close()
+            kept.submit("double", 0)
+            await kept.gates["double"].entered()
+            request = kept.submit("chain", 1)
+            await kept.engine.stop(0)
+
+            assert kept.sink.requests == [request]
+            assert request.error is not None
+            assert request.error.message.startswith("in ensemble 'chain', Server is stopping")
+
+
+class TestStatistics:
+    async def test_durations_are_the_sums_of_the_steps_and_executions_are_requests(self) -> None:
+        async with served() as kept:
+            for _ in range(3):
+                kept.submit("chain", 1, rows=2)
+            await kept.sink.holds(3)
+
+            chain, *steps = (kept.engine.model(name).statistics.snapshot() for name in ("chain", "double", "plus"))
+            assert (chain.success.count, chain.inference_count, chain.execution_count) == (3, 6, 3)
+            assert [(batch.rows, batch.count) for batch in chain.batch_stats] == [(2, 3)]
+            for part in ("queue", "compute_input", "compute_infer", "compute_output"):
+                assert getattr(chain, part).ns == sum(getattr(each, part).ns for each in steps)
+            assert [each.inference_count for each in steps] == [6, 6]
+
+    async def test_an_ensemble_in_an_ensemble_counts_in_the_sums(self) -> None:
+        outer = ensemble_spec("outer", "in", "out", step("chain", "in=in", "out=mid"), step("plus", "x=mid", "y=out"))
+        async with served(CHAIN, outer) as kept:
+            kept.submit("outer", 1)
+            await kept.sink.holds(1)
+
+            outer_, double_, plus = (
+                kept.engine.model(name).statistics.snapshot() for name in ("outer", "double", "plus")
+            )
+            assert outer_.compute_infer.ns == double_.compute_infer.ns + plus.compute_infer.ns
+
+    async def test_it_is_traced_like_any_request(self) -> None:
+        async with served() as kept:
+            traced: list[str] = []
+            kept.engine.trace = lambda model, batch, end_ns: traced.append(model.name)
+            kept.submit("chain", 1)
+            await kept.sink.holds(1)
+
+            assert traced == ["double", "plus", "chain"]
+
+    async def test_it_says_what_it_is(self) -> None:
+        async with served() as kept:
+            chain = kept.engine.model("chain")
+
+            assert (chain.platform, chain.instances, chain.max_rows) == ("ensemble", [], ROWS)
+            assert [(spec.name, spec.shape) for spec in chain.signature.inputs] == [("in", (-1, 4))]
+
+
+WIDE = Signature((TensorSpec("x", "FP32", (-1, 5)),), (TensorSpec("y", "FP32", (-1, 5)),))
+WHOLE_NUMBERS = Signature((TensorSpec("x", "INT32", (-1, 4)),), (TensorSpec("y", "INT32", (-1, 4)),))
+
+WIDE_TEXT = (
+    "in ensemble e, ensemble tensor in: inconsistent shape: [-1,4] is inferred from model e while [-1,5] is inferred "
+    "from model wide"
+)
+WHOLE_TEXT = (
+    "in ensemble e, ensemble tensor in: inconsistent data type: TYPE_FP32 is inferred from model e while TYPE_INT32 is "
+    "inferred from model whole"
+)
+SMALL_TEXT = (
+    "ensemble e allows maximum batch size 16, but it contains model small which only allows maximum batch size to be 2"
+)
+
+
+class TestWhatDoesNotFit:
+    @pytest.mark.parametrize(
+        ("steps", "text"),
+        [
+            ([step("nobody", "x=in", "y=out")], "ensemble 'e' depends on 'nobody' which has no loaded version"),
+            (
+                [step("plus", "x=in", "y=out", "2")],
+                "ensemble 'e' depends on 'plus' whose required version 2 is not loaded",
+            ),
+            (
+                [step("plus", "z=in", "y=out")],
+                "in ensemble e, ensemble tensor in is mapping to non-existing input z in model plus",
+            ),
+            (
+                [step("plus", "x=in", "z=out")],
+                "in ensemble e, ensemble tensor out is mapped from non-existing output z in model plus",
+            ),
+            (
+                [step("both", "a=in", "sum=out")],
+                "in ensemble e, input b in model both is not mapped to any ensemble tensors",
+            ),
+            (
+                [step("wide", "x=in", "y=out")],
+                WIDE_TEXT,
+            ),
+            (
+                [step("whole", "x=in", "y=out")],
+                WHOLE_TEXT,
+            ),
+            (
+                [step("small", "x=in", "y=out")],
+                SMALL_TEXT,
+            ),
+        ],
+    )  # fmt: skip
+    async def test_models_that_are_not_there_or_do_not_fit_are_refused(self, steps: list[Step], text: str) -> None:
+        async with served() as kept:
+            await kept.serve("wide", plus_one, graph=WIDE)
+            await kept.serve("whole", double, graph=WHOLE_NUMBERS)
+            await kept.serve("small", double, max_batch_rows=2, cap_rows=2)
+            with pytest.raises(InferError) as refused:
+                await kept.engine.load(ensemble_spec("e", "in", "out", *steps))
+
+            assert refused.value.message == text
+
+    async def test_an_ensemble_cannot_become_part_of_itself(self) -> None:
+        outer = ensemble_spec("outer", "in", "out", step("chain", "in=in", "out=out"))
+        async with served(CHAIN, outer) as kept:
+            circle = ensemble_spec("chain", "in", "out", step("outer", "in=in", "out=out"))
+            with pytest.raises(InferError) as refused:
+                await kept.engine.load(circle)
+
+            assert refused.value.message == "circular dependency between ensembles: chain -> ... -> outer -> chain"
+
+    async def test_a_step_with_hooks_is_refused_by_name(self) -> None:
+        async with served() as kept:
+            await kept.serve("hooked", double, hooks=HookSpec(Path("hooks.py")))
+            with pytest.raises(InferError, match="in ensemble e, model hooked has hooks"):
+                await kept.engine.load(ensemble_spec("e", "in", "out", step("hooked", "x=in", "y=out")))
+
+    async def test_an_optional_input_goes_to_optional_ones_only(self) -> None:
+        takes = (*tensors("in"), TensorSpec("more", "FP32", (4,), optional=True))
+        async with served() as kept:
+            with pytest.raises(InferError, match="input b in model both is not optional, but ensemble input more is"):
+                await kept.engine.load(
+                    ensemble_spec("e", "", "out", step("both", "a=in b=more", "sum=out"), takes=takes)
+                )
+
+    async def test_an_optional_input_that_is_not_given_stays_out(self) -> None:
+        takes = (*tensors("in"), TensorSpec("more", "FP32", (4,), optional=True))
+        declared = (*tensors("a"), TensorSpec("b", "FP32", (4,), optional=True))
+        graph = Signature(declared, tensors("y"))
+        spec = ensemble_spec("e", "", "out", step("perhaps", "a=in b=more", "y=out"), takes=takes, rows=0)
+        async with served() as kept:
+            await kept.serve("perhaps", second_or_first, graph=graph, declared=declared, max_batch_rows=0)
+            model = await kept.engine.load(spec)
+
+            given = await kept.engine.infer(model, [np.ones(4, np.float32), np.zeros(4, np.float32)])
+            absent = await kept.engine.infer(model, [np.ones(4, np.float32), None])
+            assert (given[0][0], absent[0][0]) == (0, 1)
+
+    @pytest.mark.parametrize(
+        ("inputs", "outputs", "steps", "text"),
+        [
+            (["in"], ["out"], [], "must specify 'step' for ensemble 'e'"),
+            (
+                ["in"], ["out"], [Step("", "", {"x": "in"}, {"y": "out"})],
+                "must specify 'model_name' in step 0 of ensemble 'e'",
+            ),
+            (["in"], ["out"], [Step("m", "", {}, {"y": "out"})], "must specify 'input_map' in step 0 of ensemble 'e'"),
+            (["in"], ["out"], [Step("m", "", {"x": "in"}, {})], "must specify 'output_map' in step 0 of ensemble 'e'"),
+            (
+                ["in"], ["out"], [step("m", "x=in", "y=out"), step("m", "x=in", "y=out")],
+                "ensemble tensor 'out' can appear in an output map only once for ensemble 'e' step 1",
+            ),
+            (
+                ["in", "more"], ["out"], [step("m", "x=in", "y=out")],
+                "ensemble input 'more' for ensemble 'e' is not used",
+            ),
+            (["in"], ["in"], [step("m", "x=in", "y=in")], "ensemble input 'in' for ensemble 'e' is made by step 0 too"),
+            (["in"], ["out"], [step("m", "x=in", "y=mid")], "ensemble output 'out' for ensemble 'e' is not used"),
+            (
+                ["in"], ["out"], [step("m", "a=in b=far", "y=out"), step("m", "a=out b=in", "y=far")],
+                "output 'out' for ensemble 'e' is not written",
+            ),
+            (
+                ["in"], ["out"], [step("m", "x=in", "y=out"), step("m", "x=in", "y=extra")],
+                "ensemble tensor 'extra' is unused in ensemble 'e'",
+            ),
+            (
+                ["in"],
+                ["out"],
+                [step("m", "x=in", "y=out"), step("m", "a=in b=two", "y=one"), step("m", "x=one", "y=two")],
+                "ensemble tensor 'one' is unused in ensemble 'e'",
+            ),
+        ],
+    )  # fmt: skip
+    def test_tensors_that_go_nowhere_or_come_from_nowhere_are_refused(
+        self, inputs: list[str], outputs: list[str], steps: list[Step], text: str
+    ) -> None:
+        with pytest.raises(InferError) as refused:
+            check_flow("e", inputs, outputs, steps)
+
+        assert refused.value.message == text

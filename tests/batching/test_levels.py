@@ -1,0 +1,306 @@
+"""Levels: priority levels, timeouts that delay, and a queue for each level, in Lanes and in the Scheduler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.backends.errors import Code, InferError
+from penstock.batching.costs import CostModel
+from penstock.batching.levels import STARVED_NS, LevelLane, Levels
+from penstock.batching.request import InferRequest, Key
+from penstock.batching.scheduler import Scheduler
+from penstock.batching.spec import BatchPolicy, QueuePolicy
+from tests.fakes import fake_model, fake_request
+
+A, B = ((4,),), ((5,),)
+MODEL = fake_model()
+
+
+def scheduler_of(costs: CostModel | None = None, **policy: Any) -> Scheduler:
+    said = {"max_batch_rows": 8, "priority_levels": 3, "default_priority": 2} | policy
+    return Scheduler(BatchPolicy(**said), costs or CostModel())
+
+
+def add(
+    scheduler: Scheduler, priority: int = 0, rows: int = 1, key: Key = A, *, now_ns: int = 1, deadline_ns: int = 0
+) -> InferRequest:
+    request = fake_request(MODEL, rows, key)
+    request.start_ns = request.queue_ns = now_ns
+    request.priority, request.deadline_ns = priority, deadline_ns
+    scheduler.add(request)
+    return request
+
+
+def taken(scheduler: Scheduler, now_ns: int = 1) -> list[InferRequest]:
+    batch = scheduler.take(now_ns)
+    return [] if batch is None else batch.requests
+
+
+class TestOrder:
+    def test_the_highest_level_first_then_the_oldest(self) -> None:
+        scheduler = scheduler_of()
+        requests = [add(scheduler, priority) for priority in (3, 0, 1, 2, 7, 1)]
+
+        assert taken(scheduler) == [requests[at] for at in (2, 5, 1, 3, 4, 0)]
+
+    def test_a_lower_level_fills_what_the_higher_one_leaves(self) -> None:
+        scheduler = scheduler_of(max_batch_rows=4)
+        low, high, big = add(scheduler, 3, 1), add(scheduler, 1, 3), add(scheduler, 2, 2)
+
+        assert [taken(scheduler), taken(scheduler)] == [[high, low], [big]]
+
+    def test_the_lane_with_the_highest_level_first_then_the_most_urgent(self) -> None:
+        scheduler = scheduler_of()
+        low, other = add(scheduler, 3, key=A, now_ns=1), add(scheduler, 2, key=B, now_ns=2)
+        later = add(scheduler, 2, key=A, now_ns=3)
+
+        assert [taken(scheduler), taken(scheduler)] == [[other], [later, low]]
+
+    def test_a_lane_that_is_held_open_does_not_stop_a_lower_one_that_is_full(self) -> None:
+        scheduler = scheduler_of(max_queue_delay_us=100)
+        high, low = add(scheduler, 1, key=A), add(scheduler, 3, 8, key=B)
+
+        assert [taken(scheduler), taken(scheduler), taken(scheduler, 100_001)] == [[low], [], [high]]
+
+    def test_preferred_sizes_count_over_all_levels(self) -> None:
+        scheduler = scheduler_of(preferred_rows=(2, 6), max_queue_delay_us=100)
+        low, high = add(scheduler, 3), add(scheduler, 1)
+        middle = add(scheduler, 2)
+
+        assert [taken(scheduler), taken(scheduler)] == [[high, middle], []]
+        assert taken(scheduler, 100_001) == [low]
+
+    def test_the_delay_is_that_of_the_oldest_whatever_its_level(self) -> None:
+        scheduler = scheduler_of(max_queue_delay_us=100)
+        low, high = add(scheduler, 3, now_ns=1_000), add(scheduler, 1, now_ns=50_000)
+
+        assert scheduler.due_ns(60_000) == 101_000
+        assert taken(scheduler, 101_000) == [high, low]
+
+    def test_one_row_at_a_time_without_an_axis_for_rows(self) -> None:
+        scheduler = scheduler_of(max_batch_rows=0)
+        low, high = add(scheduler, 3), add(scheduler, 1)
+
+        assert [taken(scheduler), taken(scheduler), taken(scheduler)] == [[high], [low], []]
+
+
+class TestNobodyStarves:
+    def test_who_has_waited_long_goes_first_and_takes_one_place_of_a_batch(self) -> None:
+        scheduler = scheduler_of(max_batch_rows=2)
+        starved = [add(scheduler, 3, now_ns=at) for at in (1, 2)]
+        high = [add(scheduler, 1, now_ns=STARVED_NS) for _ in range(4)]
+
+        assert [taken(scheduler, STARVED_NS) for _ in range(1)] == [high[:2]]
+        assert [taken(scheduler, STARVED_NS + 5) for _ in range(2)] == [[starved[0], high[2]], [starved[1], high[3]]]
+
+    def test_its_lane_goes_first(self) -> None:
+        scheduler = scheduler_of()
+        starved, high = add(scheduler, 3, key=A, now_ns=1), add(scheduler, 1, key=B, now_ns=2)
+
+        assert [taken(scheduler, STARVED_NS + 1), taken(scheduler, STARVED_NS + 1)] == [[starved], [high]]
+
+
+class TestTimeouts:
+    def test_one_that_is_delayed_goes_behind_its_level_and_before_the_next(self) -> None:
+        scheduler = scheduler_of(timeout_delays=True)
+        delayed = [add(scheduler, 2, deadline_ns=20), add(scheduler, 2, deadline_ns=10)]
+        others = [add(scheduler, 3), add(scheduler, 2), add(scheduler, 1)]
+
+        assert scheduler.expire(10) == scheduler.expire(30) == []
+        late = add(scheduler, 2, deadline_ns=99)
+        assert scheduler.nearest_deadline_ns() == 99
+        assert taken(scheduler, 30) == [others[2], others[1], late, delayed[1], delayed[0], others[0]]
+        assert scheduler.expired == []
+
+    def test_levels_delay_and_reject_as_each_says(self) -> None:
+        scheduler = scheduler_of(level_policies={1: QueuePolicy(delays=True)})
+        delayed, rejected = add(scheduler, 1, deadline_ns=10), add(scheduler, 3, deadline_ns=10)
+
+        assert taken(scheduler, 10) == [delayed]
+        assert scheduler.expired == [rejected]
+
+    def test_without_levels_too(self) -> None:
+        scheduler = scheduler_of(priority_levels=0, default_priority=0, timeout_delays=True)
+        delayed, other = add(scheduler, deadline_ns=10), add(scheduler, 9)
+
+        assert taken(scheduler, 10) == [other, delayed]
+
+    def test_one_that_was_delayed_can_be_taken_back(self) -> None:
+        scheduler = scheduler_of(timeout_delays=True)
+        delayed = add(scheduler, deadline_ns=10)
+        scheduler.expire(10)
+        scheduler.remove(delayed)
+
+        assert (scheduler.live, scheduler.rows, taken(scheduler, 20)) == (0, 0, [])
+
+
+class Slow(CostModel):
+    """A device that takes a millisecond for a batch of up to eight rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for rows in (1, 2, 4, 8):
+            self.observe(A, rows, 1_000_000, 1)
+            self.observe(B, rows, 1_000_000, 1)
+
+
+class TestAtTheDoor:
+    def test_only_what_goes_before_it_counts_against_a_deadline(self) -> None:
+        scheduler = scheduler_of(Slow())
+        for _ in range(32):
+            add(scheduler, 2)
+
+        assert add(scheduler, 1, deadline_ns=500_000).waiting
+        with pytest.raises(InferError) as caught:
+            add(scheduler, 2, deadline_ns=500_000)
+        with pytest.raises(InferError):
+            add(scheduler, 3, deadline_ns=500_000)
+        assert caught.value.code is Code.EXPIRED
+
+    def test_what_waits_in_another_lane_counts_if_all_of_it_is_of_a_higher_level(self) -> None:
+        scheduler = scheduler_of(Slow())
+        for _ in range(32):
+            add(scheduler, 2, key=B)
+
+        assert add(scheduler, 1, deadline_ns=500_000).waiting
+        assert add(scheduler, 2, deadline_ns=500_000).waiting
+        with pytest.raises(InferError):
+            add(scheduler, 3, deadline_ns=500_000)
+
+    def test_nobody_is_refused_whose_timeout_delays(self) -> None:
+        scheduler = scheduler_of(Slow(), timeout_delays=True)
+        for _ in range(64):
+            add(scheduler)
+
+        assert add(scheduler, 3, deadline_ns=2).waiting
+
+    def test_before_a_body_is_decoded_nobody_is_late_since_the_level_is_not_known(self) -> None:
+        scheduler = scheduler_of(Slow(), latency_target_us=1_000)
+        for _ in range(64):
+            add(scheduler, 3)
+
+        assert scheduler.late(1, 1) is None
+
+    def test_one_that_can_no_longer_make_its_target_gives_way_in_its_level(self) -> None:
+        scheduler = scheduler_of(max_batch_rows=1)
+        for rows in (1, 2):
+            scheduler.learn(A, rows, 1_000_000, 1)
+        requests = []
+        for priority, target_ns in ((2, 2_000_000), (2, 90_000_000), (3, 90_000_000)):
+            request = fake_request(MODEL)
+            request.start_ns = request.queue_ns = 1
+            request.priority, request.target_ns = priority, target_ns
+            scheduler.add(request)
+            requests.append(request)
+
+        assert [taken(scheduler, 5_000_000)[0] for _ in range(3)] == [requests[at] for at in (1, 0, 2)]
+
+
+class TestPlaces:
+    def test_each_level_is_full_by_itself(self) -> None:
+        scheduler = scheduler_of(max_queue_requests=2, level_policies={1: QueuePolicy(max_requests=1)})
+        for priority in (1, 2, 2, 3, 3):
+            add(scheduler, priority)
+
+        for priority in (1, 2, 3, 0):
+            with pytest.raises(InferError, match="Exceeds maximum queue size") as caught:
+                add(scheduler, priority)
+            assert caught.value.code is Code.OVERLOADED
+        assert not scheduler.full()
+
+    @pytest.mark.parametrize("levels", [0, 1])
+    def test_with_one_level_it_is_known_before_decoding_that_it_is_full(self, levels: int) -> None:
+        scheduler = scheduler_of(
+            priority_levels=levels, default_priority=levels, timeout_delays=True, max_queue_requests=2
+        )
+        seen = [scheduler.full()]
+        for _ in range(2):
+            add(scheduler)
+            seen.append(scheduler.full())
+
+        assert seen == [False, False, True]
+
+    @pytest.mark.parametrize("bound", [{"max_queue_rows": 4}, {"max_queue_bytes": 4 * 16}])
+    def test_who_waits_below_keeps_nobody_out_above(self, bound: dict[str, Any]) -> None:
+        scheduler = scheduler_of(**bound)
+        for priority in (3, 2, 1):
+            for _ in range(4 if priority == 3 else 2):
+                add(scheduler, priority)
+            assert not scheduler.full()
+        for _ in range(2):
+            add(scheduler, 1)
+
+        assert scheduler.full()
+        for priority in (1, 2, 3):
+            with pytest.raises(InferError, match="Exceeds maximum queue size"):
+                add(scheduler, priority)
+        assert [request.priority for request in taken(scheduler)] == [1] * 4 + [2] * 2 + [3] * 2
+
+    def test_a_request_bigger_than_the_queue_is_taken_in_where_nobody_waits_in_its_level_or_above(self) -> None:
+        scheduler = scheduler_of(max_queue_rows=2)
+        add(scheduler, 3)
+
+        assert add(scheduler, 1, 8).waiting
+        with pytest.raises(InferError):
+            add(scheduler, 2)
+
+    @pytest.mark.parametrize("leaves", ["take", "remove", "expire", "drain"])
+    def test_who_has_left_makes_room(self, leaves: str) -> None:
+        scheduler = scheduler_of(level_policies={1: QueuePolicy(max_requests=1)})
+        for _ in range(3):
+            request = add(scheduler, 1, deadline_ns=5)
+            if leaves == "take":
+                taken(scheduler)
+            elif leaves == "remove":
+                scheduler.remove(request)
+            elif leaves == "expire":
+                assert scheduler.expire(5) == [request]
+            else:
+                assert scheduler.drain() == [request]
+
+    def test_one_that_was_refused_takes_no_place(self) -> None:
+        scheduler = scheduler_of(Slow(), level_policies={3: QueuePolicy(max_requests=1)})
+        for _ in range(64):
+            add(scheduler, 2)
+        with pytest.raises(InferError):
+            add(scheduler, 3, deadline_ns=2)
+
+        assert add(scheduler, 3).waiting
+
+
+def test_a_lane_keeps_a_line_only_where_somebody_waits() -> None:
+    levels = Levels(BatchPolicy(priority_levels=2**64 - 1, default_priority=1))
+    lane = LevelLane(A, levels)
+    for level in range(1, 1000):
+        request = fake_request(MODEL)
+        request.priority = level
+        lane.add(request)
+        lane.take(8)
+
+    assert (lane.live, lane._lines, lane._sorted, levels._waiting) == (0, {}, [], {})
+
+
+class TestHolding:
+    def test_nothing_goes_until_so_many_wait_and_then_all_is_as_ever(self) -> None:
+        scheduler = scheduler_of(hold_requests=3, priority_levels=0, default_priority=0)
+        first = [add(scheduler, rows=8), add(scheduler)]
+        assert taken(scheduler) == []
+        first.append(add(scheduler))
+
+        assert [taken(scheduler), taken(scheduler)] == [first[:1], first[1:]]
+        again = add(scheduler)
+        assert taken(scheduler) == [again]
+
+    def test_who_expires_or_leaves_meanwhile_does_not_count(self) -> None:
+        scheduler = scheduler_of(hold_requests=2, priority_levels=0, default_priority=0)
+        late, gone = add(scheduler, deadline_ns=5), None
+        assert taken(scheduler, 6) == []
+        assert scheduler.expired == [late]
+        gone = add(scheduler)
+        scheduler.remove(gone)
+        assert taken(scheduler, 6) == []
+        kept = [add(scheduler), add(scheduler)]
+
+        assert taken(scheduler, 6) == kept

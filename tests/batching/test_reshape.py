@@ -1,0 +1,225 @@
+"""Reshape: what may be declared, in Triton's words, and how clients' dims and the model's stand to one another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.backends.errors import Code, InferError
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching.batch import Batch
+from penstock.batching.completion import complete
+from penstock.batching.execution import run_batch
+from penstock.batching.model import Model
+from penstock.batching.reshape import Dims, Reshape, check_reshape
+from penstock.batching.spec import BatchPolicy, ModelSpec, PaddedAxis
+from tests.fakes import FakeBackend, Function, fake_request
+
+
+def declared(dims: Dims, reshape: Dims) -> TensorSpec:
+    return TensorSpec("x", "FP32", dims, reshape=reshape)
+
+
+def completed(dims: Dims, reshape: Dims, graph: Dims, rows: int = 8, **more: Any) -> ModelSpec:
+    """Complete a model whose input and output are both declared so."""
+    x = declared(dims, reshape)
+    said = ModelSpec(
+        "m", 1, Path("m"), inputs=(x,), outputs=(replace(x, name="y"),), policy=BatchPolicy(max_batch_rows=rows), **more
+    )
+    inside = TensorSpec("x", "FP32", graph)
+    return complete(said, Signature((inside,), (replace(inside, name="y"),)))
+
+
+def model_of(spec: ModelSpec, function: Function = list) -> tuple[Model, FakeBackend]:
+    bound = spec.bound
+    assert bound is not None
+    backend = FakeBackend(bound, function)
+    return Model(spec, [backend], lambda *_: None), backend
+
+
+class TestWhatMayBeDeclared:
+    @pytest.mark.parametrize(
+        ("dims", "reshape"),
+        [
+            ((2, 3), (6,)),
+            ((6,), (1, 2, 3)),
+            ((1,), ()),
+            ((1, 1), ()),
+            ((-1, 4), (-1, 2, 2)),
+            ((2, 4, -1, 6), (8, -1, 1, 6)),
+            ((-1, -1), (-1, 1, -1)),
+        ],
+    )
+    def test_the_same_elements_in_the_same_order(self, dims: Dims, reshape: Dims) -> None:
+        check_reshape(declared(dims, reshape), "input", "m", batched=True)
+
+    @pytest.mark.parametrize(
+        ("dims", "reshape", "text"),
+        [
+            ((2, 3), (5,), "has different size for dims and reshape"),
+            ((2,), (), "has different size for dims and reshape"),
+            ((-1,), (4,), "has different size for dims and reshape"),
+            ((4,), (-1,), "has different size for dims and reshape"),
+            ((-1, 4), (4, -1), "has different size for dims and reshape"),
+            ((-1, -1), (-1,), "has different number of variable-size dimensions for dims and reshape"),
+            ((4,), (0, 4), "reshape dimensions must be integer >= 1, or -1 to indicate a variable-size dimension"),
+        ],
+    )
+    def test_anything_else_is_refused_in_tritons_words(self, dims: Dims, reshape: Dims, text: str) -> None:
+        with pytest.raises(InferError) as caught:
+            check_reshape(declared(dims, reshape), "output", "m", batched=True)
+        assert (caught.value.code, caught.value.message) == (Code.INVALID, f"model output 'x' {text} for m")
+
+    def test_an_empty_one_needs_rows(self) -> None:
+        with pytest.raises(InferError) as caught:
+            check_reshape(declared((1,), ()), "input", "m", batched=False)
+        text = "cannot have empty reshape for non-batching model as scalar tensors are not supported"
+        assert caught.value.message == f"model input 'x' {text} for m"
+
+    def test_the_reshape_is_what_the_model_must_have(self) -> None:
+        with pytest.raises(InferError, match=r"the model expects 3 dimensions \(shape \[-1,2,3\]\)"):
+            completed((6,), (3, 2), (-1, 2, 3))
+
+    def test_padding_is_refused_beside_it(self) -> None:
+        padding = (PaddedAxis("x", 0),)
+        with pytest.raises(InferError, match="padding: it cannot be had together with reshape"):
+            completed((-1, 4), (-1, 2, 2), (-1, -1, 2, 2), padding=padding)
+
+
+class TestSignatures:
+    def test_clients_have_the_dims_and_the_binding_the_reshape(self) -> None:
+        done = completed((2, 3), (6,), (-1, 6))
+
+        assert done.signature is not None
+        assert done.bound is not None
+        assert [each.shape for each in (*done.signature.inputs, *done.signature.outputs)] == [(-1, 2, 3)] * 2
+        assert [each.shape for each in (*done.bound.inputs, *done.bound.outputs)] == [(-1, 6)] * 2
+
+    def test_without_a_reshape_nothing_is_bound_otherwise(self) -> None:
+        x = TensorSpec("x", "FP32", (-1, 4))
+        done = complete(ModelSpec("m", 1, Path("m")), Signature((x,), (replace(x, name="y"),)))
+
+        assert done.bound is None
+
+    @pytest.mark.parametrize("dims", [(1,), (1, 1)])
+    def test_a_scalar_may_have_any_dims_of_one(self, dims: Dims) -> None:
+        x = TensorSpec("x", "FP32", dims)
+        policy = BatchPolicy(max_batch_rows=0)
+        said = ModelSpec("m", 1, Path("m"), inputs=(x,), outputs=(replace(x, name="y"),), policy=policy)
+        graph = Signature((TensorSpec("x", "FP32", ()),), (TensorSpec("y", "FP32", ()),))
+        done = complete(said, graph)
+        model = Model(done, [FakeBackend(graph, list)], lambda *_: None)
+        request = fake_request(model, key=(dims,))
+        request.inputs = [np.full(dims, 3, np.float32)]
+
+        run_batch(model, FakeBackend(graph, list).bind(model.bound, 1), Batch([request], 1, (dims,), 1))
+
+        assert [output.tolist() for output in request.outputs or []] == [np.full(dims, 3).tolist()]
+        assert [output.shape for output in request.outputs or []] == [dims]
+
+    def test_a_scalar_of_more_is_refused(self) -> None:
+        said = ModelSpec(
+            "m", 1, Path("m"), inputs=(TensorSpec("x", "FP32", (1, 2)),), outputs=(TensorSpec("y", "FP32", (1,)),),
+            policy=BatchPolicy(max_batch_rows=0),
+        )  # fmt: skip
+        with pytest.raises(InferError) as caught:
+            complete(said, Signature((TensorSpec("x", "FP32", ()),), (TensorSpec("y", "FP32", ()),)))
+        assert caught.value.message == (
+            "unable to load model 'm', scalar tensor 'x', should only provide 1 in the model configuration when the "
+            "model doesn't support batching. Model configuration provided: [1,2]."
+        )
+
+
+class TestRuns:
+    def test_the_model_sees_its_own_shape_and_clients_theirs(self) -> None:
+        model, backend = model_of(completed((2, 3), (6,), (-1, 6)))
+        requests = [fake_request(model, rows, ((2, 3),), value=rows) for rows in (1, 2)]
+
+        run_batch(model, backend.bind(model.bound, 8), Batch(requests, 3, ((2, 3),), 1))
+
+        (ran,) = backend.runs[0].inputs
+        assert ran is not None
+        assert ran.tolist() == [[1.0] * 6, [2.0] * 6, [2.0] * 6]
+        assert [each.outputs[0].shape for each in requests if each.outputs] == [(1, 2, 3), (2, 2, 3)]
+
+    def test_outputs_are_views(self) -> None:
+        whole = np.zeros((1, 6), np.float32)
+        model, backend = model_of(completed((2, 3), (6,), (-1, 6)), lambda _: [whole])
+        request = fake_request(model, key=((2, 3),))
+
+        run_batch(model, backend.bind(model.bound, 8), Batch([request], 1, request.key, 1))
+
+        assert request.outputs is not None
+        assert np.shares_memory(request.outputs[0], whole)
+
+    @pytest.mark.parametrize("shape", [(1, 5), (1, 6, 1)])
+    def test_an_output_that_is_not_as_it_should_be_is_the_models_error(self, shape: Dims) -> None:
+        model, backend = model_of(completed((2, 3), (6,), (-1, 6)), lambda _: [np.zeros(shape, np.float32)])
+        request = fake_request(model, key=((2, 3),))
+
+        with pytest.raises(InferError, match=r"output 'y' has shape .* cannot be reshaped") as caught:
+            run_batch(model, backend.bind(model.bound, 8), Batch([request], 1, request.key, 1))
+        assert caught.value.code is Code.INTERNAL
+        assert request.outputs is None
+
+
+DIM = st.integers(1, 4)
+CHUNK = st.lists(DIM, max_size=2)
+
+
+@st.composite
+def reshapes(draw: st.DrawFn) -> tuple[Dims, Dims]:
+    """Draw dims and a reshape of them: between the free ones, a chunk is split or joined."""
+    dims: list[int] = []
+    reshape: list[int] = []
+    for number in range(draw(st.integers(1, 3))):
+        if number:
+            dims.append(-1)
+            reshape.append(-1)
+        chunk = draw(CHUNK)
+        joined = [int(np.prod(chunk))] if chunk else draw(st.sampled_from([[], [1]]))
+        sides = [chunk, joined] if draw(st.booleans()) else [joined, chunk]
+        dims += sides[0]
+        reshape += sides[1]
+    return tuple(dims) or (1,), tuple(reshape)
+
+
+@settings(max_examples=100, deadline=None)
+@given(reshapes(), st.data())
+def test_dims_go_in_and_come_out_again_over_the_same_elements(pair: tuple[Dims, Dims], data: st.DataObject) -> None:
+    dims, reshape = pair
+    check_reshape(declared(dims, reshape), "input", "m", batched=True)
+    sent = tuple(data.draw(st.integers(0, 4)) if dim < 0 else dim for dim in dims)
+    mapped = Reshape(dims, reshape)
+
+    inside = mapped.inside(sent)
+
+    assert np.prod(inside) == np.prod(sent)
+    assert len(inside) == len(reshape)
+    assert mapped.outside(inside) == sent
+
+
+@settings(max_examples=40, deadline=None)
+@given(reshapes(), st.lists(st.integers(0, 3), min_size=1, max_size=4), st.data())
+def test_everyone_gets_their_own_elements_back(pair: tuple[Dims, Dims], rows: list[int], data: st.DataObject) -> None:
+    dims, reshape = pair
+    sent = tuple(data.draw(st.integers(0, 3)) if dim < 0 else dim for dim in dims)
+    if reshape == dims:
+        return
+    model, backend = model_of(completed(dims, reshape, (-1, *reshape), 16))
+    requests = [fake_request(model, count, (sent,)) for count in rows]
+    for number, request in enumerate(requests):
+        elements = np.arange(request.rows * np.prod(sent, dtype=int), dtype=np.float32) + 100 * number
+        request.inputs = [elements.reshape(request.rows, *sent)]
+
+    run_batch(model, backend.bind(model.bound, 16), Batch(requests, sum(rows), (sent,), 1))
+
+    for request in requests:
+        assert request.outputs is not None
+        np.testing.assert_array_equal(request.outputs[0], request.inputs[0])

@@ -1,0 +1,375 @@
+"""Sequences in a Scheduler: who runs when, and who waits for what. No clock, no threads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from penstock.backends.errors import Code, InferError
+from penstock.batching.batch import Batch
+from penstock.batching.costs import CostModel
+from penstock.batching.request import InferRequest, InSequence, Key
+from penstock.batching.scheduler import Scheduler
+from penstock.batching.sequences import Sequences
+from penstock.batching.spec import BatchPolicy, Control, SequenceSpec, State
+from tests.fakes import fake_model, fake_request
+
+A, B = ((4,),), ((5,),)
+MODEL = fake_model()
+US = 1_000
+OLDEST = SequenceSpec(direct=False, max_candidates=2)
+
+
+def scheduler_of(spec: SequenceSpec, rows: int = 4, instances: int = 1, **policy: Any) -> Scheduler:
+    sequences = Sequences("m", spec, rows, instances)
+    return Scheduler(replace(BatchPolicy(max_batch_rows=rows), **policy), CostModel(), 0, instances, sequences)
+
+
+def request_of(identity: int | str, flags: str = "", key: Key = A, now_ns: int = 1, **members: Any) -> InferRequest:
+    """A request of a sequence; `flags`: "s" for its first, "e" for its last."""
+    request = fake_request(MODEL, 1, key)
+    request.queue_ns = request.start_ns = now_ns
+    request.sequence = InSequence(identity, "s" in flags, "e" in flags)
+    for name, value in members.items():
+        setattr(request, name, value)
+    return request
+
+
+def add(scheduler: Scheduler, identity: int | str, flags: str = "", key: Key = A, now_ns: int = 1) -> InferRequest:
+    request = request_of(identity, flags, key, now_ns)
+    scheduler.add(request)
+    return request
+
+
+def take(scheduler: Scheduler, now_ns: int = 1) -> Batch:
+    batch = scheduler.take(now_ns)
+    assert batch is not None
+    return batch
+
+
+def run(scheduler: Scheduler, now_ns: int = 1) -> list[int | str]:
+    """Run a batch, and give the sequences it was for."""
+    batch = take(scheduler, now_ns)
+    scheduler.finished(batch, now_ns)
+    return [request.sequence.id for request in batch.requests if request.sequence]
+
+
+class TestDirect:
+    def test_each_sequence_keeps_its_row(self) -> None:
+        scheduler = scheduler_of(SequenceSpec())
+        for identity in (1, 2, 3, 4):
+            add(scheduler, identity, "s")
+        assert run(scheduler) == [1, 2, 3, 4]
+
+        add(scheduler, 4)
+        add(scheduler, 2)
+        batch = take(scheduler)
+
+        assert [request.under_way.id for request in batch.requests] == [2, 4]
+        assert (batch.places, batch.rows) == ([1, 3], 2)
+
+    def test_rows_that_follow_one_another_have_no_places_of_their_own(self) -> None:
+        scheduler = scheduler_of(SequenceSpec())
+        add(scheduler, 1, "s")
+        add(scheduler, 2, "s")
+
+        assert take(scheduler).places is None
+
+    def test_a_row_that_is_free_again_is_the_next_to_be_given(self) -> None:
+        scheduler = scheduler_of(SequenceSpec())
+        for identity, flags in ((1, "s"), (2, "se"), (3, "s")):
+            add(scheduler, identity, flags)
+        run(scheduler)
+
+        assert add(scheduler, 4, "s").under_way.row == 1
+
+    def test_sequences_are_spread_over_instances(self) -> None:
+        scheduler = scheduler_of(SequenceSpec(), rows=2, instances=2)
+        places = [add(scheduler, identity, "s").under_way for identity in (1, 2, 3, 4)]
+
+        assert [(place.row, place.instance) for place in places] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+        assert [run(scheduler), run(scheduler)] == [[1, 3], [2, 4]]
+
+    def test_an_instance_runs_one_batch_at_a_time(self) -> None:
+        scheduler = scheduler_of(SequenceSpec())
+        add(scheduler, 1, "s")
+        batch = take(scheduler)
+        add(scheduler, 2, "s")
+        add(scheduler, 1)
+        assert scheduler.take(1) is None
+
+        scheduler.finished(batch, 1)
+
+        assert run(scheduler) == [1, 2]
+
+    def test_shapes_do_not_mix(self) -> None:
+        scheduler = scheduler_of(SequenceSpec())
+        for identity, key in ((1, A), (2, B), (3, A)):
+            add(scheduler, identity, "s", key)
+
+        batch = take(scheduler)
+
+        assert (batch.key, batch.places, batch.span_rows) == (A, [0, 2], 3)
+
+    def test_rows_of_other_shapes_are_part_of_the_run(self) -> None:
+        scheduler = scheduler_of(SequenceSpec())
+        for identity, key in ((1, A), (2, A), (3, B)):
+            add(scheduler, identity, "s", key)
+
+        batch = take(scheduler)
+
+        assert (batch.key, batch.places, batch.span_rows, batch.rows) == (A, [0, 1], 3, 2)
+
+    def test_a_batch_is_held_until_enough_rows_are_there(self) -> None:
+        scheduler = scheduler_of(SequenceSpec(max_delay_us=5, min_utilization=0.5))
+        add(scheduler, 1, "s")
+        assert scheduler.take(1) is None
+        assert scheduler.nearest_deadline_ns() == 1 + 5 * US
+
+        add(scheduler, 2, "s")
+
+        assert run(scheduler) == [1, 2]
+
+    def test_a_batch_that_was_held_goes_when_its_delay_is_over(self) -> None:
+        scheduler = scheduler_of(SequenceSpec(max_delay_us=5, min_utilization=1.0))
+        add(scheduler, 1, "s")
+        add(scheduler, 2, "s", now_ns=4 * US)
+        scheduler.expire(5 * US)
+        assert scheduler.take(5 * US) is None
+
+        scheduler.expire(1 + 5 * US)
+
+        assert run(scheduler, 6 * US) == [1, 2]
+
+    def test_who_was_cancelled_does_not_count_for_a_batch_that_is_held(self) -> None:
+        scheduler = scheduler_of(SequenceSpec(max_delay_us=5, min_utilization=0.5))
+        for request in [add(scheduler, identity, "s") for identity in (1, 2)]:
+            scheduler.remove(request, 1)
+        add(scheduler, 3, "s")
+
+        assert scheduler.take(1) is None
+
+
+class TestOldest:
+    def test_sequences_share_batches_and_no_batch_has_one_twice(self) -> None:
+        scheduler = scheduler_of(OLDEST)
+        for identity, flags in ((1, "s"), (1, ""), (2, "s"), (1, "e"), (2, "e")):
+            add(scheduler, identity, flags)
+
+        assert [run(scheduler), run(scheduler), run(scheduler)] == [[1, 2], [1, 2], [1]]
+        assert not len(scheduler.sequences or ())
+
+    def test_a_sequence_waits_while_its_last_request_runs(self) -> None:
+        scheduler = scheduler_of(OLDEST)
+        add(scheduler, 1, "s")
+        batch = take(scheduler)
+        add(scheduler, 1)
+        assert scheduler.take(1) is None
+        add(scheduler, 2, "s")
+        assert run(scheduler) == [2]
+
+        scheduler.finished(batch, 1)
+
+        assert run(scheduler) == [1]
+
+    def test_without_a_number_of_candidates_there_are_as_many_as_rows(self) -> None:
+        scheduler = scheduler_of(SequenceSpec(direct=False), rows=3)
+
+        places = [add(scheduler, identity, "s").under_way.slot for identity in (1, 2, 3, 4)]
+
+        assert places == [0, 1, 2, -1]
+
+    def test_states_of_other_shapes_do_not_share_a_batch(self) -> None:
+        spec = replace(OLDEST, max_candidates=4, states=(State("i", "o", "FP32", (-1,)),))
+        scheduler = scheduler_of(spec)
+        for identity in (1, 2, 3):
+            add(scheduler, identity, "s")
+        batch = take(scheduler)
+        for length, request in zip((2, 3, 2), batch.requests, strict=True):
+            request.under_way.states["o"] = fake_request(MODEL, length).inputs[0]  # type: ignore[assignment]
+        scheduler.finished(batch, 1)
+        for identity, flags in ((1, ""), (2, ""), (3, ""), (4, "s")):
+            add(scheduler, identity, flags)
+
+        assert [run(scheduler), run(scheduler), run(scheduler)] == [[1, 3], [2], [4]]
+
+
+class TestComing:
+    def test_ids_are_different_if_their_types_are(self) -> None:
+        scheduler = scheduler_of(OLDEST)
+
+        assert add(scheduler, 1, "s").under_way is not add(scheduler, "1", "s").under_way
+
+    @pytest.mark.parametrize("identity", [0, ""])
+    def test_a_request_needs_an_id(self, identity: int | str) -> None:
+        with pytest.raises(InferError, match="must specify a non-zero or non-empty correlation ID") as caught:
+            add(scheduler_of(OLDEST), identity, "s")
+        assert caught.value.code is Code.INVALID
+
+    def test_a_request_that_says_nothing_of_sequences_needs_an_id(self) -> None:
+        with pytest.raises(InferError, match="must specify a non-zero or non-empty correlation ID"):
+            scheduler_of(OLDEST).add(request_of(0, sequence=None))
+
+    @pytest.mark.parametrize(("datatype", "identity"), [("BYTES", 1), ("INT32", "a")])
+    def test_an_id_must_be_of_the_controls_kind(self, datatype: str, identity: int | str) -> None:
+        scheduler = scheduler_of(replace(OLDEST, controls=(Control("c", "corrid", datatype),)))
+
+        with pytest.raises(InferError, match="as correlation ID: its CORRID control is one"):
+            add(scheduler, identity, "s")
+
+    def test_a_sequence_is_over_for_clients_when_its_end_has_come(self) -> None:
+        scheduler = scheduler_of(OLDEST)
+        add(scheduler, 1, "se")
+
+        with pytest.raises(
+            InferError, match="inference request for sequence 1 to model 'm' must specify the START flag"
+        ):
+            add(scheduler, 1)
+        assert add(scheduler, 1, "s").under_way.slot == 1
+
+    def test_who_begins_again_goes_on_in_the_same_place(self, caplog: pytest.LogCaptureFixture) -> None:
+        scheduler = scheduler_of(OLDEST)
+
+        assert add(scheduler, 1, "s").under_way is add(scheduler, 1, "s").under_way
+        assert "The previous sequence did not end before this sequence start" in caplog.text
+
+    def test_a_backlog_does_not_keep_out_what_its_end_depends_on(self) -> None:
+        scheduler = scheduler_of(SequenceSpec(), rows=1, max_queue_rows=2)
+        add(scheduler, 1, "s")
+        for identity in (2, 3):
+            add(scheduler, identity, "s")
+        with pytest.raises(InferError, match="Exceeds maximum queue size"):
+            add(scheduler, 4, "s")
+        assert not scheduler.full()
+
+        add(scheduler, 1, "e")
+
+        assert [run(scheduler) for _ in range(3)] == [[1], [1], [2]]
+
+
+class TestBacklog:
+    def test_sequences_begin_in_the_order_in_which_they_came(self) -> None:
+        scheduler = scheduler_of(OLDEST, rows=1)
+        for identity in (1, 2, 3, 4, 5):
+            add(scheduler, identity, "se")
+
+        assert [run(scheduler) for _ in range(5)] == [[1], [2], [3], [4], [5]]
+        assert scheduler.live == 0
+
+    def test_a_sequence_takes_what_has_come_of_it_along(self) -> None:
+        scheduler = scheduler_of(SequenceSpec(), rows=1)
+        for identity, flags in ((1, "s"), (2, "s"), (2, ""), (2, "e"), (1, "e")):
+            add(scheduler, identity, flags)
+
+        assert [run(scheduler) for _ in range(5)] == [[1], [1], [2], [2], [2]]
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_requests_that_were_held_for_a_test_run_as_in_tritons(direct: bool) -> None:
+    scheduler = scheduler_of(SequenceSpec(direct), hold_requests=12)
+    for flags in ("s", "", "e"):
+        for identity in (1, 2, 3, 4):
+            assert scheduler.take(1) is None
+            add(scheduler, identity, flags)
+
+    assert [run(scheduler) for _ in range(3)] == [[1, 2, 3, 4]] * 3
+    assert scheduler.live == 0
+
+
+def test_a_test_may_wait_for_a_backlog_too() -> None:
+    scheduler = scheduler_of(SequenceSpec(hold_backlog=1), rows=2, hold_requests=2)
+    for identity, flags in ((1, "se"), (2, "s")):
+        add(scheduler, identity, flags)
+    assert scheduler.take(1) is None
+    add(scheduler, 3, "s")
+
+    assert [run(scheduler), run(scheduler)] == [[1, 2], [3]]
+
+
+class TestLeaving:
+    def test_what_was_cancelled_takes_along_those_behind_it(self) -> None:
+        scheduler = scheduler_of(OLDEST)
+        requests = [add(scheduler, 1, flags) for flags in ("s", "", "", "e")]
+
+        scheduler.remove(requests[2], 1)
+
+        assert scheduler.cut == requests[3:]
+        assert [run(scheduler), run(scheduler)] == [[1], [1]]
+        assert not len(scheduler.sequences or ())
+        assert (scheduler.live, scheduler.rows, scheduler.nbytes) == (0, 0, 0)
+
+    def test_what_waits_for_a_place_leaves_as_a_whole(self) -> None:
+        scheduler = scheduler_of(SequenceSpec(), rows=1)
+        add(scheduler, 1, "s")
+        waiting = [add(scheduler, 2, flags) for flags in ("s", "", "")]
+
+        scheduler.remove(waiting[1], 1)
+
+        assert scheduler.cut == [waiting[0], waiting[2]]
+        with pytest.raises(InferError, match="must specify the START flag"):
+            add(scheduler, 2)
+
+    def test_the_next_gets_the_place_of_a_sequence_that_was_cancelled(self) -> None:
+        scheduler = scheduler_of(SequenceSpec(), rows=1)
+        first = add(scheduler, 1, "s")
+        add(scheduler, 2, "s")
+
+        scheduler.remove(first, 1)
+
+        assert run(scheduler) == [2]
+
+    def test_a_timeout_counts_only_until_there_is_a_place(self) -> None:
+        scheduler = scheduler_of(SequenceSpec(), rows=1)
+        for identity, flags in ((1, "s"), (1, ""), (2, "s"), (2, "")):
+            scheduler.add(request_of(identity, flags, deadline_ns=5))
+
+        expired = scheduler.expire(5)
+
+        assert [request.under_way.id for request in expired] == [2, 2]
+        assert [run(scheduler, 6), run(scheduler, 6)] == [[1], [1]]
+
+    def test_all_can_be_taken_out(self) -> None:
+        scheduler = scheduler_of(OLDEST)
+        requests = [add(scheduler, identity, flags) for identity in (1, 2, 3) for flags in ("s", "")]
+
+        assert set(scheduler.drain()) == set(requests)
+        assert (len(scheduler.sequences or ()), scheduler.live, scheduler.cut) == (0, 0, [])
+
+
+class TestIdleness:
+    def test_a_sequence_is_forgotten_when_it_was_idle_for_so_long(self) -> None:
+        scheduler = scheduler_of(replace(OLDEST, idle_us=10))
+        add(scheduler, 1, "s")
+        assert scheduler.nearest_deadline_ns() == 0
+        run(scheduler, 100)
+        assert scheduler.nearest_deadline_ns() == 100 + 10 * US
+
+        scheduler.expire(99 + 10 * US)
+        assert len(scheduler.sequences or ()) == 1
+        scheduler.expire(100 + 10 * US)
+
+        assert len(scheduler.sequences or ()) == scheduler.nearest_deadline_ns() == 0
+
+    def test_its_place_goes_to_who_waits(self) -> None:
+        scheduler = scheduler_of(SequenceSpec(idle_us=10), rows=1)
+        add(scheduler, 1, "s")
+        run(scheduler, 1)
+        add(scheduler, 2, "s")
+        assert scheduler.take(2) is None
+
+        scheduler.expire(1 + 10 * US)
+
+        assert run(scheduler, 20 * US) == [2]
+
+    def test_what_waits_or_runs_is_not_idle(self) -> None:
+        scheduler = scheduler_of(SequenceSpec(idle_us=10), rows=1)
+        add(scheduler, 1, "s")
+        add(scheduler, 2, "s")
+        batch = take(scheduler)
+        scheduler.expire(50 * US)
+        scheduler.finished(batch, 50 * US)
+        scheduler.expire(51 * US)
+
+        assert len(scheduler.sequences or ()) == 2

@@ -1,0 +1,61 @@
+"""Timeouts: when a request must have left the queue, by its model's policy, its level's and its own wish."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.batching.spec import BatchPolicy, QueuePolicy
+from penstock.batching.timeouts import due_ns, is_timed, level_of
+
+FREE = BatchPolicy()
+FIXED = BatchPolicy(default_timeout_us=100, allow_timeout_override=False)
+BENDING = BatchPolicy(default_timeout_us=100)
+LEVELS = BatchPolicy(
+    default_timeout_us=100,
+    priority_levels=3,
+    default_priority=2,
+    level_policies={1: QueuePolicy(10, allow_timeout_override=False), 2: QueuePolicy()},
+)
+
+
+@pytest.mark.parametrize(
+    ("policy", "timeout_us", "target_us", "priority", "wait_us"),
+    [
+        (FREE, 0, 0, 0, 0),
+        (FREE, 7, 0, 0, 7),
+        (FREE, 0, 9, 0, 9),
+        (FREE, 7, 5, 0, 5),
+        (FIXED, 0, 0, 0, 100),
+        (FIXED, 7, 0, 0, 100),
+        (BENDING, 7, 0, 0, 7),
+        (BENDING, 700, 0, 0, 100),
+        (BENDING, 0, 50, 0, 50),
+        (LEVELS, 7, 0, 1, 10),
+        (LEVELS, 0, 0, 0, 0),
+        (LEVELS, 7, 0, 0, 7),
+        (LEVELS, 700, 0, 3, 100),
+        (LEVELS, 7, 0, 3, 7),
+        (LEVELS, 700, 0, 4, 700),
+    ],
+)
+def test_a_request_may_shorten_what_its_level_says_where_that_allows_it(
+    policy: BatchPolicy, timeout_us: int, target_us: int, priority: int, wait_us: int
+) -> None:
+    due = due_ns(1_000, timeout_us, policy, target_us, priority)
+
+    assert due == (1_000 + wait_us * 1_000 if wait_us else 0)
+
+
+@pytest.mark.parametrize(
+    ("levels", "default", "said", "level"),
+    [(0, 0, 0, 0), (0, 0, 5, 0), (3, 2, 0, 2), (3, 2, 1, 1), (3, 2, 3, 3), (3, 2, 4, 2), (3, 2, 2**64 - 1, 2)],
+)
+def test_a_level_that_there_is_not_is_the_default(levels: int, default: int, said: int, level: int) -> None:
+    assert level_of(BatchPolicy(priority_levels=levels, default_priority=default), said) == level
+
+
+@pytest.mark.parametrize(
+    ("policy", "timed"), [(FREE, False), (FIXED, True), (BatchPolicy(level_policies={1: QueuePolicy(1)}), True)]
+)
+def test_a_model_is_timed_where_any_level_is(policy: BatchPolicy, timed: bool) -> None:
+    assert is_timed(policy) is timed

@@ -1,0 +1,67 @@
+"""ONNX Runtime behind a gate: live tests see what runs in which order, and keep an Instance busy while they like."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.backends.backend import Array, Backend, Binding, Loader
+from penstock.backends.loading import load_onnx
+from tests.fakes import Gate
+
+
+class Gated:
+    """Loads models whose runs wait at `gate`, or at one of their own: `gate_of` the first number of the first row.
+
+    `runs` has, for each run, the first number of each of its rows.
+    """
+
+    def __init__(self) -> None:
+        self.gate = Gate(list)
+        self.gate_of: dict[float, Gate] = {}
+        self.runs: list[list[float]] = []
+
+    @property
+    def loaders(self) -> Mapping[str, Loader]:
+        """What a live server takes."""
+        return {"onnxruntime": self._load}
+
+    def _load(self, path: Path, device: str, options: Mapping[str, str]) -> Backend:
+        return _GatedBackend(load_onnx(path, device, options), self)
+
+
+class _GatedBackend:
+    def __init__(self, inner: Backend, gated: Gated) -> None:
+        self._inner = inner
+        self._gated = gated
+        self.graph, self.platform = inner.graph, inner.platform
+        self.node_inputs, self.node_outputs = inner.node_inputs, inner.node_outputs
+
+    def bind(self, *args: Any, **more: Any) -> Binding:
+        return _GatedBinding(self._inner.bind(*args, **more), self._gated)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class _GatedBinding:
+    def __init__(self, inner: Binding, gated: Gated) -> None:
+        self._inner = inner
+        self._gated = gated
+        self._lent: list[Array | None] = []
+        self.capacity_rows = inner.capacity_rows
+
+    def lend(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:
+        self._lent = self._inner.lend(rows, shapes)
+        return self._lent
+
+    def run(self, wanted: Sequence[int]) -> list[Any]:
+        gated, first = self._gated, self._lent[0]
+        numbers = [float(row.flat[0]) for row in first] if first is not None else []
+        gated.runs.append(numbers)
+        gated.gate_of.get(numbers[0] if numbers else 0, gated.gate)([])
+        return self._inner.run(wanted)
+
+    def stop(self) -> None:
+        self._inner.stop()

@@ -1,0 +1,547 @@
+"""Triton's `dynamic_batching` as its own tests (qa/L0_batcher, L0_model_queue) look at it, over HTTP and gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+
+from tests.clients import models
+from tests.clients.asking import Asking, answers
+from tests.clients.gated import Gated
+from tests.fakes import Gate
+from tests.live import Live, live_server
+
+pytestmark = pytest.mark.slow
+
+FOREVER = "max_queue_delay_microseconds: 60000000"
+SHORT_S = 0.4
+SHORT = "max_queue_delay_microseconds: 400000"
+PREFERRED = "preferred_batch_size: [2, 6]"
+EXPIRED, FULL = "Request timeout expired", "Exceeds maximum queue size"
+
+
+@pytest.fixture(params=[tritonclient.http, tritonclient.grpc], ids=["http", "grpc"])
+def triton(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@contextmanager
+def served(
+    root: Path,
+    batching: str,
+    *,
+    rows: int = 8,
+    instances: int = 1,
+    environ: dict[str, str] | None = None,
+    executor: str = "thread",
+) -> Iterator[tuple[Live, Gated]]:
+    """Serve the model `m` with a `dynamic_batching` of this text; its runs are recorded from now on."""
+    config = f"max_batch_size: {rows} dynamic_batching {{ {batching} }} instance_group {{ count: {instances} }}"
+    models.write_identity(root, "m", config)
+    (root / "m" / "penstock.toml").write_text(f'[batching]\nexecutor = "{executor}"\n')
+    gated = Gated()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (environ or {}).items():
+            patch.setenv(name, value)
+        with live_server(root, loaders=gated.loaders) as live:
+            gated.runs.clear()
+            yield live, gated
+
+
+def held(count: int) -> dict[str, str]:
+    return {"TRITONSERVER_DELAY_SCHEDULER": str(count)}
+
+
+@contextmanager
+def busy(asking: Asking, gated: Gated) -> Iterator[None]:
+    """Keep the only Instance busy with a request of the value 0 for as long as the block lasts."""
+    gated.gate.close()
+    first = asking.ask(1, 0.0)
+    asking.live.call(gated.gate.entered())
+    try:
+        yield
+    finally:
+        gated.gate.open()
+    assert answers([first])[0].error == ""
+
+
+def values_run(gated: Gated) -> list[float]:
+    """Give what ran, row by row, but for what kept the Instance busy."""
+    return [value for run in gated.runs for value in run if value]
+
+
+class TestPreferredSizes:
+    """max_batch_size 8, sizes 2 and 6, and a delay that nobody waits for: what is answered was not held."""
+
+    @pytest.mark.parametrize("rows", [2, 6, 7, 8])
+    def test_one_request_of_a_preferred_size_or_past_the_largest_goes_at_once(
+        self, tmp_path: Path, triton: Any, rows: int
+    ) -> None:
+        with served(tmp_path, f"{PREFERRED} {FOREVER}") as (live, _), Asking(live, triton, "m") as asking:
+            assert [answer.error for answer in answers([asking.ask(rows)])] == [""]
+            assert asking.counts() == ({rows: 1}, 1, rows)
+
+    @pytest.mark.parametrize("rows", [1, 3, 5])
+    def test_one_request_of_another_size_waits_for_the_delay(self, tmp_path: Path, triton: Any, rows: int) -> None:
+        with served(tmp_path, f"{PREFERRED} {SHORT}") as (live, _), Asking(live, triton, "m") as asking:
+            (answer,) = answers([asking.ask(rows)])
+
+            assert answer.error == ""
+            assert SHORT_S <= answer.after_s < SHORT_S + 2
+            assert asking.counts() == ({rows: 1}, 1, rows)
+
+    @pytest.mark.parametrize(
+        ("rows", "sizes"),
+        [((1, 1), {2: 1}), ((4, 2), {6: 1}), ((3, 7), {3: 1, 7: 1}), ((2, 6), {2: 1, 6: 1}), ((1, 6), {1: 1, 6: 1})],
+    )
+    def test_what_is_preferred_or_closed_by_what_follows_goes_at_once(
+        self, tmp_path: Path, triton: Any, rows: tuple[int, ...], sizes: dict[int, int]
+    ) -> None:
+        with served(tmp_path, f"{PREFERRED} {FOREVER}") as (live, _), Asking(live, triton, "m") as asking:
+            sent = asking.queue(*rows)
+
+            assert [answer.error for answer in answers(sent)] == [""] * len(rows)
+            assert asking.counts() == (sizes, len(sizes), sum(rows))
+
+    def test_one_and_three_wait_and_run_together(self, tmp_path: Path, triton: Any) -> None:
+        with served(tmp_path, f"{PREFERRED} {SHORT}") as (live, _), Asking(live, triton, "m") as asking:
+            first, _ = answers(asking.queue(1, 3))
+
+            assert SHORT_S <= first.after_s < SHORT_S + 2
+            assert asking.counts() == ({4: 1}, 1, 4)
+
+    def test_what_would_pass_the_largest_sends_what_is_there_and_waits_itself(
+        self, tmp_path: Path, triton: Any
+    ) -> None:
+        with served(tmp_path, f"{PREFERRED} {SHORT}") as (live, _), Asking(live, triton, "m") as asking:
+            three, four = answers(asking.queue(3, 4))
+
+            assert three.after_s < SHORT_S <= four.after_s
+            assert asking.counts() == ({3: 1, 4: 1}, 2, 7)
+
+    def test_when_the_delay_is_over_all_that_fits_goes_preferred_or_not(self, tmp_path: Path, triton: Any) -> None:
+        with (
+            served(tmp_path, f"{PREFERRED} max_queue_delay_microseconds: 1000") as (live, gated),
+            Asking(live, triton, "m") as asking,
+            busy(asking, gated),
+        ):
+            sent = asking.queue(3, 4, 2)
+            gated.gate.open()
+            answers(sent)
+
+            assert asking.counts() == ({1: 1, 7: 1, 2: 1}, 3, 10)
+
+    def test_shapes_wait_apart_and_close_no_batch_of_the_other(self, tmp_path: Path, triton: Any) -> None:
+        with served(tmp_path, f"{PREFERRED} {FOREVER}") as (live, _), Asking(live, triton, "m") as asking:
+            sent = []
+            for width in (4, 5, 4, 5):
+                before = asking.accepted()
+                sent.append(asking.ask(1, width=width))
+                asking.until(lambda before=before: asking.accepted() > before)
+
+            assert [answer.error for answer in answers(sent)] == [""] * 4
+            assert asking.counts() == ({2: 2}, 2, 4)
+
+    def test_without_a_delay_a_preferred_prefix_goes_and_then_the_rest(self, tmp_path: Path, triton: Any) -> None:
+        with (
+            served(tmp_path, PREFERRED) as (live, gated),
+            Asking(live, triton, "m") as asking,
+            busy(asking, gated),
+        ):
+            sent = asking.queue(*[1] * 5)
+            gated.gate.open()
+            answers(sent)
+
+            assert [len(run) for run in gated.runs] == [1, 2, 2, 1]
+
+
+class TestOutputs:
+    def test_requests_for_different_outputs_share_a_batch(self, tmp_path: Path, triton: Any) -> None:
+        config = models.SIMPLE_CONFIG + f"dynamic_batching {{ {PREFERRED} {FOREVER} }}"
+        models.write(
+            tmp_path, "simple", models.SUM_AND_DIFFERENCE,
+            ({f"INPUT{i}": (models.INT32, ["N", 16]) for i in (0, 1)},
+             {f"OUTPUT{i}": (models.INT32, ["N", 16]) for i in (0, 1)}), config=config,
+        )  # fmt: skip
+        rows = np.arange(16, dtype=np.int32)[np.newaxis]
+
+        def ask(wanted: tuple[int, ...]) -> list[Any]:
+            given = [triton.InferInput(f"INPUT{i}", rows.shape, "INT32") for i in (0, 1)]
+            for each in given:
+                each.set_data_from_numpy(rows)
+            outputs = [triton.InferRequestedOutput(f"OUTPUT{i}") for i in wanted]
+            with asking.client() as client:
+                found = client.infer("simple", given, outputs=outputs)
+            return [found.as_numpy(f"OUTPUT{i}") for i in (0, 1)]
+
+        with live_server(tmp_path) as live, Asking(live, triton, "simple") as asking:
+            for wanted in (((0,), (1,)), ((1, 0), (0,)), ((0,), (0,))):
+                with ThreadPoolExecutor(2) as pool:
+                    for asked, found in zip(wanted, pool.map(ask, wanted), strict=True):
+                        assert [array is not None for array in found] == [0 in asked, 1 in asked]
+                        assert 0 not in asked or (found[0] == 2 * rows).all()
+                        assert 1 not in asked or not found[1].any()
+
+            assert asking.counts() == ({2: 3}, 3, 6)
+
+
+class TestDelayedScheduler:
+    """TRITONSERVER_DELAY_SCHEDULER, without which Triton's tests of batches could not be exact."""
+
+    @pytest.mark.parametrize(
+        ("batching", "rows", "sizes"),
+        [
+            (f"{PREFERRED} {FOREVER}", (1,) * 6, {6: 1}),
+            (f"{PREFERRED} {SHORT}", (1,) * 3, {2: 1, 1: 1}),
+            (f"{PREFERRED} {FOREVER}", (2, 4), {6: 1}),
+            (f"{PREFERRED} {FOREVER}", (6, 6), {6: 2}),
+            (f"{PREFERRED} {SHORT}", (3, 4), {3: 1, 4: 1}),
+            (f"{PREFERRED} {FOREVER}", (1, 8), {1: 1, 8: 1}),
+            ("preferred_batch_size: [4] preserve_ordering: true", (1,) * 12, {4: 3}),
+            (SHORT, (1,) * 12, {8: 1, 4: 1}),
+            ("", (1,) * 12, {8: 1, 4: 1}),
+        ],
+    )
+    @pytest.mark.parametrize("executor", ["thread", "loop"])
+    def test_nothing_runs_until_so_many_wait(
+        self, tmp_path: Path, triton: Any, batching: str, rows: tuple[int, ...], sizes: dict[int, int], executor: str
+    ) -> None:
+        with (
+            served(tmp_path, batching, environ=held(len(rows)), executor=executor) as (live, gated),
+            Asking(live, triton, "m") as asking,
+        ):
+            sent = asking.queue(*rows[:-1])
+            asking.until_waiting(len(rows) - 1)
+            assert gated.runs == []
+            sent += asking.queue(rows[-1])
+
+            assert [answer.error for answer in answers(sent)] == [""] * len(rows)
+            assert asking.counts() == (sizes, sum(sizes.values()), sum(rows))
+
+    def test_it_holds_once(self, tmp_path: Path, triton: Any) -> None:
+        with served(tmp_path, "", environ=held(2)) as (live, _), Asking(live, triton, "m") as asking:
+            answers(asking.queue(1, 1))
+
+            assert answers([asking.ask()])[0].error == ""
+            assert asking.counts()[1:] == (2, 3)
+
+    def test_who_has_a_timeout_expires_meanwhile(self, tmp_path: Path, triton: Any) -> None:
+        policy = "default_queue_policy { default_timeout_microseconds: 300000 }"
+        with served(tmp_path, policy, environ=held(2)) as (live, _), Asking(live, triton, "m") as asking:
+            (answer,) = answers([asking.ask()])
+
+            assert EXPIRED in answer.error
+            assert 0.3 <= answer.after_s < 2
+
+    def test_a_model_without_a_scheduler_is_not_held(self, tmp_path: Path, triton: Any) -> None:
+        models.write_identity(tmp_path, "plain", "max_batch_size: 4")
+        with (
+            served(tmp_path, "", environ=held(9)) as (live, _),
+            Asking(live, triton, "plain") as asking,
+        ):
+            assert answers([asking.ask()])[0].error == ""
+
+
+LEVELS = "priority_levels: 3 default_priority_level: 2"
+
+
+class TestPriorities:
+    @pytest.mark.parametrize(
+        ("said", "order"),
+        [
+            ((3, 2, 1, 0, 9, 1), [3, 6, 2, 4, 5, 1]),
+            ((0, 0, 0), [1, 2, 3]),
+            ((3, 3, 1, 1), [3, 4, 1, 2]),
+            ((2**40, 1), [2, 1]),
+        ],
+    )
+    def test_the_highest_level_runs_first_and_within_it_the_oldest(
+        self, tmp_path: Path, triton: Any, said: tuple[int, ...], order: list[int]
+    ) -> None:
+        with (
+            served(tmp_path, LEVELS, rows=1) as (live, gated),
+            Asking(live, triton, "m") as asking,
+            busy(asking, gated),
+        ):
+            sent = []
+            for number, priority in enumerate(said, 1):
+                sent += asking.queue(1, value=number, priority=priority)
+            gated.gate.open()
+            answers(sent)
+
+            assert values_run(gated) == order
+
+    def test_a_batch_goes_on_into_the_lower_levels(self, tmp_path: Path, triton: Any) -> None:
+        with (
+            served(tmp_path, f"{LEVELS} preferred_batch_size: [4]", rows=4) as (live, gated),
+            Asking(live, triton, "m") as asking,
+            busy(asking, gated),
+        ):
+            sent = []
+            for number, priority in enumerate((3, 3, 2, 1, 1), 1):
+                sent += asking.queue(1, value=number, priority=priority)
+            gated.gate.open()
+            answers(sent)
+
+            assert gated.runs[1:] == [[4, 5, 3, 1], [2]]
+
+    def test_the_lane_with_the_highest_level_goes_first(self, tmp_path: Path, triton: Any) -> None:
+        with (
+            served(tmp_path, LEVELS) as (live, gated),
+            Asking(live, triton, "m") as asking,
+            busy(asking, gated),
+        ):
+            sent = asking.queue(1, value=1, width=4, priority=3)
+            sent += asking.queue(1, value=2, width=5, priority=2)
+            sent += asking.queue(1, value=3, width=6, priority=1)
+            gated.gate.open()
+            answers(sent)
+
+            assert values_run(gated) == [3, 2, 1]
+
+    def test_there_may_be_as_many_levels_as_a_number_allows(self, tmp_path: Path, triton: Any) -> None:
+        most = 2**64 - 1
+        with (
+            served(tmp_path, f"priority_levels: {most} default_priority_level: {most}", rows=1) as (live, gated),
+            Asking(live, triton, "m") as asking,
+            busy(asking, gated),
+        ):
+            sent = asking.queue(1, value=1) + asking.queue(1, value=2, priority=2**33)
+            sent += asking.queue(1, value=3, priority=2**32)
+            gated.gate.open()
+            answers(sent)
+
+            assert values_run(gated) == [3, 2, 1]
+
+
+def policy(**members: Any) -> str:
+    words = {name: str(value).lower() if isinstance(value, bool) else value for name, value in members.items()}
+    return "{ " + " ".join(f"{name}: {value}" for name, value in words.items()) + " }"
+
+
+class TestTimeouts:
+    def test_rejected_to_the_millisecond_while_the_instance_is_busy(self, tmp_path: Path, triton: Any) -> None:
+        queue = f"default_queue_policy {policy(default_timeout_microseconds=400_000, allow_timeout_override=True)}"
+        with (
+            served(tmp_path, queue) as (live, gated),
+            Asking(live, triton, "m") as asking,
+            busy(asking, gated),
+        ):
+            whole, shorter, longer = [
+                asking.queue(1, **said)[0] for said in ({}, {"timeout": 200_000}, {"timeout": 10_000_000})
+            ]
+            for sent, limit_s in ((whole, 0.4), (shorter, 0.2), (longer, 0.4)):
+                (answer,) = answers([sent])
+                assert EXPIRED in answer.error
+                assert limit_s <= answer.after_s < limit_s + 0.15
+            assert asking.waiting() == 0
+        assert values_run(gated) == []
+
+    def test_the_wait_of_one_that_expires_is_its_timeout_and_hardly_more(self, tmp_path: Path) -> None:
+        """By the server's own clock: what clients see has their own delays in it."""
+        waits_us = (50_000, 110_000, 170_000, 230_000, 290_000)
+        with (
+            served(tmp_path, "") as (live, gated),
+            Asking(live, tritonclient.grpc, "m") as asking,
+            busy(asking, gated),
+        ):
+            late_ns = []
+            for wait_us in waits_us:
+                before_ns = failed_ns(live)
+                assert EXPIRED in answers([asking.ask(timeout=wait_us)])[0].error
+                late_ns.append(failed_ns(live) - before_ns - wait_us * 1000)
+
+            assert min(late_ns) >= -1_000_000
+            assert sorted(late_ns)[len(late_ns) // 2] < 2_000_000
+
+    def test_without_leave_a_request_cannot_shorten_its_timeout(self, tmp_path: Path, triton: Any) -> None:
+        queue = f"default_queue_policy {policy(default_timeout_microseconds=400_000)}"
+        with (
+            served(tmp_path, queue) as (live, gated),
+            Asking(live, triton, "m") as asking,
+            busy(asking, gated),
+        ):
+            (answer,) = answers(asking.queue(1, timeout=100_000))
+
+            assert EXPIRED in answer.error
+            assert 0.4 <= answer.after_s < 0.55
+
+    def test_delayed_goes_behind_all_whose_time_is_not_over_and_never_fails(self, tmp_path: Path, triton: Any) -> None:
+        members = policy(timeout_action="DELAY", default_timeout_microseconds=9_000_000, allow_timeout_override=True)
+        with (
+            served(tmp_path, f"default_queue_policy {members}", rows=1) as (live, gated),
+            Asking(live, triton, "m") as asking,
+            busy(asking, gated),
+        ):
+            sent = asking.queue(1, value=1, timeout=100_000)
+            sent += asking.queue(1, value=2, timeout=50_000)
+            sent += asking.queue(1, value=3)
+            asking.until(lambda: put_off(live) == 2)
+            sent += asking.queue(1, value=4)
+            gated.gate.open()
+
+            assert [answer.error for answer in answers(sent)] == [""] * 4
+            assert values_run(gated) == [3, 4, 2, 1]
+
+    def test_each_level_has_its_own_policy(self, tmp_path: Path, triton: Any) -> None:
+        reject = policy(default_timeout_microseconds=200_000)
+        levels = f"{LEVELS} priority_queue_policy {{ key: 1 value {reject} }}"
+        with (
+            served(tmp_path, levels, rows=1) as (live, gated),
+            Asking(live, triton, "m") as asking,
+            busy(asking, gated),
+        ):
+            high, low = asking.queue(1, value=1, priority=1)[0], asking.queue(1, value=2, priority=3)[0]
+            (answer,) = answers([high])
+            assert EXPIRED in answer.error
+            assert 0.2 <= answer.after_s < 0.35
+            gated.gate.open()
+
+            assert answers([low])[0].error == ""
+
+
+def failed_ns(live: Live) -> int:
+    """Give how long requests were there that failed, all together."""
+
+    async def read() -> int:
+        return live.server.engine.model("m").statistics.snapshot().fail.ns
+
+    return live.call(read())
+
+
+def put_off(live: Live) -> int:
+    """Count those that wait and have no deadline any more."""
+
+    async def without() -> int:
+        (lane,) = live.server.engine.model("m").scheduler._lanes.values()
+        return sum(not request.deadline_ns for request in lane.live_requests())
+
+    return live.call(without())
+
+
+class TestQueueSize:
+    def test_each_level_has_as_many_places_as_it_says(self, tmp_path: Path, triton: Any) -> None:
+        levels = (
+            f"{LEVELS} default_queue_policy {policy(max_queue_size=2)}"
+            f" priority_queue_policy {{ key: 1 value {policy(max_queue_size=1)} }}"
+        )
+        with (
+            served(tmp_path, levels) as (live, gated),
+            Asking(live, triton, "m") as asking,
+            busy(asking, gated),
+        ):
+            sent = [asking.queue(1, priority=level)[0] for level in (1, 2, 2, 3, 3)]
+            refused = [answers([asking.ask(priority=level)])[0] for level in (1, 2, 3, 0)]
+            gated.gate.open()
+
+            assert all(FULL in answer.error for answer in refused)
+            assert [answer.error for answer in answers(sent)] == [""] * 5
+
+    def test_who_has_expired_makes_room(self, tmp_path: Path, triton: Any) -> None:
+        members = policy(max_queue_size=2, default_timeout_microseconds=60_000_000, allow_timeout_override=True)
+        with (
+            served(tmp_path, f"default_queue_policy {members}") as (live, gated),
+            Asking(live, triton, "m") as asking,
+            busy(asking, gated),
+        ):
+            stays = asking.queue(1)
+            gone = asking.queue(1, timeout=100_000)
+            assert FULL in answers([asking.ask()])[0].error
+            assert EXPIRED in answers(gone)[0].error
+            stays += asking.queue(1)
+            assert FULL in answers([asking.ask()])[0].error
+            gated.gate.open()
+
+            assert [answer.error for answer in answers(stays)] == ["", ""]
+
+
+class TestPreservedOrder:
+    def test_whoever_is_done_waits_for_those_who_came_before(self, tmp_path: Path, triton: Any) -> None:
+        text = "preserve_ordering: true preferred_batch_size: [1]"
+        with served(tmp_path, text, rows=1, instances=2) as (live, gated), Asking(live, triton, "m") as asking:
+            gated.gate.close()
+            sent = asking.queue(1, value=1)
+            live.call(gated.gate.entered())
+            gated.gate_of[2] = Gate(list)
+            gated.gate_of[2].close()
+            sent += asking.queue(1, value=2)
+            live.call(gated.gate_of[2].entered())
+            sent += asking.queue(1, value=3, timeout=100_000)
+            asking.until_waiting(0)
+            gated.gate_of[2].open()
+            asking.until(lambda: asking.counts()[1] == 1)
+            assert not any(each.done() for each in sent)
+            gated.gate.open()
+            first, second, expired = answers(sent)
+
+            assert (first.value, second.value) == (1, 2)
+            assert EXPIRED in expired.error
+
+    def test_without_it_whoever_is_done_goes(self, tmp_path: Path, triton: Any) -> None:
+        with served(tmp_path, "", rows=1, instances=2) as (live, gated), Asking(live, triton, "m") as asking:
+            gated.gate.close()
+            gated.gate_of[2] = Gate(list)
+            first = asking.queue(1, value=1)
+            live.call(gated.gate.entered())
+
+            assert answers(asking.queue(1, value=2))[0].error == ""
+            assert not first[0].done()
+            gated.gate.open()
+            assert answers(first)[0].error == ""
+
+
+class TestConfiguration:
+    TEXT = f"""
+        {PREFERRED} max_queue_delay_microseconds: 7 {LEVELS}
+        default_queue_policy {{ timeout_action: DELAY default_timeout_microseconds: 9 max_queue_size: 3 }}
+        priority_queue_policy {{ key: 1 value {{ default_timeout_microseconds: 5 allow_timeout_override: true }} }}
+    """
+
+    @pytest.mark.parametrize("rows", [1, 8])
+    def test_all_of_it_is_reported(self, tmp_path: Path, rows: int) -> None:
+        text = self.TEXT.replace(PREFERRED, "") if rows == 1 else self.TEXT
+        with (
+            served(tmp_path, text, rows=rows) as (live, _),
+            tritonclient.http.InferenceServerClient(live.address) as client,
+        ):
+            found = client.get_model_config("m")["dynamic_batching"]
+
+            assert found == {
+                "preferred_batch_size": [2, 6] if rows == 8 else [1],
+                "max_queue_delay_microseconds": 7,
+                "preserve_ordering": False,
+                "priority_levels": 3,
+                "default_priority_level": 2,
+                "default_queue_policy": {
+                    "timeout_action": "DELAY",
+                    "default_timeout_microseconds": 9,
+                    "allow_timeout_override": False,
+                    "max_queue_size": 3,
+                },
+                "priority_queue_policy": {
+                    "1": {
+                        "timeout_action": "REJECT",
+                        "default_timeout_microseconds": 5,
+                        "allow_timeout_override": True,
+                        "max_queue_size": 0,
+                    }
+                },
+            }
+
+    def test_over_grpc_too(self, tmp_path: Path) -> None:
+        with (
+            served(tmp_path, "preserve_ordering: true") as (live, _),
+            tritonclient.grpc.InferenceServerClient(live.grpc_address) as client,
+        ):
+            found = client.get_model_config("m").config.dynamic_batching
+
+            assert found.preserve_ordering
+            assert list(found.preferred_batch_size) == [8]

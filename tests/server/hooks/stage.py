@@ -1,0 +1,127 @@
+"""What the tests of hooks share: an Engine that runs when told, and a stage that loads hooks and closes them."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import textwrap
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.backends.errors import Code, InferError
+from penstock.backends.signature import Signature
+from penstock.batching.model import Model
+from penstock.batching.spec import BatchPolicy, HookSpec
+from penstock.server.hooks import Hooks
+from tests.fakes import fake_model
+
+GUARD_S = 10.0
+
+
+class PuppetEngine:
+    """Runs what has come together when the test says so, or at once; `sizes` records how much that was."""
+
+    def __init__(self, function: Callable[[list[Any]], list[Any]] = list, *, at_once: bool = False) -> None:
+        self.sizes: list[int] = []
+        self._function = function
+        self._at_once = at_once
+        self._waiting: list[tuple[list[Any], asyncio.Future[list[Any]]]] = []
+        self._came = asyncio.Event()
+
+    async def infer(
+        self,
+        model: Model,
+        inputs: list[Any],
+        *,
+        wanted: Any = None,
+        terms: Any = None,
+        id: str = "",  # noqa: A002
+    ) -> list[Any]:
+        if self._at_once:
+            return self._function(inputs)
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.append((inputs, future))
+        self._came.set()
+        return await future  # type: ignore[no-any-return]
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    async def gather(self, count: int) -> None:
+        while len(self._waiting) < count:
+            self._came.clear()
+            await self._came.wait()
+
+    def run(self) -> None:
+        batch, self._waiting = self._waiting, []
+        self.sizes.append(len(batch))
+        for inputs, future in batch:
+            if not future.done():
+                future.set_result(self._function(inputs))
+
+
+class Stage:
+    """A model with hooks; what it loads, it closes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._open: list[Hooks] = []
+        self._gates: list[threading.Event] = []
+
+    async def load(
+        self, source: str | None, engine: PuppetEngine | None = None, signature: Signature | None = None, **options: Any
+    ) -> Hooks:
+        policy = BatchPolicy(max_queue_rows=options.pop("max_queue_rows", 1024))
+        decoupled = options.pop("decoupled", False)
+        hooks = None
+        if source is not None:
+            path = self._folder / "hooks.py"
+            path.write_text(textwrap.dedent(source))
+            hooks = HookSpec(path, **options)
+        self.model = fake_model(signature=signature, hooks=hooks)
+        self.model.spec = replace(self.model.spec, policy=policy, decoupled=decoupled)
+        self._open.append(await Hooks.load(engine or PuppetEngine(at_once=True), self.model))
+        return self._open[-1]
+
+    def sample(self, x: float = 0.0, *, is_open: bool = False) -> dict[str, Any]:
+        sample: dict[str, Any] = {"x": x, "began": threading.Event(), "gate": threading.Event()}
+        self._gates.append(sample["gate"])
+        if is_open:
+            sample["gate"].set()
+        return sample
+
+    def open_all(self) -> None:
+        for gate in self._gates:
+            gate.set()
+
+    async def close(self) -> None:
+        self.open_all()
+        for hooks in self._open:
+            await hooks.close()
+
+
+Act = Callable[[Callable[[Stage], Awaitable[None]]], None]
+
+
+def left_behind() -> list[str]:
+    """Wait for the threads of closed hooks; give what they forgot to take with them."""
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("hooks-")]
+    for thread in threads:
+        thread.join(GUARD_S)
+    return [name for name in list(sys.modules) if name.startswith("hooks@")]
+
+
+async def is_set(event: threading.Event) -> None:
+    assert await asyncio.to_thread(event.wait, GUARD_S)
+
+
+async def refusal(awaitable: Awaitable[Any]) -> tuple[Code, str]:
+    with pytest.raises(InferError) as refused:
+        await awaitable
+    return refused.value.code, refused.value.message

@@ -1,0 +1,115 @@
+"""What `dynamic_batching` of a ModelConfig means, and what the environment of Triton's tests means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from google.protobuf import text_format
+
+from penstock.batching.spec import BatchPolicy, QueuePolicy
+from penstock.server.repository.fields.batching import HOLD, hold_requests
+from penstock.server.repository.model_config import read
+from penstock.server.repository.pbtxt import field_lines, model_config_pb2
+from penstock.server.repository.statement import Statement, policy
+
+
+def stated(text: str) -> Statement:
+    config = text_format.Parse(text, model_config_pb2().ModelConfig())
+    statement, findings = read(Path("m"), Path("m/config.pbtxt"), config, field_lines(text), ())
+    assert findings == []
+    return statement
+
+
+def policy_of(text: str) -> BatchPolicy:
+    return policy(stated(text), 64)
+
+
+def test_levels_and_their_policies_are_read() -> None:
+    found = policy_of("""
+    dynamic_batching {
+      priority_levels: 3 default_priority_level: 2
+      default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 7 max_queue_size: 4 }
+      priority_queue_policy { key: 3 value { default_timeout_microseconds: 9 allow_timeout_override: true } }
+      priority_queue_policy { key: 1 value { timeout_action: DELAY max_queue_size: 5 } }
+    }
+    """)
+
+    assert (found.priority_levels, found.default_priority) == (3, 2)
+    assert found.level_policies == {
+        1: QueuePolicy(0, allow_timeout_override=False, max_requests=5, delays=True),
+        3: QueuePolicy(9, allow_timeout_override=True),
+    }
+    assert (found.default_timeout_us, found.max_queue_requests) == (7, 4)
+    assert found.timeout_delays
+    assert not found.allow_timeout_override
+
+
+def test_levels_may_be_as_many_as_a_number_allows() -> None:
+    most = 2**64 - 1
+    found = policy_of(f"dynamic_batching {{ priority_levels: {most} default_priority_level: {most} }}")
+
+    assert (found.priority_levels, found.default_priority) == (most, most)
+
+
+LEVEL = "priority_queue_policy { key: 1 value { max_queue_size: 1000 } }"
+FITS = "default_queue_policy { max_queue_size: 2000 }"
+
+
+@pytest.mark.parametrize(
+    ("batching", "rows"),
+    [
+        ("", 1024),
+        ("default_queue_policy { max_queue_size: 9 }", 1024),
+        (FITS, 16_000),
+        (f"{FITS} priority_levels: 3 default_priority_level: 2", 48_000),
+        (f"{FITS} {LEVEL} priority_levels: 3 default_priority_level: 2", 40_000),
+        (f"{LEVEL} priority_levels: 1 default_priority_level: 1", 8_000),
+    ],
+)
+def test_the_bound_in_rows_leaves_room_for_the_requests_that_are_said_to_fit(batching: str, rows: int) -> None:
+    assert policy_of(f"max_batch_size: 8 dynamic_batching {{ {batching} }}").max_queue_rows == rows
+
+
+def test_a_bound_in_rows_that_is_stated_stands() -> None:
+    said = Statement(Path("m"), {"batching.max_queue_requests": 5000, "batching.max_queue_rows": 7})
+
+    assert policy(said, 64).max_queue_rows == 7
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "",
+        "priority_levels: 1 default_priority_level: 1",
+        "default_queue_policy { default_timeout_microseconds: 5 }",
+        "default_queue_policy { timeout_action: DELAY }",
+    ],
+)
+def test_order_is_kept_beside_what_does_not_contradict_it(more: str) -> None:
+    assert policy_of(f"dynamic_batching {{ preserve_ordering: true {more} }}").preserve_ordering
+
+
+def test_a_policy_can_be_remembered_by() -> None:
+    text = "dynamic_batching { priority_levels: 1 default_priority_level: 1 priority_queue_policy { key: 1 value {} } }"
+
+    assert hash(policy_of(text)) == hash(policy_of(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "held"),
+    [("dynamic_batching { }", 5), ("sequence_batching { direct { } }", 5), ("", 0), ("max_batch_size: 4", 0)],
+)
+def test_requests_are_held_where_triton_has_a_scheduler_that_holds_them(text: str, held: int) -> None:
+    config = text_format.Parse(text, model_config_pb2().ModelConfig())
+    statement, _ = read(Path("m"), Path("m/config.pbtxt"), config, field_lines(text), ())
+
+    assert policy(statement, 64, 5).hold_requests == held
+    assert policy(statement, 64).hold_requests == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [(None, 0), ("", 0), ("12", 12), (" 3 ", 3), ("-1", 0), ("x", 0), ("²", 0), ("0", 0)]
+)
+def test_what_is_no_number_holds_nothing(text: str | None, count: int) -> None:
+    assert hold_requests({} if text is None else {HOLD: text}) == count

@@ -1,0 +1,146 @@
+"""What a repository makes of ensembles: their configuration, the order in which they load, and `penstock check`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from google.protobuf import text_format
+
+from penstock.backends.loading import LOADERS
+from penstock.batching.spec import EnsembleSpec, Step
+from penstock.server.repository.check import check
+from penstock.server.repository.findings import Finding
+from penstock.server.repository.model_config import read as read_config
+from penstock.server.repository.order import put_in_order
+from penstock.server.repository.pbtxt import field_lines, model_config_pb2
+from penstock.server.repository.scan import Defaults, read_folder
+from penstock.server.repository.statement import Statement
+from penstock.server.repository.states import Record, State
+from tests.clients.ensembles import CHAIN, config, step, write_ensemble, write_models
+
+ONE = step("m", [("x", "in")], [("y", "out")])
+PLAIN = config("m", ["in"], ["out"], [ONE])
+
+
+def read(text: str) -> tuple[Statement, list[Finding]]:
+    parsed = text_format.Parse(text, model_config_pb2().ModelConfig())
+    return read_config(Path("m"), Path("m/config.pbtxt"), parsed, field_lines(text), ())
+
+
+class TestConfiguration:
+    def test_it_says_its_steps(self) -> None:
+        said, findings = read(
+            PLAIN.replace("ensemble_scheduling {", "ensemble_scheduling { max_inflight_requests: 3").replace("-1", "2")
+        )
+
+        assert findings == []
+        assert said.values["ensemble"] == EnsembleSpec((Step("m", "2", {"x": "in"}, {"y": "out"}),), 3)
+        assert "model.backend" not in said.values
+
+    def test_the_one_in_the_docs_is_good(self) -> None:
+        page = (Path(__file__).parents[3] / "docs" / "ensembles.md").read_text("utf-8")
+        text = page.split("```")[1].replace('"pipeline"', '"m"')
+
+        said, findings = read(text)
+        assert findings == []
+        assert [step.version for step in said.values["ensemble"].steps] == ["", "", "2"]
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            (
+                PLAIN.replace('platform: "ensemble"', ""),
+                "ensemble scheduling cannot be set for model 'm' whose platform is not ensemble",
+            ),
+            (
+                'name: "m" platform: "ensemble"',
+                "ensemble scheduling must be set for ensemble m whose platform is ensemble",
+            ),
+            (PLAIN + "instance_group { }", "instance group should not be specified for ensemble 'm'"),
+            (PLAIN + "optimization { }", "optimization should not be specified for ensemble 'm'"),
+            (PLAIN + "model_warmup { }", "model_warmup can not be specified for ensemble 'm'"),
+            (PLAIN + 'backend: "onnxruntime"', "backend should not be specified for ensemble 'm'"),
+            (
+                PLAIN + 'parameters { key: "execution_mode" value { string_value: "0" } }',
+                "parameters should not be specified for ensemble 'm'",
+            ),
+            (
+                PLAIN.replace("model_version: -1", ""),
+                "step 0 of ensemble 'm': model_version must be -1, for the latest, or above 0",
+            ),
+            (
+                PLAIN + "model_transaction_policy { decoupled: true }",
+                "ensemble 'm' cannot be decoupled: its steps are not",
+            ),
+            (config("m", ["in"], ["out", "more"], [ONE]), "ensemble output 'more' for ensemble 'm' is not used"),
+            (
+                PLAIN.replace("model_version: -1", 'model_version: -1 model_namespace: "n"'),
+                "field 'ensemble_scheduling.step.model_namespace' is not supported",
+            ),
+        ],
+    )
+    def test_what_it_cannot_have_is_refused_in_triton_s_words(self, text: str, message: str) -> None:
+        assert message in [finding.message for finding in read(text)[1]]
+
+    def test_a_folder_needs_a_version_and_no_file(self, tmp_path: Path) -> None:
+        write_ensemble(tmp_path, "chain", CHAIN, 1, 3)
+        entry = read_folder(tmp_path / "chain", Defaults())
+
+        assert entry is not None
+        assert ([spec.version for spec in entry.specs], entry.findings) == ([3], ())
+        assert entry.needs == {"double", "plus"}
+        assert entry.config.default_model_filename == ""
+
+    def test_what_means_nothing_for_it_is_refused(self, tmp_path: Path) -> None:
+        write_ensemble(tmp_path, "chain", CHAIN)
+        (tmp_path / "chain" / "penstock.toml").write_text("[batching]\nmax_batch_size = 8\ncap = 4\n")
+        entry = read_folder(tmp_path / "chain", Defaults())
+
+        assert entry is not None
+        assert [finding.message for finding in entry.findings] == ["batching.cap means nothing for an ensemble"]
+
+
+class TestOrder:
+    def test_each_comes_after_those_it_needs(self) -> None:
+        order, circles = put_in_order({"a": ["b", "c"], "b": ["c"], "c": ["elsewhere"], "d": []})
+
+        assert (order, circles) == (["c", "d", "b", "a"], {})
+
+    def test_a_circle_is_told_to_those_in_it(self) -> None:
+        order, circles = put_in_order({"a": ["b"], "b": ["a"], "c": ["a"], "d": []})
+
+        assert (order[0], set(order)) == ("d", {"a", "b", "c", "d"})
+        assert circles == {
+            "a": "circular dependency between ensembles: a -> ... -> b -> a",
+            "b": "circular dependency between ensembles: b -> ... -> a -> b",
+        }
+
+
+class TestCheck:
+    def test_it_finds_what_would_be_served(self, tmp_path: Path) -> None:
+        write_models(tmp_path)
+        write_ensemble(tmp_path, "chain", CHAIN)
+        report = check([tmp_path], LOADERS)
+
+        assert report.mistakes == []
+        assert "chain version 1, ensemble" in str(report)
+        assert "double latest" in str(report)
+
+    def test_it_finds_what_does_not_fit(self, tmp_path: Path) -> None:
+        write_models(tmp_path)
+        write_ensemble(tmp_path, "wrong", CHAIN.replace('"chain"', '"wrong"').replace("dims: [ 4 ]", "dims: [ 5 ]"))
+
+        text = "inconsistent shape: [-1,5] is inferred from model wrong while [-1,4] is inferred from model double"
+        (mistake,) = check([tmp_path], LOADERS).mistakes
+        assert mistake.message == f"in ensemble wrong, ensemble tensor in: {text}"
+
+
+def test_what_went_with_a_model_that_was_unloaded_keeps_nobody_from_being_ready() -> None:
+    record = Record("e")
+    record.begin([1])
+    record.serve([1])
+    record.gone(record.unload(), "unloaded: ensemble 'e' depends on 'x' which has no loaded version")
+
+    (held,) = record.listed()
+    assert (held.state, held.wanted) == (State.UNAVAILABLE, False)

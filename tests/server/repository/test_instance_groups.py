@@ -1,0 +1,127 @@
+"""`instance_group` and `optimization.priority`: what is said, and in what words it is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import text_format
+
+from penstock.batching.spec import InstanceGroup, ModelSpec, Resource
+from penstock.server.repository.completed import completed, to_json
+from penstock.server.repository.model_config import read as read_config
+from penstock.server.repository.pbtxt import model_config_pb2
+
+
+def read(text: str, gpus: tuple[int, ...] | None = ()) -> tuple[dict[str, Any], list[str]]:
+    config = text_format.Parse(text, model_config_pb2().ModelConfig())
+    stated, findings = read_config(Path("m"), Path("m/config.pbtxt"), config, {}, gpus)
+    return dict(stated.values), [finding.message for finding in findings]
+
+
+def groups(text: str, gpus: tuple[int, ...] | None = ()) -> tuple[InstanceGroup, ...]:
+    values, messages = read(text, gpus)
+    assert messages == []
+    found: tuple[InstanceGroup, ...] = values["instances"]
+    return found
+
+
+class TestGroups:
+    def test_each_device_has_its_count_of_each_group(self) -> None:
+        text = "instance_group [ { kind: KIND_GPU count: 2 gpus: [1, 0, 1] }, { kind: KIND_MODEL }, { count: 3 } ]"
+        found = groups(text, (0, 1))
+
+        assert found == (
+            InstanceGroup(2, ("cuda:1",)), InstanceGroup(2, ("cuda:0",)), InstanceGroup(1),
+            InstanceGroup(3, ("cuda:0",)), InstanceGroup(3, ("cuda:1",)),
+        )  # fmt: skip
+        assert [group.number for group in found] == [0, 0, 1, 2, 2]
+
+    def test_a_group_of_gpus_that_names_none_is_on_all_that_there_are(self) -> None:
+        assert groups("instance_group { kind: KIND_GPU }", (0, 2)) == (
+            InstanceGroup(1, ("cuda:0",)),
+            InstanceGroup(1, ("cuda:2",)),
+        )
+
+    def test_what_the_rate_limiter_is_told(self) -> None:
+        (group,) = groups(
+            'instance_group { rate_limiter { priority: 3 resources [ { name: "a" count: 2 }, '
+            '{ name: "b" global: true count: 1 }, { name: "a" count: 5 }, { name: "c" } ] } }'
+        )
+
+        assert group.rate_priority == 3
+        assert group.resources == (Resource("a", 5), Resource("b", 1, shared=True), Resource("c", 0))
+
+    def test_passive_ones_and_host_policies(self) -> None:
+        first, second = groups('instance_group [ { passive: true }, { host_policy: "few" } ]')
+
+        assert (first.passive, second.passive) == (True, False)
+        assert (first.host_policy, second.host_policy) == ("", "few")
+
+    @pytest.mark.parametrize(
+        ("text", "gpus", "message"),
+        [
+            ("kind: KIND_GPU", (), "m_0 of model m has kind KIND_GPU but no GPUs are available"),
+            ("kind: KIND_GPU", None, "m_0 of model m has kind KIND_GPU but specifies no GPUs"),
+            ("kind: KIND_CPU gpus: 0", (0,), "m_0 of model m has kind KIND_CPU but specifies one or more GPUs"),
+            ("kind: KIND_MODEL gpus: 0", (0,), "m_0 of model m has kind KIND_MODEL but specifies one or more GPUs"),
+            ('name: "n" kind: KIND_GPU gpus: [0, 7]', (0, 1), "n of model m specifies invalid or unsupported gpu id 7"),
+            ("kind: KIND_GPU gpus: -1", None, "m_0 of model m specifies invalid or unsupported gpu id -1"),
+        ],
+    )  # fmt: skip
+    def test_what_cannot_be_is_refused_in_tritons_words(
+        self, text: str, gpus: tuple[int, ...] | None, message: str
+    ) -> None:
+        (found,) = read(f"instance_group {{ {text} }}", gpus)[1]
+
+        assert found.startswith(f"instance group {message}")
+
+
+class TestWhatIsReported:
+    def report(self, text: str, gpus: tuple[int, ...]) -> list[dict[str, Any]]:
+        declared = text_format.Parse(text, model_config_pb2().ModelConfig())
+        spec = ModelSpec("m", 1, Path("m"), instances=groups(text, gpus))
+        found: list[dict[str, Any]] = to_json(completed(declared, spec, "onnxruntime_onnx"))["instance_group"]
+        return found
+
+    def test_kinds_names_counts_and_gpus_are_completed(self) -> None:
+        text = 'instance_group [ { }, { name: "n" kind: KIND_GPU count: 2 }, { kind: KIND_MODEL }, { gpus: 9 } ]'
+        found = self.report(text, (0, 1))
+
+        assert [(each["name"], each["kind"], each["count"], each["gpus"]) for each in found] == [
+            ("m_0", "KIND_GPU", 1, [0, 1]),
+            ("n", "KIND_GPU", 2, [0, 1]),
+            ("m_2", "KIND_MODEL", 1, []),
+            ("m_3", "KIND_CPU", 1, []),
+        ]
+
+    def test_what_the_rate_limiter_is_told_is_kept(self) -> None:
+        text = (
+            'instance_group { passive: true host_policy: "p" '
+            'rate_limiter { priority: 2 resources { name: "R" global: true count: 4 } } }'
+        )
+        (found,) = self.report(text, ())
+
+        assert (found["kind"], found["passive"], found["host_policy"]) == ("KIND_CPU", True, "p")
+        assert found["rate_limiter"] == {"resources": [{"name": "R", "global": True, "count": 4}], "priority": 2}
+
+
+class TestPriority:
+    @pytest.mark.parametrize(
+        ("word", "weight"), [("PRIORITY_DEFAULT", None), ("PRIORITY_MAX", 4.0), ("PRIORITY_MIN", 0.25)]
+    )
+    def test_it_is_a_weight(self, word: str, weight: float | None) -> None:
+        values, messages = read(f"optimization {{ priority: {word} }}")
+
+        assert messages == []
+        assert values.get("device_priority") == weight
+
+    def test_one_that_is_not_known_is_refused(self) -> None:
+        config = model_config_pb2().ModelConfig()
+        config.optimization.priority = 9
+        _, findings = read_config(Path("m"), Path("m/config.pbtxt"), config, {}, ())
+
+        assert [finding.message for finding in findings] == [
+            "optimization.priority 9 is unknown, known: PRIORITY_DEFAULT, PRIORITY_MAX, PRIORITY_MIN"
+        ]

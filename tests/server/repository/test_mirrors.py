@@ -1,0 +1,198 @@
+"""ModelControl over repositories some of which are remote."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from penstock.backends.errors import Code, InferError
+from penstock.server.repository.control import Choices, ModelControl
+from penstock.server.repository.mirrors import MirroredRepository, Mirrors, defaults_of
+from penstock.server.repository.repository import Repository
+from penstock.server.repository.scan import Defaults
+from penstock.server.settings import Settings
+from tests.server.repository.folders import FakeEngine, make
+from tests.server.repository.stores import URL, Store, put, registered
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def store() -> Iterator[type[Store]]:
+    with registered() as made:
+        put({"a/1/model.onnx": "a"})
+        yield made
+
+
+@asynccontextmanager
+async def house(*paths: object, mode: str = "none", names: tuple[str, ...] = ()) -> AsyncIterator[ModelControl]:
+    """A ModelControl over paths and URLs."""
+    mirrors = Mirrors.of(map(str, paths))
+    mirrors.open()
+    repository = mirrors.repository(Defaults())
+    # 3600: what a test polls, it polls itself
+    control = ModelControl(repository, FakeEngine(), Choices(mode, names, poll_s=3600))
+    try:
+        await control.start()
+        yield control
+    finally:
+        await control.stop()
+        mirrors.close()
+
+
+async def rows(control: ModelControl) -> list[str]:
+    return [
+        " ".join(filter(None, (row["name"], row.get("version"), row.get("state"), row.get("reason"))))
+        for row in await control.index()
+    ]
+
+
+class TestStart:
+    async def test_local_and_remote_repositories_are_served_together(self, tmp_path: Path, store: type[Store]) -> None:
+        make(tmp_path, "b/1/model.onnx")
+        async with house(tmp_path, URL, URL) as control:
+            assert await rows(control) == ["a 1 READY", "b 1 READY"]
+
+    async def test_a_model_that_is_in_both_is_unavailable(self, tmp_path: Path, store: type[Store]) -> None:
+        make(tmp_path, "a/1/model.onnx")
+        async with house(tmp_path, URL) as control:
+            assert await rows(control) == ["a UNAVAILABLE model appears in two or more repositories"]
+
+    async def test_a_model_that_cannot_be_copied_is_unavailable_with_the_reason(self, store: type[Store]) -> None:
+        put({"b/1/model.onnx": "b"})
+        store.fails["/bucket/models/a/1/model.onnx"] = PermissionError("denied to me")
+        async with house(URL) as control:
+            reason = f"a: cannot be copied: {URL}/a: permission denied: denied to me"
+            assert await rows(control) == [f"a UNAVAILABLE {reason}", "b 1 READY"]
+
+    async def test_a_store_that_breaks_after_it_was_opened_is_among_the_reasons(self, store: type[Store]) -> None:
+        mirrors = Mirrors.of([URL])
+        mirrors.open()
+        store.fails["/bucket/models"] = ConnectionError("down")
+        control = ModelControl(mirrors.repository(Defaults()), FakeEngine())
+        try:
+            reasons = await control.start()
+        finally:
+            await control.stop()
+            mirrors.close()
+        text = f"{mirrors.paths[0]}: cannot be brought up to date: {URL}: ConnectionError: down"
+        assert reasons == [text]
+        assert mirrors.spelled(text) == f"{URL}: cannot be brought up to date: {URL}: ConnectionError: down"
+
+
+class TestPolling:
+    async def test_what_changes_in_the_store_changes_what_is_served(self, store: type[Store]) -> None:
+        async with house(URL, mode="poll") as control:
+            put({"b/1/model.onnx": "b", "a/2/model.onnx": "a"})
+            await control.poll()
+            assert await rows(control) == ["a 1 UNAVAILABLE unloaded", "a 2 READY", "b 1 READY"]
+
+            Store().rm(f"{URL}/a", recursive=True)
+            await control.poll()
+            assert await rows(control) == ["b 1 READY"]
+
+    async def test_nothing_happens_while_nothing_changes(self, store: type[Store]) -> None:
+        async with house(URL, mode="poll") as control:
+            store.fetched.clear()
+            await control.poll()
+            assert store.fetched == []
+
+    async def test_a_store_that_is_down_takes_nothing_away(
+        self, tmp_path: Path, store: type[Store], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async with house(tmp_path, URL, mode="poll") as control:
+            store.fails["/bucket/models"] = ConnectionError("down")
+            make(tmp_path, "b/1/model.onnx")
+            await control.poll()
+            await control.poll()
+            assert await rows(control) == ["a 1 READY", "b 1 READY"]
+            assert sum("ConnectionError: down" in record.getMessage() for record in caplog.records) == 1
+
+    async def test_what_could_not_be_copied_goes_on_and_is_tried_again(self, store: type[Store]) -> None:
+        async with house(URL, mode="poll") as control:
+            put({"a/2/model.onnx": "a", "b/1/model.onnx": "b"})
+            store.fails.update(dict.fromkeys(("/bucket/models/a/2", "/bucket/models/b/1"), OSError("slow down")))
+            await control.poll()
+            await control.poll()
+            text = f"b: cannot be copied: {URL}/b: OSError: slow down"
+            assert await rows(control) == ["a 1 READY", f"b UNAVAILABLE {text}"]
+
+            store.fails.clear()
+            await control.poll()
+            assert await rows(control) == ["a 1 UNAVAILABLE unloaded", "a 2 READY", "b 1 READY"]
+
+
+class TestExplicit:
+    async def test_the_index_has_what_the_store_has_and_copies_nothing(self, store: type[Store]) -> None:
+        async with house(URL, mode="explicit") as control:
+            put({"b/1/model.onnx": "b"})
+            assert await rows(control) == ["a", "b"]
+            assert store.fetched == []
+
+    async def test_a_load_copies_the_model_anew(self, store: type[Store]) -> None:
+        async with house(URL, mode="explicit", names=("a",)) as control:
+            put({"a/2/model.onnx": "a", "b/1/model.onnx": "b"})
+            assert await rows(control) == ["a 1 READY", "b"]
+            await control.load("a")
+            assert await rows(control) == ["a 1 UNAVAILABLE unloaded", "a 2 READY", "b"]
+            assert not any("/b/" in place for place in store.fetched)
+
+    async def test_a_load_that_cannot_be_copied_leaves_what_serves(self, store: type[Store]) -> None:
+        async with house(URL, mode="explicit", names=("a",)) as control:
+            put({"a/2/model.onnx": "a"})
+            store.fails["/bucket/models/a/2/model.onnx"] = OSError("reset")
+            with pytest.raises(InferError) as caught:
+                await control.load("a")
+            why = f"a: cannot be copied: {URL}/a: OSError: reset"
+            text = f"failed to load 'a', failed to poll from model repository: {why}"
+            assert (caught.value.code, caught.value.message) == (Code.INTERNAL, text)
+            assert (await rows(control))[0] == "a 1 READY"
+
+    async def test_a_model_that_is_gone_is_not_found(self, store: type[Store]) -> None:
+        async with house(URL, mode="explicit", names=("a",)) as control:
+            Store().rm(f"{URL}/a", recursive=True)
+            put({"b/1/model.onnx": "b"})
+            with pytest.raises(InferError, match="failed to load 'a', failed to poll from model repository"):
+                await control.load("a")
+            assert await rows(control) == ["a 1 READY", "b"]
+
+    async def test_a_store_that_is_down_keeps_no_local_model_from_loading(
+        self, tmp_path: Path, store: type[Store]
+    ) -> None:
+        make(tmp_path, "b/1/model.onnx")
+        async with house(tmp_path, URL, mode="explicit", names=("a",)) as control:
+            store.fails["/bucket/models"] = store.fails["/bucket/models/b"] = OSError("down")
+            await control.load("b")
+            assert await rows(control) == ["a 1 READY", "b 1 READY"]
+
+
+def test_without_a_url_there_is_nothing_of_this(tmp_path: Path) -> None:
+    mirrors = Mirrors.of([str(tmp_path)])
+
+    assert type(mirrors.repository(Defaults())) is Repository
+    assert mirrors.paths == [tmp_path]
+
+
+def test_with_one_there_is(store: type[Store]) -> None:
+    mirrors = Mirrors.of([URL])
+
+    assert isinstance(mirrors.repository(Defaults()), MirroredRepository)
+    mirrors.close()
+
+
+def test_the_settings_say_what_is_completed() -> None:
+    settings = Settings(
+        default_max_batch_size=7, model_config_name="c", disable_auto_complete_config=True,
+        backend_config=("default-max-batch-size=9", "onnxruntime,default-max-batch-size=3"),
+    )  # fmt: skip
+
+    assert defaults_of(settings) == Defaults(max_batch_rows=3, config_name="c", auto_complete=False)
+    assert defaults_of(Settings(default_max_batch_size=7)).max_batch_rows == 7

@@ -1,0 +1,361 @@
+"""Remote over a store that fails when it is told to."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.server.repository.remote import INSTALL, Remote, RemoteError
+from tests.server.repository.stores import URL, Store, put, registered
+
+MODEL = {"a/config.pbtxt": "one", "a/1/model.onnx": "11", "a/2/model.onnx": "22", "a/2/weights/w.bin": "w"}
+
+
+@pytest.fixture
+def store() -> Iterator[type[Store]]:
+    with registered() as made:
+        yield made
+
+
+@pytest.fixture
+def remote(store: type[Store]) -> Iterator[Remote]:
+    put(MODEL)
+    made = Remote(URL)
+    made.open()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def there(remote: Remote) -> dict[str, str]:
+    """The files of the copy, and its empty folders."""
+    found = {}
+    for place, folders, files in os.walk(remote.root):
+        inner = Path(place).relative_to(remote.root)
+        found.update({(inner / name).as_posix(): (Path(place) / name).read_text() for name in files})
+        if not folders and not files and place != str(remote.root):
+            found[f"{inner.as_posix()}/"] = ""
+    return found
+
+
+class TestCopying:
+    def test_a_model_is_copied_whole(self, remote: Remote) -> None:
+        assert remote.refresh_all() == {}
+        assert there(remote) == MODEL
+
+    def test_nobody_else_may_read_the_copy(self, remote: Remote) -> None:
+        assert remote.root.parent.stat().st_mode & 0o777 == 0o700
+        assert remote.root.name == "models"
+
+    def test_the_copy_is_removed_in_the_end(self, remote: Remote) -> None:
+        remote.refresh_all()
+        remote.close()
+
+        assert not remote.root.parent.exists()
+
+    def test_names_cost_no_copy(self, remote: Remote, store: type[Store]) -> None:
+        put({"b/config.pbtxt": "", "junk/readme": "x"})
+
+        assert remote.names() == ["a", "b"]
+        assert store.fetched == []
+        assert there(remote) == {}
+
+    def test_one_model_is_copied_alone(self, remote: Remote) -> None:
+        put({"b/1/model.onnx": "b"})
+        remote.refresh("b")
+
+        assert there(remote) == {"b/1/model.onnx": "b"}
+
+    def test_what_is_no_model_is_an_empty_folder(self, remote: Remote, store: type[Store]) -> None:
+        put({"junk/huge.bin": "x", "top.txt": "x"})
+        remote.refresh_all()
+
+        assert there(remote) == {**MODEL, "junk/": ""}
+
+    def test_hidden_files_and_caches_stay_where_they_are(self, remote: Remote) -> None:
+        put({".git/1/model.onnx": "x", "a/.secret": "x", "a/__pycache__/x.pyc": "x"})
+        remote.refresh_all()
+
+        assert there(remote) == MODEL
+
+
+class TestChanges:
+    def test_what_has_not_changed_is_not_fetched_again(self, remote: Remote, store: type[Store]) -> None:
+        remote.refresh_all()
+        store.fetched.clear()
+        put({"a/config.pbtxt": "two"})
+        remote.refresh_all()
+
+        assert store.fetched == ["/bucket/models/a/config.pbtxt"]
+        assert there(remote) == {**MODEL, "a/config.pbtxt": "two"}
+
+    @pytest.mark.parametrize("tells", [True, False])
+    def test_the_same_bytes_again_are_no_change_to_who_looks(
+        self, remote: Remote, store: type[Store], tells: bool
+    ) -> None:
+        store.tells = tells
+        remote.refresh_all()
+        before = (remote.root / "a/1/model.onnx").stat()
+        put({"a/1/model.onnx": "11"})
+        remote.refresh_all()
+        after = (remote.root / "a/1/model.onnx").stat()
+
+        assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+
+    def test_a_store_that_does_not_tell_is_read_anew(self, remote: Remote, store: type[Store]) -> None:
+        store.tells = False
+        remote.refresh_all()
+        put({"a/1/model.onnx": "xx"})
+        remote.refresh_all()
+
+        assert there(remote)["a/1/model.onnx"] == "xx"
+
+    def test_what_is_gone_is_removed(self, remote: Remote) -> None:
+        remote.refresh_all()
+        Store().rm(f"{URL}/a/2", recursive=True)
+        put({"b/1/model.onnx": "b"})
+        remote.refresh_all()
+        assert there(remote) == {"a/config.pbtxt": "one", "a/1/model.onnx": "11", "b/1/model.onnx": "b"}
+
+        Store().rm(f"{URL}/a", recursive=True)
+        remote.refresh("a")
+        assert there(remote) == {"b/1/model.onnx": "b"}
+        remote.refresh_all()
+        assert sorted(place.name for place in remote.root.iterdir()) == ["b"]
+
+    def test_a_folder_may_become_a_file_and_back(self, remote: Remote) -> None:
+        remote.refresh_all()
+        Store().rm(f"{URL}/a/2", recursive=True)
+        put({"a/2": "a file"})
+        remote.refresh_all()
+        assert there(remote)["a/2"] == "a file"
+
+        Store().rm(f"{URL}/a/2")
+        put({"a/2/model.onnx": "again"})
+        remote.refresh_all()
+        assert there(remote)["a/2/model.onnx"] == "again"
+
+
+NAMES = ["a/config.pbtxt", "a/1/model.onnx", "a/1/x/y", "a/1/x", "a/2/model.onnx", "b/1/model.onnx", "b/1", "b/x/y"]
+STEPS = st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from(["", "one", "two"]), st.booleans()), max_size=12)
+
+
+@pytest.mark.slow
+@settings(max_examples=50)
+@given(STEPS)
+def test_whatever_changes_the_copy_is_what_the_store_has(steps: list[tuple[str, str, bool]]) -> None:
+    with registered():
+        put({"c/1/model.onnx": "c"})
+        remote = Remote(URL)
+        try:
+            remote.open()
+            held = {"c/1/model.onnx": "c"}
+            for name, text, look in steps:
+                # a store of files has no file and folder of one name
+                for other in [
+                    each for each in held if f"{each}/".startswith(f"{name}/") or f"{name}/".startswith(f"{each}/")
+                ]:
+                    del held[other]
+                    Store().rm(f"{URL}/{other}")
+                if text:
+                    held[name] = text
+                    put({name: text})
+                if look:
+                    remote.refresh_all()
+            remote.refresh_all()
+            assert remote.refresh_all() == {}
+
+            models = {name.partition("/")[0] for name in held if re.match(r"./([12]/|config)", name)}
+            wanted = {name: text for name, text in held.items() if name[0] in models}
+            assert {name: text for name, text in there(remote).items() if not name.endswith("/")} == wanted
+            assert remote.names() == sorted(models)
+        finally:
+            remote.close()
+
+
+class TestFailures:
+    def test_a_break_half_way_leaves_the_model_as_it_was(self, remote: Remote, store: type[Store]) -> None:
+        remote.refresh_all()
+        put({"a/config.pbtxt": "new", "a/1/model.onnx": "new", "b/1/model.onnx": "b"})
+        store.fails["/bucket/models/a/1/model.onnx"] = ConnectionResetError("peer")
+
+        assert remote.refresh_all() == {"a": f"{URL}/a: ConnectionResetError: peer"}
+        assert there(remote) == {**MODEL, "b/1/model.onnx": "b"}
+        assert [place.name for place in remote.root.parent.iterdir()] == ["models"]
+
+        store.fails.clear()
+        assert remote.refresh_all() == {}
+        assert there(remote)["a/config.pbtxt"] == "new"
+
+    def test_a_model_that_cannot_be_looked_at_is_not_taken_for_gone(self, remote: Remote, store: type[Store]) -> None:
+        remote.refresh_all()
+        store.fails["/bucket/models/a/2"] = OSError("throttled")
+
+        assert remote.refresh_all() == {"a": f"{URL}/a: OSError: throttled"}
+        assert there(remote) == MODEL
+
+    @pytest.mark.parametrize(
+        ("error", "reason"),
+        [
+            (FileNotFoundError("bucket"), "no such file or folder"),
+            (PermissionError("Access Denied"), "permission denied: Access Denied"),
+            (TimeoutError(), "no answer in time"),
+            (RuntimeError("all\nof it"), "RuntimeError: all of it"),
+        ],
+    )
+    def test_a_repository_that_cannot_be_looked_at_is_left_alone(
+        self, remote: Remote, store: type[Store], error: Exception, reason: str
+    ) -> None:
+        remote.refresh_all()
+        store.fails["/bucket/models"] = error
+
+        with pytest.raises(RemoteError) as caught:
+            remote.refresh_all()
+        assert str(caught.value) == f"{URL}: {reason}"
+        assert there(remote) == MODEL
+
+    def test_a_file_that_comes_short_is_a_failure(
+        self, remote: Remote, store: type[Store], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def short(self: Any, rpath: str, lpath: str, **kwargs: Any) -> None:
+            Path(lpath).write_bytes(b"")
+
+        monkeypatch.setattr(store, "get_file", short)
+        with pytest.raises(RemoteError, match=r"a/config.pbtxt: 0 bytes came of 3"):
+            remote.refresh("a")
+
+    def test_credentials_are_in_no_reason(self, store: type[Store]) -> None:
+        put(MODEL)
+        remote = Remote("teststore://bob:hunter2@bucket/models")
+        store.fails["/bucket/models/a"] = RuntimeError("teststore://bob:hunter2@bucket: bob, hunter2 is no password")
+        try:
+            remote.open()
+            reasons = remote.refresh_all()
+        finally:
+            remote.close()
+
+        text = "teststore://bucket/models/a: RuntimeError: teststore://bucket: bob, *** is no password"
+        assert reasons == {"a": text}
+
+    def test_no_cause_is_shown_beside_the_reason(self, remote: Remote, store: type[Store]) -> None:
+        store.fails["/bucket/models"] = RuntimeError("hunter2")
+        with pytest.raises(RemoteError) as caught:
+            remote.names()
+        assert caught.value.__suppress_context__
+
+    def test_what_is_being_copied_ends_when_the_server_does(
+        self, remote: Remote, store: type[Store], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        begun, ended = threading.Event(), threading.Event()
+
+        def slow(self: Any, rpath: str, lpath: str, callback: Any, **kwargs: Any) -> None:
+            begun.set()
+            assert ended.wait(10)
+            callback.relative_update(1)
+
+        monkeypatch.setattr(store, "get_file", slow)
+        failed: list[str] = []
+
+        def copy() -> None:
+            with pytest.raises(RemoteError) as caught:
+                remote.refresh("a")
+            failed.append(str(caught.value))
+
+        thread = threading.Thread(target=copy)
+        thread.start()
+        assert begun.wait(10)
+        remote.close()
+        ended.set()
+        thread.join(10)
+
+        assert failed == [f"{URL}: the server is stopping"]
+        assert not remote.root.parent.exists()
+
+
+class TestNames:
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "/etc/passwd", "/bucket/models/../../x", "/bucket/models/a/..", "/bucket/models/a/x/y",
+            "/bucket/models/a/?C=N;O=D", "/bucket/other/x", "/bucket/models/a/b\\c", "/bucket/models/a/x\ny",
+        ],
+    )  # fmt: skip
+    def test_a_name_that_leads_outside_is_refused(
+        self, remote: Remote, store: type[Store], name: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        store.strange["/bucket/models/a"] = [name]
+        remote.refresh_all()
+        remote.refresh_all()
+
+        assert there(remote) == MODEL
+        assert [record.getMessage().count("is no name of a file") for record in caplog.records].count(1) == 1
+
+
+class TestOpening:
+    def test_a_repository_that_is_not_there_is_an_error(self, store: type[Store]) -> None:
+        with pytest.raises(RemoteError, match=rf"^{URL}: no such file or folder$"):
+            Remote(URL).open()
+
+    def test_so_is_the_folder_of_one_model(self, store: type[Store]) -> None:
+        put(MODEL)
+        with pytest.raises(RemoteError, match="is the folder of one model; give the folder that holds it"):
+            Remote(f"{URL}/a").open()
+
+    def test_so_is_a_file(self, store: type[Store]) -> None:
+        put(MODEL)
+        with pytest.raises(RemoteError, match="is no folder"):
+            Remote(f"{URL}/a/1/model.onnx").open()
+
+    def test_so_is_a_url_that_is_signed_for_one_file(self) -> None:
+        with pytest.raises(RemoteError, match=r"^https://h/m: a URL with a query names one file"):
+            Remote("https://h/m?sig=hunter2").open()
+
+    def test_an_unknown_scheme_is_told(self) -> None:
+        with pytest.raises(RemoteError, match=r"^nope://x: ValueError: Protocol not known: nope"):
+            Remote("nope://x").open()
+
+    def test_what_a_scheme_needs_is_told_by_fsspec(self) -> None:
+        remote = Remote("libarchive://x")
+        try:
+            remote.open()
+        except RemoteError as error:
+            assert "install" in str(error).lower() or "libarchive" in str(error)  # noqa: PT017 - it may be installed
+
+    def test_without_fsspec_the_command_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = builtins.__import__
+
+        def missing(name: str, *rest: Any) -> Any:
+            if name.startswith("fsspec"):
+                raise ModuleNotFoundError(f"No module named '{name}'", name=name)
+            return real(name, *rest)
+
+        monkeypatch.setattr(builtins, "__import__", missing)
+        with pytest.raises(RemoteError) as caught:
+            Remote("s3://bucket/models").open()
+        assert str(caught.value) == f"s3://bucket/models: remote repositories need fsspec: {INSTALL}"
+
+
+def test_files_of_this_machine_may_be_named_by_a_url(tmp_path: Path) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "1" / "model.onnx").write_text("x")
+    remote = Remote(f"file://{tmp_path}")
+    try:
+        remote.open()
+        assert remote.refresh_all() == {}
+        assert there(remote) == {"m/1/model.onnx": "x"}
+        (tmp_path / "m" / "1" / "model.onnx").write_text("y")
+        os.utime(tmp_path / "m" / "1" / "model.onnx", ns=(1, 1))
+        remote.refresh("m")
+        assert there(remote) == {"m/1/model.onnx": "y"}
+    finally:
+        remote.close()

@@ -1,0 +1,135 @@
+"""`sequence_batching` of a ModelConfig: what is read, what is refused, and what is reported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import text_format
+
+from penstock.batching.spec import Control, SequenceSpec, State
+from penstock.server.repository.fields import sequences
+from penstock.server.repository.model_config import read as read_config
+from penstock.server.repository.pbtxt import field_lines, model_config_pb2
+
+FLAG = 'control_input { name: "%s" control { kind: CONTROL_SEQUENCE_%s %s } }'
+INITIAL = 'initial_state { name: "n" data_type: TYPE_FP32 dims: 2 %s }'
+STATE = 'state { input_name: "i" output_name: "o" data_type: TYPE_FP32 dims: 2 %s }'
+
+
+def read(inside: str, folder: Path = Path("m")) -> tuple[dict[str, Any], list[str]]:
+    text = f"sequence_batching {{ {inside} }}"
+    config = text_format.Parse(text, model_config_pb2().ModelConfig())
+    statement, findings = read_config(folder, folder / "config.pbtxt", config, field_lines(text), ())
+    return dict(statement.values), [finding.message for finding in findings]
+
+
+def spec_of(inside: str, folder: Path = Path("m")) -> SequenceSpec:
+    values, messages = read(inside, folder)
+    assert not messages
+    spec: SequenceSpec = values["sequence"]
+    return spec
+
+
+class TestReading:
+    def test_silence_means_direct(self) -> None:
+        assert spec_of("") == SequenceSpec()
+
+    def test_direct(self) -> None:
+        said = (
+            "direct { max_queue_delay_microseconds: 5 minimum_slot_utilization: 0.5 } max_sequence_idle_microseconds: 7"
+        )
+
+        assert spec_of(said) == SequenceSpec(max_delay_us=5, min_utilization=0.5, idle_us=7)
+
+    def test_oldest_says_how_it_batches_too(self) -> None:
+        said = "preferred_batch_size: [ 4, 2 ] max_queue_delay_microseconds: 5 preserve_ordering: true"
+        values, messages = read(f"oldest {{ max_candidate_sequences: 8 {said} }}")
+
+        assert not messages
+        assert values["sequence"] == SequenceSpec(direct=False, max_candidates=8)
+        assert [values[f"batching.{name}"] for name in ("preferred", "max_queue_delay_us", "preserve_ordering")] == [
+            (2, 4), 5, True,
+        ]  # fmt: skip
+
+    def test_controls(self) -> None:
+        said = [
+            FLAG % ("s", "START", "int32_false_true: [ 0, 1 ]"), FLAG % ("e", "END", "fp32_false_true: [ -1, 1 ]"),
+            FLAG % ("r", "READY", "bool_false_true: [ false, true ]"), FLAG % ("c", "CORRID", "data_type: TYPE_STRING"),
+        ]  # fmt: skip
+
+        assert spec_of(" ".join(said)).controls == (
+            Control("s", "start", "INT32", (0, 1)), Control("e", "end", "FP32", (-1, 1)),
+            Control("r", "ready", "BOOL", (False, True)), Control("c", "corrid", "BYTES"),
+        )  # fmt: skip
+
+    def test_states(self, tmp_path: Path) -> None:
+        (tmp_path / "initial_state").mkdir()
+        path = tmp_path / "initial_state" / "f"
+        path.write_bytes(bytes(8))
+
+        (plain,) = spec_of(STATE % "use_same_buffer_for_input_output: true").states
+        (zeros,) = spec_of(STATE % (INITIAL % "zero_data: true")).states
+        (file,) = spec_of(STATE % (INITIAL % 'data_file: "f"'), tmp_path).states
+
+        assert plain == State("i", "o", "FP32", (2,))
+        assert (zeros.initial, zeros.initial_shape) == (None, (2,))
+        assert (file.initial, file.initial_shape) == (path, (2,))
+
+
+@pytest.mark.parametrize(
+    ("inside", "text"),
+    [
+        ("iterative_sequence: true", "field 'sequence_batching.iterative_sequence' is not supported"),
+        (STATE % "use_growable_memory: true", "field 'sequence_batching.state.use_growable_memory' is not supported"),
+        ("direct { minimum_slot_utilization: 1.5 }",
+         "sequence batching minimum slot utilization must be in range (0.0, 1.0] for m"),
+        ("oldest { preferred_batch_size: 0 }", "sequence batching preferred batch size must be positive for m"),
+        ("oldest { max_candidate_sequences: -1 }", "must be non-negative for m"),
+        ("control_input { control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } }",
+         "sequence batching control tensor must have a name for m"),
+        ('control_input { name: "c" }', "must specify a control for m"),
+        (FLAG % ("s", "START", "") + FLAG % ("s", "END", ""), "is specified for multiple control kinds for m"),
+        (FLAG % ("s", "END", "int32_false_true: [ 0, 1 ]") + FLAG % ("t", "END", "int32_false_true: [ 0, 1 ]"),
+         "sequence batching specifies multiple CONTROL_SEQUENCE_END tensors for m"),
+        (FLAG % ("s", "START", ""), "must specify either 'int32_false_true', 'fp32_false_true' or"),
+        (FLAG % ("s", "START", "int32_false_true: 0"), "'int32_false_true' must have exactly 2 entries for"),
+        (FLAG % ("s", "START", "int32_false_true: [ 0, 1 ] fp32_false_true: [ 0, 1 ]"), "specifies more than one from"),
+        (FLAG % ("c", "CORRID", "data_type: TYPE_FP32"), "unexpected data type for control CONTROL_SEQUENCE_CORRID"),
+        (FLAG % ("c", "CORRID", "data_type: TYPE_INT32 int32_false_true: [ 0, 1 ]"), "must not specify either"),
+        (STATE % "" + STATE % "", "State input name 'i' specified more than once."),
+        ('state { output_name: "o" data_type: TYPE_FP32 }', "state must specify 'input_name' for m"),
+        ('state { input_name: "i" output_name: "o" }', "state 'i' must specify 'data_type' for m"),
+        ('state { input_name: "i" output_name: "o" data_type: TYPE_FP32 dims: 0 }', "dimension must be integer >= 1"),
+        (STATE % (INITIAL % "" + INITIAL % ""), "must contain exactly one or zero element. Found '2' elements."),
+        (STATE % (INITIAL % "").replace("FP32", "INT32"), "does not match the state data type."),
+        (STATE % (INITIAL % "").replace('"n"', '""'), "Field 'name' must be set when using initial_state"),
+        (STATE % (INITIAL % "dims: 3"), "for state input 'i'. 2 != 1"),
+        (STATE % (INITIAL % "").replace("dims: 2", "dims: -1"), "contains variable dimensions."),
+        (STATE % (INITIAL % "").replace("dims: 2", "dims: 3"), "doesn't match 'state' dim description. 3 != 2"),
+        (STATE % (INITIAL % ""), "initial_state setting expects state'i' to have state_data set"),
+        (STATE % (INITIAL % 'data_file: "no"'), "'initial_state/no' is not there"),
+        (STATE % (INITIAL % 'data_file: "../f"'), "'../f' lies outside the folder 'initial_state'"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said(inside: str, text: str) -> None:
+    assert any(text in message for message in read(inside)[1])
+
+
+def test_a_file_that_is_too_short_is_said(tmp_path: Path) -> None:
+    (tmp_path / "initial_state").mkdir()
+    (tmp_path / "initial_state" / "f").write_bytes(bytes(7))
+
+    assert read(STATE % (INITIAL % 'data_file: "f"'), tmp_path)[1] == [
+        "initial_state setting expects 8 bytes, but the data provided from f only has 7 bytes."
+    ]
+
+
+def test_what_was_left_out_is_reported() -> None:
+    config = text_format.Parse("sequence_batching { oldest { } }", model_config_pb2().ModelConfig())
+
+    sequences.report(config, 8)
+
+    assert config.sequence_batching.max_sequence_idle_microseconds == 1_000_000
+    assert list(config.sequence_batching.oldest.preferred_batch_size) == [8]

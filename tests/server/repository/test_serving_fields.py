@@ -1,0 +1,97 @@
+"""What a ModelConfig says of what happens around a run: samples, the cache, decoupled answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import text_format
+
+from penstock.batching.spec import Sample, SampleInput
+from penstock.server.repository.model_config import read as read_config
+from penstock.server.repository.pbtxt import field_lines, model_config_pb2
+
+SAMPLE = 'model_warmup {{ name: "s" batch_size: 2 {} }}'
+NO_VALUES = "warmup setting expects input 'x' to have input_data_type set"
+NO_SHAPE = "warmup setting expects all variable-size dimensions are specified for input 'x'"
+INPUT = 'inputs {{ key: "x" value {{ {} }} }}'
+
+
+def read(text: str, folder: Path = Path("m")) -> tuple[dict[str, Any], list[tuple[int, str]]]:
+    """Give what is said, and each mistake with its line."""
+    config = text_format.Parse(text, model_config_pb2().ModelConfig())
+    stated, findings = read_config(folder, folder / "config.pbtxt", config, field_lines(text), ())
+    return dict(stated.values), [(finding.line, finding.message) for finding in findings]
+
+
+def mistakes(text: str, folder: Path = Path("m")) -> list[str]:
+    return [message for _, message in read(text, folder)[1]]
+
+
+def test_what_is_said_is_told() -> None:
+    cached, no_mistakes = read("response_cache { enable: true }")
+    decoupled, _ = read("model_transaction_policy { decoupled: true }")
+
+    assert (cached, no_mistakes) == ({"cached": True}, [])
+    assert decoupled == {"decoupled": True}
+    assert read("response_cache { } model_transaction_policy { }") == ({}, [])
+
+
+def test_samples_are_told_in_their_order(tmp_path: Path) -> None:
+    inputs = (
+        'inputs { key: "b" value { data_type: TYPE_STRING dims: 3 random_data: true } }'
+        'inputs { key: "a" value { data_type: TYPE_BF16 zero_data: true } }'
+    )
+    stated, found = read(
+        f'model_warmup {{ name: "two" batch_size: 1 count: 3 {inputs} }}'
+        'model_warmup { name: "none" }'
+        'model_warmup { name: "one" batch_size: 8 inputs { key: "f" value { data_type: TYPE_INT8 dims: [ 1, 2 ] '
+        'input_data_file: "deep/raw" } } }',
+        tmp_path,
+    )
+
+    assert found == []
+    assert stated["samples"] == (
+        Sample("two", 1, 3, {"a": SampleInput("BF16", (), "zero"), "b": SampleInput("BYTES", (3,), "random")}),
+        Sample("one", 8, 1, {"f": SampleInput("INT8", (1, 2), tmp_path / "warmup" / "deep" / "raw")}),
+    )
+
+
+@pytest.mark.parametrize("name", ["", "../raw", "/raw", "deep/../../raw"])
+def test_a_file_lies_in_the_folder_for_them(tmp_path: Path, name: str) -> None:
+    text = SAMPLE.format(INPUT.format(f'data_type: TYPE_INT8 dims: 1 input_data_file: "{name}"'))
+
+    assert mistakes(text, tmp_path) in (
+        [NO_VALUES],
+        [f"'{name}' lies outside the model's folder warmup"],
+    )
+
+
+def test_a_link_that_leaves_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "m" / "warmup").mkdir(parents=True)
+    (tmp_path / "secret").write_text("x")
+    (tmp_path / "m" / "warmup" / "raw").symlink_to(tmp_path / "secret")
+    text = SAMPLE.format(INPUT.format('data_type: TYPE_INT8 dims: 1 input_data_file: "raw"'))
+
+    assert mistakes(text, tmp_path / "m") == ["'raw' lies outside the model's folder warmup"]
+
+
+@pytest.mark.parametrize(
+    ("about", "message"),
+    [
+        ("dims: 1 zero_data: true", "warmup setting expects input 'x' to have data_type set"),
+        ("data_type: TYPE_FP32 dims: 1", NO_VALUES),
+        ("data_type: TYPE_FP32 dims: 1 random_data: false", NO_VALUES),
+        ("data_type: TYPE_FP32 dims: 0 zero_data: true", NO_SHAPE),
+        ("data_type: TYPE_FP32 dims: -1 zero_data: true", NO_SHAPE),
+    ],
+)  # fmt: skip
+def test_a_sample_that_says_too_little_is_refused_where_it_stands(about: str, message: str) -> None:
+    (line, told), *others = read("\n\n" + SAMPLE.format(INPUT.format(about)))[1]
+
+    assert (told, line, others) == (message, 3, [])
+
+
+def test_a_sample_without_end_is_refused() -> None:
+    assert mistakes('model_warmup { name: "s" batch_size: 4000000000 }') == ["warmup sample 's' has 4000000000 rows"]

@@ -1,0 +1,112 @@
+"""The fields of tensors in a configuration: what they become, and what is refused in Triton's words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from google.protobuf import text_format
+
+from penstock.backends.signature import TensorSpec
+from penstock.batching.ragged import KINDS
+from penstock.batching.spec import BatchTensor
+from penstock.server.repository.model_config import read
+from penstock.server.repository.pbtxt import field_lines, model_config_pb2
+from penstock.server.repository.statement import Statement
+
+INPUT = 'name: "x" data_type: TYPE_FP32 dims: [ -1 ]'
+
+
+def stated(text: str) -> tuple[Statement, list[str]]:
+    """Read a configuration; give what it says, and what is wrong with it."""
+    config = text_format.Parse(text, model_config_pb2().ModelConfig())
+    statement, findings = read(Path("m"), Path("config.pbtxt"), config, field_lines(text))
+    return statement, [finding.message for finding in findings]
+
+
+def inputs(text: str) -> TensorSpec:
+    """Read the only input."""
+    statement, mistakes = stated(f"input {{ {text} }}")
+    assert mistakes == []
+    (spec,) = statement.get("inputs", ())
+    assert isinstance(spec, TensorSpec)
+    return spec
+
+
+class TestInputs:
+    def test_a_plain_one_has_no_form_of_its_own(self) -> None:
+        assert inputs(INPUT) == TensorSpec("x", "FP32", (-1,))
+
+    @pytest.mark.parametrize(("shape", "reshape"), [("", ()), ("shape: [ -1, 1 ]", (-1, 1))])
+    def test_a_reshape_may_be_empty(self, shape: str, reshape: tuple[int, ...]) -> None:
+        assert inputs(f"{INPUT} reshape {{ {shape} }}").reshape == reshape
+
+    def test_an_output_has_one_too(self) -> None:
+        statement, _ = stated(f"output {{ {INPUT} reshape {{ shape: [ -1, 1 ] }} }}")
+
+        assert statement.get("outputs") == (TensorSpec("x", "FP32", (-1,), reshape=(-1, 1)),)
+
+    def test_ragged_and_shape_tensors_are_noted(self) -> None:
+        assert inputs(f"{INPUT} allow_ragged_batch: true").ragged
+        assert inputs(f"{INPUT} is_shape_tensor: true").is_shape
+
+
+class TestBatchTensors:
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("datatype", ["INT32", "FP32"])
+    def test_every_kind_is_read_for_every_target(self, kind: str, datatype: str) -> None:
+        text = f'batch_input {{ kind: {kind} target_name: [ "a", "b" ] data_type: TYPE_{datatype} source_input: "x" }}'
+        statement, mistakes = stated(text)
+
+        assert mistakes == []
+        assert statement.get("batch_inputs") == tuple(BatchTensor(name, kind, datatype, ("x",)) for name in "ab")
+
+    def test_an_output_is_cut_by_its_source(self) -> None:
+        text = 'batch_output { kind: BATCH_SCATTER_WITH_INPUT_SHAPE target_name: "y" source_input: "x" }'
+
+        kind = "BATCH_SCATTER_WITH_INPUT_SHAPE"
+        assert stated(text)[0].get("batch_outputs") == (BatchTensor("y", kind, "", ("x",)),)
+
+    @pytest.mark.parametrize(
+        ("text", "mistake"),
+        [
+            (
+                'batch_input { target_name: "a" data_type: TYPE_FP32 }',
+                "batch input kind 'BATCH_ELEMENT_COUNT' expects 1 source input, got 0",
+            ),
+            (
+                'batch_input { target_name: "a" data_type: TYPE_INT64 source_input: "x" }',
+                "batch input data type must be TYPE_INT32 or TYPE_FP32",
+            ),
+            (
+                'batch_output { target_name: "y" source_input: [ "x", "z" ] }',
+                "batch output kind 'BATCH_SCATTER_WITH_INPUT_SHAPE' expects 1 source input, got 2",
+            ),
+            (
+                'batch_input { data_type: TYPE_FP32 source_input: "x" }',
+                "batch input kind 'BATCH_ELEMENT_COUNT' expects a target_name",
+            ),
+        ],
+    )
+    def test_what_cannot_be_is_refused(self, text: str, mistake: str) -> None:
+        assert mistake in stated(text)[1]
+
+
+class TestEnsembles:
+    @pytest.mark.parametrize(
+        ("text", "field"),
+        [
+            (f"input {{ {INPUT} allow_ragged_batch: true }}", "input.allow_ragged_batch"),
+            ('batch_output { target_name: "y" source_input: "x" }', "batch_output"),
+        ],
+    )
+    def test_they_run_nothing_that_could_have_forms(self, text: str, field: str) -> None:
+        ensemble = 'platform: "ensemble" ensemble_scheduling { step { model_name: "a" model_version: -1 } }'
+
+        assert f"ensemble 'm' cannot have {field}: its models can" in stated(f"{ensemble} {text}")[1]
+
+    @pytest.mark.parametrize("reshape", ["", "reshape { shape: [ -1, 1 ] }"])
+    def test_their_tensors_may_have_a_reshape(self, reshape: str) -> None:
+        ensemble = 'platform: "ensemble" ensemble_scheduling { step { model_name: "a" model_version: -1 } }'
+
+        assert not [text for text in stated(f"{ensemble} input {{ {INPUT} {reshape} }}")[1] if "cannot have" in text]

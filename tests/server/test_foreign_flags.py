@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import pytest
+
+from penstock.server import cli
+from penstock.server.foreign_flags import FOREIGN, foreign
+from penstock.server.settings import known_settings
+
+TRITON = """
+log-verbose log-info log-warning log-error log-format log-file id exit-timeout-secs exit-on-error strict-readiness
+disable-auto-complete-config strict-model-config model-store model-repository model-control-mode repository-poll-secs
+load-model model-load-thread-count model-load-retry-count model-load-gpu-limit model-namespacing model-config-name
+enable-peer-access allow-http http-address http-port reuse-http-port http-header-forward-pattern http-thread-count
+http-restricted-api http-max-input-size allow-grpc grpc-address grpc-port reuse-grpc-port grpc-header-forward-pattern
+grpc-infer-thread-count grpc-infer-allocation-pool-size grpc-max-response-pool-size grpc-use-ssl grpc-use-ssl-mutual
+grpc-server-cert grpc-server-key grpc-root-cert grpc-infer-response-compression-level grpc-keepalive-time
+grpc-keepalive-timeout grpc-keepalive-permit-without-calls grpc-http2-max-pings-without-data
+grpc-http2-min-recv-ping-interval-without-data grpc-http2-max-ping-strikes grpc-max-connection-age
+grpc-max-connection-age-grace grpc-restricted-protocol allow-sagemaker sagemaker-port sagemaker-safe-port-range
+sagemaker-thread-count allow-vertex-ai vertex-ai-port vertex-ai-thread-count vertex-ai-default-model allow-metrics
+allow-gpu-metrics allow-cpu-metrics metrics-address metrics-port metrics-interval-ms metrics-config trace-config
+trace-file trace-level trace-rate trace-count trace-log-frequency backend-directory backend-config repoagent-directory
+cache-config cache-directory response-cache-byte-size rate-limit rate-limit-resource pinned-memory-pool-byte-size
+cuda-memory-pool-byte-size cuda-virtual-address-size min-supported-compute-capability buffer-manager-thread-count
+host-policy allow-client-shm
+"""
+"""All flags of tritonserver. Source: command_line_parser.cc."""
+
+
+@pytest.mark.parametrize("name", TRITON.split())
+def test_every_flag_of_triton_s_is_a_setting_or_refused_with_its_reason(name: str) -> None:
+    assert f"--{name}" in {item.flag for item in known_settings()} | FOREIGN.keys()
+
+
+@pytest.mark.parametrize("flag", FOREIGN)
+def test_a_flag_of_triton_s_is_refused_with_its_reason(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["serve", "a", f"{flag}=1"])
+
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == (
+        f"penstock: {flag} is a flag of Triton's that Penstock does not have: {FOREIGN[flag]}\n"
+    )
+
+
+def test_no_flag_is_both_known_and_foreign() -> None:
+    assert {item.flag for item in known_settings()} & FOREIGN.keys() == set()
+
+
+def test_a_flag_that_a_reason_names_is_there() -> None:
+    known = {item.flag for item in known_settings()}
+    named = {word.strip(",:;.") for text in FOREIGN.values() for word in text.split() if word.startswith("--")}
+
+    assert named <= known
+
+
+def test_others_are_left_to_the_nearest_name() -> None:
+    assert foreign("--http-prt=3") is None

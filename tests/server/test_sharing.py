@@ -1,0 +1,69 @@
+"""What models share, as the settings say it."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+
+from penstock.server.settings import SettingError, Settings, resolve
+from penstock.server.sharing import devices_of, parse_host_policies, parse_resources
+
+
+class TestResources:
+    def test_a_resource_is_there_on_every_device_or_on_one(self) -> None:
+        assert parse_resources(["R1:10", "R2:5:0", " R2 : 8 : 1 "]) == {("R1", None): 10, ("R2", 0): 5, ("R2", 1): 8}
+
+    def test_of_what_is_stated_twice_there_is_the_less(self) -> None:
+        assert parse_resources(["R1:10", "R1:3", "R1:5", "R1:9:0"]) == {("R1", None): 3, ("R1", 0): 9}
+
+    @pytest.mark.parametrize("entry", ["R1", "", ":3", "R1:", "R1:x", "R1:-1", "R1:1:", "R1:1:-1", "R1:1:2:3", "R1:²"])
+    def test_what_is_no_rule_stops_the_start_in_tritons_words(self, entry: str) -> None:
+        text = (
+            "--rate-limit-resource option format is '<resource_name>:<count>:<device>' or "
+            f"'<resource_name>:<count>'. Got {entry}"
+        )
+        with pytest.raises(SettingError, match=re.escape(text)):
+            Settings(rate_limit_resource=(entry,))
+
+
+class TestHostPolicies:
+    def test_a_policy_names_cpus(self) -> None:
+        policies = parse_host_policies(["cpu,cpu-cores=0-1", "few,cpu-cores=2-2,4-5"])
+
+        assert policies == {"cpu": {0, 1}, "few": {2, 4, 5}}
+
+    @pytest.mark.parametrize("entry", ["cpu", "cpu,cpu-cores", "cpu,cpu-cores=", ",cpu-cores=0-1", "cpu,=1"])
+    def test_what_is_no_rule_is_refused_in_tritons_words(self, entry: str) -> None:
+        text = f"--host-policy option format is '<policy name>,<setting>=<value>'. Got {entry}"
+        with pytest.raises(SettingError, match=re.escape(text)):
+            Settings(host_policy=(entry,))
+
+    @pytest.mark.parametrize("value", ["1", "a-b", "3-1", "0-", "-3", "0-99999", "0-1,", "0--1"])
+    def test_cpus_are_ranges(self, value: str) -> None:
+        text = "host policy setting 'cpu-cores' format is '<lower_cpu_core_id>-<upper_cpu_core_id>'. Got "
+        with pytest.raises(ValueError, match=re.escape(text)):
+            parse_host_policies([f"cpu,cpu-cores={value}"])
+
+    def test_another_setting_is_refused_by_name(self) -> None:
+        with pytest.raises(ValueError, match="the setting 'numa-node' is not supported, known: cpu-cores"):
+            parse_host_policies(["cpu,numa-node=0"])
+
+    def test_a_system_that_cannot_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delattr(os, "sched_setaffinity")
+        with pytest.raises(ValueError, match="this system cannot keep a thread to some CPUs"):
+            parse_host_policies(["cpu,cpu-cores=0-1"])
+
+
+class TestDevices:
+    def test_there_is_a_rate_limiter_where_it_was_asked_for(self) -> None:
+        off, on = (devices_of(Settings(rate_limit=mode)) for mode in ("off", "execution_count"))
+
+        assert off.limiter is None
+        assert on.limiter is not None
+
+    def test_flags_may_be_given_several_times(self) -> None:
+        settings = resolve({"rate_limit": "execution_count", "rate_limit_resource": ["R1:1", "R2:2:0"]}, {})
+
+        assert settings.rate_limit_resource == ("R1:1", "R2:2:0")

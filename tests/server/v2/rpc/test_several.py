@@ -1,0 +1,318 @@
+"""ModelStreamInfer and ModelInfer with a model that gives several answers, over a fake call and fake hooks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.backends.backend import Array
+from penstock.backends.errors import Code, InferError
+from penstock.batching.model import Model
+from penstock.server.grpc.method import Status
+from penstock.server.hooks.pull import Answer
+from penstock.server.v2.rpc import pulse, stream
+from tests.fakes import fake_model
+from tests.server.v2.rpc.calls import FakeCall, FakeHooks, Services, pb, request, settled, turns
+
+EMPTY: dict[str, Any] = {"triton_enable_empty_final_response": {"bool_param": True}}
+
+
+class Yielding(FakeHooks):
+    """Hooks that give what the test puts: outputs, an error to yield, one to raise, or None for the end."""
+
+    def __init__(self) -> None:
+        super().__init__(dict)
+        self.several = self._answers
+        self.puts: asyncio.Queue[Any] = asyncio.Queue()
+        self.begun = 0
+        self.taken = 0
+        self.closed = 0
+
+    async def _answers(self, inputs: Mapping[str, Array]) -> AsyncGenerator[Answer, None]:
+        self.begun += 1
+        try:
+            while (put := await self.puts.get()) is not None:
+                self.taken += 1
+                if isinstance(put, RuntimeError):
+                    raise InferError(Code.INVALID, str(put))
+                yield Answer({}, put) if isinstance(put, InferError) else Answer({"y": put})
+        finally:
+            self.closed += 1
+
+    def put(self, *each: Any) -> None:
+        for one in each:
+            self.puts.put_nowait(one)
+
+
+def decoupled(name: str = "d") -> Model:
+    model = fake_model(name)
+    model.spec = replace(model.spec, decoupled=True)
+    return model
+
+
+def row(number: float) -> Array:
+    return np.full((1, 4), number, np.float32)
+
+
+def sent(call: FakeCall) -> list[tuple[str, str, float | None, bool]]:
+    """Give what was sent: error text, id, first number, whether it is final."""
+    found = []
+    for message in call.sent:
+        each = pb.ModelStreamInferResponse.FromString(message)
+        answer = each.infer_response
+        numbers = np.frombuffer(b"".join(answer.raw_output_contents), np.float32)
+        final = answer.parameters["triton_final_response"]
+        assert final.HasField("bool_param")
+        found.append((each.error_message, answer.id, float(numbers[0]) if len(numbers) else None, final.bool_param))
+    return found
+
+
+class Scene:
+    """A stream to a model that yields, and to a plain one whose hooks are not asked."""
+
+    def __init__(self, **how: Any) -> None:
+        self.hooks = Yielding()
+        self.services = Services(decoupled(), fake_model(), hooks=self.hooks)
+        self.call, self.reader = self.services.open(**how)
+
+    def ask(self, request_id: str, model: str = "d", **parameters: Any) -> None:
+        if model == "m":
+            parameters["hooks"] = {"bool_param": False}
+        message = request(id=request_id, model_name=model, parameters=parameters)
+        self.reader.message(message.SerializeToString())
+
+    async def has_sent(self, count: int) -> list[tuple[str, str, float | None, bool]]:
+        while len(self.call.sent) < count:
+            await turns(1)
+        return sent(self.call)
+
+
+def run(main: Any) -> None:
+    async def guarded() -> None:
+        async with asyncio.timeout(10):
+            await main()
+
+    asyncio.run(guarded())
+
+
+def test_each_answer_leaves_as_it_comes_while_plain_ones_wait_their_turn() -> None:
+    async def main() -> None:
+        scene = Scene()
+        scene.ask("plain", "m")
+        scene.ask("several", **EMPTY)
+        scene.ask("next", "m")
+        scene.hooks.put(row(1))
+        assert await scene.has_sent(1) == [("", "several", 1.0, False)]
+        scene.services.engine.let_go()
+        assert (await scene.has_sent(3))[1:] == [("", "plain", 1.0, True), ("", "next", 1.0, True)]
+        scene.reader.half_closed()
+        scene.hooks.put(row(2), None)
+        await settled()
+        assert sent(scene.call)[3:] == [("", "several", 2.0, False), ("", "several", None, True)]
+        assert scene.call.status is Status.OK
+
+    run(main)
+
+
+def test_without_the_parameter_nothing_tells_the_end() -> None:
+    async def main() -> None:
+        scene = Scene()
+        scene.ask("a")
+        scene.reader.half_closed()
+        assert not scene.call.ended
+        scene.hooks.put(None)
+        await settled()
+        assert (scene.call.sent, scene.call.status) == ([], Status.OK)
+
+    run(main)
+
+
+def test_the_next_answer_waits_until_the_client_has_read() -> None:
+    async def main() -> None:
+        scene = Scene()
+        scene.ask("a")
+        await turns()
+        scene.call.writable = False
+        scene.hooks.put(*[row(number) for number in range(5)])
+        await turns()
+        assert (scene.call.sent, scene.hooks.taken) == ([], 1)
+        scene.call.writable = True
+        scene.call.reads.set()
+        assert [each[2] for each in await scene.has_sent(5)] == [0, 1, 2, 3, 4]
+        scene.call.lose()
+        await settled()
+
+    run(main)
+
+
+def test_one_that_does_not_read_has_nothing_begun() -> None:
+    async def main() -> None:
+        scene = Scene()
+        scene.call.writable = False
+        scene.hooks.put(row(1), None)
+        scene.ask("a")
+        await turns()
+        assert scene.hooks.taken == 0
+        scene.call.writable = True
+        scene.call.reads.set()
+        assert [each[2] for each in await scene.has_sent(1)] == [1]
+        await settled()
+
+    run(main)
+
+
+def test_a_stream_has_answers_made_of_so_many_requests_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        monkeypatch.setattr(stream, "MAX_ANSWERED", 2)
+        scene = Scene()
+        for name in "abc":
+            scene.ask(name, **EMPTY)
+        await turns()
+        assert scene.hooks.begun == 2
+        scene.hooks.put(None, None, None)
+        await settled()
+        assert (scene.hooks.begun, [each[1] for each in sent(scene.call)]) == (3, ["a", "b", "c"])
+
+    run(main)
+
+
+def test_one_error_of_several_is_an_answer_and_one_that_is_raised_the_last() -> None:
+    async def main() -> None:
+        scene = Scene()
+        scene.ask("a", **EMPTY)
+        scene.hooks.put(InferError(Code.INVALID, "this one"), row(1), RuntimeError("all of it"))
+        await settled()
+        assert sent(scene.call) == [
+            ("this one", "a", None, False),
+            ("", "a", 1.0, False),
+            ("all of it", "a", None, True),
+        ]
+        answer = pb.ModelStreamInferResponse.FromString(scene.call.sent[0]).infer_response
+        assert (answer.model_name, answer.model_version) == ("d", "1")
+        assert not scene.call.ended
+
+    run(main)
+
+
+@pytest.mark.parametrize("error", [InferError(Code.INVALID, "no"), RuntimeError("no")])
+def test_on_demand_an_error_ends_the_stream_and_closes_the_others(error: Exception) -> None:
+    async def main() -> None:
+        scene = Scene(metadata={"triton_grpc_error": "true"})
+        scene.ask("a")
+        scene.ask("b")
+        scene.ask("plain", "m")
+        await turns()
+        scene.hooks.put(error)
+        await settled()
+        assert (scene.call.status, scene.call.text, scene.hooks.closed) == (Status.INVALID_ARGUMENT, "no", 2)
+        assert scene.services.engine.cancelled == scene.services.engine.held
+
+    run(main)
+
+
+def test_a_lost_stream_closes_what_gives_answers() -> None:
+    async def main() -> None:
+        scene = Scene()
+        scene.ask("a")
+        scene.hooks.put(row(1))
+        await scene.has_sent(1)
+        scene.call.lose()
+        await settled()
+        assert scene.hooks.closed == 1
+        assert all(not model.holds for model in scene.services.engine.loaded)
+
+    run(main)
+
+
+def test_a_model_without_hooks_answers_once_and_finally_out_of_turn() -> None:
+    async def main() -> None:
+        scene = Scene()
+        scene.ask("first", "m")
+        scene.ask("loose", hooks={"bool_param": False}, **EMPTY)
+        first, loose = scene.services.engine.held
+        scene.services.engine.held = [loose]
+        scene.services.engine.let_go()
+        assert sent(scene.call) == [("", "loose", 1.0, True)]
+        scene.services.engine.held = [first]
+        scene.services.engine.let_go()
+        assert [each[1] for each in sent(scene.call)] == ["loose", "first"]
+        scene.ask("refused", hooks={"bool_param": False})
+        scene.services.engine.fail(InferError(Code.EXPIRED, "late"))
+        assert sent(scene.call)[2] == ("late", "refused", None, True)
+
+    run(main)
+
+
+def test_large_messages_leave_the_order_when_they_have_been_read() -> None:
+    async def main() -> None:
+        scene = Scene()
+        # from then on the server knows that the model has no sequences
+        scene.ask("known", hooks={"bool_param": False})
+        scene.services.engine.let_go()
+        scene.call.sent.clear()
+        scene.ask("large", pad={"string_param": "x" * 300_000})
+        scene.ask("plain", "m")
+        scene.services.engine.let_go()
+        assert scene.call.sent == []
+        assert [each[1] for each in await scene.has_sent(1)] == ["plain"]
+        scene.hooks.put(row(1), None)
+        scene.reader.half_closed()
+        await settled()
+        assert [each[1] for each in sent(scene.call)] == ["plain", "large"]
+
+    run(main)
+
+
+def test_those_out_of_the_order_count_for_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        monkeypatch.setattr(stream, "MAX_UNDER_WAY", 2)
+        scene = Scene()
+        for name in "abc":
+            scene.ask(name)
+        assert sent(scene.call) == [("Exceeds maximum queue size", "c", None, True)]
+        scene.call.lose()
+        await settled()
+
+    run(main)
+
+
+def test_a_stream_that_gives_answers_is_not_idle_when_the_server_drains(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        monkeypatch.setattr(pulse, "INTERVAL_S", 0)
+        scene = Scene()
+        scene.ask("a")
+        scene.services.health.draining = True
+        await turns()
+        assert not scene.call.ended
+        scene.hooks.put(row(1), None)
+        await scene.has_sent(1)
+        await turns()
+        assert scene.call.status is Status.UNAVAILABLE
+
+    run(main)
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("pad", ["", "x" * 300_000])
+def test_a_call_with_one_answer_is_refused(pad: str, again: bool) -> None:
+    async def main() -> None:
+        services = Services(decoupled())
+        wrong = request(id="1", model_name="d", datatype="INT8", parameters={"pad": {"string_param": pad}})
+        if again:
+            # a stream has taught the server what such a message looks like
+            wrong.inputs[0].datatype = "FP32"
+            _, reader = services.open()
+            reader.message(wrong.SerializeToString())
+            await turns()
+        call = services.call("ModelInfer", wrong)
+        while not call.ended:
+            await turns(1)
+        text = "ModelInfer RPC doesn't support models with decoupled transaction policy"
+        assert (call.status, call.text) == (Status.UNIMPLEMENTED, text)
+
+    run(main)
