@@ -162,7 +162,7 @@ parameters { key: "memory.enable_memory_arena_shrinkage" value { string_value: "
             "default priority level must be in range [1, 2] for m",
         ),
         (
-            "dynamic_batching { priority_levels: 2 default_priority_level: 1 priority_queue_policy { key: 3 value {} }}",
+            "dynamic_batching { priority_levels: 2 default_priority_level: 1 priority_queue_policy {key: 3 value {}} }",
             "priority queue policy must have priority level in range [1, 2] for m",
         ),
         (
