@@ -10,6 +10,7 @@ from dataclasses import replace
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 
+from .admission import dims_text
 from .derived import derived_names, kept_names
 from .spec import BatchTensor, ModelSpec
 
@@ -83,7 +84,7 @@ def _checked(spec: ModelSpec, signature: Signature, graph: Signature, name: str)
     wanted = _batch_input_shape(said, signature)
     pairs = zip(tensor.shape, wanted, strict=False)
     if len(tensor.shape) != len(wanted) or any(mine not in (-1, dim) for mine, dim in pairs):
-        raise _invalid(f"{place}: {said.kind} has shape {_text(wanted)}, model provides {_text(tensor.shape)}")
+        raise _invalid(f"{place}: {said.kind} has shape {dims_text(wanted)}, model provides {dims_text(tensor.shape)}")
     return tensor
 
 
@@ -118,7 +119,7 @@ def _check_batch_tensors(spec: ModelSpec, signature: Signature) -> None:
             raise _invalid(f"{place}: it cannot have a reshape, since its shape is that of '{source.name}'")
         rank = 1 + len(source.shape[1:] if source.reshape is None else source.reshape)
         if any(dim < 0 and axis >= rank for axis, dim in enumerate(output.shape)):
-            text = f"{_text(output.shape)} has a variable-size dimension where '{source.name}' has none"
+            text = f"{dims_text(output.shape)} has a variable-size dimension where '{source.name}' has none"
             raise _invalid(f"{place}: {text}")
 
 
@@ -145,10 +146,6 @@ def _check_together(spec: ModelSpec, signature: Signature) -> None:
         other = next((name for name, there in against.items() if there), None)
         if given and other is not None:
             raise _invalid(f"model '{spec.name}', {field}: it cannot be had together with {other}")
-
-
-def _text(shape: tuple[int, ...]) -> str:
-    return f"[{','.join(map(str, shape))}]"
 
 
 def _invalid(message: str) -> InferError:

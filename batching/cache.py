@@ -28,6 +28,7 @@ _KEPT_HEADS = 256
 _FEW_BYTES = 1024
 """Values that are copied to be hashed: a copy takes half the time of a view, which is 0.3 us."""
 _COUNT = struct.Struct("<Q")
+_copied = np.ndarray.copy
 
 
 class _Entry(NamedTuple):
@@ -67,7 +68,7 @@ class Cache:
         if entry is None:
             return None
         self._entries.move_to_end(key)
-        return [output.copy() for output in entry.outputs]
+        return list(map(_copied, entry.outputs))
 
     def keep(self, key: bytes, outputs: Sequence[Any], owner: set[bytes]) -> bool:
         """Keep an answer, and drop the least recently used ones until it fits. `owner` holds the keys of its model.
@@ -124,17 +125,23 @@ class Keys:
 
     def of(self, inputs: Sequence[Array | None], wanted: tuple[int, ...]) -> bytes:
         """Make the key of a request. Shapes: `inputs` follow the Signature's order, None for one that is absent."""
-        head = (wanted, *[None if array is None else array.shape for array in inputs])
-        state = (self._heads.get(head) or self._head(head)).copy()
+        said: list[Any] = [wanted]
+        values: list[Any] = []
         for array in inputs:
             if array is None:
+                said.append(None)
                 continue
+            said.append(array.shape)
             if array.dtype.hasobject:
-                state.update(_strings(array))
+                values.append(_strings(array))
             elif array.nbytes <= _FEW_BYTES:
-                state.update(array.tobytes())
+                values.append(array.tobytes())
             else:
-                state.update(array.ravel().data)
+                values.append(array.ravel().data)
+        head = tuple(said)
+        state = (self._heads.get(head) or self._head(head)).copy()
+        for each in values:
+            state.update(each)
         return state.digest()
 
     def _head(self, head: tuple[Any, ...]) -> hashlib.blake2b:

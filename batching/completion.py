@@ -12,6 +12,7 @@ from itertools import pairwise
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 
+from .admission import dims_text
 from .agreement import agreed, check_row_axis, has_row_axis, model_dims
 from .bound import bound_signature
 from .derived import derived_names, kept_names
@@ -55,7 +56,7 @@ def _max_batch_rows(spec: ModelSpec, graph: Signature) -> int:
         if said is None:
             return 0
         text = f"autofill failed for model '{spec.name}': model does not support batching while non-zero max_batch_size"
-        raise _invalid(f"{text} is specified: '{obstacle.name}' is {obstacle.datatype} {_shape(obstacle.shape)}")
+        raise _invalid(f"{text} is specified: '{obstacle.name}' is {obstacle.datatype} {dims_text(obstacle.shape)}")
     if said is not None:
         return said
     if all(tensor.optional for tensor in graph.inputs):
@@ -78,7 +79,7 @@ def _allowed_rows(spec: ModelSpec, rows: int) -> int:
     if not rows:
         raise _invalid(f"{name}: the model has no axis for rows")
     if allowed[0] < 1 or any(after <= before for before, after in pairwise(allowed)):
-        raise _invalid(f"{name}: {_shape(allowed)} must ascend from 1 or more")
+        raise _invalid(f"{name}: {dims_text(allowed)} must ascend from 1 or more")
     said = spec.policy.max_batch_rows
     if said is not None and allowed[-1] > said:
         raise _invalid(f"{name}: {allowed[-1]} is more than the max batch size, {said}")
@@ -100,6 +101,10 @@ def _declares_row_axis(spec: ModelSpec, graph: Signature) -> bool:
 def _inputs(spec: ModelSpec, graph: Signature, batched: bool) -> tuple[TensorSpec, ...]:
     derived = derived_names(spec)
     required = [tensor for tensor in graph.inputs if not tensor.optional]
+    optional = next((said for said in spec.inputs if said.optional), None)
+    if optional is not None and batched:
+        text = f"unable to load model '{spec.name}', optional input '{optional.name}' is not supported for models"
+        raise _invalid(f"{text} that support batching")
     if not spec.inputs and spec.auto_complete:
         return tuple(_whole(spec, tensor, batched) for tensor in required if tensor.name not in derived)
     expected = sum(not said.optional for said in spec.inputs) + len(derived)
@@ -111,9 +116,6 @@ def _inputs(spec: ModelSpec, graph: Signature, batched: bool) -> tuple[TensorSpe
         if said.name not in graph.input:
             allowed = ", ".join(sorted(graph.input))
             raise _invalid(f"unexpected inference input '{said.name}', allowed inputs are: {allowed}")
-        if said.optional and batched:
-            text = f"unable to load model '{spec.name}', optional input '{said.name}' is not supported for models"
-            raise _invalid(f"{text} that support batching")
     declared = {said.name: said for said in spec.inputs if said.name not in derived}
     return tuple(
         agreed(spec, declared[tensor.name], tensor, batched, "input")
@@ -147,10 +149,6 @@ def _whole(spec: ModelSpec, tensor: TensorSpec, batched: bool) -> TensorSpec:
     if batched:
         check_row_axis(spec, tensor)
     return replace(tensor, shape=(1,)) if tensor.is_tensor and not tensor.shape else tensor
-
-
-def _shape(shape: tuple[int, ...]) -> str:
-    return f"[{','.join(map(str, shape))}]"
 
 
 def _invalid(message: str) -> InferError:

@@ -12,7 +12,9 @@ import numpy as np
 
 from penstock.backends.errors import Code, InferError
 
-from .request import InSequence
+from .admission import dims_text
+from .derived import zero
+from .request import NO_SEQUENCE, InSequence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
 
 CORRIDS = ("UINT64", "INT64", "UINT32", "INT32", "BYTES")
 """What an id may be given as."""
-_NONE = InSequence(0)
 
 
 class ControlInput:
@@ -48,11 +49,11 @@ class ControlInput:
         rows = buffer.reshape(len(buffer))
         places = batch.places or range(len(batch.requests))
         for place, request in zip(places, batch.requests, strict=True):
-            rows[place] = self._of(request.sequence or _NONE, rows)
+            rows[place] = self._of(request.sequence or NO_SEQUENCE, rows)
 
     def _absent(self, rows: Array) -> object:
         if self._kind == "corrid":
-            return b"" if rows.dtype.hasobject else 0
+            return zero(rows)
         return self._value[False]
 
     def _of(self, said: InSequence, rows: Array) -> object:
@@ -122,7 +123,7 @@ def _check_control(model: str, control: Control, tensor: TensorSpec | None, *, b
     dims = tensor.shape[1:] if batched else tensor.shape
     rows_only = batched and tensor.shape == (-1,)
     if dims != (1,) and not rows_only:
-        raise _invalid(f"{place} in model has dims {_text(dims)} but dims [1] is expected")
+        raise _invalid(f"{place} in model has dims {dims_text(dims)} but dims [1] is expected")
     if tensor.datatype != control.datatype:
         text = f"{place}, the model expects data-type {_type(tensor.datatype)}"
         raise _invalid(f"{text} but the model configuration specifies data-type {_type(control.datatype)}")
@@ -141,16 +142,12 @@ def _check_state(model: str, state: State, kind: str, tensor: TensorSpec | None,
         mine == theirs or -1 in (mine, theirs) for mine, theirs in zip(tensor.shape, whole, strict=True)
     )
     if not fits or (batched and tensor.shape[0] != -1):
-        text = f"the model has shape {_text(tensor.shape)} but the model configuration specifies shape {_text(whole)}"
-        raise _invalid(f"{place}: {text}")
+        text = f"the model has shape {dims_text(tensor.shape)} but the model configuration specifies shape"
+        raise _invalid(f"{place}: {text} {dims_text(whole)}")
 
 
 def _type(datatype: str) -> str:
     return "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"
-
-
-def _text(shape: tuple[int, ...]) -> str:
-    return f"[{','.join(map(str, shape))}]"
 
 
 def _invalid(text: str) -> InferError:

@@ -73,13 +73,15 @@ class Course:
 class Links:
     """The steps of an ensemble with the models that served when they were looked up.
 
-    `users` counts the requests under way; `stale`: no more of them come.
+    `nested`: the steps of those of them that are ensembles, looked up at the same time. `users` counts the requests
+    under way, and those whom this is nested in; `stale`: no more of them come.
     """
 
     spec: ModelSpec
     signature: Signature
     steps: tuple[Linked, ...]
     ways: Mapping[str, int]
+    nested: dict[Model, Links] = field(default_factory=dict)
     users: int = 0
     stale: bool = False
     _courses: dict[tuple[int, ...], Course] = field(default_factory=dict)

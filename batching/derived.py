@@ -34,11 +34,13 @@ class Kept(Protocol):
     One that the configuration names among its outputs goes to clients too, and stands among theirs.
     """
 
-    specs: tuple[TensorSpec, ...]
-    """The outputs as the model has them, rows included."""
-
     def keep(self, batch: Batch, outputs: list[Any]) -> None:
-        """Take them after a run that went well. Ownership: they are the taker's."""
+        """Take them after a run that went well. Ownership: they are the taker's, but for what clients get too."""
+
+
+def zero(array: Array) -> Any:
+    """Give what zero is for an array: an empty string among strings."""
+    return b"" if array.dtype.hasobject else 0
 
 
 class Zeros:
@@ -57,7 +59,7 @@ class Zeros:
 
     def fill(self, buffer: Array, batch: Batch) -> None:
         """Write zeros, or empty strings."""
-        buffer[...] = b"" if buffer.dtype.hasobject else 0
+        buffer[...] = zero(buffer)
 
 
 def derived_names(spec: ModelSpec) -> tuple[str, ...]:
@@ -87,7 +89,8 @@ def derive(spec: ModelSpec) -> tuple[tuple[Derived, ...], Kept | None]:
         made += [ControlInput(control, bound.input[control.name]) for control in sequence.controls]
         made += [StateInput(state, bound.input[state.input]) for state in sequence.states]
         if sequence.states:
-            kept = StatesKept(sequence.states, tuple(bound.output[state.output] for state in sequence.states))
+            shown = spec.signature.output if spec.signature is not None else {}
+            kept = StatesKept(sequence.states, tuple(bound.output[state.output] for state in sequence.states), shown)
     if spec.batch_inputs:
         from .ragged import BatchInput
 

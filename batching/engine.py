@@ -22,7 +22,7 @@ from .model import Model
 from .opening import close_model, open_ensemble, open_model
 from .passage import is_step
 from .remembering import remember
-from .request import NO_TERMS, InferRequest, Terms
+from .request import NO_TERMS, InferRequest, Terms, bytes_of
 from .sinks import FutureSink, let_go, withdraw
 from .spec import ModelSpec
 from .splitting import add_parts
@@ -110,6 +110,7 @@ class Engine:
         await self.unheld(model)
         model.closing = True
         self._watched = True
+        self._turns.hurry(model)
         await self._retiring.wait(model)
         self._watched = self.stopping or bool(self._retiring)
         self._turns.alarms.cancel(model)
@@ -157,10 +158,14 @@ class Engine:
         """List every published version, by name and version."""
         return self._models.all()
 
+    def _served(self) -> list[Model]:
+        """List the models that may have requests: those published, and those that have given way."""
+        return [*self.models(), *self._held.models(), *self._retiring.models()]
+
     @property
     def inflight(self) -> int:
         """How many requests were accepted and are not yet delivered."""
-        return sum(model.inflight for model in (*self.models(), *self._retiring.models()))
+        return sum(model.inflight for model in self._served())
 
     # -- requests ----------------------------------------------------------------------------------------------
 
@@ -250,6 +255,8 @@ class Engine:
         withdraw(request)
         if model.scheduler.sequences is not None:
             self._turns.cut(model)
+        elif model.held and model.scheduler.live and not model.dirty:
+            self._turns.mark(model)  # those behind it may make a batch of a preferred size now
 
     async def infer(
         self,
@@ -273,7 +280,7 @@ class Engine:
         request = InferRequest(model, inputs, rows, key, positions, self._future_sink)
         request.id = id
         request.deadline_ns, request.priority, request.sequence = terms
-        request.nbytes = sum(array.nbytes for array in inputs if array is not None)
+        request.nbytes = bytes_of(inputs)
         future: asyncio.Future[list[Any]] = self._loop.create_future()
         request.context = future
         self.submit(request)
@@ -283,6 +290,11 @@ class Engine:
             self.cancel(request)
             raise
 
+    def hurry(self) -> None:
+        """Hold no batch open any more: the server is about to stop."""
+        for model in self._served():
+            self._turns.hurry(model)
+
     async def stop(self, grace_s: float) -> int:
         """Refuse new work, finish what was accepted, and close every model.
 
@@ -291,6 +303,7 @@ class Engine:
         self.stopping = self._watched = True
         if self.inflight:
             self._idle.clear()
+            self.hurry()
             try:
                 await asyncio.wait_for(self._idle.wait(), grace_s)
             except TimeoutError:
@@ -314,7 +327,7 @@ class Engine:
                 self._idle.set()
 
     def _drop_waiting(self) -> None:
-        for model in (*self.models(), *self._retiring.models()):
+        for model in self._served():
             self._turns.expire(model)
             with model.lock:
                 waiting = model.scheduler.drain()

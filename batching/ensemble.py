@@ -7,6 +7,7 @@ are handed on as they are. What may follow what is worked out in steps.py.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,7 +16,8 @@ from penstock.backends.errors import Code, InferError
 from .admission import admit
 from .loaded import STOPPING
 from .passage import Passage, StepRequest, count_steps, is_step
-from .request import InferRequest
+from .request import InferRequest, bytes_of
+from .sequels import Sequels
 from .statistics import BACKEND, CANCELED, OTHER, REJECTED
 from .steps import link
 from .timeouts import due_ns
@@ -47,8 +49,8 @@ class Submits(Protocol):
 class Ensemble:
     """What one ensemble Model has beside other Models: the links to its steps, and what is under way.
 
-    Steps are looked up once, and again when any model has come or gone. Their Models are held from then on, so that
-    none of them is retired while a request may need it.
+    Steps are looked up once, those of steps that are ensembles with them, and again when any model has come or gone.
+    Their Models are held from then on, so that none of them is retired while a request may need it.
     Threads: the event loop's.
     """
 
@@ -57,6 +59,7 @@ class Ensemble:
         self._engine = engine
         self._links: Links | None = None
         self.passages: dict[InferRequest, Passage] = {}
+        self.sequels = Sequels()
 
     def check(self) -> None:
         """Check that the models that serve now can be its steps. Raises: InferError."""
@@ -67,9 +70,13 @@ class Ensemble:
         """Give the steps as they are served now. Raises: InferError."""
         links = self._links
         if links is None:
-            links = self._links = link(self.model.spec, self.model.bound, self._engine.model)
+            links = link(self.model.spec, self.model.bound, self._engine.model)
+            links.nested = {model: model.ensemble.links() for model in links.models if model.ensemble is not None}
+            for nested in links.nested.values():
+                nested.users += 1
             for model in links.models:
                 self._engine.hold(model)
+            self._links = links
         return links
 
     def forget(self) -> None:
@@ -80,9 +87,11 @@ class Ensemble:
             self.leave(links, 0)
 
     def leave(self, links: Links, users: int = 1) -> None:
-        """Count requests that need their links no more."""
+        """Count those who need links, its own or nested ones, no more."""
         links.users -= users
         if links.stale and not links.users:
+            for nested in links.nested.values():
+                self.leave(nested)
             for model in links.models:
                 self._engine.release(model)
 
@@ -105,6 +114,7 @@ class Ensembles:
         self._engine = engine
         self._left = left
         self._open: set[Ensemble] = set()
+        self._freed: deque[Passage] = deque()
 
     def adopt(self, model: Model) -> None:
         """Take charge of an ensemble that is being opened. Raises: InferError when its steps do not serve or fit."""
@@ -135,8 +145,8 @@ class Ensembles:
         try:
             # the steps of what was accepted are finished, whatever they are
             if (self._engine.stopping or model.closing) and not is_step(parent):
-                raise InferError(Code.NOT_READY, STOPPING)
-            links = ensemble.links()
+                raise InferError(Code.NOT_READY, f"in ensemble '{model.name}', {STOPPING}")
+            links = _links_for(parent, ensemble)
         except InferError:
             model.statistics.record_failure(REJECTED, parent.start_ns, time.monotonic_ns())
             raise
@@ -144,6 +154,8 @@ class Ensembles:
         links.users += 1
         model.inflight += 1
         ensemble.passages[parent] = passage
+        if parent.sequence is not None:
+            ensemble.sequels.enter(passage)
         if passage.left:
             self._move(passage)
         else:
@@ -186,34 +198,44 @@ class Ensembles:
             while passage.ready and not passage.ended:
                 self._submit(passage, passage.ready.pop(0))
         except InferError as error:
-            self._fail(passage, error, REJECTED)
+            # to make room for it may have run, and failed, another step of the same request
+            if not passage.ended:
+                self._fail(passage, error, REJECTED)
         finally:
             passage.moving = False
 
     def _submit(self, passage: Passage, step: Passed) -> None:
         model, parent = step.model, passage.parent
+        if parent.sequence is not None and passage.ensemble.sequels.keeps(passage, step):
+            return
         inputs = passage.inputs(step)
         rows, key = _admitted(model, tuple([None if array is None else array.shape for array in inputs]))
         request = StepRequest(model, inputs, rows, key, step.wanted, self)
         request.step = step
         request.context = passage
         request.id = parent.id
-        request.nbytes = sum([array.nbytes for array in inputs if array is not None])
+        request.nbytes = bytes_of(inputs)
         if parent.deadline_ns or model.timed:
             request.deadline_ns = _deadline_ns(parent, model)
         request.target_ns, request.priority, request.sequence = parent.target_ns, parent.priority, parent.sequence
-        if model.scheduler.full():
+        if model.cache is None and model.scheduler.full():
             # as a transport does: a loop turn may bring more than a queue holds
             self._engine.make_room(model)
             if passage.ended:
                 # what ran for it was a step of the same request
                 return
         passage.pending.add(request)
-        try:
-            self._engine.submit(request)
-        except InferError:
-            passage.pending.discard(request)
-            raise
+        self._engine.submit(request)
+        if parent.sequence is not None:
+            self._go_on(passage.ensemble.sequels.passed(passage, model))
+
+    def _go_on(self, freed: list[Passage]) -> None:
+        """Submit what was kept back, one after another: what fails there lets the next one go."""
+        self._freed += freed
+        if len(self._freed) == len(freed):
+            while self._freed:
+                self._move(self._freed[0])
+                self._freed.popleft()
 
     # -- its end -----------------------------------------------------------------------------------------------
 
@@ -256,6 +278,19 @@ class Ensembles:
         del passage.ensemble.passages[passage.parent]
         passage.ensemble.leave(passage.links)
         self._left(passage.parent.model, 1)
+        if passage.parent.sequence is not None:
+            self._go_on(passage.ensemble.sequels.leave(passage))
+
+
+def _links_for(request: InferRequest, ensemble: Ensemble) -> Links:
+    """Give the steps that a request has to pass: a step's were looked up with itself, and may have gone since.
+
+    Raises: InferError.
+    """
+    passage = request.context
+    if type(passage) is Passage and not passage.ended:
+        return passage.links.nested[ensemble.model]
+    return ensemble.links()
 
 
 def _admitted(model: Model, shapes: tuple[tuple[int, ...] | None, ...]) -> Any:

@@ -11,7 +11,8 @@ import numpy as np
 from penstock.backends.backend import Array, Binding
 
 from .batch import Batch
-from .forms import rows_of, wrong_rows, zero
+from .derived import zero
+from .forms import rows_of, wrong_rows
 from .padding import smallest_fit
 
 if TYPE_CHECKING:

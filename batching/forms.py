@@ -15,7 +15,7 @@ import numpy as np
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import TensorSpec
 
-from .derived import Derived, Kept, Zeros, derive, kept_names
+from .derived import Derived, Kept, Zeros, derive, kept_names, zero
 from .ragged import BatchInput, Scatter, Source
 from .reshape import Dims, Reshape
 
@@ -29,11 +29,6 @@ if TYPE_CHECKING:
 def forms_of(spec: ModelSpec) -> Forms | None:
     """Give the Forms of a completed spec; None where rows stand one after another and nothing else is to be done."""
     return None if spec.bound is None and spec.sequence is None else Forms(spec)
-
-
-def zero(array: Array) -> Any:
-    """Give what zero is for an array: an empty string among strings."""
-    return b"" if array.dtype.hasobject else 0
 
 
 def rows_of(output: Any) -> int:
@@ -177,12 +172,11 @@ class Forms:
         self.kept_places = tuple(names.index(name) for name in kept_names(spec))
 
     def without_requests(self) -> Forms:
-        """Give Forms that gather batches of zeros: what is derived of sequences is zeros too, and nothing is kept."""
+        """Give Forms that gather batches of zeros: what is derived of sequences is zeros too."""
         made = copy(self)
         made.derived = tuple(
             each if isinstance(each, BatchInput) else Zeros(each.spec, batched=self._batched) for each in self.derived
         )
-        made.kept = None
         return made
 
     def enter(self, inputs: Sequence[Array | None]) -> list[Array | None]:

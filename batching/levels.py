@@ -5,7 +5,7 @@ Source: Triton core, PriorityQueue and PolicyQueue of scheduler_utils.cc.
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -20,6 +20,9 @@ from .timeouts import default_policy, level_of
 STARVED_NS = 10_000_000_000
 """A request that has waited so long goes first, whatever its level; Triton lets it wait for ever. Each batch takes one
 such request before all others, so that the highest level keeps nearly all of what a model can do."""
+QUEUES = 4
+"""All levels together hold at most so many times what the queue of a model without levels does: there may be as many
+levels as a number allows, and who comes with a higher one each time would never be refused."""
 STARVED = -1
 """The level of whoever has waited so long: above the highest."""
 
@@ -28,13 +31,15 @@ class Levels:
     """What each level of one model allows, and what waits in it, in all Lanes together.
 
     The queue's bounds hold for what waits in a level and in those above it: who comes to a high level is not kept out
-    by those who wait below it. Each level may so add as much as the queue of a model without levels holds.
+    by those who wait below it. Each level may so add as much as the queue of a model without levels holds, up to QUEUES
+    times as much for all of them.
     """
 
     def __init__(self, policy: BatchPolicy) -> None:
         self._policy = policy
         self._default = default_policy(policy)
         self._waiting: dict[int, _Count] = {}
+        self._all = _NOTHING
 
     @classmethod
     def of(cls, policy: BatchPolicy) -> Levels | None:
@@ -64,10 +69,8 @@ class Levels:
     def count(self, request: InferRequest, more: int) -> None:
         """Note that a request waits in its level (1), or does not any more (-1)."""
         level = request.priority
-        before = self._waiting.get(level, _NOTHING)
-        count = self._waiting[level] = _Count(
-            before.requests + more, before.rows + more * request.rows, before.nbytes + more * request.nbytes
-        )
+        self._all = self._all.with_more(request, more)
+        count = self._waiting[level] = self._waiting.get(level, _NOTHING).with_more(request, more)
         if not count.requests:
             del self._waiting[level]
 
@@ -76,12 +79,17 @@ class Levels:
 
     def _is_full(self, level: int, rows: int, nbytes: int) -> bool:
         """Tell whether so many more rows and bytes are too many, with what waits in a level and above it."""
-        policy, requests = self._policy, 0
-        for each, count in self._waiting.items():
-            if each <= level:
-                requests, rows, nbytes = requests + count.requests, rows + count.rows, nbytes + count.nbytes
-        over = rows > policy.max_queue_rows or nbytes > policy.max_queue_bytes or requests >= policy.max_queue_rows
-        return over and requests > 0
+        if not self._passes(self._all, rows, nbytes, 1):
+            return False
+        before = [count for each, count in self._waiting.items() if each <= level]
+        sums = _Count(*(sum(each) for each in zip(*before, strict=True)))
+        return self._passes(sums, rows, nbytes, 1) or self._passes(self._all, 1, 1, QUEUES)
+
+    def _passes(self, count: _Count, rows: int, nbytes: int, queues: int) -> bool:
+        """Tell whether so many more rows and bytes, with these, are more than so many queues hold."""
+        most = queues * self._policy.max_queue_rows
+        over = count.rows + rows > most or count.nbytes + nbytes > queues * self._policy.max_queue_bytes
+        return count.requests > 0 and (over or count.requests >= most)
 
 
 class _Count(NamedTuple):
@@ -90,6 +98,10 @@ class _Count(NamedTuple):
     requests: int = 0
     rows: int = 0
     nbytes: int = 0
+
+    def with_more(self, request: InferRequest, more: int) -> _Count:
+        """Give what waits when a request has come (1), or gone (-1)."""
+        return _Count(self.requests + more, self.rows + more * request.rows, self.nbytes + more * request.nbytes)
 
 
 _NOTHING = _Count()
@@ -133,16 +145,18 @@ class LevelLane(Lane):
 
     Within a level the oldest goes first; one whose timeout is over, where that delays, and one that can no longer make
     its target, goes behind all others of its level. What has waited for STARVED_NS goes before all. Levels may be as
-    many as a number allows: a line is kept only where somebody waits.
+    many as a number allows: a line is kept only where somebody waits, and whoever waits longest is found without a look
+    at all of them.
     """
 
-    __slots__ = ("_levels", "_lines", "_sorted")
+    __slots__ = ("_arrived", "_levels", "_lines", "_sorted")
 
     def __init__(self, key: Key, levels: Levels) -> None:
         super().__init__(key)
         self._levels = levels
         self._lines: dict[int, _Line] = {}
         self._sorted: list[int] = []
+        self._arrived: OrderedDict[InferRequest, None] = OrderedDict()
 
     def add(self, request: InferRequest) -> None:
         """Put a request last in its level."""
@@ -153,6 +167,7 @@ class LevelLane(Lane):
             insort(self._sorted, level)
         request.waiting = True
         line.in_time[request] = None
+        self._arrived[request] = None
         line.rows += request.rows
         self.rows += request.rows
         self.live += 1
@@ -164,9 +179,10 @@ class LevelLane(Lane):
         line = self._lines[level]
         request.waiting = False
         line.discard(request)
+        del self._arrived[request]
         if not line.in_time and not line.put_off:
             del self._lines[level]
-            self._sorted.remove(level)
+            del self._sorted[bisect_left(self._sorted, level)]
         self.rows -= request.rows
         self.live -= 1
         self._levels.count(request, -1)
@@ -180,15 +196,15 @@ class LevelLane(Lane):
         return True
 
     def head(self) -> InferRequest | None:
-        """Give the request that has waited longest, of those that are next in their level, and leave it there."""
-        return min(self._heads(), key=lambda request: request.queue_ns, default=None)
+        """Give the request that has waited longest, whatever its level, and leave it there."""
+        return next(iter(self._arrived), None)
 
     def rank(self, now_ns: int) -> tuple[int, int]:
         """Tell how high the highest is that waits here, and how urgent; the lower goes first. Not to be asked if empty.
 
         Whoever has starved is above the highest.
         """
-        oldest_ns = min([request.queue_ns for request in self._heads()])
+        oldest_ns = next(iter(self._arrived)).queue_ns
         if now_ns - oldest_ns >= STARVED_NS:
             return STARVED, oldest_ns
         level = self._sorted[0]
@@ -196,7 +212,7 @@ class LevelLane(Lane):
 
     def urgency_ns(self) -> int:
         """When its most pressing head should be done with."""
-        return min((urgency_ns(request) for request in self._heads()), default=0)
+        return min((urgency_ns(head) for line in self._lines.values() for head in line.heads()), default=0)
 
     def take(self, limit_rows: int, done_ns: float = 0, now_ns: int = 0) -> tuple[list[InferRequest], int]:
         """Take requests for one batch, and their rows, as Lane does, the highest level first."""
@@ -245,9 +261,6 @@ class LevelLane(Lane):
     def must_leave_ns(self, request: InferRequest) -> int:
         """Give when a request fails if it is still here; never where a timeout delays."""
         return 0 if self._levels.policy(request.priority).delays else request.deadline_ns
-
-    def _heads(self) -> list[InferRequest]:
-        return [head for line in self._lines.values() for head in line.heads()]
 
     def _pass_over(self, limit_rows: int, done_ns: float) -> None:
         """Put off those that can no longer make their target, as far into the line as a batch reaches."""

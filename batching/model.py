@@ -159,6 +159,8 @@ class Model:
         self.loop_binding = None
         # the runtime's descriptions hold its session, and with it the model's memory
         self.node_inputs = self.node_outputs = ()
+        # nor are its sequences' states to stay for as long as somebody knows it
+        self.scheduler.sequences = None
         places, self._places = self._places, []
         for at in places:
             at.close()

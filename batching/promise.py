@@ -13,7 +13,8 @@ from .lane import Lane, urgency_ns
 from .request import InferRequest, Key
 
 LATE = "Exceeds latency target: would be answered in %s ms, the target is %s ms"
-EXPIRED = "Request timeout expired: would wait %s ms, the timeout is %s ms"
+EXPIRED = "Request timeout expired"
+"""Not a word more: clients and Triton's own tests compare it whole."""
 
 QUANTILE = 0.99
 """So many requests are answered no later than promised plus the margin."""
@@ -109,7 +110,7 @@ class Promises:
         if len(self._lanes) > 1:
             start_ns, end_ns = self._predict(lane, rows, now_ns, self._before_ns(request, lane))
         if deadline_ns and start_ns > deadline_ns:
-            raise _refused(Code.EXPIRED, EXPIRED, start_ns, deadline_ns, now_ns)
+            raise InferError(Code.EXPIRED, EXPIRED, _again_ns(start_ns, deadline_ns))
         if not target_ns:
             return
         margin_ns = min(self.margin.ns, (target_ns - request.start_ns) * MOST)
@@ -119,7 +120,7 @@ class Promises:
             margin_ns = 0
         request.promised_ns = int(end_ns)
         if end_ns + margin_ns > target_ns and not (start_ns <= now_ns and not lane.live and self._may_try(now_ns)):
-            raise _refused(Code.OVERLOADED, LATE, end_ns + margin_ns, target_ns, request.start_ns)
+            raise _refused(end_ns + margin_ns, target_ns, request.start_ns)
 
     def late(self, now_ns: int, arrived_ns: int, target_ns: int) -> InferError | None:
         """Give the error of a request of one row if it would miss its target, `target_ns` from arrival, in every Lane.
@@ -137,7 +138,7 @@ class Promises:
             soonest_ns = min(soonest_ns, end_ns)
             if soonest_ns <= last_ns or start_ns <= now_ns:
                 return None
-        return _refused(Code.OVERLOADED, LATE, soonest_ns + self.margin.ns, arrived_ns + target_ns, arrived_ns)
+        return _refused(soonest_ns + self.margin.ns, arrived_ns + target_ns, arrived_ns)
 
     def _predict(self, lane: Lane, rows: int, now_ns: int, others_ns: float) -> tuple[float, float]:
         """Predict when a request starts to run and has run, behind `others_ns` of other Lanes.
@@ -160,7 +161,8 @@ class Promises:
         nobody is let in meanwhile whose target is shorter than that.
         """
         running = self._running
-        if not running or (not ahead_ns and len(running) < self._instances):
+        # less than one: what rounding leaves of a sum that has come to nothing
+        if not running or (ahead_ns < 1 and len(running) < self._instances):
             return now_ns + ahead_ns / self._instances
         left_ns, last_ns = ahead_ns, 0.0
         for end_ns in running.values():
@@ -194,10 +196,15 @@ class Promises:
         return True
 
 
-def _refused(code: Code, text: str, will_ns: float, wanted_ns: int, from_ns: int) -> InferError:
-    """Make the error of a request that would be served when it should not be any more, in ms from its arrival."""
+def _refused(will_ns: float, wanted_ns: int, from_ns: int) -> InferError:
+    """Make the error of a request that would be answered when it should not be any more, in ms from its arrival."""
     will, wanted = (_ms(ns - from_ns) for ns in (will_ns, wanted_ns))
-    return InferError(code, text % (will, wanted), max(int(will_ns - wanted_ns), 1_000_000))
+    return InferError(Code.OVERLOADED, LATE % (will, wanted), _again_ns(will_ns, wanted_ns))
+
+
+def _again_ns(will_ns: float, wanted_ns: int) -> int:
+    """Give after how long it is worth to come again."""
+    return max(int(will_ns - wanted_ns), 1_000_000)
 
 
 def _ms(ns: float) -> str:

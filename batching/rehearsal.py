@@ -14,7 +14,8 @@ from penstock.backends.backend import Array, Binding
 from penstock.backends.signature import TensorSpec
 
 from .batch import Batch
-from .forms import forms_of, zero
+from .derived import zero
+from .forms import forms_of
 from .ragged import RAGGED
 from .request import InferRequest, Key
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from penstock.backends.backend import Array
@@ -24,6 +24,9 @@ class InSequence(NamedTuple):
     id: int | str
     start: bool = False
     end: bool = False
+
+
+NO_SEQUENCE = InSequence(0)
 
 
 class Terms(NamedTuple):
@@ -96,3 +99,14 @@ class InferRequest:
         self.error: InferError | None = None
         self.waiting = False
         self.context: Any = None
+
+
+def bytes_of(inputs: Iterable[Array | None]) -> int:
+    """Count the bytes of a request's inputs, those of their strings included."""
+    nbytes = 0
+    for array in inputs:
+        if array is not None:
+            nbytes += array.nbytes
+            if array.dtype.hasobject:
+                nbytes += sum(map(len, array.ravel().tolist()))
+    return nbytes

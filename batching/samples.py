@@ -51,6 +51,12 @@ def run_samples(model: Model) -> None:
             each.run(name, binding)
 
 
+def check_samples(model: Model) -> None:
+    """Check that the samples fit a model, which need not be open. Raises: InferError (INVALID), naming the sample."""
+    for sample in model.spec.samples:
+        _prepare(model, sample)
+
+
 def _prepare(model: Model, sample: Sample) -> _Prepared:
     try:
         return _Prepared(model, sample)

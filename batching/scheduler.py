@@ -310,6 +310,10 @@ class Scheduler:
         for lane in self._lanes.values():
             lane.fast = False
 
+    def hurry(self) -> None:
+        """Hold nothing open any more: nobody else comes who could fill a batch."""
+        self._hold, self._held = 0, False
+
     def drain(self) -> list[InferRequest]:
         """Take out everything that waits."""
         dropped = [request for lane in self._lanes.values() for request in lane.live_requests()]
@@ -322,7 +326,8 @@ class Scheduler:
         return dropped
 
     def _new_lane(self, key: Key) -> Lane:
-        if len(self._lanes) >= KEPT_LANES:
+        # where most of them have somebody waiting there is little to drop, and looking takes long
+        if len(self._lanes) >= max(KEPT_LANES, 2 * self.live):
             for old in [k for k, lane in self._lanes.items() if not lane.live]:
                 del self._lanes[old]
         lane = self._lanes[key] = Lane(key) if self.levels is None else LevelLane(key, self.levels)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from penstock.backends.errors import Code, InferError
 
-from .request import InSequence
+from .request import NO_SEQUENCE
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
@@ -33,7 +33,6 @@ _CONFLICT = (
     "sequence %s for model '%s' has a conflict. The previous sequence did not end before this sequence start. Previous "
     "sequence will be terminated early."
 )
-_NONE = InSequence(0)
 _ROW = attrgetter("under_way.row")
 
 
@@ -114,7 +113,7 @@ class Sequences:
 
         Raises: InferError (INVALID: it says no sequence, or one that it does not begin and that is not under way).
         """
-        said = request.sequence or _NONE
+        said = request.sequence or NO_SEQUENCE
         to = f"to model '{self._name}'"
         if request.rows != 1:
             raise _invalid(f"inference request {to} must specify batch-size 1 due to requirements of sequence batcher")
@@ -133,7 +132,7 @@ class Sequences:
 
     def admit(self, request: InferRequest, now_ns: int) -> list[InferRequest]:
         """Take in a request that `check` has passed. Returns: what may go to its Lane now."""
-        said = request.sequence or _NONE
+        said = request.sequence or NO_SEQUENCE
         one = self._open.get(said.id)
         if one is None:
             one = self._open[said.id] = UnderWay(said.id)
@@ -188,7 +187,7 @@ class Sequences:
     def _shape(self, request: InferRequest) -> tuple[object, ...]:
         """Give what must be equal to share a batch, beside the Key: the Instance, and the shapes of free states."""
         one = request.under_way
-        states = {} if (request.sequence or _NONE).start else one.states
+        states = {} if (request.sequence or NO_SEQUENCE).start else one.states
         shapes = [states[name].shape if name in states else begin for name, begin in self._shapes.items()]
         return (one.instance, *shapes)
 

@@ -66,7 +66,9 @@ def let_go(model: Model) -> None:
     """Hand out all that has ended, whoever is still under way before it: the server stops."""
     ordering = model.scheduler.ordering
     if ordering is not None:
-        _in_order(ordering.stop())
+        with model.lock:
+            ended = ordering.stop()
+        _in_order(ended)
 
 
 def _in_order(requests: list[InferRequest]) -> None:

@@ -29,18 +29,26 @@ def add_parts(model: Model, whole: InferRequest, cancel: Callable[[InferRequest]
         text = f"request of {whole.nbytes} bytes for '{model.name}', whose queue holds {most_bytes}"
         raise InferError(Code.INVALID, text)
     parts = split(whole, model.max_rows, cancel)
-    with model.lock:
-        for number, part in enumerate(parts):
-            try:
-                model.scheduler.add(part)
-            except InferError:
-                for added in parts[:number]:
-                    model.scheduler.remove(added)
-                    withdraw(added)
-                whole.parts = None
-                raise
+    try:
+        with model.lock:
+            _add_all(model, parts)
+    except InferError:
+        whole.parts = None
+        for part in parts:
+            withdraw(part)
+        raise
     whole.promised_ns = max(part.promised_ns for part in parts)
     return len(parts)
+
+
+def _add_all(model: Model, parts: Sequence[InferRequest]) -> None:
+    for number, part in enumerate(parts):
+        try:
+            model.scheduler.add(part)
+        except InferError:
+            for added in parts[:number]:
+                model.scheduler.remove(added)
+            raise
 
 
 def split(whole: InferRequest, most_rows: int, cancel: Callable[[InferRequest], None]) -> list[InferRequest]:

@@ -7,6 +7,7 @@ Source: implicit state management of Triton's core, sequence_state.cc.
 from __future__ import annotations
 
 import struct
+from collections.abc import Collection
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,8 @@ import numpy as np
 from penstock.backends.datatypes import DATATYPES
 from penstock.backends.errors import Code, InferError
 
-from .request import InSequence
+from .derived import zero
+from .request import NO_SEQUENCE
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
@@ -24,8 +26,6 @@ if TYPE_CHECKING:
     from .batch import Batch
     from .request import InferRequest
     from .spec import State
-
-_NONE = InSequence(0)
 
 
 def begin(state: State) -> Array:
@@ -83,13 +83,13 @@ class StateInput:
             return
         places = batch.places or range(len(batch.requests))
         if len(buffer) != len(batch.requests):
-            buffer[...] = self._begin if self._begin.shape == buffer.shape[1:] else _zero(buffer)
+            buffer[...] = self._begin if self._begin.shape == buffer.shape[1:] else zero(buffer)
         for place, request in zip(places, batch.requests, strict=True):
             buffer[place] = self._of(request)
 
     def _of(self, request: InferRequest) -> Array:
         states = request.under_way.states
-        if (request.sequence or _NONE).start:
+        if (request.sequence or NO_SEQUENCE).start:
             # whatever comes of this request, the sequence before it is over
             states.clear()
         return states.get(self._name, self._begin)
@@ -98,11 +98,14 @@ class StateInput:
 class StatesKept:
     """The outputs that are the next request's states.
 
-    Ownership: a sequence has an array of its own, no view of a whole batch's. They stay in the host's memory.
+    Ownership: a sequence has an array of its own, no view of a whole batch's, nor of what its client gets, `shown` by
+    name: a hook may write in that. They stay in the host's memory.
     """
 
-    def __init__(self, states: tuple[State, ...], specs: tuple[TensorSpec, ...]) -> None:
-        self.specs = specs
+    def __init__(
+        self, states: tuple[State, ...], specs: tuple[TensorSpec, ...], shown: Collection[str] = frozenset()
+    ) -> None:
+        self._shown = shown
         self._kept = [
             (state.output, len(spec.shape) > len(state.shape)) for state, spec in zip(states, specs, strict=True)
         ]
@@ -115,10 +118,7 @@ class StatesKept:
                 text = f"state '{name}' has {len(output)} rows for a batch of {places[-1] + 1}"
                 raise InferError(Code.INTERNAL, text)
         for (name, batched), output in zip(self._kept, outputs, strict=True):
+            shared = name in self._shown or (batched and len(output) > 1)
             for place, request in zip(places, batch.requests, strict=True):
                 row = output[place, ...] if batched else output
-                request.under_way.states[name] = row.copy() if batched and len(output) > 1 else row
-
-
-def _zero(array: Array) -> Any:
-    return b"" if array.dtype.hasobject else 0
+                request.under_way.states[name] = row.copy() if shared else row

@@ -45,10 +45,16 @@ def check_flow(name: str, inputs: Iterable[str], outputs: Iterable[str], steps: 
         if tensor not in made and tensor not in used:
             raise _invalid(f"ensemble output '{tensor}' for ensemble '{name}' is not used")
         if tensor not in there:
-            raise _invalid(f"output '{tensor}' for ensemble '{name}' is not written")
+            raise _invalid(f"output '{tensor}' for ensemble '{name}' is not written{_lack(left, there | set(made))}")
     for tensor in sorted((set(made) | used) - wanted):
         if tensor not in there or tensor not in used:
             raise _invalid(f"ensemble tensor '{tensor}' is unused in ensemble '{name}'")
+
+
+def _lack(left: Iterable[Step], made: set[str]) -> str:
+    """Say which tensor keeps steps from running, if it is one that nobody makes."""
+    lacks = ((step.model, tensor) for step in left for tensor in step.inputs.values() if tensor not in made)
+    return next((f": model '{model}' takes '{tensor}', which no step makes" for model, tensor in lacks), "")
 
 
 def _makers(name: str, steps: Sequence[Step]) -> dict[str, int]:

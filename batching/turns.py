@@ -13,17 +13,20 @@ from penstock.backends.errors import Code, InferError
 from .alarms import Alarms
 from .batch import Batch
 from .passage import count_steps
+from .promise import EXPIRED
 from .request import InferRequest
 from .sequences import CUT
 from .sequences import EXPIRED as SEQUENCE_EXPIRED
 from .sinks import hand_out
-from .statistics import BACKEND, CANCELED, OTHER
+from .statistics import BACKEND, CANCELED, OTHER, REJECTED
 
 if TYPE_CHECKING:
     from .model import Model
 
 BREATH_NS = 2_000_000
 """A pause between two requests after which the loop counts as having been idle."""
+_REASONS = {Code.CANCELLED: CANCELED, Code.EXPIRED: REJECTED}
+"""Why a request failed that was taken from the queue: for others OTHER. A timeout is REJECTED, as in Triton."""
 
 
 class Turns:
@@ -128,6 +131,13 @@ class Turns:
         if nearest_ns:
             self.alarms.set(model, nearest_ns)
 
+    def hurry(self, model: Model) -> None:
+        """Let run what is held open: the model is closing, and nobody else comes."""
+        with model.lock:
+            model.scheduler.hurry()
+        if model.scheduler.live and not model.dirty:
+            self.mark(model)
+
     def _watch_hold(self, model: Model, now_ns: int) -> None:
         # the time that found nothing due: what becomes due after it must ring, be it past by now
         with model.lock:
@@ -153,7 +163,7 @@ class Turns:
         with model.lock:
             expired, model.scheduler.expired = model.scheduler.expired, []
         if expired:
-            text = "Request timeout expired" if model.scheduler.sequences is None else SEQUENCE_EXPIRED
+            text = EXPIRED if model.scheduler.sequences is None else SEQUENCE_EXPIRED
             self.fail(model, expired, Code.EXPIRED, text)
 
     def cut(self, model: Model) -> None:
@@ -169,7 +179,7 @@ class Turns:
     def fail(self, model: Model, requests: list[InferRequest], code: Code, text: str) -> None:
         """Hand out requests that were taken from the queue unserved."""
         now_ns = time.monotonic_ns()
-        reason = CANCELED if code is Code.CANCELLED else OTHER
+        reason = _REASONS.get(code, OTHER)
         for request in requests:
             request.error = InferError(code, text)
             model.statistics.record_failure(reason, request.start_ns, now_ns)

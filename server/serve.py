@@ -231,6 +231,7 @@ class Server:
         serving = [port for port in (self._http, self._grpc) if port]
         for port in serving:
             await port.stop_accepting()
+        self.engine.hurry()  # or connections would wait for batches that wait for more of them
         unfinished = sum(await asyncio.gather(*(port.finish(deadline) for port in serving)))
         self._stopped = True
         await self.control.stop()

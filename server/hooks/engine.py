@@ -92,6 +92,8 @@ class HookedEngine:
             unfinished = len(pending)
             for task in pending:
                 task.cancel()
+            if pending:
+                await asyncio.wait(pending)
         self._hooks.clear()
         dropped = await self._engine.stop(max(0.0, deadline - time.monotonic()))
         if self._retiring and not dropped:

@@ -57,7 +57,7 @@ class Replica:
         self._lock = threading.Lock()
         self._running: Call | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._nudge: Callable[[], Any] | None = None
+        self._nudge: Callable[[], Any] = lambda: None
         self._abandoned = False
         self._told_ns = 0
         self._ended = False
@@ -108,8 +108,7 @@ class Replica:
         call.future = self._loop.create_future()
         self.waiting += 1
         self._calls.put(call)
-        if self._nudge is not None:
-            self._nudge()
+        self._nudge()
         if self._timer is None:
             self._timer = self._loop.call_later(self._spec.timeout_s, self._watch)
         return call.future
@@ -125,8 +124,7 @@ class Replica:
         """End the thread when it has done what was asked; it is not waited for."""
         self._stopping = True
         self._calls.put(None)
-        if self._nudge is not None:
-            self._nudge()
+        self._nudge()
         if self._timer is not None:
             self._timer.cancel()
 
@@ -193,8 +191,7 @@ class Replica:
         log(text, self._about(running))
         self._fail(running, InferError(Code.EXPIRED, text))
         self._lose()
-        if self._nudge is not None:
-            self._nudge()
+        self._nudge()
         return True
 
     def _interrupted(self) -> bool:
@@ -254,7 +251,7 @@ class Replica:
             if not self._abandoned:
                 log("the thread of the hooks ended", {"model": self._model.name}, error)
         finally:
-            self._nudge = None
+            self._nudge = lambda: None
             for pull in tuple(self.pulls):
                 pull.abandon()
             if module is not None:
@@ -280,6 +277,7 @@ class Replica:
                     self._refuse(call, error)
             if not self._end(call):
                 return
+            del call  # or what it brought would stay until the next one comes
 
     async def _serve_async(self) -> None:
         loop, arrived = asyncio.get_running_loop(), asyncio.Event()
@@ -309,6 +307,7 @@ class Replica:
             if not self._end(call) or (task is not None and task.cancelling()):
                 # abandoned; or a task of the user's has ended the loop, which cancels all others on its way out
                 return
+            call = result = None
 
     def _begin(self, call: Call) -> bool:
         now_ns = time.monotonic_ns()

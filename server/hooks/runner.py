@@ -35,7 +35,7 @@ _BIG = 4096
 """Values from which converting them is worth a thread, where no hook's thread does it: some 100 us to and from JSON."""
 
 _NOT_ONE = (
-    "expects model to produce exactly 1 response, use generate stream for model that may generate various number of "
+    "expects model to produce exactly 1 response, use generate stream for model that generates various number of "
     "responses"
 )
 """Source: Triton server, http_server.cc."""
@@ -152,16 +152,21 @@ class Hooks:
         logger.info("hooks of %s: %s", self._model.name, decided.reason, extra={"model": self._model.name})
 
     async def close(self) -> None:
-        """Finish what was accepted, then end the replicas. To be called before the model is unloaded."""
+        """Finish what was accepted, then end the replicas; if cancelled, at once, and their generators with them.
+
+        To be called before the model is unloaded.
+        """
         if self._drained is None:
             self._drained = asyncio.Event()
-        if self._in_flight:
-            await self._drained.wait()
-        if self._replicas is not None:
-            self._replicas.close()
-        if self._on_path is not None:
-            self._on_path.close()
-        self._replicas = self._on_path = None
+        try:
+            if self._in_flight:
+                await self._drained.wait()
+        finally:
+            if self._replicas is not None:
+                self._replicas.close()
+            if self._on_path is not None:
+                self._on_path.close()
+            self._replicas = self._on_path = None
 
     def watch(self, now_ns: int) -> None:
         """Fail what is past its limit by `now_ns`; it happens by itself when the time comes."""

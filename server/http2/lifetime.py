@@ -23,7 +23,7 @@ DRAIN_LINGER_S = 0.5
 _DRAIN_PING = b"penstock"
 _KEEPALIVE_PING = b"are you?"
 _CREDIT_FRAMES = 8
-"""Frames that ask for nothing which one sent frame makes up for."""
+"""Frames that ask for nothing which one sent frame makes up for, or one call that is under way or was taken back."""
 _QUIET_AFTER_S = 7200.0
 """Without calls, pings are expected this far apart, as gRPC's servers have it."""
 
@@ -156,8 +156,9 @@ class Lifetime(Sender):
         Raises: Http2Error when a second has had too many.
         """
         self._idle_frames += 1
-        # a client may answer each frame of ours with window updates, and a long stream is one call
-        earned = _CREDIT_FRAMES * (self.sent_frames - self._sent_before)
+        # a client may answer each frame of ours with window updates, and a long stream is one call; gRPC's clients send
+        # one with each call too, and a thousand calls at once are no flood
+        earned = _CREDIT_FRAMES * (self.sent_frames - self._sent_before + len(self.streams) + self._resets)
         if self._idle_frames > self.limits.max_idle_frames + earned:
             raise Http2Error(Fault.ENHANCE_YOUR_CALM, f"too many frames that ask for nothing, such as {kind}")
 

@@ -13,8 +13,9 @@ class Http2Limits:
     `keepalive_s` are concerned. `max_header_bytes` holds for a header block as sent and again decoded, counted as
     RFC 9113 does, 32 bytes more per field. `preface_timeout_s` is for the client's first frames, `receive_timeout_s`
     for the next byte of a request that has begun, `write_timeout_s` while the client takes nothing of what waits for
-    it. `max_resets` and `max_idle_frames` are per second: calls that a client opens only to reset them, and frames
-    that ask for nothing. Both grow with the calls that are answered.
+    it. `max_resets` and `max_idle_frames` are per second: calls that a client takes back, as many as it may have under
+    way at once, whose deadline may be the same; and frames that ask for nothing. Both grow with the calls that are
+    answered, and the latter with all calls.
     """
 
     max_connections: int = 10000
@@ -26,7 +27,7 @@ class Http2Limits:
     receive_timeout_s: float = 60.0
     write_timeout_s: float = 60.0
     idle_timeout_s: float = 0.0
-    max_resets: int = 200
+    max_resets: int = 1024
     max_idle_frames: int = 1000
     keepalive_s: float = 7200.0
     keepalive_timeout_s: float = 20.0

@@ -56,6 +56,7 @@ class Address:
         place = _ACCOUNT.sub("://", text)
         if url.startswith("http"):
             place = place.partition("?")[0]
+        place = _SIGNED.sub(r"\1=***", place)
         return cls(url, options, place.rstrip("/"), tuple(sorted(secrets, key=len, reverse=True)))
 
     def __str__(self) -> str:

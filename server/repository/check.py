@@ -14,16 +14,22 @@ from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import TensorSpec
 from penstock.batching.completion import complete
 from penstock.batching.invariance import probe
+from penstock.batching.model import Model
 from penstock.batching.opening import complete_ensemble
-from penstock.batching.spec import ModelSpec, PaddedAxis
+from penstock.batching.samples import check_samples
+from penstock.batching.spec import BatchPolicy, ModelSpec, PaddedAxis, SequenceSpec
 from penstock.batching.steps import link
 from penstock.server.hooks.loading import check_file
 from penstock.server.hooks.replicas import plan
 
-from .findings import Finding
+from .findings import Finding, read_text
 from .order import put_in_order
+from .pbtxt import mentioned
 from .scan import Defaults, Entry, scan
 from .statement import shown
+
+_NAMES = re.compile(r"'([^']+)'|\b(?:input|model|output|tensor) ([\w.-]+)")
+"""What a message may name: in quotes, or, in some of Triton's texts, without."""
 
 
 @dataclass(slots=True)
@@ -64,11 +70,13 @@ def check(
     """
     report = Report()
     entries, report.findings = scan(paths, defaults or Defaults())
-    order, _ = put_in_order({entry.name: entry.needs for entry in entries})
+    order, circles = put_in_order({entry.name: entry.needs for entry in entries})
     for entry in sorted(entries, key=lambda entry: order.index(entry.name)):
         report.findings += entry.findings
         for spec in entry.specs:
             try:
+                if entry.name in circles:
+                    raise InferError(Code.INVALID, circles[entry.name])
                 if spec.ensemble is not None:
                     done = _linked(spec, report.specs)
                 else:
@@ -102,9 +110,19 @@ def _linked(spec: ModelSpec, others: list[ModelSpec]) -> ModelSpec:
 
 
 def _place(entry: Entry, path: Path, message: str) -> tuple[Path, int]:
-    """Give the file and line of what a message names (`, padding.input_ids.axis: ...`), or else the model's `path`."""
+    """Give the file and line of what a message names, or else the model's `path`.
+
+    It names a key (`, padding.input_ids.axis: ...`), a tensor or model (`input 'x'`), a device, or means all of an
+    ensemble.
+    """
     named = [name for name in entry.places if f", {name}:" in message or f", {name}." in message]
-    return entry.places[max(named, key=len)] if named else (path, 0)
+    if named:
+        return entry.places[max(named, key=len)]
+    for config in {place for place, _ in entry.places.values() if place.suffix == ".pbtxt"}:
+        words = [quoted or bare for quoted, bare in _NAMES.findall(message)]
+        if line := mentioned(read_text(config), [word for word in words if word != entry.name]):
+            return config, line
+    return entry.places.get("instances" if message.startswith("device '") else "ensemble", (path, 0))
 
 
 def _completed(spec: ModelSpec, loaders: Mapping[str, Loader], invariance: bool) -> tuple[ModelSpec, str]:
@@ -116,6 +134,7 @@ def _completed(spec: ModelSpec, loaders: Mapping[str, Loader], invariance: bool)
     backend = loader(spec.path, spec.instances[0].devices[0], spec.options)
     try:
         done = complete(spec, backend.graph)
+        check_samples(Model(done, [backend], lambda *_: None))
         return done, str(probe(done, backend)) if invariance else ""
     finally:
         backend.close()
@@ -138,6 +157,10 @@ def _described(spec: ModelSpec, invariance: str) -> str:
         lines += _columns("outputs", [_tensor(tensor) for tensor in spec.signature.outputs])
     lines += _columns("batching", [_batching(spec)])
     lines += [line for axis in spec.padding for line in _columns("padding", [_padding(axis)])]
+    if spec.sequence is not None:
+        lines += _columns("sequences", [_sequences(spec.sequence)])
+    if spec.cached or spec.decoupled:
+        lines += _columns("answers", ["remembered, with --cache-config" if spec.cached else "any number to a request"])
     if invariance:
         lines += _columns("invariance", [invariance])
     if spec.ensemble is not None:
@@ -169,6 +192,8 @@ def _batching(spec: ModelSpec) -> str:
     if not policy.max_batch_rows:
         return "none: the model has no axis for rows"
     parts = [f"up to {_count(policy.max_batch_rows, 'row')}"]
+    if spec.ensemble is not None:
+        return parts[0]
     if policy.preferred_rows:
         parts.append(f"preferred {', '.join(map(str, policy.preferred_rows))}")
     if policy.max_queue_delay_us:
@@ -176,6 +201,15 @@ def _batching(spec: ModelSpec) -> str:
     parts.append(f"capped at {policy.cap_rows}" if policy.cap_rows else "cap learned")
     if policy.allowed_rows:
         parts.append(f"only of {shown(policy.allowed_rows)} rows")
+    return ", ".join([*parts, *_terms(policy), f"queue of {policy.max_queue_rows} rows"])
+
+
+def _terms(policy: BatchPolicy) -> list[str]:
+    parts = []
+    if policy.priority_levels:
+        parts.append(f"{_count(policy.priority_levels, 'level')}, {policy.default_priority} by default")
+    if policy.preserve_ordering:
+        parts.append("answers in the order of requests")
     if policy.split:
         parts.append("larger requests are split")
     if policy.invariant:
@@ -184,7 +218,15 @@ def _batching(spec: ModelSpec) -> str:
         parts.append(f"to be answered within {policy.latency_target_us / 1000:g} ms")
     if policy.run_limit_us:
         parts.append(f"runs end after {policy.run_limit_us / 1000:g} ms")
-    parts.append(f"queue of {policy.max_queue_rows} rows")
+    return parts
+
+
+def _sequences(said: SequenceSpec) -> str:
+    parts = ["direct" if said.direct else "oldest", f"forgotten after {said.idle_us / 1e6:g} s"]
+    if said.controls:
+        parts.append(f"told {', '.join(control.name for control in said.controls)}")
+    if said.states:
+        parts.append(f"remembers {', '.join(state.input for state in said.states)}")
     return ", ".join(parts)
 
 

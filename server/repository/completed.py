@@ -33,6 +33,10 @@ def completed(declared: Any, spec: ModelSpec, platform: str) -> Any:
         _tensors(config.output, signature.outputs, signature.batched)
     _batching(config, spec)
     _instances(config, spec)
+    if spec.ensemble is None:
+        # Source: NormalizeModelConfig of Triton's core. Refused where it is said to be off
+        config.optimization.input_pinned_memory.enable = True
+        config.optimization.output_pinned_memory.enable = True
     if not config.instance_group:
         for number, group in enumerate(spec.instances):
             kind = "KIND_CPU" if group.devices == ("cpu",) else "KIND_GPU"
@@ -79,8 +83,7 @@ def _tensors(field: Any, tensors: tuple[TensorSpec, ...], batched: bool) -> None
 def _batching(config: Any, spec: ModelSpec) -> None:
     """Report dynamic batching where requests are batched, declared or not: perf_analyzer tells by its presence.
 
-    One whose requests run alone has it only if levels or policies were declared, which hold all the same. They are
-    reported as they were declared.
+    One whose requests run alone has it if it was declared. Levels and policies are reported as they were declared.
     """
     policy, kind = spec.policy, config.WhichOneof("scheduling_choice")
     rows = policy.max_batch_rows or 0
@@ -88,8 +91,7 @@ def _batching(config: Any, spec: ModelSpec) -> None:
         sequences.report(config, rows)
     if kind not in {None, "dynamic_batching"}:
         return
-    if rows < 2 and not _queues(config.dynamic_batching):
-        config.ClearField("dynamic_batching")
+    if rows < 2 and kind is None:
         return
     batching = config.dynamic_batching
     batching.preferred_batch_size[:] = policy.preferred_rows or ((rows,) if rows else ())
@@ -100,11 +102,6 @@ def _batching(config: Any, spec: ModelSpec) -> None:
         queue.default_timeout_microseconds = policy.default_timeout_us
         queue.max_queue_size = policy.max_queue_requests
         queue.allow_timeout_override = policy.allow_timeout_override
-
-
-def _queues(batching: Any) -> bool:
-    """Tell whether something is declared of how requests wait."""
-    return bool(batching.priority_levels or batching.preserve_ordering or batching.HasField("default_queue_policy"))
 
 
 def to_json(message: Any) -> dict[str, Any]:

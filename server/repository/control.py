@@ -142,10 +142,14 @@ class ModelControl:
         if before:
             await asyncio.wait(before)
         async with self._locks.setdefault(entry.name, asyncio.Lock()):
+            entry, print_ = await self._as_it_is_now(entry, print_)
             _log(entry.findings)
             record = self._repository.record(entry.name)
             record.fingerprint = print_
             gone = await self._transitions.try_up(record, entry, whole=whole and bool(record.ready))
+            if gone is None and record.ready and entry.needs:
+                # what it needs may come later, and is no change of its own files
+                record.fingerprint = b""
         if whole and gone is not None:
             await gone
 
@@ -200,13 +204,13 @@ class ModelControl:
         if entry is None:
             raise LoadFailedError(name, {}, unread=True)
         try:
-            await self._load_needs(entry, (name,))
-            gone = await self._load_entry(entry, print_, changed=said is not None)
+            with self._dependents.kept(entry.needs):
+                await self._load_needs(entry, (name,))
+                gone = await self._load_entry(entry, print_, said)
         except BaseException:
             if files:
                 await self._transitions.remove(entry.path)
             raise
-        self._repository.record(name).asked = True
         if gone is not None:
             await gone
 
@@ -226,31 +230,60 @@ class ModelControl:
             found, print_ = await asyncio.to_thread(self._repository.read, name)
             if found is None:
                 continue
-            await self._load_needs(found, (*above, name))
             failed = None
-            try:
-                await self._load_entry(found, print_, changed=False)
-            except LoadFailedError as error:
-                failed = error
+            with self._dependents.kept(found.needs):
+                await self._load_needs(found, (*above, name))
+                try:
+                    await self._load_entry(found, print_, needed=True)
+                except LoadFailedError as error:
+                    failed = error
             if failed is not None:
                 logger.error("%s", failed)
 
-    async def _load_entry(self, entry: Entry, print_: bytes, *, changed: bool) -> asyncio.Task[None] | None:
-        """Bring up what was read, unless that serves already. Returns: the retirement of what gave way, if any."""
-        async with self._locks.setdefault(entry.name, asyncio.Lock()):
-            record = self._repository.records.get(entry.name)
-            if not changed and record is not None and record.settled and print_ and record.fingerprint == print_:
-                return None
-            _log(entry.findings)
+    async def _load_entry(
+        self, read: Entry, print_: bytes, said: Any = None, *, needed: bool = False
+    ) -> asyncio.Task[None] | None:
+        """Bring up what was read, `said` in the place of its configuration, unless that serves already.
+
+        `needed`: an ensemble asks for it, and may have what a request has brought.
+        Returns: the retirement of what gave way, if any.
+        """
+        gone, brought = None, said is not None
+        async with self._locks.setdefault(read.name, asyncio.Lock()):
+            entry, print_ = await self._as_it_is_now(read, print_, said)
+            complete = entry.needs <= read.needs
             record = self._repository.record(entry.name)
-            gone = await self._transitions.bring_up(record, entry, whole=True)
-            # what a request brought is not what is on disk
-            record.fingerprint = b"" if changed else print_
-        if entry.needs:
-            # one of them may have gone since it was looked for
+            there = {print_, b""} if needed else {print_}
+            new = brought or not (record.settled and print_ and record.fingerprint in there)
+            if complete and new:
+                _log(entry.findings)
+                try:
+                    gone = await self._transitions.bring_up(record, entry, whole=True)
+                finally:
+                    if gone is not None or record.ensemble is entry:
+                        # what a request brought is not what is on disk
+                        record.fingerprint = b"" if brought else print_
+            record.asked = record.asked or (complete and not needed)
+        if not complete:
+            await self._load_needs(entry, (entry.name,))
+            return await self._load_entry(entry, print_, said, needed=needed)
+        if new:
+            # what it needs may have gone since it was looked for
             await self._dependents.revise_one(entry.name)
-        await self._dependents.revise(entry.name)
+            await self._dependents.revise(entry.name)
         return gone
+
+    async def _as_it_is_now(self, entry: Entry, print_: bytes, said: Any = None) -> tuple[Entry, bytes]:
+        """Read a model anew if its files have changed since: whoever had the lock meanwhile may have read the newer.
+
+        With its lock held. What cannot be served, or is not on disk, is left as it was read.
+        """
+        name = entry.name
+        known = entry.specs and print_ and name in self._repository.records
+        if not known or await asyncio.to_thread(self._repository.fingerprint, name) == print_:
+            return entry, print_
+        again, print_ = await asyncio.to_thread(self._repository.read, name, said)
+        return again or entry, print_
 
     async def _brought(self, name: str, config: Any, files: Mapping[str, bytes]) -> Entry | None:
         folder = await self._transitions.write(name, files)

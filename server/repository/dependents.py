@@ -8,6 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from .repository import Repository
 from .states import UNLOADED, Record
@@ -28,12 +31,25 @@ class Dependents:
         self._repository = repository
         self._transitions = transitions
         self._locks = locks
+        self._kept: Counter[str] = Counter()
+
+    @contextmanager
+    def kept(self, names: Iterable[str]) -> Iterator[None]:
+        """Let none of these be idle meanwhile: an ensemble that needs them is being loaded."""
+        kept = Counter(names)
+        self._kept += kept
+        try:
+            yield
+        finally:
+            self._kept -= kept
 
     def idle(self, name: str) -> bool:
         """Tell whether a model was loaded for an ensemble, and none needs it any more."""
         record = self._repository.records.get(name)
         others = self._repository.records.values()
-        return record is not None and not record.asked and not any(name in other.needs for other in others)
+        if record is None or record.asked or name in self._kept:
+            return False
+        return not any(name in other.needs for other in others)
 
     async def revise(self, name: str) -> None:
         """See to the ensembles that need a model which has come, gone or changed."""

@@ -73,7 +73,8 @@ def read_config(model: str, text: str) -> Any:
             raise TypeError("it must be an object")
         json_format.ParseDict(document, config)
     except (json_format.ParseError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        said = " ".join(str(error).split())[:_TEXT_CHARS]
+        # protobuf lists the fields that there are, in names that no configuration has
+        said = " ".join(str(error).partition(" Available Fields")[0].split())[:_TEXT_CHARS]
         # an example client of Triton's looks for "failed to load"
         wrong = f"failed to load '{model}': load parameter 'config' is no JSON of a ModelConfig: {said}"
         raise InferError(Code.INVALID, wrong) from error

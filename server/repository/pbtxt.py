@@ -6,6 +6,7 @@ Called by scan.py and completed.py, which alone touch protobuf.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from penstock.server.protobuf import model_config_pb2
 
 from .findings import Finding, MistakeError, read_text
 
-__all__ = ["field_lines", "model_config_pb2", "parse"]
+__all__ = ["field_lines", "mentioned", "model_config_pb2", "parse"]
 _TOKEN = re.compile(r"#[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'|[A-Za-z_]\w*|[{}<>\[\]]|\n")
 
 
@@ -35,6 +36,18 @@ def parse(path: Path) -> tuple[Any, dict[str, int]]:
     except (ValueError, RecursionError) as error:
         raise MistakeError(Finding(path, str(error))) from error
     return config, field_lines(text)
+
+
+def mentioned(text: str, names: Sequence[str]) -> int:
+    """Find the line on which a protobuf text first has one of these names in quotes, of the rarest; 0 for none."""
+    lines: dict[str, list[int]] = {name: [] for name in names}
+    line = 1
+    for piece in _TOKEN.findall(text):
+        if piece == "\n":
+            line += 1
+        elif piece[0] in "\"'":
+            lines.get(piece[1:-1], []).append(line)
+    return min((found for found in lines.values() if found), key=len, default=[0])[0]
 
 
 def field_lines(text: str) -> dict[str, int]:

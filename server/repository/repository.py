@@ -44,9 +44,10 @@ class Repository:
 
     def fingerprints(self) -> dict[str, bytes]:
         """Give the fingerprint of each model on disk; it blocks."""
-        return {name: self._fingerprint(name) for name in list_names(self._paths)}
+        return {name: self.fingerprint(name) for name in list_names(self._paths)}
 
-    def _fingerprint(self, name: str) -> bytes:
+    def fingerprint(self, name: str) -> bytes:
+        """Give the fingerprint of one model, of what was copied of it if it is remote; it blocks."""
         places: list[Path] = []
         for place in locate(self._paths, name):
             places.append(place)
@@ -61,7 +62,7 @@ class Repository:
 
         Returns: its Entry, None if it is not there, and its fingerprint from before.
         """
-        print_ = self._fingerprint(name)
+        print_ = self.fingerprint(name)
         return read_model(self._paths, name, self._defaults, config), print_
 
     def read_folder(self, folder: Path, config: Any) -> Entry | None:

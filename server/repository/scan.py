@@ -314,16 +314,18 @@ def _spec(name: str, path: Path, stated: Statement, defaults: Defaults) -> Model
 
 def _oversized(spec: ModelSpec, stated: Statement) -> list[Finding]:
     most = spec.policy.max_batch_rows
+    if most is None:
+        return []
     sizes = {
-        "batching.preferred": max(spec.policy.preferred_rows, default=0),
         "batching.cap": spec.policy.cap_rows or 0,
         "batching.allowed_sizes": max(spec.policy.allowed_rows, default=0),
     }
-    return [
-        stated.mistake(name, f"{name}: {size} is more than the max batch size, {most}")
-        for name, size in sizes.items()
-        if most is not None and size > most
-    ]
+    more = f"is more than the max batch size, {most}"
+    texts = {name: f"{name}: {size} {more}" for name, size in sizes.items() if size > most}
+    if max(spec.policy.preferred_rows, default=0) > most:
+        # Source: Triton core, ValidateModelConfig
+        texts["batching.preferred"] = f"dynamic batching preferred size must be <= max batch size for {spec.name}"
+    return [stated.mistake(name, text) for name, text in texts.items()]
 
 
 def _entry(

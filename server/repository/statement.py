@@ -87,7 +87,7 @@ def shown(value: Any) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(shown(item) for item in value)}]"
     if isinstance(value, InstanceGroup):
-        return f"{value.count or 'auto'} on {', '.join(value.devices)}"
+        return f"{value.count or 'auto'} on {', '.join(value.devices)}{', passive' if value.passive else ''}"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

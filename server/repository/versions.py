@@ -31,13 +31,17 @@ def list_versions(folder: Path, findings: list[Finding]) -> list[int]:
 
 
 def choose(folder: Path, stated: Statement, versions: Sequence[int], findings: list[Finding]) -> list[int]:
-    """Choose those of the versions that are there which are to be served."""
+    """Choose those of the versions that are there which are to be served.
+
+    One that is named and is not there is a mistake if it leaves none; otherwise it is left out, as in Triton.
+    """
     policy, detail = stated.get("model.versions", ("latest", 1))
     if policy == "specific":
+        chosen = [version for version in versions if version in detail]
         for version in sorted(set(detail) - set(versions)):
             finding = stated.mistake("model.versions", f"version {version} of model '{folder.name}' is not there")
-            findings.append(replace(finding, version=version))
-        return [version for version in versions if version in detail]
+            findings.append(replace(finding, version=version, mistake=not chosen))
+        return chosen
     if not versions:
         text = f"at least one version must be available under the version policy of model '{folder.name}'"
         findings.append(Finding(folder, text))

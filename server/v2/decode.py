@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.admission import admit
-from penstock.batching.request import InferRequest
+from penstock.batching.request import InferRequest, bytes_of
 
 from . import said
 from .parsing import parse
@@ -92,7 +92,7 @@ def decode(
     request.nbytes = len(body)
     if regions:
         # of what may have come out of shared memory; the body's own is counted twice then
-        request.nbytes += sum([array.nbytes for array in inputs if array is not None])
+        request.nbytes += bytes_of(inputs)
     return request, options
 
 

@@ -14,13 +14,14 @@ import math
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import orjson
 from fastapi import Request, Response
 
 from penstock.backends.datatypes import DATATYPES
 from penstock.backends.errors import Code, InferError
+from penstock.batching.admission import admit
 from penstock.batching.model import Model
 from penstock.server.errors import HTTP_STATUS, error_body
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from penstock.backends.backend import Array
     from penstock.backends.signature import TensorSpec
     from penstock.batching.engine import Engine
+    from penstock.batching.request import Terms
     from penstock.server.hooks.runner import Hooks
     from penstock.server.http.limits import Limits
 
@@ -48,6 +50,15 @@ _AT_THE_DOOR = (Code.OVERLOADED, Code.NOT_READY)
 """What is refused before inference begins is answered as JSON, by generate_stream too."""
 _LARGE_BYTES = 256 << 10
 _REQUEST = {"type": "object", "properties": {_PARAMETERS: {"type": "object"}}, "additionalProperties": True}
+
+
+class Called(NamedTuple):
+    """What a request says: what `Hooks.infer` and `Hooks.stream` take."""
+
+    inputs: dict[str, Array]
+    request_id: str
+    terms: Terms
+    parameters: Mapping[str, Any] | None
 
 
 class Generate:
@@ -79,7 +90,7 @@ class Generate:
         model = self._engine.model(*asked(request))
         self._engine.hold(model)
         try:
-            answer = await _unless_gone(request.receive, self._answer(model, *await self._call(model, request)))
+            answer = await _unless_gone(request.receive, self._answer(model, await self._call(model, request)))
         finally:
             self._engine.release(model)
         return Response(answer, media_type=JSON)
@@ -90,8 +101,8 @@ class Generate:
         async with contextlib.AsyncExitStack() as until_answered:
             self._engine.hold(model)
             until_answered.callback(self._engine.release, model)
-            call = await self._call(model, request)
-            answers = await until_answered.enter_async_context(contextlib.aclosing(self._answers(model, *call)))
+            called = await self._call(model, request)
+            answers = await until_answered.enter_async_context(contextlib.aclosing(self._answers(model, called)))
             try:
                 # with the status goes whether it works at all, so that it waits for the first answer
                 first = await _unless_gone(request.receive, _first(answers))
@@ -102,35 +113,40 @@ class Generate:
             return _Events(first, answers, until_answered.pop_all())
         raise InferError(Code.INTERNAL, "an exit stack that swallows errors")
 
-    async def _call(self, model: Model, request: Request) -> tuple[str, dict[str, Array], said.Parameters]:
-        """Read a request. Raises: InferError."""
+    async def _call(self, model: Model, request: Request) -> Called:
+        """Read a request, and hold its shapes against what the model takes if no hook makes others of them.
+
+        Raises: InferError.
+        """
         if request.headers.get("content-encoding", "identity") not in {"", "identity"}:
             raise said.invalid("Unsupported content-encoding, only 'identity' is supported.")
         body = await body_of(request, self._limits.max_body_bytes)
         depth = self._limits.max_json_depth
         if len(body) < _LARGE_BYTES:
-            return read(model, body, depth)
-        return await asyncio.get_running_loop().run_in_executor(None, read, model, body, depth)
-
-    async def _answer(
-        self, model: Model, request_id: str, inputs: dict[str, Array], parameters: said.Parameters
-    ) -> bytes:
+            request_id, inputs, parameters = read(model, body, depth)
+        else:
+            work = asyncio.get_running_loop().run_in_executor(None, read, model, body, depth)
+            request_id, inputs, parameters = await work
+        if not self._hooks_of(model).has_pre:
+            signature = model.signature
+            shapes = [inputs[name].shape if name in inputs else None for name in signature.input]
+            admit(model.name, signature, model.request_rows, shapes, model.padding)
         terms = said.options_of(parameters, None).terms(time.monotonic_ns(), model.spec.policy)
-        outputs = await self._hooks_of(model).infer(inputs, request_id, terms, parameters.custom)
-        return await self._written(model, request_id, outputs)
+        return Called(inputs, request_id, terms, parameters.custom)
 
-    async def _answers(
-        self, model: Model, request_id: str, inputs: dict[str, Array], parameters: said.Parameters
-    ) -> AsyncGenerator[bytes, None]:
-        """Give an event for each answer."""
-        terms = said.options_of(parameters, None).terms(time.monotonic_ns(), model.spec.policy)
-        stream = self._hooks_of(model).stream(inputs, request_id, terms, parameters.custom)
+    async def _answer(self, model: Model, called: Called) -> bytes:
+        outputs = await self._hooks_of(model).infer(*called)
+        return await self._written(model, called.request_id, outputs)
+
+    async def _answers(self, model: Model, called: Called) -> AsyncGenerator[bytes | InferError, None]:
+        """Give what each event has."""
+        stream = self._hooks_of(model).stream(*called)
         async with contextlib.aclosing(stream) as answers:
             async for answer in answers:
                 if answer.error is not None:
-                    yield _event(answer.error)
+                    yield answer.error
                 else:
-                    yield _event(await self._written(model, request_id, answer.outputs))
+                    yield await self._written(model, called.request_id, answer.outputs)
 
     @staticmethod
     async def _written(model: Model, request_id: str, outputs: Mapping[str, Array]) -> bytes:
@@ -142,8 +158,12 @@ class Generate:
 class _Events(Response):
     """Server-sent events: one for each answer, as it comes and as its client reads. `answered` is closed at the end."""
 
-    def __init__(self, first: bytes, answers: AsyncGenerator[bytes, None], answered: contextlib.AsyncExitStack) -> None:
-        super().__init__(headers={"content-type": _EVENTS})
+    def __init__(
+        self, first: bytes | InferError, answers: AsyncGenerator[bytes | InferError, None],
+        answered: contextlib.AsyncExitStack,
+    ) -> None:  # fmt: skip
+        status = HTTP_STATUS[first.code] if isinstance(first, InferError) else 200
+        super().__init__(status_code=status, headers={"content-type": _EVENTS})
         del self.headers["content-length"]
         self._first = first
         self._answers = answers
@@ -158,10 +178,10 @@ class _Events(Response):
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         if self._first:
-            await send({"type": "http.response.body", "body": self._first, "more_body": True})
+            await send({"type": "http.response.body", "body": _event(self._first), "more_body": True})
         try:
-            async for event in self._answers:
-                await send({"type": "http.response.body", "body": event, "more_body": True})
+            async for answer in self._answers:
+                await send({"type": "http.response.body", "body": _event(answer), "more_body": True})
         except InferError as error:
             await send({"type": "http.response.body", "body": _event(error), "more_body": True})
         except Exception:
@@ -172,7 +192,7 @@ class _Events(Response):
         await send({"type": "http.response.body", "body": b""})
 
 
-async def _first(answers: AsyncGenerator[bytes, None]) -> bytes:
+async def _first(answers: AsyncGenerator[bytes | InferError, None]) -> bytes | InferError:
     return await anext(answers, b"")
 
 
@@ -220,18 +240,30 @@ def read(model: Model, body: bytes, max_depth: int) -> tuple[str, dict[str, Arra
         raise said.invalid("Unable to parse 'id': attempt to access JSON non-string as string")
     inputs: dict[str, Array] = {}
     parameters: dict[str, Any] = {}
-    for name, value in (*document.items(), *nested.items()):
+    _take(known, document, inputs, parameters)
+    try:
+        _take(known, nested, inputs, parameters)
+    except InferError as error:
+        raise said.invalid(f"Converting keyword: '{_PARAMETERS}': {error.message}") from error
+    spoken = said.parameters(parameters)
+    if any(name not in inputs and not spec.optional for name, spec in known.items()):
+        raise wrong_inputs(model, list(inputs))
+    return request_id, inputs, spoken
+
+
+def _take(
+    known: Mapping[str, TensorSpec], members: Mapping[str, Any], inputs: dict[str, Array], parameters: dict[str, Any]
+) -> None:
+    """Take members as what they are. Raises: InferError (INVALID)."""
+    for name, value in members.items():
         spec = known.get(name)
         if spec is None:
+            said.check_type(name, value)
             parameters[name] = value
         elif name in inputs:
             raise said.invalid(f"input '{name}' already exists in request")
         else:
             inputs[name] = _tensor(spec, value)
-    spoken = said.parameters(parameters)
-    if any(name not in inputs and not spec.optional for name, spec in known.items()):
-        raise wrong_inputs(model, list(inputs))
-    return request_id, inputs, spoken
 
 
 def _demand_once(known: Collection[str], body: bytes) -> None:

@@ -166,13 +166,14 @@ def parameters(items: Mapping[str, Any], allowed: Collection[str] = ()) -> Param
     custom: dict[str, Any] | None = None
     for key, value in items.items():
         if type(value) not in _TYPES:
-            text = f"parameter '{key}' has invalid type. It should be either 'int', 'bool', 'string' or 'double'."
-            raise invalid(text)
+            check_type(key, value)
         if key not in _OURS:
             if key in allowed:
                 continue
             check_key(key)
-            custom = {key: value} if custom is None else custom | {key: value}
+            if custom is None:
+                custom = {}
+            custom[key] = value
     if "headers" in items:
         check_key("headers")
     sequence = _sequence(items)
@@ -205,6 +206,13 @@ def _target_us(value: Any) -> int:
         raise invalid(f"Unable to parse '{TARGET}': expected a number above 0, at most {_MAX_TARGET_MS}")
     micros: int = max(1, round(value * 1000))
     return micros
+
+
+def check_type(key: str, value: Any) -> None:
+    """Check the value of a parameter. Raises: InferError (INVALID)."""
+    if type(value) not in _TYPES:
+        text = f"parameter '{key}' has invalid type. It should be either 'int', 'bool', 'string' or 'double'."
+        raise invalid(text)
 
 
 def check_key(key: str) -> None:

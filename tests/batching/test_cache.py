@@ -303,6 +303,12 @@ class TestKeys:
 
         assert len(seen) == 7
 
+    def test_a_version_and_a_load_do_not_slip_into_each_other(self) -> None:
+        cache, x = Cache(1), np.zeros((1, 1), np.float32)
+        made = [cache.keys_of("m", "11" if load == 1 else "1", signature("FP32")) for load in range(12)]
+
+        assert made[1].of([x], (0,)) != made[11].of([x], (0,))
+
     @pytest.mark.parametrize("columns", [4, 400])
     def test_how_an_array_lies_in_memory_does_not_count(self, columns: int) -> None:
         made, array = keys("FP32"), np.arange(3 * columns, dtype=np.float32).reshape(3, columns)

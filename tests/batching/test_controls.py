@@ -119,6 +119,15 @@ class TestStates:
 
         assert all(request.under_way.states["out"].base is None for request in batch.requests)
 
+    @pytest.mark.parametrize("dims", [(1, 2), (2,)])
+    def test_what_a_hook_writes_in_its_prediction_is_no_state(self, dims: tuple[int, ...]) -> None:
+        batch, output = batch_of(InSequence(1)), np.zeros(dims, np.float32)
+        spec = TensorSpec("in", "FP32", (-1, 2) if len(dims) == 2 else dims)
+        StatesKept((MEMORY,), (spec,), {"out"}).keep(batch, [output])
+        output += 1
+
+        assert states_of(batch) == [[0, 0]]
+
     def test_too_few_rows_are_an_error_and_change_nothing(self) -> None:
         batch = batch_of(InSequence(1), InSequence(2))
 
@@ -157,9 +166,10 @@ class TestStates:
         (tmp_path / "f").write_bytes(struct.pack("<I", 2) + b"ab" + struct.pack("<I", 0))
         begun = replace(text, initial=tmp_path / "f")
         assert fill(StateInput(begun, spec), batch, 1) == [[b"ab", b""]]
-        (tmp_path / "f").write_bytes(struct.pack("<I", 2) + b"a")
-        with pytest.raises(InferError, match="initial_state of 'in' has 2 elements, and its file fewer"):
-            StateInput(begun, spec)
+        for short in (struct.pack("<I", 2) + b"a", struct.pack("<I", 0) + struct.pack("<I", 2) + b"a"):
+            (tmp_path / "f").write_bytes(short)
+            with pytest.raises(InferError, match="initial_state of 'in' has 2 elements, and its file fewer"):
+                StateInput(begun, spec)
 
 
 GRAPH = Signature(

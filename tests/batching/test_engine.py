@@ -28,7 +28,7 @@ from penstock.batching.instance import ThreadInstance
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest, Terms
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
-from penstock.batching.statistics import BACKEND, CANCELED, OTHER, REJECTED
+from penstock.batching.statistics import BACKEND, CANCELED, REJECTED
 from tests.fakes import PATIENCE_S, FakeBackend, Function, Gate, ListSink, fake_loader, fake_request
 
 pytestmark = pytest.mark.anyio
@@ -632,6 +632,20 @@ class TestFailures:
 
 
 class TestTheDoor:
+    async def test_strings_take_as_many_bytes_as_they_have(self) -> None:
+        graph = Signature((TensorSpec("x", "BYTES", (-1, 1)),), (TensorSpec("y", "BYTES", (-1, 1)),))
+        text = np.array([[b"x" * 1000]], np.object_)
+        async with serving(list, graph, max_queue_bytes=2500) as house:
+            house.gate.close()
+            asking = [asyncio.ensure_future(house.engine.infer(house.model, [text]))]
+            await house.gate.entered()
+            asking += [asyncio.ensure_future(house.engine.infer(house.model, [text])) for _ in range(3)]
+            await asyncio.sleep(0)
+            house.gate.open()
+            found = await asyncio.gather(*asking, return_exceptions=True)
+
+        assert [type(each) for each in found] == [list, list, list, InferError]
+
     async def test_a_full_queue_refuses_and_takes_again_when_it_has_room(self) -> None:
         async with serving(max_queue_rows=4) as house:
             await house.busy()
@@ -724,6 +738,18 @@ class TestCancelling:
 
             assert house.model.inflight == 0
 
+    async def test_one_taken_back_lets_go_who_makes_a_preferred_size_without_it(self, executor: str) -> None:
+        async with serving(
+            executor=executor, max_batch_rows=8, preferred_rows=(4, 8), max_queue_delay_us=HOUR_US
+        ) as house:
+            first, between, last = house.submit(1), house.submit(2), house.submit(3)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            house.engine.cancel(between)
+
+            assert await house.sink.holds(2) == [first, last]
+            assert first.error is last.error is None
+
 
 class TestDeadlines:
     async def test_one_that_waits_past_its_deadline_is_told_so_while_the_instance_is_busy(self) -> None:
@@ -734,7 +760,7 @@ class TestDeadlines:
 
             assert house.sink.requests == [late]
             assert code_of(late) is Code.EXPIRED
-            assert (late.outputs, house.failures) == (None, {OTHER: 1})
+            assert (late.outputs, house.failures) == (None, {REJECTED: 1})
             assert house.model.inflight == 2
             house.gate.open()
             await house.sink.holds(3)
@@ -778,7 +804,7 @@ class TestDeadlines:
             await house.sink.holds(1)
 
             assert house.sink.requests == [later]
-            assert house.failures == {CANCELED: 1, OTHER: 1}
+            assert house.failures == {CANCELED: 1, REJECTED: 1}
 
 
 class TestHoldingOpen:
@@ -884,14 +910,34 @@ class TestStopping:
             assert await house.sink.holds(3) == [*waiting, running]
             assert house.engine.inflight == 0
 
-    async def test_those_held_open_are_dropped_too(self, executor: str) -> None:
-        async with serving(executor=executor, max_queue_delay_us=HOUR_US) as house:
+    @pytest.mark.parametrize("ends", ["stop", "unload"])
+    @pytest.mark.parametrize("policy", [{"max_queue_delay_us": HOUR_US}, {"hold_requests": 9}])
+    async def test_what_is_held_open_runs_at_once_since_nobody_else_comes(
+        self, executor: str, policy: dict[str, Any], ends: str
+    ) -> None:
+        async with serving(executor=executor, **policy) as house:
             held = asyncio.ensure_future(house.engine.infer(house.model, [np.zeros((1, 4), np.float32)]))
             await asyncio.sleep(0)
 
-            assert await house.engine.stop(0) == 1
-            with pytest.raises(InferError, match="stopping"):
-                await held
+            if ends == "stop":
+                assert await house.engine.stop(PATIENCE_S) == 0
+            else:
+                await asyncio.wait_for(house.engine.unload("m", 1), PATIENCE_S)
+            assert len(await held) == 2
+
+    async def test_what_waits_in_a_model_that_gave_way_and_is_held_is_dropped_too(self) -> None:
+        async with serving() as house:
+            await house.busy()
+            waiting = house.submit()
+            house.engine.hold(house.model)
+            retiring = asyncio.ensure_future(house.engine.unload("m", 1))
+            await asyncio.sleep(0)
+
+            assert await house.engine.stop(0) == 2
+            assert house.sink.requests == [waiting]
+            house.engine.release(house.model)
+            house.gate.open()
+            await retiring
 
     async def test_a_model_that_is_being_unloaded_is_waited_for(self) -> None:
         async with serving() as house:

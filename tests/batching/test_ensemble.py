@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +18,11 @@ from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.cache import Cache
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest, InSequence
-from penstock.batching.spec import HookSpec, ModelSpec, Step
+from penstock.batching.spec import HookSpec, ModelSpec, SequenceSpec, Step
 from penstock.batching.statistics import BACKEND, CANCELED, OTHER, REJECTED
 from penstock.batching.steps import check_flow
 from tests.batching.ensembles import ROWS, House, ensemble_spec, house, step, tensors, values_of
+from tests.fakes import ListSink
 
 pytestmark = pytest.mark.anyio
 
@@ -167,6 +168,32 @@ class TestTheWay:
 
             (request,) = await kept.sink.holds(1)
             assert np.shares_memory((request.outputs or [])[0], made[-1])
+
+    async def test_any_number_of_steps_may_be_answered_at_once(self) -> None:
+        count = 300
+        steps = [step("same", f"x=t{number}", f"y=t{number + 1}") for number in range(count)]
+        async with house() as kept:
+            kept.engine.cache = Cache(1 << 20)
+            await kept.engine.load(replace(kept.spec("same", list), cached=True))
+            kept.backends["same"].runs.clear()
+            await kept.engine.load(ensemble_spec("long", "t0", f"t{count}", *steps))
+            for number in (1, 2):
+                kept.submit("long", 5)
+                assert values_of(await kept.sink.holds(number)) == [5] * number
+
+            # the second step asks before what the first has made is kept
+            assert kept.runs("same") == [1, 1]
+
+    async def test_no_tensor_is_kept_that_nobody_will_read(self) -> None:
+        async with served() as kept:
+            kept.gates["plus"].close()
+            kept.submit("chain", 3)
+            await kept.gates["plus"].entered()
+            ensemble = kept.engine.model("chain").ensemble
+            assert ensemble is not None
+            (passage,) = ensemble.passages.values()
+
+            assert passage.tensors == [None, None, None]
 
     async def test_an_ensemble_may_be_a_step(self) -> None:
         outer = ensemble_spec(
@@ -359,6 +386,49 @@ class TestErrors:
             refusal(kept, "diamond")
             assert [kept.engine.model(name).waiting_requests for name in ("double", "plus")] == [1, 0]
 
+    async def test_a_step_that_fails_while_room_is_made_for_its_sibling_ends_the_request_once(self) -> None:
+        spec = ensemble_spec("twins", "a b", "c d", step("plus", "x=a", "y=c"), step("plus", "x=b", "y=d"))
+        async with served(spec, executor="loop", max_queue_requests=2) as kept:
+
+            class Filling(ListSink):
+                def deliver(self, requests: Sequence[InferRequest]) -> None:
+                    super().deliver(requests)
+                    kept.submit("plus", 2)
+                    kept.submit("plus", 3)
+
+            plain = kept.request("plus", 1)
+            plain.sink = Filling()
+            kept.engine.submit(plain)
+            with pytest.raises(InferError, match="a guilty row"):
+                kept.submit("twins", GUILTY, 4)
+
+            assert values_of(await kept.sink.holds(2)) == [3, 4]
+            assert kept.at_rest()
+
+    async def test_a_full_queue_keeps_out_no_step_that_is_remembered(self) -> None:
+        async with house() as kept:
+            kept.engine.cache = Cache(1 << 20)
+            await kept.engine.load(replace(kept.spec("plus", plus_one, max_queue_requests=1), cached=True))
+            await kept.engine.load(ensemble_spec("only", "in", "out", step("plus", "x=in", "y=out")))
+            kept.submit("only", 1)
+            await kept.sink.holds(1)
+            kept.gates["plus"].close()
+            kept.submit("plus", 2)
+            await kept.gates["plus"].entered()
+            kept.submit("plus", 3)
+            assert refusal(kept, "only", 4).code is Code.OVERLOADED
+            kept.submit("only", 1)
+
+            assert values_of(kept.sink.requests) == [2, 2]
+
+    async def test_a_step_is_not_begun_whose_sibling_fails_while_room_is_made_for_it(self) -> None:
+        spec = ensemble_spec("twins", "a b", "c d", step("plus", "x=a", "y=c"), step("plus", "x=b", "y=d"))
+        async with served(spec, executor="loop", max_queue_requests=1) as kept:
+            with pytest.raises(InferError, match="a guilty row"):
+                kept.submit("twins", GUILTY, 4)
+
+            assert kept.at_rest()
+
     async def test_a_deadline_that_passes_in_a_step_s_queue_ends_the_request(self) -> None:
         async with served() as kept:
             kept.gates["double"].close()
@@ -465,6 +535,22 @@ class TestComingAndGoing:
             assert values_of(await kept.sink.holds(1)) == [3]
             await unloading
 
+    async def test_the_steps_of_a_step_stay_too_for_those_that_have_not_come_to_it(self) -> None:
+        steps = [step("double", "x=in", "y=first"), step("chain", "in=first", "out=mid")]
+        steps.append(step("chain", "in=mid", "out=out"))
+        async with served(CHAIN, ensemble_spec("outer", "in", "out", *steps)) as kept:
+            kept.gates["double"].close()
+            kept.submit("outer", 1)
+            await kept.gates["double"].entered()
+            going = [asyncio.ensure_future(kept.engine.unload(name, 1)) for name in ("plus", "chain", "outer")]
+            await asyncio.sleep(0)
+            assert not any(unloading.done() for unloading in going)
+            kept.gates["double"].open()
+
+            assert values_of(await kept.sink.holds(1)) == [11]
+            await asyncio.gather(*going)
+            assert kept.engine.model("double").holds == 0
+
     async def test_an_idle_ensemble_keeps_no_step_from_going(self) -> None:
         async with served() as kept:
             kept.submit("chain", 1)
@@ -504,6 +590,22 @@ class TestComingAndGoing:
 
             assert values_of(await kept.sink.holds(3)) == [3, 3, 1002]
 
+    async def test_nothing_is_remembered_of_what_a_sequence_says_however_deep(self) -> None:
+        async with house() as kept:
+            kept.engine.cache = Cache(1 << 20)
+            await kept.engine.load(replace(kept.spec("same", list), sequence=SequenceSpec(direct=False)))
+            await kept.engine.load(ensemble_spec("inner", "in", "out", step("same", "x=in", "y=out")))
+            outer = ensemble_spec("outer", "in", "out", step("inner", "in=in", "out=out"), cached=True)
+            await kept.engine.load(outer)
+            kept.backends["same"].runs.clear()
+            for number in (1, 2):
+                request = kept.request("outer", 5)
+                request.sequence = InSequence(number, start=True, end=True)
+                kept.engine.submit(request)
+                assert values_of(await kept.sink.holds(number)) == [5] * number
+
+            assert kept.runs("same") == [1, 1]
+
     async def test_an_ensemble_that_is_unloaded_finishes_what_it_had(self) -> None:
         async with served() as kept:
             kept.gates["double"].close()
@@ -529,7 +631,8 @@ class TestComingAndGoing:
             stopping = asyncio.ensure_future(kept.engine.stop(10))
             await asyncio.sleep(0)
 
-            assert refusal(kept).code is Code.NOT_READY
+            refused = refusal(kept)
+            assert (refused.code, refused.message[:40]) == (Code.NOT_READY, "in ensemble 'chain', Server is stopping,")
             kept.gates["double"].open()
             assert values_of(await kept.sink.holds(1)) == [7]
             assert await stopping == 0
@@ -706,6 +809,10 @@ class TestWhatDoesNotFit:
             ),
             (["in"], ["in"], [step("m", "x=in", "y=in")], "ensemble input 'in' for ensemble 'e' is made by step 0 too"),
             (["in"], ["out"], [step("m", "x=in", "y=mid")], "ensemble output 'out' for ensemble 'e' is not used"),
+            (
+                ["in"], ["out"], [step("m", "x=in", "y=mid"), step("n", "x=mdi", "y=out")],
+                "output 'out' for ensemble 'e' is not written: model 'n' takes 'mdi', which no step makes",
+            ),
             (
                 ["in"], ["out"], [step("m", "a=in b=far", "y=out"), step("m", "a=out b=in", "y=far")],
                 "output 'out' for ensemble 'e' is not written",

@@ -8,6 +8,7 @@ import pytest
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.costs import CostModel
+from penstock.batching.lane import LOOK_AHEAD
 from penstock.batching.levels import STARVED_NS, LevelLane, Levels
 from penstock.batching.request import InferRequest, Key
 from penstock.batching.scheduler import Scheduler
@@ -79,6 +80,19 @@ class TestOrder:
         assert scheduler.due_ns(60_000) == 101_000
         assert taken(scheduler, 101_000) == [high, low]
 
+    def test_a_batch_looks_past_so_many_that_do_not_fit(self) -> None:
+        scheduler = scheduler_of()
+        first, *_ = [add(scheduler, 2, rows) for rows in (2, *[7] * (LOOK_AHEAD - 1))]
+        fits = add(scheduler, 3)
+
+        assert taken(scheduler) == [first, fits]
+
+        first = add(scheduler, 1, 2)
+        add(scheduler, 2, 7)
+        add(scheduler, 3)
+
+        assert taken(scheduler) == [first]
+
     def test_one_row_at_a_time_without_an_axis_for_rows(self) -> None:
         scheduler = scheduler_of(max_batch_rows=0)
         low, high = add(scheduler, 3), add(scheduler, 1)
@@ -113,6 +127,12 @@ class TestTimeouts:
         assert scheduler.nearest_deadline_ns() == 99
         assert taken(scheduler, 30) == [others[2], others[1], late, delayed[1], delayed[0], others[0]]
         assert scheduler.expired == []
+
+    def test_one_that_is_delayed_is_as_urgent_as_any_that_has_no_timeout(self) -> None:
+        scheduler = scheduler_of(timeout_delays=True)
+        other, delayed = add(scheduler, key=B, now_ns=1), add(scheduler, key=A, now_ns=2, deadline_ns=10)
+
+        assert [taken(scheduler, 10), taken(scheduler, 10)] == [[other], [delayed]]
 
     def test_levels_delay_and_reject_as_each_says(self) -> None:
         scheduler = scheduler_of(level_policies={1: QueuePolicy(delays=True)})
@@ -168,6 +188,13 @@ class TestAtTheDoor:
         assert add(scheduler, 2, deadline_ns=500_000).waiting
         with pytest.raises(InferError):
             add(scheduler, 3, deadline_ns=500_000)
+
+    def test_a_lane_of_which_some_is_of_a_lower_level_does_not_count(self) -> None:
+        scheduler = scheduler_of(Slow())
+        for priority in (2, 3) * 16:
+            add(scheduler, priority, key=B)
+
+        assert add(scheduler, 3, deadline_ns=500_000).waiting
 
     def test_nobody_is_refused_whose_timeout_delays(self) -> None:
         scheduler = scheduler_of(Slow(), timeout_delays=True)
@@ -237,6 +264,18 @@ class TestPlaces:
             with pytest.raises(InferError, match="Exceeds maximum queue size"):
                 add(scheduler, priority)
         assert [request.priority for request in taken(scheduler)] == [1] * 4 + [2] * 2 + [3] * 2
+
+    @pytest.mark.parametrize("bound", [{"max_queue_rows": 4}, {"max_queue_bytes": 4 * 16}])
+    def test_all_levels_together_hold_four_times_as_much_whoever_comes_highest(self, bound: dict[str, Any]) -> None:
+        scheduler = scheduler_of(priority_levels=1000, default_priority=1000, **bound)
+        for priority in range(1000, 984, -1):
+            add(scheduler, priority)
+
+        with pytest.raises(InferError, match="Exceeds maximum queue size"):
+            add(scheduler, 984)
+        assert scheduler.live == 16
+        taken(scheduler)
+        add(scheduler, 984)
 
     def test_a_request_bigger_than_the_queue_is_taken_in_where_nobody_waits_in_its_level_or_above(self) -> None:
         scheduler = scheduler_of(max_queue_rows=2)

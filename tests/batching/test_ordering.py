@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.backends.errors import Code
+from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.engine import Engine
 from penstock.batching.model import Model
@@ -198,6 +198,22 @@ async def test_a_request_in_parts_keeps_its_place_whole(fails: bool) -> None:
 
         assert await sink.holds(4) == [*first, whole, *last]
         assert (whole.error is not None) is fails
+
+
+@pytest.mark.anyio
+async def test_a_request_of_which_a_part_finds_no_room_takes_back_the_others() -> None:
+    async with serving(split=True, max_queue_rows=3) as (engine, model, released):
+        sink = ListSink()
+        first = submit(engine, model, sink, [1, 2, 3])
+        await released.entered(1, 2, 3)
+        before = submit(engine, model, sink, [10, 11])
+        with pytest.raises(InferError, match="Exceeds maximum queue size"):
+            submit(engine, model, sink, [12], rows=3)
+        last = submit(engine, model, sink, [13])
+        for number in (3, 2, 1):
+            released.end(number)
+
+        assert await sink.holds(6) == [*first, *before, *last]
 
 
 @pytest.mark.anyio

@@ -93,6 +93,14 @@ async def test_what_has_run_is_answered_at_once() -> None:
         assert s.engine.inflight == 0
 
 
+async def test_where_order_is_kept_large_ones_are_looked_up_in_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remembering, "HERE_BYTES", 0)
+    async with serving(replace(THREAD, preserve_ordering=True)) as s:
+        await s.serve(1)
+
+        assert s.submit(1).outputs is not None  # before the loop has turned
+
+
 async def test_two_at_once_both_run_and_one_of_them_is_a_miss() -> None:
     async with serving() as s:
         s.gate.close()

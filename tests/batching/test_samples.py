@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,22 @@ def opened(
 
 def sample(rows: int = 1, count: int = 1, name: str = "s", **inputs: SampleInput) -> Sample:
     return Sample(name, rows, count, inputs or {"x": ZERO})
+
+
+def test_a_shape_tensor_has_no_rows(tmp_path: Path) -> None:
+    (tmp_path / "v").write_bytes(np.array([1, 5], np.int64).tobytes())
+    said = TensorSpec("x", "FP32", (3,)), TensorSpec("v", "INT64", (1,), is_shape=True)
+    graph = Signature(
+        (replace(said[0], shape=(-1, 3)), replace(said[1], shape=(2,), is_shape=False)),
+        (TensorSpec("y", "FP32", (-1, 3)),),
+    )
+    backend = FakeBackend(graph, lambda inputs: [inputs[0]])
+    values = SampleInput("INT64", (2,), tmp_path / "v")
+    spec = ModelSpec("m", 1, Path("m"), policy=BatchPolicy(max_batch_rows=ROWS), inputs=said,
+                     samples=(sample(2, x=ZERO, v=values),))  # fmt: skip
+    close_model(open_model(spec, {"onnxruntime": fake_loader(backend)}, lambda *_: None))
+
+    assert [run.inputs[1].tolist() for run in backend.runs if run.inputs[1] is not None] == [[2, 5]] * 2
 
 
 def refusal(*samples: Sample, **more: Any) -> str:

@@ -50,6 +50,19 @@ def counters(scheduler: Scheduler) -> tuple[int, int, int]:
     return scheduler.rows, scheduler.live, scheduler.nbytes
 
 
+def test_what_has_left_the_loop_does_not_come_back_with_another_key() -> None:
+    scheduler = Scheduler(BatchPolicy(max_batch_rows=8), CostModel(), fast_ns=100 * US)
+    for key in (A, B):
+        scheduler.learn(key, 1, US, 1)
+    add(scheduler, key=A)
+    assert scheduler.next_lane(1, fast=True) is not None
+    scheduler.leave_loop()
+    add(scheduler, key=B)
+    scheduler.learn(B, 1, US, 2)
+
+    assert scheduler.next_lane(1, fast=True) is None
+
+
 class TestTaking:
     def test_nothing_comes_of_nothing(self) -> None:
         assert scheduler_of().take(1) is None
@@ -359,9 +372,21 @@ class TestLeaving:
         add(scheduler, now_ns=100, deadline_ns=100 + wait_ns)
 
         assert caught.value.code is Code.EXPIRED
-        assert caught.value.message.startswith("Request timeout expired: would wait 0.0")
+        assert caught.value.message == "Request timeout expired"
         assert caught.value.retry_after_ns >= 1_000_000
         assert counters(scheduler)[:2] == (41, 41)
+
+    def test_one_that_finds_an_instance_idle_is_taken_in_whatever_rounding_has_left_of_the_work(self) -> None:
+        scheduler = Scheduler(BatchPolicy(max_batch_rows=8), CostModel(), 0, 2)
+        learn(scheduler, 4)
+        add(scheduler, deadline_ns=1 << 62)
+        taken = scheduler.take(1)
+        scheduler.promises.work_ns += 1e-7
+
+        add(scheduler, now_ns=100, deadline_ns=101)
+
+        assert taken is not None
+        assert taken.cost_ns > 100
 
     def test_one_that_finds_nothing_waiting_is_taken_in_however_long_a_run_is(self) -> None:
         scheduler = scheduler_of()

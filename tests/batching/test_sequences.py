@@ -104,6 +104,15 @@ class TestDirect:
 
         assert run(scheduler) == [1, 2]
 
+    def test_all_rows_run_together_however_many_would_be_fastest(self) -> None:
+        scheduler = scheduler_of(SequenceSpec())
+        for rows, run_us in ((1, 10), (2, 20), (4, 40)):
+            scheduler.learn(A, rows, run_us * US, 1)
+        for identity in (1, 2, 3, 4):
+            add(scheduler, identity, "s")
+
+        assert run(scheduler) == [1, 2, 3, 4]
+
     def test_shapes_do_not_mix(self) -> None:
         scheduler = scheduler_of(SequenceSpec())
         for identity, key in ((1, A), (2, B), (3, A)):
@@ -195,6 +204,16 @@ class TestOldest:
 
         assert [run(scheduler), run(scheduler), run(scheduler)] == [[1, 3], [2], [4]]
 
+    def test_a_sequence_that_begins_anew_shares_a_batch_with_those_that_begin(self) -> None:
+        scheduler = scheduler_of(replace(OLDEST, states=(State("i", "o", "FP32", (-1,)),)))
+        first = add(scheduler, 1, "s")
+        run(scheduler)
+        first.under_way.states["o"] = fake_request(MODEL, 3).inputs[0]  # type: ignore[assignment]
+        add(scheduler, 1, "s")
+        add(scheduler, 2, "s")
+
+        assert run(scheduler) == [1, 2]
+
 
 class TestComing:
     def test_ids_are_different_if_their_types_are(self) -> None:
@@ -247,6 +266,44 @@ class TestComing:
         add(scheduler, 1, "e")
 
         assert [run(scheduler) for _ in range(3)] == [[1], [1], [2]]
+
+    def test_a_start_that_is_refused_begins_nothing(self) -> None:
+        scheduler = scheduler_of(OLDEST, max_queue_requests=1)
+        add(scheduler, 1, "s")
+        with pytest.raises(InferError, match="Exceeds maximum queue size"):
+            add(scheduler, 2, "s")
+        assert len(scheduler.sequences or ()) == 1
+
+        with pytest.raises(InferError, match="must specify the START flag"):
+            add(scheduler, 2)
+
+    def test_who_gets_a_place_that_is_free_again_is_no_backlog(self) -> None:
+        scheduler = scheduler_of(OLDEST, max_queue_requests=2)
+        add(scheduler, 1, "s")
+        add(scheduler, 2, "se")
+        run(scheduler)
+        add(scheduler, 1)
+        add(scheduler, 1)
+
+        with pytest.raises(InferError, match="Exceeds maximum queue size"):
+            add(scheduler, 3, "s")
+
+    def test_what_waits_is_bounded_by_its_bytes_and_by_its_number(self) -> None:
+        for bound in ({"max_queue_bytes": 2 * 16}, {"max_queue_rows": 2}, {"max_queue_requests": 2}):
+            scheduler = scheduler_of(OLDEST, **bound)
+            add(scheduler, 1, "s")
+            add(scheduler, 1)
+            with pytest.raises(InferError, match="Exceeds maximum queue size"):
+                add(scheduler, 1)
+            assert run(scheduler) == [1]
+            add(scheduler, 1)
+
+    def test_a_target_does_not_let_a_batch_go_before_its_delay_is_over(self) -> None:
+        scheduler = scheduler_of(OLDEST, max_queue_delay_us=100)
+        scheduler.learn(A, 1, 10 * US, 1)
+        scheduler.add(request_of(1, "s", target_ns=30 * US))
+
+        assert scheduler.due_ns(2) == 100 * US + 1
 
 
 class TestBacklog:

@@ -18,7 +18,7 @@ from penstock.batching.engine import Engine
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest, InSequence, Terms
 from penstock.batching.spec import BatchPolicy, Control, ModelSpec, SequenceSpec, State
-from penstock.batching.statistics import CANCELED, OTHER
+from penstock.batching.statistics import CANCELED, REJECTED
 from tests.fakes import PATIENCE_S, FakeBackend, Gate, ListSink, fake_loader, fake_request
 
 pytestmark = pytest.mark.anyio
@@ -109,6 +109,15 @@ class TestRunning:
             assert answers == [10, 20, 30, 40, 21, 41, 61, 81, 33, 63, 93, 123]
             assert it.left == 0
 
+    async def test_what_sequences_remember_goes_with_their_model(self) -> None:
+        async with served() as it:
+            await it.infer(1, 9, "s")
+            assert it.left == 1
+
+            await it.engine.unload("m", 1)
+
+            assert it.left == 0
+
     async def test_a_request_that_fails_leaves_the_state_as_it_was(self) -> None:
         async with served() as it:
             it.gate.close()
@@ -197,7 +206,7 @@ class TestLeaving:
             with pytest.raises(InferError, match="timeout of the corresponding sequence has been expired"):
                 await forever
             assert await it.infer(2, 1, "e", deadline_ns=1) == 3
-            assert it.model.statistics.snapshot().failures[OTHER] == 2
+            assert it.model.statistics.snapshot().failures[REJECTED] == 2
             assert it.left == 0
 
     async def test_who_is_silent_is_forgotten_and_its_place_given_on(self, executor: str) -> None:

@@ -21,7 +21,7 @@ from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
 from penstock.batching.spec import BatchPolicy, ModelSpec
 from penstock.batching.splitting import split
-from penstock.batching.statistics import BACKEND, CANCELED, OTHER, REJECTED
+from penstock.batching.statistics import BACKEND, CANCELED, REJECTED
 from tests.fakes import FakeBackend, Function, Gate, ListSink, NoSink, fake_loader, fake_model, fake_request
 
 GRAPH = Signature((TensorSpec("x", "FP32", (-1, 4)),), (TensorSpec("y", "FP32", (-1, 4)),))
@@ -293,7 +293,7 @@ class TestServing:
             assert await place.sink.holds(1) == [whole]
 
             assert code(whole) is Code.EXPIRED
-            assert place.failures[OTHER] + place.failures[CANCELED] == 3
+            assert place.failures[REJECTED] + place.failures[CANCELED] == 3
             place.gate.open()
             assert len(await place.sink.holds(2)) == 2
 

@@ -60,6 +60,15 @@ def post_inference(prediction, signature, metadata):
     for _ in range(int(prediction[0][0])):
         yield prediction
 """
+REFUSES = """
+from penstock.backends.errors import Code, InferError
+
+def post_inference(prediction, signature, metadata):
+    for _ in range(int(prediction[0][0])):
+        yield prediction
+    for _ in range(2):
+        yield InferError(Code.OVERLOADED, "not today")
+"""
 # `witness` is the test's own module, in this process; answers 256 KiB each
 WATCHED = """
 import threading
@@ -117,6 +126,7 @@ def live(tmp_path_factory: pytest.TempPathFactory, witness: Witness) -> Iterator
     write(root, "repeat_int32", REPEAT, (inputs, repeated), DECOUPLED + "max_batch_size: 0\n")
     whole: tuple[models.Tensors, models.Tensors] = ({"IN": (INT32, [1])}, {"OUT": (INT32, [1])})
     write(root, "square_int32", SQUARE, whole, DECOUPLED)
+    write(root, "refuses", REFUSES, whole, DECOUPLED)
     write(root, "plain", "", whole, DECOUPLED)
     write(root, "one", "def post_inference(prediction, metadata):\n    return prediction\n", whole, DECOUPLED)
     write(root, "watched", WATCHED, ({"x": (INT32, [2])}, {"y": (INT32, [2])}), DECOUPLED)
@@ -408,13 +418,22 @@ class TestGenerate:
         assert events[-1]["error"].startswith("post_inference failed")
         closed(watching)
 
+    def test_an_error_that_comes_first_gives_the_status_and_one_later_does_not(self, live: Live) -> None:
+        found = [httpx.post(f"{live.url}/v2/models/refuses/generate_stream", json={"IN": number}) for number in (0, 1)]
+
+        assert [answer.status_code for answer in found] == [503, 200]
+        assert [answer.text.count("data: ") for answer in found] == [2, 3]
+        assert all(answer.text.endswith('data: {"error":"not today"}\n\n' * 2) for answer in found)
+        assert {answer.headers["content-type"] for answer in found} == {"text/event-stream; charset=utf-8"}
+
     @pytest.mark.parametrize("n", [0, 2])
     def test_generate_demands_one(self, live: Live, n: int) -> None:
         answer = httpx.post(f"{live.url}/v2/models/square_int32/generate", json={"IN": n})
         one = httpx.post(f"{live.url}/v2/models/square_int32/generate", json={"IN": 1})
 
+        text = "generate expects model to produce exactly 1 response, use generate stream for model that generates"
         assert answer.status_code == 500
-        assert answer.json()["error"].startswith("generate expects model to produce exactly 1 response, use generate")
+        assert answer.json() == {"error": f"{text} various number of responses"}
         assert one.json() == {"model_name": "square_int32", "model_version": "1", "OUT": 1}
 
     @pytest.mark.parametrize("model", ["plain", "one"])

@@ -42,6 +42,7 @@ def served(
     instances: int = 1,
     environ: dict[str, str] | None = None,
     executor: str = "thread",
+    **settings: Any,
 ) -> Iterator[tuple[Live, Gated]]:
     """Serve the model `m` with a `dynamic_batching` of this text; its runs are recorded from now on."""
     config = f"max_batch_size: {rows} dynamic_batching {{ {batching} }} instance_group {{ count: {instances} }}"
@@ -51,7 +52,7 @@ def served(
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (environ or {}).items():
             patch.setenv(name, value)
-        with live_server(root, loaders=gated.loaders) as live:
+        with live_server(root, loaders=gated.loaders, **settings) as live:
             gated.runs.clear()
             yield live, gated
 
@@ -345,6 +346,15 @@ class TestTimeouts:
             assert asking.waiting() == 0
         assert values_run(gated) == []
 
+    def test_at_the_door_and_in_the_queue_the_text_is_triton_s_and_no_more(self, tmp_path: Path, triton: Any) -> None:
+        status = "StatusCode.UNAVAILABLE" if triton is tritonclient.grpc else "503"
+        with served(tmp_path, "") as (live, gated), Asking(live, triton, "m") as asking:
+            for timeout_us in (200_000, 10_000):  # by the second one it is known how long runs take
+                with busy(asking, gated):
+                    (answer,) = answers([asking.ask(timeout=timeout_us)])
+                assert answer.error == f"[{status}] {EXPIRED}"
+            assert live.call(refused_late(live)) == 1
+
     def test_the_wait_of_one_that_expires_is_its_timeout_and_hardly_more(self, tmp_path: Path) -> None:
         """By the server's own clock: what clients see has their own delays in it."""
         waits_us = (50_000, 110_000, 170_000, 230_000, 290_000)
@@ -406,6 +416,11 @@ class TestTimeouts:
             gated.gate.open()
 
             assert answers([low])[0].error == ""
+
+
+async def refused_late(live: Live) -> int:
+    """Count those that were refused at the door since they would have been late."""
+    return live.server.engine.model("m").events.get("late_refusals", 0)
 
 
 def failed_ns(live: Live) -> int:
@@ -496,6 +511,35 @@ class TestPreservedOrder:
             assert not first[0].done()
             gated.gate.open()
             assert answers(first)[0].error == ""
+
+
+class TestEnding:
+    @pytest.mark.parametrize(("batching", "environ"), [(FOREVER, None), ("", held(9))])
+    @pytest.mark.parametrize("executor", ["thread", "loop"])
+    def test_what_is_held_open_is_answered_at_once_when_the_server_stops(
+        self, tmp_path: Path, triton: Any, batching: str, environ: dict[str, str] | None, executor: str
+    ) -> None:
+        with served(tmp_path, batching, environ=environ, executor=executor) as (live, gated):
+            asking = Asking(live, triton, "m")
+            sent = asking.queue(1, 1)
+            assert gated.runs == []
+
+        with asking:
+            assert [answer.error for answer in answers(sent)] == ["", ""]
+            assert len(gated.runs) == 1
+
+    def test_what_is_held_open_is_answered_at_once_when_its_model_is_unloaded(
+        self, tmp_path: Path, triton: Any
+    ) -> None:
+        with (
+            served(tmp_path, FOREVER, model_control_mode="explicit", load_model=("m",)) as (live, _),
+            Asking(live, triton, "m") as asking,
+        ):
+            sent = asking.queue(1, 1)
+            with asking.client() as client:
+                client.unload_model("m")
+
+            assert [answer.error for answer in answers(sent)] == ["", ""]
 
 
 class TestConfiguration:

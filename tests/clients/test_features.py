@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,8 @@ import pytest
 import tritonclient.http as httpclient
 
 from penstock.backends.signature import Signature, TensorSpec
-from tests.clients import models
+from tests.backends.onnx_models import FLOAT, node
+from tests.clients import ensembles, models
 from tests.clients.sequence_models import CONTROLS, STATE, config, write_accumulator
 from tests.fakes import PATIENCE_S, FakeBackend, fake_loader
 from tests.live import Live, live_server
@@ -21,6 +23,7 @@ from tests.live import Live, live_server
 pytestmark = pytest.mark.slow
 
 GRAPH = Signature((TensorSpec("x", "FP32", (-1, 4)),), (TensorSpec("y", "FP32", (-1, 4)),))
+CACHE = ("local,size=1000000",)
 AN_HOUR = "max_queue_delay_microseconds: 3600000000"
 
 
@@ -101,3 +104,61 @@ def test_a_host_policy_keeps_its_instances_on_its_cpus(tmp_path: Path) -> None:
         assert infer(live, "m", 3) == 3
 
     assert seen[-1] == {own}
+
+
+X = 'input [ { name: "x" data_type: TYPE_FP32 dims: [ %s ] %s } ]'
+Y = 'output [ { name: "y" data_type: TYPE_FP32 dims: [ %s ] %s } ]'
+KINDS = {
+    "plain": "",
+    "unbatched": f"max_batch_size: 0 {X % ('-1, -1', '')} {Y % ('-1, -1', '')}",
+    "levels": "max_batch_size: 8 dynamic_batching { priority_levels: 3 default_priority_level: 2 "
+    "default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 100000 max_queue_size: 200 } "
+    "priority_queue_policy { key: 1 value { allow_timeout_override: true } } }",
+    "ordered": "max_batch_size: 8 dynamic_batching { preserve_ordering: true preferred_batch_size: [ 2, 4 ] }",
+    "cached": "max_batch_size: 8 response_cache { enable: true }",
+    "warm": "max_batch_size: 8 model_warmup { name: 'w' batch_size: 2 inputs { key: 'x' "
+    "value { data_type: TYPE_FP32 dims: [ 4 ] random_data: true } } }",
+    "decoupled": "max_batch_size: 8 model_transaction_policy { decoupled: true }",
+    "limited": "instance_group { count: 2 rate_limiter { priority: 2 resources { name: 'R' global: true count: 1 } } }",
+    "passive": "instance_group [ { count: 1 }, { passive: true } ]",
+    "reshaped": "max_batch_size: 4 "
+    f"{X % ('2, 2', 'reshape { shape: [ 4 ] }')} {Y % ('1, -1', 'reshape { shape: [ -1 ] }')}",
+}
+COUNTS = "kind: BATCH_ELEMENT_COUNT target_name: 'n' data_type: TYPE_FP32 source_input: 'x'"
+SCATTERED = "kind: BATCH_SCATTER_WITH_INPUT_SHAPE target_name: 'y' source_input: 'x'"
+RAGGED = (
+    f"max_batch_size: 8 {X % ('-1', 'allow_ragged_batch: true')} {Y % ('-1', '')} "
+    f"batch_input {{ {COUNTS} }} batch_output {{ {SCATTERED} }}"
+)
+
+
+def test_a_configuration_that_is_reported_can_be_loaded_and_is_reported_again(tmp_path: Path) -> None:
+    for name, text in KINDS.items():
+        models.write_identity(tmp_path, name, text)
+    for name, strategy in (("direct", ""), ("oldest", "oldest { max_candidate_sequences: 4 }")):
+        write_accumulator(tmp_path, name, config(4, strategy + CONTROLS + STATE % ""))
+    flat = {"x": (FLOAT, ["N"]), "n": (FLOAT, ["M"])}
+    nodes = [node("Identity", ["x"], ["y"]), node("Identity", ["n"], ["counts"])]
+    models.write(tmp_path, "ragged", nodes, (flat, {"y": flat["x"], "counts": flat["n"]}), config=RAGGED)
+    ensembles.write_plus(tmp_path, "double", 1)
+    ensembles.write_plus(tmp_path, "plus", 1)
+    ensembles.write_ensemble(tmp_path, "chain", ensembles.CHAIN)
+    with (
+        live_server(tmp_path, model_control_mode="explicit", load_model=("*",), cache_config=CACHE) as live,
+        httpclient.InferenceServerClient(live.address) as client,
+    ):
+        names = sorted(each.name for each in tmp_path.iterdir())
+        before = {name: (client.get_model_config(name), client.get_model_metadata(name)) for name in names}
+        for name, (said, _) in before.items():
+            client.load_model(name, config=json.dumps(said))
+        after = {name: (client.get_model_config(name), client.get_model_metadata(name)) for name in names}
+
+    assert after == before
+    assert [name for name in names if "null" in json.dumps(before[name])] == []
+    assert {name for name in names if "sequence_batching" in before[name][0]} == {"direct", "oldest"}
+    assert {name for name in names if "dynamic_batching" in before[name][0]} == {
+        *names,
+    } - {"direct", "oldest", "chain", "unbatched"}
+    assert before["direct"][0]["sequence_batching"]["max_sequence_idle_microseconds"] == 1_000_000
+    assert before["oldest"][0]["sequence_batching"]["oldest"]["preferred_batch_size"] == [4]
+    assert "optimization" not in before["chain"][0]

@@ -209,7 +209,7 @@ class TestConfiguration:
 
         assert None not in list(numbers(config))
         assert not config.keys() & {
-            "sequence_batching", "ensemble_scheduling", "response_cache", "model_transaction_policy", "optimization",
+            "sequence_batching", "ensemble_scheduling", "response_cache", "model_transaction_policy",
         }  # fmt: skip
         assert ("dynamic_batching" in config) is (config["max_batch_size"] > 1)
         for said in ("input", "output"):

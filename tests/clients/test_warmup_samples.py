@@ -85,7 +85,7 @@ def test_zeros_random_values_and_a_file_run_before_it_is_ready(
     write(tmp_path, "max_batch_size: 4 instance_group { count: 2 kind: KIND_CPU }\n" + "".join(samples))
     (tmp_path / "m" / "warmup").mkdir()
     (tmp_path / "m" / "warmup" / "raw").write_bytes(np.ones(3, np.float32).tobytes())
-    with caplog.at_level(logging.DEBUG), live_server(tmp_path) as live:
+    with caplog.at_level(logging.DEBUG, "penstock.batching"), live_server(tmp_path) as live:
         told = ran(caplog)
         with triton.InferenceServerClient(live.address) as client:
             array = np.ones((1, 3), np.float32)
@@ -105,7 +105,7 @@ def test_strings_are_empty_random_or_read(tmp_path: Path, caplog: pytest.LogCapt
     write(tmp_path, "max_batch_size: 4\n" + "".join(samples), STRING)
     (tmp_path / "m" / "warmup").mkdir()
     (tmp_path / "m" / "warmup" / "raw").write_bytes(b"\3\0\0\x00233" * 3)
-    with caplog.at_level(logging.DEBUG), live_server(tmp_path):
+    with caplog.at_level(logging.DEBUG, "penstock.batching"), live_server(tmp_path):
         assert len(ran(caplog)) == 6
 
 
@@ -119,7 +119,7 @@ def test_a_sequence_models_sample_may_say_its_controls_and_need_not(
     write_sequence(tmp_path, code, controls(datatype) + samples)
     (tmp_path / "sequence" / "warmup").mkdir()
     (tmp_path / "sequence" / "warmup" / "raw").write_bytes(b"\3\0\0\x00233")
-    with caplog.at_level(logging.DEBUG), live_server(tmp_path) as live:
+    with caplog.at_level(logging.DEBUG, "penstock.batching"), live_server(tmp_path) as live:
         assert {line.split("'")[1] for line in ran(caplog)} == {"sequence sample", "without"}
         with triton_grpc.InferenceServerClient(live.grpc_address) as client:
             array = np.array([[7]], np.int32) if code == INT32 else np.array([[b"7"]], np.object_)
@@ -134,7 +134,7 @@ def test_a_sequence_models_sample_may_say_its_controls_and_need_not(
 
 def test_a_sample_of_no_rows_is_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(tmp_path, warmup(data(ZERO, "unknown"), rows=0))
-    with caplog.at_level(logging.DEBUG), live_server(tmp_path) as live:
+    with caplog.at_level(logging.DEBUG, "penstock.batching"), live_server(tmp_path) as live:
         assert ran(caplog) == []
         assert httpx.get(f"{live.url}/v2/models/m/ready").status_code == 200
 
@@ -200,7 +200,7 @@ output { name: "y" data_type: TYPE_FP32 dims: [ 2, 3 ] }
     outputs: models.Tensors = {"y": (FLOAT, ["N", 2, 3])}
     models.write(tmp_path, "reshaped", [node("Neg", ["x"], ["y"])], (square, outputs),
                  config=reshaped + warmup(data(ZERO, dims="6"), rows=4))  # fmt: skip
-    with caplog.at_level(logging.DEBUG), live_server(tmp_path) as live:
+    with caplog.at_level(logging.DEBUG, "penstock.batching"), live_server(tmp_path) as live:
         index = httpx.post(f"{live.url}/v2/repository/index").json()
 
     assert [entry["state"] for entry in index] == ["READY", "READY"], index

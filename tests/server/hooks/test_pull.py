@@ -135,7 +135,7 @@ class TestAnswers:
 
     def test_generate_and_predict_take_exactly_one(self, act: Act) -> None:
         text = (
-            "expects model to produce exactly 1 response, use generate stream for model that may generate various "
+            "expects model to produce exactly 1 response, use generate stream for model that generates various "
             "number of responses"
         )
 
@@ -320,6 +320,9 @@ class TestLeaving:
             waiting = asyncio.create_task(all_of(hooks, 1, second))
             await asyncio.sleep(0)
             waiting.cancel()
+            # before the gate opens: the replica's thread takes whoever still waits
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
             first.gates[0].set()
 
             assert await begun == [0]
@@ -360,6 +363,27 @@ class TestLeaving:
             await closing
 
         act(scene)
+
+    def test_when_no_time_is_left_for_them_they_are_closed_all_the_same(self, act: Act) -> None:
+        async def scene(stage: Stage) -> None:
+            hooks, seen = await load(stage), Seen()
+            async with asked(hooks, 10**9, seen) as answers:
+                await anext(answers)
+                closing = asyncio.create_task(hooks.close())
+                await turn()
+                closing.cancel()
+                await asyncio.wait((closing,))
+                with pytest.raises(InferError, match="ended their thread"):
+                    await all_that_is_left(answers)
+                await is_set(seen.closed)
+
+        act(scene)
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("hooks-")]
+
+
+async def all_that_is_left(answers: Any) -> None:
+    async for _ in answers:
+        pass
 
 
 async def visit(hooks: Hooks, seen: Seen, chance: random.Random) -> bool:

@@ -6,6 +6,7 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -92,6 +93,23 @@ class TestAnswers:
             assert await earlier.predict(IRIS) == (
                 b'{"class_label":"iris-setosa","class_index":0,"probabilities":[0.75,0.25,0.0]}'
             )
+
+        act(scene)
+
+    @pytest.mark.parametrize("kind", ["", "async "])
+    def test_an_idle_instance_keeps_nothing_of_a_request(self, act: Act, kind: str) -> None:
+        source = f"{kind}def pre_inference(sample, metadata): return sample['x'] * 1\n"
+        source += f"{kind}def post_inference(prediction, metadata): return prediction\n"
+
+        async def scene(stage: Stage) -> None:
+            body, made = np.ones((1, 4), np.float32), [np.ones((1, 4), np.float32)]
+            kept = ref(body), ref(made[0])
+            engine = PuppetEngine(lambda _: [made.pop()], at_once=True)
+            await (await stage.load(source, engine)).infer({"x": body})
+            del body
+            async with asyncio.timeout(GUARD_S):
+                while kept[0]() is not None or kept[1]() is not None:  # noqa: ASYNC110 - by that instance's thread
+                    await asyncio.sleep(0.001)
 
         act(scene)
 

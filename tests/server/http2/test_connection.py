@@ -321,6 +321,19 @@ def test_a_flood_of_frames_that_ask_for_nothing_ends_the_connection(one: bytes) 
     assert found[0] == Fault.ENHANCE_YOUR_CALM
 
 
+def test_many_calls_at_once_are_no_flood_nor_is_taking_all_of_them_back() -> None:
+    """As gRPC's clients do it: a small window update with each call, and another when its deadline has passed."""
+    wire = Wire(max_idle_frames=50)
+    streams = range(1, 2001, 2)
+    for stream in streams:
+        wire.feed(wire.call(HOLD, stream=stream) + frames.window_update(0, 5))
+    for stream in streams:
+        wire.feed(frames.reset(stream, Fault.CANCEL) + frames.window_update(0, 5))
+
+    assert wire.goaway() is None
+    assert wire.cancelled == len(wire.held) == len(streams)
+
+
 def test_a_flood_of_empty_continuations_ends_the_connection() -> None:
     wire = Wire(max_idle_frames=50)
     wire.feed(frame(frames.HEADERS, 0, 1, b"\x82") + frame(frames.CONTINUATION, 0, 1) * 60)

@@ -55,6 +55,7 @@ class TestCredentials:
             ("sftp://bob:hun/ter2@host/models", "sftp://host/models"),
             ("https://hunter2@host/models", "https://host/models"),
             ("https://host/models?X-Amz-Signature=hunter2&e=1", "https://host/models"),
+            ("as://account/container/models?se=1&sig=hunter2", "as://account/container/models?se=1&sig=***"),
             ("ftp://bob:hun%20ter2@host:21/models/", "ftp://host:21/models"),
             ("https://host:8443/a@b/models", "https://host:8443/a@b/models"),
         ],

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from penstock.backends.backend import Backend
 from penstock.backends.errors import Code, InferError
@@ -121,7 +122,7 @@ def test_every_mistake_is_found_with_its_place(tmp_path: Path) -> None:
 
     assert f"{tmp_path}/bad_field/config.pbtxt:2: field 'model_metrics' is not supported" in lines
     assert f"{tmp_path}/bad_file/1/model.onnx: onnx runtime error 7: no graph" in lines
-    assert f"{tmp_path}/bad_shape/1/model.onnx: unexpected inference input 'q', allowed inputs are: x" in lines
+    assert f"{tmp_path}/bad_shape/config.pbtxt:1: unexpected inference input 'q', allowed inputs are: x" in lines
     assert any(line.startswith(f"{tmp_path}/bad_hook/handler.py:2: ") for line in lines)
     assert any(line.startswith(f"{tmp_path}/notes: warning: is no model") for line in lines)
     assert lines[-1] == "0 versions would be served, 4 mistakes, 1 warning"
@@ -157,3 +158,81 @@ def test_a_mistake_that_only_the_model_shows_has_its_line_too(tmp_path: Path) ->
     assert [str(finding) for finding in report.mistakes] == [f"{file}:5: {text}"]
     text = "model 'm', padding.x.y.axis: 0 is fixed at 2, and only a free axis can be padded"
     assert [str(finding) for finding in other.mistakes] == [f"{file}:4: {text}"]
+
+
+def test_a_mistake_that_only_the_model_shows_has_the_line_of_what_it_names(tmp_path: Path) -> None:
+    tensors = "input { name: 'x' data_type: TYPE_FP32 dims: 4 }\noutput { name: 'y' data_type: TYPE_FP32 dims: 3 }\n"
+    control = "name: 'STRAT' control { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] }"
+    told = f"max_batch_size: 4\n{tensors}sequence_batching {{\n control_input {{ {control} }} }}"
+    maps = "input_map { key: 'x' value: 'in' }\n output_map { key: 'z' value: 'out' }"
+    ends = "input { name: 'in' data_type: TYPE_FP32 dims: 4 }\noutput { name: 'out' data_type: TYPE_FP32 dims: 3 }"
+    step = f"step {{ model_name: 'fine' model_version: -1\n {maps} }}"
+    made = f"platform: 'ensemble'\nmax_batch_size: 4\n{ends}\nensemble_scheduling {{ {step} }}"
+    make(tmp_path, "told/1/model.onnx", "fine/1/model.onnx", told=told, made=made)
+    (tmp_path / "made" / "1").mkdir()
+
+    of_made, of_told = sorted(check([tmp_path], {"onnxruntime": Loads()}).findings, key=str)
+
+    assert (of_told.path.parent.name, of_told.line) == ("told", 5)
+    assert "sequence control 'STRAT'" in of_told.message
+    assert (of_made.path.parent.name, of_made.line) == ("made", 7)
+    assert "non-existing output z in model fine" in of_made.message
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ("data_type: TYPE_INT32 dims: 4 zero_data: true", "data-type is 'INT32'"),
+        ("data_type: TYPE_FP32 dims: 5 zero_data: true", "unexpected shape for input 'x'"),
+        ("data_type: TYPE_FP32 dims: 4 input_data_file: 'gone'", "failed to open text file for read gone"),
+    ],
+)
+def test_a_sample_that_does_not_fit_the_model_is_a_mistake(tmp_path: Path, given: str, why: str) -> None:
+    sample = f"name: 's' batch_size: 1\n inputs {{ key: 'x' value {{ {given} }} }}"
+    make(tmp_path, "m/1/model.onnx", m=f"max_batch_size: 4\nmodel_warmup {{\n {sample} }}")
+
+    (finding,) = check([tmp_path], {"onnxruntime": Loads()}).mistakes
+
+    assert (finding.path.name, finding.line) == ("config.pbtxt", 3)
+    assert "warmup sample 's'" in finding.message
+    assert why in finding.message
+
+
+def test_ensembles_that_need_each_other_are_told_so(tmp_path: Path) -> None:
+    ends = "input { name: 'in' data_type: TYPE_FP32 dims: 4 } output { name: 'out' data_type: TYPE_FP32 dims: 4 }"
+    maps = "input_map { key: 'in' value: 'in' } output_map { key: 'out' value: 'out' }"
+    for name, other in (("one", "two"), ("two", "one")):
+        step = f"step {{ model_name: '{other}' model_version: -1 {maps} }}"
+        make(tmp_path, **{name: f"platform: 'ensemble'\n{ends}\nensemble_scheduling {{ {step} }}"})
+        (tmp_path / name / "1").mkdir()
+
+    mistakes = check([tmp_path], {}).mistakes
+
+    texts = ["circular dependency between ensembles: one -> ... -> two -> one",
+             "circular dependency between ensembles: two -> ... -> one -> two"]  # fmt: skip
+    assert [finding.message for finding in mistakes] == texts
+    assert [finding.line for finding in mistakes] == [3, 3]
+
+
+def test_prints_what_kind_of_model_would_be_served(tmp_path: Path) -> None:
+    control = "name: 'z' control { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] }"
+    ends = "input { name: 'x' data_type: TYPE_FP32 dims: 4 } output { name: 'y' data_type: TYPE_FP32 dims: 3 }"
+    maps = "input_map { key: 'x' value: 'x' } output_map { key: 'y' value: 'y' }"
+    step = f"step {{ model_name: 'fine' model_version: -1 {maps} }}"
+    levels = "priority_levels: 3 default_priority_level: 2"
+    make(
+        tmp_path, "fine/1/model.onnx", "told/1/model.onnx",
+        fine=f"dynamic_batching {{ {levels} }} response_cache {{ enable: true }} instance_group {{ passive: true }}",
+        made=f"platform: 'ensemble' max_batch_size: 4 {ends} ensemble_scheduling {{ {step} }}",
+        told=f"max_batch_size: 4 {ends} sequence_batching {{ control_input {{ {control} }} }}",
+    )  # fmt: skip
+    (tmp_path / "made" / "1").mkdir()
+    graph = Signature((*GRAPH.inputs, TensorSpec("z", "FP32", (-1, 1))), GRAPH.outputs)
+    loads = {name: Loads(graph=graph if name == "told" else GRAPH) for name in ("fine", "told")}
+
+    printed = str(check([tmp_path], {"onnxruntime": lambda path, *more: loads[path.parent.parent.name](path, *more)}))
+
+    assert "up to 64 rows, cap learned, 3 levels, 2 by default, queue of 1024 rows\n" in printed
+    assert "  answers    remembered, with --cache-config\n  instances  1 on cpu, passive\n" in printed
+    assert "  batching   up to 4 rows\n  steps      fine latest\n" in printed
+    assert "  sequences  direct, forgotten after 1 s, told z\n" in printed

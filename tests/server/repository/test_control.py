@@ -121,6 +121,13 @@ class TestLoading:
             await it.turns(lambda: [model.version for model in it.engine.retired] == ["1"])
             assert not it.repository.ready()
 
+    async def test_a_version_that_is_named_and_not_there_stops_no_load(self, tmp_path: Path) -> None:
+        make(tmp_path, "a/1/model.onnx", a="version_policy { specific { versions: [1, 2] } }")
+        async with house(tmp_path) as it:
+            await it.control.load("a")
+            assert it.rows() == ["a 1 READY"]
+            assert it.repository.ready()
+
     async def test_a_load_that_fails_leaves_what_serves(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx")
         async with house(tmp_path) as it:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Mapping
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,8 +20,9 @@ from penstock.batching.engine import Engine
 from penstock.server.hooks.engine import HookedEngine
 from penstock.server.repository.control import Choices, ModelControl
 from penstock.server.repository.repository import Repository
+from penstock.server.repository.scan import Entry
 from tests.clients.ensembles import config, step, write_ensemble
-from tests.fakes import FakeBackend
+from tests.fakes import PATIENCE_S, FakeBackend
 
 NEEDS = {"a": (), "b": (), "ab": ("a", "b"), "abb": ("ab", "b"), "aa": ("a", "a")}
 SIDES = (TensorSpec("x", "FP32", (-1, 4)),), (TensorSpec("y", "FP32", (-1, 4)),)
@@ -42,9 +46,27 @@ def write(root: Path) -> None:
             (root / name / "config.pbtxt").write_text("instance_group { count: 1 kind: KIND_CPU }")
 
 
+class SlowRepository(Repository):
+    """One that holds the next read of the model `held` back, when it has read, until `go` is set; `has_read` tells."""
+
+    held = ""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        super().__init__(paths)
+        self.has_read, self.go = threading.Event(), threading.Event()
+
+    def read(self, name: str, config: Any = None) -> tuple[Entry | None, bytes]:
+        found = super().read(name, config)
+        if name == self.held:
+            self.held = ""
+            self.has_read.set()
+            assert self.go.wait(PATIENCE_S)
+        return found
+
+
 class House:
     def __init__(self, root: Path) -> None:
-        self.repository = Repository([root])
+        self.repository = SlowRepository([root])
         self.engine = Engine(asyncio.get_running_loop(), {"onnxruntime": load})
         self.models = HookedEngine(self.engine)
         self.control = ModelControl(self.repository, self.models, Choices(mode="explicit"))
@@ -58,6 +80,22 @@ class House:
         except InferError:
             # an ensemble whose step was taken away while it was being loaded
             pass
+
+    async def held_back(self, loading: str, reading: str, meanwhile: Callable[[], Awaitable[object]]) -> None:
+        """Load a model, with a read for it held back until what is done meanwhile is over."""
+        self.repository.held = reading
+        held = asyncio.ensure_future(self.do("load", loading))
+        await asyncio.to_thread(self.repository.has_read.wait, PATIENCE_S)
+        await meanwhile()
+        self.repository.go.set()
+        await held
+
+    async def stop(self) -> None:
+        await self.control.stop()
+        await self.models.stop(10)
+
+    def versions(self, name: str) -> list[str]:
+        return [model.version for model in self.engine.models() if model.name == name]
 
     def ready(self) -> set[str]:
         return {row["name"] for row in self.repository.index() if row.get("state") == "READY"}
@@ -76,8 +114,7 @@ async def carry_out(root: Path, orders: list[list[tuple[str, str]]]) -> None:
             for name in NEEDS:
                 await house.do(word, name)
             assert house.ready() == (set(NEEDS) if word == "load" else set())
-        await house.control.stop()
-        await house.models.stop(10)
+        await house.stop()
 
 
 @settings(deadline=None, max_examples=25)
@@ -95,3 +132,91 @@ def test_whatever_is_asked_for_at_once_ends_and_what_serves_has_all_its_steps(
     with tempfile.TemporaryDirectory() as name:
         write(Path(name))
         asyncio.run(carry_out(Path(name), orders))
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    write(tmp_path)
+    made = House(tmp_path)
+    await made.control.start()
+    async with asyncio.timeout(30):
+        yield made
+    await made.stop()
+
+
+@pytest.mark.anyio
+class TestFilesThatChangeMeanwhile:
+    @pytest.mark.parametrize("loading", ["a", "ab"])
+    async def test_a_load_that_has_read_older_files_serves_the_newer_ones(
+        self, house: House, tmp_path: Path, loading: str
+    ) -> None:
+        async def replace() -> None:
+            (tmp_path / "a" / "1").rename(tmp_path / "a" / "2")
+            await house.control.load("a")
+            assert house.versions("a") == ["2"]
+
+        await house.held_back(loading, "a", replace)
+
+        assert house.versions("a") == ["2"]
+        assert loading in house.ready()
+
+    async def test_what_an_ensemble_has_come_to_need_is_loaded_with_it(self, house: House, tmp_path: Path) -> None:
+        await house.control.load("aa")
+
+        async def replace() -> None:
+            text = config("aa", ["x"], ["y"], [step("b", [("x", "x")], [("y", "y")])])
+            (tmp_path / "aa" / "config.pbtxt").write_text(text)
+
+        (tmp_path / "aa" / "2").mkdir()
+        await house.held_back("aa", "aa", replace)
+
+        assert house.ready() == {"a", "b", "aa"}
+
+    async def test_an_ensemble_leaves_what_a_request_has_brought_of_its_step(self, house: House) -> None:
+        files = {"7/model.onnx": b""}
+        await house.held_back("ab", "a", lambda: house.control.load("a", "{}", files))
+
+        assert house.versions("a") == ["7"]
+        assert house.ready() == {"a", "b", "ab"}
+
+    async def test_one_that_waited_for_its_step_is_read_again_when_it_is_needed(
+        self, house: House, tmp_path: Path
+    ) -> None:
+        (tmp_path / "a").rename(tmp_path / ".a")
+        await house.do("load", "ab")
+        (tmp_path / ".a").rename(tmp_path / "a")
+        await house.control.load("a")
+        assert house.versions("ab") == ["1"]
+        (tmp_path / "ab" / "2").mkdir()
+        await house.control.load("abb")
+
+        assert house.versions("ab") == ["2"]
+
+    async def test_polling_comes_back_to_an_ensemble_whose_new_step_comes_later(
+        self, house: House, tmp_path: Path
+    ) -> None:
+        await house.control.poll()
+        assert house.ready() == set(NEEDS)
+        text = config("aa", ["x"], ["y"], [step("late", [("x", "x")], [("y", "y")])])
+        (tmp_path / "aa" / "config.pbtxt").write_text(text)
+        (tmp_path / "aa" / "1").rename(tmp_path / "aa" / "2")
+        await house.control.poll()
+        assert house.versions("aa") == ["1"]
+        (tmp_path / "b").rename(tmp_path / "late")
+        await house.control.poll()
+
+        assert house.versions("aa") == ["2"]
+        assert house.ready() == {"a", "aa", "late"}
+
+    async def test_a_step_that_an_ensemble_under_way_needs_does_not_go_with_another(self, house: House) -> None:
+        await house.control.load("aa")
+        await house.held_back("ab", "b", lambda: house.control.unload("aa", dependents=True))
+        assert house.ready() == {"a", "b", "ab"}
+        await house.control.unload("ab", dependents=True)
+
+        assert house.ready() == set()

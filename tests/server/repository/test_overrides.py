@@ -109,3 +109,4 @@ class TestConfig:
         assert code is Code.INVALID
         assert said.startswith("failed to load 'm': load parameter 'config' is no JSON of a ModelConfig: ")
         assert len(said) < 600
+        assert "versionPolicy" not in said

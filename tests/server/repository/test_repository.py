@@ -167,10 +167,20 @@ class TestConfig:
                 "ensemble_scheduling",
                 "model_transaction_policy",
                 "response_cache",
-                "optimization",
             }
             == set()
         )
+
+    def test_pinned_memory_is_on_as_triton_prints_it(self, tmp_path: Path) -> None:
+        _, document = config_of(make(tmp_path, "m/1/model.onnx"))
+
+        assert document["optimization"] == {
+            "priority": "PRIORITY_DEFAULT",
+            "input_pinned_memory": {"enable": True},
+            "output_pinned_memory": {"enable": True},
+            "gather_kernel_buffer_threshold": 0,
+            "eager_batching": False,
+        }
 
     @pytest.mark.parametrize("size", [0, 1])
     def test_a_model_that_is_not_batched_has_no_dynamic_batching(self, tmp_path: Path, size: int) -> None:
@@ -181,6 +191,16 @@ class TestConfig:
         assert "dynamic_batching" not in document
         assert document["max_batch_size"] == size
         assert document["input"][0]["dims"] == ([4] if size else [-1, 4])
+
+    @pytest.mark.parametrize(("size", "preferred"), [(0, []), (1, [1])])
+    def test_dynamic_batching_is_kept_where_it_was_declared(
+        self, tmp_path: Path, size: int, preferred: list[int]
+    ) -> None:
+        make(tmp_path, "m/1/model.onnx", m="dynamic_batching { }")
+        native(tmp_path, "m", f"[batching]\nmax_batch_size = {size}\n")
+        _, document = config_of(tmp_path)
+
+        assert document["dynamic_batching"]["preferred_batch_size"] == preferred
 
     def test_what_was_declared_is_kept(self, tmp_path: Path) -> None:
         make(

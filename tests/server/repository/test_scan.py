@@ -56,12 +56,16 @@ class TestVersions:
 
         assert versions(entries(tmp_path)["m"]) == expected
 
-    def test_a_specific_version_that_is_missing_is_a_mistake_about_that_version(self, tmp_path: Path) -> None:
-        entry = entries(make(tmp_path, *self.files, m="\nversion_policy { specific { versions: [1, 2] } }"))["m"]
+    @pytest.mark.parametrize(("named", "there", "mistake"), [("1, 2", [1], False), ("2", [], True)])
+    def test_a_specific_version_that_is_missing_is_a_mistake_only_if_it_leaves_none(
+        self, tmp_path: Path, named: str, there: list[int], mistake: bool
+    ) -> None:
+        text = f"\nversion_policy {{ specific {{ versions: [{named}] }} }}"
+        entry = entries(make(tmp_path, *self.files, m=text))["m"]
 
-        assert versions(entry) == [1]
-        assert [(f.version, f.line, f.message) for f in entry.findings] == [
-            (2, 2, "version 2 of model 'm' is not there")
+        assert versions(entry) == there
+        assert [(f.version, f.line, f.mistake, f.message) for f in entry.findings] == [
+            (2, 2, mistake, "version 2 of model 'm' is not there")
         ]
 
     @pytest.mark.parametrize("name", ["01", "0", "one", "-1", "1.0", "9" * 19, "\u0661"])
@@ -225,6 +229,12 @@ class TestBothFiles:
         assert [str(finding) for finding in entries(tmp_path)["m"].findings] == [
             f"{tmp_path}/m/penstock.toml:3: batching.cap: 9 is more than the max batch size, 8"
         ]
+
+    def test_of_a_preferred_size_above_it_triton_s_text_is_said(self, tmp_path: Path) -> None:
+        make(tmp_path, "m/1/model.onnx", m="max_batch_size: 4\ndynamic_batching { preferred_batch_size: [2, 8] }")
+
+        (finding,) = entries(tmp_path)["m"].findings
+        assert str(finding).endswith(": dynamic batching preferred size must be <= max batch size for m")
 
     def test_so_has_an_allowed_size_above_the_largest(self, tmp_path: Path) -> None:
         make(tmp_path, "m/1/model.onnx", m="max_batch_size: 8")

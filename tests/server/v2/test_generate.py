@@ -57,7 +57,10 @@ class TestReading:
 
     def test_what_is_missing_twice_or_no_object_is_refused(self) -> None:
         assert "missing required input(s) ['text']" in refused(n=[1, 2])
-        assert refused(text="a", parameters={"text": "b"}) == "input 'text' already exists in request"
+        nested = "Converting keyword: 'parameters': "
+        assert refused(text="a", parameters={"text": "b"}) == f"{nested}input 'text' already exists in request"
+        twice = refused(text="a", n=[1, 2], parameters={"nested": {"twice": 1}})
+        assert twice.startswith(f"{nested}parameter 'nested' has invalid type. It should be")
         for members in (
             '"text": "a", "text": "b"',
             '"text": "a", "\\u0074ext": "b"',
@@ -115,6 +118,12 @@ class TestServing:
             assert server.get(f"/v2/models/simple/{kind}").status_code == 405
             coded = server.post(f"/v2/models/simple/{kind}", content=b"", headers={"content-encoding": "gzip"})
             assert coded.json() == {"error": "Unsupported content-encoding, only 'identity' is supported."}
+
+    def test_so_is_a_shape_that_the_model_does_not_take(self, server: httpx.Client) -> None:
+        for kind in ("generate", "generate_stream"):
+            answer = server.post(f"/v2/models/simple/{kind}", json={"INPUT0": [1] * 32, "INPUT1": [1] * 16})
+            assert (answer.status_code, answer.headers["content-type"]) == (400, "application/json")
+            assert answer.json() == {"error": "input 'INPUT1' batch size does not match other inputs for 'simple'"}
 
     def test_what_fails_in_inference_is_an_event(self, server: httpx.Client) -> None:
         words = {"INPUT0": ["x"] * 16, "INPUT1": ["1"] * 16}

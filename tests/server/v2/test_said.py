@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -63,6 +64,13 @@ class TestParameters:
     @pytest.mark.parametrize("key", ["sequence_start", "sequence_end", "binary_data_output", "hooks"])
     def test_that_are_flags_are_booleans(self, key: str) -> None:
         assert refused(parameters, {key: 1}).startswith(f"Unable to parse '{key}'")
+
+    def test_that_are_many_take_no_more_time_each(self) -> None:
+        many = {f"k{number}": number for number in range(100_000)}
+        start = time.process_time()
+
+        assert parameters(many).custom == many
+        assert time.process_time() - start < 5
 
     def test_of_triton_s_own_are_refused_but_where_a_transport_takes_them(self) -> None:
         assert "reserved for Triton usage" in refused(parameters, {"triton_x": 1})
