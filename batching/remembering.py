@@ -84,9 +84,10 @@ class Remembering:
         self._steps: list[ReferenceType[Model]] = []
         self._kept: set[bytes] = set()
         self._warned = False
+        self._hits: list[InferRequest] = []
 
     def takes(self, request: InferRequest) -> bool:
-        """Answer a request that is remembered, here and now.
+        """Answer a request that is remembered, in this turn of the loop.
 
         Returns: False if it is not remembered: it has to run then, and its answer passes through here. True also for
         one that is large, and looked up later: the Engine gets it again if it is not found.
@@ -133,12 +134,23 @@ class Remembering:
         if trace is not None:
             trace(self._model, Batch([request], request.rows, request.key, 0), end_ns)
         ordering = self._model.scheduler.ordering
-        if ordering is None:
-            request.sink.deliver((request,))
-        else:
+        if ordering is not None:
             ordering.enter(request)
-            hand_out([request])
+        if not self._hits:
+            self._engine.hold(self._model)
+            self._loop.call_soon(self._hand_out)
+        self._hits.append(request)
         return True
+
+    def _hand_out(self) -> None:
+        """Hand out the hits of a loop turn, all at once as a batch is."""
+        # who is answered while the loop still reads asks again at once, and each turn has less to read: a hit with 64
+        # clients took 31 us of CPU, and takes 24 (perf/cache.py)
+        hits, self._hits = self._hits, []
+        try:
+            hand_out(hits)
+        finally:
+            self._engine.release(self._model)
 
     def _go_on(self, request: InferRequest, start_ns: int, key: asyncio.Future[bytes]) -> None:
         """Look up what was hashed on a thread, and queue it if it is not there."""

@@ -93,6 +93,20 @@ async def test_what_has_run_is_answered_at_once() -> None:
         assert s.engine.inflight == 0
 
 
+async def test_the_hits_of_a_loop_turn_are_handed_out_together() -> None:
+    async with serving() as s:
+        await s.serve(1)
+        told: list[int] = []
+        s.sink.deliver = lambda requests: told.append(len(requests))  # type: ignore[method-assign]
+        s.submit(1)
+        s.submit(1)
+        in_this_turn = list(told)
+        await asyncio.sleep(0)
+
+        assert (in_this_turn, told) == ([], [2])
+        assert s.model.holds == 0
+
+
 async def test_where_order_is_kept_large_ones_are_looked_up_in_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remembering, "HERE_BYTES", 0)
     async with serving(replace(THREAD, preserve_ordering=True)) as s:
