@@ -419,7 +419,7 @@ class TestErrors:
             assert refusal(kept, "only", 4).code is Code.OVERLOADED
             kept.submit("only", 1)
 
-            assert values_of(kept.sink.requests) == [2, 2]
+            assert values_of(await kept.sink.holds(2)) == [2, 2]
 
     async def test_a_step_is_not_begun_whose_sibling_fails_while_room_is_made_for_it(self) -> None:
         spec = ensemble_spec("twins", "a b", "c d", step("plus", "x=a", "y=c"), step("plus", "x=b", "y=d"))
