@@ -16,11 +16,13 @@ from .ragged import RAGGED
 from .request import Key
 
 if TYPE_CHECKING:
+    from .model import Model
     from .padding import Padding
     from .request import InferRequest
 
 Shape = tuple[int, ...]
 
+_KEPT_SHAPES = 256
 MAX_EMPTY_DIM = 1 << 20
 """The largest dim beside a zero: no bytes stand for it, and a model may make an output of its size."""
 
@@ -58,6 +60,17 @@ def admit(
     if rows > max_rows:
         raise InferError(Code.INVALID, f"inference request batch-size must be <= {max_rows} for '{name}'")
     return rows, tuple(key) if padding is None else padding.key(name, key)
+
+
+def admitted(model: Model, shapes: tuple[Shape | None, ...]) -> tuple[int, Key]:
+    """Check a request's shapes, as `admit`; what has passed is remembered. Raises: InferError (INVALID)."""
+    known = model.admitted.get(shapes)
+    if known is None:
+        known = admit(model.name, model.signature, model.request_rows, shapes, model.padding)
+        if len(model.admitted) >= _KEPT_SHAPES:
+            model.admitted.clear()
+        model.admitted[shapes] = known
+    return known
 
 
 def _rows(name: str, signature: Signature, shapes: Sequence[Shape | None]) -> int:

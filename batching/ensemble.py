@@ -9,11 +9,11 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.backends.errors import Code, InferError
 
-from .admission import admit
+from .admission import admitted
 from .loaded import STOPPING
 from .passage import Passage, StepRequest, count_steps, is_step
 from .request import InferRequest, bytes_of
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from .course import Links, Passed
     from .model import Model
 
-_KEPT_SHAPES = 256
 _OTHERS = frozenset((Code.EXPIRED, Code.NOT_READY, Code.CANCELLED))
 """Codes of a step that was not run, though it had been accepted."""
 
@@ -209,7 +208,7 @@ class Ensembles:
         if parent.sequence is not None and passage.ensemble.sequels.keeps(passage, step):
             return
         inputs = passage.inputs(step)
-        rows, key = _admitted(model, tuple([None if array is None else array.shape for array in inputs]))
+        rows, key = admitted(model, tuple([None if array is None else array.shape for array in inputs]))
         request = StepRequest(model, inputs, rows, key, step.wanted, self)
         request.step = step
         request.context = passage
@@ -291,17 +290,6 @@ def _links_for(request: InferRequest, ensemble: Ensemble) -> Links:
     if type(passage) is Passage and not passage.ended:
         return passage.links.nested[ensemble.model]
     return ensemble.links()
-
-
-def _admitted(model: Model, shapes: tuple[tuple[int, ...] | None, ...]) -> Any:
-    """Check a step's shapes, or remember that they were: the dialects do the same. Raises: InferError (INVALID)."""
-    known = model.admitted.get(shapes)
-    if known is None:
-        known = admit(model.name, model.signature, model.request_rows, shapes, model.padding)
-        if len(model.admitted) >= _KEPT_SHAPES:
-            model.admitted.clear()
-        model.admitted[shapes] = known
-    return known
 
 
 def _deadline_ns(parent: InferRequest, model: Model) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.admission import admit
+from penstock.batching.admission import admitted
 from penstock.batching.request import InferRequest, bytes_of
 
 from . import said
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 _MAX_DIM = (1 << 63) - 1
 _MAX_RANK = 32
-_KEPT_SHAPES = 256
 
 
 def _no(member: str, value: Any, kind: str) -> InferError:
@@ -148,17 +147,6 @@ def _inputs(
         raise invalid(f"unexpected additional input data for model '{model.name}'")
     rows, key = admitted(model, shapes)
     return inputs, rows, key
-
-
-def admitted(model: Model, shapes: tuple[tuple[int, ...] | None, ...]) -> tuple[int, Key]:
-    """Check a request's shapes, as `admit`; what has passed is remembered. Called by gRPC's decoding too."""
-    known = model.admitted.get(shapes)
-    if known is None:
-        known = admit(model.name, model.signature, model.request_rows, shapes, model.padding)
-        if len(model.admitted) >= _KEPT_SHAPES:
-            model.admitted.clear()
-        model.admitted[shapes] = known
-    return known
 
 
 def _said(model: Model, parameters: Any, outputs: Any, regions: Regions | None) -> tuple[tuple[int, ...], Options]:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.backends.errors import Code, InferError
+from penstock.batching.admission import admitted
 from penstock.batching.request import InferRequest
 from penstock.server.v2 import said
-from penstock.server.v2.decode import admitted, wrong_datatype, wrong_inputs
+from penstock.server.v2.decode import wrong_datatype, wrong_inputs
 from penstock.server.v2.said import PLAIN, Options, invalid
 from penstock.server.v2.tensors import from_binary
 
