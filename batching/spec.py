@@ -221,16 +221,37 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """Where a model's user code runs when it has processes of its own.
+
+    `interpreter` is the Python to run, "": the server's own. `requirements` is the file that says what its environment
+    holds: a requirements.txt, a Pipfile, or a packed environment (.tar.gz); None: the interpreter's own. `path` comes
+    first on sys.path; `environment` are variables. Units: `timeout_s` per call, `memory_bytes` resident; 0 for no limit.
+    """
+
+    interpreter: str = ""
+    requirements: Path | None = None
+    path: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict, hash=False)
+    timeout_s: float = 0.0
+    memory_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class HookSpec:
     """The user's file with `pre_inference` and/or `post_inference`.
 
-    `replicas` None: decided at load by whether the module writes globals. Units: `timeout_s` per hook call.
+    `replicas` None: decided at load by whether the module writes globals. Units: `timeout_s` per hook call. `workers`
+    is how many processes it runs in, as `worker` says; 0: in the server, None: in the server until it is measured to
+    hold the loop.
     """
 
     path: Path
     replicas: int | str | None = None
     timeout_s: float = 30.0
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    workers: int | None = None
+    worker: WorkerSpec = field(default_factory=WorkerSpec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +263,8 @@ class ModelSpec:
     where that is another: in the model's own shapes, with derived inputs and kept outputs after the clients'.
     `samples` are run before it is ready. `cached`: answers are remembered. `decoupled`: a request has any number of
     answers. `device_priority`: its weight in the device's turns. `auto_complete`: whether inputs and outputs that are
-    not declared are taken from the model.
+    not declared are taken from the model. `worker` is where a model that is Python code runs, and `declared` its
+    ModelConfig as JSON, which such code is given.
     """
 
     name: str
@@ -270,3 +292,5 @@ class ModelSpec:
     decoupled: bool = False
     device_priority: float = 1.0
     auto_complete: bool = True
+    worker: WorkerSpec = field(default_factory=WorkerSpec)
+    declared: str = ""

@@ -20,8 +20,8 @@ from .backend_config import parse as parse_backend
 from .cache_config import parse as parse_cache
 from .http.limits import Limits
 from .metrics_config import parse as parse_metrics
+from .process_settings import ProcessSettings
 from .restricted import GRPC_PREFIX, Restricted
-from .running_settings import RunningSettings
 from .setting import COUNT, PORTS, PREFIX, SECONDS, Setting, setting
 from .sharing import parse_host_policies, parse_resources
 from .tracing.config import parse as parse_tracing
@@ -59,7 +59,7 @@ _RULES: dict[str, Callable[[Any], object]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings(RunningSettings):
+class Settings(ProcessSettings):
     """One server's settings, checked. Names are Triton's where the meaning is the same."""
 
     model_repository: tuple[str, ...] = setting(

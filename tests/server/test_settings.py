@@ -156,7 +156,7 @@ def test_every_setting_has_a_flag_an_environment_name_and_a_sentence() -> None:
 
 def test_every_limit_is_a_setting_and_the_defaults_agree() -> None:
     assert Settings().limits() == Limits()
-    others = {"http_port", "http_address", "http_header_forward_pattern", "http_restricted_api"}
+    others = {"http_port", "http_address", "http_header_forward_pattern", "http_restricted_api", "http_workers"}
     assert len(fields(Limits)) == sum(
         item.name.startswith("http_") and item.name not in others for item in known_settings()
     )

@@ -1,0 +1,34 @@
+"""Kinds: what a front end and the engine say to each other over their Link. Numbers are the front end's unless said.
+
+32 to 63 are inference (remote_engine.py, engine_service.py), 64 to 95 everything else (calls.py, shared_state.py).
+"""
+
+from __future__ import annotations
+
+SUBMIT = 32
+"""Front end: one request."""
+CANCEL = 33
+"""Front end: nobody waits for this request any more."""
+DONE = 34
+"""Engine: outputs."""
+FAILED = 35
+"""Engine: an error."""
+ANSWER = 36
+"""Engine: one answer of several; DONE or FAILED comes after the last."""
+FORM = 37
+"""Front end: what requests that name this number have in common."""
+MODELS = 38
+"""Engine: all that is served now; the number is the generation's, and is acknowledged when it is in place."""
+COUNTED = 39
+"""Front end: what it has counted: hooks, failures."""
+
+ASK = 64
+"""Front end: a call of the control plane. PARTs answer it, and END."""
+PART = 65
+END = 66
+LEAVE = 67
+"""Front end: nobody takes the answer of an ASK any more."""
+STATE = 68
+"""Engine: what is the same in every process (regions, log settings); acknowledged when it is in place."""
+ACKNOWLEDGED = 69
+"""Front end: MODELS or STATE of this number is in place. Body: JSON, what failed."""

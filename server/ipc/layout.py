@@ -1,0 +1,114 @@
+"""Layouts: what a list of tensors looks like, told once over a wire and then named by its number.
+
+Called by `wire.py`. Strings are object arrays, whose elements travel with their lengths before them, as in the v2
+protocol; elements come out as `bytes`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.backends.backend import Array
+
+from .arena import WireError
+
+ALIGNMENT = 64
+_KINDS = "biufO"
+_MOST_TENSORS = 4096
+_LENGTH = struct.Struct("<I")
+
+Part = tuple[np.dtype[Any], tuple[int, ...], int]
+"""A tensor: datatype, shape, and bytes; -1 bytes for strings, which say how many with each message."""
+
+
+class Layout:
+    """The tensors of one kind of message. `strings` is how many of them are strings. Units: bytes.
+
+    `offsets` and `nbytes` are where each tensor is in the payload, and how much there is, where no strings are.
+    """
+
+    __slots__ = ("nbytes", "number", "offsets", "parts", "strings")
+
+    def __init__(self, number: int, parts: Sequence[Part | None]) -> None:
+        self.number = number
+        self.parts = parts
+        self.strings = sum(part is not None and part[2] < 0 for part in parts)
+        self.offsets, self.nbytes = place([part[2] if part else 0 for part in parts]) if not self.strings else ([], 0)
+
+
+def place(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Give where each part of a payload begins, and where all of it ends; each is aligned."""
+    offsets, end = [], 0
+    for size in sizes:
+        offsets.append(end)
+        end += (size + ALIGNMENT - 1) & -ALIGNMENT
+    return offsets, end
+
+
+def parts_of(arrays: Sequence[Array | None]) -> list[Part | None]:
+    """Describe tensors. Raises: TypeError for one that cannot travel."""
+    parts: list[Part | None] = []
+    for array in arrays:
+        if array is None:
+            parts.append(None)
+            continue
+        if array.dtype.kind not in _KINDS:
+            raise TypeError(f"a tensor of numpy's {array.dtype} cannot be sent to another process")
+        parts.append((array.dtype.newbyteorder("="), array.shape, -1 if array.dtype.hasobject else array.nbytes))
+    return parts
+
+
+def write_parts(parts: Sequence[Part | None]) -> bytes:
+    """Write a layout for the other process."""
+    return json.dumps([part and ["O" if part[2] < 0 else part[0].str, part[1]] for part in parts]).encode()
+
+
+def read_parts(written: bytes) -> list[Part | None]:
+    """Read what `write_parts` has written. Raises: WireError."""
+    try:
+        rows = json.loads(written)
+        if len(rows) > _MOST_TENSORS:
+            raise WireError("a layout of too many tensors")
+        return [None if row is None else _part(str(row[0]), row[1]) for row in rows]
+    except (ValueError, TypeError, IndexError, KeyError, OverflowError) as error:
+        raise WireError(f"a layout that cannot be read: {error}") from error
+
+
+def _part(name: str, dims: Sequence[int]) -> Part:
+    dtype: np.dtype[Any] = np.dtype(name)
+    shape = tuple(map(int, dims))
+    if dtype.kind not in _KINDS or min(shape, default=0) < 0 or len(shape) > 32:
+        raise WireError(f"no tensor is {name} {shape}")
+    return dtype, shape, -1 if dtype.hasobject else math.prod(shape) * dtype.itemsize
+
+
+def pack_strings(array: Array) -> bytes:
+    """Write the elements of an object array, each after its length."""
+    parts: list[bytes] = []
+    for element in array.ravel().tolist():
+        value = element if type(element) is bytes else str(element).encode()
+        parts += (_LENGTH.pack(len(value)), value)
+    return b"".join(parts)
+
+
+def unpack_strings(payload: memoryview, shape: tuple[int, ...]) -> Array:
+    """Read what `pack_strings` has written. Raises: WireError."""
+    elements: list[bytes] = []
+    position = 0
+    for _ in range(math.prod(shape)):
+        if position + 4 > len(payload):
+            raise WireError("strings that end too early")
+        (size,) = _LENGTH.unpack_from(payload, position)
+        position += 4 + size
+        elements.append(bytes(payload[position - size : position]))
+    if position != len(payload):
+        raise WireError("strings that do not end with their payload")
+    array = np.empty(len(elements), np.object_)
+    array[:] = elements
+    return array.reshape(shape)

@@ -1,0 +1,174 @@
+"""Link: one end of a conversation with another process, on an event loop. Made by whoever has the process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from penstock.backends.backend import Array
+
+from .arena import WireError
+from .wire import ARENA_BYTES, MOST_DESCRIPTORS, Message, Wire
+
+READ_BYTES = 256 << 10
+SOCKET_BYTES = 1 << 20
+_ANCILLARY_BYTES = socket.CMSG_LEN(4 * 253)
+
+
+class Link:
+    """A Wire on a Unix socket. All that is sent in a loop turn leaves in one write.
+
+    `take` is called with the messages of each read; it must not raise. `lost` is called once, in a later turn, when the
+    other process has gone or has sent what cannot be; not after `close`.
+    Invariant: whoever sends does not wait; `buffered_bytes` says how much the other side has not taken yet.
+    Threads: the event loop's.
+    """
+
+    def __init__(
+        self, sock: socket.socket, take: Callable[[list[Message]], None], lost: Callable[[str], None],
+        arena_bytes: int = ARENA_BYTES,
+    ) -> None:  # fmt: skip
+        self._loop = asyncio.get_running_loop()
+        self._sock = sock
+        self._take = take
+        self._lost = lost
+        self._wire = Wire(self._freed, arena_bytes)
+        self._buffer = bytearray(READ_BYTES)
+        self._unsent = bytearray()
+        self._flushing = False
+        self.closed = False
+        prepare(sock)
+        sock.setblocking(False)
+        self._loop.add_reader(sock, self._readable)
+
+    @property
+    def arena(self) -> Any:
+        """What is leased in shared memory for the other side: `leases`, `leased_bytes`, `total_bytes`."""
+        return self._wire.arena
+
+    @property
+    def buffered_bytes(self) -> int:
+        """How much waits for the other side to read."""
+        return len(self._unsent) + sum(map(len, self._wire.out))
+
+    def send(
+        self, kind: int, number: int, body: bytes = b"", arrays: Sequence[Array | None] | None = None,
+        descriptors: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        """Send a message at the end of this loop turn; to a closed link, nothing happens.
+
+        Raises: TypeError or ValueError for what cannot travel.
+        """
+        if self.closed:
+            return
+        self._wire.put(kind, number, body, arrays, descriptors)
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _freed(self) -> None:
+        if not self._flushing and not self.closed:
+            self._flushing = True
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody waits for the slot
+                self._loop.call_soon_threadsafe(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        if self.closed:
+            return
+        wire = self._wire
+        wire.put_freed()
+        if not wire.out:
+            return
+        if self._unsent:
+            self._unsent += b"".join(wire.out)
+            wire.out.clear()
+            return
+        data = b"".join(wire.out) if len(wire.out) > 1 else wire.out[0]
+        wire.out.clear()
+        self._write(data)
+
+    def _write(self, data: bytes | bytearray) -> None:
+        try:
+            sent = send_once(self._sock, data, self._wire.descriptors)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError as error:
+            self._fail(error.strerror or str(error))
+            return
+        if sent == len(data):
+            return
+        if not self._unsent:
+            self._loop.add_writer(self._sock, self._writable)
+        self._unsent += memoryview(data)[sent:]
+
+    def _writable(self) -> None:
+        data, self._unsent = self._unsent, bytearray()
+        self._loop.remove_writer(self._sock)
+        self._write(data)
+
+    def _readable(self) -> None:
+        try:
+            data, descriptors = receive_once(self._sock, self._buffer)
+            if not data:
+                self._fail("the process has gone")
+                return
+            messages = self._wire.feed(data, descriptors)
+        except (BlockingIOError, InterruptedError):
+            return
+        except (OSError, WireError) as error:
+            self._fail(str(error))
+            return
+        if messages:
+            self._take(messages)
+
+    def _fail(self, why: str) -> None:
+        if not self.closed:
+            self.close()
+            self._loop.call_soon(self._lost, why)
+
+    def close(self) -> None:
+        """End the conversation; what was sent in this loop turn still leaves, if the other side takes it at once."""
+        if self.closed:
+            return
+        if not self._unsent and self._wire.out:
+            with contextlib.suppress(OSError):
+                send_once(self._sock, b"".join(self._wire.out), self._wire.descriptors)
+        self.closed = True
+        self._loop.remove_reader(self._sock)
+        self._loop.remove_writer(self._sock)
+        self._sock.close()
+        self._wire.close()
+
+
+def prepare(sock: socket.socket) -> None:
+    """Let a socket hold as much as a busy loop turn sends."""
+    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        sock.setsockopt(socket.SOL_SOCKET, option, SOCKET_BYTES)
+
+
+def send_once(sock: socket.socket, data: bytes | bytearray | memoryview, descriptors: list[int]) -> int:
+    """Send what the socket takes, and with it the descriptors, which are closed then. Raises: OSError."""
+    if not descriptors:
+        return sock.send(data)
+    some = descriptors[:MOST_DESCRIPTORS]
+    sent = socket.send_fds(sock, [data if len(descriptors) <= MOST_DESCRIPTORS else memoryview(data)[:1]], some)
+    for descriptor in some:
+        os.close(descriptor)
+    del descriptors[: len(some)]
+    return sent
+
+
+def receive_once(sock: socket.socket, buffer: bytearray) -> tuple[memoryview, list[int]]:
+    """Receive what is there: a view of `buffer`, empty at the end, and descriptors. Raises: OSError."""
+    nbytes, ancillary, _, _ = sock.recvmsg_into([buffer], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+    descriptors: list[int] = []
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            whole = len(data) - len(data) % 4
+            descriptors += memoryview(data[:whole]).cast("i").tolist()
+    return memoryview(buffer)[:nbytes], descriptors

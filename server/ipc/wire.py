@@ -1,0 +1,259 @@
+"""Wire: one end of a conversation between two processes, without the socket: messages to bytes and back.
+
+`link.py` puts it on an event loop, `channel.py` on a thread that blocks. A message is a kind, a number, a body and
+tensors; small tensors travel with it, larger ones in the writer's Arena.
+
+A frame: a header (length of the rest, kind, descriptors that come with it, number, length of the body, layout of the
+tensors or 0), the body, and for tensors their slot (or NO_SLOT), the bytes of each one that has strings, and the
+payload unless it is in the slot.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.backends.backend import Array
+
+from .arena import Arena, Mirror, WireError
+from .layout import Layout, pack_strings, parts_of, place, read_parts, unpack_strings, write_parts
+
+Message = tuple[int, int, bytes, list[Array | None], list[int]]
+"""Kind, number, body, tensors, and descriptors, which are the receiver's to close."""
+
+INLINE_BYTES = 8 << 10
+"""Tensors of no more than so many bytes in all travel in the frame: a slot costs 4 us, and copying these less."""
+ARENA_BYTES = 1 << 30
+MOST_DESCRIPTORS = 200
+NO_SLOT = 0xFFFF_FFFF
+FIRST_KIND = 16
+"""Kinds below are the wire's own."""
+_SEGMENT, _DROP, _RELEASE, _LAYOUT = 1, 2, 3, 4
+_HEADER = struct.Struct("<IHHQII")
+_SLOT = struct.Struct("<I")
+_PAIR = struct.Struct("<IQ")
+_MOST_LAYOUTS = 1024
+_MOST_BYTES = (1 << 32) - 1
+
+
+class Wire:
+    """One end. `put` fills `out` and `descriptors`, which the shell sends in order; `feed` takes what it has received.
+
+    Invariant: what is fed in any pieces comes out as the messages that were put, in order.
+    Ownership: tensors received are the receiver's, and may be written to; those in the Arena of the other side are
+    views of it, which keep their slot for as long as one of them lives. Bodies are copies.
+    `on_free` is called, on whichever thread, when a slot is to be told of: `put_freed` does so.
+    Threads: one at a time.
+    """
+
+    def __init__(self, on_free: Callable[[], None], arena_bytes: int = ARENA_BYTES) -> None:
+        self.out: list[bytes] = []
+        self.descriptors: list[int] = []
+        self.arena = Arena(arena_bytes)
+        self.mirror = Mirror(on_free)
+        self._told: dict[tuple[Any, ...], Layout] = {}
+        self._known: dict[int, Layout] = {}
+        self._rest = bytearray()
+        self._arrived: deque[int] = deque()
+
+    # -- sending -----------------------------------------------------------------------------------------------
+
+    def put(
+        self, kind: int, number: int, body: bytes = b"", arrays: Sequence[Array | None] | None = None,
+        descriptors: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        """Put a message. Raises: TypeError or ValueError for what cannot travel, with nothing put.
+
+        Ownership: the tensors are copied, and `descriptors` duplicated, before it returns.
+        """
+        if arrays is None:
+            tensors, layout_number = b"", 0
+        else:
+            layout = self._told.get(tuple([None if a is None else (a.dtype, a.shape) for a in arrays]))
+            if layout is None:
+                layout = self._tell(arrays)
+            tensors, layout_number = self._tensors(layout, arrays), layout.number
+        size = len(body) + len(tensors)
+        if size > _MOST_BYTES:
+            raise ValueError(f"a message of {size} bytes")
+        self.descriptors += map(os.dup, descriptors)
+        self.out.append(_HEADER.pack(size, kind, len(descriptors), number, len(body), layout_number) + body + tensors)
+
+    def _tell(self, arrays: Sequence[Array | None]) -> Layout:
+        parts = parts_of(arrays)
+        if len(self._told) >= _MOST_LAYOUTS:
+            self._told.clear()  # numbers begin anew, and take the place of those the other side knows
+        layout = Layout(len(self._told) + 1, parts)
+        self._told[tuple([None if a is None else (a.dtype, a.shape) for a in arrays])] = layout
+        self._put_own(_LAYOUT, layout.number, write_parts(parts))
+        return layout
+
+    def _put_own(self, kind: int, number: int, body: bytes = b"", descriptors: int = 0) -> None:
+        self.out.append(_HEADER.pack(len(body), kind, descriptors, number, len(body), 0) + body)
+
+    def _tensors(self, layout: Layout, arrays: Sequence[Array | None]) -> bytes:
+        if layout.strings:
+            return self._with_strings(layout, arrays)
+        if layout.nbytes > INLINE_BYTES:
+            slot = self._in_slot(layout.parts, arrays, layout.offsets, layout.nbytes)
+            if slot is not None:
+                return slot
+        return _NO_SLOT + _joined(layout.parts, arrays)
+
+    def _with_strings(self, layout: Layout, arrays: Sequence[Array | None]) -> bytes:
+        flat: list[Array | None] = []
+        sizes = b""
+        for part, array in zip(layout.parts, arrays, strict=True):
+            if part is not None and part[2] < 0 and array is not None:
+                array = np.frombuffer(pack_strings(array), np.uint8)
+                sizes += _SLOT.pack(array.nbytes)
+            flat.append(array)
+        parts = parts_of(flat)
+        offsets, nbytes = place([part[2] if part else 0 for part in parts])
+        if nbytes > INLINE_BYTES:
+            slot = self._in_slot(parts, flat, offsets, nbytes)
+            if slot is not None:
+                return slot + sizes
+        return _NO_SLOT + sizes + _joined(parts, flat)
+
+    def _in_slot(
+        self, parts: Sequence[Any], arrays: Sequence[Array | None], offsets: Sequence[int], nbytes: int
+    ) -> bytes | None:
+        """Write tensors to the Arena; None when it has no room, and they have to travel in the frame."""
+        leased = self.arena.lease(nbytes)
+        if leased is None:
+            return None
+        slot, memory, start = leased
+        for part, array, offset in zip(parts, arrays, offsets, strict=True):
+            if array is not None and array.size:
+                np.copyto(np.ndarray(array.shape, part[0], memory, start + offset), array)
+        for segment in self.arena.fresh:
+            self.descriptors.append(os.dup(segment.fd))
+            self._put_own(_SEGMENT, segment.number, _SLOT.pack(segment.slot_bytes), 1)
+        self.arena.announced()
+        return _SLOT.pack(slot)
+
+    def put_freed(self) -> None:
+        """Tell the other side which of its slots nobody here looks at any more, and which segments are gone."""
+        freed, dropped = self.mirror.freed, self.arena.dropped
+        if freed:
+            slots = [freed.popleft() for _ in range(len(freed))]
+            self._put_own(_RELEASE, len(slots), struct.pack(f"<{len(slots)}I", *slots))
+        while dropped:
+            self._put_own(_DROP, dropped.pop())
+
+    # -- receiving ---------------------------------------------------------------------------------------------
+
+    def feed(self, data: memoryview, descriptors: Sequence[int] = ()) -> list[Message]:
+        """Take what has arrived, and give the messages that are whole now. Raises: WireError."""
+        self._arrived.extend(descriptors)
+        if self._rest:
+            self._rest += data
+            view = memoryview(self._rest)
+            messages, read = self._read(view)
+            view.release()
+            del self._rest[:read]
+        else:
+            messages, read = self._read(data)
+            self._rest += data[read:]
+        return messages
+
+    def _read(self, data: memoryview) -> tuple[list[Message], int]:
+        messages: list[Message] = []
+        position, end = 0, len(data)
+        header_bytes = _HEADER.size
+        while end - position >= header_bytes:
+            size, kind, count, number, body_bytes, layout = _HEADER.unpack_from(data, position)
+            start = position + header_bytes
+            if start + size > end:
+                break
+            position = start + size
+            if body_bytes > size or count > len(self._arrived):
+                raise WireError("a frame that does not fit itself")
+            body = bytes(data[start : start + body_bytes])
+            descriptors = [self._arrived.popleft() for _ in range(count)] if count else []
+            if kind < FIRST_KIND:
+                self._own(kind, number, body, descriptors)
+                continue
+            arrays = self._arrays(layout, data[start + body_bytes : position]) if layout else []
+            messages.append((kind, number, body, arrays, descriptors))
+        return messages, position
+
+    def _own(self, kind: int, number: int, body: bytes, descriptors: list[int]) -> None:
+        if kind == _RELEASE:
+            for (slot,) in _SLOT.iter_unpack(body):
+                self.arena.release(slot)
+        elif kind == _LAYOUT:
+            self._known[number] = Layout(number, read_parts(body))
+        elif kind == _SEGMENT and len(descriptors) == 1:
+            self.mirror.map(number, _SLOT.unpack(body)[0], descriptors[0])
+        elif kind == _DROP:
+            self.mirror.drop(number)
+        else:
+            raise WireError(f"a frame of kind {kind}")
+
+    def _arrays(self, number: int, data: memoryview) -> list[Array | None]:
+        layout = self._known.get(number)
+        if layout is None:
+            raise WireError(f"layout {number} was not told")
+        try:
+            return _read_arrays(layout, data, self.mirror)
+        except (struct.error, ValueError, TypeError) as error:
+            raise WireError(f"tensors that do not fit their layout: {error}") from error
+
+    def close(self) -> None:
+        """Let go of everything: what waits is not sent, and descriptors are closed."""
+        for descriptor in (*self.descriptors, *self._arrived):
+            os.close(descriptor)
+        self.descriptors.clear()
+        self._arrived.clear()
+        self.out.clear()
+        self.arena.close()
+        self.mirror.close()
+
+
+_NO_SLOT = _SLOT.pack(NO_SLOT)
+
+
+def _joined(parts: Sequence[Any], arrays: Sequence[Array | None]) -> bytes:
+    """Give tensors one after another, each aligned."""
+    pieces: list[bytes] = []
+    for part, array in zip(parts, arrays, strict=True):
+        if array is not None:
+            native = array if array.dtype == part[0] else array.astype(part[0])
+            piece = native.tobytes()
+            surplus = -len(piece) % 64
+            pieces.append(piece + bytes(surplus) if surplus else piece)
+    return b"".join(pieces)
+
+
+def _read_arrays(layout: Layout, data: memoryview, mirror: Mirror) -> list[Array | None]:
+    (slot,) = _SLOT.unpack_from(data)
+    parts, offsets, nbytes, start = layout.parts, layout.offsets, layout.nbytes, 4
+    sizes: list[int] = []
+    if layout.strings:
+        start += 4 * layout.strings
+        told = iter(struct.unpack_from(f"<{layout.strings}I", data, 4))
+        sizes = [0 if part is None else next(told) if part[2] < 0 else part[2] for part in parts]
+        offsets, nbytes = place(sizes)
+    if slot == NO_SLOT:
+        if len(data) - start != nbytes:
+            raise WireError(f"{len(data) - start} bytes of tensors where {nbytes} should be")
+        buffer: Any = bytearray(data[start:])
+    else:
+        buffer = mirror.view(slot, nbytes)
+    arrays: list[Array | None] = []
+    for position, part in enumerate(parts):
+        if part is None:
+            arrays.append(None)
+        elif part[2] < 0:
+            begin = offsets[position]
+            arrays.append(unpack_strings(memoryview(buffer).cast("B")[begin : begin + sizes[position]], part[1]))
+        else:
+            arrays.append(np.ndarray(part[1], part[0], buffer, offsets[position]))
+    return arrays

@@ -1,0 +1,34 @@
+"""ProcessSettings: the part of the settings that is about processes: front ends, workers, and the faults of a test.
+
+Settings descends from it. Read by the composition roots and the supervisor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .running_settings import RunningSettings
+from .setting import setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSettings(RunningSettings):
+    """Which processes serve."""
+
+    http_workers: int = setting(
+        0, "Processes", "So many processes take requests over HTTP and gRPC, run hooks, and share one engine process; "
+        "0: one process does everything. See docs/processes.md.", unit="count", bounds=(0, 256),
+    )  # fmt: skip
+    environments: str = setting(
+        "", "Processes", "Folder in which the Python environments of workers are kept; empty: penstock/environments in "
+        "the user's cache folder.", unit="path",
+    )  # fmt: skip
+    offline: bool = setting(
+        False, "Processes", "Fetch nothing for the environments of workers: one that is not kept already is a mistake."
+    )
+    chaos: tuple[str, ...] = setting(
+        (), "Processes", "`FAULT=RATE`: faults to make, for tests, so many a second: kill-worker, stop-worker, "
+        "kill-front, stop-front, kill-engine, stop-engine; or so many of all requests: fail, slow. Repeatable. Needs "
+        "--allow-chaos.", unit="RULE",
+    )  # fmt: skip
+    allow_chaos: bool = setting(False, "Processes", "Allow --chaos. Never on a server that is not being tested.")

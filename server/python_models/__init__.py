@@ -1,0 +1,1 @@
+"""Python models: Triton's model.py, served in worker processes."""

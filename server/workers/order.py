@@ -1,0 +1,44 @@
+"""Order: what to run in a worker process. Made by whoever has user code to run; read by `worker.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from penstock.backends.errors import Code, InferError
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One kind of worker.
+
+    `service` is the module that is opened in it, with `settings`, which are JSON (service.py says what it must have).
+    `label` names it in errors ("the hooks of model 'iris'"), `about` goes with its log lines. `interpreter` is the
+    Python that runs it, with numpy and orjson; "": this one. `folder` is where it works, None: where the server does.
+    `path` comes first on its sys.path, `environment` beside the server's own variables.
+    Units: `memory_bytes` resident, 0 for no limit; `open_limit_s` for opening, seconds.
+    """
+
+    service: str
+    settings: Mapping[str, Any]
+    label: str
+    about: Mapping[str, str] = field(default_factory=dict)
+    interpreter: str = ""
+    folder: Path | None = None
+    path: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    memory_bytes: int = 0
+    open_limit_s: float = 300.0
+
+
+class NotBegunError(Exception):
+    """The worker is gone, and the call had not begun there: another worker may take it."""
+
+
+class WorkerLost(InferError):  # noqa: N818 - a condition, as OutOfMemory is
+    """The worker has ended while the call ran there, or has been ended for it."""
+
+    def __init__(self, message: str, code: Code = Code.NOT_READY) -> None:
+        super().__init__(code, message)
