@@ -226,7 +226,7 @@ class WorkerSpec:
 
     `interpreter` is the Python to run, "": the server's own. `requirements` is the file that says what its environment
     holds: a requirements.txt, a Pipfile, or a packed environment (.tar.gz); None: the interpreter's own. `path` comes
-    first on sys.path; `environment` are variables. Units: `timeout_s` per call, `memory_bytes` resident; 0 for no limit.
+    first on sys.path; `environment` are variables. Units: `timeout_s` per call, `memory_bytes` resident; 0: no limit.
     """
 
     interpreter: str = ""

@@ -1,0 +1,1 @@
+"""Environments: the Pythons that workers run on, made from what a project asks for and kept."""
