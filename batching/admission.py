@@ -6,23 +6,26 @@ its clients and tests look for them; a dialect adds its own prefix, such as the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 
 from .ragged import RAGGED
-from .request import Key
+from .request import NO_TERMS, InferRequest, Key, Terms, bytes_of
+from .sinks import FutureSink
 
 if TYPE_CHECKING:
+    from penstock.backends.backend import Array
+
     from .model import Model
     from .padding import Padding
-    from .request import InferRequest
 
 Shape = tuple[int, ...]
 
 _KEPT_SHAPES = 256
+_NOWHERE = FutureSink()
 MAX_EMPTY_DIM = 1 << 20
 """The largest dim beside a zero: no bytes stand for it, and a model may make an output of its size."""
 
@@ -71,6 +74,25 @@ def admitted(model: Model, shapes: tuple[Shape | None, ...]) -> tuple[int, Key]:
             model.admitted.clear()
         model.admitted[shapes] = known
     return known
+
+
+def request_for(
+    model: Model, inputs: list[Array | None], wanted: tuple[int, ...] | None = None, terms: Terms = NO_TERMS,
+    parameters: Mapping[str, Any] | None = None,
+) -> InferRequest:  # fmt: skip
+    """Make a request that no dialect has decoded, checked; its sink is yet to be said.
+
+    `wanted` None: all outputs, those that are no tensors included. Raises: InferError (INVALID).
+    """
+    shapes = [None if array is None else array.shape for array in inputs]
+    rows, key = admit(model.name, model.signature, model.request_rows, shapes, model.padding)
+    positions = tuple(range(len(model.signature.outputs))) if wanted is None else wanted
+    request = InferRequest(model, inputs, rows, key, positions, _NOWHERE)
+    request.deadline_ns, request.priority, request.sequence = terms
+    request.nbytes = bytes_of(inputs)
+    if parameters:
+        request.parameters = parameters
+    return request
 
 
 def _rows(name: str, signature: Signature, shapes: Sequence[Shape | None]) -> int:

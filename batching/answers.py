@@ -6,6 +6,8 @@ Source: Triton core, infer_stats.cc (ResponseStats), as TRITONBACKEND_ModelInsta
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 KEPT_POSITIONS = 256
 """Answers of a request that are counted; a generator may give any number, and those beyond are not."""
 MEMBERS = ("compute_infer", "compute_output", "success", "fail", "empty_response", "cancel")
@@ -14,25 +16,27 @@ MEMBERS = ("compute_infer", "compute_output", "success", "fail", "empty_response
 class AnswerStatistics:
     """Counts and durations by position, 0 for a request's first answer. Invariant: at most KEPT_POSITIONS of them.
 
+    `told`, where it is set, is given what is counted: position, and how long by member. It is kept elsewhere then.
     Units: nanoseconds; `infer_ns` is how long an answer was computed, `output_ns` how long it was made tensors.
     Threads: the event loop's only.
     """
 
     def __init__(self) -> None:
         self._by_position: list[dict[str, list[int]]] = []
+        self.told: Callable[[int, Mapping[str, int]], None] | None = None
 
     def record(self, position: int, infer_ns: int, output_ns: int, *, failed: bool = False) -> None:
         """Count an answer."""
         parts = {"compute_infer": infer_ns, "compute_output": output_ns}
-        self._add(position, parts | {"fail" if failed else "success": infer_ns + output_ns})
+        self.add(position, parts | {"fail" if failed else "success": infer_ns + output_ns})
 
     def record_none(self, position: int, infer_ns: int) -> None:
         """Count the end of a request that was found where an answer might have been."""
-        self._add(position, {"compute_infer": infer_ns, "empty_response": infer_ns})
+        self.add(position, {"compute_infer": infer_ns, "empty_response": infer_ns})
 
     def record_cancelled(self, position: int, ns: int) -> None:
         """Count the answer that was awaited, or on its way, when the client went away."""
-        self._add(position, {"cancel": ns})
+        self.add(position, {"cancel": ns})
 
     def snapshot(self) -> dict[str, dict[str, dict[str, int]]]:
         """Read everything recorded so far, by position and member, as the protocols tell it."""
@@ -41,8 +45,12 @@ class AnswerStatistics:
             for position, members in enumerate(self._by_position)
         }
 
-    def _add(self, position: int, parts: dict[str, int]) -> None:
+    def add(self, position: int, parts: Mapping[str, int]) -> None:
+        """Count one of each of `parts`, and how long it took."""
         if position >= KEPT_POSITIONS:
+            return
+        if self.told is not None:
+            self.told(position, parts)
             return
         while len(self._by_position) <= position:
             self._by_position.append({member: [0, 0] for member in MEMBERS})

@@ -11,7 +11,7 @@ from typing import Any
 from penstock.backends.backend import Array, Loader
 from penstock.backends.errors import Code, InferError
 
-from .admission import admit, values_key
+from .admission import request_for, values_key
 from .batch import Batch
 from .cache import Cache
 from .device import Device
@@ -20,9 +20,10 @@ from .ensemble import Ensembles
 from .loaded import STOPPING, Leaving, Loaded
 from .model import Model
 from .opening import close_model, open_ensemble, open_model
+from .outsides import OutsideLoader, close_outsides, open_outside
 from .passage import is_step
 from .remembering import remember
-from .request import NO_TERMS, InferRequest, Terms, bytes_of
+from .request import NO_TERMS, InferRequest, Terms
 from .sinks import FutureSink, let_go, withdraw
 from .spec import ModelSpec
 from .splitting import add_parts
@@ -51,6 +52,7 @@ class Engine:
         self._watchdog = Watchdog()
         self.cache: Cache | None = None
         self.devices: dict[str, Device] = {}
+        self.outsides: dict[str, OutsideLoader] = {}
         self._ensembles = Ensembles(self, self._left)
         self._door = Door(self._turns)
         self._held = Leaving(lambda model: not model.holds)
@@ -81,6 +83,9 @@ class Engine:
             self._ensembles.adopt(model)
             return self._with_cache(model)
         finished = self._turns.finished_on_thread
+        outside = self.outsides.get(spec.backend)
+        if outside is not None:
+            return self._with_cache(await open_outside(spec, outside, finished, self.devices))
         model = await self._loop.run_in_executor(None, open_model, spec, self._loaders, finished, self.devices)
         if spec.policy.run_limit_us:
             model.watchdog = self._watchdog
@@ -118,6 +123,7 @@ class Engine:
         if model.cache is not None:
             await model.cache.forget()
         await self._loop.run_in_executor(None, close_model, model)
+        await close_outsides(model)
 
     async def unheld(self, model: Model) -> None:
         """Wait until nobody holds a Model."""
@@ -157,6 +163,10 @@ class Engine:
     def models(self) -> list[Model]:
         """List every published version, by name and version."""
         return self._models.all()
+
+    def names(self) -> dict[str, tuple[list[Model], list[str]]]:
+        """Give what is published of each name: its versions, and those that there were or should have been."""
+        return self._models.names()
 
     def _served(self) -> list[Model]:
         """List the models that may have requests: those published, and those that have given way."""
@@ -247,9 +257,13 @@ class Engine:
                 self.cancel(part)
             return
         with model.lock:
-            if not request.waiting:
-                return
-            model.scheduler.remove(request, time.monotonic_ns())
+            waited = request.waiting
+            if waited:
+                model.scheduler.remove(request, time.monotonic_ns())
+        if not waited:
+            for outside in model.outsides:
+                outside.abandon(request)
+            return
         self._left(model, 1)
         model.statistics.record_failure(CANCELED, request.start_ns, time.monotonic_ns())
         withdraw(request)
@@ -266,21 +280,16 @@ class Engine:
         wanted: tuple[int, ...] | None = None,
         terms: Terms = NO_TERMS,
         id: str = "",  # noqa: A002 - the protocol's word
+        parameters: Mapping[str, Any] | None = None,
     ) -> list[Any]:
         """Check, submit and await one request; cancelling the awaiting task cancels it.
 
-        Shapes: as `InferRequest.inputs`. Returns: outputs at the positions `wanted`; None means all, those that are
-        no tensors included.
+        Shapes: as `InferRequest.inputs`. `parameters` are for models of user code. Returns: outputs at the positions
+        `wanted`; None means all, those that are no tensors included.
         Raises: InferError.
         """
-        signature = model.signature
-        shapes = [None if array is None else array.shape for array in inputs]
-        rows, key = admit(model.name, signature, model.request_rows, shapes, model.padding)
-        positions = tuple(range(len(signature.outputs))) if wanted is None else wanted
-        request = InferRequest(model, inputs, rows, key, positions, self._future_sink)
-        request.id = id
-        request.deadline_ns, request.priority, request.sequence = terms
-        request.nbytes = bytes_of(inputs)
+        request = request_for(model, inputs, wanted, terms, parameters)
+        request.id, request.sink = id, self._future_sink
         future: asyncio.Future[list[Any]] = self._loop.create_future()
         request.context = future
         self.submit(request)
@@ -311,12 +320,13 @@ class Engine:
         dropped = self.inflight
         self._turns.alarms.clear()
         self._watchdog.stop()
+        models = self.models()
         if dropped:
             self._drop_waiting()
         else:
-            models = self.models()
             self._models.clear()
             await asyncio.gather(*(self._loop.run_in_executor(None, model.close) for model in models))
+        await asyncio.gather(*map(close_outsides, models))
         return dropped
 
     def _left(self, model: Model, count: int) -> None:

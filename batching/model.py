@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .batch import Batch
     from .device import Device
     from .ensemble import Ensemble
+    from .outside import Outside, OutsideInstance
     from .remembering import Remembering
     from .request import Key
     from .spec import BatchPolicy, ModelSpec
@@ -55,11 +56,14 @@ class Model:
     `detours`: its requests are looked at before they come to its queue (Engine.submit), and those that `cache` answers
     never do.
     An `ensemble` has neither Backends nor Instances, and nothing ever waits in its queue.
+    `outsides` run the Batches of a model of user code, which is never `open`ed: it has no Bindings. Such a model is
+    told the parameters of its requests.
     `loop_binding` is None when it is not open, and from when the loop has lost its device until it is loaded again.
     """
 
     cache: Remembering | None = None
     ensemble: Ensemble | None = None
+    outsides: Sequence[Outside] = ()
 
     def __init__(
         self,
@@ -103,7 +107,7 @@ class Model:
         self.held = spec.policy.max_queue_delay_us > 0
         self.detours = self.passive or (self.forms is not None and self.forms.valued)
         self.timed = is_timed(spec.policy)
-        self.instances: list[ThreadInstance] = []
+        self.instances: list[ThreadInstance | OutsideInstance] = []
         self.loop_binding: Binding | None = None
         self.counted: tuple[tuple[int, float], ...] = ()
         self._loop_lost: Binding | None = None
@@ -253,6 +257,10 @@ class Model:
     def finish_from_thread(self, taken: Batch, ran: list[Batch]) -> None:
         """Learn from what ran and hand it to the event loop. Called on an Instance's thread."""
         self.learn(taken, ran)
+        self._finished(self, ran)
+
+    def hand_over(self, ran: list[Batch]) -> None:
+        """Hand what ran elsewhere to the event loop, learned from or not."""
         self._finished(self, ran)
 
     def leave_held(self) -> None:

@@ -128,7 +128,7 @@ def place(spec: ModelSpec, backends: Sequence[Backend], devices: dict[str, Devic
 
     Raises: InferError where the RateLimiter would never let an Instance run. Nothing is left behind then.
     """
-    shared = _whole(devices)
+    shared = whole_devices(devices)
     shares: dict[str, Share] = {}
     placements: list[Placement] = []
     try:
@@ -142,7 +142,7 @@ def place(spec: ModelSpec, backends: Sequence[Backend], devices: dict[str, Devic
             placements.append(at)
             at.joined = joins
             at.cpus = shared.cpus(group, name)
-            at.limiter = limiter = _limiter(group, shared)
+            at.limiter = limiter = limiter_of(group, shared)
             if limiter is not None:
                 for _ in range(group.count):
                     at.claims.append(limiter.join(name, group.resources, group.rate_priority))
@@ -158,27 +158,27 @@ def _join(spec: ModelSpec, device: Device, name: str, shared: Devices) -> Share:
     said = spec.options.get("intra_op_thread_count", "")
     threads = int(said) if said.isdecimal() else 0
     here = [group for group in spec.instances if group.devices == (name,)]
-    in_turn = sum(group.count for group in here if not group.passive and _limiter(group, shared) is None)
+    in_turn = sum(group.count for group in here if not group.passive and limiter_of(group, shared) is None)
     width = max(width_of(name, group.count, threads) for group in here)
     return device.join(in_turn, width, spec.device_priority)
 
 
-def _limiter(group: InstanceGroup, shared: Devices) -> RateLimiter | None:
+def limiter_of(group: InstanceGroup, shared: Devices) -> RateLimiter | None:
     """Give who counts the Instances of a group; None: nobody."""
     return shared.limiter if group.resources and not group.passive else None
 
 
 def needs_threads(spec: ModelSpec, devices: dict[str, Device]) -> bool:
     """Tell whether a Model must not run on the event loop: it might wait there, or its CPUs are not the loop's."""
-    shared = _whole(devices)
+    shared = whole_devices(devices)
     for group in spec.instances:
         kept = any(shared.cpus(group, device) for device in group.devices)
-        if _limiter(group, shared) is not None or (kept and not group.passive):
+        if limiter_of(group, shared) is not None or (kept and not group.passive):
             return True
     return False
 
 
-def _whole(devices: dict[str, Device] | None) -> Devices:
+def whole_devices(devices: dict[str, Device] | None) -> Devices:
     """Take a plain dictionary, as tests have it, for Devices of which nothing more is said."""
     return devices if isinstance(devices, Devices) else Devices()
 
@@ -189,7 +189,7 @@ def on_cpus(devices: dict[str, Device] | None, group: InstanceGroup, device: str
 
     Raises: InferError (INVALID: none of them is there).
     """
-    cpus = _whole(devices).cpus(group, device)
+    cpus = whole_devices(devices).cpus(group, device)
     if not cpus:
         yield
         return

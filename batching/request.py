@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from penstock.backends.backend import Array
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .model import Model
     from .remembering import Miss
     from .sequences import UnderWay
+    from .stream import Answers
 
 Key = tuple[tuple[int, ...] | None, ...]
 """What must be equal to share a batch: per input, in the Signature's order, its shape without rows; None if absent.
@@ -62,18 +63,23 @@ class InferRequest:
     `priority`: 1 is the highest, 0 the model's default. `sequence` is what it says of its sequence, None for nothing.
     `miss` is what the response cache has noted of it, None if its answer is not to be remembered.
     `waiting` is True while it stands in a Lane, or behind its sequence, and nowhere else. `under_way` is its sequence,
-    from when it is taken into the queue of a sequence model; others do not have it.
+    from when it is taken into the queue of a sequence model; others do not have it. `number` names it to the engine of
+    another process, from when it has been sent there; likewise. `parameters`, the client's own, and `answers`, where
+    several may come, are had by requests for models of user code, and not by all of them.
     Ownership: input arrays may be views of the request's body and are read until the batch has been gathered.
     `context` is the dialect's own and is never looked at here.
     """
 
     __slots__ = (
-        "context", "deadline_ns", "error", "id", "inputs", "key", "miss", "model", "nbytes", "outputs", "parts",
-        "priority", "promised_ns", "queue_ns", "rows", "sequence", "sink", "start_ns", "target_ns", "under_way",
-        "waiting", "wanted",
+        "answers", "context", "deadline_ns", "error", "id", "inputs", "key", "miss", "model", "nbytes", "number",
+        "outputs", "parameters", "parts", "priority", "promised_ns", "queue_ns", "rows", "sequence", "sink",
+        "start_ns", "target_ns", "under_way", "waiting", "wanted",
     )  # fmt: skip
 
     under_way: UnderWay
+    number: int
+    parameters: Mapping[str, Any]
+    answers: Answers
 
     def __init__(
         self, model: Model, inputs: list[Array | None], rows: int, key: Key, wanted: tuple[int, ...], sink: Sink

@@ -45,7 +45,7 @@ def run_samples(model: Model) -> None:
     """
     if not model.spec.samples:
         return
-    prepared = [_prepare(model, sample) for sample in model.spec.samples]
+    prepared = [prepare(model, sample) for sample in model.spec.samples]
     for name, binding in _bindings(model):
         for each in prepared:
             each.run(name, binding)
@@ -54,24 +54,27 @@ def run_samples(model: Model) -> None:
 def check_samples(model: Model) -> None:
     """Check that the samples fit a model, which need not be open. Raises: InferError (INVALID), naming the sample."""
     for sample in model.spec.samples:
-        _prepare(model, sample)
+        prepare(model, sample)
 
 
-def _prepare(model: Model, sample: Sample) -> _Prepared:
+def prepare(model: Model, sample: Sample) -> _Prepared:
+    """Make a sample's values. Raises: InferError (INVALID), naming the sample."""
     try:
         return _Prepared(model, sample)
     except InferError as error:
-        raise _failed(sample, error.message) from error
+        raise failed(sample, error.message) from error
     except (MemoryError, ValueError) as error:  # more values than there is room for, or than numpy can count
-        raise _failed(sample, str(error)) from error
+        raise failed(sample, str(error)) from error
 
 
 def _bindings(model: Model) -> list[tuple[str, Binding]]:
-    named = [(str(number), instance.binding) for number, instance in enumerate(model.instances)]
+    own = [(str(number), instance.binding) for number, instance in enumerate(model.instances)]
+    named = [(name, binding) for name, binding in own if binding is not None]
     return named if model.loop_binding is None else [*named, ("loop", model.loop_binding)]
 
 
-def _failed(sample: Sample, text: str) -> InferError:
+def failed(sample: Sample, text: str) -> InferError:
+    """Say that a sample did not run."""
     return InferError(Code.INVALID, f"failed to run warmup sample '{sample.name}': {text}")
 
 
@@ -113,17 +116,18 @@ class _Prepared:
         text = "model '%s' instance %s is running warmup sample '%s' for iteration %d"
         for iteration in range(1, sample.count + 1):
             logger.debug(text, model.name, name, sample.name, iteration)
-            requests = self._requests(sample.rows)
+            requests = self.requests(sample.rows)
             batch = Batch(requests, len(requests), requests[0].key, time.monotonic_ns())
             overridden = _Overridden(binding, self._derived, len(requests) if model.signature.batched else 0)
             try:
                 run_batch(model, overridden, batch)
             except InferError as error:
-                raise _failed(sample, error.message) from error
+                raise failed(sample, error.message) from error
             except Exception as error:
-                raise _failed(sample, f"{type(error).__name__}: {error}") from error
+                raise failed(sample, f"{type(error).__name__}: {error}") from error
 
-    def _requests(self, count: int) -> list[InferRequest]:
+    def requests(self, count: int) -> list[InferRequest]:
+        """Make requests of it."""
         model, sink = self._model, FutureSink()
         requests = [
             InferRequest(model, list(self._inputs), 1, self._key, model.all_outputs, sink) for _ in range(count)

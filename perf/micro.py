@@ -40,6 +40,8 @@ from penstock.server.v2.layout import Layouts
 from penstock.server.v2.parsing import parse_simd
 from penstock.server.v2.tensors import from_json
 
+from .hop import bare, fronted, hooked
+
 ROUNDS = 300
 CONNECTIONS = (1, 8, 32, 64)
 BUDGET_US = 12.0
@@ -287,7 +289,10 @@ async def main(path: Path) -> None:
     numbers()
     running(model, service)
     remembering(model)
+    await bare()
+    await hooked(engine, path)
     await engine.stop(1.0)
+    await fronted(path)
 
 
 if __name__ == "__main__":

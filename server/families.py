@@ -63,9 +63,16 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "penstock_padding_elements_total", "counter", "Elements of padded inputs, by whether a request brought them"
     ),
+    Family("penstock_workers_started_total", "counter", "Worker processes started for the model's user code"),
+    Family("penstock_workers_ended_total", "counter", "Worker processes that ended and were not stopped, by reason"),
     Family("penstock_run_seconds", "gauge", "Time that a batch is predicted to take, learned from those that ran"),
     Family("penstock_connections", "gauge", "Open HTTP connections"),
     Family("penstock_grpc_connections", "gauge", "Open gRPC connections"),
+    Family("penstock_processes", "gauge", "Processes of a server that is several, by role"),
+    Family(
+        "penstock_process_restarts_total", "counter", "Processes that ended unasked and were started again, by role"
+    ),
+    Family("penstock_chaos_faults_total", "counter", "Faults made on purpose; there only where --chaos asks for them"),
     Family("process_cpu_seconds_total", "counter", "CPU time of the server process, user and system"),
     Family("process_resident_memory_bytes", "gauge", "Resident memory of the server process"),
     Family("nv_cpu_utilization", "gauge", "CPU utilization rate of the machine [0.0 - 1.0]"),

@@ -19,6 +19,7 @@ import struct
 import sys
 from collections.abc import Awaitable, Callable, Collection
 from email.utils import formatdate
+from functools import partial
 from typing import Any
 
 from uvicorn.config import Config
@@ -36,6 +37,10 @@ _MOST_TURNS = 1000
 _ABSENT = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 
 
+class StartError(Exception):
+    """Why a server cannot start, in one line for the operator."""
+
+
 class ListenError(Exception):
     """A port that cannot be listened on; the message is for the operator."""
 
@@ -45,12 +50,14 @@ class Port:
 
     Invariant: a connection whose handshake the kernel has completed is accepted and handed to a protocol, until
     `stop_accepting` returns; later ones are refused by the kernel. `sweep` is called every second with the seconds
-    that have passed, for the protocol's time limits. `tls` is for every connection, or None.
+    that have passed, for the protocol's time limits. `tls` is for every connection, or None. `reuse_port`: other
+    processes of the same user listen on it too, and the kernel shares out connections.
     Threads: the event loop's.
     """
 
     scheme = "http"
     tls: ssl.SSLContext | None = None
+    reuse_port = False
 
     def __init__(self, name: str, address: str, port: int, sweep: Callable[[float], None] | None = None) -> None:
         self.name = name
@@ -87,7 +94,8 @@ class Port:
         """
         loop = asyncio.get_running_loop()
         self._tick(loop, loop.time())
-        self._sockets = await self._bind(loop)
+        bind = partial(bind_one, reuse_port=self.reuse_port)
+        self._sockets = await bind_all(self.name, self.address, self.port, bind)
         self.port = self._sockets[0].getsockname()[1]
         for bound in self._sockets:
             self._servers.append(
@@ -107,35 +115,6 @@ class Port:
     def abandon(self) -> None:
         """Give up the work for connections that have been aborted."""
 
-    async def _bind(self, loop: asyncio.AbstractEventLoop) -> list[socket.socket]:
-        """Bind every address that the name stands for, all on one port."""
-        try:
-            found = await loop.getaddrinfo(self.address, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        except socket.gaierror as error:
-            raise self._refused(error.strerror) from error
-        bound: list[socket.socket] = []
-        port = self.port
-        absent = ""
-        for family, _, _, _, address in dict.fromkeys(found):
-            try:
-                bound.append(_bound(family, (address[0], port, *address[2:])))
-            except OSError as error:
-                # A name such as localhost may stand for an IPv6 address that this machine does not have.
-                absent = os.strerror(error.errno or 0)
-                if error.errno in _ABSENT:
-                    continue
-                for other in bound:
-                    other.close()
-                why = "it is in use" if error.errno == errno.EADDRINUSE else absent
-                raise self._refused(why) from error
-            port = bound[0].getsockname()[1]
-        if not bound:
-            raise self._refused(absent)
-        return bound
-
-    def _refused(self, why: str | None) -> ListenError:
-        return ListenError(f"cannot listen for {self.name} on {self.address}, port {self.port}: {why}")
-
     async def stop_accepting(self) -> None:
         """Accept what has already connected, then close the port.
 
@@ -144,7 +123,7 @@ class Port:
         then the queue is emptied.
         """
         for bound in self._sockets:
-            _keep_out_new(bound)
+            keep_out_new(bound)
         for _ in range(_MOST_TURNS):
             await asyncio.sleep(0)
             if not _somebody_waits(self._sockets):
@@ -233,10 +212,50 @@ def make_config(
     )
 
 
-def _bound(family: int, address: tuple[Any, ...]) -> socket.socket:
+async def bind_all(
+    name: str, address: str, port: int, bind: Callable[[int, Any], socket.socket]
+) -> list[socket.socket]:
+    """Bind every address that a name stands for, all on one port; `bind` takes family and address.
+
+    Raises: ListenError.
+    """
+    loop = asyncio.get_running_loop()
+
+    def refused(why: str | None) -> ListenError:
+        return ListenError(f"cannot listen for {name} on {address}, port {asked}: {why}")
+
+    asked = port
+    try:
+        found = await loop.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        raise refused(error.strerror) from error
+    sockets: list[socket.socket] = []
+    absent = ""
+    for family, _, _, _, where in dict.fromkeys(found):
+        try:
+            sockets.append(bind(family, (where[0], port, *where[2:])))
+        except OSError as error:
+            # A name such as localhost may stand for an IPv6 address that this machine does not have.
+            absent = os.strerror(error.errno or 0)
+            if error.errno in _ABSENT:
+                continue
+            for other in sockets:
+                other.close()
+            why = "it is in use" if error.errno == errno.EADDRINUSE else absent
+            raise refused(why) from error
+        port = sockets[0].getsockname()[1]
+    if not sockets:
+        raise refused(absent)
+    return sockets
+
+
+def bind_one(family: int, address: Any, *, reuse_port: bool = False) -> socket.socket:
+    """Bind one address. Raises: OSError."""
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse_port:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
             listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         listening.bind(address)
@@ -246,7 +265,8 @@ def _bound(family: int, address: tuple[Any, ...]) -> socket.socket:
     return listening
 
 
-def _keep_out_new(bound: socket.socket) -> None:
+def keep_out_new(bound: socket.socket) -> None:
+    """Have the kernel ignore those who want to connect; what has connected stays."""
     if sys.platform != "linux":
         return
     program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in _NO_NEW_CONNECTIONS))

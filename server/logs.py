@@ -121,16 +121,18 @@ def _loggers(levels: Levels) -> dict[str, int]:
 class _Enqueue(logging.Handler):
     """Puts records into the queue and never waits: what does not fit is dropped and counted."""
 
-    def __init__(self, records: queue.Queue[logging.LogRecord | None]) -> None:
+    def __init__(self, records: queue.Queue[logging.LogRecord | None], process: str) -> None:
         super().__init__()
         self.records = records
         self.dropped = 0
+        self._named = {"process_name": process} if process else {}
 
     def emit(self, record: logging.LogRecord) -> None:
         # Rendered here: arguments may change, and a traceback would keep its frames alive.
         kept = copy.copy(record)
         kept.msg = record.getMessage()
         kept.args = None
+        vars(kept).update(self._named)
         if record.exc_info:
             kept.exc_text = record.exc_text or _traceback(record.exc_info)
             kept.exc_info = None
@@ -144,17 +146,17 @@ class Logs:
     """The process's logging from `start` to `stop`.
 
     Threads: records may come from any; one thread writes them. `dropped` counts what was not written because the
-    writer fell behind by QUEUE_RECORDS.
+    writer fell behind by QUEUE_RECORDS. `process` is named in every record, where a server is several.
     """
 
-    def __init__(self, settings: Settings, stream: TextIO) -> None:
+    def __init__(self, settings: Settings, stream: TextIO, process: str = "") -> None:
         self._stream = stream
         text = settings.log_format == "text" or (settings.log_format == "auto" and stream.isatty())
         self._chosen = TextFormatter() if text else JsonFormatter()
         self._formatter: logging.Formatter = self._chosen
         self._levels = Levels.of(settings)
         self._records: queue.Queue[logging.LogRecord | None] = queue.Queue(QUEUE_RECORDS)
-        self._door = _Enqueue(self._records)
+        self._door = _Enqueue(self._records, process)
         self._door.addFilter(lambda record: self._levels.pass_on(record.levelno))
         self._writer = threading.Thread(target=self._write_all, name="penstock-logs", daemon=True)
         self._before: list[tuple[logging.Logger, int]] = []

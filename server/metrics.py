@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Protocol
 
 from penstock.batching.model import Model
@@ -28,6 +28,7 @@ from .errors import error_body
 from .families import FAMILIES
 from .hardware import Hardware, Sample
 from .metrics_config import MetricsConfig
+from .workers.order import ENDED, REASONS, STARTED
 
 CONTENT_TYPE = "text/plain; charset=utf-8"
 
@@ -50,6 +51,10 @@ _EVENTS = {
     "elements_real": ("penstock_padding_elements_total", ',kind="real"'),
     "elements_padded": ("penstock_padding_elements_total", ',kind="padding"'),
 }
+# Those of models that have workers.
+_WORKER_EVENTS = {STARTED: ("penstock_workers_started_total", "")} | {
+    ENDED + reason: ("penstock_workers_ended_total", f',reason="{reason}"') for reason in REASONS
+}
 
 
 class Models(Protocol):
@@ -59,7 +64,10 @@ class Models(Protocol):
 
 
 class Metrics:
-    """Renders the page. One per server. `connections` gives how many are open, by the name of their metric."""
+    """Renders the page. One per server. `connections` gives how many are open, by the name of their metric.
+
+    `more` gives lines that are no family of ours: models of user code may count things (python_models/metrics.py).
+    """
 
     def __init__(
         self, engine: Models, hardware: Hardware, config: MetricsConfig | None = None,
@@ -69,6 +77,9 @@ class Metrics:
         self._hardware = hardware
         self._config = config or MetricsConfig()
         self._connections = connections or {}
+        self.processes: Mapping[str, int] = {}
+        """Of a server that is several: what its supervisor has counted, by metric and label."""
+        self.more: Callable[[], Iterable[str]] = tuple
 
     async def render(self) -> bytes:
         """Give the page as of now.
@@ -82,6 +93,8 @@ class Metrics:
             await asyncio.sleep(0)
         for name, count in self._connections.items():
             lines[name].append(f"{name} {count()}")
+        for name, number in self.processes.items():
+            lines[name.partition("{")[0]].append(f"{name} {number}")
         for name in ("nv_pinned_memory_pool_total_bytes", "nv_pinned_memory_pool_used_bytes"):
             lines[name].append(f"{name} 0")
         _add_sample(lines, sample)
@@ -90,6 +103,7 @@ class Metrics:
             if lines[family.name]:
                 parts.append(f"# HELP {family.name} {family.text}\n# TYPE {family.name} {family.kind}")
                 parts += lines[family.name]
+        parts += self.more()
         return ("\n".join(parts) + "\n").encode()
 
     def _add_model(self, lines: Mapping[str, list[str]], model: Model) -> None:
@@ -195,7 +209,7 @@ def _add_state(lines: Mapping[str, list[str]], model: Model, labels: str, counte
 def _add_events(lines: Mapping[str, list[str]], model: Model, labels: str) -> None:
     with model.lock:
         events = dict(model.events)
-    for event, (name, more) in _EVENTS.items():
+    for event, (name, more) in (_EVENTS | _WORKER_EVENTS if STARTED in events else _EVENTS).items():
         lines[name].append(f"{name}{{{labels}{more}}} {events.get(event, 0)}")
 
 

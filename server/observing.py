@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from .hardware import Hardware, Watch
@@ -60,8 +61,14 @@ class Observing:
         await asyncio.to_thread(self._tracer.stop)
 
 
-def made_metrics(settings: Settings, engine: Engine, ports: Callable[[], Iterable[Port | None]]) -> Metrics:
-    """Make the metrics page. `ports` gives those of HTTP and of gRPC, None for one that is not served."""
+def made_metrics(
+    settings: Settings, engine: Engine, ports: Callable[[], Iterable[Port | None]],
+    counts: Mapping[str, Callable[[], int]] = MappingProxyType({}),
+) -> Metrics:  # fmt: skip
+    """Make the metrics page. `ports` gives those of HTTP and of gRPC, None for one that is not served.
+
+    `counts` are more numbers without labels, by the name of their family.
+    """
     watch = Watch(settings.metrics_interval_ms / 1000, settings.allow_cpu_metrics, settings.allow_gpu_metrics)
 
     def count(position: int) -> int:
@@ -70,7 +77,8 @@ def made_metrics(settings: Settings, engine: Engine, ports: Callable[[], Iterabl
 
     names = ("penstock_connections", "penstock_grpc_connections")
     connections = {name: partial(count, position) for position, name in enumerate(names)}
-    return Metrics(engine, Hardware(watch=watch), parse_metrics(settings.metrics_config), connections)
+    shown = connections | dict(counts)
+    return Metrics(engine, Hardware(watch=watch), parse_metrics(settings.metrics_config), shown)
 
 
 def open_sink(config: TraceConfig) -> TraceSink:

@@ -1,4 +1,7 @@
-"""Process: the shell around one Server: loop, signals, logs and exit status. Called by the command line."""
+"""Process: the shell around one Server, or around a Supervisor: loop, signals, logs and exit status.
+
+Called by the command line; the processes of a supervisor share what is public here.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ import signal
 import sys
 import time
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, Protocol
 
 import uvloop
 
+from .listener import StartError
 from .logs import Logs
-from .serve import Server, StartError
 from .settings import Settings
 
 logger = logging.getLogger("penstock.serve")
@@ -52,15 +55,50 @@ def keep_freed_memory() -> None:
     mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
 
 
+class Serving(Protocol):
+    """What a process has around it: a Server, or a Supervisor."""
+
+    @property
+    def places(self) -> str:
+        """Where it listens, in words."""
+
+    @property
+    def serves(self) -> str:
+        """What it serves, in words, once it has loaded: "ready, serving m/1"."""
+
+    async def open(self) -> None:
+        """Listen. Raises: StartError."""
+
+    async def load(self) -> list[str]:
+        """Load what there is. Returns: why what is not served is not."""
+
+    def hang_up(self) -> None:
+        """Do what SIGHUP asks for."""
+
+    async def drain(self) -> int:
+        """Finish what was accepted. Returns: how much was dropped."""
+
+    async def close(self) -> None:
+        """End at once whatever is left."""
+
+    def force(self) -> None:
+        """End what this process's own end would not."""
+
+
+def prepare() -> None:
+    """Set this process up for serving."""
+    sys.setswitchinterval(SWITCH_S)
+    keep_freed_memory()
+
+
 def run(settings: Settings) -> int:
     """Serve until a signal says otherwise, and leave SIGINT and SIGTERM ignored: the process is about to end.
 
     Returns: the exit status, 0 only if nothing accepted was lost.
     """
-    logs = Logs(settings, sys.stderr)
+    logs = Logs(settings, sys.stderr, "supervisor" if settings.http_workers else "")
     logs.start()
-    sys.setswitchinterval(SWITCH_S)
-    keep_freed_memory()
+    prepare()
     loop = uvloop.new_event_loop()
     try:
         return loop.run_until_complete(_Process(settings, logs).run())
@@ -87,13 +125,26 @@ class _Process:
         for number in STOP_SIGNALS:
             # not the loop's own handlers: between the loop's end and the process's there would be none
             signal.signal(number, lambda number, _frame: loop.call_soon_threadsafe(self._signalled, number))
-        server = Server(self._settings)
-        server.observing.logging.apply = self._logs.apply
+        server = self._made()
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
+            signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(server.hang_up))
         serving = asyncio.ensure_future(self._serve(server))
-        if await _first(serving, self._forced.wait()):
+        if await first(serving, self._forced.wait()):
             return serving.result()
         logger.critical("forced to stop: what was under way is lost")
+        server.force()
         return 1
+
+    def _made(self) -> Serving:
+        if self._settings.http_workers:
+            from .supervisor.supervisor import Supervisor
+
+            return Supervisor(self._settings)
+        from .serve import Server  # a second, which a supervisor does not need
+
+        server = Server(self._settings)
+        server.observing.logging.apply = self._logs.apply
+        return server
 
     def _signalled(self, number: int) -> None:
         now = time.monotonic()
@@ -105,37 +156,38 @@ class _Process:
         logger.info("%s: finishing what was accepted; again to force", signal.Signals(number).name)
         self._asked.set()
 
-    async def _serve(self, server: Server) -> int:
+    async def _serve(self, server: Serving) -> int:
         try:
-            await server.open()
+            failed = await self._until_asked(server)
         except StartError as error:
             logger.critical("%s", error)
+            await server.close()
             return 1
-        version = importlib.metadata.version("penstock")
-        logger.info("penstock %s: %s", version, server.places)
-        loading = asyncio.ensure_future(server.load())
-        failed = False
-        if await _first(loading, self._asked.wait()):
-            _settle_memory()
-            self._announce(server)
-            failed = self._settings.exit_on_error and bool(loading.result())
-            if failed:
-                logger.critical("stopping, as --exit-on-error says: %s", "; ".join(loading.result()))
-            else:
-                await self._asked.wait()
         dropped = await server.drain()
         await server.close()
         if dropped:
             logger.critical("exit timeout: %d requests or connections were unfinished and are dropped", dropped)
         return 1 if dropped or failed else 0
 
-    def _announce(self, server: Server) -> None:
-        names = ", ".join(f"{model.name}/{model.version}" for model in server.engine.models()) or "nothing"
-        word = "ready" if server.repository.ready(self._settings.strict_readiness) else "not ready"
-        logger.info("%s, serving %s", word, names)
+    async def _until_asked(self, server: Serving) -> bool:
+        """Serve until a signal comes. Returns: whether it ends for what could not be loaded."""
+        await server.open()
+        version = importlib.metadata.version("penstock")
+        logger.info("penstock %s: %s", version, server.places)
+        loading = asyncio.ensure_future(server.load())
+        if not await first(loading, self._asked.wait()):
+            return False
+        reasons = loading.result()
+        settle_memory()
+        logger.info("%s", server.serves)
+        if self._settings.exit_on_error and reasons:
+            logger.critical("stopping, as --exit-on-error says: %s", "; ".join(reasons))
+            return True
+        await self._asked.wait()
+        return False
 
 
-def _settle_memory() -> None:
+def settle_memory() -> None:
     """Keep the collector from walking, again and again, over what lives as long as the process.
 
     Requests make no cycles; the default threshold would look for some every hundred requests, and a full collection
@@ -146,7 +198,7 @@ def _settle_memory() -> None:
     gc.set_threshold(*GC_THRESHOLD)
 
 
-async def _first(work: asyncio.Future[Any], signal_given: Coroutine[Any, Any, Any]) -> bool:
+async def first(work: asyncio.Future[Any], signal_given: Coroutine[Any, Any, Any]) -> bool:
     """Wait for work or a signal, cancel the other, and tell whether it was the work that ended."""
     waiting = asyncio.ensure_future(signal_given)
     await asyncio.wait((work, waiting), return_when=asyncio.FIRST_COMPLETED)

@@ -28,7 +28,7 @@ class ProcessSettings(RunningSettings):
     )
     chaos: tuple[str, ...] = setting(
         (), "Processes", "`FAULT=RATE`: faults to make, for tests, so many a second: kill-worker, stop-worker, "
-        "kill-front, stop-front, kill-engine, stop-engine; or so many of all requests: fail, slow. Repeatable. Needs "
-        "--allow-chaos.", unit="RULE",
+        "kill-front, stop-front, kill-engine, stop-engine; or so many of all requests: fail, slow (`slow=0.1:50`: each "
+        "tenth by 50 ms). `seed=N` makes it another run of chance. Repeatable. Needs --allow-chaos.", unit="RULE",
     )  # fmt: skip
     allow_chaos: bool = setting(False, "Processes", "Allow --chaos. Never on a server that is not being tested.")

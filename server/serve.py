@@ -8,37 +8,37 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from penstock.backends.backend import Loader
 from penstock.backends.loading import LOADERS
 from penstock.batching.cache import Cache
-from penstock.batching.engine import Engine
 
 from .cache_config import parse as parse_cache
-from .grpc.connection import GrpcShared
-from .grpc.listening import GrpcListener
-from .grpc.method import Method
+from .environments.environments import Environments
+from .faults import Faults, own_workers
 from .grpc.tls import TlsError, context_for
 from .health import Health
 from .hooks.engine import HookedEngine
-from .http.access import LoggedFastLane
-from .http.connection import Connection
-from .http.fastlane import FastLane
-from .http.service import Shared
-from .listener import Listener, ListenError, Port, make_config
-from .metrics import ASGIApp, create_metrics_app
+from .lanes import grpc_lane, http_lane, metrics_lane
+from .listener import ListenError, Port, StartError
+from .metrics import create_metrics_app
 from .observing import Observing, made_metrics
+from .python_models.dealings import Beside
+from .python_models.loading import PythonModels
+from .python_models.metrics import CustomMetrics
 from .repository.control import EVERY, Choices, ModelControl
 from .repository.fields.batching import hold_requests
+from .repository.fields.identity import PYTHON
 from .repository.fields.sequences import HOLD_BACKLOG
 from .repository.mirrors import Mirrors, defaults_of
 from .repository.remote import RemoteError
+from .repository.transitions import Opens
 from .settings import Settings
 from .sharing import devices_of
 from .v2.control import EXTENSIONS, create_app
@@ -50,33 +50,29 @@ from .v2.routes import Route
 from .v2.rpc.services import Parts, methods
 from .v2.shared_memory import SharedMemory
 
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from penstock.batching.engine import Engine
+    from penstock.batching.model import Model
+
+    from .grpc.listening import GrpcListener
+    from .grpc.method import Method
+    from .hooks.runner import Hooks
+    from .listener import Listener
+    from .observing import Port as Connected
+
 logger = logging.getLogger("penstock.serve")
 
 METRICS_GRACE_S = 1.0
 """How long the metrics port may take to finish a scrape, once all else has ended."""
 
 
-class StartError(Exception):
-    """Why a server cannot start, in one line for the operator."""
+class Models(Opens, Protocol):
+    """What opens and publishes models, and has their Hooks."""
 
-
-class Unclaimed:
-    """The fast lane's Service of a port without inference: every request is left to uvicorn, limits apply."""
-
-    def claim(self, head: Any) -> None:
-        """Claim nothing."""
-
-    def turn_away(self, head: Any) -> None:
-        """Never called."""
-
-    def refuse(self, connection: FastLane, error: Any) -> None:
-        """Never called."""
-
-    def begin(self, connection: FastLane, head: Any, body: bytes) -> None:
-        """Never called."""
-
-    def abandon(self, connection: Connection) -> None:
-        """Never called."""
+    def hooks_of(self, model: Model) -> Hooks: ...
+    async def stop(self, grace_s: float) -> int: ...
 
 
 class Server:
@@ -86,15 +82,20 @@ class Server:
     not ready; whatever was sent on a connection that it had accepted is still answered.
     """
 
-    def __init__(self, settings: Settings, loaders: Mapping[str, Loader] = LOADERS) -> None:
+    def __init__(
+        self, settings: Settings, loaders: Mapping[str, Loader] = LOADERS,
+        models: Callable[[Engine, Environments], Models] = HookedEngine,
+    ) -> None:  # fmt: skip
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         self._stopped = False
-        self.engine = Engine(self._loop, loaders)
+        self.faults = Faults(settings, {"worker": own_workers})
+        self.engine = self.faults.engine(self._loop, loaders)
         self.engine.devices = devices_of(settings)
         if cache_bytes := parse_cache(settings.cache_config):
             self.engine.cache = Cache(cache_bytes)
-        self._models = HookedEngine(self.engine)
+        self.environments = Environments.of(settings)
+        self._models = models(self.engine, self.environments)
         self._mirrors = Mirrors.of(settings.model_repository)
         held, backlog = hold_requests(os.environ), hold_requests(os.environ, HOLD_BACKLOG)
         defaults = replace(defaults_of(settings), hold_requests=held, hold_backlog=backlog)
@@ -106,28 +107,36 @@ class Server:
         self._http: Listener | None = None
         self._grpc: GrpcListener | None = None
         self._metrics: Listener | None = None
-        metrics = made_metrics(settings, self.engine, lambda: (self._http, self._grpc))
+        self.elsewhere: tuple[Connected, Connected] | None = None
+        self.metrics = made_metrics(settings, self.engine, self._connected, self.faults.counts())
+        custom = CustomMetrics()
+        self.metrics.more = custom.render
+        beside = Beside(self.engine, custom, self._models.hooks_of, self.control)
+        self.engine.outsides[PYTHON] = PythonModels(beside, self.environments, defaults)
         if settings.allow_http:
-            app = create_app(
-                self.engine, self.repository, metrics, self.health, name=settings.id, extensions=self._extensions()
-            )
-            app.state.restricted = self.observing.http_restricted
             inference = Inference(
                 self.engine, settings.limits(), self._models.hooks_of, self.shared_memory.regions,
                 Forwarding.of(settings.http_header_forward_pattern),
             )  # fmt: skip
             inference.restricted = self.observing.http_restricted
-            shared = Shared(inference, settings.limits())
-            self._http = self._listener("HTTP", settings.http_address, settings.http_port, app, shared)
+            self._http = http_lane(settings, self.app(), inference)
         if settings.allow_grpc:
-            lane = GrpcShared(self._grpc_methods(), settings.grpc_limits(), loop=self._loop)
-            self._grpc = GrpcListener(settings.grpc_address, settings.grpc_port, lane)
+            self._grpc = grpc_lane(settings, self.grpc_methods(), self._loop)
         if settings.allow_metrics:
-            address = settings.metrics_address or settings.http_address
-            shared = Shared(Unclaimed(), settings.limits())
-            self._metrics = self._listener(
-                "metrics", address, settings.metrics_port, create_metrics_app(metrics), shared
-            )
+            self._metrics = metrics_lane(settings, create_metrics_app(self.metrics))
+
+    def _connected(self) -> Iterable[Connected | None]:
+        """Give what has the connections over HTTP and over gRPC: `elsewhere`, where those are other processes'."""
+        return self.elsewhere or (self._http, self._grpc)
+
+    def app(self) -> FastAPI:
+        """Make the control plane's application."""
+        app = create_app(
+            self.engine, self.repository, self.metrics, self.health,
+            name=self._settings.id, extensions=self._extensions(),
+        )  # fmt: skip
+        app.state.restricted = self.observing.http_restricted
+        return app
 
     def _extensions(self) -> list[Route]:
         """Give the endpoints of the protocol's extensions."""
@@ -137,7 +146,7 @@ class Server:
             *repository.routes(), *self.observing.routes(), *self.shared_memory.routes(), *generate.routes(),
         ]  # fmt: skip
 
-    def _grpc_methods(self) -> dict[str, Method]:
+    def grpc_methods(self) -> dict[str, Method]:
         """Give the RPCs by path."""
         return methods(
             Parts(
@@ -157,14 +166,6 @@ class Server:
                 forwarding=Forwarding.of(self._settings.grpc_header_forward_pattern),
             )
         )
-
-    def _listener(self, name: str, address: str, port: int, app: ASGIApp, shared: Shared) -> Listener:
-        lane = LoggedFastLane if self._settings.access_log else FastLane
-        protocol = type("Connection", (lane,), {"shared": shared})
-        config = make_config(
-            app, protocol, idle_s=self._settings.http_idle_timeout_secs, access_log=self._settings.access_log
-        )
-        return Listener(name, address, port, config, shared.sweep)
 
     @property
     def http_port(self) -> int:
@@ -189,6 +190,20 @@ class Server:
     @property
     def _ports(self) -> list[Port]:
         return [port for port in (self._http, self._grpc, self._metrics) if port]
+
+    @property
+    def serves(self) -> str:
+        """What it serves, in words."""
+        names = ", ".join(f"{model.name}/{model.version}" for model in self.engine.models()) or "nothing"
+        word = "ready" if self.repository.ready(self._settings.strict_readiness) else "not ready"
+        return f"{word}, serving {names}"
+
+    def hang_up(self) -> None:
+        """Say that one process cannot be replaced by another without a moment in which nobody serves."""
+        logger.warning("SIGHUP: nothing is done, only a server with --http-workers replaces its processes")
+
+    def force(self) -> None:
+        """Nothing outlives its process."""
 
     async def open(self) -> None:
         """Listen, and answer: live, not yet ready.
@@ -218,7 +233,9 @@ class Server:
 
     async def load(self) -> list[str]:
         """Read the repository and load what is in it. Returns: why each version that is not served is not."""
-        return await self.control.start()
+        failures = await self.control.start()
+        self.faults.begin()
+        return failures
 
     async def drain(self) -> int:
         """Stop being ready, stop accepting, and finish what was accepted, within the exit timeout.
@@ -226,6 +243,7 @@ class Server:
         Returns: how much was dropped: requests, or connections that had not finished theirs.
         """
         self.health.draining = True
+        self.faults.end()
         await asyncio.sleep(self._settings.drain_delay_secs)
         deadline = self._loop.time() + self._settings.exit_timeout_secs
         serving = [port for port in (self._http, self._grpc) if port]
@@ -234,6 +252,7 @@ class Server:
         self.engine.hurry()  # or connections would wait for batches that wait for more of them
         unfinished = sum(await asyncio.gather(*(port.finish(deadline) for port in serving)))
         self._stopped = True
+        self.environments.close()  # or a load that makes one would be waited for
         await self.control.stop()
         dropped = await self._models.stop(max(0.0, deadline - self._loop.time()))
         if self._metrics:
@@ -243,6 +262,8 @@ class Server:
 
     async def close(self) -> None:
         """End at once whatever is left."""
+        self.environments.close()
+        self.faults.end()
         for port in self._ports:
             await port.close()
         if not self._stopped:

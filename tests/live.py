@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
@@ -63,7 +64,17 @@ def settings_for(*paths: Path, **settings: Any) -> Settings:
 
 @contextmanager
 def live_server(*paths: Path, loaders: Mapping[str, Loader] = LOADERS, **settings: Any) -> Iterator[Live]:
-    """Serve the paths for as long as the block lasts."""
+    """Serve the paths for as long as the block lasts.
+
+    With PENSTOCK_TEST_FRONTS so many front ends and an engine do, as they would as processes of their own: a client
+    must not see the difference.
+    """
+    if count := int(os.environ.get("PENSTOCK_TEST_FRONTS", "0")):
+        from tests.server.fronts.living import live_front
+
+        with live_front(*paths, loaders=loaders, count=count, **settings) as live:
+            yield live
+        return
     loop = uvloop.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="live-server", daemon=True)
     thread.start()

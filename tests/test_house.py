@@ -23,7 +23,9 @@ TREES = {name: ast.parse(path.read_text("utf-8")) for name, path in MODULES.item
 
 # The design aims at 350, 40 and 6. Past these ceilings the exception is listed here with its reason.
 MODULE_LINES, FUNCTION_LINES, PARAMETERS = 350, 50, 6
-EXCEPTIONS: dict[str, str] = {}
+EXCEPTIONS: dict[str, str] = {
+    "server/python_models/inside/requests.py::__init__": "the parameters of Triton's pb_utils.InferenceRequest",
+}
 
 BANNED = {"manager", "handler", "util", "utils", "helper", "helpers", "common", "data", "info"}
 HEAVY = ("onnxruntime", "tensorflow", "fastapi", "uvicorn", "simdjson", "google.protobuf", "tritonclient", "pynvml")

@@ -1,1 +1,1 @@
-"""Environments: the Pythons that workers run on, made from what a project asks for and kept."""
+"""The Pythons that worker processes run on: the server's own, one that is there, or one made of a requirements file."""

@@ -18,9 +18,15 @@ ANSWER = 36
 FORM = 37
 """Front end: what requests that name this number have in common."""
 MODELS = 38
-"""Engine: all that is served now; the number is the generation's, and is acknowledged when it is in place."""
+"""Engine: all that is served now; ACKNOWLEDGED answers its number, which is the engine's."""
 COUNTED = 39
-"""Front end: what it has counted: hooks, failures."""
+"""Front end: what it has counted of the model of this number: hooks, failures."""
+ACKNOWLEDGED = 40
+"""Front end: MODELS of this number is in place. Body: JSON, what failed."""
+GONE = 41
+"""Front end: nobody there needs the model of this number any more."""
+CONNECTIONS = 42
+"""Front end: how many connections it has, over HTTP and over gRPC. Body: JSON."""
 
 ASK = 64
 """Front end: a call of the control plane. PARTs answer it, and END."""
@@ -29,6 +35,8 @@ END = 66
 LEAVE = 67
 """Front end: nobody takes the answer of an ASK any more."""
 STATE = 68
-"""Engine: what is the same in every process (regions, log settings); acknowledged when it is in place."""
-ACKNOWLEDGED = 69
-"""Front end: MODELS or STATE of this number is in place. Body: JSON, what failed."""
+"""Engine: what is the same in every process (regions, log settings); IN_PLACE answers it."""
+TAKEN = 70
+"""Front end: a PART of the ASK of this number has gone on to its client."""
+IN_PLACE = 71
+"""Front end: STATE of this number is in place. Body: what failed, empty for nothing."""

@@ -6,16 +6,29 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
+from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
 
+from .holding import Holding
 from .loading import PRE, HookFunction, brief
+from .packing import (
+    ASKED,
+    CALL,
+    FULL_JSON,
+    FULL_PARAMETERS,
+    INPUTS,
+    read_made,
+    write_json,
+    write_outputs,
+    write_sample,
+)  # fmt: skip
 
-if TYPE_CHECKING:
-    from .replica import Replica
-
+Written = tuple[int, bytes, list[Array | None] | None]
+"""What a worker process is sent: kind, body, tensors."""
 _TELL_NS = 1_000_000_000
 
 logger = logging.getLogger("penstock.hooks")
@@ -26,13 +39,32 @@ class MovedError(Exception):
 
 
 class Owner(Protocol):
-    """Whoever keeps replicas. Threads: called on the event loop."""
+    """Whoever keeps replicas. Threads: called on the event loop.
 
-    def freed(self, replica: Replica) -> None:
+    `holding`, where there is one, hears what each call has computed.
+    """
+
+    holding: Holding | None
+
+    def freed(self, replica: Any) -> None:
         """Hear that the replica was given back, and that no hook of it runs any more."""
 
-    def lost(self, replica: Replica) -> None:
+    def lost(self, replica: Any) -> None:
         """Hear that the replica hangs, or that its thread has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One way to answer: what to make of a hook's result, or of the outputs `wanted` where there is no hook.
+
+    `asked_as` is the call that wants one answer in this way; `code` is what a worker process knows `of_result` by.
+    """
+
+    asked_as: str
+    code: int
+    of_result: Callable[[Any], Any]
+    of_outputs: Callable[[list[Any]], Any]
+    wanted: tuple[int, ...] | None
 
 
 class Call:
@@ -42,11 +74,13 @@ class Call:
     request's own.
     Units: stamps in monotonic nanoseconds; `deadline_ns` 0 is none, and counts until the hook begins. `since_ns` is
     when what its time limit is for began: the call, or the step of a generator. `begun`: no other replica can take it.
+    For a worker process, `form` says what `finish` would make of the result, `number` which request it is of, and
+    `replica` who ran it.
     """
 
     __slots__ = (
-        "begun", "deadline_ns", "end_ns", "error", "finish", "future", "hook", "parameters", "request_id", "result",
-        "since_ns", "start_ns", "value",
+        "begun", "cpu_ns", "deadline_ns", "end_ns", "error", "finish", "form", "future", "hook", "number", "parameters",
+        "replica", "request_id", "result", "since_ns", "start_ns", "value",
     )  # fmt: skip
 
     def __init__(self, hook: str, value: Any, finish: Callable[[Any], Any], deadline_ns: int, request_id: str) -> None:
@@ -57,9 +91,13 @@ class Call:
         self.request_id = request_id
         self.parameters: dict[str, Any] = {}
         self.begun = False
+        self.form = INPUTS
+        self.number = 0
+        self.replica: Any = None
         self.start_ns = 0
         self.since_ns = 0
         self.end_ns = 0
+        self.cpu_ns = 0
         self.result: Any = None
         self.error: InferError | None = None
         self.future: asyncio.Future[Any]
@@ -67,6 +105,21 @@ class Call:
     def invoke(self, functions: Mapping[str, HookFunction | None]) -> Any:
         """Run the hook; of an `async` one it gives what is to be awaited. Threads: called on the replica's."""
         return functions[self.hook](self.value, self.parameters)  # type: ignore[misc]
+
+    def written(self, takes: Sequence[bool]) -> Written:
+        """Write the call for a worker process; `takes`: whether either hook is given parameters.
+
+        Raises: TypeError or ValueError for what cannot travel.
+        """
+        position = 0 if self.hook == PRE else 1
+        text, how, arrays = write_outputs(self.value) if position else write_sample(self.value)
+        parameters, full = write_json(self.parameters) if takes[position] and self.parameters else (b"", 0)
+        how += FULL_PARAMETERS if full == FULL_JSON else 0
+        return CALL, ASKED.pack(position, self.form, how, len(parameters), self.number) + parameters + text, arrays
+
+    def taken(self, text: bytes, arrays: list[Array | None], ended_ns: int) -> Any:
+        """Read what a worker process has answered."""
+        return read_made(self.form, text, arrays)
 
 
 def log(message: str, about: Mapping[str, str], error: BaseException | None = None) -> None:
@@ -82,6 +135,14 @@ def log(message: str, about: Mapping[str, str], error: BaseException | None = No
         return
 
 
+def log_lines(message: str, about: Mapping[str, str], lines: str) -> None:
+    """Log a warning with a traceback that another process has written, "" for none."""
+    if logger.isEnabledFor(logging.WARNING):
+        record = logger.makeRecord(logger.name, logging.WARNING, "", 0, "%s", (message,), None, extra=dict(about))
+        record.exc_text = lines.rstrip() or None
+        logger.handle(record)
+
+
 def refusal(call: Call, error: BaseException) -> InferError:
     """Make what the client is told when a hook raised; give the request an id if the rest is in the log only.
 
@@ -89,15 +150,18 @@ def refusal(call: Call, error: BaseException) -> InferError:
     """
     if isinstance(error, InferError):
         return error
-    if call.hook == PRE and isinstance(error, Exception):
-        # mostly a sample that lacks something, so it says what; of the others a client can do nothing about
-        refused = InferError(Code.INVALID, f"{call.hook}: {brief(error)}")
-    else:
-        call.request_id = call.request_id or secrets.token_hex(4)
-        text = f"{call.hook} failed; the log has the rest under request id {call.request_id}"
-        refused = InferError(Code.INTERNAL, text)
+    refused = blame(call, brief(error), sample=isinstance(error, Exception))
     refused.__cause__ = error
     return refused
+
+
+def blame(call: Call, text: str, *, sample: bool) -> InferError:
+    """Make what the client is told when a hook raised `text`; `sample`: the sample may be to blame, if it is read."""
+    if call.hook == PRE and sample:
+        # mostly a sample that lacks something, so it says what; of the others a client can do nothing about
+        return InferError(Code.INVALID, f"{call.hook}: {text}")
+    call.request_id = call.request_id or secrets.token_hex(4)
+    return InferError(Code.INTERNAL, f"{call.hook} failed; the log has the rest under request id {call.request_id}")
 
 
 def tell(call: Call, error: BaseException, about: Mapping[str, str], told_ns: int) -> int:

@@ -10,6 +10,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.engine import Engine
 from penstock.batching.model import Model
 from penstock.batching.spec import ModelSpec
+from penstock.server.environments.environments import Environments
 
 from .runner import Hooks
 
@@ -21,8 +22,9 @@ class HookedEngine:
     Threads: the event loop's.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, environments: Environments | None = None) -> None:
         self._engine = engine
+        self.environments = environments or Environments()
         self._hooks: dict[Model, Hooks] = {}
         self._retiring: set[asyncio.Task[None]] = set()
 
@@ -37,7 +39,7 @@ class HookedEngine:
             raise
         start = time.monotonic()
         try:
-            self._hooks[model] = await Hooks.load(self._engine, model)
+            self._hooks[model] = await Hooks.load(self._engine, model, self.environments.interpreter)
             if self._engine.stopping:
                 raise InferError(Code.NOT_READY, "Server is stopping")
         except BaseException:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,15 @@ class HookModule:
         if wanted == 3:
             return lambda value, _: function(value, signature, metadata)
         return lambda value, _: function(value, signature)
+
+    def bound(self, inputs: Sequence[Any], outputs: Sequence[Any], metadata: Any) -> dict[str, HookFunction | None]:
+        """Give both, with what describes the model on their side of it."""
+        return {PRE: self.bind(PRE, list(inputs), metadata), POST: self.bind(POST, list(outputs), metadata)}
+
+    def takes_parameters(self, name: str) -> bool:
+        """Tell whether the file has a hook that is given the request's own parameters."""
+        function = self._functions.get(name)
+        return function is not None and len(inspect.signature(function).parameters) == len(_MORE) + 1
 
     def close(self) -> None:
         """Forget the instance."""

@@ -10,9 +10,10 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from penstock.backends.backend import Array
 from penstock.backends.errors import InferError
 
 from .call import Call, MovedError
@@ -24,14 +25,14 @@ if TYPE_CHECKING:
 AHEAD = 8
 AHEAD_BYTES = 256 << 10
 """How far a generator runs ahead of whoever takes its answers: so many, or the one that makes them so large."""
-_CLOSING = f"closing {POST}"
+CLOSING = f"closing {POST}"
 
 
 class Answer(NamedTuple):
     """One answer of several: its outputs as the caller wants them, or why this one failed; more may come after it.
 
     `final`: it is known to be the last. Units: `infer_ns` is how long it was computed, `output_ns` made tensors;
-    `nbytes` is what those hold.
+    `nbytes` is what those hold. `parameters` are what a model of user code has said with it.
     """
 
     outputs: Any
@@ -40,6 +41,7 @@ class Answer(NamedTuple):
     infer_ns: int = 0
     output_ns: int = 0
     nbytes: int = 0
+    parameters: Mapping[str, Any] | None = None
 
 
 class Pull(Call):
@@ -59,7 +61,7 @@ class Pull(Call):
 
     def __init__(self, prediction: Any, convert: Callable[[Any], Any], request_id: str) -> None:
         # a deadline is for waiting: what the model has run for is finished
-        super().__init__(POST, prediction, _nothing, 0, request_id)
+        super().__init__(POST, prediction, nothing, 0, request_id)
         self.ended_ns = -1
         self._convert = convert
         self._turn: asyncio.Future[Any] | None = None
@@ -73,7 +75,7 @@ class Pull(Call):
 
     # -- on the event loop -------------------------------------------------------------------------------------
 
-    async def next(self, replica: Replica) -> Answer | None:
+    async def next(self, replica: Any) -> Answer | None:
         """Give the next answer, None after the last; `replica` is the same each time, once it has begun.
 
         Raises: InferError, when what was yielded before has been given; MovedError, when the replica is gone.
@@ -100,7 +102,7 @@ class Pull(Call):
         """Whether to go on already: not after each answer, or two threads would wait for each other all the time."""
         return self.ended_ns < 0 and len(self._ahead) <= AHEAD // 2 and not self._is_full()
 
-    def _go_on(self, replica: Replica) -> None:
+    def _go_on(self, replica: Any) -> None:
         self._replica, self._paused = replica, False
         self._turn = replica.submit(self)
         self._turn.add_done_callback(self._turn_ended)
@@ -172,7 +174,7 @@ class Pull(Call):
             return Answer({}, value, infer_ns=computed_ns - start_ns)
         outputs = self._convert(value)
         infer_ns, output_ns = computed_ns - start_ns, time.monotonic_ns() - computed_ns
-        return Answer(outputs, infer_ns=infer_ns, output_ns=output_ns, nbytes=_size(outputs))
+        return Answer(outputs, infer_ns=infer_ns, output_ns=output_ns, nbytes=size_of(outputs))
 
     def _put(self, answer: Answer) -> None:
         self._ahead.append(answer)
@@ -211,21 +213,27 @@ class _Closing(Call):
     __slots__ = ("_pull",)
 
     def __init__(self, pull: Pull) -> None:
-        super().__init__(_CLOSING, None, _nothing, 0, pull.request_id)
+        super().__init__(CLOSING, None, nothing, 0, pull.request_id)
         self._pull = pull
 
     def invoke(self, functions: Mapping[str, HookFunction | None]) -> None:
         self._pull.shut()
 
 
-def _nothing(result: Any) -> Any:
+def nothing(result: Any) -> Any:
+    """Leave a result as it is."""
     return result
 
 
-def _size(outputs: Any) -> int:
+def size_of(outputs: Any) -> int:
     """Measure an answer, as JSON or as tensors."""
-    if isinstance(outputs, bytes):
-        return len(outputs)
+    return len(outputs) if isinstance(outputs, bytes) else tensor_bytes(outputs.values())
+
+
+def tensor_bytes(arrays: Iterable[Array | None]) -> int:
+    """Measure what tensors hold."""
     return sum(
-        sum(map(len, array.ravel().tolist())) if array.dtype.hasobject else array.nbytes for array in outputs.values()
+        sum(map(len, array.ravel().tolist())) if array.dtype.hasobject else array.nbytes
+        for array in arrays
+        if array is not None
     )

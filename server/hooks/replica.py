@@ -18,6 +18,7 @@ from penstock.batching.model import Model
 from penstock.batching.spec import HookSpec
 
 from .call import Call, MovedError, Owner, log, refusal, tell
+from .holding import LONG_NS
 from .interrupt import interrupt
 from .loading import POST, PRE, HookFunction, HookModule
 
@@ -53,17 +54,13 @@ class Replica:
         self._functions: dict[str, HookFunction | None] = {}
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._done: deque[Call] = deque()
-        self._woken = False
+        self._woken = self.yields = False
         self._lock = threading.Lock()
         self._running: Call | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._nudge: Callable[[], Any] = lambda: None
-        self._abandoned = False
+        self._abandoned = self._ended = self._stopping = self._leaving = False
         self._told_ns = 0
-        self._ended = False
-        self._stopping = False
-        self._leaving = False
-        self.yields = False
         self.pulls: set[Pull] = set()
         self.waiting = 0
         self._load = Call(_LOAD, None, self._bound, 0, "")
@@ -147,7 +144,10 @@ class Replica:
         self.waiting -= 1
         name = _STATISTICS_NAME.get(call.hook)
         if name is not None and call.start_ns:
-            self._model.statistics.record_hook(name, call.end_ns - call.start_ns)
+            took_ns, holding = call.end_ns - call.start_ns, self._owner.holding
+            self._model.statistics.record_hook(name, took_ns)
+            if holding is not None and (took_ns > LONG_NS or holding.measures):
+                holding.took(call.hook, call.cpu_ns)
         if call.future.done():
             return
         if call.error is not None:
@@ -263,10 +263,7 @@ class Replica:
         """Give each hook the arguments that stay the same on every call of this replica."""
         metadata = copy.deepcopy(dict(self._spec.metadata))
         self.yields = module.yields
-        self._functions = {
-            PRE: module.bind(PRE, list(self._model.node_inputs), metadata),
-            POST: module.bind(POST, list(self._model.node_outputs), metadata),
-        }
+        self._functions = module.bound(self._model.node_inputs, self._model.node_outputs, metadata)
 
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:
@@ -317,12 +314,16 @@ class Replica:
             call.error = InferError(Code.EXPIRED, "Request timeout expired")
             return False
         call.start_ns = call.since_ns = now_ns
+        if self._owner.holding is not None and self._owner.holding.measures:
+            call.cpu_ns = time.thread_time_ns()
         self._running = call
         return True
 
     def _end(self, call: Call) -> bool:
         """Report a call; False: the replica has been abandoned, and its thread is to end."""
         call.end_ns = time.monotonic_ns()
+        if call.cpu_ns:
+            call.cpu_ns = time.thread_time_ns() - call.cpu_ns
         with self._lock:
             self._running = None
             if self._abandoned:

@@ -18,7 +18,10 @@ from penstock.batching.model import Model
 from penstock.batching.spec import HookSpec
 from penstock.batching.statistics import OTHER
 
-from .call import Call, MovedError
+from .call import Call, Form, MovedError
+from .convert import to_prediction
+from .holding import Holding
+from .loading import POST
 from .pull import Answer, Pull
 from .replica import Replica
 from .writes import written_globals
@@ -70,24 +73,28 @@ class Replicas:
 
     Invariant: unless the plan is shared, a replica is held by at most one request, from `take` or `wait` to `leave`.
     A replica more is made when a request has to wait, one at a time. One that hangs or dies is replaced likewise.
+    `guests` are the requests under way. `holding`, where there is one, hears what each call has computed.
     """
 
     def __init__(self, model: Model, spec: HookSpec, decided: Plan, loop: asyncio.AbstractEventLoop) -> None:
         self.shared = decided.shared
+        self.holding: Holding | None = None
+        self.guests = 0
+        self._retired = False
         self._model = model
         self._spec = spec
         self._loop = loop
         self._limit = decided.replicas
         self._max_waiting = max(model.spec.policy.max_queue_rows, 1)
-        self._live: list[Replica] = []
-        self._free: list[Replica] = []
+        self._live: list[Any] = []
+        self._free: list[Any] = []
         self._making: Replica | None = None
         self._hanging: list[Replica] = []
         self._refusing = False
         self._closing = False
-        self._waiters: deque[asyncio.Future[Replica]] = deque()
+        self._waiters: deque[asyncio.Future[Any]] = deque()
 
-    async def start(self) -> Replica:
+    async def start(self) -> Any:
         """Make the first replica, so that what is wrong with the file fails the load of the model.
 
         Raises: InferError.
@@ -99,12 +106,15 @@ class Replicas:
         waiting = len(self._waiters)
         if self.shared and self._live:
             waiting += self._live[0].waiting
+        self._check(waiting)
+        return Passage(self, self._model)
+
+    def _check(self, waiting: int) -> None:
         if waiting >= self._max_waiting:
             text = f"{waiting} requests wait for the hooks of model '{self._model.name}', which is the limit"
             raise InferError(Code.OVERLOADED, text)
-        return Passage(self, self._model)
 
-    def take(self) -> Replica | None:
+    def take(self) -> Any:
         """Take a replica if one is free."""
         if self.shared:
             return self._live[0] if self._live and self._live[0].serves else None
@@ -114,12 +124,12 @@ class Replicas:
                 return replica
         return None
 
-    async def wait(self, deadline_ns: int) -> Replica:
+    async def wait(self, deadline_ns: int) -> Any:
         """Wait for a replica; requests are served in the order they came.
 
         Raises: InferError (EXPIRED, OVERLOADED, or why no replica can be made).
         """
-        future: asyncio.Future[Replica] = self._loop.create_future()
+        future: asyncio.Future[Any] = self._loop.create_future()
         self._waiters.append(future)
         self._grow()
         timer = None
@@ -138,7 +148,7 @@ class Replicas:
             if timer is not None:
                 timer.cancel()
 
-    def leave(self, replica: Replica) -> None:
+    def leave(self, replica: Any) -> None:
         """Give a replica back. It is handed on when the hook that may still run in it has ended."""
         if not self.shared:
             replica.leave()
@@ -158,9 +168,25 @@ class Replicas:
             self._making.stop()
         self._live, self._free = [], []
 
+    def runs(self) -> bool:
+        """Whether a hook runs in any of them now."""
+        return any(replica.waiting for replica in self._live)
+
+    def retire(self) -> None:
+        """Close when the requests under way have ended; no more come."""
+        self._retired = True
+        if not self.guests:
+            self.close()
+
+    def departed(self) -> None:
+        """Hear that a request has ended."""
+        self.guests -= 1
+        if self._retired and not self.guests:
+            self.close()
+
     # -- called by replicas ------------------------------------------------------------------------------------
 
-    def freed(self, replica: Replica) -> None:
+    def freed(self, replica: Any) -> None:
         """Hand a replica to the request that has waited longest."""
         if replica not in self._live:
             return
@@ -173,7 +199,7 @@ class Replicas:
         if not self.shared:
             self._free.append(replica)
 
-    def lost(self, replica: Replica) -> None:
+    def lost(self, replica: Any) -> None:
         """Replace a replica that hangs or has died."""
         if replica.hangs:
             self._hanging.append(replica)
@@ -230,7 +256,7 @@ class Replicas:
                 future.set_exception(InferError(error.code, error.message))
 
     @staticmethod
-    def _expire(future: asyncio.Future[Replica]) -> None:
+    def _expire(future: asyncio.Future[Any]) -> None:
         if not future.done():
             future.set_exception(InferError(Code.EXPIRED, "Request timeout expired"))
 
@@ -240,11 +266,12 @@ class Passage:
 
     __slots__ = ("_begun", "_model", "_replica", "_replicas")
 
-    def __init__(self, replicas: Replicas, model: Model) -> None:
+    def __init__(self, replicas: Any, model: Model) -> None:
         self._replicas = replicas
         self._model = model
-        self._replica: Replica | None = None
+        self._replica: Any = None
         self._begun = False
+        replicas.guests += 1
 
     async def call(self, call: Call) -> Any:
         """Run one of the request's hooks, on the replica it holds or on the first that is free.
@@ -253,11 +280,19 @@ class Passage:
         """
         return await self._on_replica(call, lambda replica: replica.submit(call))
 
+    def pull(self, outputs: list[Any], form: Form, request_id: str) -> Pull:
+        """Make the Pull of what the request's hook yields for a prediction."""
+        return Pull(to_prediction(outputs, self._model.signature), form.of_result, request_id)
+
+    def post(self, outputs: list[Any], form: Form, request_id: str) -> Call:
+        """Make the call of post_inference. A deadline is for waiting: what the model has run for is finished."""
+        return Call(POST, to_prediction(outputs, self._model.signature), form.of_result, 0, request_id)
+
     async def next(self, pull: Pull) -> Answer | None:
         """Give what the request's hook yields next, None after the last. Raises: InferError."""
         return await self._on_replica(pull, pull.next)
 
-    async def _on_replica(self, call: Call, work: Callable[[Replica], Awaitable[T]]) -> T:
+    async def _on_replica(self, call: Call, work: Callable[[Any], Awaitable[T]]) -> T:
         start_ns = time.monotonic_ns()
         try:
             while True:
@@ -266,10 +301,9 @@ class Passage:
                 try:
                     result = await work(self._replica)
                 except MovedError:
-                    if call.begun or (self._begun and not self._replicas.shared):
+                    if call.begun or self._is_bound():
                         # what pre_inference left in that replica's globals has gone with it
-                        text = f"the hooks of model '{self._model.name}' ended their thread"
-                        raise InferError(Code.INTERNAL, text) from None
+                        raise self._gone() from None
                     self._replica = None
                 else:
                     self._begun = True
@@ -278,8 +312,17 @@ class Passage:
             self._model.statistics.record_failure(OTHER, start_ns, time.monotonic_ns())
             raise
 
+    def _is_bound(self) -> bool:
+        """Whether no other replica can go on with the request."""
+        return self._begun and not self._replicas.shared
+
+    def _gone(self) -> InferError:
+        """Make what the client is told when the replica that it needs is gone."""
+        return InferError(Code.INTERNAL, f"the hooks of model '{self._model.name}' ended their thread")
+
     def leave(self) -> None:
-        """Give back what is held."""
+        """Give back what is held. To be called once."""
         if self._replica is not None:
             self._replicas.leave(self._replica)
             self._replica = None
+        self._replicas.departed()

@@ -17,16 +17,18 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.answers import AnswerStatistics
 from penstock.batching.model import Model
 from penstock.batching.request import NO_TERMS, Terms
-from penstock.batching.spec import HookSpec
 
-from .call import Call
+from .call import Call, Form
+from .coded import Asked, streams, told
 from .convert import to_inputs, to_prediction, to_tensors
 from .encode import to_json
-from .loading import POST, PRE
+from .loading import PRE
 from .order import Order
-from .pull import Answer, Pull
-from .replicas import Passage, Replicas, plan
-from .siblings import FolderOnPath
+from .packing import JSON, TENSORS
+from .place import Place, own_interpreter
+from .pull import Answer
+from .replicas import Passage
+from .worker_replicas import Interpreters
 
 Parameters = Mapping[str, Any] | None
 """What a request says beside its sample: its own parameters and forwarded headers."""
@@ -56,19 +58,6 @@ class Inference(Protocol):
         id: str = "",  # noqa: A002 - the protocol's word
     ) -> list[Any]:
         """Run one request through the batcher."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """One way to answer: what to make of a hook's result, or of the outputs `wanted` where there is no hook.
-
-    `asked_as` is the call that wants one answer in this way.
-    """
-
-    asked_as: str
-    of_result: Callable[[Any], Any]
-    of_outputs: Callable[[list[Any]], Any]
-    wanted: tuple[int, ...] | None
 
 
 @dataclass(slots=True)
@@ -101,14 +90,14 @@ class Hooks:
     def __init__(self, engine: Inference, model: Model) -> None:
         self._engine = engine
         self._model = model
-        self._replicas: Replicas | None = None
-        self._on_path: FolderOnPath | None = None
+        self._place: Place | None = None
         names = [spec.name for spec in model.signature.outputs]
-        self._as_json = _Form(
-            "predict", to_json, lambda outputs: to_json(to_prediction(outputs, model.signature)), None
+        self._as_json = Form(
+            "predict", JSON, to_json, lambda outputs: to_json(to_prediction(outputs, model.signature)), None
         )
-        self._as_tensors = _Form(
+        self._as_tensors = Form(
             "generate",
+            TENSORS,
             lambda result: to_tensors(result, model.signature),
             lambda outputs: {names[at]: output for at, output in zip(model.all_outputs, outputs, strict=True)},
             model.all_outputs,
@@ -120,36 +109,26 @@ class Hooks:
         self.has_pre = False
         self.has_post = False
         self.yields = False
+        self.streams = streams(model.spec)
+        if self.streams:
+            model.statistics.answers = self._counted
 
     @classmethod
-    async def load(cls, engine: Inference, model: Model) -> Hooks:
+    async def load(cls, engine: Inference, model: Model, interpreters: Interpreters = own_interpreter) -> Hooks:
         """Load what the model's spec says of hooks; mistakes in the file fail here.
 
-        Raises: InferError (INVALID; EXPIRED when the file takes too long).
+        `interpreters` gives the Python that workers run on. Raises: InferError (INVALID; EXPIRED when the file takes
+        too long; NOT_READY where a worker ends as it loads the file).
         """
         hooks = cls(engine, model)
         if model.spec.hooks is not None:
-            await hooks._start(model.spec.hooks)
+            place = Place(model, model.spec.hooks, interpreters)
+            first = await place.open()
+            hooks._place = place
+            hooks.has_pre, hooks.has_post, hooks.yields = first.has_pre, first.has_post, first.yields
+            if hooks.yields:
+                model.statistics.answers = hooks._counted
         return hooks
-
-    async def _start(self, spec: HookSpec) -> None:
-        loop = asyncio.get_running_loop()
-        decided = await loop.run_in_executor(None, plan, spec)
-        replicas = Replicas(self._model, spec, decided, loop)
-        on_path = FolderOnPath(spec.path.parent)
-        try:
-            first = await replicas.start()
-        except BaseException:
-            replicas.close()
-            on_path.close()
-            raise
-        self._on_path = on_path
-        self.has_pre, self.has_post, self.yields = first.has_pre, first.has_post, first.yields
-        if self.yields:
-            self._model.statistics.answers = self._counted
-        replicas.leave(first)
-        self._replicas = replicas
-        logger.info("hooks of %s: %s", self._model.name, decided.reason, extra={"model": self._model.name})
 
     async def close(self) -> None:
         """Finish what was accepted, then end the replicas; if cancelled, at once, and their generators with them.
@@ -158,20 +137,21 @@ class Hooks:
         """
         if self._drained is None:
             self._drained = asyncio.Event()
+        place, at_once = self._place, True
         try:
             if self._in_flight:
                 await self._drained.wait()
+            at_once = False
         finally:
-            if self._replicas is not None:
-                self._replicas.close()
-            if self._on_path is not None:
-                self._on_path.close()
-            self._replicas = self._on_path = None
+            self._place = None
+            if place is not None:
+                place.close()
+                await (place.kill() if at_once else place.ended())
 
     def watch(self, now_ns: int) -> None:
         """Fail what is past its limit by `now_ns`; it happens by itself when the time comes."""
-        if self._replicas is not None:
-            self._replicas.watch(now_ns)
+        if self._place is not None:
+            self._place.watch(now_ns)
 
     async def predict(
         self, sample: Any, request_id: str = "", terms: Terms = NO_TERMS, parameters: Parameters = None
@@ -202,6 +182,13 @@ class Hooks:
         To be closed by who does not take all of them, which closes the user's generator too.
         Ownership: as `infer`. Raises: InferError, when the answers before it have been given.
         """
+        if self.streams:
+            call = Asked(dict(inputs), request_id, terms, parameters)
+            with self._admitted():
+                async with contextlib.aclosing(told(self._engine, self._model, call, self._counted)) as answers:
+                    async for answer in answers:
+                        yield answer
+            return
         if not self.yields:
             yield Answer(await self.infer(inputs, request_id, terms, parameters), final=True)
             return
@@ -213,10 +200,10 @@ class Hooks:
                 async for answer in answers:
                     yield answer
 
-    async def _pull(self, outputs: list[Any], form: _Form, trip: _Trip) -> AsyncGenerator[Answer, None]:
+    async def _pull(self, outputs: list[Any], form: Form, trip: _Trip) -> AsyncGenerator[Answer, None]:
         """Give what post_inference yields for a prediction, and count it."""
         counted, number = self._counted, 0
-        pull = Pull(to_prediction(outputs, self._model.signature), form.of_result, trip.request_id)
+        pull = trip.held.pull(outputs, form, trip.request_id)
         pull.parameters = trip.parameters
         since_ns = time.monotonic_ns()
         try:
@@ -237,7 +224,7 @@ class Hooks:
         finally:
             pull.close()
 
-    async def _pass(self, sample: Any, form: _Form, request_id: str, terms: Terms, parameters: Parameters) -> Any:
+    async def _pass(self, sample: Any, form: Form, request_id: str, terms: Terms, parameters: Parameters) -> Any:
         """Carry one request from its sample to its answer."""
         # those of a request whose like is remembered are every such request's
         trip = _Trip(request_id, terms, dict(parameters or {}))
@@ -246,14 +233,12 @@ class Hooks:
             if self.yields:
                 return await self._only(outputs, form, trip)
             if trip.passage is not None and self.has_post:
-                prediction = to_prediction(outputs, self._model.signature)
-                # a deadline is for waiting: what the model has run for is finished
-                call = Call(POST, prediction, form.of_result, 0, request_id)
+                call = trip.passage.post(outputs, form, request_id)
                 call.parameters = trip.parameters
                 return await trip.passage.call(call)
             return await _converted(form.of_outputs, outputs, _is_big(outputs))
 
-    async def _run(self, sample: Any, form: _Form, trip: _Trip) -> list[Any]:
+    async def _run(self, sample: Any, form: Form, trip: _Trip) -> list[Any]:
         """Carry a request through pre_inference and its model."""
         said = trip.terms.sequence
         if said is None or self._model.spec.sequence is None:
@@ -267,7 +252,10 @@ class Hooks:
                 # the next one wakes after this one is in the queue
                 turn.pass_on()
         wanted = None if self.has_post else form.wanted
-        return await self._engine.infer(self._model, inputs, wanted=wanted, terms=trip.terms, id=trip.request_id)
+        more: dict[str, Any] = {"parameters": trip.parameters} if self._model.spec.declared else {}
+        return await self._engine.infer(
+            self._model, inputs, wanted=wanted, terms=trip.terms, id=trip.request_id, **more
+        )
 
     async def _prepared(self, sample: Any, trip: _Trip) -> list[Array | None]:
         if trip.passage is None or not self.has_pre:
@@ -276,7 +264,7 @@ class Hooks:
         call.parameters = trip.parameters
         return await trip.passage.call(call)  # type: ignore[no-any-return]
 
-    async def _only(self, outputs: list[Any], form: _Form, trip: _Trip) -> Any:
+    async def _only(self, outputs: list[Any], form: Form, trip: _Trip) -> Any:
         """Give the one answer of a post_inference that yields. Raises: InferError, where there are more or none."""
         found: Answer | None = None
         not_one = InferError(Code.INTERNAL, f"{form.asked_as} {_NOT_ONE}")
@@ -296,7 +284,7 @@ class Hooks:
         """Count a request in, and give its way through the replicas, where there are any. Raises: InferError."""
         if self._drained is not None:
             raise InferError(Code.NOT_READY, f"model '{self._model.name}' is being unloaded")
-        passage = None if self._replicas is None else self._replicas.admit()
+        passage = None if self._place is None else self._place.admit()
         self._in_flight += 1
         try:
             yield passage

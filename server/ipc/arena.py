@@ -15,21 +15,37 @@ from collections.abc import Callable
 from typing import Any
 
 SMALLEST_BYTES = 16 << 10
-SEGMENT_BYTES = 1 << 20
+SEGMENT_BYTES = 4 << 20
+"""A mapping holds a descriptor on each side, so there should be few; memory that was never written to costs nothing."""
 KEPT_BYTES = 64 << 20
-"""Segments without a lease are given back to the system while an Arena has more than this."""
+"""Segments without a lease are given back to the system while an Arena has more than this that is not leased."""
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _MOST_SEGMENTS = 1 << 16
+
+Lease = tuple[int, mmap.mmap, int]
+"""A slot's number, the memory that it is in, and its offset there."""
 
 
 class WireError(Exception):
     """What the other process has sent cannot be: it is not to be spoken with any more."""
 
 
-class _Segment:
-    """One memfd, divided into slots of one size. `free` are the indices of those that nobody has leased."""
+def slot_size(nbytes: int) -> int:
+    """Give how large a slot for so many bytes is: a power of two, and beyond a segment an eighth of one at a time."""
+    power: int = 1 << (nbytes - 1).bit_length()
+    if power <= SEGMENT_BYTES:
+        return max(SMALLEST_BYTES, power)
+    step = power >> 4
+    return (nbytes + step - 1) // step * step
 
-    __slots__ = ("count", "fd", "free", "memory", "number", "slot_bytes")
+
+class _Segment:
+    """One memfd, divided into slots of one size. `free` are the indices of those that nobody has leased.
+
+    `fd` is the Arena's until the wire has taken it to send it.
+    """
+
+    __slots__ = ("count", "fd", "free", "leased", "memory", "number", "slot_bytes")
 
     def __init__(self, number: int, slot_bytes: int) -> None:
         self.number = number
@@ -45,7 +61,13 @@ class _Segment:
         except BaseException:
             os.close(self.fd)
             raise
-        self.free = list(range(self.count))
+        self.free = list(range(self.count))[::-1]
+        self.leased = bytearray(self.count)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody has leased anything of it."""
+        return len(self.free) == self.count
 
 
 class Arena:
@@ -53,7 +75,7 @@ class Arena:
 
     Invariants: a slot has one lease at a time. `leased_bytes` and `total_bytes` count whole slots and segments, and
     `total_bytes` never passes `limit_bytes`. Segments that came are in `fresh` until the wire has announced them, and
-    those that went in `dropped`.
+    those that went in `dropped`; a number may be in both, of a segment that went and then of another that came.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -70,14 +92,15 @@ class Arena:
         """How many slots are leased."""
         return sum(segment.count - len(segment.free) for segment in self._segments.values())
 
-    def lease(self, nbytes: int) -> tuple[int, mmap.mmap, int] | None:
-        """Lease a slot. Returns: its number, the memory it is in, and its offset there; None when there is no room."""
-        slot_bytes = max(SMALLEST_BYTES, 1 << (nbytes - 1).bit_length())
+    def lease(self, nbytes: int) -> Lease | None:
+        """Lease a slot of so many bytes, at least 1; None when there is no room."""
+        slot_bytes = slot_size(nbytes)
         segments = self._open.setdefault(slot_bytes, [])
         if not segments and not self._grow(slot_bytes, segments):
             return None
         segment = segments[-1]
         index = segment.free.pop()
+        segment.leased[index] = 1
         if not segment.free:
             segments.pop()
         self.leased_bytes += slot_bytes
@@ -104,42 +127,42 @@ class Arena:
         """Take a slot back. Raises: WireError for one that was not leased."""
         segment = self._segments.get(slot >> 16)
         index = slot & 0xFFFF
-        if segment is None or index >= segment.count or index in segment.free:
+        if segment is None or index >= segment.count or not segment.leased[index]:
             raise WireError(f"slot {slot:#x} was not leased")
+        segment.leased[index] = 0
         segment.free.append(index)
         self.leased_bytes -= segment.slot_bytes
         if len(segment.free) == 1:
             self._open[segment.slot_bytes].append(segment)
-        if len(segment.free) == segment.count and self.total_bytes > KEPT_BYTES:
+        if segment.idle and self.total_bytes - self.leased_bytes > KEPT_BYTES:
             self._drop(segment)
 
     def _shrink(self, most_bytes: int) -> None:
         for segment in list(self._segments.values()):
             if self.total_bytes <= most_bytes:
                 return
-            if len(segment.free) == segment.count and segment not in self.fresh:
+            if segment.idle:
                 self._drop(segment)
 
     def _drop(self, segment: _Segment) -> None:
-        if segment in self.fresh:
-            return
         del self._segments[segment.number]
         self._open[segment.slot_bytes].remove(segment)
         self.total_bytes -= segment.count * segment.slot_bytes
         self.dropped.append(segment.number)
 
-    def announced(self) -> None:
-        """Close the descriptors of the segments that have been sent: the mapping keeps the memory."""
+    def close(self) -> None:
+        """Let go of everything."""
         for segment in self.fresh:
             os.close(segment.fd)
         self.fresh.clear()
-
-    def close(self) -> None:
-        """Let go of everything."""
-        self.announced()
+        self.dropped.clear()
         self._segments.clear()
         self._open.clear()
         self.total_bytes = self.leased_bytes = 0
+
+
+def _nobody() -> None:
+    """Be called for a slot of which nobody is told."""
 
 
 class Mirror:
@@ -157,8 +180,9 @@ class Mirror:
     def map(self, number: int, slot_bytes: int, fd: int) -> None:
         """Map a segment that has been announced; `fd` is closed. Raises: WireError."""
         try:
-            if slot_bytes < SMALLEST_BYTES or slot_bytes & (slot_bytes - 1):
-                raise WireError(f"slots of {slot_bytes} bytes")
+            unknown = number < _MOST_SEGMENTS and number not in self._segments
+            if not unknown or slot_bytes < SMALLEST_BYTES or slot_bytes != slot_size(slot_bytes):
+                raise WireError(f"segment {number} with slots of {slot_bytes} bytes")
             size = max(SEGMENT_BYTES, slot_bytes)
             if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS or os.fstat(fd).st_size != size:
                 raise WireError("a segment that is not sealed, or not of its size")
@@ -185,15 +209,19 @@ class Mirror:
         return buffer
 
     def _kind(self, slot_bytes: int) -> type[Any]:
-        freed, on_free = self.freed, self._on_free
+        freed = self.freed
 
         def end(buffer: Any) -> None:
             freed.append(buffer.slot)
-            on_free()
+            self._on_free()
 
         kind = self._kinds[slot_bytes] = type("Slot", (ctypes.c_char * slot_bytes,), {"__del__": end})
         return kind
 
     def close(self) -> None:
-        """Forget every segment."""
+        """Forget every segment, and call nobody any more.
+
+        Whoever is called may hold the tensors, and numpy's are not seen by the collector: they would live for ever.
+        """
         self._segments.clear()
+        self._on_free = _nobody

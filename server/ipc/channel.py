@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 import threading
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 
 from penstock.backends.backend import Array
 
-from .link import READ_BYTES, prepare, receive_once, send_once
+from .link import LINGER_S, READ_BYTES, prepare, receive_once, send_once
 from .wire import ARENA_BYTES, Message, Wire
 
 
@@ -25,7 +26,8 @@ class Channel:
         self._buffer = bytearray(READ_BYTES)
         # a slot may die, and be told of, wherever the collector runs: also in `send`
         self._lock = threading.RLock()
-        self._arrived: list[Message] = []
+        self._readable = select.poll()
+        self._readable.register(sock, select.POLLIN)
         prepare(sock)
         sock.setblocking(True)
 
@@ -50,18 +52,22 @@ class Channel:
 
     def _flush(self) -> None:
         wire = self._wire
-        wire.put_freed()
-        view = memoryview(b"".join(wire.out))
+        if wire.mirror.freed or wire.arena.dropped:
+            wire.put_freed()
+        data = wire.out[0] if len(wire.out) == 1 else b"".join(wire.out)
         wire.out.clear()
-        while view:
-            view = view[send_once(self._sock, view, wire.descriptors) :]
+        sent = 0
+        while sent < len(data):
+            sent += send_once(self._sock, memoryview(data)[sent:] if sent else data, wire.descriptors)
 
     def receive(self, timeout_s: float | None = None) -> list[Message]:
         """Wait for messages; none after `timeout_s`. Raises: EOFError when the other process has gone; WireError."""
-        self.release()
+        if self._wire.mirror.freed and (timeout_s is None or timeout_s > LINGER_S) and not self._waits(LINGER_S):
+            self.release()
         messages: list[Message] = []
         while not messages:
-            if timeout_s is not None and not select.select([self._sock], [], [], timeout_s)[0]:
+            if timeout_s is not None and not self._waits(timeout_s):
+                self.release()
                 return []
             try:
                 data, descriptors = receive_once(self._sock, self._buffer)
@@ -73,8 +79,13 @@ class Channel:
                 messages = self._wire.feed(data, descriptors)
         return messages
 
+    def _waits(self, timeout_s: float) -> bool:
+        return bool(self._readable.poll(timeout_s * 1000))
+
     def close(self) -> None:
         """End the conversation."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)  # wakes whoever receives or sends
         with self._lock:
             self._sock.close()
             self._wire.close()

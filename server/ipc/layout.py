@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -20,8 +21,11 @@ from .arena import WireError
 
 ALIGNMENT = 64
 _KINDS = "biufO"
-_MOST_TENSORS = 4096
+MOST_TENSORS = 4096
+_MOST_AXES = 64
+_NAME = re.compile(rf"[<>|=]?[{_KINDS}]\d{{0,2}}")
 _LENGTH = struct.Struct("<I")
+_MOST_BYTES = (1 << 32) - 1
 
 Part = tuple[np.dtype[Any], tuple[int, ...], int]
 """A tensor: datatype, shape, and bytes; -1 bytes for strings, which say how many with each message."""
@@ -31,13 +35,15 @@ class Layout:
     """The tensors of one kind of message. `strings` is how many of them are strings. Units: bytes.
 
     `offsets` and `nbytes` are where each tensor is in the payload, and how much there is, where no strings are.
+    `padding` is the sender's: what follows the bytes of a small tensor that is alone and as it travels, else None.
     """
 
-    __slots__ = ("nbytes", "number", "offsets", "parts", "strings")
+    __slots__ = ("nbytes", "number", "offsets", "padding", "parts", "strings")
 
     def __init__(self, number: int, parts: Sequence[Part | None]) -> None:
         self.number = number
         self.parts = parts
+        self.padding: bytes | None = None
         self.strings = sum(part is not None and part[2] < 0 for part in parts)
         self.offsets, self.nbytes = place([part[2] if part else 0 for part in parts]) if not self.strings else ([], 0)
 
@@ -52,7 +58,9 @@ def place(sizes: Sequence[int]) -> tuple[list[int], int]:
 
 
 def parts_of(arrays: Sequence[Array | None]) -> list[Part | None]:
-    """Describe tensors. Raises: TypeError for one that cannot travel."""
+    """Describe tensors. Raises: TypeError for one that cannot travel, ValueError for too many."""
+    if len(arrays) > MOST_TENSORS:
+        raise ValueError(f"{len(arrays)} tensors, {MOST_TENSORS} can travel in one message")
     parts: list[Part | None] = []
     for array in arrays:
         if array is None:
@@ -73,26 +81,30 @@ def read_parts(written: bytes) -> list[Part | None]:
     """Read what `write_parts` has written. Raises: WireError."""
     try:
         rows = json.loads(written)
-        if len(rows) > _MOST_TENSORS:
+        if len(rows) > MOST_TENSORS:
             raise WireError("a layout of too many tensors")
         return [None if row is None else _part(str(row[0]), row[1]) for row in rows]
-    except (ValueError, TypeError, IndexError, KeyError, OverflowError) as error:
+    except (ValueError, TypeError, IndexError, KeyError, OverflowError, RecursionError) as error:
         raise WireError(f"a layout that cannot be read: {error}") from error
 
 
 def _part(name: str, dims: Sequence[int]) -> Part:
+    if not _NAME.fullmatch(name):
+        raise WireError(f"no tensor has datatype {name}")
     dtype: np.dtype[Any] = np.dtype(name)
     shape = tuple(map(int, dims))
-    if dtype.kind not in _KINDS or min(shape, default=0) < 0 or len(shape) > 32:
+    if min(shape, default=0) < 0 or len(shape) > _MOST_AXES:
         raise WireError(f"no tensor is {name} {shape}")
     return dtype, shape, -1 if dtype.hasobject else math.prod(shape) * dtype.itemsize
 
 
 def pack_strings(array: Array) -> bytes:
-    """Write the elements of an object array, each after its length."""
+    """Write the elements of an object array, each after its length. Raises: ValueError for what cannot be written."""
     parts: list[bytes] = []
     for element in array.ravel().tolist():
-        value = element if type(element) is bytes else str(element).encode()
+        value = bytes(element) if isinstance(element, bytes | bytearray) else str(element).encode()
+        if len(value) > _MOST_BYTES:
+            raise ValueError(f"a string of {len(value)} bytes")
         parts += (_LENGTH.pack(len(value)), value)
     return b"".join(parts)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import socket
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +18,9 @@ from .wire import ARENA_BYTES, MOST_DESCRIPTORS, Message, Wire
 
 READ_BYTES = 256 << 10
 SOCKET_BYTES = 1 << 20
+LINGER_S = 0.01
+"""How long slots that nobody looks at any more wait for a message that they are told of with: to wake the other side
+for them alone costs both together 20 us."""
 _ANCILLARY_BYTES = socket.CMSG_LEN(4 * 253)
 
 
@@ -24,6 +29,7 @@ class Link:
 
     `take` is called with the messages of each read; it must not raise. `lost` is called once, in a later turn, when the
     other process has gone or has sent what cannot be; not after `close`.
+    What it had sent before it went is taken first.
     Invariant: whoever sends does not wait; `buffered_bytes` says how much the other side has not taken yet.
     Threads: the event loop's.
     """
@@ -38,8 +44,10 @@ class Link:
         self._lost = lost
         self._wire = Wire(self._freed, arena_bytes)
         self._buffer = bytearray(READ_BYTES)
-        self._unsent = bytearray()
+        self._unsent: deque[memoryview] = deque()
         self._flushing = False
+        self._lingering = False
+        self._deaf = False
         self.closed = False
         prepare(sock)
         sock.setblocking(False)
@@ -51,9 +59,14 @@ class Link:
         return self._wire.arena
 
     @property
+    def unsent_bytes(self) -> int:
+        """How much of earlier loop turns the other side has not taken yet; cheap where that is nothing, as ever."""
+        return sum(map(len, self._unsent)) if self._unsent else 0
+
+    @property
     def buffered_bytes(self) -> int:
         """How much waits for the other side to read."""
-        return len(self._unsent) + sum(map(len, self._wire.out))
+        return sum(map(len, self._unsent)) + sum(map(len, self._wire.out))
 
     def send(
         self, kind: int, number: int, body: bytes = b"", arrays: Sequence[Array | None] | None = None,
@@ -61,9 +74,9 @@ class Link:
     ) -> None:  # fmt: skip
         """Send a message at the end of this loop turn; to a closed link, nothing happens.
 
-        Raises: TypeError or ValueError for what cannot travel.
+        Raises: TypeError or ValueError for what cannot travel; OSError when `descriptors` cannot be duplicated.
         """
-        if self.closed:
+        if self.closed or self._deaf:
             return
         self._wire.put(kind, number, body, arrays, descriptors)
         if not self._flushing:
@@ -71,45 +84,63 @@ class Link:
             self._loop.call_soon(self._flush)
 
     def _freed(self) -> None:
-        if not self._flushing and not self.closed:
-            self._flushing = True
+        # on any thread, and wherever the collector runs: nothing else of the loop may be called here
+        if not self._lingering and not self.closed:
+            self._lingering = True
             with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody waits for the slot
-                self._loop.call_soon_threadsafe(self._flush)
+                self._loop.call_soon_threadsafe(self._linger)
+
+    def _linger(self) -> None:
+        if not self.closed:
+            self._loop.call_later(LINGER_S, self._release)
+
+    def _release(self) -> None:
+        self._lingering = False
+        self._flush()
 
     def _flush(self) -> None:
         self._flushing = False
-        if self.closed:
+        if self.closed or self._deaf:
             return
         wire = self._wire
         wire.put_freed()
         if not wire.out:
             return
-        if self._unsent:
-            self._unsent += b"".join(wire.out)
-            wire.out.clear()
-            return
+        waits = bool(self._unsent)
         data = b"".join(wire.out) if len(wire.out) > 1 else wire.out[0]
         wire.out.clear()
-        self._write(data)
+        if waits:
+            self._unsent.append(memoryview(data))
+            return
+        sent = self._write(data)
+        if sent < len(data):
+            self._unsent.append(memoryview(data)[sent:])
+            self._loop.add_writer(self._sock, self._writable)
 
-    def _write(self, data: bytes | bytearray) -> None:
+    def _write(self, data: bytes | memoryview) -> int:
+        """Write what the socket takes. Returns: how many bytes that was; all, if nobody will take the rest."""
         try:
-            sent = send_once(self._sock, data, self._wire.descriptors)
+            return send_once(self._sock, data, self._wire.descriptors)
         except (BlockingIOError, InterruptedError):
-            sent = 0
+            return 0
+        except ConnectionError:
+            # it has gone; what it sent before is still to be read, and its end will be
+            self._deaf = True
+            self._unsent.clear()
+            self._loop.remove_writer(self._sock)
         except OSError as error:
             self._fail(error.strerror or str(error))
-            return
-        if sent == len(data):
-            return
-        if not self._unsent:
-            self._loop.add_writer(self._sock, self._writable)
-        self._unsent += memoryview(data)[sent:]
+        return len(data)
 
     def _writable(self) -> None:
-        data, self._unsent = self._unsent, bytearray()
-        self._loop.remove_writer(self._sock)
-        self._write(data)
+        data = self._unsent[0]
+        sent = self._write(data)
+        if sent < len(data):
+            self._unsent[0] = data[sent:]
+        elif self._unsent:  # or it has gone
+            self._unsent.popleft()
+            if not self._unsent:
+                self._loop.remove_writer(self._sock)
 
     def _readable(self) -> None:
         try:
@@ -126,6 +157,17 @@ class Link:
         if messages:
             self._take(messages)
 
+    def read_rest(self) -> None:
+        """Take what has arrived, of a process that has ended: its socket may be open still, in one that it started."""
+        if self.closed:
+            return
+        arrived = select.poll()  # not select(), which knows no more than 1024 descriptors
+        arrived.register(self._sock, select.POLLIN)
+        while arrived.poll(0):
+            self._readable()
+            if self._sock.fileno() < 0:  # that was the end
+                return
+
     def _fail(self, why: str) -> None:
         if not self.closed:
             self.close()
@@ -135,13 +177,14 @@ class Link:
         """End the conversation; what was sent in this loop turn still leaves, if the other side takes it at once."""
         if self.closed:
             return
-        if not self._unsent and self._wire.out:
+        if not self._unsent and self._wire.out and not self._deaf:
             with contextlib.suppress(OSError):
                 send_once(self._sock, b"".join(self._wire.out), self._wire.descriptors)
         self.closed = True
         self._loop.remove_reader(self._sock)
         self._loop.remove_writer(self._sock)
         self._sock.close()
+        self._unsent.clear()
         self._wire.close()
 
 
@@ -164,11 +207,18 @@ def send_once(sock: socket.socket, data: bytes | bytearray | memoryview, descrip
 
 
 def receive_once(sock: socket.socket, buffer: bytearray) -> tuple[memoryview, list[int]]:
-    """Receive what is there: a view of `buffer`, empty at the end, and descriptors. Raises: OSError."""
-    nbytes, ancillary, _, _ = sock.recvmsg_into([buffer], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+    """Receive what is there: a view of `buffer`, empty at the end, and descriptors.
+
+    Raises: OSError; WireError when this process can hold no more descriptors, as those that were sent are lost then.
+    """
+    nbytes, ancillary, flags, _ = sock.recvmsg_into([buffer], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
     descriptors: list[int] = []
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             whole = len(data) - len(data) % 4
             descriptors += memoryview(data[:whole]).cast("i").tolist()
+    if flags & socket.MSG_CTRUNC:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise WireError("too many open files to take what was sent")
     return memoryview(buffer)[:nbytes], descriptors

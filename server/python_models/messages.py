@@ -7,6 +7,13 @@ A request is {"id": str, "number": int, "inputs": [name], "outputs": [name] (tho
 "flags": int (1 sequence start, 2 sequence end), "timeout_us": int, "priority": int, "parameters": {}}. `number` is the
 server's, and names it in what is told. An answer is {"outputs": [name], "error": null or {"code": a name of Code,
 "message": str}, "parameters": {}, "final": bool}.
+
+The service is `penstock.server.python_models.inside.service`. Its settings: {"file": path of model.py, "args": what
+Triton gives `initialize`, all strings, "complete": null, or a model's configuration: then only `auto_complete_config`
+is called, with it, and the worker serves no requests}. It answers being opened with {"config": the completed one, or
+null}. `args["model_config"]` says whether the model is decoupled, and `args["model_instance_name"]` who it is in
+errors. EXECUTE is never answered with ERROR for what user code raises: every request that has no final answer gets that
+error as its own.
 """
 
 from __future__ import annotations
@@ -20,18 +27,18 @@ ANSWER = 64
 CANCEL = 65
 """Told by the server, number: the request's. Nobody takes its answers any more."""
 CALL = 66
-"""Told by the worker, number: its own for it. {"model", "version", "decoupled": bool, "request": request}: infer."""
+"""Told by the worker, number: its own. {"model", "version": str, "decoupled": bool, "request": request}: infer."""
 CALLED = 67
 """Told by the server, number: as CALL. One answer of that model."""
 LEAVE = 68
 """Told by the worker, number: as CALL. Nobody takes its answers any more."""
 CONTROL = 69
-"""Told by the worker, number: its own. {"do": "load" | "unload" | "ready", "model", "version", "files": [path]}, the
-tensors the files' bytes as uint8."""
+"""Told by the worker, number: its own. {"do": "load" | "unload" | "ready", "model", "version": str, "files": [path],
+"config": JSON or "", "dependents": bool (unload too what needs it)}, the tensors the files' bytes as uint8."""
 CONTROLLED = 70
 """Told by the server, number: as CONTROL. {"error": as an answer's, "result": bool}."""
 METRIC = 71
 """Told by the worker. {"family", "kind": "counter" | "gauge" | "histogram", "help", "labels": {}, "do": "make" |
-"increment" | "set" | "observe" | "drop" | "drop family", "value": float, "buckets": [float]}."""
+"increment" | "set" | "observe" | "drop family", "value": float, "buckets": [float]}."""
 LOG = 72
 """Told by the worker. {"level": "info" | "warning" | "error" | "verbose", "message", "file", "line"}."""

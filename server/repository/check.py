@@ -16,12 +16,14 @@ from penstock.batching.completion import complete
 from penstock.batching.invariance import probe
 from penstock.batching.model import Model
 from penstock.batching.opening import complete_ensemble
+from penstock.batching.outsides import complete_outside
 from penstock.batching.samples import check_samples
 from penstock.batching.spec import BatchPolicy, ModelSpec, PaddedAxis, SequenceSpec
 from penstock.batching.steps import link
 from penstock.server.hooks.loading import check_file
 from penstock.server.hooks.replicas import plan
 
+from .fields.identity import PYTHON
 from .findings import Finding, read_text
 from .order import put_in_order
 from .pbtxt import mentioned
@@ -104,7 +106,10 @@ def _linked(spec: ModelSpec, others: list[ModelSpec]) -> ModelSpec:
         last = max(found, key=lambda other: other.version)
         return SimpleNamespace(spec=last, signature=last.signature)
 
-    if done.signature is not None:
+    known = {other.name for other in others if other.signature is None}
+    steps = () if done.ensemble is None else done.ensemble.steps
+    # what a Python model will say of itself is not known here
+    if done.signature is not None and not any(step.model in known for step in steps):
         link(done, done.bound or done.signature, find)
     return done
 
@@ -127,6 +132,8 @@ def _place(entry: Entry, path: Path, message: str) -> tuple[Path, int]:
 
 def _completed(spec: ModelSpec, loaders: Mapping[str, Loader], invariance: bool) -> tuple[ModelSpec, str]:
     """Complete a spec; and say of its model whether rows depend on each other, if asked."""
+    if spec.backend == PYTHON:
+        return _said(spec), ""
     loader = loaders.get(spec.backend)
     if loader is None:
         known = ", ".join(sorted(loaders))
@@ -138,6 +145,15 @@ def _completed(spec: ModelSpec, loaders: Mapping[str, Loader], invariance: bool)
         return done, str(probe(done, backend)) if invariance else ""
     finally:
         backend.close()
+
+
+def _said(spec: ModelSpec) -> ModelSpec:
+    """Complete a Python model's spec without running its code, which may say what the configuration does not."""
+    if spec.auto_complete and not (spec.inputs and spec.outputs):
+        return spec
+    done = complete_outside(spec)
+    check_samples(Model(done, (), lambda *_: None))
+    return done
 
 
 def _placed(spec: ModelSpec, problem: str) -> Finding:
@@ -155,6 +171,8 @@ def _described(spec: ModelSpec, invariance: str) -> str:
     if spec.signature is not None:
         lines += _columns("inputs", [_tensor(tensor) for tensor in spec.signature.inputs])
         lines += _columns("outputs", [_tensor(tensor) for tensor in spec.signature.outputs])
+    elif spec.backend == PYTHON:
+        lines += _columns("inputs", ["as its auto_complete_config says, which is not run here"])
     lines += _columns("batching", [_batching(spec)])
     lines += [line for axis in spec.padding for line in _columns("padding", [_padding(axis)])]
     if spec.sequence is not None:

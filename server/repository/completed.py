@@ -8,7 +8,7 @@ from penstock.backends.signature import TensorSpec
 from penstock.batching.spec import ModelSpec
 
 from .fields import sequences
-from .fields.identity import BACKEND
+from .fields.identity import BACKEND, PYTHON
 from .fields.instances import group_name
 from .fields.optimization import PARAMETERS
 from .pbtxt import model_config_pb2
@@ -26,6 +26,8 @@ def completed(declared: Any, spec: ModelSpec, platform: str) -> Any:
     config.CopyFrom(declared)
     config.name, config.platform = spec.name, platform
     config.backend = "" if spec.ensemble is not None else spec.backend or BACKEND
+    if config.backend == PYTHON:
+        config.platform = ""
     config.max_batch_size = spec.policy.max_batch_rows or 0
     signature = spec.signature
     if signature is not None:
@@ -91,7 +93,7 @@ def _batching(config: Any, spec: ModelSpec) -> None:
         sequences.report(config, rows)
     if kind not in {None, "dynamic_batching"}:
         return
-    if rows < 2 and kind is None:
+    if kind is None and (rows < 2 or spec.backend == PYTHON):
         return
     batching = config.dynamic_batching
     batching.preferred_batch_size[:] = policy.preferred_rows or ((rows,) if rows else ())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from penstock.server.settings import Settings
 
 from . import overrides
 from .dependents import Dependents, Locks
-from .findings import Finding
+from .findings import Finding, log_all
 from .order import put_in_order
 from .repository import Repository
 from .scan import Entry
@@ -65,6 +65,8 @@ class ModelControl:
         self._transitions = Transitions(engine, self._choices.threads, self._choices.retries)
         self._locks: Locks = weakref.WeakValueDictionary()
         self._dependents = Dependents(repository, self._transitions, self._locks)
+        self.asked: Callable[[str, dict[str, Any]], None] = lambda _name, _how: None
+        """Called when a load or an unload that was asked for has been done."""
 
     @property
     def allowed(self) -> bool:
@@ -95,7 +97,7 @@ class ModelControl:
     async def _start_all(self) -> list[str]:
         entries, stray, prints = await asyncio.to_thread(self._repository.scan)
         self._repository.note(entry.name for entry in entries)
-        _log(stray)
+        log_all(stray)
         await self._bring_in_order([(entry, prints.get(entry.name, b"")) for entry in entries], whole=False)
         for record in self._repository.records.values():
             record.asked = True
@@ -143,7 +145,7 @@ class ModelControl:
             await asyncio.wait(before)
         async with self._locks.setdefault(entry.name, asyncio.Lock()):
             entry, print_ = await self._as_it_is_now(entry, print_)
-            _log(entry.findings)
+            log_all(entry.findings)
             record = self._repository.record(entry.name)
             record.fingerprint = print_
             gone = await self._transitions.try_up(record, entry, whole=whole and bool(record.ready))
@@ -184,6 +186,7 @@ class ModelControl:
         self._refuse_unless_allowed()
         overrides.check_name(name)
         await self._transitions.finish(self._unload(name, dependents=dependents))
+        self.asked(name, {"unload": dependents})
 
     def _refuse_unless_allowed(self) -> None:
         if not self.allowed:
@@ -213,6 +216,7 @@ class ModelControl:
             raise
         if gone is not None:
             await gone
+        self.asked(name, {"config": config, "files": bool(files)})
 
     async def _load_needs(self, entry: Entry, above: tuple[str, ...]) -> None:
         """Load the models of an ensemble, as they are on disk now. Raises: LoadFailedError when it needs itself.
@@ -256,7 +260,7 @@ class ModelControl:
             there = {print_, b""} if needed else {print_}
             new = brought or not (record.settled and print_ and record.fingerprint in there)
             if complete and new:
-                _log(entry.findings)
+                log_all(entry.findings)
                 try:
                     gone = await self._transitions.bring_up(record, entry, whole=True)
                 finally:
@@ -343,8 +347,3 @@ class ModelControl:
     async def stop(self) -> None:
         """End what is under way, and remove what requests brought."""
         await self._transitions.stop()
-
-
-def _log(findings: Iterable[Finding]) -> None:
-    for finding in findings:
-        logger.log(logging.ERROR if finding.mistake else logging.WARNING, "%s", finding)

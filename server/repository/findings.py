@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+logger = logging.getLogger("penstock.repository")
 
 TWICE = "model appears in two or more repositories"
 """What is said of each place of a name that is there twice. Source: Triton core, model_repository_manager.cc."""
@@ -56,3 +60,9 @@ def inside(folder: Path, name: str) -> Path | None:
     """Resolve a file named by a configuration; None if it lies outside the model's folder."""
     path = (folder / name).resolve()
     return path if path.is_relative_to(folder.resolve()) else None
+
+
+def log_all(findings: Iterable[Finding]) -> None:
+    """Write findings to the log."""
+    for finding in findings:
+        logger.log(logging.ERROR if finding.mistake else logging.WARNING, "%s", finding)

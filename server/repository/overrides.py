@@ -14,8 +14,9 @@ from typing import Any
 
 from penstock.backends.errors import Code, InferError
 
+from .misfits import NATIVE_FILE
 from .pbtxt import model_config_pb2
-from .scan import CONFIG_FILE, NATIVE_FILE
+from .scan import CONFIG_FILE
 from .takes import is_file_name
 
 NAME_MAX_BYTES = 255

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock.backends.errors import Code, InferError
 from penstock.server.protobuf import model_config_pb2
 
 from .findings import Finding, MistakeError, read_text
 
-__all__ = ["field_lines", "mentioned", "model_config_pb2", "parse"]
+__all__ = ["field_lines", "mentioned", "message_of", "model_config_pb2", "parse"]
 _TOKEN = re.compile(r"#[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'|[A-Za-z_]\w*|[{}<>\[\]]|\n")
 
 
@@ -36,6 +37,18 @@ def parse(path: Path) -> tuple[Any, dict[str, int]]:
     except (ValueError, RecursionError) as error:
         raise MistakeError(Finding(path, str(error))) from error
     return config, field_lines(text)
+
+
+def message_of(text: str | bytes) -> Any:
+    """Read a ModelConfig from its JSON. Raises: InferError (INVALID)."""
+    from google.protobuf import json_format
+
+    config = model_config_pb2().ModelConfig()
+    try:
+        json_format.Parse(text, config)
+    except json_format.ParseError as error:
+        raise InferError(Code.INVALID, f"a configuration that cannot be read: {error}") from error
+    return config
 
 
 def mentioned(text: str, names: Sequence[str]) -> int:

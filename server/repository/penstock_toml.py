@@ -50,7 +50,22 @@ KEYS: dict[str, dict[str, takes.Check]] = {
         "mask": takes.word,
         "outputs": takes.axes,
     },
-    "hooks": {"file": takes.word, "replicas": takes.replicas, "timeout_s": takes.seconds, "metadata": takes.anything},
+    "worker": {
+        "interpreter": takes.word,
+        "requirements": takes.word,
+        "timeout_s": takes.seconds,
+        "memory_mb": takes.megabytes,
+    },
+    "hooks": {
+        "file": takes.word,
+        "replicas": takes.replicas,
+        "timeout_s": takes.seconds,
+        "metadata": takes.anything,
+        "workers": takes.integer(0, 256),
+        "interpreter": takes.word,
+        "requirements": takes.word,
+        "worker_memory_mb": takes.megabytes,
+    },
     "runtime": {
         "intra_op_threads": takes.threads,
         "inter_op_threads": takes.threads,
@@ -162,6 +177,11 @@ def _composed(statement: Statement, findings: list[Finding]) -> Statement:
         findings.append(statement.mistake("instances.memory_budget_mb", text))
     if padding := _padding(values):
         values["padding"] = padding
+    if "worker.requirements" in values:
+        name = values["worker.requirements"]
+        values["worker.requirements"] = found = statement.path.parent / name
+        if not found.exists():
+            findings.append(statement.mistake("worker.requirements", f"worker.requirements: '{name}' is not there"))
     if "hooks.file" in values:
         name = values.pop("hooks.file")
         path = inside(statement.path.parent, name)
@@ -172,7 +192,23 @@ def _composed(statement: Statement, findings: list[Finding]) -> Statement:
             values["hooks.file"] = path
     elif any(name.startswith("hooks.") for name in values) and not findings:
         findings.append(statement.mistake("hooks", "[hooks] must name a file"))
+    findings += _workers(statement, values)
     return Statement(statement.path, values, statement.places)
+
+
+def _workers(statement: Statement, values: dict[str, Any]) -> Iterator[Finding]:
+    """Find what is wrong with the processes that hooks are to run in, and put their requirements' path together."""
+    workers, replicas = values.get("hooks.workers"), values.get("hooks.replicas", "shared")
+    for key in ("interpreter", "requirements", "worker_memory_mb"):
+        if f"hooks.{key}" in values and not workers:
+            yield statement.mistake(f"hooks.{key}", f"hooks.{key} is for hooks that run in hooks.workers, 1 or more")
+    if workers and replicas not in {"shared", workers}:
+        text = f"hooks.replicas is {replicas}, and each of the {workers} hooks.workers is one: leave one of them out"
+        yield statement.mistake("hooks.replicas", text)
+    if (name := values.get("hooks.requirements")) is not None:
+        values["hooks.requirements"] = path = statement.path.parent / name
+        if not path.exists():
+            yield statement.mistake("hooks.requirements", f"hooks.requirements: '{name}' is not there")
 
 
 def _padding(values: dict[str, Any]) -> tuple[PaddedAxis, ...]:

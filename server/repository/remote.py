@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from .address import Address
+from .misfits import NATIVE_FILE
 from .overrides import PATH_PARTS, is_component
-from .scan import CONFIG_FILE, NATIVE_FILE
+from .scan import CONFIG_FILE
 from .versions import VERSION
 
 logger = logging.getLogger("penstock.repository")

@@ -12,7 +12,7 @@ from penstock.batching.model import Model
 from .changes import fingerprint
 from .completed import completed, to_json
 from .findings import TWICE, Finding
-from .pbtxt import model_config_pb2
+from .pbtxt import message_of, model_config_pb2
 from .scan import Defaults, Entry, list_names, locate, read_folder, read_model, scan
 from .states import Record, State
 
@@ -120,6 +120,9 @@ class Repository:
         declared = (
             record.config if record is not None and record.config is not None else model_config_pb2().ModelConfig()
         )
+        if model.spec.declared:
+            # that of a model of user code, which may have completed it
+            declared = message_of(model.spec.declared)
         return completed(declared, model.spec, model.platform)
 
     def config_json(self, model: Model) -> Mapping[str, Any]:

@@ -13,10 +13,11 @@ from typing import Any
 
 from penstock.batching.spec import DEFAULT_MAX_BATCH_ROWS, InstanceGroup, ModelSpec
 
+from . import python
 from . import statement as said
-from .fields.ensembles import is_foreign
-from .fields.identity import BACKEND
+from .fields.identity import BACKEND, PYTHON
 from .findings import TWICE, Finding, MistakeError
+from .misfits import NATIVE_FILE, misfits, oversized
 from .model_config import MODEL_FILE
 from .model_config import read as read_config
 from .pbtxt import model_config_pb2, parse
@@ -24,7 +25,7 @@ from .penstock_toml import read_toml
 from .statement import Statement
 from .versions import VERSION, choose, list_versions, say_policy
 
-CONFIG_FILE, NATIVE_FILE = "config.pbtxt", "penstock.toml"
+CONFIG_FILE = "config.pbtxt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,8 @@ def _unique(entries: list[Entry]) -> list[Entry]:
 
 
 def _repository(root: Path, defaults: Defaults) -> tuple[list[Entry], list[Finding]]:
-    if (root / CONFIG_FILE).is_file() or any(VERSION.fullmatch(path.parent.name) for path in root.glob("*/*.onnx")):
+    inside = (*root.glob("*/*.onnx"), *root.glob(f"*/{python.PYTHON_FILE}"))
+    if (root / CONFIG_FILE).is_file() or any(VERSION.fullmatch(path.parent.name) for path in inside):
         return [], [Finding(root, f"is the folder of one model; give the folder that holds it: {root.parent}")]
     entries: list[Entry] = []
     findings: list[Finding] = []
@@ -208,7 +210,7 @@ def _file(path: Path, defaults: Defaults) -> tuple[list[Entry], list[Finding]]:
     config = model_config_pb2().ModelConfig(name=path.stem, default_model_filename=path.name)
     say_policy(config, Statement(path))
     spec = _spec(path.stem, path, stated, defaults)
-    findings += _oversized(spec, stated)
+    findings += oversized(spec, stated)
     return [_entry(spec, stated, config, [(1, path)], findings)], []
 
 
@@ -221,28 +223,17 @@ def read_folder(folder: Path, defaults: Defaults, given: Any = None) -> Entry | 
         file = folder / CONFIG_FILE
     if not versions and given is None and not file.is_file() and not (folder / NATIVE_FILE).is_file():
         return None
-    config = model_config_pb2().ModelConfig()
-    stated = Statement(folder)
-    try:
-        if given is not None or file.is_file():
-            # the name stands in for a file's: mistakes are told by it
-            config, lines = (given, {}) if given is not None else parse(file)
-            named = folder / "config" if given is not None else file
-            stated, more = read_config(folder, named, config, lines, defaults.gpus)
-            findings += more
-        if (folder / NATIVE_FILE).is_file():
-            stated, more = said.merge(stated, _native(folder / NATIVE_FILE, findings))
-            findings += more
-    except MistakeError as error:
-        findings.append(error.finding)
-    filename = stated.get("model.file", MODEL_FILE)
+    config, stated = _stated(folder, file, given, defaults, findings)
+    is_python = stated.get("model.backend") == PYTHON
+    filename = stated.get("model.file", python.PYTHON_FILE if is_python else MODEL_FILE)
     config.name, config.default_model_filename = folder.name, filename
     say_policy(config, stated)
     spec = _spec(folder.name, folder, stated, defaults)
-    findings += _oversized(spec, stated)
+    findings += misfits(spec, stated)
+    if is_python:
+        spec = python.as_python(spec, stated, config)
     if spec.ensemble is not None:
         config.default_model_filename = ""
-        findings += _foreign(stated)
     if any(finding.mistake for finding in findings):
         return _entry(spec, stated, config, [], findings)
     chosen = choose(folder, stated, versions, findings)
@@ -252,13 +243,30 @@ def read_folder(folder: Path, defaults: Defaults, given: Any = None) -> Entry | 
     return _entry(spec, stated, config, located, findings)
 
 
-def _foreign(stated: Statement) -> list[Finding]:
-    """Find what penstock.toml says of an ensemble that means nothing for one."""
-    return [
-        stated.mistake(name, f"{name} means nothing for an ensemble")
-        for name in stated.values
-        if is_foreign(name) and stated.places.get(name, (stated.path, 0))[0].name == NATIVE_FILE
-    ]
+def _stated(folder: Path, file: Path, given: Any, defaults: Defaults, findings: list[Finding]) -> tuple[Any, Statement]:
+    """Read what is said of a model: the ModelConfig, and what that and penstock.toml say together."""
+    config, stated = model_config_pb2().ModelConfig(), Statement(folder)
+    try:
+        # the name stands in for a file's: mistakes are told by it
+        config, lines, file = (given, {}, folder / "config") if given is not None else _parsed(file)
+        if python.lacks_backend(config, folder):
+            config.backend, lines = PYTHON, lines or {}
+        if lines is not None:
+            stated, more = read_config(folder, file, config, lines, defaults.gpus)
+            findings += more
+        if (folder / NATIVE_FILE).is_file():
+            stated, more = said.merge(stated, _native(folder / NATIVE_FILE, findings))
+            findings += more
+    except MistakeError as error:
+        findings.append(error.finding)
+    return config, stated
+
+
+def _parsed(file: Path) -> tuple[Any, dict[str, int] | None, Path]:
+    """Parse a config.pbtxt; without lines if there is none. Raises: MistakeError."""
+    if not file.is_file():
+        return model_config_pb2().ModelConfig(), None, file
+    return *parse(file), file
 
 
 def _native(path: Path, findings: list[Finding]) -> Statement:
@@ -310,22 +318,6 @@ def _spec(name: str, path: Path, stated: Statement, defaults: Defaults) -> Model
         device_priority=stated.get("device_priority", 1.0),
         auto_complete=defaults.auto_complete,
     )
-
-
-def _oversized(spec: ModelSpec, stated: Statement) -> list[Finding]:
-    most = spec.policy.max_batch_rows
-    if most is None:
-        return []
-    sizes = {
-        "batching.cap": spec.policy.cap_rows or 0,
-        "batching.allowed_sizes": max(spec.policy.allowed_rows, default=0),
-    }
-    more = f"is more than the max batch size, {most}"
-    texts = {name: f"{name}: {size} {more}" for name, size in sizes.items() if size > most}
-    if max(spec.policy.preferred_rows, default=0) > most:
-        # Source: Triton core, ValidateModelConfig
-        texts["batching.preferred"] = f"dynamic batching preferred size must be <= max batch size for {spec.name}"
-    return [stated.mistake(name, text) for name, text in texts.items()]
 
 
 def _entry(

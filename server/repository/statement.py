@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from penstock.batching.spec import BatchPolicy, HookSpec, InstanceGroup
+from penstock.batching.spec import BatchPolicy, HookSpec, InstanceGroup, WorkerSpec
 
 from .fields.batching import HELD
 from .findings import Finding
@@ -123,6 +123,10 @@ def hooks(statement: Statement) -> HookSpec | None:
     path = statement.get("hooks.file")
     if path is None:
         return None
-    names = ("replicas", "timeout_s", "metadata")
+    names = ("replicas", "timeout_s", "metadata", "workers")
     said = {name: statement.values[f"hooks.{name}"] for name in names if f"hooks.{name}" in statement.values}
-    return HookSpec(path, **said)
+    worker = WorkerSpec(
+        interpreter=statement.get("hooks.interpreter", ""), requirements=statement.get("hooks.requirements"),
+        memory_bytes=statement.get("hooks.worker_memory_mb", 0),
+    )  # fmt: skip
+    return HookSpec(path, worker=worker, **said)

@@ -10,7 +10,7 @@ import importlib.metadata
 import logging
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import orjson
@@ -59,19 +59,25 @@ def create_app(
     extensions: Sequence[Route] = (),
 ) -> FastAPI:  # fmt: skip
     """Make the application. `extensions` are the routes of what has a file of its own."""
+    control = _Control(engine, repository, metrics, health)
     version = importlib.metadata.version("penstock")
+    control.server = orjson.dumps({"name": name, "version": version, "extensions": EXTENSIONS})
+    return make_app((*extensions, *control.server_routes(), *control.model_routes()))
+
+
+def make_app(routes: Iterable[Route]) -> FastAPI:
+    """Make an application of routes."""
     app = FastAPI(
-        title="Penstock", version=version, docs_url=None, redoc_url=None, redirect_slashes=False,
+        title="Penstock", version=importlib.metadata.version("penstock"), docs_url=None, redoc_url=None,
+        redirect_slashes=False,
         exception_handlers={InferError: _refused, HTTPException: _unrouted, Exception: _failed},
     )  # fmt: skip
-    control = _Control(engine, repository, metrics, health)
-    control.server = orjson.dumps({"name": name, "version": version, "extensions": EXTENSIONS})
 
     async def docs(request: Request) -> Response:
         return Response(openapi.page(app.openapi()), media_type="text/html")
 
     app.add_api_route("/docs", docs, methods=["GET"], include_in_schema=False)
-    for route in (*extensions, *control.server_routes(), *control.model_routes()):
+    for route in routes:
         for path in route.paths:
             endpoint = guarded(path, route.endpoint)
             app.add_api_route(

@@ -124,15 +124,22 @@ class _CudaRegion:
 
     kind = CUDA
 
-    def __init__(self, name: str, device: int, byte_size: int, runtime: Runtime, pointer: int) -> None:
+    def __init__(
+        self, name: str, device: int, byte_size: int, runtime: Runtime, pointer: int, raw_handle: bytes
+    ) -> None:  # fmt: skip
         self.name = name
         self.byte_size = byte_size
+        self._raw_handle = raw_handle
         self._device = device
         self._runtime = runtime
         self._pointer = pointer
 
     def described(self) -> dict[str, Any]:
         return {"name": self.name, "device_id": self._device, "byte_size": self.byte_size}
+
+    def shared(self) -> tuple[dict[str, Any], list[int]]:
+        # a handle is for any process; what it maps is for the one that has opened it
+        return self.described() | {"raw_handle": self._raw_handle.hex()}, []
 
     def read(self, offset: int, into: memoryview) -> None:
         try:
@@ -188,7 +195,7 @@ class CudaRegions:
             logger.warning("failed to register CUDA shared memory: %s", error)
             text = f"failed to register shared memory region '{name}': invalid args"
             raise InferError(Code.INVALID, text) from None
-        region = _CudaRegion(name, device_id, byte_size, runtime, pointer)
+        region = _CudaRegion(name, device_id, byte_size, runtime, pointer, raw_handle)
         self._regions.add(region)
 
     def unregister(self, name: str = "") -> None:

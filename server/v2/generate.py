@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from penstock.backends.backend import Array
     from penstock.backends.signature import TensorSpec
-    from penstock.batching.engine import Engine
     from penstock.batching.request import Terms
+    from penstock.server.engines import Serves
     from penstock.server.hooks.runner import Hooks
     from penstock.server.http.limits import Limits
 
@@ -64,7 +64,7 @@ class Called(NamedTuple):
 class Generate:
     """The endpoints."""
 
-    def __init__(self, engine: Engine, limits: Limits, hooks_of: Callable[[Model], Hooks]) -> None:
+    def __init__(self, engine: Serves, limits: Limits, hooks_of: Callable[[Model], Hooks]) -> None:
         self._engine = engine
         self._limits = limits
         self._hooks_of = hooks_of

@@ -35,9 +35,9 @@ from .said import PLAIN, Options, Ways
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.batching.engine import Engine
     from penstock.batching.model import Model
     from penstock.batching.request import InferRequest
+    from penstock.server.engines import Serves
     from penstock.server.hooks.runner import Hooks
     from penstock.server.http.connection import Connection
     from penstock.server.http.fastlane import FastLane
@@ -62,7 +62,7 @@ class Inference:
     """
 
     def __init__(
-        self, engine: Engine, limits: Limits, hooks_of: Callable[[Model], Hooks], regions: Regions | None = None,
+        self, engine: Serves, limits: Limits, hooks_of: Callable[[Model], Hooks], regions: Regions | None = None,
         forwarding: Forwarding | None = None,
     ) -> None:  # fmt: skip
         self._engine = engine

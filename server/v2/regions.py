@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -45,6 +46,9 @@ class Region(Protocol):
 
     def described(self) -> dict[str, Any]:
         """Give what a status answer says."""
+
+    def shared(self) -> tuple[dict[str, Any], list[int]]:
+        """Give what another process of this server needs to have the same region: words, and descriptors to pass on."""
 
     def read(self, offset: int, into: memoryview) -> None:
         """Fill `into`. Raises: InferError (INVALID) when the memory is not there any more."""
@@ -93,15 +97,21 @@ class Lease:
 class Regions:
     """All regions of one server by name, of either kind; a name belongs to one of them.
 
-    Threads: registered on the event loop; leases are taken and used on any thread.
+    Threads: registered on the event loop; leases are taken and used on any thread. `added` and `dropped` are called
+    when that has been done; the server's other processes are told so (`fronts/shared_state.py`).
     """
 
     def __init__(self, *, allowed: bool = False) -> None:
+        self.added: Callable[[Region], None] = lambda _region: None
+        self.dropped: Callable[[str, str], None] = lambda _kind, _name: None
         self._allowed = allowed
         self._by_name: dict[str, Region] = {}
 
     def __len__(self) -> int:
         return len(self._by_name)
+
+    def __iter__(self) -> Iterator[Region]:
+        return iter(list(self._by_name.values()))
 
     def check(self) -> None:
         """Refuse where clients may not share memory. Raises: InferError (UNSUPPORTED)."""
@@ -123,6 +133,7 @@ class Regions:
     def add(self, region: Region) -> None:
         """Keep a region that `check_new` let pass."""
         self._by_name[region.name] = region
+        self.added(region)
 
     def drop(self, kind: str, name: str = "") -> None:
         """Forget a region, or all of one kind; a name that is not there is no error. Leases go on."""
@@ -130,6 +141,7 @@ class Regions:
         for region in list(self._by_name.values()):
             if region.kind == kind and name in ("", region.name):
                 del self._by_name[region.name]
+        self.dropped(kind, name)
 
     def listed(self, kind: str, name: str = "") -> list[dict[str, Any]]:
         """Describe one region or all of one kind. Raises: InferError (NOT_FOUND)."""
@@ -211,6 +223,9 @@ class _SystemRegion:
     def described(self) -> dict[str, Any]:
         return {"name": self.name, "key": self._key, "offset": self._offset, "byte_size": self.byte_size}
 
+    def shared(self) -> tuple[dict[str, Any], list[int]]:
+        return self.described(), [self._file.descriptor]
+
     def read(self, offset: int, into: memoryview) -> None:
         position, done = self._offset + offset, 0
         try:
@@ -262,6 +277,10 @@ class SystemRegions:
         if offset < 0 or byte_size <= 0 or end > os.fstat(file.descriptor).st_size:
             raise InferError(Code.INVALID, f"failed to register shared memory region '{name}': invalid args")
         self._regions.add(_SystemRegion(name, key, offset, byte_size, file))
+
+    def adopt(self, name: str, key: str, offset: int, byte_size: int, descriptor: int) -> None:
+        """Have a region that another process of this server has registered; `descriptor` is its file, kept here."""
+        self._regions.add(_SystemRegion(name, key, offset, byte_size, _File(descriptor)))
 
     def unregister(self, name: str = "") -> None:
         """Forget a region, or all system regions. Raises: InferError (UNSUPPORTED)."""

@@ -94,10 +94,10 @@ class Options:
     """What a call says beside its tensors. Requests whose like is remembered share one: it does not change.
 
     Units: `timeout_us` in the queue, 0 for no limit of its own; `target_us` until it should be answered, 0 likewise.
-    `parameters` are those that are not the protocol's own, and forwarded headers; None for none. Models of ONNX
-    Runtime read none. `priority` and `sequence` as InferRequest has them. `empty_final`: an empty answer is to tell
+    `parameters` are those that are not the protocol's own, and forwarded headers; None for none. Hooks and models of
+    user code read them. `priority` and `sequence` as InferRequest has them. `empty_final`: an empty answer is to tell
     that no more come, where none before it does. `urgent`: whether anything is said of when and in which order it is
-    served.
+    served, or to the model.
     """
 
     plan: Plan = None
@@ -111,7 +111,9 @@ class Options:
     urgent: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
-        self.urgent = bool(self.timeout_us or self.target_us or self.priority or self.sequence is not None)
+        self.urgent = bool(
+            self.timeout_us or self.target_us or self.priority or self.parameters or self.sequence is not None
+        )
 
     def terms(self, now_ns: int, policy: BatchPolicy) -> Terms:
         """Give how a request waits whose answer passes hooks: nothing but the queue can be held to its target."""
@@ -126,6 +128,8 @@ class Options:
             target_ns = now_ns + self.target_us * 1000
             request.target_ns = min(target_ns, request.target_ns) if request.target_ns else target_ns
         request.priority, request.sequence = self.priority, self.sequence
+        if self.parameters:
+            request.parameters = self.parameters
 
 
 PLAIN = Options()

@@ -7,7 +7,7 @@ Source: Triton server, http_server.cc, grpc_server.cc and tracer.cc (names, orde
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -52,6 +52,8 @@ class TraceSettings:
         self._tracer = tracer
         self._models = models
         self._said: dict[str, set[str]] = {}
+        self.changed: Callable[[str, Mapping[str, Any]], None] = lambda _model, _changes: None
+        """Called when an update has been made."""
 
     def read(self, model: str = "") -> dict[str, list[str]]:
         """Give every setting, in Triton's order; a model's, or for all.
@@ -96,6 +98,7 @@ class TraceSettings:
             if not alone:
                 del self._said[name]
             self._tracer.set_sampling(name, sampling if alone else None)
+        self.changed(model, changes)
 
     def _planned(self, model: str, wanted: Mapping[str, Any], fallback: Sampling) -> tuple[set[str], Sampling]:
         """Put together what was said of a scope before, what is said now, and what holds where nothing is said."""

@@ -1,11 +1,13 @@
 """The program that a worker process runs, by its path, on whichever Python: it makes this package importable first.
 
-Called by `worker.py`: child.py SOCKET BEGUN PARENT NAME=FOLDER..., the first two descriptors, PARENT the server's pid.
+Called by `process.py`: child.py SOCKET BEGUN PARENT NAME=FOLDER..., the first two descriptors, PARENT the server's pid.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import faulthandler
 import importlib.util
 import mmap
 import os
@@ -13,12 +15,13 @@ import signal
 import socket
 import sys
 import types
-from collections.abc import Iterable
 
 _PR_SET_PDEATHSIG = 1
+_OLDEST = (3, 11)
+_UNFIT_STATUS = 78
 
 
-def make_importable(folders: Iterable[str]) -> None:
+def make_importable(folders: list[str]) -> None:
     """Make penstock's packages importable from where the server has them, whatever this Python has installed."""
     parent = sys.modules["penstock"] = types.ModuleType("penstock")
     parent.__path__ = []
@@ -42,19 +45,45 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
+def unfit(why: str) -> None:
+    """End, with why this Python will not do as the last line that is written."""
+    sys.stderr.write(f"Python '{sys.executable}' {why}\n")
+    sys.stderr.flush()
+    os._exit(_UNFIT_STATUS)
+
+
+def prepare_output() -> None:
+    """Have lines leave when they are whole, and a crash say where it was."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
+    faulthandler.enable()
+
+
 def main(words: list[str]) -> None:
     """Serve until told to end."""
     sock, begun, parent, *folders = words
     die_with(int(parent))
+    if sys.version_info < _OLDEST:
+        unfit(f"is {sys.version_info[0]}.{sys.version_info[1]}, and workers need 3.11 or later")
+    prepare_output()
     del sys.path[0]  # this file's folder
-    make_importable(folders)
-    from penstock.server.ipc.channel import Channel
-    from penstock.server.workers.service import Calls
-
+    sys.argv[1:] = []
     memory = mmap.mmap(int(begun), mmap.PAGESIZE)
-    Calls(Channel(socket.socket(fileno=int(sock))), memory).serve()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    os.close(int(begun))
+    os.set_inheritable(int(sock), False)
+    make_importable(folders)
+    try:
+        from penstock.server.ipc.channel import Channel
+        from penstock.server.workers.service import Calls
+    except ModuleNotFoundError as error:
+        unfit(f"has no module '{error.name}', which workers need")
+    try:
+        Calls(Channel(socket.socket(fileno=int(sock))), memory).serve()
+    except ConnectionError:
+        os._exit(1)  # the server has gone
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
     os._exit(0)  # user code may have left threads that never end
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from penstock.backends.errors import Code, InferError
+
+STARTED = "workers_started"
+ENDED = "workers_ended_"
+REASONS = ("exit", "signal", "time", "memory", "stopped", "silent", "open", "killed")
+"""Why a worker has ended: by itself, killed past a limit or because it did not go on, not opened, or because asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +22,8 @@ class Order:
     `service` is the module that is opened in it, with `settings`, which are JSON (service.py says what it must have).
     `label` names it in errors ("the hooks of model 'iris'"), `about` goes with its log lines. `interpreter` is the
     Python that runs it, with numpy and orjson; "": this one. `folder` is where it works, None: where the server does.
-    `path` comes first on its sys.path, `environment` beside the server's own variables.
+    `path` comes first on its sys.path, `environment` beside the server's own variables. `count` is told STARTED, and
+    ENDED with the reason after it (one of REASONS) when the worker ends, unless it was stopped: Model.count.
     Units: `memory_bytes` resident, 0 for no limit; `open_limit_s` for opening, seconds.
     """
 
@@ -31,6 +37,7 @@ class Order:
     environment: Mapping[str, str] = field(default_factory=dict)
     memory_bytes: int = 0
     open_limit_s: float = 300.0
+    count: Callable[[str], None] = field(default=lambda _: None, compare=False, repr=False)
 
 
 class NotBegunError(Exception):

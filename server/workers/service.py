@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import mmap
+import os
 import struct
 import sys
 import threading
+import time
 import traceback
 from collections import deque
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from queue import SimpleQueue
+from typing import Any, Protocol
 
 from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
 from penstock.server.ipc.channel import Channel
 from penstock.server.ipc.wire import Message
 
-from .kinds import CLOSE, ERROR, FIRST_TOLD, OPEN, PING, REPLY
+from .kinds import CLOSE, ERROR, FIRST_CALL, FIRST_TOLD, OPEN, PING, REPLY
 
 Reply = tuple[bytes, Sequence[Array | None] | None]
 """A body and tensors."""
+GRACE_S = 0.5
+"""For how long a call may run on when the server has gone."""
 _NUMBER = struct.Struct("<Q")
 
 
 class Service(Protocol):
     """What a service module gives: `open_service(settings: dict, channel: Channel) -> Service`.
 
+    An InferError that `open_service`, `opened` or `call` raises is the caller's as it is; anything else is INTERNAL,
+    with its traceback in the log. A worker that could not be opened ends.
     `listens`: `told` is to be called while a call runs, on a thread of its own; otherwise between calls.
+    `awaits`, which may be missing: `call` is a coroutine function (LoopService).
     """
 
     listens: bool
@@ -37,7 +46,31 @@ class Service(Protocol):
         """Give the answer to being opened."""
 
     def call(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> Reply:
-        """Do what is called, one call at a time. An InferError that it raises is the caller's as it is."""
+        """Do what is called, one call at a time."""
+
+    def told(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
+        """Take what is told. Must not raise."""
+
+    def close(self) -> None:
+        """End: no call will come."""
+
+
+class LoopService(Protocol):
+    """A service whose calls are awaited, on an asyncio loop that runs from when it is open until the process ends.
+
+    So tasks that a call leaves behind live on between calls. Calls are awaited one at a time; everything but
+    `open_service` and `opened`, which run before there is a loop, is called on the loop. `listens` is False: `told` is
+    called whenever the loop gets to it.
+    """
+
+    listens: bool
+    awaits: bool
+
+    def opened(self) -> Reply:
+        """Give the answer to being opened."""
+
+    async def call(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> Reply:
+        """Do what is called, one call at a time."""
 
     def told(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
         """Take what is told. Must not raise."""
@@ -55,11 +88,10 @@ class Calls:
     def __init__(self, channel: Channel, begun: mmap.mmap) -> None:
         self._channel = channel
         self._begun = begun
-        self._service: Service | None = None
-        self._waiting: deque[Message] = deque()
-        self._arrived = threading.Semaphore(0)
-        self._ear: threading.Thread | None = None
-        self._ended = False
+        self._service: Any = None
+        self._waiting: deque[Message | None] = deque()
+        self._early: list[Message] = []
+        self._heard: SimpleQueue[Message | None] | None = None
 
     def serve(self) -> None:
         """Do what is called until CLOSE is, or the server has gone."""
@@ -70,8 +102,33 @@ class Calls:
             try:
                 reply = self._done(kind, number, body, arrays)
             except BaseException as error:  # noqa: BLE001 - sys.exit in user code harms its own call only
-                refused = error if isinstance(error, InferError) else _failed(error)
-                self._channel.send(ERROR, number, error_body(refused))
+                self._refuse(number, error)
+                if kind == OPEN:
+                    return
+            else:
+                self._answer(number, reply)
+                del reply
+            del arrays
+            if kind == CLOSE:
+                return
+            if kind == OPEN and getattr(self._service, "awaits", False):
+                with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+                    runner.run(self._serve_awaited())
+                return
+
+    async def _serve_awaited(self) -> None:
+        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._channel, self._readable, loop, arrived)
+        while (message := await self._next_awaited(arrived)) is not None:
+            kind, number, body, arrays, _ = message
+            del message
+            _NUMBER.pack_into(self._begun, 0, number)
+            try:
+                reply = self._done(kind, number, body, arrays)
+                if isinstance(reply, Coroutine):
+                    reply = await reply
+            except BaseException as error:  # noqa: BLE001 - as in serve
+                self._refuse(number, error)
             else:
                 self._answer(number, reply)
                 del reply
@@ -85,61 +142,85 @@ class Calls:
         except (TypeError, ValueError) as error:
             self._channel.send(ERROR, number, error_body(InferError(Code.INTERNAL, str(error))))
 
-    def _done(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> Reply:
+    def _refuse(self, number: int, error: BaseException) -> None:
+        refused = error if isinstance(error, InferError) else _failed(error)
+        self._channel.send(ERROR, number, error_body(refused))
+
+    def _done(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> Any:
+        if kind >= FIRST_CALL:
+            return self._service.call(kind, number, body, arrays)
         if kind == OPEN:
             return self._open(body)
-        if kind == PING or self._service is None:
-            return b"", None
         if kind == CLOSE:
             self._service.close()
-            return b"", None
-        return self._service.call(kind, number, body, arrays)
+        elif kind != PING:
+            raise InferError(Code.INTERNAL, f"no call is of kind {kind}")
+        return b"", None
 
-    def _open(self, body: bytes) -> Reply:
+    def _open(self, body: bytes) -> Any:
         asked = json.loads(body)
         sys.path[:0] = asked["path"]
-        service = self._service = importlib.import_module(asked["service"]).open_service(
-            asked["settings"], self._channel
-        )
+        service = importlib.import_module(asked["service"]).open_service(asked["settings"], self._channel)
+        self._service = service
+        for message in self._early:
+            service.told(*message[:4])
+        self._early.clear()
         if service.listens:
-            self._ear = threading.Thread(target=self._listen, name="ear", daemon=True)
-            self._ear.start()
-        return service.opened()  # type: ignore[no-any-return]
+            heard = self._heard = SimpleQueue()
+            while self._waiting:  # read together with OPEN
+                heard.put(self._waiting.popleft())
+            threading.Thread(target=self._listen, args=(heard,), name="ear", daemon=True).start()
+        return service.opened()
+
+    # -- what comes; None: the server has gone -----------------------------------------------------------------
 
     def _next(self) -> Message | None:
-        while not self._waiting or self._ear is not None:
-            if self._ear is not None:
-                self._channel.release()
-                self._arrived.acquire()
-                return None if self._ended and not self._waiting else self._waiting.popleft()
+        if self._heard is not None:
+            self._channel.release()
+            return self._heard.get()
+        while not self._waiting:
             try:
-                self._sort(self._channel.receive())
+                self._sort(self._channel.receive(), self._waiting.append)
             except EOFError:
                 return None
         return self._waiting.popleft()
 
-    def _listen(self) -> None:
-        # what was read together with OPEN waits already
-        for _ in range(len(self._waiting)):
-            self._arrived.release()
+    def _listen(self, heard: SimpleQueue[Message | None]) -> None:
         try:
             while True:
-                for _ in range(self._sort(self._channel.receive())):
-                    self._arrived.release()
+                self._sort(self._channel.receive(), heard.put)
         except EOFError:
-            self._ended = True
-            self._arrived.release()
+            heard.put(None)
+            time.sleep(GRACE_S)
+        except BaseException as error:  # noqa: BLE001 - nobody would hear what comes
+            traceback.print_exception(error)
+        os._exit(1)
 
-    def _sort(self, messages: list[Message]) -> int:
-        """Keep calls, and pass on what is told. Returns: how many calls there were."""
-        before = 0
+    async def _next_awaited(self, arrived: asyncio.Event) -> Message | None:
+        while not self._waiting:
+            arrived.clear()
+            self._channel.release()
+            await arrived.wait()
+        return self._waiting.popleft()
+
+    def _readable(self, loop: asyncio.AbstractEventLoop, arrived: asyncio.Event) -> None:
+        try:
+            self._sort(self._channel.receive(0.0), self._waiting.append)
+        except EOFError:
+            loop.remove_reader(self._channel)
+            self._waiting.append(None)
+            loop.call_later(GRACE_S, os._exit, 1)
+        arrived.set()
+
+    def _sort(self, messages: list[Message], keep: Callable[[Message], None]) -> None:
+        """Keep calls, and pass on what is told."""
         for message in messages:
             if message[0] < FIRST_TOLD:
-                self._waiting.append(message)
-                before += 1
+                keep(message)
             elif self._service is not None:
                 self._service.told(*message[:4])
-        return before
+            else:
+                self._early.append(message)
 
 
 def error_body(error: InferError) -> bytes:

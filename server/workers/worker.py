@@ -9,15 +9,11 @@ import logging
 import math
 import mmap
 import os
-import signal
 import socket
 import struct
-import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from penstock.backends.backend import Array
@@ -25,13 +21,24 @@ from penstock.backends.errors import Code, InferError
 from penstock.server.ipc.link import Link
 from penstock.server.ipc.wire import Message
 
-from .kinds import CLOSE, ERROR, OPEN, REPLY
-from .order import NotBegunError, Order, WorkerLost
+from .kinds import CLOSE, ERROR, OPEN, PING, REPLY
+from .lines import Output
+from .order import ENDED, STARTED, NotBegunError, Order, WorkerLost
+from .process import Process, ending_of
+from .watch import LOOK_S, Watch, see
+
+IDLE_S = 5.0
+"""A worker from which nothing was heard for so long is pinged."""
+CLOSE_LIMIT_S = 10.0
+"""For how long closing may take, and ending after it."""
+END_S = 0.1
+"""For how long a process may take to end when it has closed its socket, or before its callers are told."""
 
 logger = logging.getLogger("penstock.workers")
 Reply = tuple[bytes, list[Array | None]]
 _NUMBER = struct.Struct("<Q")
-_PACKAGES = ("server", "batching", "backends")
+_FIRST = 1
+"""The number of OPEN."""
 
 
 class _Call:
@@ -51,8 +58,11 @@ class Worker:
     Invariants: every call's future is settled exactly once: by its reply, by the error the worker raised, by WorkerLost
     if the worker ended while it ran, by NotBegunError if it had not begun, or by its own cancellation. A call that runs
     for longer than its limit ends the worker. No process is left behind by `kill`, by `stop` or by the server's end.
-    `ready` has the answer to opening. `lost` is called once when the process ends, unless `stop` was called.
-    Threads: the event loop's, on the main thread (the process would die with another one).
+    `ready` has the answer to opening; when it fails, the worker ends. `lost` is called once when it has ended, unless
+    `stop` was called: also when it never was ready. `ended` is done in any case, once the process is reaped and all of
+    it is let go of. `serves`: a call given to it will be run. `reason` is why it has ended, as metrics have it.
+    Threads: the event loop's.
+    Raises: InferError (NOT_READY) when the system has no descriptors or threads for it.
     """
 
     def __init__(
@@ -60,32 +70,61 @@ class Worker:
         said: Callable[[int, int, bytes, list[Array | None]], None] | None = None,
     ) -> None:  # fmt: skip
         self.order = order
+        self.serves = True
+        self.gone = False
+        self.reason = ""
         self._loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[None] = self._loop.create_future()
         self._lost = lost
         self._said = said
         self._calls: deque[_Call] = deque()
         self._last = 0
-        self._since_ns = 0
+        self._since_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._due = math.inf
+        self._due_s = math.inf
+        self._doubted = self._pinged = 0
         self._why = ""
         self._code = Code.NOT_READY
         self._stopping = False
-        self.gone = False
-        self._process, sock, self._begun = _spawned(order)
-        self._link = Link(sock, self._take, self._ended)
+        self._exit: int | OSError | None = None
+        self._end_timer: asyncio.TimerHandle | None = None
+        self._kill_timer: asyncio.TimerHandle | None = None
+        self._watch = Watch(order.memory_bytes)
         body = {"service": order.service, "settings": dict(order.settings), "path": list(order.path)}
-        self.ready = self.call(OPEN, json.dumps(body).encode(), limit_s=order.open_limit_s)
+        opening = json.dumps(body).encode()
+        try:
+            self._spawn(order)
+        except (OSError, RuntimeError) as error:
+            raise InferError(Code.NOT_READY, f"{order.label}: no worker can be started: {error}") from error
+        order.count(STARTED)
+        self.ready = self.call(OPEN, opening, limit_s=order.open_limit_s)
+        _ignore(self.ready)
+
+    def _spawn(self, order: Order) -> None:
+        with contextlib.ExitStack() as undo:
+            here, there = socket.socketpair()
+            undo.callback(here.close)
+            sock = there.detach()
+            undo.callback(os.close, sock)
+            begun = os.memfd_create("begun", os.MFD_CLOEXEC)
+            undo.callback(os.close, begun)
+            os.ftruncate(begun, mmap.PAGESIZE)
+            self._begun = mmap.mmap(begun, mmap.PAGESIZE)
+            undo.callback(self._begun.close)
+            read, written = os.pipe()
+            undo.callback(os.close, read)
+            undo.callback(os.close, written)
+            self._process = Process(order, (sock, begun, written), self._exited)
+            undo.pop_all()
+        self._output = Output(read, order.label, order.about)
+        self._link = Link(here, self._take, self._unlinked)
 
     @property
     def pid(self) -> int:
-        """The process's id."""
+        """The process's id. Raises: RuntimeError before there is one; there is when `ready` is done."""
+        if not self._process.pid:
+            raise RuntimeError("the worker is not there yet")
         return self._process.pid
-
-    @property
-    def serves(self) -> bool:
-        """Whether a call given to it will be run."""
-        return not (self.gone or self._stopping or self._why)
 
     @property
     def waiting(self) -> int:
@@ -97,45 +136,45 @@ class Worker:
     ) -> asyncio.Future[Reply]:
         """Have something done; cancelling the future leaves the call to run.
 
-        Raises: NotBegunError when it is gone; TypeError for a tensor that cannot travel.
+        Raises: NotBegunError when it is gone; TypeError or ValueError for what cannot travel.
         """
         if not self.serves:
             raise NotBegunError
-        self._last += 1
-        self._link.send(kind, self._last, body, arrays)
-        call = _Call(self._last, self._loop.create_future(), limit_s)
+        number = self._last + 1
+        self._link.send(kind, number, body, arrays)
+        self._last = number
+        call = _Call(number, self._loop.create_future(), limit_s)
         if not self._calls:
-            self._since_ns = time.monotonic_ns()
+            self._since_s = time.monotonic()
         self._calls.append(call)
-        if limit_s and self._loop.time() + limit_s < self._due:
-            self._look_in(limit_s)
+        within_s = limit_s if 0.0 < limit_s < LOOK_S else LOOK_S
+        if self._loop.time() + within_s < self._due_s:
+            self._look_in(within_s)
         return call.future
 
-    def _look_in(self, after_s: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._due = self._loop.time() + after_s
-        self._timer = self._loop.call_at(self._due, self._watch)
-
     def tell(self, kind: int, number: int, body: bytes = b"", arrays: Sequence[Array | None] | None = None) -> None:
-        """Tell it something that is not answered."""
+        """Tell it something that is not answered; nothing happens when it is gone.
+
+        Raises: TypeError or ValueError for what cannot travel.
+        """
         self._link.send(kind, number, body, arrays)
 
     def stop(self) -> None:
         """Let it do what was asked, and end."""
         if self.serves:
-            closing = self.call(CLOSE)
-            closing.add_done_callback(lambda done: done.cancelled() or done.exception())
-            self._stopping = True
+            _ignore(self.call(CLOSE, limit_s=CLOSE_LIMIT_S))
+            self.serves = False
+        self._stopping = True
 
-    def kill(self, why: str, code: Code = Code.NOT_READY) -> None:
+    def kill(self, why: str, code: Code = Code.NOT_READY, reason: str = "killed") -> None:
         """End it here and now; `why` is what its callers are told."""
         if not self.gone and not self._why:
-            self._why, self._code = why, code
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            self._why, self._code, self.reason = why, code, reason
+            self.serves = False
+            self._process.kill()
+            self._kill_timer = self._loop.call_later(END_S, self._settle)
 
-    # -- events ------------------------------------------------------------------------------------------------
+    # -- what comes back ---------------------------------------------------------------------------------------
 
     def _take(self, messages: list[Message]) -> None:
         for kind, number, body, arrays, _ in messages:
@@ -143,55 +182,122 @@ class Worker:
                 if self._said is not None:
                     self._said(kind, number, body, arrays)
                 continue
+            if not self._calls or self._calls[0].number != number:
+                self.kill(f"{self.order.label} answered what was not asked")
+                return
             call = self._calls.popleft()
-            self._since_ns = time.monotonic_ns()
-            if call.future.done():
-                continue
+            self._since_s = time.monotonic()
             if kind == REPLY:
-                call.future.set_result((body, arrays))
-            else:
-                call.future.set_exception(read_error(body))
+                if not call.future.done():
+                    call.future.set_result((body, arrays))
+                continue
+            error = read_error(body)
+            if not call.future.done():
+                call.future.set_exception(error)
+            if number == _FIRST:
+                self.kill(f"{self.order.label} could not be opened: {error.message}", reason="open")
 
-    def _watch(self) -> None:
-        self._timer, self._due = None, math.inf
-        limited = [call for call in self._calls if call.limit_s]
-        if not limited or self.gone:
-            return
-        call = self._calls[0]
-        left_s = (call.limit_s or limited[0].limit_s) - (time.monotonic_ns() - self._since_ns) / 1e9 * (
-            call.limit_s > 0
-        )
-        if left_s <= 0:
-            self.kill(f"{self.order.label} took longer than the limit of {call.limit_s:g} s", Code.EXPIRED)
-            return
-        self._look_in(left_s)
+    # -- looking after it --------------------------------------------------------------------------------------
 
-    def _ended(self, why: str) -> None:
-        self.gone = True
+    def _look_in(self, after_s: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        status = self._reap()
+        self._due_s = self._loop.time() + after_s
+        self._timer = self._loop.call_at(self._due_s, self._look)
+
+    def _look(self) -> None:
+        """Look after the call that is the first in line, and after the process. One timer, however many calls."""
+        now_s = time.monotonic()
+        if self._why:
+            return
+        within_s = IDLE_S
+        if self._calls or self._stopping:
+            within_s = self._left_s(now_s)
+        elif self.serves and now_s - self._since_s >= IDLE_S:
+            _ignore(self.call(PING))
+            self._pinged, within_s = self._last, LOOK_S
+        elif self.order.memory_bytes:
+            within_s = LOOK_S
+        pinged = bool(self._calls) and self._calls[0].number == self._pinged
+        seen = see(self._process.pid, memory=self.order.memory_bytes > 0) if self._process.pid else None
+        wrong = self._watch.look(now_s, seen, pinged=pinged) if seen else None
+        if wrong is not None:
+            self.kill(f"{self.order.label} {wrong[1]}", reason=wrong[0])
+        elif not self._why:
+            self._look_in(within_s)
+
+    def _left_s(self, now_s: float) -> float:
+        """Give when to look again; a call past its limit ends the worker."""
+        call = self._calls[0] if self._calls else None
+        limit_s = call.limit_s if call is not None else CLOSE_LIMIT_S if self._stopping else 0.0
+        left_s = self._since_s + limit_s - now_s
+        if not limit_s or left_s >= LOOK_S:
+            return LOOK_S
+        number = call.number if call is not None else self._last
+        if left_s > 0.0:
+            return left_s
+        if self._doubted != number:
+            # the loop may have been held up, with the answer there to be read
+            self._doubted = number
+            return 0.001
+        what = "opening" if number == _FIRST else "closing" if self._stopping and len(self._calls) < 2 else "a call"
+        self.kill(f"{self.order.label}: {what} took longer than its limit of {limit_s:g} s", Code.EXPIRED, "time")
+        return LOOK_S
+
+    # -- its end -----------------------------------------------------------------------------------------------
+
+    def _unlinked(self, why: str) -> None:
+        if self._exit is not None:
+            self._end()
+        else:
+            self.serves = False
+            self._end_timer = self._loop.call_later(END_S, self._cut_off, why)
+
+    def _cut_off(self, why: str) -> None:
+        self.kill(f"{self.order.label} cannot be spoken with: {why}", reason="silent")
+
+    def _exited(self, ended: int | OSError) -> None:
+        self._exit = ended
+        if self._end_timer is not None:
+            self._end_timer.cancel()
+        self._link.read_rest()
+        self._end()
+
+    def _end(self) -> None:
+        if self.gone:
+            return
+        self.gone, self.serves = True, False
+        for timer in (self._timer, self._end_timer, self._kill_timer):
+            if timer is not None:
+                timer.cancel()
+        self._link.close()
+        self._output.close()
+        opening = bool(self._calls) and self._calls[0].number == _FIRST
+        ending = ending_of(self.order, self._exit, self._output.last if opening else None)
+        orderly = self._stopping and not self._why
+        if not self._why:
+            self.reason, self._why, self._code = ending
+        if not orderly:
+            logger.warning("%s", self._why, extra=dict(self.order.about))
+        self._settle()
+        self._begun.close()
+        if not self.ended.done():
+            self.ended.set_result(None)
         if not self._stopping:
-            logger.warning("%s: its worker has ended (%s)", self.order.label, self._why or status)
+            self.order.count(ENDED + self.reason)
+            self._lost(self)
+
+    def _settle(self) -> None:
+        """Tell the callers: at its end, or a little after it was killed, for large processes take long to end."""
         (begun,) = _NUMBER.unpack_from(self._begun)
         calls, self._calls = self._calls, deque()
         for call in calls:
-            if not call.future.done():
-                error: Exception = NotBegunError()
-                if call.number <= begun:
-                    text = self._why or f"{self.order.label} ended: {status}"
-                    error = WorkerLost(text, self._code)
-                call.future.set_exception(error)
-        if not self._stopping:
-            self._lost(self)
-
-    def _reap(self) -> str:
-        try:
-            status = self._process.wait(0.05)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            status = self._process.wait()
-        return f"signal {-status}" if status < 0 else f"exit status {status}"
+            if call.future.done():
+                continue
+            if call.number <= max(begun, _FIRST):
+                call.future.set_exception(WorkerLost(self._why, self._code))
+            else:
+                call.future.set_exception(NotBegunError())
 
 
 def read_error(body: bytes) -> InferError:
@@ -200,32 +306,5 @@ def read_error(body: bytes) -> InferError:
     return InferError(Code[said["code"]], said["message"], said["retry_after_ns"])
 
 
-def _spawned(order: Order) -> tuple[subprocess.Popen[bytes], socket.socket, mmap.mmap]:
-    here, there = socket.socketpair()
-    begun = os.memfd_create("begun", os.MFD_CLOEXEC)
-    try:
-        os.ftruncate(begun, mmap.PAGESIZE)
-        memory = mmap.mmap(begun, mmap.PAGESIZE)
-        root = Path(__file__).parents[1]
-        folders = [f"{name}={_folder(name, root)}" for name in _PACKAGES]
-        words = [str(there.fileno()), str(begun), str(os.getpid()), *folders]
-        process = subprocess.Popen(  # noqa: S603 - the user's own Python
-            [order.interpreter or sys.executable, str(Path(__file__).parent / "child.py"), *words],
-            stdin=subprocess.DEVNULL, pass_fds=(there.fileno(), begun), cwd=order.folder, start_new_session=True,
-            env={**os.environ, **order.environment},
-        )  # fmt: skip
-    except BaseException:
-        here.close()
-        raise
-    finally:
-        there.close()
-        os.close(begun)
-    return process, here, memory
-
-
-def _folder(name: str, server: Path) -> str:
-    """Give where a package of penstock is."""
-    if name == "server":
-        return str(server)
-    module = __import__(f"penstock.{name}", fromlist=["__path__"])
-    return str(Path(module.__file__ or "").parent)
+def _ignore(future: asyncio.Future[Reply]) -> None:
+    future.add_done_callback(lambda done: done.cancelled() or done.exception())

@@ -190,3 +190,13 @@ def test_stopping_gives_logging_back() -> None:
 
     after = (logging.getLogger().level, list(logging.getLogger().handlers), logging.getLogger("penstock").level)
     assert after == before
+
+
+def test_a_process_among_others_names_itself_in_every_record() -> None:
+    stream = io.StringIO()
+    logs = Logs(Settings(log_format="json"), stream, "front-1")
+    logs.start()
+    logger.info("here")
+    logs.stop()
+
+    assert json.loads(stream.getvalue())["process_name"] == "front-1"

@@ -12,7 +12,7 @@ from .notes import Notes
 HONOURED = ("name", "platform", "backend", "version_policy", "default_model_filename", "metric_tags")
 REFUSED = ("runtime", "cc_model_filenames", "model_operations", "model_repository_agents", "model_metrics")
 
-PLATFORM, BACKEND = "onnxruntime_onnx", "onnxruntime"
+PLATFORM, BACKEND, PYTHON = "onnxruntime_onnx", "onnxruntime", "python"
 
 
 def read(notes: Notes) -> None:
@@ -23,10 +23,13 @@ def read(notes: Notes) -> None:
         notes.mistake("name", text)
     if config.platform not in {"", PLATFORM, ENSEMBLE}:
         notes.mistake("platform", f"platform '{config.platform}' is not supported, known: {PLATFORM}, {ENSEMBLE}")
-    if config.backend not in {"", BACKEND}:
-        notes.mistake("backend", f"backend '{config.backend}' is not supported, known: {BACKEND}")
+    if config.backend not in {"", BACKEND, PYTHON}:
+        notes.mistake("backend", f"backend '{config.backend}' is not supported, known: {BACKEND}, {PYTHON}")
+    if config.backend == PYTHON and config.platform:
+        notes.mistake("platform", f"platform '{config.platform}' has another backend than '{PYTHON}'")
     if config.backend or config.platform not in {"", ENSEMBLE}:
-        notes.say("model.backend", BACKEND, "backend" if config.backend else "platform")
+        backend = PYTHON if config.backend == PYTHON else BACKEND
+        notes.say("model.backend", backend, "backend" if config.backend else "platform")
     if config.default_model_filename:
         if not is_file_name(config.default_model_filename):
             text = f"'{config.default_model_filename}' is not the name of a file in the version's folder"

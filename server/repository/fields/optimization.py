@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from penstock.batching.spec import InstanceGroup
 
+from .identity import PYTHON
 from .notes import Notes, enum_name
 
 HONOURED = (
@@ -49,6 +51,10 @@ PARAMETERS: dict[str, tuple[str, Callable[[str], str | None]]] = {
     "enable_mem_pattern": ("runtime.mem_pattern", _boolean),
 }
 """The `parameters` that are honoured, each with what it says and its check."""
+ENVIRONMENT = "EXECUTION_ENV_PATH"
+"""The parameter of a Python model that names its packed environment."""
+MODEL_FOLDER = "$$TRITON_MODEL_DIRECTORY"
+"""What stands for the model's folder there. Source: python_backend's README."""
 ENTRIES = ("session.use_device_allocator_for_initializers", "memory.enable_memory_arena_shrinkage")
 """The `parameters` that are handed to ONNX Runtime as they are."""
 
@@ -67,7 +73,10 @@ def read(notes: Notes) -> None:
         notes.say("runtime.graph_level", level or "all", "optimization.graph.level")
     _priority(notes)
     _accelerators(notes)
-    _parameters(notes)
+    if notes.config.backend == PYTHON:
+        _environment(notes)
+    else:
+        _parameters(notes)
 
 
 def _priority(notes: Notes) -> None:
@@ -90,6 +99,18 @@ def _accelerators(notes: Notes) -> None:
             notes.mistake(field, "execution accelerator 'cuda' needs an instance_group with a GPU")
         parameters = {f"cuda.{name}": value for name, value in accelerator.parameters.items()}
         notes.say("runtime.cuda", parameters, field)
+
+
+def _environment(notes: Notes) -> None:
+    """Read the parameters of a Python model that are the server's; the others are the model's own."""
+    name = notes.config.parameters[ENVIRONMENT].string_value if ENVIRONMENT in notes.config.parameters else ""
+    if not name:
+        return
+    path = Path(name.replace(MODEL_FOLDER, str(notes.folder)))
+    path = path if path.is_absolute() else notes.folder / path
+    if not path.exists():
+        notes.mistake("parameters", f"parameter '{ENVIRONMENT}': '{name}' is not there")
+    notes.say("worker.requirements", path, "parameters")
 
 
 def _parameters(notes: Notes) -> None:

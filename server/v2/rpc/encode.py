@@ -10,12 +10,13 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.datatypes import DATATYPES
+from penstock.server.protobuf import service_pb2
 from penstock.server.v2.tensors import to_binary
 
 from .wire import field, field_head, varint
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from penstock.backends.backend import Array
     from penstock.backends.signature import Signature
@@ -27,6 +28,7 @@ _NAME, _VERSION, _ID, _OUTPUTS, _RAW = 1, 2, 3, 5, 6
 _ERROR, _ANSWER = 1, 2
 _ID_HEADS = tuple(field_head(_ID, size) for size in range(0x80))
 _KEPT = 256
+_KINDS: dict[type, str] = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
 _LARGE_BYTES = 64 << 10
 """Data from this size on is copied once, which for less costs more than copying it twice."""
 
@@ -129,6 +131,20 @@ def before(request_id: str, mark: bytes = b"") -> bytes:
         value = request_id.encode()
         return (_ID_HEADS[len(value)] if len(value) < 0x80 else field_head(_ID, len(value))) + value + mark
     return mark
+
+
+def mark_of(final: bool, said: Mapping[str, Any] | None) -> bytes:
+    """Write FINAL or MORE, and after it the parameters that a model of user code has said with an answer."""
+    mark = FINAL if final else MORE
+    if not said:
+        return mark
+    message = service_pb2().ModelInferResponse()
+    for name, value in said.items():
+        kind = _KINDS.get(type(value))
+        if kind is not None:
+            setattr(message.parameters[name], kind, value)
+    written: bytes = message.SerializeToString()
+    return mark + written
 
 
 def stream_answer(answer: bytes) -> bytes:

@@ -62,7 +62,7 @@ class ModelInfer:
         call.context = asked.encoding
         asked.request.target_ns = call.deadline_ns
         call.cancelled = partial(self._cancel, asked.request)
-        self._inference.submit(asked.request, asked.options, call)
+        self._inference.submit(asked.request, self._inference.options_of(asked, call.metadata), call)
 
     async def _begin_slowly(self, call: Call, message: bytes) -> None:
         asked = await self._inference.decode_slowly(message, self, one=True)

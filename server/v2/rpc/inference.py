@@ -10,11 +10,13 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.datatypes import DATATYPES
 from penstock.backends.errors import Code, InferError
+from penstock.server.hooks.coded import streams
 from penstock.server.protobuf import service_pb2
 from penstock.server.v2.finish import finish, finish_all, ways_of
 from penstock.server.v2.regions import INLINE_BYTES, InlineRegions, Lease, Regions
@@ -22,14 +24,14 @@ from penstock.server.v2.said import BINARY, Classes, Options, Ways, version_of
 
 from .calls import parsed
 from .decode import decode
-from .encode import FINAL, MORE, Encoder, before, stream_answer
+from .encode import FINAL, Encoder, before, mark_of, stream_answer
 from .layout import Layouts, head_of, names_of
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
-    from penstock.batching.engine import Engine
     from penstock.batching.model import Model
     from penstock.batching.request import InferRequest, Sink, Terms
+    from penstock.server.engines import Serves
     from penstock.server.hooks.runner import Hooks
     from penstock.server.v2.forwarding import Forwarding
 
@@ -44,17 +46,20 @@ _SEVERAL = "ModelInfer RPC doesn't support models with decoupled transaction pol
 class Route:
     """One model as it is named in requests; forgotten with the Engine's generation.
 
-    `straight`: its requests go to its queue and are answered once, without more ado.
+    `straight`: its requests go to its queue and are answered once, without more ado. `told`: the model is user code,
+    which header fields that are forwarded are for.
     """
 
-    __slots__ = ("encoder", "hooked", "layouts", "model", "regions", "straight")
+    __slots__ = ("encoder", "hooked", "layouts", "model", "regions", "straight", "streams", "told")
 
-    def __init__(self, model: Model, regions: InlineRegions, *, hooked: bool) -> None:
+    def __init__(self, model: Model, regions: InlineRegions, *, hooked: bool, forwards: bool) -> None:
         self.model = model
         self.encoder = Encoder(model.name, model.version, model.signature)
         self.layouts = Layouts()
         self.hooked = hooked
-        self.straight = not (hooked or model.spec.decoupled)
+        self.streams = streams(model.spec)
+        self.told = forwards and bool(model.spec.declared)
+        self.straight = not (hooked or model.spec.decoupled or self.told)
         self.regions = regions
 
 
@@ -77,7 +82,7 @@ class Asked:
         self.route = route
         self.request = request
         self.options = options
-        self.hooked = route.hooked and options.hooks
+        self.hooked = route.streams or (route.hooked and options.hooks)
         self.several = route.model.spec.decoupled
         plan = options.plan
         self.encoding = Planned(route.encoder, plan) if type(plan) is Ways else route.encoder
@@ -90,7 +95,7 @@ class RpcInference:
     """
 
     def __init__(
-        self, engine: Engine, hooks_of: Callable[[Model], Hooks], regions: Regions | None = None,
+        self, engine: Serves, hooks_of: Callable[[Model], Hooks], regions: Regions | None = None,
         forwarding: Forwarding | None = None,
     ) -> None:  # fmt: skip
         self.engine = engine
@@ -191,7 +196,8 @@ class RpcInference:
             hooks = self._hooks_of(model)
             most = LARGE_BYTES if any(spec.datatype == "BYTES" for spec in model.signature.inputs) else INLINE_BYTES
             regions = InlineRegions(self._regions, most)
-            route = self._by_name[name] = Route(model, regions, hooked=hooks.has_pre or hooks.has_post)
+            hooked, forwards = hooks.has_pre or hooks.has_post, self.forwarding is not None
+            route = self._by_name[name] = Route(model, regions, hooked=hooked, forwards=forwards)
         self._knock(route.model)
         return route
 
@@ -209,13 +215,20 @@ class RpcInference:
     def check_forwarded(self, metadata: Mapping[str, str]) -> None:
         """Check the header fields that are forwarded. Raises: InferError (INVALID).
 
-        No model reads parameters, so that the check is all there is to do where there are no hooks.
+        Models of ONNX Runtime read none, so that the check is all there is to do where there are no hooks.
         """
         if self.forwarding is not None and metadata is not self._forwarded:
             self.forwarding.parameters_of(metadata)
             self._forwarded = metadata
 
     # -- on its way --------------------------------------------------------------------------------------------
+
+    def options_of(self, asked: Asked, metadata: Mapping[str, str]) -> Options:
+        """Give what a request says, with the header fields that are forwarded to user code. Raises: InferError."""
+        if not asked.route.told or self.forwarding is None:
+            return asked.options
+        parameters = {**(asked.options.parameters or {}), **self.forwarding.parameters_of(metadata)}
+        return replace(asked.options, parameters=parameters)
 
     def submit(self, request: InferRequest, options: Options, context: Any) -> None:
         """Put a request in its queue; it comes back with its context to its sink. Raises: InferError."""
@@ -247,11 +260,11 @@ class RpcInference:
         try:
             async with aclosing(self._hooks_of(request.model).stream(*self._said(asked, metadata))) as answers:
                 async for answer in answers:
-                    final = answer.final
+                    final, mark = answer.final, mark_of(answer.final, answer.parameters)
                     if answer.error is not None:
                         yield answer.error
                     else:
-                        yield stream_answer(await self._encoded(asked, answer.outputs, FINAL if final else MORE))
+                        yield stream_answer(await self._encoded(asked, answer.outputs, mark))
             if asked.options.empty_final and not final:
                 yield stream_answer(asked.route.encoder.empty(before(request.id, FINAL)))
         finally:

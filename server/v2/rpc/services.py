@@ -23,8 +23,8 @@ from .reflection import Reflection
 from .stream import ModelStreamInfer
 
 if TYPE_CHECKING:
-    from penstock.batching.engine import Engine
     from penstock.batching.model import Model
+    from penstock.server.engines import Serves
     from penstock.server.health import Health
     from penstock.server.hooks.runner import Hooks
     from penstock.server.v2.forwarding import Forwarding
@@ -35,34 +35,36 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """What the methods stand on. What is None is not served: UNIMPLEMENTED. `name` is the server's."""
+class InferenceParts:
+    """What inference stands on."""
 
-    engine: Engine
-    repository: Configurations
+    engine: Serves
     health: Health
     hooks_of: Callable[[Model], Hooks]
+    regions: Regions | None = None
+    forwarding: Forwarding | None = None
+    restricted: Restricted | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts(InferenceParts):
+    """What the methods stand on. What is None is not served: UNIMPLEMENTED. `name` is the server's."""
+
+    repository: Configurations
     name: str = "triton"
     extensions: Sequence[str] = ()
     control: Control | None = None
-    regions: Regions | None = None
     system: SystemMemory | None = None
     cuda: CudaMemory | None = None
     traces: Traces | None = None
     logs: Logging | None = None
-    forwarding: Forwarding | None = None
-    restricted: Restricted | None = None
 
 
 def methods(parts: Parts) -> dict[str, Method]:
     """Make every method, by its path."""
     pulse, tasks = Pulse(), Tasks()
-    inference = RpcInference(parts.engine, parts.hooks_of, parts.regions, parts.forwarding)
-    infer = ModelInfer(inference, tasks)
-    stream = ModelStreamInfer(inference, parts.health, pulse)
     served = (
-        Method(SERVICE + "ModelInfer", infer.begin),
-        Method(SERVICE + "ModelStreamInfer", streaming=stream.open),
+        *_inference(parts, pulse, tasks),
         *ServerRpcs(parts.engine, parts.repository, parts.health, parts.name).methods(parts.extensions),
         *RepositoryRpcs(parts.repository, parts.control).methods(tasks),
         *MemoryRpcs(parts.system, parts.cuda).methods(),
@@ -71,3 +73,17 @@ def methods(parts: Parts) -> dict[str, Method]:
         *Reflection(parts.health, pulse).methods(),
     )
     return restricted_methods({method.path: method for method in served}, parts.restricted or Restricted())
+
+
+def inference_methods(parts: InferenceParts) -> dict[str, Method]:
+    """Make the methods that a front end answers itself, by their paths: inference, and reflection."""
+    pulse = Pulse()
+    served = (*_inference(parts, pulse, Tasks()), *Reflection(parts.health, pulse).methods())
+    return restricted_methods({method.path: method for method in served}, parts.restricted or Restricted())
+
+
+def _inference(parts: InferenceParts, pulse: Pulse, tasks: Tasks) -> tuple[Method, Method]:
+    inference = RpcInference(parts.engine, parts.hooks_of, parts.regions, parts.forwarding)
+    infer = ModelInfer(inference, tasks)
+    stream = ModelStreamInfer(inference, parts.health, pulse)
+    return Method(SERVICE + "ModelInfer", infer.begin), Method(SERVICE + "ModelStreamInfer", streaming=stream.open)

@@ -224,7 +224,8 @@ class Stream:
         slot.id = asked.request.id
         slot.encoding = asked.encoding
         slot.request = asked.request
-        self._owner.inference.submit(asked.request, asked.options, slot)
+        inference = self._owner.inference
+        inference.submit(asked.request, inference.options_of(asked, self.call.metadata), slot)
 
     async def _begin_slowly(self, slot: Slot, message: bytes, ordered: bool) -> None:
         try:

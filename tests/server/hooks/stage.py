@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from penstock.backends.errors import Code, InferError
+from penstock.backends.node import Node
 from penstock.backends.signature import Signature
 from penstock.batching.model import Model
 from penstock.batching.spec import BatchPolicy, HookSpec
-from penstock.server.hooks import Hooks
+from penstock.server.hooks.runner import Hooks
 from tests.fakes import fake_model
 
 GUARD_S = 10.0
@@ -85,6 +86,8 @@ class Stage:
             path.write_text(textwrap.dedent(source))
             hooks = HookSpec(path, **options)
         self.model = fake_model(signature=signature, hooks=hooks)
+        nodes = [Node(each.name, each.datatype, list(each.shape)) for each in self.model.signature.outputs]
+        self.model.node_outputs = nodes
         self.model.spec = replace(self.model.spec, policy=policy, decoupled=decoupled)
         self._open.append(await Hooks.load(engine or PuppetEngine(at_once=True), self.model))
         return self._open[-1]

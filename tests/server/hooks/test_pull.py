@@ -14,8 +14,9 @@ import pytest
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.answers import AnswerStatistics
-from penstock.server.hooks import Hooks, pull
+from penstock.server.hooks import pull
 from penstock.server.hooks.pull import AHEAD, Answer
+from penstock.server.hooks.runner import Hooks
 from tests.server.hooks.stage import Act, PuppetEngine, Stage, is_set, refusal
 
 ONES = {"x": np.ones((1, 4), np.float32)}
@@ -57,7 +58,7 @@ class Seen:
 
 
 def replica_of(hooks: Hooks) -> Any:
-    return hooks._replicas._live[0]  # type: ignore[union-attr]
+    return hooks._place._replicas._live[0]  # type: ignore[union-attr]
 
 
 async def turn() -> None:

@@ -23,6 +23,7 @@ def read(folder: Path, text: str) -> tuple[Statement, list[Finding]]:
 
 def test_everything_it_can_say(tmp_path: Path) -> None:
     (tmp_path / "handler.py").touch()
+    (tmp_path / "requirements.txt").touch()
     stated, findings = read(
         tmp_path,
         """
@@ -53,6 +54,10 @@ devices = ["cuda:0", "cuda:1"]
 file = "handler.py"
 replicas = "shared"
 timeout_s = 3
+workers = 2
+interpreter = "/usr/bin/python3"
+requirements = "requirements.txt"
+worker_memory_mb = 512
 [hooks.metadata]
 any = { thing = [1, "two"] }
 [runtime]
@@ -89,6 +94,10 @@ graph_level = "basic"
         "hooks.file": (tmp_path / "handler.py").resolve(),
         "hooks.replicas": "shared",
         "hooks.timeout_s": 3.0,
+        "hooks.workers": 2,
+        "hooks.interpreter": "/usr/bin/python3",
+        "hooks.requirements": tmp_path / "requirements.txt",
+        "hooks.worker_memory_mb": 512 << 20,
         "hooks.metadata": {"any": {"thing": [1, "two"]}},
         "runtime.intra_op_threads": "2",
         "runtime.inter_op_threads": "1",
@@ -137,6 +146,22 @@ graph_level = "basic"
         ('[hooks]\nfile = "../handler.py"', 2, "hooks.file: '../handler.py' lies outside the model's folder"),
         ('[hooks]\nfile = "/etc/passwd"', 2, "hooks.file: '/etc/passwd' lies outside the model's folder"),
         ("[hooks]\nreplicas = 2", 1, "[hooks] must name a file"),
+        ("[hooks]\nworkers = -1", 2, "hooks.workers: got -1 (integer), takes an integer from 0 to 256"),
+        (
+            '[hooks]\nfile = "penstock.toml"\nworkers = 0\ninterpreter = "p"',
+            4,
+            "hooks.interpreter is for hooks that run in hooks.workers, 1 or more",
+        ),
+        (
+            '[hooks]\nfile = "penstock.toml"\nreplicas = 3\nworkers = 2',
+            3,
+            "hooks.replicas is 3, and each of the 2 hooks.workers is one: leave one of them out",
+        ),
+        (
+            '[hooks]\nfile = "penstock.toml"\nworkers = 2\nrequirements = "gone.txt"',
+            4,
+            "hooks.requirements: 'gone.txt' is not there",
+        ),
         (
             "[batching]\nlatency_target_us = 5",
             2,

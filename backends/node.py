@@ -1,0 +1,38 @@
+"""Node: an input or output as a model's own graph has it, without the runtime: for user code in another process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What onnxruntime's NodeArg says. `type` is the graph's own word, such as `tensor(float)`.
+
+    Shapes: as the graph has them: numbers, names of free axes, and None.
+    """
+
+    name: str
+    type: str
+    shape: list[int | str | None]
+
+    @classmethod
+    def of(cls, node: Any) -> Node:
+        """Copy what a runtime says."""
+        return cls(str(node.name), str(node.type), [_dim(dim) for dim in node.shape])
+
+    @classmethod
+    def read(cls, written: Iterable[Any]) -> Node:
+        """Read what `write` has given. Raises: ValueError or TypeError."""
+        name, kind, shape = written
+        return cls(str(name), str(kind), [_dim(dim) for dim in shape])
+
+    def write(self) -> list[Any]:
+        """Give it as JSON has it."""
+        return [self.name, self.type, self.shape]
+
+
+def _dim(dim: Any) -> int | str | None:
+    return dim if dim is None or isinstance(dim, str) else int(dim)

@@ -1,0 +1,241 @@
+"""Outside: Instances whose Batches run in other processes, driven on the event loop without a thread.
+
+Made by `outsides.py` for models of user code; `server/python_models/` has what runs the Batches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from .batch import Batch
+from .isolation import refuse
+
+if TYPE_CHECKING:
+    from penstock.backends.errors import InferError
+
+    from .model import Model
+    from .rates import Claim, RateLimiter
+    from .request import InferRequest
+
+logger = logging.getLogger("penstock.batching")
+
+
+class Takes(Protocol):
+    """Who takes what comes of the Batches of an Outside: an OutsideInstance."""
+
+    def freed(self, batch: Batch, answered: Sequence[InferRequest]) -> None: ...
+    def late(self, batch: Batch, request: InferRequest) -> None: ...
+    def unrun(self, batch: Batch) -> None: ...
+    def down(self, failure: InferError, *, hopeless: bool) -> None: ...
+    def up(self) -> None: ...
+    def count(self, event: str) -> None: ...
+
+
+class Outside(Protocol):
+    """One executor in another process. It runs one Batch at a time.
+
+    What it owes for each Batch: `freed` once, with those of its requests that are answered by then, and `late` for each
+    of the others; or `unrun`, if nothing of it was begun. `down` says that it cannot run now, `up` that it can again.
+    Threads: the event loop's.
+    """
+
+    def attach(self, instance: Takes) -> None:
+        """Take whom to tell."""
+
+    def begin(self, batch: Batch) -> None:
+        """Run a Batch; each of its requests gets `outputs` or `error`, the Batch its stamps. Must not raise."""
+
+    def abandon(self, request: InferRequest) -> None:
+        """Note that nobody takes a request's answers any more. It is finished all the same."""
+
+    async def close(self) -> None:
+        """End it."""
+
+
+class OutsideInstance:
+    """An Instance whose Batches an Outside runs.
+
+    It takes a Batch when it is woken or freed, once it holds what the RateLimiter wants of it; of Devices it knows
+    nothing, since other processes run there whenever the system lets them. `idle`: it is to be woken when something
+    comes. `failure` is why it cannot run now: what waits stays in the queue for it, or for another. Once it is
+    `hopeless`, and no Instance of its model can run, what comes is answered with that.
+    Invariant: each request that it has taken is delivered exactly once, by its Outside's doing.
+    Threads: the event loop's; `grant` is called on any.
+    """
+
+    binding = None
+
+    def __init__(
+        self, model: Model, outside: Outside, limiter: RateLimiter | None = None, claim: Claim | None = None
+    ) -> None:
+        self.outside = outside
+        self._loop = asyncio.get_running_loop()
+        self._model = model
+        self._limiter = limiter
+        self._claim: Any = claim
+        self._asked = self._turn = self._busy = self._stopping = False
+        self._kept: Batch | None = None
+        self.idle = True
+        self.hopeless = False
+        self.failure: InferError | None = None
+
+    # -- as Model has its Instances ----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Do nothing: it runs when it is woken."""
+
+    def wake(self) -> None:
+        """Let it look at the queue in the next loop turn. Call with the model's lock held, when `idle` is set."""
+        self.idle = False
+        self._loop.call_soon(self._look)
+
+    def grant(self) -> None:
+        """Give it the turn that it has asked for."""
+        self._turn = True
+        self._loop.call_soon_threadsafe(self._look)
+
+    def stop(self) -> None:
+        """Take nothing more. Call with the model's lock held."""
+        self._stopping = True
+
+    def mend_loop(self) -> None:
+        """Do nothing: the event loop never runs such a model."""
+
+    def join(self) -> None:
+        """Give back what it holds."""
+        if self._limiter is None:
+            return
+        if self._turn or (self._asked and not self._limiter.withdraw(self._claim, self)):
+            self._limiter.end(self._claim, 0, 0, more=False)
+        self._turn = self._asked = False
+        self._limiter.leave(self._claim)
+
+    # -- as its Outside tells it -------------------------------------------------------------------------------
+
+    def freed(self, batch: Batch, answered: Sequence[InferRequest]) -> None:
+        """Hand out those of a Batch that have been answered, and take the next one."""
+        model, self._busy = self._model, False
+        with model.lock:
+            model.scheduler.finished(batch, batch.exec_end_ns)
+            if all(request.error is None for request in batch.requests):
+                ns = batch.exec_end_ns - batch.exec_start_ns
+                model.scheduler.learn(batch.key, batch.rows, ns, batch.exec_end_ns)
+            more = model.scheduler.live > 0
+        self._end_turn(more=more)
+        if answered:
+            model.hand_over(parted(batch, answered))
+        self._look()
+
+    def late(self, batch: Batch, request: InferRequest) -> None:
+        """Hand out a request that was answered after its Batch."""
+        self._model.hand_over(parted(batch, [request]))
+
+    def count(self, event: str) -> None:
+        """Count what has happened to its process, for the metrics page."""
+        self._model.count(event)
+
+    def unrun(self, batch: Batch) -> None:
+        """Run a Batch elsewhere, or here again when that can be: nothing of it was begun."""
+        self._busy = False
+        self._end_turn(more=False)
+        peers = [each for each in self._model.instances if isinstance(each, OutsideInstance)]
+        taker = next((each for each in peers if each.free), self)
+        taker.keep(batch)
+
+    @property
+    def free(self) -> bool:
+        """Whether it would run a Batch at once."""
+        return not self._busy and self._kept is None and self.failure is None
+
+    def keep(self, batch: Batch) -> None:
+        """Take a Batch that was taken from the queue by another, or by itself: it is the next to run."""
+        self.idle, self._kept = False, batch
+        self._loop.call_soon(self._look)
+
+    def down(self, failure: InferError, *, hopeless: bool) -> None:
+        """Leave what waits to the others, for now; if `hopeless`, and they cannot either, answer it."""
+        self.failure, self.hopeless, self.idle = failure, hopeless, False
+        with self._model.lock:
+            self._model.wake_one()
+        self._loop.call_soon(self._look)
+
+    def up(self) -> None:
+        """Go on."""
+        self.failure, self.hopeless = None, False
+        self._look()
+
+    # -- its way -----------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        if self._busy or self._stopping:
+            return
+        if self.failure is not None:
+            self._end_turn(more=False)
+            if self.hopeless and not self._model.healthy:
+                self._refuse_all(self.failure)
+            return
+        if not self._in_turn():
+            return
+        batch, self._kept = self._kept or self._take(), None
+        if batch is None:
+            self._end_turn(more=False)
+            return
+        self._busy = True
+        self.outside.begin(batch)
+
+    def _in_turn(self) -> bool:
+        """Tell whether it may run; if not, ask, and look again when it is granted."""
+        if self._limiter is None or self._turn:
+            return True
+        if not self._asked:
+            self._asked = True
+            self._limiter.ask(self._claim, self)
+        return self._turn
+
+    def _end_turn(self, *, more: bool) -> None:
+        if self._limiter is not None and self._turn:
+            self._asked = False
+            self._turn = self._limiter.end(self._claim, 0, 0, more=more)
+        elif self._limiter is not None and not self._asked:
+            self._limiter.forget(self._claim)
+
+    def _take(self) -> Batch | None:
+        model = self._model
+        with model.lock:
+            batch = model.scheduler.take(time.monotonic_ns())
+            self.idle = batch is None
+            left = model.scheduler.live > 0
+            if batch is not None and left:
+                model.wake_one()
+        if batch is None and left and model.held:
+            model.leave_held()
+        return batch
+
+    def _refuse_all(self, failure: InferError) -> None:
+        model = self._model
+        while (batch := self._kept or self._take()) is not None:
+            self._kept = None
+            with model.lock:
+                model.scheduler.finished(batch, time.monotonic_ns())
+            model.hand_over(refuse(batch, failure))
+
+
+def parted(batch: Batch, requests: Sequence[InferRequest]) -> list[Batch]:
+    """Give what is to be delivered of a Batch: those that went well together, and each that failed alone."""
+    well = [request for request in requests if request.error is None]
+    if len(well) == len(batch.requests):
+        return [batch]
+    parts = [well] if well else []
+    parts += [[request] for request in requests if request.error is not None]
+    return [_part(batch, each) for each in parts]
+
+
+def _part(batch: Batch, requests: list[InferRequest]) -> Batch:
+    part = Batch(requests, sum([request.rows for request in requests]), batch.key, batch.exec_start_ns)
+    part.compute_start_ns, part.compute_end_ns = batch.compute_start_ns, batch.compute_end_ns
+    part.exec_end_ns = batch.exec_end_ns
+    return part

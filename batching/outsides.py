@@ -1,0 +1,187 @@
+"""Outsides: opening and closing a model whose Instances are OutsideInstances. Called by the Engine, on the event loop.
+
+Of such a model nothing is learned by looking into its file: its configuration says what it takes and gives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+from penstock.backends.errors import Code, InferError
+from penstock.backends.signature import Signature, TensorSpec
+
+from .batch import Batch
+from .bound import bound_signature
+from .controls import check_sequence
+from .model import Model
+from .outside import Outside, OutsideInstance
+from .placement import limiter_of, whole_devices
+from .reshape import check_reshape
+from .samples import failed, prepare
+from .spec import Control, InstanceGroup, ModelSpec
+from .stream import Answers
+
+if TYPE_CHECKING:
+    from .device import Device
+    from .rates import Claim, RateLimiter
+    from .request import InferRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What was opened of a version: its spec completed, and an Outside for each Instance, group by group."""
+
+    spec: ModelSpec
+    outsides: list[Outside]
+    platform: str
+
+
+class OutsideLoader(Protocol):
+    """Opens the Outsides of versions of one backend. Threads: the event loop's."""
+
+    async def open(self, spec: ModelSpec) -> Opened:
+        """Start everything that runs a version's Batches. Raises: InferError. Nothing is left behind then."""
+
+
+async def open_outside(
+    spec: ModelSpec,
+    loader: OutsideLoader,
+    finished: Callable[[Model, list[Batch]], None],
+    devices: dict[str, Device] | None = None,
+) -> Model:
+    """Open a model whose Batches run outside. Raises: InferError. Nothing is left behind then."""
+    start = time.monotonic()
+    opened = await loader.open(spec)
+    claims: list[tuple[RateLimiter, Claim]] = []
+    try:
+        model = Model(opened.spec, (), finished, devices)
+        model.outsides, model.platform = opened.outsides, opened.platform
+        await _run_samples(model)
+        model.instances += _instances(model, opened, devices, claims)
+    except BaseException:
+        for limiter, claim in claims:
+            limiter.leave(claim)
+        await asyncio.gather(*(each.close() for each in opened.outsides))
+        raise
+    model.load_s = time.monotonic() - start
+    return model
+
+
+def _instances(
+    model: Model, opened: Opened, devices: dict[str, Device] | None, claims: list[tuple[RateLimiter, Claim]]
+) -> list[OutsideInstance]:
+    instances: list[OutsideInstance] = []
+    outsides = iter(opened.outsides)
+    for group in active(opened.spec):
+        limiter = limiter_of(group, whole_devices(devices))
+        for _ in range(group.count):
+            claim = None
+            if limiter is not None:
+                claim = limiter.join(group.devices[0], group.resources, group.rate_priority)
+                claims.append((limiter, claim))
+            instance = OutsideInstance(model, next(outsides), limiter, claim)
+            instance.outside.attach(instance)
+            instances.append(instance)
+    return instances
+
+
+class _Rehearsal:
+    """Takes what comes of a sample's Batch in the place of an Instance. `done` has its requests."""
+
+    def __init__(self, batch: Batch, count: Callable[[str], None]) -> None:
+        self.count = count
+        self.done = asyncio.get_running_loop().create_future()
+        self._left = set(batch.requests)
+
+    def freed(self, batch: Batch, answered: Sequence[InferRequest]) -> None:
+        """Take what has been answered."""
+        self._left.difference_update(answered)
+        if not self._left and not self.done.done():
+            self.done.set_result(batch.requests)
+
+    def late(self, batch: Batch, request: InferRequest) -> None:
+        """Likewise."""
+        self.freed(batch, [request])
+
+    def unrun(self, batch: Batch) -> None:
+        """Do nothing: what is wrong is told."""
+
+    def down(self, failure: InferError, *, hopeless: bool) -> None:
+        """End with what is wrong, whether it is `hopeless` or not."""
+        if not self.done.done() and (hopeless or self._left):
+            self.done.set_exception(failure)
+
+    def up(self) -> None:
+        """Do nothing: it was not waited for."""
+
+
+async def _run_samples(model: Model) -> None:
+    """Run all samples on each Outside. Raises: InferError (INVALID), naming the sample."""
+    for sample in model.spec.samples:
+        prepared = prepare(model, sample)
+        for outside in list(model.outsides) * sample.count:
+            requests = prepared.requests(sample.rows)
+            if model.spec.decoupled:
+                for request in requests:
+                    request.answers = Answers()
+            batch = Batch(requests, len(requests), requests[0].key, time.monotonic_ns())
+            rehearsal = _Rehearsal(batch, model.count)
+            outside.attach(rehearsal)
+            outside.begin(batch)
+            try:
+                await rehearsal.done
+                error = next((request.error for request in requests if request.error is not None), None)
+            except InferError as failure:
+                error = failure
+            if error is not None:
+                raise failed(sample, error.message)
+
+
+async def close_outsides(model: Model) -> None:
+    """End what runs a model's Batches, if it is elsewhere."""
+    if model.outsides:
+        await asyncio.gather(*(each.close() for each in model.outsides))
+
+
+def active(spec: ModelSpec) -> list[InstanceGroup]:
+    """List the groups whose Instances run, one for each device."""
+    groups = [group for group in spec.instances if not group.passive]
+    return [replace(group, devices=(device,)) for group in groups for device in group.devices]
+
+
+def complete_outside(spec: ModelSpec) -> ModelSpec:
+    """Complete the spec of a model of user code: all there is to it is what its configuration says.
+
+    Raises: InferError (INVALID).
+    """
+    rows = spec.policy.max_batch_rows or 0
+    if not spec.inputs and not spec.outputs:
+        text = f"model '{spec.name}' has neither inputs nor outputs: its configuration must say them"
+        raise InferError(Code.INVALID, text)
+    for kind, side in (("input", spec.inputs), ("output", spec.outputs)):
+        for tensor in side:
+            check_reshape(tensor, kind, spec.name, batched=rows > 0)
+    if max(spec.policy.preferred_rows, default=0) > rows:
+        text = f"dynamic batching preferred size must be <= max batch size for {spec.name}"
+        raise InferError(Code.INVALID, text)
+    inputs, outputs = (tuple([_with_rows(tensor, rows) for tensor in side]) for side in (spec.inputs, spec.outputs))
+    controls = () if spec.sequence is None else spec.sequence.controls
+    signature = Signature(inputs, outputs, batched=rows > 0)
+    told = tuple([_with_rows(_told(control), rows) for control in controls])
+    graph = Signature((*inputs, *told), outputs, batched=rows > 0)
+    # the event loop runs none of its batches
+    spec = replace(spec, policy=replace(spec.policy, max_batch_rows=rows, executor="thread"))
+    check_sequence(spec, graph)
+    return replace(spec, signature=signature, bound=bound_signature(spec, signature, graph))
+
+
+def _told(control: Control) -> TensorSpec:
+    return TensorSpec(control.name, control.datatype, (1,))
+
+
+def _with_rows(tensor: TensorSpec, rows: int) -> TensorSpec:
+    return replace(tensor, shape=(-1, *tensor.shape)) if rows else tensor

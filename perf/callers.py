@@ -1,0 +1,280 @@
+"""Callers: clients that each send one kind of request, over and over, and check every answer. Started by `soak.py`."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import itertools
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import onnx
+import onnxruntime
+
+from . import models
+from .ledger import BROKEN, FAILED, LOST, REFUSED, RIGHT, WRONG, Ledger
+from .load import HOST
+
+PATIENCE_S = 10.0
+PAUSE_S = 0.02
+"""Between two requests of a caller after one that failed: what is down is not to be hammered."""
+GAP_S = 0.002
+ROWS = 16
+METHOD = "/inference.GRPCInferenceService/ModelInfer"
+
+HOOKS = """
+def pre_inference(sample, signature, metadata):
+    return [value * 2 for value in sample["values"]]
+
+
+def post_inference(prediction, signature, metadata):
+    return {"id": "", "probabilities": [float(value) for value in prediction[0][0]]}
+"""
+MODEL = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", x * 3 + 1)]))
+        return answers
+"""
+CONFIG = """
+backend: "python"
+max_batch_size: 8
+input { name: "x" data_type: TYPE_FP32 dims: [ 4 ] }
+output { name: "y" data_type: TYPE_FP32 dims: [ 4 ] }
+instance_group { kind: KIND_CPU count: 1 }
+"""
+
+
+def write_repository(root: Path) -> None:
+    """Write the models: iris, the same with hooks in two workers, and one that is Python."""
+    for name in ("iris", "hooked"):
+        (root / name / "1").mkdir(parents=True)
+        onnx.save(models.iris(), root / name / "1" / "model.onnx")
+    (root / "hooked" / "hooks.py").write_text(HOOKS, "utf-8")
+    (root / "hooked" / "penstock.toml").write_text(
+        '[hooks]\nfile = "hooks.py"\nworkers = 2\ntimeout_s = 1.0\n', "utf-8"
+    )
+    (root / "python" / "1").mkdir(parents=True)
+    (root / "python" / "1" / "model.py").write_text(MODEL, "utf-8")
+    (root / "python" / "config.pbtxt").write_text(CONFIG, "utf-8")
+    (root / "python" / "penstock.toml").write_text("[worker]\ntimeout_s = 1.0\n", "utf-8")
+
+
+class Answers:
+    """What is right: rows, and what each model makes of them."""
+
+    def __init__(self, root: Path) -> None:
+        rng = np.random.default_rng(7)
+        self.rows = rng.random((ROWS, 1, 4), dtype=np.float32)
+        session = onnxruntime.InferenceSession(root / "iris" / "1" / "model.onnx")
+        self.iris = [session.run(None, {"input": row})[0] for row in self.rows]
+        self.hooked = [session.run(None, {"input": row * 2})[0] for row in self.rows]
+        self.python = [row * 3 + 1 for row in self.rows]
+
+
+class RefusedError(Exception):
+    """An answer of 503, or UNAVAILABLE."""
+
+
+class FailedError(Exception):
+    """An answer that is another error."""
+
+
+Ask = Callable[[str, int], bool]
+"""Send one request, with an id, about one of the rows. Returns: whether its answer, with that id, is right."""
+
+
+class Caller:
+    """One thread, one connection, one kind of request. Invariant: every request that it begins ends in the ledger."""
+
+    def __init__(self, kind: str, number: int, ledger: Ledger, connect: Callable[[], Connected]) -> None:
+        self._kind = kind
+        self._name = f"{kind}-{number}"
+        self._ledger = ledger
+        self._connect = connect
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._call, name=self._name, daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the request under way."""
+        self._over.set()
+
+    def join(self) -> None:
+        """Wait until it has."""
+        self._thread.join(2 * PATIENCE_S)
+
+    def _call(self) -> None:
+        connected = self._connect()
+        for count in itertools.count():
+            if self._over.is_set():
+                break
+            name = f"{self._name}-{count}"
+            self._ledger.begin(name, self._kind, time.monotonic())
+            end, text = _ended(connected.ask, name, count % ROWS)
+            self._ledger.end(name, end, time.monotonic(), text)
+            if end not in {RIGHT, WRONG, REFUSED, FAILED}:
+                connected.close()
+                connected = self._connect()
+            self._over.wait(GAP_S if end == RIGHT else PAUSE_S)
+        connected.close()
+
+
+def _ended(ask: Ask, name: str, row: int) -> tuple[str, str]:
+    try:
+        return (RIGHT, "") if ask(name, row) else (WRONG, "")
+    except RefusedError as error:
+        return REFUSED, str(error)
+    except FailedError as error:
+        return FAILED, str(error)
+    except TimeoutError as error:
+        return LOST, str(error)
+    except (OSError, http.client.HTTPException) as error:
+        return BROKEN, repr(error)
+
+
+class Connected:
+    """One connection, and how it asks."""
+
+    def __init__(self, ask: Ask, close: Callable[[], None]) -> None:
+        self.ask = ask
+        self.close = close
+
+
+def over_http(port: int, asking: Callable[[http.client.HTTPConnection], Ask]) -> Connected:
+    """Make a connection for HTTP, opened with the first request."""
+    connection = http.client.HTTPConnection(HOST, port, timeout=PATIENCE_S)
+    return Connected(asking(connection), connection.close)
+
+
+def _post(connection: http.client.HTTPConnection, path: str, body: bytes, headers: Mapping[str, str]) -> Any:
+    connection.request("POST", path, body, dict(headers))
+    answer = connection.getresponse()
+    content = answer.read()
+    if answer.status == http.client.SERVICE_UNAVAILABLE:
+        raise RefusedError(content.decode())
+    if answer.status != http.client.OK:
+        raise FailedError(f"{answer.status} {content.decode('utf-8', 'replace')}")
+    return answer.headers, content
+
+
+def asks_json(model: str, names: tuple[str, str], rows: Any, wanted: list[Any]) -> Callable[[Any], Ask]:
+    """Ask with JSON."""
+
+    def asking(connection: http.client.HTTPConnection) -> Ask:
+        def ask(name: str, row: int) -> bool:
+            tensor = {"name": names[0], "datatype": "FP32", "shape": [1, 4], "data": rows[row].ravel().tolist()}
+            body = json.dumps({"id": name, "inputs": [tensor]}).encode()
+            _, content = _post(connection, f"/v2/models/{model}/infer", body, {})
+            said = json.loads(content)
+            output = said["outputs"][0]
+            return bool(said["id"] == name and np.allclose(output["data"], wanted[row].ravel(), atol=1e-5))
+
+        return ask
+
+    return asking
+
+
+def asks_binary(rows: Any, wanted: list[Any]) -> Callable[[Any], Ask]:
+    """Ask iris with binary tensors, both ways."""
+
+    def asking(connection: http.client.HTTPConnection) -> Ask:
+        def ask(name: str, row: int) -> bool:
+            tensor = {"name": "input", "datatype": "FP32", "shape": [1, 4], "parameters": {"binary_data_size": 16}}
+            head = {"id": name, "inputs": [tensor], "parameters": {"binary_data_output": True}}
+            written = json.dumps(head).encode()
+            length = {"Inference-Header-Content-Length": str(len(written))}
+            headers, content = _post(connection, "/v2/models/iris/infer", written + rows[row].tobytes(), length)
+            cut = int(headers["Inference-Header-Content-Length"])
+            given = np.frombuffer(content[cut:], np.float32)
+            return bool(json.loads(content[:cut])["id"] == name and np.allclose(given, wanted[row].ravel(), atol=1e-5))
+
+        return ask
+
+    return asking
+
+
+def asks_hooked(rows: Any, wanted: list[Any]) -> Callable[[Any], Ask]:
+    """Ask for a prediction of hooks."""
+
+    def asking(connection: http.client.HTTPConnection) -> Ask:
+        def ask(name: str, row: int) -> bool:
+            body = json.dumps({"values": rows[row].ravel().tolist()}).encode()
+            _, content = _post(connection, "/v2/models/hooked/predict", body, {})
+            return bool(np.allclose(json.loads(content)["probabilities"], wanted[row].ravel(), atol=1e-5))
+
+        return ask
+
+    return asking
+
+
+def over_grpc(port: int, rows: Any, wanted: list[Any]) -> Connected:
+    """Make a channel, and ask iris over it."""
+    from tritonclient.grpc import service_pb2
+
+    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_reconnect_backoff_ms", 200),
+               ("grpc.initial_reconnect_backoff_ms", 50), ("grpc.enable_retries", 0)]  # fmt: skip
+    channel = grpc.insecure_channel(f"{HOST}:{port}", options)
+    infer = channel.unary_unary(
+        METHOD, service_pb2.ModelInferRequest.SerializeToString, service_pb2.ModelInferResponse.FromString
+    )
+
+    def ask(name: str, row: int) -> bool:
+        request = service_pb2.ModelInferRequest(model_name="iris", id=name)
+        request.inputs.add(name="input", datatype="FP32", shape=[1, 4])
+        request.raw_input_contents.append(rows[row].tobytes())
+        try:
+            answer = infer(request, timeout=PATIENCE_S)
+        except grpc.RpcError as error:
+            code, text = error.code(), str(error.details())
+            if code == grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise TimeoutError(text) from error
+            # grpcio has one code for a server that refuses and for a connection that broke
+            raise (RefusedError if code == grpc.StatusCode.UNAVAILABLE else FailedError)(f"{code} {text}") from error
+        given = np.frombuffer(answer.raw_output_contents[0], np.float32)
+        return bool(answer.id == name and np.allclose(given, wanted[row].ravel(), atol=1e-5))
+
+    return Connected(ask, channel.close)
+
+
+def callers(http_port: int, grpc_port: int, answers: Answers, ledger: Ledger, each: int) -> list[Caller]:
+    """Make the load: so many callers of each kind."""
+    rows, names = answers.rows, ("input", "output")
+    kinds: dict[str, Callable[[], Connected]] = {
+        "json": lambda: over_http(http_port, asks_json("iris", names, rows, answers.iris)),
+        "binary": lambda: over_http(http_port, asks_binary(rows, answers.iris)),
+        "grpc": lambda: over_grpc(grpc_port, rows, answers.iris),
+        "hooked": lambda: over_http(http_port, asks_hooked(rows, answers.hooked)),
+        "python": lambda: over_http(http_port, asks_json("python", ("x", "y"), rows, answers.python)),
+    }
+    return [Caller(kind, number, ledger, connect) for kind, connect in kinds.items() for number in range(each)]
+
+
+@contextlib.contextmanager
+def calling(made: list[Caller]) -> Any:
+    """Let them call while the block lasts."""
+    for caller in made:
+        caller.start()
+    try:
+        yield made
+    finally:
+        for caller in made:
+            caller.stop()
+        for caller in made:
+            caller.join()

@@ -1,0 +1,210 @@
+"""Cost of a front end and an engine beside one process: `python -m penstock.perf.fronts`.
+
+Real processes over loopback, both topologies taking turns. CPU is of all processes of a server, per request, by /proc;
+of each topology the least disturbed of several runs. wrk drives: compiled, so that the load costs little of the cores
+it shares with them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from penstock.backends.loading import LOADERS
+from penstock.batching.engine import Engine
+from penstock.batching.model import Model
+from penstock.batching.request import InferRequest
+from penstock.batching.spec import BatchPolicy, ModelSpec
+from penstock.server.environments.environments import Environments
+from penstock.server.fronts.engine_service import EngineService
+from penstock.server.fronts.placing import Placing
+from penstock.server.fronts.published import PublishedEngine
+from penstock.server.fronts.remote_engine import RemoteEngine
+from penstock.server.ipc.link import Link
+from penstock.server.ipc.wire import Message
+
+from .load import Call, Load, Process, drive, running
+from .models import make
+
+CONNECTIONS = (1, 8, 64)
+SECONDS = 2
+ROUNDS = 2
+IN_FLIGHT = 64
+BARE_ROUNDS = 1000
+BUDGET_US = 15.0
+LARGE = 150_000
+"""FP32 values: 600 kB."""
+_COMMAND = (sys.executable, "-m", "penstock.server.cli", "serve", "--allow-metrics=false", "--allow-grpc=false")
+
+
+class Family(Process):
+    """A server and the processes that serve, the supervisor with them.
+
+    A spare process, which reads its modules meanwhile, is not counted.
+    """
+
+    def __init__(self, pid: int, port: int) -> None:
+        super().__init__(pid, port)
+        self._pids = [each for each in _family(pid) if Path(f"/proc/{each}/comm").read_text().strip() != "starting"]
+
+    def cpu_s(self) -> float:
+        """CPU time so far of all of them, user and system."""
+        return sum(Process(pid, 0).cpu_s() for pid in self._pids)
+
+
+def _family(pid: int) -> Iterator[int]:
+    yield pid
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text("ascii").split():
+                yield from _family(int(child))
+
+
+@contextmanager
+def served(folder: Path, fronts: int) -> Iterator[Family]:
+    """Serve a repository by one process, or by so many front ends and an engine, until the block ends."""
+
+    def ready(process: Process) -> object:
+        return process.request("GET", "/v2/health/ready")
+
+    with running([*_COMMAND, str(folder), "--http-workers", str(fronts), "--http-port"], ready) as process:
+        yield Family(process.pid, process.port)
+
+
+def echo() -> onnx.ModelProto:
+    """Make a model that gives what it takes: what is left is the way there and back."""
+    tensors = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [None, LARGE]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "echo", tensors[:1], tensors[1:])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def _small() -> Call:
+    row = b'{"inputs":[{"name":"input","shape":[1,4],"datatype":"FP32","data":[5.1,3.5,1.4,0.2]}]}'
+    return Call("/v2/models/iris/infer", (row,), {"Content-Type": "application/json"})
+
+
+def _large() -> Call:
+    head = (
+        b'{"inputs":[{"name":"x","shape":[1,%d],"datatype":"FP32","parameters":{"binary_data_size":%d}}],'
+        b'"parameters":{"binary_data_output":true}}' % (LARGE, 4 * LARGE)
+    )
+    body = head + np.ones(LARGE, np.float32).tobytes()
+    return Call("/v2/models/echo/infer", (body,), {"Inference-Header-Content-Length": str(len(head))})
+
+
+def _best(serve: Callable[[], AbstractContextManager[Process]], call: Call, connections: int) -> Load:
+    """Measure one topology once: it is warm before it counts."""
+    with serve() as process:
+        drive(process, call, connections, 1)
+        loads = [drive(process, call, connections, SECONDS) for _ in range(ROUNDS)]
+    return min(loads, key=lambda load: load.cpu_us)
+
+
+class Counting:
+    """A sink that tells when so many requests have come back."""
+
+    def __init__(self) -> None:
+        self._left = 0
+        self._done = asyncio.Event()
+
+    def deliver(self, requests: Sequence[InferRequest]) -> None:
+        """Count."""
+        self._left -= len(requests)
+        if not self._left:
+            self._done.set()
+
+    async def round(self, submit: Callable[[InferRequest], None], model: Model) -> int:
+        """Have 64 requests served at once. Returns: the CPU time of this process. Units: nanoseconds."""
+        self._left = IN_FLIGHT
+        self._done.clear()
+        row = np.ones((1, 4), np.float32)
+        start_ns = time.process_time_ns()
+        for _ in range(IN_FLIGHT):
+            submit(InferRequest(model, [row], 1, ((4,),), (0,), self))
+        await self._done.wait()
+        return time.process_time_ns() - start_ns
+
+
+async def print_bare(path: Path) -> None:
+    """Print the hop's own CPU time: both halves on one loop, without dialects, beside an Engine that is called."""
+    engine = Engine(asyncio.get_running_loop(), LOADERS)
+    published = PublishedEngine(engine, Environments())
+    model = await published.open(ModelSpec("iris", 1, path, policy=BatchPolicy(executor="loop")))
+    await published.publish("iris", [model])
+    published.began()
+    here, there = socket.socketpair()
+    remote = RemoteEngine(asyncio.get_running_loop())
+    placed = asyncio.Event()
+
+    def to_front(messages: list[Message]) -> None:
+        for _, number, body, _, _ in remote.take(messages):
+            placing.take(number, body)
+
+    front = Link(there, to_front, lambda _: None)
+    placing = Placing(remote, front, Environments().interpreter, placed.set)
+    remote.joined(front)
+
+    def to_engine(messages: list[Message]) -> None:
+        for kind, number, body, _, _ in service.take(messages):
+            published.take(link, kind, number, body)
+
+    link = Link(here, to_engine, print)
+    service = EngineService(engine, link, published.models)
+    published.joined(link)
+    await placed.wait()
+    sink = Counting()
+    called = min([await sink.round(engine.submit, model) for _ in range(BARE_ROUNDS)]) / IN_FLIGHT / 1000
+    hopped = min([await sink.round(remote.submit, remote.model("iris")) for _ in range(BARE_ROUNDS)]) / IN_FLIGHT / 1000
+    more = hopped - called
+    kept = "kept" if more <= BUDGET_US else "not kept"
+    print(f"iris, {IN_FLIGHT} at once, Engine alone: {called:.1f} us CPU, by RemoteEngine: {hopped:.1f} us")
+    print(f"the hop alone: {more:.1f} us, budget {BUDGET_US:.0f}: {kept}", flush=True)
+    front.close()
+    link.close()
+    await placing.close()
+    await engine.stop(1)
+
+
+def main() -> None:
+    """Print what each topology costs, and the difference. With `bare`: of the hop alone, without sockets of clients."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make(folder)
+        asyncio.run(print_bare(folder / "iris" / "1" / "model.onnx"))
+        if "bare" in sys.argv:
+            return
+        (folder / "echo" / "1").mkdir(parents=True)
+        onnx.save(echo(), folder / "echo" / "1" / "model.onnx")
+        cases = [("iris", _small(), connections) for connections in CONNECTIONS] + [("600 kB", _large(), 8)]
+        print("model    connections  topology            requests/s  p50 ms  p99 ms   CPU us", flush=True)
+        for model, call, connections in cases:
+            costs = []
+            for title, fronts in (("one process", 0), ("1 front end, engine", 1)):
+                load = _best(partial(served, folder, fronts), call, connections)
+                broken = f"  {load.refused} refused, {load.broken} broken" if load.refused or load.broken else ""
+                print(
+                    f"{model:8} {connections:11}  {title:19} {load.requests_per_s:10.0f} {load.p50_ms:7.2f} "
+                    f"{load.p99_ms:7.2f} {load.cpu_us:8.1f}{broken}",
+                    flush=True,
+                )
+                costs.append(load.cpu_us)
+            more = costs[1] - costs[0]
+            small = connections == max(CONNECTIONS) and model == "iris"
+            word = f", budget {BUDGET_US:.0f}: {'kept' if more <= BUDGET_US else 'not kept'}" if small else ""
+            print(f"{model:8} {connections:11}  the hop: {more:.1f} us{word}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

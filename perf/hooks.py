@@ -1,0 +1,141 @@
+"""Hooks: what they cost and hold up in the server's process and in workers. `python -m penstock.perf.hooks`.
+
+Three tables, both sides of each from one run: how much more two workers do than one, of a hook that computes 5 ms in
+pure Python; how late a small model's answers are beside it; and what a hook of one line costs in each place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import statistics
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from . import models
+from .load import Call, Load, Process, drive, flood, penstock
+
+HEAVY = """
+import time
+
+def pre_inference(sample, metadata):
+    end = time.thread_time_ns() + 5_000_000
+    while time.thread_time_ns() < end:
+        sum(range(200))
+    return sample
+"""
+LIGHT = "def pre_inference(sample, metadata): return sample\n"
+SAMPLE = json.dumps([[5.1, 3.5, 1.4, 0.2]]).encode()
+TENSOR = {"name": "input", "datatype": "FP32", "shape": [1, 4], "data": [5.1, 3.5, 1.4, 0.2]}
+JSON = {"Content-Type": "application/json"}
+PREDICT = Call("/v2/models/hooked/predict", (SAMPLE,), JSON)
+INFER = Call("/v2/models/iris/infer", (json.dumps({"inputs": [TENSOR]}).encode(),), JSON)
+BESIDE_PER_S = 300
+"""Requests to the other model: few, so that what is measured is how late it is, and not how busy."""
+
+
+@contextlib.contextmanager
+def served(source: str, workers: int) -> Iterator[Process]:
+    """Serve iris twice, `iris` plain and `hooked` with hooks."""
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        for model in ("iris", "hooked"):
+            (root / model / "1").mkdir(parents=True)
+            onnx.save(models.iris(), root / model / "1" / "model.onnx")
+        (root / "hooked" / "hooks.py").write_text(source)
+        (root / "hooked" / "penstock.toml").write_text(f'[hooks]\nfile = "hooks.py"\nworkers = {workers}\n')
+        with penstock(root) as server:
+            server.request("POST", PREDICT.path, SAMPLE)
+            yield server
+
+
+def children_cpu_s(pid: int) -> float:
+    """Give the CPU time so far of the processes that one has started."""
+    ids: set[str] = set()
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):  # a thread may end while it is looked at
+            ids.update((task / "children").read_text("ascii").split())
+    return sum(Process(int(child), 0).cpu_s() for child in ids)
+
+
+def measured(server: Process, connections: int, seconds: int) -> tuple[Load, float]:
+    """Drive the hooked model. Returns: what was seen, and the workers' CPU per request in microseconds."""
+    before_s = children_cpu_s(server.pid)
+    load = drive(server, PREDICT, connections, seconds)
+    return load, (children_cpu_s(server.pid) - before_s) * 1e6 / max(load.requests_per_s * seconds, 1)
+
+
+def several(seconds: int, rounds: int) -> Iterator[str]:
+    """Give how much the heavy hook does in the server, in one worker and in two."""
+    rates: dict[int, list[float]] = {0: [], 1: [], 2: []}
+    for _ in range(rounds):
+        for workers, seen in rates.items():
+            with served(HEAVY, workers) as server:
+                seen.append(measured(server, 16, seconds)[0].requests_per_s)
+    middle = {workers: statistics.median(seen) for workers, seen in rates.items()}
+    for workers, rate in middle.items():
+        yield f"5 ms of Python, {workers or 'no'} worker{'s' * (workers != 1)}: {rate:7.1f} requests/s"
+    yield f"two workers do {middle[2] / middle[1]:.2f} times what one does (1.8 is asked for)"
+
+
+def beside(seconds: int, rounds: int) -> Iterator[str]:
+    """Give how late iris is, alone and beside the heavy hook."""
+    at_ns = np.arange(BESIDE_PER_S * seconds) * (1_000_000_000 // BESIDE_PER_S)
+    kept: dict[str, list[tuple[float, float]]] = {}
+    for _ in range(rounds):
+        for workers in (0, 1, 2):
+            with served(HEAVY, workers) as server:
+                for words, connections in (("alone", 0), (f"beside {workers or 'no'} workers", 4)):
+                    loading = threading.Thread(target=drive, args=(server, PREDICT, connections, seconds + 1))
+                    if connections:
+                        loading.start()
+                    flooded = flood(server, [INFER], at_ns, connections=64, opened=16)
+                    if connections:
+                        loading.join()
+                    kept.setdefault(words, []).append((flooded.sent_ms(0.5), flooded.sent_ms(0.99)))
+    alone = statistics.median(p99 for _, p99 in kept["alone"])
+    for words, seen in kept.items():
+        p50, p99 = (statistics.median(column) for column in zip(*seen, strict=True))
+        yield f"iris {words:17}: p50 {p50:6.2f} ms, p99 {p99:6.2f} ms, {p99 - alone:+6.2f} ms"
+
+
+def cost(seconds: int, rounds: int) -> Iterator[str]:
+    """Give what the light hook costs in CPU per request, at 64 connections."""
+    kept: dict[int, list[tuple[float, float, float]]] = {0: [], 1: [], 2: []}
+    for _ in range(rounds):
+        for workers, seen in kept.items():
+            with served(LIGHT, workers) as server:
+                load, theirs = measured(server, 64, seconds)
+                seen.append((load.cpu_us, theirs, load.requests_per_s))
+    for workers, seen in kept.items():
+        own, theirs, rate = (statistics.median(column) for column in zip(*seen, strict=True))
+        yield (
+            f"a line of Python, {workers or 'no'} workers: server {own:5.1f} us, workers {theirs:5.1f} us, "
+            f"together {own + theirs:5.1f} us of CPU per request; {rate:7.0f} requests/s"
+        )
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
+    asked = parser.parse_args()
+    if not shutil.which("wrk"):
+        raise SystemExit("the benchmark needs wrk: apt-get install wrk")
+    print(f"{os.cpu_count()} CPUs")
+    for table in (several, beside, cost):
+        for line in table(asked.seconds, asked.rounds):
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,271 @@
+"""Cost of the hop to another process and back: `python -m penstock.perf.hop [MODEL.onnx]`, and in `perf.micro`.
+
+A child echoes what comes over its Channel, as a worker does whose user code takes no time. CPU is that of both
+processes together, of the fastest of many rounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from penstock.backends.loading import LOADERS
+from penstock.batching.engine import Engine
+from penstock.batching.model import Model
+from penstock.batching.spec import BatchPolicy, HookSpec, ModelSpec
+from penstock.server.fronts.engine_server import EngineServer
+from penstock.server.fronts.front import FrontServer
+from penstock.server.fronts.remote_engine import RemoteEngine
+from penstock.server.hooks.runner import Hooks
+from penstock.server.ipc import wire
+from penstock.server.ipc.channel import Channel
+from penstock.server.ipc.link import Link
+from penstock.server.settings import Settings
+
+IN_FLIGHT = 64
+BUDGET_US = 15.0
+LARGE_BYTES = 600_000
+COPIES = 2
+"""tests/server/ipc/test_wire.py shows that there are no others."""
+SIZES = (64, 1 << 10, 4 << 10, 8 << 10, 16 << 10)
+_ROUNDS = 60
+_COLD_BYTES = 256 << 20
+_POLICY = BatchPolicy(executor="loop")
+_ECHO, _CPU = wire.FIRST_KIND, wire.FIRST_KIND + 1
+_NS = struct.Struct("<Q")
+
+
+@dataclass
+class Cost:
+    """Of one call there and back. Units: microseconds; `cpu` of both processes, `wall` of the clock."""
+
+    cpu: float
+    wall: float
+
+
+class Echo:
+    """The child, and what asks it."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._link = Link(sock, self._take, self._lost)
+        self._future = asyncio.get_running_loop().create_future()
+        self._left = 0
+        self._child_ns = 0
+
+    def _take(self, messages: list[wire.Message]) -> None:
+        for kind, _, body, _, _ in messages:
+            if kind == _CPU:
+                (self._child_ns,) = _NS.unpack(body)
+            self._left -= 1
+        if not self._left and not self._future.done():
+            self._future.set_result(None)
+
+    def _lost(self, why: str) -> None:
+        self._future.set_exception(RuntimeError(why))
+
+    async def _asked(self, kind: int, count: int, arrays: list[Any] | None) -> None:
+        self._left, self._future = count, asyncio.get_running_loop().create_future()
+        for number in range(count):
+            self._link.send(kind, number, b"", arrays)
+        await self._future
+
+    async def _cpu_ns(self) -> int:
+        """Give the CPU that both have used."""
+        await self._asked(_CPU, 1, None)
+        return time.process_time_ns() + self._child_ns
+
+    async def cost(self, nbytes: int, in_flight: int, rounds: int = _ROUNDS) -> Cost:
+        """Measure calls with a tensor of `nbytes`, so many at a time."""
+        array, repeated = np.zeros(max(1, nbytes // 4), np.float32), max(1, 512 // in_flight)
+        cpu = wall = float("inf")
+        for _ in range(rounds):
+            begun, start = await self._cpu_ns(), time.perf_counter_ns()
+            for _ in range(repeated):
+                await self._asked(_ECHO, in_flight, [array])
+            wall = min(wall, time.perf_counter_ns() - start)
+            cpu = min(cpu, await self._cpu_ns() - begun)
+        count = repeated * in_flight * 1e3
+        return Cost(cpu / count, wall / count)
+
+    def close(self) -> None:
+        """End the conversation: the child ends with it."""
+        self._link.close()
+
+
+@contextlib.asynccontextmanager
+async def echo(inline_bytes: int = wire.INLINE_BYTES) -> AsyncIterator[Echo]:
+    """Run a child for as long as the block lasts; both send tensors of up to `inline_bytes` in their frames."""
+    mine, other = socket.socketpair()
+    command = [sys.executable, "-m", "penstock.perf.hop", str(other.fileno()), str(inline_bytes)]
+    child = subprocess.Popen(command, pass_fds=[other.fileno()])  # noqa: ASYNC220 - it takes a moment
+    other.close()
+    asked, before = Echo(mine), wire.INLINE_BYTES
+    wire.INLINE_BYTES = inline_bytes
+    try:
+        yield asked
+    finally:
+        wire.INLINE_BYTES = before
+        asked.close()
+        child.wait()
+
+
+def _serve(descriptor: int, inline_bytes: int) -> None:
+    wire.INLINE_BYTES = inline_bytes
+    channel = Channel(socket.socket(fileno=descriptor))
+    with contextlib.suppress(EOFError):
+        while True:
+            for kind, number, _, arrays, _ in channel.receive():
+                body = _NS.pack(time.process_time_ns()) if kind == _CPU else b""
+                channel.send(kind, number, body, arrays or None)
+            arrays = []
+
+
+def copy_us(nbytes: int) -> float:
+    """Microseconds of CPU that one copy takes of what another core has written: it is in no cache of this one."""
+    arrays = [np.ones(nbytes, np.uint8) for _ in range(_COLD_BYTES // nbytes)]
+    best = float("inf")
+    for _ in range(20):
+        start = time.process_time_ns()
+        for source, target in pairwise(arrays):
+            np.copyto(target, source)
+        best = min(best, time.process_time_ns() - start)
+    return best / (len(arrays) - 1) / 1e3
+
+
+async def bare() -> None:
+    """Print what a call to another process costs that does nothing, and how often a large tensor is copied."""
+    async with echo() as asked:
+        for in_flight in (1, 8, IN_FLIGHT):
+            cost = await asked.cost(16, in_flight)
+            print(f"{f'hop, a row, {in_flight} in flight, both processes':54}{cost.cpu:9.2f} us")
+        holds = "holds" if cost.cpu <= BUDGET_US else "DOES NOT HOLD"
+        print(f"hop: {cost.cpu:.2f} us of CPU a call at {IN_FLIGHT} in flight, at most {BUDGET_US:g}: {holds}")
+        small, large, copy = await asked.cost(16, 1), await asked.cost(LARGE_BYTES, 1), copy_us(LARGE_BYTES)
+        copies = (large.cpu - small.cpu) / copy
+        print(f"{'hop, 600 kB, 1 in flight, both processes':54}{large.cpu:9.2f} us")
+        print(f"{'one copy of 600 kB':54}{copy:9.2f} us")
+        print(f"hop: 600 kB there and back cost {copies:.1f} copies more than a row; {COPIES} are made, one each way")
+
+
+async def inline() -> None:
+    """Print what a tensor costs by its size, in its frame and in a slot: what INLINE_BYTES is chosen by."""
+    async with echo(1 << 20) as asked:
+        framed = [await asked.cost(size, IN_FLIGHT) for size in SIZES]
+    async with echo(0) as asked:
+        slotted = [await asked.cost(size, IN_FLIGHT) for size in SIZES]
+    for size, frame, slot in zip(SIZES, framed, slotted, strict=True):
+        print(f"{size:6} bytes: {frame.cpu:6.2f} us in the frame, {slot.cpu:6.2f} us in a slot")
+
+
+async def hooked(engine: Engine, path: Path) -> None:
+    """Print what a hook's call costs by where it runs, both processes together; `path` is a model of 4 numbers."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "hooks.py"
+        file.write_text("def pre_inference(sample, signature, metadata):\n    return [sample['x']]\n", "utf-8")
+        costs = []
+        for version, workers in ((901, 0), (902, 1)):
+            spec = HookSpec(file, workers=workers)
+            before = _children()
+            model = await engine.load(ModelSpec("hooked", version, path, policy=_POLICY, hooks=spec))
+            hooks = await Hooks.load(engine, model)
+            costs.append(await _request_us(hooks, _children() - before))
+            await hooks.close()
+            await engine.unload("hooked", version)
+    here, there = costs
+    print(f"{f'a request with a hook here, {IN_FLIGHT} in flight':54}{here:9.2f} us")
+    print(f"{f'a request with a hook in a worker, {IN_FLIGHT} in flight':54}{there:9.2f} us")
+    holds = "holds" if there - here <= BUDGET_US else "DOES NOT HOLD"
+    print(f"hook in a worker: {there - here:.2f} us of CPU more a request, at most {BUDGET_US:g}: {holds}")
+
+
+async def _request_us(hooks: Hooks, children: set[int]) -> float:
+    """Microseconds of CPU of a request, IN_FLIGHT at a time, here and in the children."""
+
+    async def ask(count: int) -> None:
+        for _ in range(count):
+            await hooks.predict({"x": [1.0, 2.0, 3.0, 4.0]})
+
+    best, each = float("inf"), 20
+    for _ in range(_ROUNDS):
+        start = time.process_time_ns() + sum(map(_cpu_ns, children))
+        await asyncio.gather(*(ask(each) for _ in range(IN_FLIGHT)))
+        best = min(best, time.process_time_ns() + sum(map(_cpu_ns, children)) - start)
+    return best / (IN_FLIGHT * each) / 1e3
+
+
+async def fronted(path: Path) -> None:
+    """Print what a request costs that a front end passes to the engine, both on this loop: no wake-ups are counted."""
+    settings = Settings(model_repository=(str(path),), allow_http=False, allow_grpc=False, allow_metrics=False)
+    engine, front = EngineServer(settings), FrontServer(settings)
+    mine, other = socket.socketpair()
+    try:
+        await engine.open()
+        front.attach(mine)
+        engine.attach(other)
+        await engine.load()
+        await front.placed(10.0)
+        name = engine.engine.models()[0].name
+        here = await _infer_us(engine.engine, engine.engine.model(name))
+        there = await _infer_us(front.engine, front.engine.model(name))
+    finally:
+        await front.close()
+        await engine.close()
+    print(f"{f'a request from the engine itself, {IN_FLIGHT} in flight':54}{here:9.2f} us")
+    print(f"{f'a request from a front end, {IN_FLIGHT} in flight':54}{there:9.2f} us")
+    holds = "holds" if there - here <= BUDGET_US else "DOES NOT HOLD"
+    print(f"front end: {there - here:.2f} us of CPU more a request, at most {BUDGET_US:g}: {holds}")
+
+
+async def _infer_us(engine: Engine | RemoteEngine, model: Model) -> float:
+    row, each, best = np.zeros((1, 4), np.float32), 20, float("inf")
+
+    async def ask() -> None:
+        for _ in range(each):
+            await engine.infer(model, [row])
+
+    for _ in range(_ROUNDS):
+        start = time.process_time_ns()
+        await asyncio.gather(*(ask() for _ in range(IN_FLIGHT)))
+        best = min(best, time.process_time_ns() - start)
+    return best / (IN_FLIGHT * each) / 1e3
+
+
+def _children() -> set[int]:
+    tasks = Path("/proc/self/task").glob("*/children")
+    return {int(pid) for task in tasks for pid in task.read_text("utf-8").split()}
+
+
+def _cpu_ns(pid: int) -> int:
+    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(task.read_text("utf-8").split()[0]) for task in tasks)
+
+
+async def main(path: Path) -> None:
+    """Print all."""
+    await bare()
+    engine = Engine(asyncio.get_running_loop(), LOADERS)
+    await hooked(engine, path)
+    await engine.stop(1.0)
+    await fronted(path)
+    await inline()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 2:
+        _serve(int(sys.argv[1]), int(sys.argv[2]))
+    else:
+        uvloop.run(main(Path(sys.argv[1] if len(sys.argv) > 1 else "perf/.models/iris/1/model.onnx")))

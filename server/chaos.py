@@ -1,0 +1,131 @@
+"""Chaos: which faults a server under test makes, and when. `--chaos` says how many; `faults.py` makes them.
+
+Pure: it is told the time, and its chance is seeded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import TypeVar
+
+PROCESSES = ("worker", "front", "engine")
+DEEDS = ("kill", "stop")
+DUE = tuple(f"{deed}-{what}" for what in PROCESSES for deed in DEEDS)
+"""The faults that processes have, so many a second."""
+REQUESTS = ("fail", "slow")
+"""Those that requests have, so many of all."""
+MOST_PER_S = 1000.0
+SLOW_MS = 100.0
+_WANTED = f"one of {', '.join(DUE)} (each =RATE, per second), fail=SHARE, slow=SHARE:MS, seed=NUMBER"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """How many faults to make. Units: `per_s` by fault; `fail` and `slow` of all requests, 0 to 1."""
+
+    per_s: Mapping[str, float] = field(default_factory=dict)
+    fail: float = 0.0
+    slow: float = 0.0
+    slow_ms: float = SLOW_MS
+    seed: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.per_s or self.fail or self.slow)
+
+    def __str__(self) -> str:
+        said = [f"{fault}={rate:g} a second" for fault, rate in self.per_s.items()]
+        said += [f"fail={self.fail:g}"] if self.fail else []
+        said += [f"slow={self.slow:g} by {self.slow_ms:g} ms"] if self.slow else []
+        return ", ".join((*said, f"seed={self.seed}"))
+
+
+def parse(rules: Iterable[str]) -> Rates:
+    """Read what --chaos was given. Raises: ValueError."""
+    per_s: dict[str, float] = {}
+    shares = dict.fromkeys(REQUESTS, 0.0)
+    slow_ms, seed = SLOW_MS, 0
+    for rule in rules:
+        name, equals, value = (part.strip() for part in rule.partition("="))
+        try:
+            if not equals:
+                raise ValueError
+            if name == "seed":
+                seed = int(value)
+            elif name in DUE:
+                per_s[name] = _number(value, MOST_PER_S)
+            elif name == "slow" and ":" in value:
+                share, _, ms = value.partition(":")
+                shares[name], slow_ms = _number(share, 1.0), _number(ms, 3.6e6)
+            else:
+                shares[REQUESTS[REQUESTS.index(name)]] = _number(value, 1.0)
+        except (ValueError, KeyError):
+            raise ValueError(f"got {rule!r}, wanted {_WANTED}") from None
+    return Rates({name: rate for name, rate in per_s.items() if rate}, shares["fail"], shares["slow"], slow_ms, seed)
+
+
+def _number(text: str, most: float) -> float:
+    number = float(text)
+    if not 0 <= number <= most:  # nan is not
+        raise ValueError
+    return number
+
+
+class Chaos:
+    """The faults of one process: `due` gives those of other processes, `spoil` those of requests.
+
+    `whose` are the kinds of processes that it can reach, and `salt` tells it from others of its kind: with one seed
+    each has faults of its own, the same in each run. The faults of a kind come at random, at their rate on average.
+    Units: `next_ns` is when the next is due, monotonic nanoseconds, as `now_ns` everywhere; inf for never.
+    """
+
+    def __init__(self, rates: Rates, whose: Sequence[str], now_ns: int, salt: str = "") -> None:
+        self.rates = rates
+        self.made: dict[str, int] = {}
+        mine = [fault for fault in DUE if fault in rates.per_s and fault.partition("-")[2] in whose]
+        self._chances = {fault: Random(f"{rates.seed} {salt} {fault}") for fault in mine}  # noqa: S311 - for repetition
+        self._request_chance = Random(f"{rates.seed} {salt} requests")  # noqa: S311
+        self._choice = Random(f"{rates.seed} {salt} choice")  # noqa: S311
+        self._due = dict.fromkeys(mine, 0.0)
+        self.begin(now_ns)
+
+    def begin(self, now_ns: int) -> None:
+        """Let the time run from here."""
+        self._due = {fault: now_ns + self._gap_ns(fault) for fault in self._due}
+
+    def _gap_ns(self, fault: str) -> float:
+        return self._chances[fault].expovariate(self.rates.per_s[fault]) * 1e9
+
+    @property
+    def next_ns(self) -> float:
+        """When the next fault is due."""
+        return min(self._due.values(), default=math.inf)
+
+    def due(self, now_ns: int) -> list[str]:
+        """Give the faults whose time has come, in its order."""
+        found = []
+        while self.next_ns <= now_ns:
+            fault = min(self._due, key=self._due.__getitem__)
+            self._due[fault] += self._gap_ns(fault)
+            found.append(fault)
+        return found
+
+    def choose(self, victims: Sequence[T]) -> T:
+        """Choose one."""
+        return self._choice.choice(victims)
+
+    def spoil(self) -> tuple[bool, float]:
+        """Decide about one request: whether it fails, and if not how late it is. Units: seconds."""
+        draw = self._request_chance.random()
+        if draw < self.rates.fail:
+            return True, 0.0
+        late = self._request_chance.random() < self.rates.slow
+        return False, self.rates.slow_ms / 1000 * late
+
+    def count(self, fault: str) -> None:
+        """Note one that was made."""
+        self.made[fault] = self.made.get(fault, 0) + 1

@@ -1,0 +1,67 @@
+"""Lock: one process at a time makes an environment. Used by `environments.py`."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from penstock.backends.errors import Code, InferError
+
+logger = logging.getLogger("penstock.environments")
+
+ASK_AGAIN_S = 0.1
+"""A wait for flock itself could not be ended from another thread."""
+
+
+class Lock:
+    """A lock on a file, held while the block lasts, and by every child that is given `fileno`.
+
+    So it stays held while pip runs on after its server was killed, and nobody works in the same folder.
+    Raises: InferError (NOT_READY) when `ended` is set meanwhile; OSError.
+    """
+
+    def __init__(self, path: Path, ended: threading.Event, label: str) -> None:
+        self._path = path
+        self._ended = ended
+        self._label = label
+        self._descriptor = -1
+
+    def fileno(self) -> int:
+        """Give the descriptor that holds the lock."""
+        return self._descriptor
+
+    def __enter__(self) -> Self:
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            self._acquire()
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._descriptor)
+
+    def _acquire(self) -> None:
+        told = False
+        while True:
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in {errno.EAGAIN, errno.EACCES}:
+                    raise
+            else:
+                return
+            if not told:
+                logger.info("%s: its environment is being made by another process: waiting", self._label)
+                told = True
+            if self._ended.wait(ASK_AGAIN_S):
+                raise InferError(Code.NOT_READY, "Server is stopping")

@@ -1,0 +1,156 @@
+"""Making: one environment, from an empty folder to a Python that workers run on. Used by `environments.py`."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import tarfile
+import threading
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+from penstock.backends.errors import Code, InferError
+
+from .locks import Lock
+from .pythons import Python, ask
+from .recipe import Recipe
+
+logger = logging.getLogger("penstock.environments")
+
+KEPT_LINES = 400
+TOLD_LINES = 6
+# What pip must not be told by the operator's shell: it would install elsewhere, or find what is elsewhere.
+_NOT_PASSED = ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PIP_PYTHON")
+# What pip says, and what to do about it.
+_ADVICE = {
+    "No matching distribution found": "correct the name or the version, or say where it is (--find-links in the file, "
+    "or pip's own settings: PIP_INDEX_URL, PIP_FIND_LINKS, pip.conf)",
+    "DO NOT MATCH THE HASHES": "what was fetched is not what the file was written for: correct its hashes if that is "
+    "meant",
+    "--require-hashes mode": "give every requirement of the file a version and a hash, or none of them",
+    "conflicting dependencies": "the requirements contradict each other: loosen one of those named",
+    "subprocess-exited-with-error": "it has to be built, and that fails: ask for a version that has a wheel for this "
+    "Python, or install what its build needs",
+    "Invalid requirement": "correct that line",
+    "No space left on device": "make room, or keep environments elsewhere (--environments)",
+}
+_UNREACHED = ("Failed to establish a new connection", "Temporary failure in name resolution", "Connection refused",
+              "Read timed out", "ConnectTimeoutError", "NewConnectionError", "ProxyError", "SSLError")  # fmt: skip
+
+
+class Making:
+    """One environment while it is made in `folder`, whose Lock is held. Children hold the lock too."""
+
+    def __init__(
+        self, folder: Path, recipe: Recipe, base: Python, label: str, lock: Lock, ended: threading.Event
+    ) -> None:
+        self._folder = folder
+        self._recipe = recipe
+        self._base = base
+        self._label = label
+        self._lock = lock
+        self._ended = ended
+
+    def make(self, needs: Sequence[str], offline: bool) -> str:
+        """Make it, and see that it has what a worker needs. Returns: its Python. Raises: InferError, OSError."""
+        self._folder.mkdir()
+        path = str(self._folder / "bin" / "python")
+        if self._recipe.packed:
+            self._unpack()
+        else:
+            self._run([self._base.path, "-m", "venv", str(self._folder)], "venv")
+            for number, install in enumerate(self._recipe.installs):
+                words = list(install.arguments)
+                if install.text:
+                    written = self._folder / f"requirements-{number}.txt"
+                    written.write_text(install.text, "utf-8")
+                    words += ["-r", str(written)]
+                self._pip(path, words)
+        missing = ask(path, needs, {}, self._label).missing
+        if missing and offline:
+            text = (
+                f"{self._recipe.source} lacks {', '.join(missing)}, which workers need, and --offline says that nothing"
+            )
+            raise InferError(Code.INVALID, f"{self._label}: {text} is fetched: put them in before it is packed")
+        if missing:
+            self._pip(path, list(missing))
+            missing = ask(path, needs, {}, self._label).missing
+        if missing:
+            said = "; ".join(f"{name}: {why}" for name, why in missing.items())
+            raise InferError(Code.INVALID, f"{self._label}: in the environment of {self._recipe.source}: {said}")
+        return path
+
+    def _unpack(self) -> None:
+        try:
+            with tarfile.open(self._recipe.source) as archive:
+                # nothing outside the folder; not "data", which a Python's own links and modes do not pass; from 3.11.4
+                archive.extraction_filter = getattr(tarfile, "tar_filter", None)
+                for member in archive:
+                    if self._ended.is_set():
+                        raise InferError(Code.NOT_READY, "Server is stopping")
+                    archive.extract(member, self._folder)
+        except (tarfile.TarError, EOFError) as error:
+            text = f"{self._label}: {self._recipe.source} is no packed environment: {error}"
+            raise InferError(Code.INVALID, text) from error
+        if not (self._folder / "bin" / "python").exists():
+            text = f"{self._label}: {self._recipe.source} has no bin/python: pack a whole environment (conda-pack)"
+            raise InferError(Code.INVALID, text)
+        script = self._folder / "bin" / "conda-unpack"
+        if script.exists():  # corrects what names the place where it was packed
+            self._run([str(self._folder / "bin" / "python"), str(script)], "conda-unpack")
+
+    def _pip(self, python: str, words: Sequence[str]) -> None:
+        options = ("--no-input", "--disable-pip-version-check", "--progress-bar", "off")
+        self._run([python, "-m", "pip", "install", *options, *words], "pip")
+
+    def _run(self, command: Sequence[str], name: str) -> None:
+        """Run one program to its end, its lines going to the log. Raises: InferError."""
+        environ = {key: value for key, value in os.environ.items() if key not in _NOT_PASSED}
+        lines: deque[str] = deque(maxlen=KEPT_LINES)
+        with subprocess.Popen(  # noqa: S603 - pip, of the user's own Python
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            errors="replace", cwd=self._recipe.source.parent, pass_fds=(self._lock.fileno(),), start_new_session=True,
+            env=environ | {"PYTHONUNBUFFERED": "1"},
+        ) as process:  # fmt: skip
+            over = threading.Event()
+            ender = threading.Thread(target=self._end_early, args=(process.pid, over), name="ender", daemon=True)
+            ender.start()
+            try:
+                for line in process.stdout or ():
+                    if text := line.rstrip():
+                        lines.append(text)
+                        logger.info("%s: %s: %s", self._label, name, text)
+                status = process.wait()
+            finally:
+                over.set()
+                ender.join()
+        if self._ended.is_set():
+            raise InferError(Code.NOT_READY, "Server is stopping")
+        if status:
+            raise InferError(Code.INVALID, self._failure(name, status, lines))
+
+    def _end_early(self, pid: int, over: threading.Event) -> None:
+        """Kill what runs, and what it has started, once the server stops."""
+        while not over.wait(0.1):
+            if self._ended.is_set():
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)
+                return
+
+    def _failure(self, name: str, status: int, lines: Sequence[str]) -> str:
+        """Say what went wrong and what to do."""
+        errors = [line for line in lines if "error" in line.lower()] or list(lines)
+        if name == "venv" and any("ensurepip" in line for line in lines):
+            advice = f"{self._base.path} has no venv with pip (Debian: apt-get install python3-venv)"
+        elif any(word in line for line in lines for word in _UNREACHED):
+            advice = "the package index cannot be reached: start where it can be, or keep the environment (--offline)"
+        else:
+            advice = next(
+                (does for says, does in _ADVICE.items() if any(says in line for line in lines)), "see the log"
+            )
+        told = " | ".join(line.strip() for line in errors[-TOLD_LINES:])
+        return f"{self._label}: the environment of {self._recipe.source}: {name} ended with {status}: {told}; {advice}"

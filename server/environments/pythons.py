@@ -1,0 +1,91 @@
+"""Python: what an interpreter says of itself, and whether a worker can run on it. Asked by `environments.py`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.backends.errors import Code, InferError
+
+OLDEST = (3, 11)
+"""What the code in a worker is written for: as old as the server's own may be."""
+ASK_WITHIN_S = 120.0
+"""Importing numpy from a cold network disk takes its time."""
+_ASK = """
+import json, sys, sysconfig
+missing = {}
+for name in sys.argv[1:]:
+    try:
+        __import__(name)
+    except BaseException as error:
+        missing[name] = "%s: %s" % (type(error).__name__, error)
+said = [list(sys.version_info[:3]), sys.version, sysconfig.get_platform(), sys.base_prefix, missing]
+sys.stdout.write("\\n" + json.dumps(said))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Python:
+    """One interpreter. `prefix` is where it is installed, of a venv that of the Python behind it.
+
+    `missing` has, of the packages that were asked for, those that cannot be imported, and why.
+    """
+
+    path: str
+    version: tuple[int, int, int]
+    build: str
+    platform: str
+    prefix: str
+    missing: Mapping[str, str]
+
+    @classmethod
+    def own(cls) -> Python:
+        """Give the server's own, which has all that is needed."""
+        version = (sys.version_info.major, sys.version_info.minor, sys.version_info.micro)
+        return cls(sys.executable, version, sys.version, sysconfig.get_platform(), sys.base_prefix, {})
+
+    @property
+    def spelled(self) -> str:
+        """Its version as people write it."""
+        return ".".join(map(str, self.version))
+
+
+def ask(path: str, needs: Sequence[str], environment: Mapping[str, str], label: str) -> Python:
+    """Have an interpreter tell of itself, and try to import what is needed.
+
+    Raises: InferError (INVALID) where it does not run, or is too old. Threads: blocks until it has answered.
+    """
+    found = shutil.which(path)
+    if found is None:
+        what = "is not a program that may be run" if Path(path).exists() else "no such file"
+        raise InferError(Code.INVALID, f"{label}: interpreter {path}: {what}")
+    command = [found, "-c", _ASK, *needs]
+    try:
+        ended = subprocess.run(  # noqa: S603 - the user's own Python
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ASK_WITHIN_S, check=False,
+            cwd="/", env={**os.environ, **environment},
+        )  # fmt: skip
+        version, build, platform, prefix, missing = json.loads(ended.stdout.rpartition("\n")[2])
+    except subprocess.TimeoutExpired:
+        text = f"{label}: interpreter {path}: did not answer within {ASK_WITHIN_S:g} s"
+        raise InferError(Code.INVALID, text) from None
+    except OSError as error:
+        raise InferError(Code.INVALID, f"{label}: interpreter {path}: {error.strerror}") from error
+    except ValueError:
+        said = (ended.stderr.strip() or ended.stdout.strip()).splitlines()
+        text = f"exit status {ended.returncode}{': ' + said[-1] if said else ''}"
+        raise InferError(Code.INVALID, f"{label}: interpreter {path} does not run as a Python: {text}") from None
+    python = Python(found, tuple(version), build, platform, prefix, missing)
+    if python.version < OLDEST:
+        wanted = ".".join(map(str, OLDEST))
+        raise InferError(
+            Code.INVALID, f"{label}: interpreter {path} is Python {python.spelled}; workers need {wanted} or newer"
+        )
+    return python

@@ -1,0 +1,98 @@
+"""Requirements: what decides a requirements.txt besides its own text. pip itself reads it; this finds what pip will.
+
+Source: pip's "Requirements File Format".
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote
+
+from .recipe import Digest, Install, Recipe
+
+_COMMENT = re.compile(r"(^|\s)#.*$")
+_CONTINUED = re.compile(r"\\\r?\n")
+_VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")
+_OPTION = re.compile(
+    r"(?P<name>-r|-c|-f|-e|--requirement|--constraint|--find-links|--editable)(?:\s*=\s*|\s+|(?<=^-[rcfe]))(?P<value>.+)"
+)
+_EXTRAS = re.compile(r"\[[^\]]*\]$")
+_ARCHIVES = (".whl", ".tar.gz", ".zip", ".tar.bz2")
+_INCLUDES = frozenset(("-r", "--requirement", "-c", "--constraint"))
+_FOLDERS = frozenset(("-f", "--find-links"))
+
+
+def read_requirements(path: Path) -> Recipe:
+    """Read a requirements.txt. Raises: OSError, ValueError."""
+    digest = Digest()
+    _add(digest, path, path.parent, [])
+    return Recipe(path, str(digest), (Install(("-r", str(path))),))
+
+
+def _add(digest: Digest, path: Path, folder: Path, chain: list[Path]) -> None:
+    """Add a file, what it includes and what it names on this disk. `folder` is where pip runs."""
+    if path in chain:
+        raise ValueError(f"{chain[-1]}: includes itself by way of {path}")
+    content = path.read_bytes()
+    digest.add(content)
+    for number, line in _lines(content):
+        found = _OPTION.match(line)
+        name, value = (found["name"], found["value"].strip("\"' ")) if found else ("", line)
+        if name in _INCLUDES:
+            if "://" in value:
+                continue  # pip will fetch it
+            included = path.parent / value
+            if not included.is_file():
+                raise ValueError(f"{path}, line {number}: {name} {value}: no such file")
+            _add(digest, included.resolve(), folder, [*chain, path])
+            continue
+        # pip takes the folder of a --find-links from the file that says so, if it is there, and else from where it runs
+        roots = (path.parent, folder) if name in _FOLDERS else (folder,)
+        if (local := _local(value, roots, must_look_like_one=not name)) is not None:
+            digest.add_path(local)
+
+
+def _lines(content: bytes) -> Iterator[tuple[int, str]]:
+    """Give the lines that say something, without comments, continued ones as one, with their numbers."""
+    text = content.decode("utf-8-sig", "replace")
+    number = 1
+    for whole in _joined(text):
+        line = _COMMENT.sub("", _CONTINUED.sub("", whole)).strip()
+        if line:
+            yield number, _VARIABLE.sub(lambda found: os.environ.get(found[1], found[0]), line)
+        number += whole.count("\n") + 1
+
+
+def _joined(text: str) -> Iterator[str]:
+    held = ""
+    for line in text.split("\n"):
+        held += line
+        if line.rstrip("\r").endswith("\\") and not line.lstrip().startswith("#"):
+            held += "\n"
+        else:
+            yield held
+            held = ""
+    if held:
+        yield held
+
+
+def _local(value: str, roots: tuple[Path, ...], *, must_look_like_one: bool) -> Path | None:
+    """Find the file or folder that a requirement names; None where it names none that is there."""
+    word = value.partition(" @ ")[2] or value
+    word = re.split(r"\s*;|\s+--|#", word, maxsplit=1)[0].strip()
+    if word.startswith("file:"):
+        word = unquote(word.removeprefix("file:").removeprefix("//"))
+    elif "://" in word or (must_look_like_one and not _looks_local(word)):
+        return None
+    for root in roots:
+        for path in (root / word, root / _EXTRAS.sub("", word)):
+            if path.exists():
+                return path.resolve()
+    return None
+
+
+def _looks_local(word: str) -> bool:
+    return word.startswith(".") or "/" in word or word.endswith(_ARCHIVES)

@@ -1,0 +1,157 @@
+"""Faults: the shells of Chaos. One kills and stops processes, one fails and slows requests; none is there unasked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Never
+
+from penstock.backends.backend import Loader
+from penstock.backends.errors import Code, InferError
+from penstock.batching.engine import Engine
+from penstock.batching.passage import is_step
+from penstock.batching.request import InferRequest
+
+from .chaos import Chaos, parse
+from .settings import Settings
+
+logger = logging.getLogger("penstock.chaos")
+
+_SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+_WORKER = str(Path(__file__).parent / "workers" / "child.py").encode()
+LONGEST_S = 3600.0
+
+
+class Faults:
+    """The faults that one process makes. Without --chaos it does nothing, and its Engine is the Engine.
+
+    `victims` gives the pids of those that it reaches, by kind: "worker", "front", "engine". `salt` tells it from other
+    processes of its kind. Threads: the event loop's.
+    """
+
+    def __init__(
+        self, settings: Settings, victims: Mapping[str, Callable[[], Sequence[int]]], salt: str = ""
+    ) -> None:  # fmt: skip
+        self._rates = parse(settings.chaos)
+        self._victims = victims
+        self._chaos = Chaos(self._rates, tuple(victims), time.monotonic_ns(), salt)
+        self._making: asyncio.Task[Never] | None = None
+
+    def engine(self, loop: asyncio.AbstractEventLoop, loaders: Mapping[str, Loader]) -> Engine:
+        """Make the Engine, one that fails and slows requests where that is asked for."""
+        spoils = self._rates.fail or self._rates.slow
+        return ChaoticEngine(loop, loaders, self._chaos) if spoils else Engine(loop, loaders)
+
+    def counts(self) -> dict[str, Callable[[], int]]:
+        """Give what the metrics page shows, by the name of its family; nothing without --chaos."""
+        return {"penstock_chaos_faults_total": lambda: sum(self._chaos.made.values())} if self._rates else {}
+
+    def begin(self) -> None:
+        """Say that faults are made on purpose, and begin with those of processes."""
+        if self._rates:
+            logger.warning("--chaos is on, faults are made on purpose: %s", self._rates)
+        if math.isfinite(self._chaos.next_ns) and self._making is None:
+            self._chaos.begin(time.monotonic_ns())
+            self._making = asyncio.ensure_future(make_faults(self._chaos, self._victims))
+
+    def end(self) -> None:
+        """Make no more."""
+        if self._making is not None:
+            self._making.cancel()
+
+
+async def make_faults(chaos: Chaos, victims: Mapping[str, Callable[[], Sequence[int]]]) -> Never:
+    """Make the faults of processes as they are due, until cancelled."""
+    while True:
+        wait_s = (chaos.next_ns - time.monotonic_ns()) / 1e9
+        await asyncio.sleep(min(max(0.0, wait_s), LONGEST_S))
+        for fault in chaos.due(time.monotonic_ns()):
+            deed, _, kind = fault.partition("-")
+            pids = victims[kind]()
+            if pids and (pid := _hit(chaos.choose(pids), _SIGNALS[deed])):
+                chaos.count(fault)
+                logger.warning("chaos: %s: process %d", fault, pid)
+
+
+def _hit(pid: int, number: signal.Signals) -> int:
+    """Send a signal, to all of its group where it leads one. Returns: the pid, 0 if it is gone."""
+    with contextlib.suppress(ProcessLookupError):
+        if os.getpgid(pid) == pid:
+            os.killpg(pid, number)
+        else:
+            os.kill(pid, number)
+        return pid
+    return 0
+
+
+def own_workers() -> list[int]:
+    """Give the pids of this process's workers, as the system knows them."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            # it may end while it is looked at
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                parent = int((folder / "stat").read_bytes().rpartition(b")")[2].split()[1])
+                if parent == os.getpid() and _WORKER in (folder / "cmdline").read_bytes().split(b"\0"):
+                    found.append(int(folder.name))
+    return sorted(found)
+
+
+class ChaoticEngine(Engine):
+    """An Engine some of whose requests fail, or come late to their queue. Made in its place where that is asked for.
+
+    Invariant: as the Engine's: what `submit` accepted is delivered once, unless it is cancelled.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, loaders: Mapping[str, Loader], chaos: Chaos) -> None:
+        super().__init__(loop, loaders)
+        self._chaos = chaos
+        self._late: dict[InferRequest, asyncio.TimerHandle] = {}
+
+    def submit(self, request: InferRequest) -> None:
+        """Accept a request, or refuse it at the door, some for no reason. Raises: InferError."""
+        if is_step(request):
+            super().submit(request)
+            return
+        fails, late_s = self._chaos.spoil()
+        if fails:
+            self._chaos.count("fail")
+            raise InferError(Code.NOT_READY, "this request fails, as --chaos says")
+        if not late_s:
+            super().submit(request)
+            return
+        self._chaos.count("slow")
+        self.hold(request.model)
+        self._late[request] = self._loop.call_later(late_s, self._submit_late, request)
+
+    def cancel(self, request: InferRequest) -> None:
+        """Take a request back while it waits."""
+        if (timer := self._late.pop(request, None)) is not None:
+            timer.cancel()
+            self.release(request.model)
+            return
+        super().cancel(request)
+
+    async def stop(self, grace_s: float) -> int:
+        """Refuse new work, finish what was accepted, and close every model. Returns: how many were dropped."""
+        for request, timer in list(self._late.items()):
+            timer.cancel()
+            self._submit_late(request)
+        return await super().stop(grace_s)
+
+    def _submit_late(self, request: InferRequest) -> None:
+        del self._late[request]
+        try:
+            super().submit(request)
+        except InferError as error:
+            request.error = error
+            request.sink.deliver((request,))
+        finally:
+            self.release(request.model)

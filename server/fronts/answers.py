@@ -1,0 +1,308 @@
+"""Answers: what front ends ask of the engine beside inference, answered by its own application and RPCs.
+
+The engine's half of `calls.py`. Wired by `engine_service.py`, one for each front end's Link:
+
+    answers = Answers(link, app, methods, state)  # app: v2/control.create_app; methods: v2/rpc/services.methods
+    answers.take(kind, number, body, arrays)      # a message of ASK, TAKEN or LEAVE
+    answers.lost()                                # that Link is lost: nobody waits for anything any more
+    len(answers)                                  # how much is under way
+
+What `state` has changed on behalf of a call (`shared_state.py`) is in place in every front end before its answer
+leaves, or the answer says why not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from penstock.backends.errors import InferError
+from penstock.server.errors import GRPC_STATUS, HTTP_STATUS, error_body, pushback_ms
+from penstock.server.grpc.method import Method, Status
+from penstock.server.v2.rpc.calls import as_refusal
+
+from .calls import AHEAD, packed, unpacked
+from .kinds import ASK, END, LEAVE, PART, TAKEN
+
+if TYPE_CHECKING:
+    from starlette.types import Message, Scope
+
+    from penstock.backends.backend import Array
+    from penstock.server.ipc.link import Link
+
+    from .shared_state import Change, SharedState
+
+logger = logging.getLogger("penstock.fronts")
+
+Application = Callable[[Any, Any, Any], Awaitable[None]]
+
+
+class Answers:
+    """The calls of one front end that are under way. Threads: the event loop's.
+
+    Invariant: every ASK is ended once, unless its front end has left or gone.
+    """
+
+    def __init__(
+        self, link: Link, app: Application, methods: Mapping[str, Method], state: SharedState | None = None
+    ) -> None:
+        self.link = link
+        self.state = state
+        self._app = app
+        self._methods = methods
+        self._under_way: dict[int, _HttpAnswer | _RpcAnswer] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def take(
+        self, kind: int, number: int, body: bytes, arrays: Sequence[Array | None] = (), descriptors: Sequence[int] = ()
+    ) -> None:
+        """Take a message of the front end."""
+        if kind == ASK:
+            self._begin(number, *unpacked(body, arrays))
+            return
+        answer = self._under_way.get(number)
+        if answer is None:
+            return
+        if kind == TAKEN:
+            answer.pace.taken()
+        elif kind == LEAVE:
+            del self._under_way[number]
+            answer.left()
+
+    def lost(self) -> None:
+        """Learn that the front end has gone."""
+        answers, self._under_way = self._under_way, {}
+        for answer in answers.values():
+            answer.left()
+
+    def _begin(self, number: int, head: dict[str, Any], payload: bytes) -> None:
+        if "http" in head:
+            answer = self._under_way[number] = _HttpAnswer(self, number, head["http"], payload)
+            self.start(answer.run(self._app))
+            return
+        call = self._under_way[number] = _RpcAnswer(self, number, head)
+        method = self._methods.get(head["rpc"])
+        if method is None or method.unary is None:
+            call.refuse(Status.UNIMPLEMENTED, f"unknown method {head['rpc']}")
+            return
+        self.start(call.run(method, payload))
+
+    def start(self, work: Any) -> None:
+        """Do something on a task of its own."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def part(self, number: int, payload: bytes) -> None:
+        """Send a PART, if somebody waits for it."""
+        if number in self._under_way:
+            self.link.send(PART, number, *packed({}, payload))
+
+    def end(self, number: int, how: Mapping[str, Any]) -> None:
+        """Send END, if somebody waits for it."""
+        if self._under_way.pop(number, None) is not None:
+            self.link.send(END, number, orjson.dumps(how))
+
+    async def settled(self, changes: Sequence[Change]) -> None:
+        """Wait until what a call has changed is in place everywhere. Raises: InferError (why it is not)."""
+        if self.state is not None and changes:
+            await self.state.settled(changes)
+
+
+class _Pace:
+    """How many PARTs have not been taken; whoever makes them waits while those are many."""
+
+    def __init__(self) -> None:
+        self._ahead = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._open = False
+
+    @property
+    def free(self) -> bool:
+        return self._open or self._ahead < AHEAD
+
+    def sent(self) -> None:
+        self._ahead += 1
+
+    def taken(self) -> None:
+        self._ahead -= 1
+        self._wake()
+
+    def open(self) -> None:
+        """Let everything pass: nobody takes it any more."""
+        self._open = True
+        self._wake()
+
+    async def wait(self) -> None:
+        while not self.free:
+            future = asyncio.get_running_loop().create_future()
+            self._waiting.append(future)
+            await future
+
+    def _wake(self) -> None:
+        if self.free:
+            while self._waiting:
+                future = self._waiting.popleft()
+                if not future.done():
+                    future.set_result(None)
+
+
+class _HttpAnswer:
+    """One HTTP request, as the application sees it: an ASGI call whose client is behind the Link."""
+
+    def __init__(self, answers: Answers, number: int, head: dict[str, Any], body: bytes) -> None:
+        self._answers = answers
+        self._number = number
+        self._head = head
+        self._body: bytes | None = body
+        self._gone = asyncio.Event()
+        self._begun = self._whole = self._refused = False
+        self._changes: Sequence[Change] = ()
+        self.pace = _Pace()
+
+    def left(self) -> None:
+        """Learn that nobody waits: as a client that has closed its connection."""
+        self._gone.set()
+        self.pace.open()
+
+    async def run(self, app: Application) -> None:
+        state = self._answers.state
+        if state is not None:
+            self._changes = state.watch()
+        try:
+            await app(self._scope(), self._receive, self._send)
+        except Exception:
+            logger.exception("%s %s failed", self._head["method"], self._head["path"])
+        self._answers.end(self._number, {"whole": self._whole})
+
+    def _scope(self) -> Scope:
+        head = self._head
+        scope: dict[str, Any] = {"type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "state": {}}
+        scope |= {name: head[name] for name in ("method", "path", "scheme", "http_version", "root_path")}
+        scope |= {name: (head[name] or "").encode("latin-1") for name in ("raw_path", "query_string")}
+        scope |= {name: tuple(head[name]) if head[name] else None for name in ("client", "server")}
+        scope["headers"] = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in head["headers"]]
+        return scope
+
+    async def _receive(self) -> Message:
+        body, self._body = self._body, None
+        if body is not None:
+            return {"type": "http.request", "body": body, "more_body": False}
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Message) -> None:
+        if self._refused:
+            return
+        if message["type"] == "http.response.start":
+            await self._start(message["status"], message.get("headers", ()))
+            return
+        if message.get("body"):
+            self._part(message["body"])
+            await self.pace.wait()
+        self._whole = self._whole or not message.get("more_body", False)
+
+    async def _start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        try:
+            await self._answers.settled(self._changes)
+        except InferError as error:
+            self._refused = self._whole = True
+            body = error_body(error.message)
+            lines = [("content-type", "application/json"), ("content-length", str(len(body)))]
+            self._begin(HTTP_STATUS[error.code], lines)
+            self._part(body)
+            return
+        self._begin(status, [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers])
+
+    def _begin(self, status: int, headers: list[tuple[str, str]]) -> None:
+        self._part(orjson.dumps({"status": status, "headers": headers}))
+
+    def _part(self, payload: bytes) -> None:
+        self.pace.sent()
+        self._answers.part(self._number, bytes(payload))
+
+
+class _RpcAnswer:
+    """One RPC, as its method sees it: what `grpc.method.Call` promises, for a client behind the Link."""
+
+    def __init__(self, answers: Answers, number: int, head: dict[str, Any]) -> None:
+        self._answers = answers
+        self._number = number
+        self._path = head["rpc"]
+        self.metadata: Mapping[str, str] = head["metadata"]
+        self.deadline_ns: int = head["deadline_ns"]
+        self.context: Any = None
+        self.cancelled: Callable[[], None] | None = None
+        self.ended = False
+        self._changes: Sequence[Change] = ()
+        self.pace = _Pace()
+
+    @property
+    def writable(self) -> bool:
+        return self.pace.free
+
+    async def drained(self) -> None:
+        await self.pace.wait()
+
+    async def run(self, method: Method, message: bytes) -> None:
+        state = self._answers.state
+        if state is not None:
+            self._changes = state.watch()
+        if method.unary is None:
+            return
+        try:
+            method.unary(self, message)
+        except Exception as error:  # noqa: BLE001 - logged under an id, and the client gets an answer whatever it is
+            self._refused(as_refusal(error, self._path))
+
+    def left(self) -> None:
+        """Learn that nobody waits."""
+        self.ended = True
+        self.pace.open()
+        cancelled, self.cancelled = self.cancelled, None
+        if cancelled is not None:
+            cancelled()
+
+    def answer(self, message: bytes) -> None:
+        if self._changes and not self.ended:
+            self._answers.start(self._settled(message))
+        else:
+            self.send(message)
+            self.finish()
+
+    async def _settled(self, message: bytes) -> None:
+        try:
+            await self._answers.settled(self._changes)
+        except InferError as error:
+            self._refused(error)
+            return
+        self.send(message)
+        self.finish()
+
+    def send(self, message: bytes) -> None:
+        if not self.ended:
+            self.pace.sent()
+            self._answers.part(self._number, message)
+
+    def finish(self) -> None:
+        self._end(Status.OK, "", 0)
+
+    def refuse(self, status: Status, text: str, pushback_ms: int = 0) -> None:
+        self._end(status, text, pushback_ms)
+
+    def _refused(self, error: InferError) -> None:
+        self.refuse(GRPC_STATUS[error.code], error.message, pushback_ms(error))
+
+    def _end(self, status: Status, text: str, pushback: int) -> None:
+        if not self.ended:
+            self.ended = True
+            text = text.encode("utf-8", "replace").decode()
+            self._answers.end(self._number, {"status": int(status), "text": text, "pushback_ms": pushback})

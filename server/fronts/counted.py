@@ -1,0 +1,89 @@
+"""Counted: the statistics of a front end's Model: what hooks count there is told to the engine, which has the truth.
+
+Made by `placing.py`; `count` is called by `engine_service.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from penstock.batching.answers import AnswerStatistics
+from penstock.batching.model import Model
+from penstock.batching.statistics import FAILURE_REASONS, HOOKS, ModelStatistics
+
+
+class Counted(ModelStatistics):
+    """Keeps what is counted until it is `taken`; `changed` is called when there is something.
+
+    Threads: the event loop's.
+    """
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self._changed = changed
+        self._waiting: list[list[Any]] = []
+        self._answers: AnswerStatistics | None = None
+        super().__init__()
+
+    @property
+    def answers(self) -> AnswerStatistics | None:
+        """The answers of a model whose requests may have several."""
+        return self._answers
+
+    @answers.setter
+    def answers(self, answers: AnswerStatistics | None) -> None:
+        self._answers = answers
+        if answers is not None:
+            answers.told = self._answered
+            self._add(["several"])
+
+    def record_failure(self, reason: str, start_ns: int, end_ns: int) -> None:
+        """Pass on a request that was refused, cancelled or failed here."""
+        self._add(["failure", reason, start_ns, end_ns])
+
+    def record_first_response(self, ns: int) -> None:
+        """Pass on the first answer of a request that has several."""
+        self._add(["first", ns])
+
+    def record_hook(self, hook: str, ns: int) -> None:
+        """Pass on one call of a hook."""
+        self._add(["hook", hook, ns])
+
+    def _answered(self, position: int, parts: Mapping[str, int]) -> None:
+        self._add(["answer", position, dict(parts)])
+
+    def _add(self, said: list[Any]) -> None:
+        self._waiting.append(said)
+        if len(self._waiting) == 1:
+            self._changed()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is something to tell."""
+        return bool(self._waiting)
+
+    def taken(self, events: Mapping[str, int]) -> bytes:
+        """Give what has been counted since, and the model's own `events`, as the body of a COUNTED."""
+        waiting, self._waiting = self._waiting, []
+        waiting += [["event", event, times] for event, times in events.items()]
+        return json.dumps(waiting).encode()
+
+
+def count(model: Model, body: bytes) -> None:
+    """Count what a front end has told. Raises: ValueError, TypeError, LookupError."""
+    statistics = model.statistics
+    for kind, *said in json.loads(body):
+        if kind == "hook":
+            statistics.record_hook(HOOKS[HOOKS.index(said[0])], int(said[1]))
+        elif kind == "failure":
+            statistics.record_failure(FAILURE_REASONS[FAILURE_REASONS.index(said[0])], int(said[1]), int(said[2]))
+        elif kind == "event":
+            model.count(str(said[0]), int(said[1]))
+        elif kind == "first":
+            statistics.record_first_response(int(said[0]))
+        else:
+            if statistics.answers is None:
+                statistics.answers = AnswerStatistics()
+            if kind == "answer":
+                statistics.answers.add(int(said[0]), {str(member): int(ns) for member, ns in said[1].items()})

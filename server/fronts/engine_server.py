@@ -1,0 +1,199 @@
+"""EngineServer: an engine's process on the running loop: models, repository, control plane, metrics, and front ends.
+
+Made by the process around it (server/supervisor), which brings the sockets that lead to front ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from penstock.backends.loading import LOADERS
+from penstock.server.ipc.link import Link
+from penstock.server.serve import Server
+
+from .answers import Answers
+from .engine_service import EngineService
+from .kinds import ACKNOWLEDGED, ASK, CONNECTIONS, GONE, IN_PLACE, LEAVE, TAKEN
+from .published import PublishedEngine
+from .shared_state import SharedState
+
+if TYPE_CHECKING:
+    import socket
+
+    from fastapi import FastAPI
+
+    from penstock.backends.backend import Array, Loader
+    from penstock.batching.engine import Engine
+    from penstock.server.environments.environments import Environments
+    from penstock.server.grpc.method import Method
+    from penstock.server.ipc.wire import Message
+    from penstock.server.logs import Levels
+    from penstock.server.settings import Settings
+
+logger = logging.getLogger("penstock.fronts")
+
+
+async def _nothing() -> None:
+    """Do nothing."""
+
+
+class EngineServer:
+    """One engine: `open`, `attach` for each front end, `load`, and in the end `drain` and `close`.
+
+    A model with hooks waits, when it is loaded, for the first front end, and fails if front ends cannot load them, as
+    it does in one process. A front end that comes later is told all that is served. `lost` is called with the number of
+    a front end that has gone, and why, when its requests have been cancelled; not for one that was detached. `apply`
+    sets what this process logs, when a client changes that.
+    Threads: the event loop's.
+    """
+
+    def __init__(
+        self, settings: Settings, loaders: Mapping[str, Loader] = LOADERS,
+        lost: Callable[[int, str], None] = lambda *_: None, apply: Callable[[Levels], None] = lambda _: None,
+    ) -> None:  # fmt: skip
+        """Make it. `settings` are the server's; what they say of HTTP and gRPC ports is the front ends'."""
+        self._lost = lost
+        self._fronts: dict[int, Front] = {}
+        self._last = 0
+        # front ends have waited for load balancers by then
+        own = replace(settings, allow_http=False, allow_grpc=False, drain_delay_secs=0.0)
+        self.server = Server(own, loaders, self._make_models)
+        self.server.elsewhere = _Connected(self._fronts, 0), _Connected(self._fronts, 1)
+        self.server.observing.logging.apply = apply
+        self.engine: Engine = self.server.engine
+        self.state = SharedState(self.server.shared_memory, self.server.observing.logging)
+        self.app: FastAPI = self.server.app()
+        self.methods: dict[str, Method] = self.server.grpc_methods()
+
+    def _make_models(self, engine: Engine, environments: Environments) -> PublishedEngine:
+        self.published = PublishedEngine(engine, environments)
+        return self.published
+
+    @property
+    def ready(self) -> bool:
+        """Whether it serves, as `--strict-readiness` has it."""
+        return self.server.health.ready()
+
+    @property
+    def metrics_port(self) -> int:
+        """The port that metrics are served on, 0 for none."""
+        return self.server.metrics_port
+
+    async def open(self) -> None:
+        """Open the metrics port. Raises: StartError."""
+        await self.server.open()
+
+    async def load(self, then: Callable[[], Awaitable[None]] = _nothing) -> list[str]:
+        """Read the repository and load what is in it, and do what `then` does before front ends may say "not found".
+
+        Returns: why each version that is not served is not.
+
+        What is served is in place in all front ends then, but for those that do not answer.
+        """
+        reasons = await self.server.load()
+        await then()
+        self.published.began()
+        await self.published.settled()
+        return reasons
+
+    def attach(self, sock: socket.socket) -> int:
+        """Serve the front end at the other end of this Unix stream socket, whose end it then owns.
+
+        Returns: its number.
+        """
+        self._last += 1
+        front = self._fronts[self._last] = Front(self, sock, partial(self._gone, self._last))
+        front.begin()
+        return self._last
+
+    def _gone(self, number: int, why: str) -> None:
+        front = self._fronts.pop(number, None)
+        if front is not None:
+            front.close()
+            self._lost(number, why)
+
+    def detach(self, number: int) -> None:
+        """Give up a front end: its requests are cancelled, its socket is closed."""
+        front = self._fronts.pop(number, None)
+        if front is not None:
+            front.close()
+
+    async def drain(self) -> int:
+        """Stop being ready, and finish what was accepted, within the exit timeout; front ends should have drained.
+
+        Returns: how many requests were dropped.
+        """
+        dropped = await self.server.drain()
+        # what was delivered last leaves at the end of the loop turn
+        await asyncio.sleep(0)
+        return dropped
+
+    async def close(self) -> None:
+        """End at once whatever is left."""
+        for number in list(self._fronts):
+            self.detach(number)
+        await self.server.close()
+
+
+class Front:
+    """One front end: its Link, and whom its messages are for. `connections` are how many it has, by protocol."""
+
+    def __init__(self, owner: EngineServer, sock: socket.socket, lost: Callable[[str], None]) -> None:
+        self._owner = owner
+        self.connections = [0, 0]
+        self.link = Link(sock, self._take, lost)
+        self.service = EngineService(owner.engine, self.link, owner.published.models)
+        self._answers = Answers(self.link, owner.app, owner.methods, owner.state)
+
+    def begin(self) -> None:
+        """Tell it all there is."""
+        self._owner.state.joined(self.link)
+        self._owner.published.joined(self.link)
+
+    def _take(self, messages: list[Message]) -> None:
+        for kind, number, body, arrays, _ in self.service.take(messages):
+            try:
+                self._take_other(kind, number, body, arrays)
+            except Exception:
+                logger.exception("a front end has said what cannot be (kind %d)", kind)
+
+    def _take_other(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
+        if kind in {ASK, LEAVE, TAKEN}:
+            self._answers.take(kind, number, body, arrays)
+        elif kind == IN_PLACE:
+            self._owner.state.take(self.link, kind, number, body)
+        elif kind == ACKNOWLEDGED:
+            self._owner.published.take(self.link, kind, number, body)
+        elif kind == GONE:
+            model = self._owner.published.models.get(number)
+            if model is not None:
+                self.service.forget(model)
+            self._owner.published.take(self.link, kind, number, body)
+        elif kind == CONNECTIONS:
+            self.connections = json.loads(body)
+
+    def close(self) -> None:
+        """Cancel what it has under way, and give it up."""
+        self.link.close()
+        self.service.lost()
+        self._answers.lost()
+        self._owner.state.lost(self.link)
+        self._owner.published.lost(self.link)
+
+
+class _Connected:
+    """The connections of all front ends over one protocol, for the metrics page."""
+
+    def __init__(self, fronts: Mapping[int, Front], position: int) -> None:
+        self._fronts = fronts
+        self._position = position
+
+    @property
+    def connections(self) -> int:
+        return sum(front.connections[self._position] for front in self._fronts.values())

@@ -1,0 +1,287 @@
+"""FrontServer: one front end on the running loop: HTTP and gRPC lanes, dialects and hooks, and the way to the engine.
+
+Made by the process around it (server/supervisor), which brings the sockets that lead to the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.backends.errors import Code, InferError
+from penstock.server.environments.environments import Environments
+from penstock.server.faults import Faults, own_workers
+from penstock.server.grpc.tls import TlsError, context_for
+from penstock.server.health import Health
+from penstock.server.ipc.link import Link
+from penstock.server.lanes import grpc_lane, http_lane
+from penstock.server.listener import ListenError, Port, StartError
+from penstock.server.restricted import GRPC_PREFIX, Restricted
+from penstock.server.v2.control import make_app
+from penstock.server.v2.forwarding import Forwarding
+from penstock.server.v2.generate import Generate
+from penstock.server.v2.inference import Inference
+from penstock.server.v2.rpc.services import InferenceParts, inference_methods
+from penstock.server.v2.shared_memory import SharedMemory
+
+from .calls import Asking, AskingApp, asking_methods
+from .kinds import CONNECTIONS, END, MODELS, PART, STATE
+from .placing import Placing
+from .remote_engine import NO_ENGINE, RETRY_NS, RemoteEngine
+from .shared_state import StateCopy
+
+if TYPE_CHECKING:
+    import socket
+
+    from starlette.types import Receive, Scope, Send
+
+    from penstock.batching.model import Model
+    from penstock.server.grpc.method import Method
+    from penstock.server.hooks.runner import Hooks
+    from penstock.server.ipc.wire import Message
+    from penstock.server.logs import Levels
+    from penstock.server.metrics import ASGIApp
+    from penstock.server.settings import Settings
+
+logger = logging.getLogger("penstock.fronts")
+
+_GENERATE = re.compile(r"/v2/models/[^/]+(?:/versions/[^/]+)?/generate(?:_stream)?\Z")
+COUNT_S = 1.0
+"""How often the engine is told how many connections there are, where that has changed."""
+LEAVE_S = 1.0
+"""How long hooks whose engine has gone may take to notice."""
+
+
+class FrontServer:
+    """One front end: `open`, `attach`, and in the end `drain` and `close`.
+
+    It lives on without an engine: requests are refused at once (503) until the next `attach`. `lost` is called, once
+    for each socket that was attached, when the engine at its end has gone, and why; not after `close`. `apply` sets
+    what this process logs, when a client changes that.
+    Invariants: from the start of `drain` on it is not ready; whatever was sent on a connection that it had accepted is
+    still answered.
+    Threads: the event loop's.
+    """
+
+    def __init__(
+        self, settings: Settings, lost: Callable[[str], None] = lambda _: None,
+        apply: Callable[[Levels], None] = lambda _: None,
+    ) -> None:  # fmt: skip
+        """Make it. `settings` are the server's; several front ends share its ports, which must not be 0 then."""
+        self._settings = settings
+        self._loop = asyncio.get_running_loop()
+        self._lost = lost
+        self._link: Link | None = None
+        self._placing: Placing | None = None
+        self._leaving: set[asyncio.Task[int]] = set()
+        self._clock: asyncio.TimerHandle | None = None
+        self._counted = [0, 0]
+        self._joined = asyncio.Event()
+        self.engine = RemoteEngine(self._loop)
+        self.health = Health(_Placed(self), self.engine)
+        self.asking = Asking()
+        self.shared_memory = SharedMemory(allowed=settings.allow_client_shm)
+        self._environments = Environments.of(settings)
+        self._faults = Faults(settings, {"worker": own_workers}, str(os.getpid()))
+        self._state = StateCopy(self.shared_memory, apply)
+        self._http = http_lane(settings, self._app(), self._inference()) if settings.allow_http else None
+        self._grpc = grpc_lane(settings, self._methods(), self._loop) if settings.allow_grpc else None
+        for port in self._ports:
+            port.reuse_port = True
+
+    def _inference(self) -> Inference:
+        settings = self._settings
+        inference = Inference(
+            self.engine, settings.limits(), self._hooks_of, self.shared_memory.regions,
+            Forwarding.of(settings.http_header_forward_pattern),
+        )  # fmt: skip
+        inference.restricted = Restricted.parse(settings.http_restricted_api)
+        return inference
+
+    def _app(self) -> FrontApp:
+        settings = self._settings
+        restricted = Restricted.parse(settings.http_restricted_api)
+        generate = make_app(Generate(self.engine, settings.limits(), self._hooks_of).routes())
+        generate.state.restricted = restricted
+        return FrontApp(AskingApp(self.asking, settings.http_max_input_size, restricted), generate)
+
+    def _methods(self) -> dict[str, Method]:
+        own = inference_methods(
+            InferenceParts(
+                engine=self.engine,
+                health=self.health,
+                hooks_of=self._hooks_of,
+                regions=self.shared_memory.regions,
+                forwarding=Forwarding.of(self._settings.grpc_header_forward_pattern),
+                restricted=Restricted.parse(self._settings.grpc_restricted_protocol, GRPC_PREFIX),
+            )
+        )
+        return {**asking_methods(self.asking), **own}
+
+    def _hooks_of(self, model: Model) -> Hooks:
+        if self._placing is None:
+            raise InferError(Code.NOT_READY, NO_ENGINE, RETRY_NS)
+        return self._placing.hooks_of(model)
+
+    # -- what is asked of it -----------------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is an engine, all that it serves is in place here, and no drain has begun."""
+        return self._joined.is_set() and not self.health.draining
+
+    @property
+    def http_port(self) -> int:
+        """The port that HTTP is served on, 0 for none."""
+        return self._http.port if self._http else 0
+
+    @property
+    def grpc_port(self) -> int:
+        """The port that gRPC is served on, 0 for none."""
+        return self._grpc.port if self._grpc else 0
+
+    @property
+    def _ports(self) -> list[Port]:
+        return [port for port in (self._http, self._grpc) if port]
+
+    async def open(self) -> None:
+        """Listen, and answer; what needs an engine is refused until there is one. Raises: StartError."""
+        # as in Server: a number that no float32 can hold is the client's infinity
+        np.seterr(all="ignore")
+        try:
+            if self._grpc:
+                self._grpc.tls = context_for(self._settings)
+            for port in self._ports:
+                await port.open()
+        except (ListenError, TlsError) as error:
+            raise StartError(str(error)) from error
+        self._count()
+
+    async def placed(self, timeout_s: float) -> bool:
+        """Wait until it is `ready`, so long at most. Returns: whether it is."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._joined.wait(), timeout_s)
+            self._faults.begin()
+        return self.ready
+
+    # -- the engine comes and goes -----------------------------------------------------------------------------
+
+    def attach(self, sock: socket.socket) -> None:
+        """Speak to the engine at the other end of this Unix stream socket, whose end it then owns.
+
+        An engine that was attached before is given up: what is in flight there fails (503).
+        """
+        self._leave()
+        link = self._link = Link(sock, self._take, self._gone)
+        self._placing = Placing(self.engine, link, self._environments.interpreter, self._joined.set)
+        self._counted = [0, 0]
+        self.engine.joined(link)
+        self.asking.joined(link)
+
+    def _gone(self, why: str) -> None:
+        self._leave()
+        self._lost(why)
+
+    def _leave(self) -> None:
+        """Give up the engine."""
+        link, self._link = self._link, None
+        placing, self._placing = self._placing, None
+        if link is None or placing is None:
+            return
+        link.close()
+        self._joined.clear()
+        self.engine.lost()
+        self.asking.lost()
+        leaving = asyncio.ensure_future(placing.close(LEAVE_S))
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
+
+    def _take(self, messages: list[Message]) -> None:
+        for kind, number, body, arrays, descriptors in self.engine.take(messages):
+            link, placing = self._link, self._placing
+            if link is None or placing is None:
+                return
+            try:
+                if kind in {PART, END}:
+                    self.asking.take(kind, number, body, arrays)
+                elif kind == MODELS:
+                    placing.take(number, body)
+                elif kind == STATE:
+                    self._state.take(link, kind, number, body, arrays, descriptors)
+            except Exception:
+                logger.exception("the engine has said what cannot be (kind %d)", kind)
+
+    def _count(self) -> None:
+        """Tell the engine how many connections there are, if that has changed."""
+        self._clock = self._loop.call_later(COUNT_S, self._count)
+        counted = [port.connections if port else 0 for port in (self._http, self._grpc)]
+        if counted != self._counted and self._link is not None:
+            self._counted = counted
+            self._link.send(CONNECTIONS, 0, json.dumps(counted).encode())
+
+    # -- the end -----------------------------------------------------------------------------------------------
+
+    async def drain(self) -> int:
+        """Stop being ready, stop accepting, and finish what was accepted, within the exit timeout.
+
+        Returns: how much was dropped: requests, or connections that had not finished theirs.
+        """
+        self.health.draining = True
+        self._faults.end()
+        self.asking.drain()
+        await asyncio.sleep(self._settings.drain_delay_secs)
+        deadline = self._loop.time() + self._settings.exit_timeout_secs
+        for port in self._ports:
+            await port.stop_accepting()
+        unfinished = sum(await asyncio.gather(*(port.finish(deadline) for port in self._ports)))
+        self._environments.close()
+        if self._placing is not None:
+            hooked = await self._placing.close(max(0.0, deadline - self._loop.time()))
+            unfinished = max(unfinished, hooked)
+        dropped = self.engine.stop()
+        # what was counted last leaves at the end of the loop turn
+        await asyncio.sleep(0)
+        return max(unfinished, dropped)
+
+    async def close(self) -> None:
+        """End at once whatever is left."""
+        if self._clock is not None:
+            self._clock.cancel()
+        self._faults.end()
+        self._environments.close()
+        for port in self._ports:
+            await port.close()
+        self._leave()
+        if self._leaving:
+            await asyncio.wait(self._leaving)
+
+
+class FrontApp:
+    """The ASGI application: generate here, where the hooks are, and all else asked of the engine."""
+
+    def __init__(self, asking: AskingApp, generate: ASGIApp) -> None:
+        self._asking = asking
+        self._generate = generate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request (called by uvicorn)."""
+        here = scope["type"] == "http" and scope["method"] == "POST" and _GENERATE.fullmatch(scope["path"])
+        await (self._generate if here else self._asking)(scope, receive, send)
+
+
+class _Placed:
+    """What Health asks a Repository: whether all is there."""
+
+    def __init__(self, front: FrontServer) -> None:
+        self._front = front
+
+    def ready(self, strict: bool = True) -> bool:
+        return self._front.ready

@@ -1,0 +1,220 @@
+"""Placing: the Models of a front end, with their Hooks, as the engine tells of them.
+
+The front end's half of `published.py`. A Model here is made of the completed spec alone, as an ensemble is: it has no
+Instances, and nothing ever waits in its queue, so that dialects need not know where they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from penstock.backends.errors import Code, InferError
+from penstock.backends.node import Node
+from penstock.batching.loaded import Loaded
+from penstock.batching.model import Model
+from penstock.batching.spec import ModelSpec
+from penstock.server.hooks.runner import Hooks
+
+from . import snapshot
+from .counted import Counted
+from .kinds import ACKNOWLEDGED, COUNTED, GONE
+from .remote_engine import NO_ENGINE, RETRY_NS, RemoteEngine
+from .submission import said_of
+
+if TYPE_CHECKING:
+    from penstock.server.hooks.worker_replicas import Interpreters
+    from penstock.server.ipc.link import Link
+
+logger = logging.getLogger("penstock.fronts")
+
+
+def write_model(model: Model) -> dict[str, Any]:
+    """Give what a front end makes its Model of, as JSON has it. Raises: TypeError."""
+    return {
+        "spec": snapshot.write(model.spec),
+        "platform": model.platform,
+        "inputs": [Node.of(node).write() for node in model.node_inputs],
+        "outputs": [Node.of(node).write() for node in model.node_outputs],
+    }
+
+
+def read_model(written: Mapping[str, Any]) -> Model:
+    """Make a Model of what `write_model` has given. Raises: ValueError, TypeError, LookupError."""
+    model = Model(snapshot.read(ModelSpec, written["spec"]), (), lambda *_: None)
+    model.platform = written["platform"]
+    model.node_inputs = [Node.read(node) for node in written["inputs"]]
+    model.node_outputs = [Node.read(node) for node in written["outputs"]]
+    return model
+
+
+class Placing:
+    """The Models that one engine has told of, by its numbers. One for each Link: another engine's are others.
+
+    Invariants: a Model that can be found has its Hooks, or the reason why not. One that the engine publishes no more is
+    kept, with its Hooks, until nobody here needs it; the engine keeps it as long.
+    Threads: the event loop's.
+    """
+
+    def __init__(
+        self, engine: RemoteEngine, link: Link, interpreters: Interpreters, placed: Callable[[], None] = lambda: None
+    ) -> None:
+        """Begin; `placed` is called when all that the engine tells at first is in place, and after each change."""
+        self._engine = engine
+        self._link = link
+        self._interpreters = interpreters
+        self._tell_placed = placed
+        self._models: dict[int, Model] = {}
+        self._hooks: dict[Model, Hooks] = {}
+        self._failed: dict[Model, InferError] = {}
+        self._loading: dict[int, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._placed = 0
+        self._counting = False
+
+    # -- what the engine tells ---------------------------------------------------------------------------------
+
+    def take(self, number: int, body: bytes) -> None:
+        """Take a MODELS: make what is new, and put it in place when its hooks are loaded."""
+        told: dict[str, Any] = json.loads(body)
+        new = {int(key): written for key, written in told["new"].items()}
+        for key, written in new.items():
+            self._open(key, written)
+        needed = {*new, *(key for keys, _ in told["names"].values() for key in keys)}
+        loading = [task for key, task in self._loading.items() if key in needed]
+        if loading:
+            self._own(self._place_later(number, told, list(new), loading))
+        else:
+            self._place(number, told, list(new))
+
+    async def _place_later(
+        self, number: int, told: Mapping[str, Any], new: list[int], loading: list[asyncio.Task[None]]
+    ) -> None:
+        await asyncio.wait(loading)
+        self._place(number, told, new)
+
+    def _place(self, number: int, told: Mapping[str, Any], new: list[int]) -> None:
+        """Let what is told be found, unless it is old by now, and say so."""
+        if self._link.closed:
+            return
+        if number > self._placed:
+            self._placed = number
+            loaded = Loaded()
+            for name, (keys, absent) in told["names"].items():
+                loaded.replace(name, [self._models[key] for key in keys if key in self._models], absent)
+            self._engine.publish(loaded)
+            self._engine.whole = told.get("whole", True)
+            for key in self._models.keys() - set(told["held"]):
+                self._own(self._retire(key))
+        failed = {key: said_of(self._failed[self._models[key]]) for key in new if self._models.get(key) in self._failed}
+        self._link.send(ACKNOWLEDGED, number, json.dumps(failed).encode())
+        if self._engine.whole:
+            self._tell_placed()
+
+    def _open(self, key: int, written: Mapping[str, Any]) -> None:
+        try:
+            model = read_model(written)
+        except Exception as error:
+            logger.exception("a model that the engine told of cannot be made")
+            self._link.send(ACKNOWLEDGED, 0, json.dumps({key: ["INTERNAL", str(error), 0]}).encode())
+            return
+        model.statistics = Counted(self._changed)
+        self._models[key] = model
+        self._engine.numbers[model] = key
+        if model.spec.hooks is None:
+            self._hooks[model] = Hooks(self._engine, model)
+        else:
+            self._loading[key] = self._own(self._load_hooks(key, model))
+
+    async def _load_hooks(self, key: int, model: Model) -> None:
+        try:
+            self._hooks[model] = await Hooks.load(self._engine, model, self._interpreters)
+        except InferError as error:
+            self._failed[model] = error
+        except Exception as error:
+            logger.exception("hooks of %s: not loaded", model.name)
+            self._failed[model] = InferError(Code.INTERNAL, f"{type(error).__name__}: {error}")
+        finally:
+            self._loading.pop(key, None)
+        if model in self._failed:
+            logger.error("hooks of %s: %s", model.name, self._failed[model].message)
+
+    async def _retire(self, key: int) -> None:
+        """Let go of a Model once nobody needs it, and tell the engine."""
+        model = self._models.pop(key, None)
+        if model is None:
+            return  # told twice before this ran
+        loading = self._loading.get(key)
+        if loading is not None:
+            await asyncio.wait((loading,))
+        await self._engine.unheld(model)
+        hooks = self._hooks.get(model)
+        if hooks is not None:
+            await hooks.close()
+        await self._engine.finished(model)
+        self._hooks.pop(model, None)
+        self._failed.pop(model, None)
+        self._tell_counted(model, key)
+        self._link.send(GONE, key)
+
+    def _own(self, work: Any) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # -- what dialects ask -------------------------------------------------------------------------------------
+
+    def hooks_of(self, model: Model) -> Hooks:
+        """Give a model's Hooks, which may be none at all. Raises: InferError (NOT_READY) when there are none to use."""
+        hooks = self._hooks.get(model)
+        if hooks is not None:
+            return hooks
+        failed = self._failed.get(model)
+        if failed is not None:
+            raise InferError(Code.NOT_READY, f"the hooks of model '{model.name}' are not loaded: {failed.message}")
+        if model not in self._engine.numbers:
+            raise InferError(Code.NOT_READY, NO_ENGINE, RETRY_NS)
+        raise InferError(Code.NOT_READY, f"model '{model.name}' is being unloaded")
+
+    # -- what is counted here ----------------------------------------------------------------------------------
+
+    def _changed(self) -> None:
+        if not self._counting:
+            self._counting = True
+            asyncio.get_running_loop().call_soon(self._tell_all_counted)
+
+    def _tell_all_counted(self) -> None:
+        self._counting = False
+        for key, model in self._models.items():
+            self._tell_counted(model, key)
+
+    def _tell_counted(self, model: Model, key: int) -> None:
+        statistics = model.statistics
+        if isinstance(statistics, Counted) and (statistics.waiting or model.events):
+            # those of workers, which come with the next that is counted
+            events, model.events = model.events, {}
+            self._link.send(COUNTED, key, statistics.taken(events))
+
+    # -- the end -----------------------------------------------------------------------------------------------
+
+    async def close(self, grace_s: float = 0.0) -> int:
+        """Finish what was accepted, then end the hooks. Returns: how many models' had not finished."""
+        for task in (*self._loading.values(), *self._tasks):
+            task.cancel()
+        closing = [asyncio.ensure_future(hooks.close()) for hooks in self._hooks.values()]
+        unfinished = 0
+        if closing:
+            _, pending = await asyncio.wait(closing, timeout=grace_s)
+            unfinished = len(pending)
+            for task in pending:
+                task.cancel()
+            if pending:
+                await asyncio.wait(pending)
+        self._tell_all_counted()
+        self._hooks.clear()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        return unfinished

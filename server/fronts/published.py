@@ -1,0 +1,231 @@
+"""Published: HookedEngine in an engine's process: front ends load the hooks, and are told what comes and goes.
+
+The engine's half of `placing.py`. ModelControl loads with it. What a load has published is in place in every front end
+before its client is told so, and a Model that gives way is kept until no front end needs it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from penstock.backends.errors import Code, InferError
+from penstock.server.hooks.runner import Hooks
+
+from .kinds import ACKNOWLEDGED, GONE, MODELS
+from .placing import write_model
+from .submission import error_of
+
+if TYPE_CHECKING:
+    from penstock.batching.engine import Engine
+    from penstock.batching.model import Model
+    from penstock.batching.spec import ModelSpec
+    from penstock.server.environments.environments import Environments
+    from penstock.server.ipc.link import Link
+
+logger = logging.getLogger("penstock.fronts")
+
+PLACED_WITHIN_S = 5.0
+"""How long a load waits for front ends that do not answer; they have been told, and will do it before all else."""
+FRONTS_WITHIN_S = 5.0
+"""How long a model with hooks waits for the first front end."""
+
+
+class Told:
+    """What one front end has been told, and what it has said of it.
+
+    `waiting` are the MODELS that it has not acknowledged, `models` the numbers of those that it knows, `failed` why it
+    cannot serve some of them.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.waiting: set[int] = set()
+        self.models: set[int] = set()
+        self.failed: dict[int, InferError] = {}
+
+
+class PublishedEngine:
+    """Opens, publishes and retires Models, with front ends.
+
+    Invariants: a front end is told of each Model once, and of all changes in order. `models` are those that any front
+    end may name in a request, by their numbers.
+    Threads: the event loop's.
+    """
+
+    def __init__(self, engine: Engine, environments: Environments) -> None:
+        self._engine = engine
+        self.environments = environments
+        self.models: dict[int, Model] = {}
+        self._numbers: dict[Model, int] = {}
+        self._last_model = 0
+        self._last_told = 0
+        self._held: set[int] = set()
+        self._whole = False
+        self._fronts: dict[Link, Told] = {}
+        self._news = asyncio.Event()
+        self._retiring: set[asyncio.Task[None]] = set()
+
+    # -- front ends --------------------------------------------------------------------------------------------
+
+    def joined(self, link: Link) -> None:
+        """Tell a new front end all there is."""
+        self._fronts[link] = Told(link)
+        self._tell((self._fronts[link],))
+
+    def lost(self, link: Link) -> None:
+        """Wait no more for a front end that has gone."""
+        self._fronts.pop(link, None)
+        self._heard()
+
+    def take(self, link: Link, kind: int, number: int, body: bytes) -> None:
+        """Take an ACKNOWLEDGED or a GONE of a front end."""
+        front = self._fronts.get(link)
+        if front is None:
+            return
+        if kind == ACKNOWLEDGED:
+            front.waiting.discard(number)
+            for key, said in json.loads(body).items():
+                front.failed[int(key)] = error_of(said)
+        elif kind == GONE:
+            front.models.discard(number)
+            front.failed.pop(number, None)
+        self._heard()
+
+    def began(self) -> None:
+        """Tell that all that is there at the start has been loaded: what is not found from now on is not there."""
+        self._whole = True
+        self._tell()
+
+    def _heard(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    def _tell(self, fronts: Iterable[Told] | None = None) -> int:
+        """Tell front ends what there is now. Returns: the number that they acknowledge."""
+        self._last_told += 1
+        numbers = self._numbers
+        names = {
+            name: ([numbers[model] for model in models if model in numbers], absent)
+            for name, (models, absent) in self._engine.names().items()
+        }
+        held = sorted(self._held)
+        for front in self._fronts.values() if fronts is None else fronts:
+            new = [key for key in held if key not in front.models]
+            models = {key: write_model(self.models[key]) for key in new}
+            said = {"names": names, "held": held, "new": models, "whole": self._whole}
+            front.models.update(new)
+            front.waiting.add(self._last_told)
+            front.link.send(MODELS, self._last_told, json.dumps(said).encode())
+        return self._last_told
+
+    async def _until(self, done: Callable[[], bool], within_s: float | None = None) -> bool:
+        """Wait until front ends have said what makes it so, so long at most. Returns: whether they have."""
+        deadline = None if within_s is None else time.monotonic() + within_s
+        while not done():
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return False
+            try:
+                await asyncio.wait_for(self._news.wait(), left)
+            except TimeoutError:
+                continue
+        return True
+
+    def _acknowledged(self, told: int) -> bool:
+        return not any(told in front.waiting for front in self._fronts.values())
+
+    async def settled(self, within_s: float = PLACED_WITHIN_S) -> bool:
+        """Wait until all that was told is in place, so long at most. Returns: whether it is."""
+        return await self._until(lambda: not any(front.waiting for front in self._fronts.values()), within_s)
+
+    # -- models ------------------------------------------------------------------------------------------------
+
+    async def open(self, spec: ModelSpec) -> Model:
+        """Load a model, its hooks in every front end; nobody finds it before it is published. Raises: InferError."""
+        opening = asyncio.ensure_future(self._engine.open(spec))
+        try:
+            model = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            # the thread that loads it cannot be stopped
+            opening.add_done_callback(self._unwanted)
+            raise
+        start = time.monotonic()
+        self._last_model += 1
+        key = self._numbers[model] = self._last_model
+        self.models[key] = model
+        self._held.add(key)
+        try:
+            if spec.hooks is not None and not self._fronts:
+                # they are started together, and what cannot be served should not be said to be
+                await self._until(lambda: bool(self._fronts), FRONTS_WITHIN_S)
+            told = self._tell()
+            if spec.hooks is not None:
+                await self._until(lambda: self._acknowledged(told))
+            for front in self._fronts.values():
+                if key in front.failed:
+                    raise front.failed[key]
+            if self._engine.stopping:
+                raise InferError(Code.NOT_READY, "Server is stopping")
+        except BaseException:
+            self.retire((model,))
+            raise
+        model.load_s += time.monotonic() - start
+        return model
+
+    def publish(self, name: str, models: Iterable[Model], absent: Iterable[str] = ()) -> asyncio.Task[None]:
+        """Put opened Models in the place of all versions of a name; none at all takes the name away.
+
+        Returns: a task that has ended when that is in place in every front end, and those that gave way are retired.
+        """
+        gone = self._engine.publish(name, models, absent)
+        return self._retirement(gone)
+
+    def retire(self, models: Iterable[Model]) -> asyncio.Task[None]:
+        """Close Models that nobody finds, once they have finished what they had accepted."""
+        return self._retirement(tuple(models))
+
+    def _retirement(self, models: Iterable[Model]) -> asyncio.Task[None]:
+        gone = tuple(models)
+        self._held.difference_update(self._numbers[model] for model in gone if model in self._numbers)
+        task = asyncio.ensure_future(self._retire(gone, self._tell()))
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
+        return task
+
+    async def _retire(self, models: tuple[Model, ...], told: int) -> None:
+        if not await self._until(lambda: self._acknowledged(told), PLACED_WITHIN_S):
+            late = sum(told in front.waiting for front in self._fronts.values())
+            logger.warning("%d front ends have not answered within %g s: what they serve is old", late, PLACED_WITHIN_S)
+        await asyncio.gather(*map(self._retire_one, models))
+
+    async def _retire_one(self, model: Model) -> None:
+        key = self._numbers.get(model, 0)
+        await self._until(lambda: not any(key in front.models for front in self._fronts.values()))
+        await self._engine.retire(model)
+        self.models.pop(key, None)
+        self._numbers.pop(model, None)
+
+    def _unwanted(self, opening: asyncio.Future[Model]) -> None:
+        if not opening.cancelled() and opening.exception() is None:
+            self.retire((opening.result(),))
+
+    def hooks_of(self, model: Model) -> Hooks:
+        """Give the Hooks of a model without any: front ends have the others. Raises: InferError (UNSUPPORTED)."""
+        if model.spec.hooks is not None:
+            raise InferError(Code.UNSUPPORTED, f"the hooks of model '{model.name}' run in front ends")
+        return Hooks(self._engine, model)
+
+    async def stop(self, grace_s: float) -> int:
+        """Finish what was accepted. Returns: how many requests were dropped."""
+        deadline = time.monotonic() + grace_s
+        dropped = await self._engine.stop(grace_s)
+        if self._retiring and not dropped:
+            await asyncio.wait(self._retiring, timeout=max(0.0, deadline - time.monotonic()))
+        for task in list(self._retiring):
+            task.cancel()
+        return dropped

@@ -1,0 +1,301 @@
+"""RemoteEngine: what a front end has in the place of the Engine, which is in another process.
+
+Dialects, hooks and RPCs use it as they use the Engine. Requests leave as SUBMIT, and come back as DONE or FAILED. Which
+Models there are, `placing.py` sees to. The engine's half is `engine_service.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from penstock.backends.errors import Code, InferError
+from penstock.batching.admission import request_for
+from penstock.batching.loaded import STOPPING, Leaving, Loaded
+from penstock.batching.request import NO_TERMS, Terms
+from penstock.batching.sinks import FutureSink
+from penstock.batching.statistics import REJECTED
+
+from .kinds import ANSWER, CANCEL, DONE, FAILED, FORM, SUBMIT
+from .submission import Form, read_answer, read_error, said_more, unpacked_outputs, write_form, write_submit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from penstock.backends.backend import Array
+    from penstock.batching.model import Model
+    from penstock.batching.request import InferRequest, Key
+    from penstock.server.ipc.link import Link
+    from penstock.server.ipc.wire import Message
+
+NO_ENGINE = "the engine is not running, try again soon"
+LOADING = "the engine is loading its models, try again soon"
+LOST = "the engine has ended with this request, try again soon"
+RETRY_NS = 1_000_000_000
+"""When an engine that has ended may be asked again: it is started at once."""
+MOST_UNSENT_BYTES = 64 << 20
+"""An engine that has left so much unread is given no more. Tensors are not counted, but for those that the arena, of
+which there is 1 GiB, has no room for."""
+_MOST_FORMS = 4096
+
+
+class RemoteEngine:
+    """The engine as a front end sees it, with Models that have neither Instances nor a queue of their own.
+
+    Invariants: a request that `submit` accepted is delivered to its sink exactly once, unless it is cancelled: when the
+    engine is lost, with an error. Nothing waits here: what is submitted leaves at the end of the loop turn.
+    `numbers` are the Models that the engine knows, as it names them; `carried` gives what goes with a request for its
+    trace, None while nothing is to go. `generation` changes whenever what `model` answers may change.
+    Threads: the event loop's.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._link: Link | None = None
+        self._loaded = Loaded()
+        self._forms: dict[tuple[Model, int, Key, tuple[int, ...]], tuple[int, bool]] = {}
+        self._inflight: dict[int, InferRequest] = {}
+        self._submitted = 0
+        self._future_sink = FutureSink()
+        self._held = Leaving(lambda model: not model.holds)
+        self._retiring = Leaving(lambda model: not model.inflight)
+        self.numbers: dict[Model, int] = {}
+        self.carried: Callable[[Any], Mapping[str, str] | None] | None = None
+        self.generation = 0
+        self.whole = False
+        self.stopping = False
+
+    # -- the engine comes and goes -----------------------------------------------------------------------------
+
+    def joined(self, link: Link) -> None:
+        """Submit to the engine at the other end of `link` from now on."""
+        self._link = link
+
+    def lost(self) -> None:
+        """Fail what is in flight, at once: the engine has gone."""
+        self._link = None
+        self.whole = False
+        self._forms.clear()
+        self.numbers.clear()
+        self.publish(Loaded())
+        requests = list(self._inflight.values())
+        self._inflight.clear()
+        for request in requests:
+            request.error = InferError(Code.NOT_READY, LOST, RETRY_NS)
+        self._deliver(requests)
+
+    @property
+    def there(self) -> bool:
+        """Whether there is an engine."""
+        return self._link is not None and not self._link.closed
+
+    # -- models ------------------------------------------------------------------------------------------------
+
+    def publish(self, loaded: Loaded) -> None:
+        """Let these be the models that are found."""
+        self._loaded = loaded
+        self.generation += 1
+
+    def model(self, name: str, version: str = "") -> Model:
+        """Find a published version; "" means the highest. Raises: InferError (NOT_FOUND; NOT_READY: no engine)."""
+        if self._link is None:
+            raise InferError(Code.NOT_READY, NO_ENGINE, RETRY_NS)
+        try:
+            return self._loaded.find(name, version)
+        except InferError:
+            if self.whole:
+                raise
+            raise InferError(Code.NOT_READY, LOADING, RETRY_NS) from None
+
+    def models(self) -> list[Model]:
+        """List every published version, by name and version."""
+        return self._loaded.all()
+
+    def hold(self, model: Model) -> None:
+        """Keep a Model from being retired while a request for it is being decoded. To be followed by `release`."""
+        model.holds += 1
+
+    def release(self, model: Model) -> None:
+        """End a `hold`."""
+        model.holds -= 1
+        self._held.look(model)
+
+    async def unheld(self, model: Model) -> None:
+        """Wait until nobody holds a Model."""
+        await self._held.wait(model)
+
+    async def finished(self, model: Model) -> None:
+        """Wait until nothing of a Model is in flight, and forget it."""
+        await self._retiring.wait(model)
+        self.numbers.pop(model, None)
+        for known in [known for known in self._forms if known[0] is model]:
+            del self._forms[known]
+
+    # -- requests ----------------------------------------------------------------------------------------------
+
+    @property
+    def inflight(self) -> int:
+        """How many requests were accepted and are not yet delivered."""
+        return len(self._inflight)
+
+    def submit(self, request: InferRequest) -> None:
+        """Send a request to the engine.
+
+        Raises: InferError (NOT_READY: there is no engine; OVERLOADED: it does not keep up).
+        """
+        model = request.model
+        form, coded = self._forms.get((model, request.rows, request.key, request.wanted)) or self._tell(request)
+        link = self._link
+        if link is None or link.unsent_bytes > MOST_UNSENT_BYTES:
+            self._refuse(request, InferError(Code.OVERLOADED, "Exceeds maximum queue size"))
+        if not request.start_ns:
+            request.start_ns = time.monotonic_ns()
+        self._submitted = number = self._submitted + 1
+        more = None
+        if coded or request.sequence is not None or self.carried is not None:
+            carried = None if self.carried is None else self.carried(request.context)
+            more = said_more(request, coded=coded, carried=carried)
+        try:
+            link.send(SUBMIT, number, write_submit(request, form, more), request.inputs)
+        except (TypeError, ValueError) as error:
+            self._refuse(request, InferError(Code.INVALID, str(error)))
+        request.number = number
+        self._inflight[number] = request
+        model.inflight += 1
+
+    def _tell(self, request: InferRequest) -> tuple[int, bool]:
+        """Tell the engine what this request has in common with others.
+
+        Returns: the form's number, and whether its model is user code.
+        """
+        number = self.numbers.get(request.model)
+        if self._link is None or number is None or self.stopping:
+            text = STOPPING if self.stopping else NO_ENGINE
+            self._refuse(request, InferError(Code.NOT_READY, text, 0 if self.stopping else RETRY_NS))
+        if len(self._forms) >= _MOST_FORMS:
+            self._forms.clear()  # numbers begin anew, and take the place of those that the engine knows
+        form = len(self._forms) + 1, bool(request.model.spec.declared)
+        self._forms[request.model, request.rows, request.key, request.wanted] = form
+        self._link.send(FORM, form[0], write_form(Form(number, request.rows, request.key, request.wanted)))
+        return form
+
+    @staticmethod
+    def _refuse(request: InferRequest, error: InferError) -> NoReturn:
+        now_ns = time.monotonic_ns()
+        request.model.statistics.record_failure(REJECTED, request.start_ns or now_ns, now_ns)
+        raise error
+
+    def turn_away(self, model: Model) -> InferError | None:
+        """Give the error of a request that is refused whatever it brings, before it is decoded; None for none."""
+        if model in self.numbers:
+            return None
+        return InferError(Code.NOT_READY, NO_ENGINE, RETRY_NS)
+
+    def cancel(self, request: InferRequest) -> None:
+        """Take a request back: its sink is not called any more, unless its answer is being delivered."""
+        number = getattr(request, "number", 0)
+        if self._inflight.get(number) is request:
+            del self._inflight[number]
+            self._left(request.model)
+            if self._link is not None:
+                self._link.send(CANCEL, number)
+
+    def _left(self, model: Model) -> None:
+        model.inflight -= 1
+        if not model.inflight and self._retiring:
+            self._retiring.look(model)
+
+    async def infer(
+        self,
+        model: Model,
+        inputs: list[Array | None],
+        *,
+        wanted: tuple[int, ...] | None = None,
+        terms: Terms = NO_TERMS,
+        id: str = "",  # noqa: A002 - the protocol's word
+        parameters: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Check, submit and await one request; as `Engine.infer`. Raises: InferError."""
+        request = request_for(model, inputs, wanted, terms, parameters)
+        request.id, request.sink = id, self._future_sink
+        future: asyncio.Future[list[Any]] = self._loop.create_future()
+        request.context = future
+        self.submit(request)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self.cancel(request)
+            raise
+
+    # -- answers -----------------------------------------------------------------------------------------------
+
+    def take(self, messages: list[Message]) -> list[Message]:
+        """Take what the engine has sent, and deliver all answers that are among it. Returns: what is for others."""
+        others: list[Message] = []
+        done: list[InferRequest] = []
+        inflight = self._inflight
+        for message in messages:
+            kind, number, body, arrays, _ = message
+            if kind == DONE:
+                request = inflight.pop(number, None)
+                if request is None:
+                    continue  # it was taken back
+                request.outputs = unpacked_outputs(body, arrays) if body else arrays
+            elif kind == FAILED:
+                request = inflight.pop(number, None)
+                if request is None:
+                    continue
+                request.error = read_error(body)
+            elif kind == ANSWER:
+                failed = self._answered(number, body, arrays)
+                if failed is None:
+                    continue
+                request = failed
+            else:
+                others.append(message)
+                continue
+            done.append(request)
+        if done:
+            self._deliver(done)
+        return others
+
+    def _answered(self, number: int, body: bytes, arrays: list[Array | None]) -> InferRequest | None:
+        """Hand on one answer of several. Returns: its request, if that has failed for its client does not read."""
+        request = self._inflight.get(number)
+        if request is None:
+            return None
+        try:
+            request.answers.tell(read_answer(body, arrays))
+        except InferError as error:
+            del self._inflight[number]
+            if self._link is not None:
+                self._link.send(CANCEL, number)
+            request.error = error
+            return request
+        return None
+
+    def _deliver(self, requests: list[InferRequest]) -> None:
+        """Give requests to their sinks, in order, as many as there are of one at once."""
+        for request in requests:
+            self._left(request.model)
+        for _, group in groupby(requests, key=lambda request: id(request.sink)):
+            each = list(group)
+            each[0].sink.deliver(each)
+
+    # -- the end -----------------------------------------------------------------------------------------------
+
+    def hurry(self) -> None:
+        """Do nothing: what is held open is held by the engine, which is told when it stops."""
+
+    def stop(self) -> int:
+        """Refuse new work, and take back what is in flight. Returns: how much that was."""
+        self.stopping = True
+        requests = list(self._inflight.values())
+        for request in requests:
+            self.cancel(request)
+            request.error = InferError(Code.NOT_READY, STOPPING)
+        for request in requests:
+            request.sink.deliver([request])
+        return len(requests)

@@ -1,0 +1,215 @@
+"""Shared state: what is the same in the engine and in every front end: shared memory regions, and what is logged.
+
+Changed in the engine, whose control plane is the only one (`answers.py`), and copied to the front ends, where inference
+reads and writes regions. Wired by `engine_service.py` and `front.py`:
+
+    state = SharedState(server.shared_memory, server.observing.logging)  # engine; after `logging.apply` has been set
+    state.joined(link)                  # first of all that a new front end is sent: all there is, in order
+    state.take(link, kind, number, body)  # a message of IN_PLACE
+    state.lost(link)
+
+    copy = StateCopy(shared_memory, logs.apply)                          # front end
+    copy.take(link, kind, number, body, arrays, descriptors)  # a message of STATE
+
+A system region travels as the engine's own descriptor: a front end reads the same memory whatever its key names by
+then, and one that starts later too. A CUDA region is mapped by every front end for itself, which may fail: then it is
+registered nowhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from penstock.backends.errors import Code, InferError
+from penstock.server.logs import Levels
+from penstock.server.v2.regions import CUDA, SYSTEM, Region
+
+from .kinds import IN_PLACE, STATE
+
+if TYPE_CHECKING:
+    from penstock.backends.backend import Array
+    from penstock.server.ipc.link import Link
+    from penstock.server.v2.logging_settings import LogSettings
+    from penstock.server.v2.shared_memory import SharedMemory
+
+PATIENCE_S = 2.0
+"""How long a client waits for front ends that do not answer before its change is said to be made."""
+
+logger = logging.getLogger("penstock.fronts")
+
+
+class Change:
+    """One change on its way. `pending` are the Links that have not said that it is in place."""
+
+    def __init__(self, pending: set[Link], undo: Callable[[], None] | None) -> None:
+        self.pending = pending
+        self.undo = undo
+        self.failed = ""
+        self.settled = asyncio.Event()
+
+
+_watching: ContextVar[list[Change] | None] = ContextVar("watching", default=None)
+
+
+class SharedState:
+    """The engine's side. Threads: the event loop's.
+
+    Invariant: a front end is told of every change once, in order, after all that there was when it joined.
+    """
+
+    def __init__(self, memory: SharedMemory, logs: LogSettings, patience_s: float = PATIENCE_S) -> None:
+        self._regions = memory.regions
+        self._patience_s = patience_s
+        self._links: list[Link] = []
+        self._changes: dict[int, Change] = {}
+        self._last = 0
+        self._levels: Levels | None = None
+        self._apply = logs.apply
+        memory.regions.added, memory.regions.dropped = self._added, self._dropped
+        logs.apply = self._logged
+
+    @staticmethod
+    def watch() -> list[Change]:
+        """Give a list to which all that this task and those it starts change from now on is added."""
+        changes: list[Change] = []
+        _watching.set(changes)
+        return changes
+
+    async def settled(self, changes: Sequence[Change]) -> None:
+        """Wait until changes are in place in every front end that answers in time.
+
+        Raises: InferError (INVALID) when one of them could not be made there; it is made nowhere then.
+        """
+        try:
+            async with asyncio.timeout(self._patience_s):
+                for change in changes:
+                    await change.settled.wait()
+        except TimeoutError:
+            late = len({link for change in changes for link in change.pending})
+            logger.warning("%d front ends have not answered to a change within %g s", late, self._patience_s)
+        for change in changes:
+            if change.failed:
+                raise InferError(Code.INVALID, change.failed)
+
+    def joined(self, link: Link) -> None:
+        """Tell a new front end all there is, before it is told anything else."""
+        self._links.append(link)
+        self._tell([link], {"new": True})
+        if self._levels is not None:
+            self._tell([link], _log(self._levels))
+        for region in self._regions:
+            self._share([link], region)
+
+    def lost(self, link: Link) -> None:
+        """Wait no more for a front end that has gone."""
+        if link in self._links:
+            self._links.remove(link)
+        for number in list(self._changes):
+            self._answered(link, number)
+
+    def take(self, link: Link, kind: int, number: int, body: bytes) -> None:
+        """Take a message of a front end: IN_PLACE."""
+        change = self._changes.get(number)
+        if kind != IN_PLACE or change is None:
+            return
+        if body and not change.failed:
+            change.failed = body.decode("utf-8", "replace")
+            logger.error("a front end can not take part in a change, which is undone: %s", change.failed)
+            if change.undo is not None:
+                change.undo()
+        self._answered(link, number)
+
+    def _answered(self, link: Link, number: int) -> None:
+        change = self._changes[number]
+        change.pending.discard(link)
+        if not change.pending:
+            del self._changes[number]
+            change.settled.set()
+
+    def _tell(
+        self, links: Sequence[Link], said: Any, descriptors: Sequence[int] = (), undo: Callable[[], None] | None = None
+    ) -> None:
+        watching = _watching.get()
+        if not links:
+            return
+        self._last += 1
+        change = self._changes[self._last] = Change(set(links), undo)
+        if watching is not None:
+            watching.append(change)
+        for link in links:
+            link.send(STATE, self._last, orjson.dumps(said), None, descriptors)
+
+    def _share(self, links: Sequence[Link], region: Region) -> None:
+        said, descriptors = region.shared()
+        self._tell(links, {"region": said, "kind": region.kind}, descriptors, partial(self._undo, region))
+
+    def _undo(self, region: Region) -> None:
+        if region in self._regions:
+            self._regions.drop(region.kind, region.name)
+
+    def _added(self, region: Region) -> None:
+        self._share(self._links, region)
+
+    def _dropped(self, kind: str, name: str) -> None:
+        self._tell(self._links, {"drop": [kind, name]})
+
+    def _logged(self, levels: Levels) -> None:
+        self._apply(levels)
+        self._levels = levels
+        self._tell(self._links, _log(levels))
+
+
+def _log(levels: Levels) -> dict[str, Any]:
+    return {"log": asdict(levels)}
+
+
+class StateCopy:
+    """A front end's side: `memory` is what its inference reads and writes, `apply` sets what its process logs."""
+
+    def __init__(self, memory: SharedMemory, apply: Callable[[Levels], None]) -> None:
+        self._memory = memory
+        self._apply = apply
+
+    def take(
+        self, link: Link, kind: int, number: int, body: bytes, arrays: Sequence[Array | None] = (),
+        descriptors: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        """Take a message of the engine, STATE, and say that it is in place, or why not."""
+        if kind != STATE:
+            return
+        left = list(descriptors)
+        try:
+            self._make(orjson.loads(body), left)
+            failed = ""
+        except InferError as error:
+            failed = error.message
+        finally:
+            for descriptor in left:
+                os.close(descriptor)
+        link.send(IN_PLACE, number, failed.encode("utf-8", "replace"))
+
+    def _make(self, said: dict[str, Any], descriptors: list[int]) -> None:
+        """Make a change; descriptors that are kept are taken off. Raises: InferError."""
+        regions = self._memory.regions
+        if "new" in said:
+            for kind in (SYSTEM, CUDA) if len(regions) else ():
+                regions.drop(kind)
+        elif "log" in said:
+            self._apply(Levels(**said["log"]))
+        elif "drop" in said:
+            regions.drop(*said["drop"])
+        elif said["kind"] == SYSTEM:
+            self._memory.system.adopt(**said["region"], descriptor=descriptors.pop())
+        else:
+            region = said["region"]
+            handle = bytes.fromhex(region["raw_handle"])
+            self._memory.cuda.register(region["name"], handle, region["device_id"], region["byte_size"])

@@ -1,0 +1,202 @@
+"""Submission: what an InferRequest, its outputs and its error look like between a front end and the engine.
+
+Tensors travel beside it (server/ipc). What the requests of one kind have in common is a FORM, told once; a SUBMIT has a
+head of fixed size and then the request's id, or JSON where there is more to say. Used by `remote_engine.py` and
+`engine_service.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from penstock.backends.errors import Code, InferError
+from penstock.batching.request import InSequence
+from penstock.batching.stream import Told
+
+if TYPE_CHECKING:
+    from penstock.backends.backend import Array
+    from penstock.batching.request import InferRequest, Key
+
+_HEAD = struct.Struct("<BIQQQQQ")
+_FAR = (1 << 64) - 1
+"""A time or a priority that no other is beyond; clients may say larger ones."""
+_MORE = 1
+"""After the head there is JSON, and not the id."""
+
+
+class Form(NamedTuple):
+    """What requests have in common: the model's number, and as InferRequest has them."""
+
+    model: int
+    rows: int
+    key: Key
+    wanted: tuple[int, ...]
+
+
+def write_form(form: Form) -> bytes:
+    """Write a FORM."""
+    return json.dumps(form).encode()
+
+
+def read_form(body: bytes) -> Form:
+    """Read what `write_form` has written. Raises: ValueError or TypeError."""
+    model, rows, key, wanted = json.loads(body)
+    tails = tuple([None if tail is None else tuple(map(int, tail)) for tail in key])
+    return Form(int(model), int(rows), tails, tuple(map(int, wanted)))
+
+
+def write_submit(request: InferRequest, form: int, more: Mapping[str, Any] | None = None) -> bytes:
+    """Write the body of a SUBMIT. `more` is what `said_more` has given."""
+    said = request.priority, request.start_ns, request.deadline_ns, request.target_ns, request.nbytes
+    try:
+        head = _HEAD.pack(0 if more is None else _MORE, form, *said)
+    except struct.error:
+        head = _HEAD.pack(0 if more is None else _MORE, form, *(min(max(each, 0), _FAR) for each in said))
+    if more is None:
+        return head + request.id.encode("utf-8", "surrogatepass") if request.id else head
+    return head + json.dumps(more).encode()
+
+
+def said_more(request: InferRequest, *, coded: bool, carried: Mapping[str, str] | None) -> dict[str, Any] | None:
+    """Give what few requests say; None for nothing. `carried` goes with one for its trace.
+
+    `coded`: it is for a model of user code, which is told parameters, and may give several answers.
+    """
+    more: dict[str, Any] = {}
+    if request.sequence is not None:
+        more["sequence"] = request.sequence
+    if carried:
+        more["carried"] = carried
+    if coded:
+        more["parameters"] = getattr(request, "parameters", None)
+        more["several"] = hasattr(request, "answers")
+    return {**more, "id": request.id} if more else None
+
+
+def form_of(body: bytes) -> int:
+    """Give the number of the FORM that a SUBMIT names. Raises: struct.error."""
+    number: int = _HEAD.unpack_from(body)[1]
+    return number
+
+
+def read_submit(request: InferRequest, body: bytes) -> bool:
+    """Put what a SUBMIT says into a request made of its FORM and tensors.
+
+    Returns: whether it may have several answers. Raises: ValueError, TypeError, struct.error.
+    """
+    flags, _, request.priority, request.start_ns, request.deadline_ns, request.target_ns, request.nbytes = (
+        _HEAD.unpack_from(body)
+    )
+    if len(body) == _HEAD.size:
+        return False
+    if not flags:
+        request.id = body[_HEAD.size :].decode("utf-8", "surrogatepass")
+        return False
+    said = json.loads(body[_HEAD.size :])
+    request.id = said["id"]
+    if "sequence" in said:
+        request.sequence = InSequence(*said["sequence"])
+    if "carried" in said:
+        request.context = Carried(said["carried"])
+    if said.get("parameters"):
+        request.parameters = said["parameters"]
+    return bool(said.get("several"))
+
+
+class Carried:
+    """What stands for the call that a request came on, which is in another process: its trace context."""
+
+    __slots__ = ("metadata",)
+
+    def __init__(self, metadata: Mapping[str, str]) -> None:
+        self.metadata = metadata
+
+
+def write_error(error: InferError) -> bytes:
+    """Write the body of a FAILED."""
+    return json.dumps(said_of(error)).encode()
+
+
+def said_of(error: InferError) -> list[Any]:
+    """Give an error as JSON has it."""
+    return [error.code.name, error.message, error.retry_after_ns]
+
+
+def read_error(body: bytes) -> InferError:
+    """Read what `write_error` has written."""
+    return error_of(json.loads(body))
+
+
+def error_of(said: Sequence[Any]) -> InferError:
+    """Make an error of its code's name, its message, and after how long a call is worth repeating."""
+    code, message, retry_after_ns = said
+    return InferError(Code[code], message, retry_after_ns)
+
+
+def write_answer(told: Told) -> tuple[bytes, list[Array | None]]:
+    """Give the body and the tensors of an ANSWER."""
+    said = {
+        "names": list(told.outputs),
+        "error": None if told.error is None else said_of(told.error),
+        "final": told.final,
+        "parameters": told.parameters and dict(told.parameters),
+        "infer_ns": told.infer_ns,
+    }
+    return json.dumps(said).encode(), list(told.outputs.values())
+
+
+def read_answer(body: bytes, arrays: Sequence[Array | None]) -> Told:
+    """Read what `write_answer` has written."""
+    said = json.loads(body)
+    error = None if said["error"] is None else error_of(said["error"])
+    outputs = dict(zip(said["names"], arrays, strict=True))
+    return Told(outputs, error, said["final"], said["parameters"], said["infer_ns"])
+
+
+def packed_outputs(outputs: Sequence[Any]) -> tuple[bytes, list[Array | None]]:
+    """Give the body and the tensors of a DONE whose outputs are no tensors: sequences and maps, which hooks get.
+
+    Raises: TypeError for what is neither.
+    """
+    arrays: list[Array | None] = []
+    return json.dumps([_packed(output, arrays) for output in outputs]).encode(), arrays
+
+
+def _packed(value: Any, arrays: list[Array | None]) -> Any:
+    if isinstance(value, np.ndarray):
+        arrays.append(value)
+        return {"array": len(arrays) - 1}
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, Mapping):
+        return {"map": [[_packed(name, arrays), _packed(each, arrays)] for name, each in value.items()]}
+    if isinstance(value, list | tuple):
+        return {"list": [_packed(each, arrays) for each in value]}
+    if isinstance(value, bytes):
+        arrays.append(np.frombuffer(value, np.uint8))
+        return {"bytes": len(arrays) - 1}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"an output of {type(value).__name__} cannot be sent to another process")
+
+
+def unpacked_outputs(body: bytes, arrays: Sequence[Array | None]) -> list[Any]:
+    """Read what `packed_outputs` has written."""
+    return [_unpacked(written, arrays) for written in json.loads(body)]
+
+
+def _unpacked(written: Any, arrays: Sequence[Array | None]) -> Any:
+    if not isinstance(written, dict):
+        return written
+    ((kind, said),) = written.items()
+    if kind == "map":
+        return {_unpacked(name, arrays): _unpacked(each, arrays) for name, each in said}
+    if kind == "list":
+        return [_unpacked(each, arrays) for each in said]
+    array = arrays[said]
+    return array.tobytes() if kind == "bytes" and array is not None else array

@@ -1,0 +1,62 @@
+"""Coded: the answers of a model of user code that gives any number of them, as dialects take them from Hooks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock.backends.backend import Array
+from penstock.backends.errors import InferError
+from penstock.batching.admission import request_for
+from penstock.batching.request import NO_TERMS, Terms
+from penstock.batching.stream import size_of, stream
+
+from .convert import to_inputs
+from .pull import Answer
+
+if TYPE_CHECKING:
+    from penstock.batching.answers import AnswerStatistics
+    from penstock.batching.model import Model
+    from penstock.batching.spec import ModelSpec
+
+
+class Asked(NamedTuple):
+    """A request as dialects give it to Hooks."""
+
+    inputs: Mapping[str, Array]
+    id: str = ""
+    terms: Terms = NO_TERMS
+    parameters: Mapping[str, Any] | None = None
+
+
+def streams(spec: ModelSpec) -> bool:
+    """Tell whether a model is user code that gives any number of answers to a request."""
+    return spec.decoupled and bool(spec.declared)
+
+
+async def told(engine: Any, model: Model, asked: Asked, counted: AnswerStatistics) -> AsyncGenerator[Answer, None]:
+    """Submit a request, give its answers and count them; to be closed by who does not take all. Raises: InferError."""
+    inputs = to_inputs(asked.inputs, model.signature)
+    request = request_for(model, inputs, model.all_outputs, asked.terms, asked.parameters)
+    request.id = asked.id
+    start_ns = since_ns = time.monotonic_ns()
+    number = 0
+    try:
+        async with aclosing(stream(engine, request)) as answers:
+            async for each in answers:
+                if not number:
+                    model.statistics.record_first_response(time.monotonic_ns() - start_ns)
+                counted.record(number, each.infer_ns, 0, failed=each.error is not None)
+                number += 1
+                since_ns = time.monotonic_ns()
+                yield Answer(each.outputs, each.error, each.final, each.infer_ns, 0, size_of(each), each.parameters)
+        counted.record_none(number, time.monotonic_ns() - since_ns)
+    except InferError:
+        counted.record(number, time.monotonic_ns() - since_ns, 0, failed=True)
+        raise
+    except (asyncio.CancelledError, GeneratorExit):
+        counted.record_cancelled(number, time.monotonic_ns() - since_ns)
+        raise

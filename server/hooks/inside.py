@@ -1,0 +1,257 @@
+"""Inside: a model's hooks in a worker process. The service that `outside.py` has opened there.
+
+What this imports, any Python with numpy and orjson can import.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from penstock.backends.backend import Array
+from penstock.backends.errors import InferError
+from penstock.backends.node import Node
+from penstock.server.ipc.channel import Channel
+
+from .convert import to_inputs, to_prediction, to_tensors
+from .encode import to_json
+from .loading import POST, PRE, HookModule, brief
+from .packing import (
+    ANSWER,
+    ASKED,
+    CALL,
+    DONE,
+    FORGET,
+    FULL_JSON,
+    FULL_PARAMETERS,
+    GIVE_WAY,
+    HUSH,
+    INPUTS,
+    JSON,
+    NUMBER,
+    PLAIN_JSON,
+    RAISED,
+    REFUSED,
+    REPLIED,
+    STEPS,
+    TURN,
+    YIELDED,
+    read_json,
+    read_signature,
+    read_value,
+    unpack,
+    write_refusal,
+)  # fmt: skip
+from .pull import tensor_bytes
+from .siblings import FolderOnPath
+
+_TELL_NS = 1_000_000_000
+Reply = tuple[bytes, Sequence[Array | None] | None]
+
+
+def open_service(settings: dict[str, Any], channel: Channel) -> Inside:
+    """Load the hook file. Raises: InferError (INVALID) for what is wrong with it."""
+    path, on_path = Path(settings["path"]), FolderOnPath(Path(settings["path"]).parent)
+    try:
+        module = HookModule(path, decoupled=settings["decoupled"])
+    except InferError as error:
+        if error.__cause__ is not None:
+            traceback.print_exception(error.__cause__)
+        raise
+    inside = AwaitingInside if module.is_async else Inside
+    return inside(module, on_path, settings, channel)
+
+
+class Inside:
+    """One instance of the hook file, and its generators under way.
+
+    `_kept` are the parameters of requests whose pre_inference has run here and whose post_inference will: it may have
+    left there what no other process could have.
+    Threads: hooks run on the main one. `told` may be called on another, and does no more than note.
+    """
+
+    awaits = False
+
+    def __init__(self, module: HookModule, on_path: FolderOnPath, settings: dict[str, Any], channel: Channel) -> None:
+        self._module = module
+        self._on_path = on_path
+        self._channel = channel
+        self._signature = read_signature(settings["signature"])
+        metadata = unpack(settings["metadata"])
+        inputs, outputs = (list(map(Node.read, settings[side])) for side in ("inputs", "outputs"))
+        functions = module.bound(inputs, outputs, metadata)
+        self._hooks = functions[PRE], functions[POST]
+        self._keeps = module.takes_parameters(PRE) and module.takes_parameters(POST)
+        self._kept: dict[int, dict[str, Any]] = {}
+        self._generators: dict[int, Iterator[Any]] = {}
+        self._hushed: set[int] = set()
+        self._give_way = 0
+        self._told_ns = 0
+        self._ended_ns = -1
+        self.listens = module.yields and not self.awaits
+
+    def opened(self) -> Reply:
+        """Say what the file has."""
+        has = {"pre": self._hooks[0] is not None, "post": self._hooks[1] is not None, "yields": self._module.yields}
+        takes = [self._module.takes_parameters(PRE), self._module.takes_parameters(POST)]
+        return json.dumps(has | {"takes": takes}).encode(), None
+
+    def call(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> Any:
+        """Run a hook, or some steps of a generator. What goes wrong is part of the reply."""
+        start_ns = time.monotonic_ns()
+        try:
+            if kind == CALL:
+                hook, form, value, parameters = self._asked(body, 0, arrays)
+                start_ns = time.monotonic_ns()
+                return self._done(start_ns, *self._made(form, hook(value, parameters)))
+            if kind == TURN:
+                for _ in self._turn(body, arrays):
+                    pass
+            else:
+                self._shut(NUMBER.unpack(body)[0])
+            return self._done(start_ns)
+        except BaseException as error:  # noqa: BLE001 - sys.exit in a hook harms its own request only
+            return self._wrong(start_ns, error, body if kind == CALL else b"")
+
+    def _done(self, start_ns: int, text: bytes = b"", tensors: Sequence[Array | None] | None = None) -> Reply:
+        ended_ns, self._ended_ns = self._ended_ns, -1
+        return REPLIED.pack(DONE, time.monotonic_ns() - start_ns, ended_ns + 1) + text, tensors
+
+    def _asked(self, body: bytes, start: int, arrays: list[Array | None]) -> tuple[Any, int, Any, dict[str, Any]]:
+        position, form, how, size, request = ASKED.unpack_from(body, start)
+        start += ASKED.size
+        parameters = self._kept.pop(request, None) if position else None
+        if parameters is None:
+            full = FULL_JSON if how & FULL_PARAMETERS else PLAIN_JSON
+            parameters = read_json(body[start : start + size], full) if size else {}
+            if self._keeps and not position:
+                self._kept[request] = parameters
+        value = read_value(body[start + size :], how & ~FULL_PARAMETERS, arrays)
+        if position:
+            value = to_prediction(value, self._signature)
+        return self._hooks[position], form, value, parameters
+
+    def _made(self, form: int, result: Any) -> Reply:
+        if form == INPUTS:
+            return b"", to_inputs(result, self._signature)
+        if form == JSON:
+            return to_json(result), None
+        tensors: Mapping[str, Array] = to_tensors(result, self._signature)
+        return orjson.dumps(list(tensors)), list(tensors.values())
+
+    def _wrong(self, start_ns: int, error: BaseException, body: bytes) -> Reply:
+        """Write what was raised, in full unless it is about the sample and the last such was told just before."""
+        now_ns, is_pre = time.monotonic_ns(), body[:1] == b"\0"
+        if is_pre:
+            self._kept.pop(ASKED.unpack_from(body)[-1], None)
+        took_ns = now_ns - start_ns
+        if isinstance(error, InferError):
+            return REPLIED.pack(REFUSED, took_ns, 0) + write_refusal(error), None
+        plain, lines = isinstance(error, Exception), ""
+        if not (is_pre and plain) or now_ns - self._told_ns > _TELL_NS:
+            self._told_ns = now_ns
+            lines = "".join(traceback.format_exception(error))
+        return REPLIED.pack(RAISED, took_ns, 0) + json.dumps([brief(error), plain, lines]).encode(), None
+
+    # -- generators --------------------------------------------------------------------------------------------
+
+    def _turn(self, body: bytes, arrays: list[Array | None]) -> Iterator[None]:
+        """Step until enough is ahead, another call waits, or it ends; pause after each. Raises what a step raises."""
+        number, turn, form, most, room_bytes = STEPS.unpack_from(body)
+        steps = made_bytes = 0
+        try:
+            while number not in self._hushed and steps < most and made_bytes < room_bytes:
+                if steps and turn <= self._give_way:
+                    return
+                steps += 1
+                start_ns = time.monotonic_ns()
+                if number not in self._generators:
+                    hook, _, value, parameters = self._asked(body, STEPS.size, arrays)
+                    self._generators[number] = iter(hook(value, parameters))
+                    del value
+                    arrays.clear()
+                try:
+                    value = next(self._generators[number])
+                except StopIteration:
+                    self._generators.pop(number)
+                    self._ended_ns = time.monotonic_ns() - start_ns
+                    return
+                made_bytes += self._tell(number, form, value, start_ns)
+                yield
+        except BaseException:
+            self._shut(number)
+            raise
+        if number in self._hushed:
+            self._shut(number)
+
+    def _tell(self, number: int, form: int, value: Any, start_ns: int) -> int:
+        computed_ns = time.monotonic_ns()
+        infer_ns = computed_ns - start_ns
+        if isinstance(value, InferError):
+            self._channel.send(ANSWER, number, YIELDED.pack(REFUSED, infer_ns, 0, 0) + write_refusal(value))
+            return 0
+        text, tensors = self._made(form, value)
+        nbytes = tensor_bytes(tensors) if tensors else len(text)
+        output_ns = time.monotonic_ns() - computed_ns
+        self._channel.send(ANSWER, number, YIELDED.pack(DONE, infer_ns, output_ns, nbytes) + text, tensors)
+        return nbytes
+
+    def _shut(self, number: int) -> None:
+        """Close a generator, if it is under way: its `finally` runs. Raises what that raises."""
+        self._hushed.discard(number)
+        close = getattr(self._generators.pop(number, None), "close", None)
+        if close is not None:
+            close()
+
+    # -- what is told ------------------------------------------------------------------------------------------
+
+    def told(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
+        """Note what is to be known while a hook runs."""
+        if kind == GIVE_WAY:
+            self._give_way = number
+        elif kind == HUSH:
+            self._hushed.add(number)
+        elif kind == FORGET:
+            self._kept.pop(number, None)
+
+    def close(self) -> None:
+        """Close what is under way."""
+        for number in tuple(self._generators):
+            try:
+                self._shut(number)
+            except BaseException as error:  # noqa: BLE001 - the user's code, and nobody to tell
+                traceback.print_exception(error)
+        self._module.close()
+        self._on_path.close()
+
+
+class AwaitingInside(Inside):
+    """One of a file with an `async` hook: its tasks live on between calls, on the loop that awaits `call`."""
+
+    awaits = True
+
+    async def call(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> Reply:
+        """Run a hook, or some steps of a generator, between which the loop hears what is told."""
+        start_ns = time.monotonic_ns()
+        try:
+            if kind == CALL:
+                hook, form, value, parameters = self._asked(body, 0, arrays)
+                start_ns = time.monotonic_ns()
+                result = hook(value, parameters)
+                return self._done(start_ns, *self._made(form, await result if inspect.isawaitable(result) else result))
+            if kind == TURN:
+                for _ in self._turn(body, arrays):
+                    await asyncio.sleep(0)
+            else:
+                self._shut(NUMBER.unpack(body)[0])
+            return self._done(start_ns)
+        except BaseException as error:  # noqa: BLE001 - as above
+            return self._wrong(start_ns, error, body if kind == CALL else b"")

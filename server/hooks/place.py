@@ -1,0 +1,176 @@
+"""Place: where a model's hooks run, in the server's process or in workers, and the move from the one to the other.
+
+Called by `runner.py`, on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from typing import Any
+
+from penstock.backends.cpus import usable_cpus
+from penstock.backends.errors import Code, InferError
+from penstock.batching.model import Model
+from penstock.batching.spec import HookSpec, WorkerSpec
+
+from .holding import Holding
+from .replicas import Passage, Plan, Replicas, plan
+from .siblings import FolderOnPath
+from .worker_replicas import Interpreters, WorkerReplicas
+
+MOST_WORKERS = 4
+"""Where nobody has said how many."""
+
+logger = logging.getLogger("penstock.hooks")
+
+
+def own_interpreter(spec: WorkerSpec, label: str) -> str:
+    """Give the interpreter that is named, where nobody can make an environment. Raises: InferError."""
+    if spec.requirements is not None:
+        raise InferError(Code.UNSUPPORTED, f"{label}: nothing here can make the environment of {spec.requirements}")
+    return spec.interpreter
+
+
+class Place:
+    """The replicas that new requests go to, and those that finish the requests they have.
+
+    Invariant: hooks move at most once, from the server's process into workers, and only where nobody has said how many
+    workers there are to be.
+    """
+
+    def __init__(self, model: Model, spec: HookSpec, interpreters: Interpreters) -> None:
+        self._model = model
+        self._spec = spec
+        self._interpreters = interpreters
+        self._loop = asyncio.get_running_loop()
+        self._replicas: Replicas | None = None
+        self._leaving: Replicas | None = None
+        self._on_path: FolderOnPath | None = None
+        self._holding: Holding | None = None
+        self._moving: asyncio.Task[None] | None = None
+        self._decided: Plan | None = None
+
+    @property
+    def replicas(self) -> Replicas:
+        """Those that new requests go to. Raises: InferError when it is closed."""
+        if self._replicas is None:
+            raise InferError(Code.NOT_READY, f"model '{self._model.name}' is being unloaded")
+        return self._replicas
+
+    async def open(self) -> Any:
+        """Load the file. Returns: a replica, which tells what the file has. Raises: InferError."""
+        decided = self._decided = await self._loop.run_in_executor(None, plan, self._spec)
+        if self._spec.workers:
+            self._replicas, first = await self._in_workers(self._spec.workers, decided)
+            reason = f"in {self._spec.workers} worker processes"
+            reason += ", any of which takes any call" if decided.shared else ", each with a request at a time"
+        else:
+            self._replicas, first = await self._in_server(decided)
+            reason = decided.reason
+        logger.info("hooks of %s: %s", self._model.name, reason, extra={"model": self._model.name})
+        self._replicas.leave(first)
+        return first
+
+    async def _in_server(self, decided: Plan) -> tuple[Replicas, Any]:
+        replicas = Replicas(self._model, self._spec, decided, self._loop)
+        if self._spec.workers is None:
+            self._holding = replicas.holding = Holding(self._loop, replicas.runs, self._found)
+        on_path = FolderOnPath(self._spec.path.parent)
+        try:
+            first = await replicas.start()
+        except BaseException:
+            replicas.close()
+            on_path.close()
+            raise
+        self._on_path = on_path
+        return replicas, first
+
+    async def _in_workers(self, count: int, decided: Plan) -> tuple[Replicas, Any]:
+        replicas = WorkerReplicas(self._model, self._spec, replace(decided, replicas=count), self._loop)
+        try:
+            await self._loop.run_in_executor(None, replicas.prepare, self._interpreters)
+            return replicas, await replicas.start()
+        except BaseException:
+            replicas.close()
+            replicas.kill()
+            await replicas.ended()
+            raise
+
+    def admit(self) -> Passage:
+        """Let a request in. Raises: InferError (OVERLOADED, NOT_READY)."""
+        return self.replicas.admit()
+
+    def watch(self, now_ns: int) -> None:
+        """Fail what is past its limit by `now_ns`."""
+        for replicas in filter(None, (self._replicas, self._leaving)):
+            replicas.watch(now_ns)
+
+    # -- moving ------------------------------------------------------------------------------------------------
+
+    def _found(self, hook: str, computed_ns: int, late_ns: int) -> None:
+        count = self._sensible()
+        logger.warning(
+            "%s of model '%s' computes for %.1f ms a call, and holds up the server's event loop by %.1f ms: the hooks "
+            "move to %d worker %s. hooks.workers = %d in penstock.toml has them there from the start, 0 keeps them",
+            hook, self._model.name, computed_ns / 1e6, late_ns / 1e6, count, "processes" if count > 1 else "process",
+            count, extra={"model": self._model.name},
+        )  # fmt: skip
+        self._moving = asyncio.ensure_future(self._move(count))
+
+    def _sensible(self) -> int:
+        """Give how many workers there are to be: no more instances of the file than its owner has allowed."""
+        said = self._spec.replicas
+        allowed = 1 if said == "shared" else said if isinstance(said, int) else MOST_WORKERS
+        return max(1, min(MOST_WORKERS, usable_cpus(), allowed))
+
+    async def _move(self, count: int) -> None:
+        if self._decided is None:
+            return
+        try:
+            replicas, first = await self._in_workers(count, self._decided)
+        except InferError as error:
+            logger.warning(
+                "the hooks of model '%s' stay where they are: %s", self._model.name, error.message,
+                extra={"model": self._model.name},
+            )  # fmt: skip
+            return
+        replicas.leave(first)
+        self._leaving, self._replicas = self._replicas, replicas
+        if self._leaving is not None:
+            self._leaving.retire()
+        logger.info("hooks of %s: now in %d worker processes", self._model.name, count)
+
+    # -- its end -----------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End all replicas when they have done what they were asked; whoever still waits is refused."""
+        if self._holding is not None:
+            self._holding.close()
+        if self._moving is not None:
+            self._moving.cancel()
+        for replicas in filter(None, (self._replicas, self._leaving)):
+            replicas.close()
+        if self._on_path is not None:
+            self._on_path.close()
+        self._on_path = None
+
+    async def ended(self) -> None:
+        """Wait for the end of the workers, after `close`."""
+        waits = [replicas.ended() for replicas in (self._replicas,) if isinstance(replicas, WorkerReplicas)]
+        self._replicas = self._leaving = None
+        if self._moving is not None:
+            waits.append(self._moved())
+        await asyncio.gather(*waits)
+
+    async def kill(self) -> None:
+        """End the workers now, whatever they do; after `close`."""
+        replicas = self._replicas
+        if isinstance(replicas, WorkerReplicas):
+            replicas.kill()
+        await self.ended()
+
+    async def _moved(self) -> None:
+        if self._moving is not None:
+            await asyncio.wait((self._moving,))

@@ -1,0 +1,308 @@
+"""WorkerReplica: one instance of a model's hook file, in a process of its own. Made by `worker_replicas.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import time
+from collections import deque
+from typing import Any, Protocol
+
+from penstock.backends.backend import Array
+from penstock.backends.errors import Code, InferError
+from penstock.batching.model import Model
+from penstock.batching.spec import HookSpec
+from penstock.server.workers.order import NotBegunError, Order
+from penstock.server.workers.worker import Worker
+
+from .call import Call, MovedError, Owner, blame, log, log_lines
+from .loading import POST, PRE
+from .packing import ANSWER, DONE, FORGET, GIVE_WAY, REFUSED, REPLIED, read_refusal
+from .pull import AHEAD
+from .worker_pull import WorkerPull
+
+AHEAD_NS = 1_000_000
+"""What a worker has in hand beside the call that it is at: what it does in so long, so that it need not be woken for
+each, and no call waits there long that another worker could take."""
+MOST_AHEAD = 32
+_DOUBT_NS = 1_000_000
+_STATISTICS_NAME = {PRE: "pre", POST: "post"}
+
+
+class WorkerOwner(Owner, Protocol):
+    """Whoever keeps replicas in processes. Threads: called on the event loop."""
+
+    def roomy(self) -> None:
+        """Hear that a replica can take a call more."""
+
+
+class WorkerReplica:
+    """One process with one instance of the user's module, seen as a `Replica` is: its hooks run one at a time.
+
+    Invariants: every call's future is settled, exactly once: by the hook's result or error, by WorkerLost where the
+    process ended while it ran, by `MovedError` where it had not begun, or by its own cancellation. A call past its
+    limit ends the process. `waiting` counts the calls of its own line and those sent; `room` is
+    how many more it is to be sent, where generators that take steps do not count: they give way to any call. `keeps`:
+    what pre_inference leaves in the parameters stays there for the request's post_inference.
+    Threads: the event loop's.
+    """
+
+    hangs = False
+
+    def __init__(self, model: Model, spec: HookSpec, order: Order, owner: WorkerOwner) -> None:
+        self._model = model
+        self._owner = owner
+        self._limit_ns = int(spec.timeout_s * 1e9)
+        self._loop = asyncio.get_running_loop()
+        self._line: deque[Call] = deque()
+        self._sent: deque[Call] = deque()
+        self._generators: dict[int, WorkerPull] = {}
+        self._turns = self._turns_sent = 0
+        self._mean_ns = float(AHEAD_NS)
+        self.room = self._most = 2
+        self._timer: asyncio.TimerHandle | None = None
+        self._leaving = self._stopping = False
+        self._doubted: Call | None = None
+        self._takes: tuple[bool, ...] = (False, False)
+        self.has_pre = self.has_post = self.yields = self.keeps = False
+        self.waiting = 0
+        self.ready: asyncio.Future[None] = self._loop.create_future()
+        self.ready.add_done_callback(lambda ready: ready.exception())
+        self._worker = Worker(order, self._lost, self._said)
+        self._worker.ready.add_done_callback(self._opened)
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._worker.pid
+
+    @property
+    def ended(self) -> asyncio.Future[None]:
+        """Done once the process is gone and reaped."""
+        return self._worker.ended
+
+    @property
+    def serves(self) -> bool:
+        """Whether a call given to it will be run."""
+        return self._worker.serves and not self._stopping
+
+    def holds(self, pull: WorkerPull) -> bool:
+        """Tell whether the generator is under way there."""
+        return pull.number in self._generators
+
+    def submit(self, call: Call) -> asyncio.Future[Any]:
+        """Have one hook run here; cancelling its future lets a hook that runs run on, and skips one that waits.
+
+        Raises: MovedError.
+        """
+        if not self.serves:
+            raise MovedError
+        call.future = self._loop.create_future()
+        self.waiting += 1
+        self._line.append(call)
+        self._go_on()
+        return call.future
+
+    def take(self, call: Call) -> None:
+        """Run a call that has its future already. Only where there is room."""
+        self.waiting += 1
+        self._line.append(call)
+        self._go_on()
+
+    def tell(self, kind: int, number: int) -> None:
+        """Tell the worker something."""
+        self._worker.tell(kind, number)
+
+    def leave(self) -> None:
+        """Give the replica back to its owner, once no hook of it runs any more."""
+        if self.waiting:
+            self._leaving = True
+        else:
+            self._owner.freed(self)
+
+    def stop(self) -> None:
+        """End the process when it has done what it was sent; it is not waited for."""
+        self._stopping = True
+        if self.ready.done():
+            self._worker.stop()
+        else:
+            self.kill()
+        self._move(MovedError)
+
+    def kill(self) -> None:
+        """End the process here and now."""
+        self._worker.kill(f"{self._worker.order.label} were ended before they had finished")
+
+    def watch(self, now_ns: int) -> int:
+        """End the process if its hook is past the limit by `now_ns`.
+
+        Returns: in how many nanoseconds to look again; 0 for not before the next call.
+        """
+        if not self._sent or not self.ready.done():
+            return 0
+        running = self._sent[0]
+        left_ns = running.since_ns + self._limit_ns - now_ns
+        if left_ns > 0:
+            return left_ns
+        if self._doubted is not running:
+            # the loop may have been held up, with the answer there to be read
+            self._doubted = running
+            return _DOUBT_NS
+        limit_s = self._limit_ns / 1e9
+        text = f"{running.hook} of model '{self._model.name}' took longer than its limit of {limit_s:g} s"
+        log(text, self._about(running))
+        self._worker.kill(text, Code.EXPIRED, "time")
+        return 0
+
+    # -- sending -----------------------------------------------------------------------------------------------
+
+    def _go_on(self) -> None:
+        while self._line and self.room > 0:
+            self._send(self._line.popleft())
+        if self._sent and self._timer is None:
+            self._timer = self._loop.call_later(self._limit_ns / 1e9, self._look)
+
+    def _send(self, call: Call) -> None:
+        now_ns = time.monotonic_ns()
+        error: Exception | None = None
+        if call.future.done():
+            self._forget(call)
+        elif call.deadline_ns and now_ns >= call.deadline_ns:
+            error = InferError(Code.EXPIRED, "Request timeout expired")
+        else:
+            try:
+                self._put(call, now_ns)
+            except NotBegunError:
+                error = MovedError()
+            except (TypeError, ValueError) as problem:
+                error = InferError(Code.INTERNAL, str(problem))
+            else:
+                return
+        self.waiting -= 1
+        if error is not None:
+            call.future.set_exception(error)
+
+    def _put(self, call: Call, now_ns: int) -> None:
+        if self._turns_sent:
+            self.tell(GIVE_WAY, self._turns)
+        if isinstance(call, WorkerPull):
+            self._turns += 1
+            call.turn = self._turns
+            call.most = AHEAD if self.waiting == 1 else 1
+        future = self._worker.call(*call.written(self._takes))
+        if isinstance(call, WorkerPull):
+            self._turns_sent += 1
+            self._generators[call.number] = call
+        else:
+            self.room -= 1
+        call.replica = self
+        if not self._sent:
+            call.since_ns = now_ns
+        self._sent.append(call)
+        future.add_done_callback(functools.partial(self._answered, call))
+
+    # -- events ------------------------------------------------------------------------------------------------
+
+    def _opened(self, opened: asyncio.Future[Any]) -> None:
+        if self.ready.done():
+            return
+        error = opened.exception()
+        if error is not None:
+            self.ready.set_exception(error)
+            return
+        has = json.loads(opened.result()[0])
+        self.has_pre, self.has_post, self.yields = has["pre"], has["post"], has["yields"]
+        self._takes = tuple(has["takes"])
+        self.keeps = all(self._takes)
+        self.ready.set_result(None)
+
+    def _answered(self, call: Call, future: asyncio.Future[tuple[bytes, list[Array | None]]]) -> None:
+        self._sent.popleft()
+        self._doubted = None
+        self.waiting -= 1
+        if self._sent:
+            self._sent[0].since_ns = time.monotonic_ns()
+        if isinstance(call, WorkerPull):
+            self._turns_sent -= 1
+        else:
+            self.room += 1
+        error = future.exception()
+        if error is None:
+            error = self._read(call, *future.result())
+        elif isinstance(error, NotBegunError):
+            error = MovedError()
+        if error is not None and not call.future.done():
+            call.future.set_exception(error)
+        if isinstance(call, WorkerPull) and (error is not None or call.ended_ns >= 0):
+            self._generators.pop(call.number, None)
+        self._go_on()
+        if self._leaving and not self.waiting:
+            self._leaving = False
+            self._owner.freed(self)
+        self._owner.roomy()
+
+    def _read(self, call: Call, body: bytes, arrays: list[Array | None]) -> InferError | None:
+        how, took_ns, ended_ns = REPLIED.unpack_from(body)
+        text = body[REPLIED.size :]
+        name = _STATISTICS_NAME.get(call.hook)
+        if name is not None:
+            self._mean_ns += (took_ns - self._mean_ns) / 8
+            most = min(1 + int(AHEAD_NS / self._mean_ns), MOST_AHEAD) if self._mean_ns else MOST_AHEAD
+            self.room += most - self._most
+            self._most = most
+            self._model.statistics.record_hook(name, took_ns)
+        if how == DONE:
+            result = call.taken(text, arrays, ended_ns - 1)
+            if call.future.done():
+                self._forget(call)
+            else:
+                call.future.set_result(result)
+            return None
+        if how == REFUSED:
+            error = read_refusal(text)
+            if error.code is Code.INTERNAL:
+                log(f"{call.hook}: {error.message}", self._about(call))
+            return error
+        raised, plain, lines = json.loads(text)
+        error = blame(call, raised, sample=plain)
+        log_lines(f"{call.hook} raised {raised}", self._about(call), lines)
+        return error
+
+    def _forget(self, call: Call) -> None:
+        """Have the worker forget what a request that nobody waits for has left there."""
+        if self.keeps:
+            self.tell(FORGET, call.number)
+
+    def _said(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
+        pull = self._generators.get(number)
+        if kind == ANSWER and pull is not None:
+            if self._sent:
+                self._sent[0].since_ns = time.monotonic_ns()  # the limit is for each step
+            pull.told(body, arrays)
+
+    def _lost(self, worker: Worker) -> None:
+        if self.ready.done() and not self._stopping:
+            self._stopping = True
+            self._move(MovedError)
+            self._owner.lost(self)
+
+    def _move(self, error: type[Exception]) -> None:
+        """Hand back the calls that have not been sent."""
+        if self._timer is not None and not self._sent:
+            self._timer.cancel()
+        line, self._line = self._line, deque()
+        for call in line:
+            self.waiting -= 1
+            if not call.future.done():
+                call.future.set_exception(error())
+
+    def _look(self) -> None:
+        """Look after the running hook. One timer, however many calls; it goes off now and then."""
+        self._timer = None
+        left_ns = self.watch(time.monotonic_ns())
+        if left_ns:
+            self._timer = self._loop.call_later(left_ns / 1e9, self._look)
+
+    def _about(self, call: Call) -> dict[str, str]:
+        return {"model": self._model.name} | ({"request_id": call.request_id} if call.request_id else {})

@@ -1,0 +1,290 @@
+"""WorkerReplicas: the hooks of a model in processes of their own, and a request's way through them.
+
+Made by `runner.py`, called on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from penstock.backends.errors import Code, InferError
+from penstock.backends.node import Node
+from penstock.batching.model import Model
+from penstock.batching.spec import HookSpec
+from penstock.server.workers.backoff import Backoff
+from penstock.server.workers.order import Order
+
+from .call import Call, Form
+from .loading import POST
+from .packing import FORGET, pack, write_signature
+from .pull import Answer, Pull, nothing
+from .replica import LOAD_LIMIT_S
+from .replicas import Passage, Plan, Replicas
+from .worker_pull import WorkerPull
+from .worker_replica import WorkerReplica
+
+Interpreters = Callable[[Any, str], str]
+"""Gives the Python for a WorkerSpec and whose it is. Blocks, for minutes where an environment is to be made."""
+
+ENDED_S = 60.0
+"""More than what a hook that still runs may take, and its process to end: nobody waits for ever."""
+
+logger = logging.getLogger("penstock.hooks")
+
+
+def order_of(model: Model, spec: HookSpec, interpreter: str) -> Order:
+    """Give what is to run in each worker of a model's hooks."""
+    place = spec.worker
+    settings = {
+        "path": str(spec.path),
+        "decoupled": model.spec.decoupled,
+        "signature": write_signature(model.signature),
+        "inputs": [Node.of(node).write() for node in model.node_inputs],
+        "outputs": [Node.of(node).write() for node in model.node_outputs],
+        "metadata": pack(dict(spec.metadata), []),
+    }
+    return Order(
+        "penstock.server.hooks.inside", settings, f"the hooks of model '{model.name}'", {"model": model.name},
+        interpreter=interpreter, path=place.path, environment=place.environment, memory_bytes=place.memory_bytes,
+        open_limit_s=LOAD_LIMIT_S, count=model.count,
+    )  # fmt: skip
+
+
+class WorkerReplicas(Replicas):
+    """The replicas of one model, each a process.
+
+    Invariants: there are always so many; one that ends is replaced, at once or, if it keeps ending, later and later.
+    Where the plan is shared, any of them runs any call: the calls wait in one line, for the first that has room.
+    """
+
+    def __init__(self, model: Model, spec: HookSpec, decided: Plan, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(model, spec, decided, loop)
+        self._order: Order | None = None
+        self._backoffs: dict[WorkerReplica, Backoff] = {}
+        self._timers: set[asyncio.TimerHandle] = set()
+        self._line: deque[Call] = deque()
+        self._ended: set[asyncio.Future[None]] = set()
+        self._broken: InferError | None = None
+        self._numbers = itertools.count(1)
+
+    def prepare(self, interpreters: Interpreters) -> None:
+        """Find the interpreter. Threads: a thread that may block. Raises: InferError."""
+        label = f"the hooks of model '{self._model.name}'"
+        self._order = order_of(self._model, self._spec, interpreters(self._spec.worker, label))
+
+    async def start(self) -> WorkerReplica:
+        """Start all at once, and wait until they have loaded the file. Raises: InferError."""
+        started = [self._open(Backoff()) for _ in range(self._limit)]
+        opened = await asyncio.gather(*(asyncio.shield(each.ready) for each in started), return_exceptions=True)
+        for problem in opened:
+            if problem is not None:
+                raise problem
+        for replica in started:
+            self._serve(replica)
+        if not self.shared:
+            self._free.remove(started[0])
+        return started[0]
+
+    def _open(self, backoff: Backoff) -> WorkerReplica:
+        if self._order is None:
+            raise InferError(Code.INTERNAL, "hooks without an interpreter")
+        replica = WorkerReplica(self._model, self._spec, self._order, self)
+        self._backoffs[replica] = backoff
+        self._ended.add(replica.ended)
+        replica.ended.add_done_callback(self._ended.discard)
+        return replica
+
+    def _serve(self, replica: WorkerReplica) -> None:
+        if replica.serves:
+            self._backoffs[replica].serves(self._loop.time())
+            self._broken = None
+            self._live.append(replica)
+            self.freed(replica)
+            self.roomy()
+        else:
+            self.lost(replica)
+
+    # -- a request's way ---------------------------------------------------------------------------------------
+
+    def admit(self) -> WorkerPassage:
+        """Let a request in, or refuse it at the door when too many wait. Raises: InferError (OVERLOADED)."""
+        self._check(len(self._waiters) + len(self._line))
+        return WorkerPassage(self, self._model, next(self._numbers))
+
+    def take(self) -> Any:
+        """Take a replica if one is free; of shared ones, any."""
+        if not self.shared:
+            return super().take()
+        for replica in self._live:
+            if replica.serves:
+                return replica
+        return None
+
+    def idlest(self) -> WorkerReplica | None:
+        """Give the replica that the fewest calls wait for."""
+        serving = [replica for replica in self._live if replica.serves]
+        return min(serving, key=_waiting, default=None)
+
+    async def wait(self, deadline_ns: int) -> Any:
+        """Wait for a replica. Raises: InferError; at once, where the file could not be loaded again of late."""
+        if self._broken is not None and not self._live:
+            raise InferError(self._broken.code, self._broken.message)
+        return await super().wait(deadline_ns)
+
+    def submit(self, call: Call) -> asyncio.Future[Any]:
+        """Have a call run by whichever has room first."""
+        call.future = self._loop.create_future()
+        self._line.append(call)
+        self.roomy()
+        return call.future
+
+    def roomy(self) -> None:
+        """Hand out the calls that wait, each to the replica that least waits for."""
+        while self._line:
+            roomy = [replica for replica in self._live if replica.room > 0 and replica.serves]
+            if not roomy:
+                return
+            replica = min(roomy, key=_waiting) if len(roomy) > 1 else roomy[0]
+            call = self._line.popleft()
+            if not call.future.done():
+                replica.take(call)
+
+    # -- keeping their number ----------------------------------------------------------------------------------
+
+    def _grow(self) -> None:
+        """All there are to be are there, or on their way."""
+
+    def lost(self, replica: WorkerReplica) -> None:
+        """Replace a replica that has ended."""
+        backoff = self._backoffs.pop(replica, None)
+        if backoff is None:
+            return
+        for among in (self._live, self._free):
+            if replica in among:
+                among.remove(replica)
+        if not self._closing:
+            after_s = max(backoff.ended(self._loop.time()), 0.001)  # what uvloop gives for 0 is no timer
+            self._timers.add(self._loop.call_later(after_s, self._again, backoff))
+
+    def _again(self, backoff: Backoff) -> None:
+        now_s = self._loop.time()
+        self._timers = {timer for timer in self._timers if timer.when() > now_s and not timer.cancelled()}
+        if self._closing:
+            return
+        try:
+            replica = self._open(backoff)
+        except InferError as error:
+            self._unmade(error)
+            self._timers.add(self._loop.call_later(backoff.ended(now_s), self._again, backoff))
+            return
+        replica.ready.add_done_callback(lambda ready: self._reopened(replica, ready))
+
+    def _reopened(self, replica: WorkerReplica, ready: asyncio.Future[None]) -> None:
+        error = ready.exception()
+        if self._closing:
+            return
+        if error is None:
+            self._serve(replica)
+            return
+        if isinstance(error, InferError):
+            self._unmade(error)
+        self.lost(replica)
+
+    def _unmade(self, error: InferError) -> None:
+        self._broken = error
+        if self._live:
+            return
+        self._refuse(error)
+        line, self._line = self._line, deque()
+        for call in line:
+            if not call.future.done():
+                call.future.set_exception(InferError(error.code, error.message))
+
+    def close(self) -> None:
+        """Have all of them end; whoever still waits is refused."""
+        super().close()
+        for timer in self._timers:
+            timer.cancel()
+        self._unmade(InferError(Code.NOT_READY, f"model '{self._model.name}' is being unloaded"))
+        for replica in self._backoffs:
+            replica.stop()
+
+    def kill(self) -> None:
+        """End the processes here and now; to be called after `close`."""
+        for replica in self._backoffs:
+            replica.kill()
+
+    async def ended(self) -> None:
+        """Wait until every process is gone, in vain for no longer than ENDED_S; to be called after `close`."""
+        if self._ended:
+            await asyncio.wait(set(self._ended), timeout=ENDED_S)
+
+
+class WorkerPassage(Passage):
+    """One request's way through the hooks in workers.
+
+    Where pre_inference may leave something for post_inference in the parameters, both run in one process.
+    """
+
+    __slots__ = ("_left", "_number")
+
+    def __init__(self, replicas: WorkerReplicas, model: Model, number: int) -> None:
+        super().__init__(replicas, model)
+        self._number = number
+        self._left = False
+
+    async def call(self, call: Call) -> Any:
+        """Run one of the request's hooks. Raises: InferError."""
+        call.number = self._number
+        if call.hook == POST:
+            self._left = False
+        result = await self._on_replica(call, lambda replica: self._submitted(call, replica))
+        if call.replica.keeps and call.hook != POST:
+            self._replica, self._left = call.replica, True
+        return result
+
+    def _submitted(self, call: Call, replica: Any) -> asyncio.Future[Any]:
+        anywhere = self._replicas.shared and not (self._begun and replica.keeps)
+        submitted: asyncio.Future[Any] = (self._replicas if anywhere else replica).submit(call)
+        return submitted
+
+    def pull(self, outputs: list[Any], form: Form, request_id: str) -> WorkerPull:
+        """Make the Pull of what the request's hook yields for a model's outputs, which the worker converts."""
+        pull = WorkerPull(outputs, form.code, request_id)
+        pull.number = self._number
+        self._left = False
+        return pull
+
+    def post(self, outputs: list[Any], form: Form, request_id: str) -> Call:
+        """Make the call of post_inference."""
+        call = Call(POST, outputs, nothing, 0, request_id)
+        call.form = form.code
+        return call
+
+    async def next(self, pull: Pull) -> Answer | None:
+        """Give what the request's hook yields next, None after the last. Raises: InferError."""
+        if not pull.begun and self._replicas.shared and not self._is_bound():
+            self._replica = self._replicas.idlest()
+        return await super().next(pull)
+
+    def _is_bound(self) -> bool:
+        return self._begun and (not self._replicas.shared or (self._replica is not None and self._replica.keeps))
+
+    def _gone(self) -> InferError:
+        text = f"the hooks of model '{self._model.name}' ended, and what this request had left there with them"
+        return InferError(Code.NOT_READY, text)
+
+    def leave(self) -> None:
+        """Give back what is held."""
+        if self._left:
+            self._replica.tell(FORGET, self._number)
+        super().leave()
+
+
+def _waiting(replica: WorkerReplica) -> int:
+    return replica.waiting

@@ -1,0 +1,218 @@
+"""Dealings: what one worker with a Python model has to do with the server beside its requests.
+
+It asks other models (BLS), loads and unloads them, has metrics of its own, and writes to the log. Made by host.py's
+maker in loading.py, one for each worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from penstock.backends.errors import Code, InferError
+from penstock.batching.admission import admit
+from penstock.batching.request import InSequence, Terms
+from penstock.batching.timeouts import due_ns
+from penstock.server.v2.decode import wrong_inputs
+
+from .messages import CALL, CALLED, CONTROL, CONTROLLED, LEAVE, LOG, METRIC
+from .metrics import CustomMetrics
+from .requests import END, START, error_said
+
+if TYPE_CHECKING:
+    from penstock.backends.backend import Array
+    from penstock.batching.engine import Engine
+    from penstock.batching.model import Model
+    from penstock.server.hooks.runner import Hooks
+    from penstock.server.repository.control import ModelControl
+    from penstock.server.workers.worker import Worker
+
+logger = logging.getLogger("penstock.python_models.user")
+_LEVELS = {"verbose": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+_FILE = "file:"
+_NO_DECOUPLED = (
+    "Model {} is using the decoupled. The current BLS request call doesn't support models using the decoupled "
+    "transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls for decoupled "
+    "models.'"
+)
+"""Source: python_backend, request_executor.cc."""
+
+
+@dataclass(slots=True)
+class Beside:
+    """What the server is to its Python models. `control` and `hooks_of` are set by the composition root."""
+
+    engine: Engine
+    metrics: CustomMetrics
+    hooks_of: Callable[[Model], Hooks] | None = None
+    control: ModelControl | None = None
+
+
+class Dealings:
+    """All that is under way for one worker, which is told how each ends. Threads: the event loop's."""
+
+    def __init__(self, worker: Worker, beside: Beside, about: Mapping[str, str]) -> None:
+        self._worker = worker
+        self._beside = beside
+        self._about = dict(about)
+        self._calls: dict[int, asyncio.Task[None]] = {}
+        self._others: set[asyncio.Task[None]] = set()
+
+    def take(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
+        """Take what the worker tells."""
+        if kind == LEAVE:
+            if (task := self._calls.get(number)) is not None:
+                task.cancel()
+            return
+        said = orjson.loads(body)
+        if kind == CALL:
+            task = self._begin(self._infer(number, said, arrays))
+            self._calls[number] = task
+            task.add_done_callback(lambda _: self._calls.pop(number, None))
+        elif kind == CONTROL:
+            self._begin(self._control(number, said, arrays))
+        elif kind == METRIC:
+            self._beside.metrics.take(self, said)
+        elif kind == LOG:
+            level = _LEVELS.get(said["level"], logging.INFO)
+            logger.log(level, "%s:%d: %s", said["file"], said["line"], said["message"], extra=self._about)
+
+    def end(self) -> None:
+        """Cancel what is under way: the worker has ended."""
+        self._beside.metrics.forget(self)
+        for task in list(self._others):
+            task.cancel()
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._others.add(task)
+        task.add_done_callback(self._others.discard)
+        return task
+
+    # -- other models ------------------------------------------------------------------------------------------
+
+    async def _infer(self, number: int, said: Mapping[str, Any], arrays: Sequence[Array | None]) -> None:
+        """Carry a request to another model as a dialect does, and its answers back."""
+        try:
+            await self._carry(number, said, arrays)
+        except InferError as error:
+            self._answer(number, {}, error, final=True)
+        except Exception as error:
+            logger.exception("a call of model '%s' has failed", said["model"], extra=self._about)
+            text = f"{type(error).__name__} while model '{said['model']}' was asked"
+            self._answer(number, {}, InferError(Code.INTERNAL, text), final=True)
+
+    async def _carry(self, number: int, said: Mapping[str, Any], arrays: Sequence[Array | None]) -> None:
+        engine, hooks_of = self._beside.engine, self._beside.hooks_of
+        model = engine.model(said["model"], said["version"])
+        if hooks_of is None:
+            raise InferError(Code.NOT_READY, "the server does not serve yet")
+        if model.spec.decoupled and not said["decoupled"]:
+            raise InferError(Code.UNSUPPORTED, _NO_DECOUPLED.format(model.name))
+        engine.hold(model)
+        try:
+            hooks, asked = hooks_of(model), said["request"]
+            inputs = _checked(model, asked["inputs"], arrays, hooked=hooks.has_pre)
+            call = inputs, asked["id"], _terms(model, asked), asked["parameters"] or None
+            wanted = _wanted(model, asked["outputs"])
+            if not said["decoupled"]:
+                self._answer(number, _only(await hooks.infer(*call), wanted), None, final=True)
+                return
+            final = False
+            async with aclosing(hooks.stream(*call)) as answers:
+                async for answer in answers:
+                    final = answer.final
+                    self._answer(number, _only(answer.outputs, wanted), answer.error, final=final)
+            if not final:
+                self._answer(number, {}, None, final=True)
+        finally:
+            engine.release(model)
+
+    def _answer(self, number: int, outputs: Mapping[str, Array], error: InferError | None, *, final: bool) -> None:
+        if error is not None:
+            outputs = {}
+        said = {
+            "outputs": list(outputs),
+            "error": None if error is None else error_said(error),
+            "parameters": {},
+            "final": final,
+        }
+        self._worker.tell(CALLED, number, orjson.dumps(said), list(outputs.values()))
+
+    # -- the repository ----------------------------------------------------------------------------------------
+
+    async def _control(self, number: int, said: Mapping[str, Any], arrays: Sequence[Array | None]) -> None:
+        failed: InferError | None = None
+        result = True
+        try:
+            result = await self._controlled(said, arrays)
+        except InferError as error:
+            failed = error
+        told = {"error": None if failed is None else error_said(failed), "result": result}
+        self._worker.tell(CONTROLLED, number, orjson.dumps(told))
+
+    async def _controlled(self, said: Mapping[str, Any], arrays: Sequence[Array | None]) -> bool:
+        name, control = said["model"], self._beside.control
+        if said["do"] == "ready":
+            with contextlib.suppress(InferError):
+                return self._beside.engine.model(name, said["version"]).healthy
+            return False
+        if control is None:
+            raise InferError(Code.NOT_READY, "the server does not serve yet")
+        if said["do"] == "unload":
+            await control.unload(name, dependents=said["dependents"])
+            return True
+        files = {
+            path.removeprefix(_FILE): b"" if array is None else array.tobytes()
+            for path, array in zip(said["files"], arrays, strict=True)
+        }
+        await control.load(name, said["config"] or None, files)
+        return True
+
+
+def _checked(model: Model, names: Sequence[str], arrays: Sequence[Array | None], *, hooked: bool) -> dict[str, Array]:
+    """Take a request's inputs by name, as its model has them. Raises: InferError (INVALID)."""
+    inputs = {name: array for name, array in zip(names, arrays, strict=True) if array is not None}
+    if hooked:
+        return inputs
+    signature = model.signature
+    known = signature.input
+    if any(name not in known for name in inputs) or any(n not in inputs and not s.optional for n, s in known.items()):
+        raise wrong_inputs(model, list(inputs))
+    for name, array in inputs.items():
+        if array.dtype != known[name].type.dtype:
+            text = f"inference input '{name}' is of numpy's {array.dtype}, but model '{model.name}' expects"
+            raise InferError(Code.INVALID, f"{text} '{known[name].datatype}'")
+    shapes = [inputs[name].shape if name in inputs else None for name in known]
+    admit(model.name, signature, model.request_rows, shapes, model.padding)
+    return inputs
+
+
+def _terms(model: Model, asked: Mapping[str, Any]) -> Terms:
+    priority, flags = asked["priority"], asked["flags"]
+    deadline_ns = due_ns(time.monotonic_ns(), asked["timeout_us"], model.spec.policy, 0, priority)
+    sequence = None
+    if asked["correlation"] or flags:
+        sequence = InSequence(asked["correlation"], bool(flags & START), bool(flags & END))
+    return Terms(deadline_ns, priority, sequence)
+
+
+def _wanted(model: Model, names: Sequence[str]) -> frozenset[str]:
+    for name in names:
+        if name not in model.signature.output:
+            text = f"unexpected inference output '{name}' for model '{model.name}'"
+            raise InferError(Code.INVALID, text)
+    return frozenset(names)
+
+
+def _only(outputs: Mapping[str, Array], wanted: frozenset[str]) -> dict[str, Array]:
+    """Leave out what was not asked for; nothing asked for is everything."""
+    return {name: array for name, array in outputs.items() if not wanted or name in wanted}

@@ -1,0 +1,336 @@
+"""Host: one Instance of a Python model, as the Engine sees it: a worker that is given Batches and tells answers.
+
+Made by loading.py. What a worker tells of other matters goes to its Dealings (dealings.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import orjson
+
+from penstock.backends.errors import Code, InferError
+from penstock.batching.stream import Told
+from penstock.server.workers.backoff import Backoff
+from penstock.server.workers.order import NotBegunError, Order, WorkerLost
+from penstock.server.workers.worker import Worker
+
+from .messages import ANSWER, CANCEL, EXECUTE
+from .requests import Names, error_of
+
+if TYPE_CHECKING:
+    from penstock.backends.backend import Array
+    from penstock.batching.batch import Batch
+    from penstock.batching.outside import Takes
+    from penstock.batching.request import InferRequest
+
+logger = logging.getLogger("penstock.python_models")
+NOT_ONE = (
+    "generate expects model to produce exactly 1 response, use generate stream for model that generates various number "
+    "of responses"
+)
+"""Source: Triton server, http_server.cc. Nobody else asks a decoupled model for one answer."""
+
+
+class Dealings(Protocol):
+    """What a worker has to do with the server beside its requests."""
+
+    def take(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
+        """Take what it tells."""
+
+    def end(self) -> None:
+        """Let go of what is under way for it: it has ended."""
+
+
+class _Open:
+    """A request that has no final answer yet. `later`: its Batch has ended before it. `count`: its answers so far."""
+
+    __slots__ = ("batch", "count", "ended", "later", "number", "outputs", "request", "since_ns")
+
+    def __init__(self, request: InferRequest, batch: Batch, number: int) -> None:
+        self.request = request
+        self.batch = batch
+        self.number = number
+        self.count = 0
+        self.later = self.ended = False
+        self.outputs: dict[str, Array] = {}
+        self.since_ns = batch.exec_start_ns
+
+
+class Host:
+    """An Outside. It has one worker at a time, and starts another when that ends: at once, then later and later.
+
+    `deal` makes the Dealings of each worker. Units: `limit_s` for a Batch, seconds, 0 for none.
+    Invariant: of each request that it has taken, the end is told once: with its Batch, after it, or when the worker has
+    ended. Threads: the event loop's.
+    """
+
+    def __init__(self, order: Order, names: Names, deal: Callable[[Worker], Dealings], limit_s: float = 0.0) -> None:
+        self._order = replace(order, count=self._count)
+        self._counted: list[str] = []
+        self._names = names
+        self._deal = deal
+        self._limit_s = limit_s
+        self._loop = asyncio.get_running_loop()
+        self._takes: Takes | None = None
+        self._worker: Worker | None = None
+        self._dealings: Dealings | None = None
+        self._backoff = Backoff()
+        self._restarting: asyncio.Task[None] | None = None
+        self._last = 0
+        self._open: dict[int, _Open] = {}
+        self._numbers: dict[InferRequest, int] = {}
+        self._unbegun: Batch | None = None
+        self._closing = False
+
+    @property
+    def pid(self) -> int:
+        """The worker's process id, 0 for none."""
+        return self._worker.pid if self._worker is not None else 0
+
+    async def start(self) -> None:
+        """Start the worker, and have it initialize the model. Raises: InferError."""
+        worker = Worker(self._order, self._lost, self._said)
+        self._dealings = self._deal(worker)
+        try:
+            await worker.ready
+            if not worker.serves:
+                raise NotBegunError
+        except BaseException as error:
+            self._dealings.end()
+            worker.kill(f"{self._order.label} is not wanted any more")
+            await worker.ended
+            if isinstance(error, NotBegunError):
+                raise InferError(Code.NOT_READY, f"{self._order.label} has ended") from error
+            raise
+        self._worker = worker
+        self._backoff.serves(self._loop.time())
+
+    def attach(self, instance: Takes) -> None:
+        """Take whom to tell."""
+        self._takes = instance
+        while self._counted:
+            instance.count(self._counted.pop(0))
+
+    def _count(self, event: str) -> None:
+        if self._takes is None:
+            self._counted.append(event)
+        else:
+            self._takes.count(event)
+
+    async def close(self) -> None:
+        """Have the worker finalize the model and end."""
+        self._closing = True
+        if self._restarting is not None:
+            self._restarting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._restarting
+        worker, self._worker = self._worker, None
+        if self._dealings is not None:
+            self._dealings.end()
+        if worker is None:
+            return
+        if self._open:
+            worker.kill(f"{self._order.label} is ended: the server stops")
+        worker.stop()
+        await worker.ended
+
+    # -- requests ----------------------------------------------------------------------------------------------
+
+    def begin(self, batch: Batch) -> None:
+        """Run a Batch."""
+        opened = [_Open(request, batch, self._last + at) for at, request in enumerate(batch.requests, 1)]
+        self._last += len(opened)
+        try:
+            body, arrays = self._names.packed(batch, [each.number for each in opened])
+            if self._worker is None:
+                raise NotBegunError
+            called = self._worker.call(EXECUTE, body, arrays, limit_s=self._limit_s)
+        except NotBegunError:
+            self._unbegun = batch
+            if self._worker is None:
+                self._loop.call_soon(self._hand_back)
+            return
+        except Exception as error:  # noqa: BLE001 - a tensor that cannot travel, whatever says so
+            failure = InferError(Code.INTERNAL, f"{self._order.label}: {error}")
+            batch.compute_start_ns = batch.compute_end_ns = time.monotonic_ns()
+            self._loop.call_soon(self._free, batch, opened, failure)
+            return
+        for each in opened:
+            self._open[each.number] = each
+            self._numbers[each.request] = each.number
+        batch.compute_start_ns = time.monotonic_ns()
+        called.add_done_callback(partial(self._called, batch, opened))
+
+    def abandon(self, request: InferRequest) -> None:
+        """Tell the worker that nobody takes a request's answers any more."""
+        number = self._numbers.get(request)
+        if number is not None and self._worker is not None:
+            self._worker.tell(CANCEL, number)
+
+    def _called(self, batch: Batch, opened: list[_Open], called: asyncio.Future[Any]) -> None:
+        """Take the end of a call."""
+        batch.compute_end_ns = time.monotonic_ns()
+        error = called.exception()
+        if isinstance(error, NotBegunError):
+            for each in opened:
+                self._forget(each)
+            self._unbegun = batch
+            self._hand_back()
+            return
+        if error is not None:
+            failure = error if isinstance(error, InferError) else InferError(Code.INTERNAL, str(error))
+            self._free(batch, opened, failure)
+            return
+        body, arrays = called.result()
+        try:
+            answers = orjson.loads(body)["answers"]
+            if len(answers) != len(opened):
+                raise InferError(Code.INTERNAL, _wrong_count(len(opened), len(answers)))
+        except InferError as wrong:
+            self._free(batch, opened, wrong)
+            return
+        tensors = iter(arrays)
+        for each, said in zip(opened, answers, strict=True):
+            if said is not None:
+                self._answer(each, said, tensors)
+                self._end(each)
+        self._free(batch, opened, None)
+
+    def _free(self, batch: Batch, opened: Sequence[_Open], failure: InferError | None) -> None:
+        """Give a Batch back, with those of its requests that are answered, or all of them with what went wrong."""
+        if failure is not None:
+            for each in opened:
+                self._end(each, failure)
+        for each in opened:
+            each.later = not each.ended
+        batch.exec_end_ns = time.monotonic_ns()
+        if self._takes is not None:
+            self._takes.freed(batch, [each.request for each in opened if each.ended])
+
+    def _hand_back(self) -> None:
+        batch, self._unbegun = self._unbegun, None
+        if batch is not None and self._takes is not None:
+            self._takes.unrun(batch)
+
+    # -- answers -----------------------------------------------------------------------------------------------
+
+    def _said(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
+        if kind != ANSWER:
+            if self._dealings is not None:
+                self._dealings.take(kind, number, body, arrays)
+            return
+        each = self._open.get(number)
+        if each is None:
+            return
+        said = orjson.loads(body)
+        if said.get("outputs") or said.get("error"):
+            self._answer(each, said, iter(arrays))
+        if said["final"]:
+            self._end(each)
+
+    def _answer(self, each: _Open, said: dict[str, Any], tensors: Iterator[Array | None]) -> None:
+        """Take one answer; what is wrong with it is its error."""
+        request, names = each.request, said["outputs"]
+        taken = [next(tensors, None) for _ in names]
+        error: InferError | None = None
+        found: dict[str, Array] = {}
+        try:
+            if said.get("error"):
+                raise error_of(said["error"])
+            found = self._names.outputs_of(names, taken)
+        except InferError as failed:
+            error = failed
+        each.count += 1
+        answers = getattr(request, "answers", None)
+        if answers is None:
+            if request.error is None:
+                request.error = error if each.count == 1 else InferError(Code.INTERNAL, NOT_ONE)
+            each.outputs = found
+            return
+        now_ns = time.monotonic_ns()
+        told = Told(found, error, said["final"], said.get("parameters") or None, now_ns - each.since_ns)
+        each.since_ns = now_ns
+        try:
+            answers.tell(told)
+        except InferError as full:
+            request.error = full
+            self.abandon(request)
+
+    def _end(self, each: _Open, failure: InferError | None = None) -> None:
+        """Note a request's last answer; hand it out if its Batch is gone by now."""
+        if each.ended:
+            return
+        each.ended = True
+        self._forget(each)
+        request = each.request
+        if failure is not None:
+            # an error of its own: one that is raised keeps the frames that it has passed
+            request.error = InferError(failure.code, failure.message, failure.retry_after_ns)
+        elif request.error is None:
+            self._complete(each, request)
+        if each.later and self._takes is not None:
+            self._takes.late(each.batch, request)
+
+    def _complete(self, each: _Open, request: InferRequest) -> None:
+        if getattr(request, "answers", None) is not None:
+            request.outputs = []
+            return
+        try:
+            if not each.count:
+                raise InferError(Code.INTERNAL, NOT_ONE)
+            request.outputs = self._names.in_order(request, each.outputs)
+        except InferError as wrong:
+            request.error = wrong
+
+    def _forget(self, each: _Open) -> None:
+        self._open.pop(each.number, None)
+        self._numbers.pop(each.request, None)
+
+    # -- the worker's end --------------------------------------------------------------------------------------
+
+    def _lost(self, worker: Worker) -> None:
+        if worker is not self._worker:
+            return
+        self._worker = None
+        if self._dealings is not None:
+            self._dealings.end()
+            self._dealings = None
+        failure = WorkerLost(f"{self._order.label} has ended: it is started again")
+        if self._takes is not None and not self._closing:
+            self._takes.down(failure, hopeless=False)
+        self._hand_back()
+        for each in list(self._open.values()):
+            if each.later:
+                self._end(each, failure)
+        if not self._closing:
+            self._restarting = self._loop.create_task(self._restart())
+
+    async def _restart(self) -> None:
+        while True:
+            await asyncio.sleep(self._backoff.ended(self._loop.time()))
+            try:
+                await self.start()
+            except Exception as error:  # whatever it is, the next start may go well
+                text = error.message if isinstance(error, InferError) else type(error).__name__
+                logger.exception("%s cannot be started again: %s", self._order.label, text)
+                if self._takes is not None:
+                    self._takes.down(InferError(Code.NOT_READY, text), hopeless=True)
+                continue
+            if self._takes is not None:
+                self._takes.up()
+            return
+
+
+def _wrong_count(requests: int, answers: int) -> str:
+    return (
+        "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+        f"InferenceRequest(s) size is:{requests}, and InferenceResponse(s) size is:{answers}\n"
+    )

@@ -1,0 +1,118 @@
+"""Errors of Python models: those that model.py makes, and what its exceptions look like to a client.
+
+Source: python_backend, src/pb_error.h and src/pb_stub.cc; pybind11's `error_already_set::what`, which Triton's texts
+come from.
+"""
+
+from __future__ import annotations
+
+import enum
+import traceback
+from pathlib import Path
+
+from penstock.backends.errors import Code
+
+_HERE = str(Path(__file__).parent)
+
+
+class TritonModelException(Exception):  # noqa: N818 - Triton's name
+    """What model.py raises, and what is raised in it for a call that cannot be."""
+
+
+class WrongAnswerError(Exception):
+    """What `execute` has returned cannot be sent; the text is the client's as it is."""
+
+
+class ErrorCode(enum.IntEnum):
+    """Triton's error codes."""
+
+    UNKNOWN = 0
+    INTERNAL = 1
+    NOT_FOUND = 2
+    INVALID_ARG = 3
+    UNAVAILABLE = 4
+    UNSUPPORTED = 5
+    ALREADY_EXISTS = 6
+    CANCELLED = 7
+
+
+_CODES = {
+    ErrorCode.UNKNOWN: Code.INTERNAL,
+    ErrorCode.INTERNAL: Code.INTERNAL,
+    ErrorCode.NOT_FOUND: Code.NOT_FOUND,
+    ErrorCode.INVALID_ARG: Code.INVALID,
+    ErrorCode.UNAVAILABLE: Code.NOT_READY,
+    ErrorCode.UNSUPPORTED: Code.UNSUPPORTED,
+    ErrorCode.ALREADY_EXISTS: Code.ALREADY_EXISTS,
+    ErrorCode.CANCELLED: Code.CANCELLED,
+}
+_BACK = {code.name: error for error, code in _CODES.items() if error is not ErrorCode.UNKNOWN}
+_BACK |= {Code.OVERLOADED.name: ErrorCode.UNAVAILABLE, Code.EXPIRED.name: ErrorCode.UNAVAILABLE}
+
+
+class TritonError:
+    """An error that is one request's answer."""
+
+    __slots__ = ("_code", "_message")
+
+    UNKNOWN = ErrorCode.UNKNOWN
+    INTERNAL = ErrorCode.INTERNAL
+    NOT_FOUND = ErrorCode.NOT_FOUND
+    INVALID_ARG = ErrorCode.INVALID_ARG
+    UNAVAILABLE = ErrorCode.UNAVAILABLE
+    UNSUPPORTED = ErrorCode.UNSUPPORTED
+    ALREADY_EXISTS = ErrorCode.ALREADY_EXISTS
+    CANCELLED = ErrorCode.CANCELLED
+
+    def __init__(self, message: str, code: ErrorCode = ErrorCode.INTERNAL) -> None:
+        if not isinstance(message, str):
+            raise TypeError(f"the message of a TritonError is a str, not {type(message)}")
+        self._message = message
+        self._code = ErrorCode(code)
+
+    def code(self) -> ErrorCode:
+        return self._code
+
+    def message(self) -> str:
+        return self._message
+
+
+def clean(text: str) -> str:
+    """Replace what is no Unicode: JSON cannot carry a lone surrogate."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def written_error(message: str, code: ErrorCode = ErrorCode.INTERNAL) -> dict[str, str]:
+    """Give an error in the form of messages.py."""
+    return {"code": _CODES[code].name, "message": clean(message)}
+
+
+def read_error(said: dict[str, str]) -> TritonError:
+    """Make the error that a message carries."""
+    return TritonError(said["message"], _BACK[said["code"]])
+
+
+def failure_text(error: BaseException) -> str:
+    """Write an exception of user code as Triton does: its type and text, and where, innermost first."""
+    if isinstance(error, WrongAnswerError):
+        return clean(str(error))
+    lines = [
+        f"  {frame.f_code.co_filename}({line}): {frame.f_code.co_name}\n"
+        for frame, line in reversed(list(traceback.walk_tb(error.__traceback__)))
+        if not frame.f_code.co_filename.startswith(_HERE)
+    ]
+    where = f"\n\nAt:\n{''.join(lines)}" if lines else ""
+    return clean(f"{type(error).__name__}: {_text(error)}{where}")
+
+
+def line_in(file: str, error: BaseException) -> int:
+    """Give the line of a file where an exception has come from, 0 for none."""
+    lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == file]
+    return lines[-1] if lines else 0
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - a user's own __str__
+        return "<MESSAGE UNAVAILABLE>"

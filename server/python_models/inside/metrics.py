@@ -1,0 +1,194 @@
+"""Metrics of a model's own, and its log.
+
+The server adds up what the workers of a model tell it; `value` is what this worker itself has made of a metric.
+Source: python_backend, src/metric.cc and src/metric_family.cc; core, src/metric_family.cc for what each kind refuses.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+import sys
+from typing import Any, ClassVar
+
+from penstock.server.python_models.messages import METRIC
+
+from .errors import TritonModelException
+from .outside import Outside
+
+_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*\Z")
+_LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*\Z")
+_DELETED = (
+    "Invalid metric operation as the corresponding 'MetricFamily' has been deleted. The 'MetricFamily' object should "
+    "be deleted AFTER its corresponding 'Metric' objects have been deleted."
+)
+
+
+class MetricKind(enum.Enum):
+    """What a metric family counts."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+class Metric:
+    """One metric, until the end of its family."""
+
+    def __init__(self, family: _Family, labels: dict[str, str], buckets: list[float]) -> None:
+        self._outside = family.outside
+        self._kind = family.kind
+        self._value = 0.0
+        self.gone = False
+        self._said = {
+            "family": family.name, "kind": family.kind.value, "help": family.description, "labels": labels,
+            "buckets": buckets, "value": 0.0,
+        }  # fmt: skip
+        self._outside.tell(METRIC, 0, self._said | {"do": "make"})
+
+    def increment(self, value: float) -> None:
+        """Add to it. Raises: TritonModelException for less than nothing to a counter, and for a histogram."""
+        what = "increment"
+        if self._kind is MetricKind.COUNTER and value < 0:
+            text = "TRITONSERVER_METRIC_KIND_COUNTER can only be incremented monotonically by non-negative values."
+            raise TritonModelException(f"Failed to {what} metric value: {text}")
+        self._do(what, value, "Increment", (MetricKind.COUNTER, MetricKind.GAUGE))
+        self._value += value
+
+    def set(self, value: float) -> None:
+        """Set it. Raises: TritonModelException unless it is a gauge."""
+        self._do("set", value, "Set", (MetricKind.GAUGE,))
+        self._value = float(value)
+
+    def observe(self, value: float) -> None:
+        """Count a value. Raises: TritonModelException unless it is a histogram."""
+        self._do("observe", value, "Observe", (MetricKind.HISTOGRAM,))
+
+    def value(self) -> float:
+        """Give what this worker has made of it. Raises: TritonModelException for a histogram."""
+        self._check("get", "Value", (MetricKind.COUNTER, MetricKind.GAUGE))
+        return self._value
+
+    def _do(self, what: str, value: float, name: str, kinds: tuple[MetricKind, ...]) -> None:
+        self._check(what, name, kinds)
+        self._outside.tell(METRIC, 0, self._said | {"do": what, "value": float(value)})
+
+    def _check(self, what: str, name: str, kinds: tuple[MetricKind, ...]) -> None:
+        if self.gone:
+            raise TritonModelException(f"Failed to {what} metric value: {_DELETED}")
+        if self._kind not in kinds:
+            text = f"TRITONSERVER_METRIC_KIND_{self._kind.name} does not support {name}"
+            raise TritonModelException(f"Failed to {what} metric value: {text}")
+
+
+class _Family:
+    """Metrics of one name, for as long as a MetricFamily of this worker has it."""
+
+    def __init__(self, outside: Outside, name: str, description: str, kind: MetricKind) -> None:
+        self.outside = outside
+        self.name = name
+        self.description = description
+        self.kind = kind
+        self.metrics: dict[tuple[tuple[str, str], ...], Metric] = {}
+
+    def __del__(self) -> None:
+        for metric in self.metrics.values():
+            metric.gone = True
+        said: dict[str, Any] = {"family": self.name, "kind": self.kind.value, "help": self.description}
+        self.outside.later(METRIC, 0, said | {"labels": {}, "buckets": [], "do": "drop family", "value": 0.0})
+
+
+class MetricFamily:
+    """Metrics of one name; families of the same name, and their metrics of the same labels, are the same.
+
+    Raises: TritonModelException for a name that cannot be, or that a family of another kind has.
+    """
+
+    COUNTER: ClassVar[MetricKind] = MetricKind.COUNTER
+    GAUGE: ClassVar[MetricKind] = MetricKind.GAUGE
+    HISTOGRAM: ClassVar[MetricKind] = MetricKind.HISTOGRAM
+    _outside: ClassVar[Outside]
+
+    def __init__(self, name: str, description: str, kind: MetricKind) -> None:
+        if not isinstance(kind, MetricKind):
+            raise TypeError(f"kind: expected MetricFamily.COUNTER, GAUGE or HISTOGRAM, got {kind!r}")
+        if not _NAME.match(name):
+            raise TritonModelException(f"Error when creating MetricFamily: no metric can be named '{name}'")
+        outside = self._outside
+        outside.sweep()
+        with outside.making:
+            known = outside.families.get(name)
+            if known is None:
+                known = outside.families[name] = _Family(outside, name, description, kind)
+        if known.kind is not kind:
+            text = f"'{name}' is a {known.kind.value} already, and no {kind.value}"
+            raise TritonModelException(f"Error when creating MetricFamily: {text}")
+        self._family: _Family = known
+
+    def Metric(self, labels: dict[str, str] | None = None, buckets: list[float] | None = None) -> Metric:  # noqa: N802
+        """Make a metric. Raises: TritonModelException for labels or buckets that cannot be."""
+        labels = labels or {}
+        for key, value in labels.items():
+            pair: tuple[Any, Any] = key, value
+            if not all(isinstance(each, str) for each in pair) or not _LABEL.match(key):
+                raise TritonModelException(f"Error when creating Metric: no label can be {key!r}: {value!r}")
+        if (buckets is not None) is not (self._family.kind is MetricKind.HISTOGRAM):
+            raise TritonModelException(
+                "Error when creating Metric: a histogram has buckets, and no other kind of metric has"
+            )
+        bounds = [float(bound) for bound in buckets or ()]
+        if bounds != sorted(set(bounds)):
+            raise TritonModelException("Error when creating Metric: buckets are in ascending order")
+        ordered = tuple(sorted(labels.items()))
+        with self._outside.making:
+            if ordered not in self._family.metrics:
+                self._family.metrics[ordered] = Metric(self._family, labels, bounds)
+            return self._family.metrics[ordered]
+
+
+class LogLevel(enum.Enum):
+    """How much a line matters."""
+
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+    VERBOSE = "verbose"
+
+
+class Logger:
+    """The server's log. All of its functions are the class's."""
+
+    LogLevel: ClassVar[Any] = LogLevel
+    INFO: ClassVar[LogLevel] = LogLevel.INFO
+    WARNING: ClassVar[LogLevel] = LogLevel.WARNING
+    ERROR: ClassVar[LogLevel] = LogLevel.ERROR
+    VERBOSE: ClassVar[LogLevel] = LogLevel.VERBOSE
+    _outside: ClassVar[Outside]
+
+    @classmethod
+    def log(cls, message: str, level: LogLevel = LogLevel.INFO) -> None:
+        """Write a line, with the file and line of who calls."""
+        cls._write(message, LogLevel(level))
+
+    @classmethod
+    def log_info(cls, message: str) -> None:
+        cls._write(message, LogLevel.INFO)
+
+    @classmethod
+    def log_warn(cls, message: str) -> None:
+        cls._write(message, LogLevel.WARNING)
+
+    @classmethod
+    def log_error(cls, message: str) -> None:
+        cls._write(message, LogLevel.ERROR)
+
+    @classmethod
+    def log_verbose(cls, message: str) -> None:
+        cls._write(message, LogLevel.VERBOSE)
+
+    @classmethod
+    def _write(cls, message: str, level: LogLevel) -> None:
+        if not isinstance(message, str):
+            raise TypeError(f"message: expected a str, got {type(message)}")
+        caller = sys._getframe(2)  # noqa: SLF001 - what logging does as well
+        cls._outside.log(level.value, message, caller.f_code.co_filename, caller.f_lineno)

@@ -1,0 +1,130 @@
+"""ModelConfig, which `auto_complete_config` fills in, and questions to a model's configuration.
+
+Source: python_backend, src/resources/triton_python_backend_utils.py.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn
+
+_INPUT = ("name", "data_type", "dims", "optional")
+_OUTPUT = ("name", "data_type", "dims")
+
+
+class ModelConfig:
+    """A model's configuration as far as it is known; what is set may add to it, never contradict it.
+
+    Raises: ValueError.
+    """
+
+    def __init__(self, model_config: str) -> None:
+        self._model_config: dict[str, Any] = json.loads(model_config)
+        self._model_config.setdefault("name", "")
+        self._model_config.setdefault("max_batch_size", 0)
+        self._model_config.setdefault("input", [])
+        self._model_config.setdefault("output", [])
+
+    def as_dict(self) -> dict[str, Any]:
+        return self._model_config
+
+    @property
+    def _where(self) -> str:
+        return f"in auto-complete-config function for model '{self._model_config['name']}'"
+
+    def set_max_batch_size(self, max_batch_size: int) -> None:
+        """Set the most rows of a batch, which may not be fewer than the configuration says."""
+        known = self._model_config["max_batch_size"]
+        if known > max_batch_size:
+            raise ValueError(
+                f"configuration specified max_batch_size {known}, but {self._where} specified max_batch_size "
+                f"{max_batch_size}"
+            )
+        self._model_config["max_batch_size"] = max_batch_size
+
+    def set_dynamic_batching(self) -> None:
+        """Batch dynamically, unless there is another scheduler."""
+        for other in ("sequence_batching", "ensemble_scheduling"):
+            if other in self._model_config:
+                raise ValueError(
+                    f"Configuration specified scheduling_choice as '{other}', but auto-complete-config function for "
+                    f"model '{self._model_config['name']}' tries to set scheduling_choice as 'dynamic_batching'"
+                )
+        self._model_config.setdefault("dynamic_batching", {})
+
+    def add_input(self, input: dict[str, Any]) -> None:  # noqa: A002 - Triton's name
+        """Add an input, or what the configuration does not say of it."""
+        self._add("input", input, _INPUT, "'name', 'data_type', 'dims' and 'optional'")
+
+    def add_output(self, output: dict[str, Any]) -> None:
+        """Add an output, or what the configuration does not say of it."""
+        self._add("output", output, _OUTPUT, "'name', 'data_type' and 'dims'")
+
+    def _add(self, what: str, tensor: dict[str, Any], allowed: tuple[str, ...], named: str) -> None:
+        if "name" not in tensor:
+            raise ValueError(f"{what} {self._where} is missing 'name' property.")
+        name = tensor["name"]
+        if not set(tensor) <= set(allowed):
+            raise ValueError(f"{what} '{name}' {self._where} contains property other than {named}.")
+        for key in ("data_type", "dims"):
+            if key not in tensor:
+                raise ValueError(f"{what} '{name}' {self._where} is missing '{key}' property.")
+        for known in self._model_config[what]:
+            if known["name"] == name:
+                self._agree(what, known, tensor)
+                known.update(tensor)
+                return
+        self._model_config[what].append(tensor)
+
+    def _agree(self, what: str, known: dict[str, Any], tensor: dict[str, Any]) -> None:
+        name, model = tensor["name"], self._model_config["name"]
+        if known.get("data_type", "TYPE_INVALID") not in {"TYPE_INVALID", tensor["data_type"]}:
+            raise ValueError(
+                f"unable to load model '{model}', configuration expects datatype {known['data_type']} for {what} "
+                f"'{name}', model provides {tensor['data_type']}"
+            )
+        for key in ("dims", "optional"):
+            said, there = tensor.get(key), known.get(key)
+            differs = there and there != said if key == "dims" else None not in {said, there} and said != there
+            if differs:
+                self._refuse(name, key, said, there)
+
+    def _refuse(self, name: str, key: str, said: Any, there: Any) -> NoReturn:
+        raise ValueError(
+            f"model '{self._model_config['name']}', tensor '{name}': the model expects {key} {said} but the model "
+            f"configuration specifies {key} {there}"
+        )
+
+    def set_model_transaction_policy(self, transaction_policy_dict: dict[str, Any]) -> None:
+        """Say whether the model is decoupled, which the configuration may not deny."""
+        if not set(transaction_policy_dict) <= {"decoupled"}:
+            raise ValueError(f"model transaction property {self._where} contains property other than 'decoupled'.")
+        policy = self._model_config.setdefault("model_transaction_policy", {})
+        if "decoupled" not in transaction_policy_dict:
+            return
+        decoupled = transaction_policy_dict["decoupled"]
+        if policy.get("decoupled", decoupled) != decoupled:
+            raise ValueError(
+                f"trying to change decoupled property in auto-complete-config for model "
+                f"'{self._model_config['name']}', which is already set to '{policy['decoupled']}'."
+            )
+        policy["decoupled"] = decoupled
+
+
+def get_input_config_by_name(model_config: dict[str, Any], name: str) -> dict[str, Any] | None:
+    """Give an input's part of a configuration, None for one it has not."""
+    return _named(model_config.get("input", ()), name)
+
+
+def get_output_config_by_name(model_config: dict[str, Any], name: str) -> dict[str, Any] | None:
+    """Give an output's part of a configuration, None for one it has not."""
+    return _named(model_config.get("output", ()), name)
+
+
+def _named(tensors: Any, name: str) -> dict[str, Any] | None:
+    return next((tensor for tensor in tensors if tensor["name"] == name), None)
+
+
+def using_decoupled_model_transaction_policy(model_config: dict[str, Any]) -> bool:
+    """Tell whether a configuration says that the model is decoupled."""
+    return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))

@@ -1,0 +1,135 @@
+"""The module that model.py imports as `triton_python_backend_utils`: every public name, bound to one server.
+
+Source: python_backend, README.md and src/pb_stub.cc, whose names these are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from penstock.backends.backend import Array
+
+from . import model_config as config
+from . import tensors
+from .errors import TritonError, TritonModelException
+from .metrics import Logger, Metric, MetricFamily, MetricKind
+from .outside import Outside
+from .requests import (
+    MEMORY_CPU,
+    MEMORY_GPU,
+    RELEASE_ALL,
+    RELEASE_RESCHEDULE,
+    InferenceRequest,
+    InferenceTrace,
+    PreferredMemory,
+    Received,
+)
+from .responses import FINAL, InferenceResponse, ResponseIterator, ResponseSender
+
+NAME = "triton_python_backend_utils"
+
+
+def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> tensors.Tensor | None:
+    """Give a request's input, None for one it has not."""
+    for tensor in inference_request.inputs():
+        if tensor.name() == name:
+            return tensor
+    return None
+
+
+def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> tensors.Tensor | None:
+    """Give a response's output, None for one it has not."""
+    for tensor in inference_response.output_tensors():
+        if tensor.name() == name:
+            return tensor
+    return None
+
+
+_SAME: dict[str, Any] = {
+    "InferenceResponse": InferenceResponse,
+    "InferenceResponseSender": ResponseSender,
+    "InferenceTrace": InferenceTrace,
+    "Metric": Metric,
+    "MetricKind": MetricKind,
+    "ModelConfig": config.ModelConfig,
+    "PreferredMemory": PreferredMemory,
+    "ResponseIterator": ResponseIterator,
+    "Tensor": tensors.Tensor,
+    "TritonError": TritonError,
+    "TritonModelException": TritonModelException,
+    "TRITONSERVER_MEMORY_CPU": MEMORY_CPU,
+    "TRITONSERVER_MEMORY_GPU": MEMORY_GPU,
+    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_START": 1,
+    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_END": 2,
+    "TRITONSERVER_REQUEST_RELEASE_ALL": RELEASE_ALL,
+    "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE": RELEASE_RESCHEDULE,
+    "TRITONSERVER_RESPONSE_COMPLETE_FINAL": FINAL,
+    "TRITON_STRING_TO_NUMPY": tensors.TRITON_STRING_TO_NUMPY,
+    "deserialize_bytes_tensor": tensors.deserialize_bytes_tensor,
+    "get_input_config_by_name": config.get_input_config_by_name,
+    "get_input_tensor_by_name": get_input_tensor_by_name,
+    "get_output_config_by_name": config.get_output_config_by_name,
+    "get_output_tensor_by_name": get_output_tensor_by_name,
+    "numpy_to_triton_type": tensors.numpy_to_triton_type,
+    "serialize_byte_tensor": tensors.serialize_byte_tensor,
+    "triton_string_to_numpy": tensors.triton_string_to_numpy,
+    "triton_to_numpy_type": tensors.triton_to_numpy_type,
+    "using_decoupled_model_transaction_policy": config.using_decoupled_model_transaction_policy,
+}
+"""The names that are the same for every server."""
+
+
+def make_module(outside: Outside, model_dir: str) -> ModuleType:
+    """Make the module for a model in `model_dir`."""
+    made = ModuleType(NAME, "Triton's interface for models in Python, served by Penstock.")
+    vars(made).update(_SAME)
+    vars(made).update(_loading(outside))
+    vars(made).update(
+        InferenceRequest=type("InferenceRequest", (InferenceRequest,), {"__slots__": (), "_outside": outside}),
+        MetricFamily=type("MetricFamily", (MetricFamily,), {"_outside": outside}),
+        Logger=type("Logger", (Logger,), {"_outside": outside}),
+        get_model_dir=lambda: model_dir,
+    )
+    return made
+
+
+def received(module: ModuleType, model: Mapping[str, Any]) -> type[Received]:
+    """Make the class of the requests that a model of this configuration is given."""
+    brain = {tensor["name"] for tensor in model.get("input", ()) if tensor.get("data_type") == "TYPE_BF16"}
+    return type(
+        "InferenceRequest", (Received, module.InferenceRequest),
+        {
+            "__slots__": (),
+            "_datatypes": dict.fromkeys(brain, tensors.BF16),
+            "_outputs": frozenset(tensor["name"] for tensor in model.get("output", ())),
+            "_decoupled": config.using_decoupled_model_transaction_policy(dict(model)),
+        },
+    )  # fmt: skip
+
+
+def _loading(outside: Outside) -> dict[str, Any]:
+    """Give the functions that change what the server has loaded. Raises: TritonModelException."""
+
+    def ask(said: dict[str, Any], arrays: list[Array | None]) -> bool:
+        asked = {"model": "", "version": "", "config": "", "files": [], "dependents": False} | said
+        return outside.control(asked, arrays)
+
+    def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
+        """Load a model; with a configuration and files, from these."""
+        files = files or {}
+        arrays: list[Array | None] = [np.frombuffer(content, np.uint8) for content in files.values()]
+        ask({"do": "load", "model": model_name, "config": config, "files": list(files)}, arrays)
+
+    def unload_model(model_name: str, unload_dependents: bool = False) -> None:
+        """Unload a model."""
+        ask({"do": "unload", "model": model_name, "dependents": unload_dependents}, [])
+
+    def is_model_ready(model_name: str, model_version: str = "") -> bool:
+        """Tell whether a model, or a version of it, serves."""
+        return ask({"do": "ready", "model": model_name, "version": model_version}, [])
+
+    return {"load_model": load_model, "unload_model": unload_model, "is_model_ready": is_model_ready}

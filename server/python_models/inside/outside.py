@@ -1,0 +1,133 @@
+"""Outside: how a Python model's worker speaks to its server, beside the calls it is asked to do.
+
+Called by the objects that model.py has in its hands. Threads: any; `told` on the worker's ear.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from penstock.backends.backend import Array
+from penstock.server.ipc.channel import Channel
+from penstock.server.python_models.messages import CALL, CANCEL, CONTROL, LEAVE, LOG
+
+from .errors import TritonModelException, clean
+
+Take = Callable[[dict[str, Any], list[Array | None]], None]
+_MOST_CANCELLED = 4096
+
+
+def _json() -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
+    """Give what writes and reads JSON: orjson, which an interpreter of the user's own need not have."""
+    try:
+        import orjson
+    except ImportError:
+        import json
+
+        return lambda said: json.dumps(said).encode(), json.loads
+    return orjson.dumps, orjson.loads
+
+
+dumps, loads = _json()
+
+
+class Outside:
+    """The server, as a model sees it.
+
+    `serving`: whether requests may be made, which is between `initialize` and `finalize`. `ending`: the server takes no
+    more questions. `cancelled` are the numbers
+    of requests that nobody waits for any more, of the latest _MOST_CANCELLED ones. `making` is held while something is
+    made that there is to be one of, such as a family of metrics: `families`, by name.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, Take] = {}
+        self._later: queue.SimpleQueue[tuple[int, int, dict[str, Any]]] = queue.SimpleQueue()
+        self.making = threading.RLock()
+        self._sweeper: threading.Thread | None = None
+        self.serving = False
+        self.ending = False
+        self.cancelled: dict[int, None] = {}
+        self.families: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+
+    def tell(self, kind: int, number: int, said: dict[str, Any], arrays: Sequence[Array | None] | None = None) -> None:
+        """Tell the server something. Raises: TypeError or ValueError for what cannot travel."""
+        self._channel.send(kind, number, dumps(said), arrays)
+
+    def later(self, kind: int, number: int, said: dict[str, Any]) -> None:
+        """Tell the server something from where the collector runs, which may be amid a `tell`."""
+        self._later.put((kind, number, said))
+
+    def sweep(self) -> None:
+        """Have what `later` is given sent; to be called before there is anything that calls it."""
+        if self._sweeper is None:
+            with self.making:
+                if self._sweeper is None:
+                    self._sweeper = threading.Thread(target=self._sweep, name="sweeper", daemon=True)
+                    self._sweeper.start()
+
+    def _sweep(self) -> None:
+        while True:
+            kind, number, said = self._later.get()
+            try:
+                self.tell(kind, number, said)
+            except OSError:
+                return
+
+    def call(self, said: dict[str, Any], arrays: Sequence[Array | None], take: Take) -> int:
+        """Ask for an inference; `take` is called with each answer, on the ear. Returns: its number."""
+        return self._ask(CALL, said, arrays, take)
+
+    def leave(self, number: int) -> None:
+        """Take no more answers; may be called wherever the collector runs, when `sweep` has been."""
+        if self._waiting.pop(number, None) is not None:
+            self.later(LEAVE, number, {})
+
+    def control(self, said: dict[str, Any], arrays: Sequence[Array | None] | None = None) -> bool:
+        """Have a model loaded or unloaded, or asked after. Raises: TritonModelException with the server's text."""
+        if self.ending:
+            raise TritonModelException("Models are neither loaded nor unloaded, nor asked after, in `finalize`.")
+        answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._ask(CONTROL, said, arrays, lambda answer, _: answers.put(answer))
+        answer = answers.get()
+        if answer.get("error"):
+            raise TritonModelException(answer["error"]["message"])
+        return bool(answer.get("result"))
+
+    def _ask(self, kind: int, said: dict[str, Any], arrays: Sequence[Array | None] | None, take: Take) -> int:
+        number = next(self._numbers)
+        self._waiting[number] = take
+        try:
+            self.tell(kind, number, said, arrays)
+        except BaseException:
+            del self._waiting[number]
+            raise
+        return number
+
+    def told(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
+        """Take what the server tells."""
+        if kind == CANCEL:
+            self.cancelled[number] = None
+            if len(self.cancelled) > _MOST_CANCELLED:
+                self.cancelled.pop(next(iter(self.cancelled)), None)
+            return
+        said = loads(body)
+        take = self._waiting.get(number)
+        if take is None:
+            return
+        if said.get("final", True):
+            self._waiting.pop(number, None)
+        with contextlib.suppress(RuntimeError):  # the loop that waits for it has ended
+            take(said, arrays)
+
+    def log(self, level: str, message: str, file: str = "", line: int = 0) -> None:
+        """Write a line to the server's log."""
+        self.tell(LOG, 0, {"level": level, "message": clean(message), "file": file, "line": line})

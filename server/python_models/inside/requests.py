@@ -1,0 +1,236 @@
+"""Requests: those that a model is given, and those that it makes of other models.
+
+Source: python_backend, src/infer_request.cc and src/pb_stub.cc.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import queue
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from penstock.backends.backend import Array
+
+from .errors import TritonModelException
+from .outside import Outside
+from .responses import (
+    InferenceResponse,
+    ResponseIterator,
+    ResponseSender,
+    checked_parameters,
+    checked_tensors,
+    failed,
+    read_response,
+)
+from .tensors import Tensor, arrived
+
+MEMORY_CPU, MEMORY_GPU = 0, 2
+RELEASE_ALL, RELEASE_RESCHEDULE = 1, 2
+
+
+class PreferredMemory:
+    """Where a model wants the outputs of one that it calls. They are in the CPU's memory, whatever it says."""
+
+    def __init__(self, preferred_memory_type: int, preferred_device_id: int = 0) -> None:
+        self.preferred_memory_type = preferred_memory_type
+        self.preferred_device_id = preferred_device_id
+
+
+class InferenceTrace:
+    """What links a request to the one it is made for."""
+
+    def get_context(self) -> str | None:
+        """Give the context of OpenTelemetry: none is passed to workers."""
+        return None
+
+
+class InferenceRequest:
+    """A request that a model makes. `_said` is its form in messages.py."""
+
+    __slots__ = ("__weakref__", "_inputs", "_model", "_said", "_trace", "_version")
+    _outside: ClassVar[Outside]
+
+    def __init__(  # noqa: PLR0913 - Triton's
+        self, request_id: str = "", correlation_id: int | str = 0, inputs: Sequence[Tensor] | None = None,
+        requested_output_names: Sequence[str] | None = None, model_name: str | None = None, model_version: int = -1,
+        flags: int = 0,
+        timeout: int = 0, preferred_memory: PreferredMemory | None = None, trace: InferenceTrace | None = None,
+        parameters: dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        texts: tuple[Any, ...] = request_id, model_name
+        if inputs is None or requested_output_names is None or not all(isinstance(text, str) for text in texts):
+            raise TypeError("InferenceRequest: model_name, requested_output_names and inputs must be given")
+        if isinstance(correlation_id, bool) or not isinstance(correlation_id, int | str):
+            raise TritonModelException("Correlation ID must be integer or string")
+        whose = f"for request with id '{request_id}' and model name '{model_name}' should not be empty."
+        self._inputs: list[Tensor] | None = checked_tensors(inputs, f"Input tensor {whose}")
+        if "" in requested_output_names:
+            raise TritonModelException(f"Requested output name {whose}")
+        self._model = str(model_name)
+        self._version = int(model_version)
+        self._trace = trace
+        self._said: dict[str, Any] = {
+            "id": request_id, "number": 0, "inputs": [tensor.name() for tensor in self._inputs],
+            "outputs": list(dict.fromkeys(requested_output_names)), "correlation": correlation_id, "flags": int(flags),
+            "timeout_us": int(timeout), "priority": 0, "parameters": checked_parameters(parameters),
+        }  # fmt: skip
+
+    def inputs(self) -> list[Tensor]:
+        return self._inputs or []
+
+    def request_id(self) -> str:
+        return self._said["id"]  # type: ignore[no-any-return]
+
+    def correlation_id(self) -> int | str:
+        return self._said["correlation"]  # type: ignore[no-any-return]
+
+    def requested_output_names(self) -> set[str]:
+        return set(self._said["outputs"])
+
+    def flags(self) -> int:
+        return self._said["flags"]  # type: ignore[no-any-return]
+
+    def set_flags(self, flags: int) -> None:
+        self._said["flags"] = int(flags)
+
+    def timeout(self) -> int:
+        """Give the time it may take. Units: microseconds; 0: any."""
+        return self._said["timeout_us"]  # type: ignore[no-any-return]
+
+    def parameters(self) -> str:
+        """Give the parameters as JSON."""
+        return json.dumps(self._said["parameters"])
+
+    def trace(self) -> InferenceTrace:
+        return self._trace or InferenceTrace()
+
+    def is_cancelled(self) -> bool:
+        return False
+
+    def get_response_sender(self) -> ResponseSender:
+        raise TritonModelException(
+            "Unable to send response. Response sender has no reference to the decoupled state of the model."
+        )
+
+    def set_release_flags(self, flags: int) -> None:
+        """Do nothing: who has made the request holds it."""
+
+    # -- calling another model ---------------------------------------------------------------------------------
+
+    def _call(self, *, decoupled: bool) -> tuple[dict[str, Any], list[Array]]:
+        if not self._outside.serving:
+            raise TritonModelException("BLS is only supported during the 'execute' function.")
+        version = str(self._version) if self._version >= 0 else ""
+        said = {"model": self._model, "version": version, "decoupled": decoupled, "request": self._said}
+        return said, [tensor.outgoing for tensor in self.inputs()]
+
+    def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
+        """Ask the model, and wait for its answer, or for the first of them. Threads: any."""
+        said, arrays = self._call(decoupled=decoupled)
+        if decoupled:
+            try:
+                answers = ResponseIterator(self._outside, said, arrays)
+            except (TypeError, ValueError) as error:
+                raise TritonModelException(str(error)) from error
+            answers.wait()
+            return answers
+        arrivals: queue.SimpleQueue[tuple[dict[str, Any], list[Array | None]]] = queue.SimpleQueue()
+        try:
+            self._outside.call(said, arrays, lambda answer, tensors: arrivals.put((answer, tensors)))
+        except (TypeError, ValueError) as error:
+            return failed(str(error))
+        return read_response(*arrivals.get())
+
+    def async_exec(self, decoupled: bool = False) -> asyncio.Future[Any]:
+        """Ask the model. Returns: what can be awaited on the running loop, for what `exec` gives."""
+        loop = asyncio.get_running_loop()
+        if decoupled:
+            return loop.run_in_executor(None, self.exec, True)
+        said, arrays = self._call(decoupled=False)
+        future: asyncio.Future[Any] = loop.create_future()
+        self._outside.sweep()
+
+        def settle(response: InferenceResponse) -> None:
+            if not future.done():
+                future.set_result(response)
+
+        def take(answer: dict[str, Any], tensors: list[Array | None]) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(settle, read_response(answer, tensors))
+
+        try:
+            number = self._outside.call(said, arrays, take)
+        except (TypeError, ValueError) as error:
+            settle(failed(str(error)))
+        else:
+            future.add_done_callback(lambda done: self._outside.leave(number) if done.cancelled() else None)
+        return future
+
+
+class Received(InferenceRequest):
+    """A request that the model is given. Its tensors are made when they are asked for.
+
+    `ended`: the last answer has been sent with those of its batch.
+    """
+
+    __slots__ = ("_arrays", "_at", "ended", "sender")
+    _datatypes: ClassVar[dict[str, int]]
+    _outputs: ClassVar[frozenset[str]]
+    _decoupled: ClassVar[bool]
+
+    def __init__(self, said: dict[str, Any], arrays: list[Array | None], at: int) -> None:
+        self._said = said
+        self._arrays = arrays
+        self._at = at
+        self._inputs = self._trace = None
+        self.sender: ResponseSender | None = None
+        self.ended = False
+
+    # a request may be passed on with exec(): to nowhere
+    _model = ""
+    _version = -1
+
+    def inputs(self) -> list[Tensor]:
+        tensors = self._inputs
+        if tensors is None:
+            datatypes = self._datatypes
+            names = self._said["inputs"]
+            mine = self._arrays[self._at : self._at + len(names)]
+            tensors = self._inputs = [
+                arrived(name, array, datatypes.get(name, 0) if datatypes else 0)
+                for name, array in zip(names, mine, strict=True)
+                if array is not None
+            ]
+        return tensors
+
+    @property
+    def number(self) -> int:
+        """What the server calls it."""
+        return self._said["number"]  # type: ignore[no-any-return]
+
+    @property
+    def wanted(self) -> list[str]:
+        """The outputs that were asked for, none for all."""
+        return self._said["outputs"]  # type: ignore[no-any-return]
+
+    def requested_output_names(self) -> set[str]:
+        return set(self._said["outputs"]) or set(self._outputs)
+
+    def is_cancelled(self) -> bool:
+        return self.number in self._outside.cancelled
+
+    def get_response_sender(self) -> ResponseSender:
+        with self._outside.making:  # a thread of the model's may ask as `execute` returns
+            if self.sender is None:
+                self.sender = ResponseSender(self._outside, self.number, self.wanted, decoupled=self._decoupled)
+                self.sender.closed = self.ended
+            return self.sender
+
+    def set_release_flags(self, flags: int) -> None:
+        """Say how it leaves `execute`. Raises: TritonModelException: it is not executed again."""
+        if flags != RELEASE_ALL:
+            raise TritonModelException(
+                "Rescheduling is not served: a request is given to `execute` once, and answered there or by its sender."
+            )

@@ -1,0 +1,232 @@
+"""Responses: what a model answers, what sends it, and what a model that was called answers.
+
+Source: python_backend, src/infer_response.cc, src/response_sender.cc and src/pb_response_iterator.cc.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from penstock.backends.backend import Array
+from penstock.server.python_models.messages import ANSWER
+
+from .errors import TritonError, TritonModelException, read_error, written_error
+from .outside import Outside
+from .tensors import Tensor, arrived
+
+FINAL = 1
+"""TRITONSERVER_RESPONSE_COMPLETE_FINAL."""
+Answer = tuple[dict[str, Any], list[Array]]
+"""An answer in the form of messages.py, and its tensors."""
+
+
+def checked_parameters(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Give parameters as they can be sent. Raises: TritonModelException."""
+    if parameters is None:
+        return {}
+    if not isinstance(parameters, dict):
+        raise TritonModelException(f"Expect dict, got {type(parameters)}")
+    for key, value in parameters.items():
+        if not isinstance(key, str):
+            raise TritonModelException(f"Expect parameters keys to have type str, found type {type(key)}")
+        if not isinstance(value, bool | int | str):
+            raise TritonModelException(f"Expect parameters values to have type bool/int/str, found type {type(value)}")
+    return parameters
+
+
+def checked_tensors(tensors: Sequence[Tensor], missing: str) -> list[Tensor]:
+    """Give tensors as a list. Raises: TritonModelException for one that is None; TypeError for what is no tensor."""
+    listed = list(tensors)
+    for tensor in listed:
+        if tensor is None:
+            raise TritonModelException(missing)
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"expected pb_utils.Tensor objects, got {type(tensor)}")
+    return listed
+
+
+class InferenceResponse:
+    """One answer: tensors, or an error."""
+
+    __slots__ = ("_error", "_output_tensors", "_parameters")
+
+    def __init__(
+        self, output_tensors: Sequence[Tensor] = (), error: TritonError | None = None,
+        parameters: dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        if error is not None and not isinstance(error, TritonError):
+            raise TypeError(f"error: expected a pb_utils.TritonError, got {type(error)}")
+        self._output_tensors = checked_tensors(
+            output_tensors, "Output tensor for inference response should not be empty."
+        )
+        self._error = error
+        self._parameters = checked_parameters(parameters) if parameters else {}
+
+    def output_tensors(self) -> list[Tensor]:
+        return self._output_tensors
+
+    def has_error(self) -> bool:
+        return self._error is not None
+
+    def error(self) -> TritonError | None:
+        return self._error
+
+    def parameters(self) -> str:
+        """Give the parameters as JSON."""
+        return json.dumps(self._parameters)
+
+    def written(self, wanted: Collection[str], *, final: bool) -> Answer:
+        """Give it in the form of messages.py, with the outputs of `wanted` only, or all."""
+        error = self._error
+        if error is not None:
+            said: dict[str, Any] = {"outputs": (), "error": written_error(error.message(), error.code())}
+            return said | {"parameters": self._parameters, "final": final}, []
+        tensors = self._output_tensors
+        if wanted:
+            tensors = [tensor for tensor in tensors if tensor.name() in wanted]
+        said = {"outputs": [tensor.name() for tensor in tensors], "error": None}
+        said |= {"parameters": self._parameters, "final": final}
+        return said, [tensor.outgoing for tensor in tensors]
+
+
+def read_response(said: dict[str, Any], arrays: Sequence[Array | None]) -> InferenceResponse:
+    """Make the response that a model which was called has given."""
+    error = said.get("error")
+    if error:
+        return InferenceResponse(error=read_error(error))
+    outputs = zip(said.get("outputs") or (), arrays, strict=True)
+    tensors = [arrived(name, array) for name, array in outputs if array is not None]
+    return InferenceResponse(tensors, parameters=said.get("parameters"))
+
+
+def failed(message: str) -> InferenceResponse:
+    """Give the response of a call that could not be made."""
+    return InferenceResponse(error=TritonError(message))
+
+
+class ResponseSender:
+    """What sends answers to one request, from any thread, until the last of them.
+
+    Invariant: a request ends. When model.py lets go of the sender before the last answer, an error is sent as the last.
+    """
+
+    def __init__(self, outside: Outside, number: int, wanted: Collection[str], *, decoupled: bool) -> None:
+        self._outside = outside
+        self._number = number
+        self._wanted = wanted
+        self._decoupled = decoupled
+        self._lock = threading.Lock()
+        self._sent = 0
+        self.closed = False
+        outside.sweep()
+
+    def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+        """Send an answer, none, or the last: FINAL. Raises: TritonModelException for one that may not be sent."""
+        if flags not in {0, FINAL}:
+            raise TritonModelException("Unable to send response. Unsupported flag provided.")
+        if flags == 0 and response is None:
+            raise TritonModelException(
+                "Inference Response object must be provided when the response flags is set to zero."
+            )
+        if response is not None and not isinstance(response, InferenceResponse):
+            raise TypeError(f"response: expected a pb_utils.InferenceResponse, got {type(response)}")
+        said: dict[str, Any] = {"outputs": [], "error": None, "parameters": {}, "final": bool(flags)}
+        arrays: list[Array] | None = None
+        if response is not None:
+            said, arrays = response.written(self._wanted, final=bool(flags))
+        with self._lock:
+            self._check(response is not None, flags)
+            self._outside.tell(ANSWER, self._number, said, arrays)
+            self._counted(flags)
+
+    def count(self) -> None:
+        """Count an answer that is returned, and the last. Raises: TritonModelException."""
+        with self._lock:
+            self._check(True, FINAL)
+            self._counted(FINAL)
+
+    def _check(self, responds: bool, flags: int) -> None:
+        if not self._decoupled:
+            if responds and self._sent:
+                raise TritonModelException(
+                    "Unable to send response. Non-decoupled model cannot send more than one response."
+                )
+            if not responds and flags == FINAL and not self._sent:
+                raise TritonModelException(
+                    "Unable to send response. Non-decoupled model cannot send complete final before sending a response."
+                )
+        if self.closed:
+            raise TritonModelException("Unable to send response. Response sender has been closed.")
+
+    def _counted(self, flags: int) -> None:
+        self._sent += 1
+        if flags == FINAL:
+            self.closed = True
+            self._outside.cancelled.pop(self._number, None)
+
+    def close(self) -> bool:
+        """Have nothing sent any more. Returns: whether the last answer had not been."""
+        with self._lock:
+            was, self.closed = self.closed, True
+        return not was
+
+    def is_cancelled(self) -> bool:
+        return self._number in self._outside.cancelled
+
+    def __del__(self) -> None:
+        if not getattr(self, "closed", True):
+            error = written_error("The model has let go of the request without a final response.")
+            said = {"outputs": [], "error": error, "parameters": {}, "final": True}
+            self._outside.later(ANSWER, self._number, said)
+
+
+class ResponseIterator:
+    """The answers of a model that may give several: once as they come, and again from the first.
+
+    Invariant: when nobody holds it before the last answer, the server is told.
+    """
+
+    def __init__(self, outside: Outside, said: dict[str, Any], arrays: Sequence[Array | None]) -> None:
+        self._outside = outside
+        self._arrived: queue.SimpleQueue[tuple[dict[str, Any], list[Array | None]]] = queue.SimpleQueue()
+        self._responses: list[InferenceResponse] = []
+        self._next = 0
+        self._finished = False
+        outside.sweep()
+        arrivals = self._arrived  # the server's answers hold the queue, not this
+        self._number = outside.call(said, arrays, lambda answer, tensors: arrivals.put((answer, tensors)))
+
+    def __iter__(self) -> Iterator[InferenceResponse]:
+        if self._finished and self._next >= len(self._responses):
+            self._next = 0
+        return self
+
+    def __next__(self) -> InferenceResponse:
+        if self._next >= len(self._responses):
+            if self._finished:
+                raise StopIteration("Iteration is done for the responses.")
+            self.wait()
+        self._next += 1
+        return self._responses[self._next - 1]
+
+    def wait(self) -> None:
+        """Wait for one more answer."""
+        said, arrays = self._arrived.get()
+        self._finished = said["final"]
+        self._responses.append(read_response(said, arrays))
+
+    def cancel(self) -> None:
+        """Take no more answers: the last one is an error."""
+        if self._finished:
+            return
+        self._outside.leave(self._number)
+        error = {"code": "CANCELLED", "message": "The request was cancelled."}
+        self._arrived.put(({"outputs": [], "error": error, "final": True}, []))
+
+    def __del__(self) -> None:
+        if not getattr(self, "_finished", True) and hasattr(self, "_number"):
+            self._outside.leave(self._number)

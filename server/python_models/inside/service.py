@@ -1,0 +1,222 @@
+"""Service: a Triton Python model in a worker, whose loop (server/workers/service.py) calls it.
+
+messages.py tells of its settings.
+Source: python_backend, src/pb_stub.cc: in what order things happen, what is checked, and the texts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import traceback
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from penstock.backends.backend import Array
+from penstock.backends.errors import Code, InferError
+from penstock.server.ipc.channel import Channel
+from penstock.server.python_models.messages import ANSWER, EXECUTE
+
+from .errors import WrongAnswerError, failure_text, line_in, written_error
+from .loading import load_class
+from .model_config import ModelConfig
+from .module import make_module, received
+from .outside import Outside, dumps, loads
+from .requests import Received
+from .responses import InferenceResponse
+
+Reply = tuple[bytes, list[Array | None] | None]
+
+
+def open_service(settings: dict[str, Any], channel: Channel) -> PythonModel:
+    """Make the service; the model is loaded by `opened`, when the worker listens."""
+    return PythonModel(settings, channel)
+
+
+class PythonModel:
+    """One instance of a model.
+
+    Invariant: each request of an EXECUTE gets one last answer: with the call's, or told.
+    Threads: the worker's for calls, its ear for `told`, and whatever threads model.py has for what it holds.
+    """
+
+    listens = True
+
+    def __init__(self, settings: dict[str, Any], channel: Channel) -> None:
+        self._file = Path(settings["file"])
+        self._args: dict[str, str] = settings["args"]
+        self._complete: dict[str, Any] | None = settings.get("complete")
+        self._outside = Outside(channel)
+        self._module = make_module(self._outside, str(self._file.parent))
+        config = self._complete or json.loads(self._args["model_config"])
+        self._received = received(self._module, config)
+        self._decoupled = self._received._decoupled  # noqa: SLF001 - its own class
+        self._name = self._args["model_instance_name"]
+        self._model: Any = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def opened(self) -> Reply:
+        """Load the model and initialize it, or have it complete its configuration. Raises: InferError."""
+        try:
+            kind = load_class(self._file, self._module)
+            if self._complete is not None:
+                return dumps({"config": self._completed(kind)}), None
+            self._model = kind()
+            if hasattr(self._model, "initialize"):
+                self._model.initialize(dict(self._args))
+        except BaseException as error:
+            self._log("error", error)
+            raise InferError(Code.INTERNAL, failure_text(error)) from error
+        self._outside.serving = True
+        return dumps({"config": None}), None
+
+    def _completed(self, kind: Any) -> dict[str, Any]:
+        config: Any = ModelConfig(json.dumps(self._complete))
+        if hasattr(kind, "auto_complete_config"):
+            config = kind.auto_complete_config(config)
+        if not isinstance(config, ModelConfig):
+            raise WrongAnswerError(
+                f"auto_complete_config function in model '{self._name}' must return a valid pb.ModelConfig object."
+            )
+        return config.as_dict()
+
+    def told(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
+        self._outside.told(kind, number, body, arrays)
+
+    def close(self) -> None:
+        """Finalize the model; what that raises is logged."""
+        self._outside.serving = False
+        self._outside.ending = True
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        if hasattr(self._model, "finalize"):
+            try:
+                self._model.finalize()
+            except BaseException as error:  # noqa: BLE001 - Triton logs it as well
+                self._log("info", error)
+
+    def _log(self, level: str, error: BaseException, what: str = "") -> None:
+        text = what + "".join(traceback.format_exception(error))
+        self._outside.log(level, text, str(self._file), line_in(str(self._file), error))
+
+    # -- execute -----------------------------------------------------------------------------------------------
+
+    def call(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> Reply:
+        """Execute a batch of requests."""
+        if kind != EXECUTE:
+            raise InferError(Code.INTERNAL, f"a Python model has no call of kind {kind}")
+        at = 0
+        requests: list[Received] = []
+        kind_of_request = self._received
+        for said in loads(body)["requests"]:
+            requests.append(kind_of_request(said, arrays, at))
+            at += len(said["inputs"])
+        answers: dict[int, InferenceResponse] = {}
+        error = self._run(requests, answers)
+        try:
+            return _written(requests, answers, error)
+        except (TypeError, ValueError) as wrong:  # parameters that are no JSON
+            return _written(requests, {}, self._failed(wrong))
+
+    def _run(self, requests: list[Received], answers: dict[int, InferenceResponse]) -> dict[str, Any] | None:
+        """Have requests executed. Returns: the answer to all that have none if that failed."""
+        try:
+            responses = self._execute(requests)
+            if responses is not None:
+                _take(requests, responses, answers)
+            for request in requests:
+                if request.number not in answers:
+                    request.get_response_sender()  # it ends, even if model.py lets go of it
+        except BaseException as error:  # noqa: BLE001 - sys.exit in user code harms its own call only
+            return self._failed(error)
+        return None
+
+    def _failed(self, error: BaseException) -> dict[str, Any]:
+        what = f"Failed to process the request(s) for model '{self._name}', message: "
+        self._log("error", error, what)
+        return {"outputs": [], "error": written_error(what + failure_text(error)), "parameters": {}, "final": True}
+
+    def _execute(self, requests: list[Received]) -> list[Any] | None:
+        """Call `execute`. Returns: its answers, None when they are told. Raises: what it raises; WrongAnswerError."""
+        if not hasattr(self._model, "execute"):
+            raise WrongAnswerError(f"Python model {self._file} does not implement `execute` method.")
+        returned = self._model.execute(requests)
+        if asyncio.iscoroutine(returned):
+            running = self._started(returned)
+            if self._decoupled:
+                running.add_done_callback(lambda done: self._ended(done, requests))
+                return None
+            returned = running.result()
+        if returned is None:
+            return None
+        if self._decoupled:
+            raise WrongAnswerError(
+                f"Python model '{self._name}' is using the decoupled mode and the execute function must return None."
+            )
+        if not isinstance(returned, list):
+            raise WrongAnswerError(f"Expected a list in the execute return, found type '{type(returned)}'.")
+        if len(returned) != len(requests):
+            raise WrongAnswerError(
+                "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+                f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(returned)}\n"
+            )
+        return returned
+
+    def _started(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            threading.Thread(target=self._loop.run_forever, name="execute", daemon=True).start()
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def _ended(self, done: Future[Any], requests: list[Received]) -> None:
+        """End the requests that a decoupled coroutine has left, if it failed."""
+        error = done.exception()
+        if error is not None:
+            failed = self._failed(error)
+            for request in requests:
+                if request.get_response_sender().close():
+                    self._outside.tell(ANSWER, request.number, failed)
+
+
+def _take(requests: list[Received], responses: list[Any], answers: dict[int, InferenceResponse]) -> None:
+    """Take what `execute` has returned. Raises: WrongAnswerError; TritonModelException for one answer too many."""
+    taken: dict[int, InferenceResponse] = {}
+    for request, response in zip(requests, responses, strict=True):
+        if response is None:
+            continue
+        if not isinstance(response, InferenceResponse):
+            raise WrongAnswerError(
+                "Expected an 'InferenceResponse' object in the execute function return list, found type "
+                f"'{type(response)}'."
+            )
+        if request.sender is not None:
+            request.sender.count()
+        request.ended = True
+        taken[request.number] = response
+    answers.update(taken)
+
+
+def _left_open(request: Received) -> bool:
+    """Close a request. Returns: whether its last answer has not been told."""
+    if request.sender is not None:
+        return request.sender.close() or request.ended
+    request.ended = True
+    return True
+
+
+def _written(requests: list[Received], answers: dict[int, InferenceResponse], error: dict[str, Any] | None) -> Reply:
+    """Give the reply to a call: each request's answer, `error` for those without a last one, nothing if it is told."""
+    answered: list[dict[str, Any] | None] = []
+    outgoing: list[Array | None] = []
+    for request in requests:
+        response = answers.get(request.number)
+        if response is not None:
+            said, tensors = response.written(request.wanted, final=True)
+            answered.append(said)
+            outgoing += tensors
+        else:
+            answered.append(error if error is not None and _left_open(request) else None)
+    return dumps({"answers": answered}), outgoing

@@ -1,0 +1,216 @@
+"""Tensors of model.py: numpy arrays with a name, Triton's datatypes, strings as bytes, and DLPack.
+
+Source: python_backend, src/pb_tensor.cc, src/pb_stub_utils.cc and src/resources/triton_python_backend_utils.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from typing import Any
+
+import numpy as np
+
+from penstock.backends.backend import Array
+
+from .errors import TritonModelException
+
+BYTES, BF16 = 13, 14
+_NUMPY = (
+    np.bool_, np.uint8, np.uint16, np.uint32, np.uint64, np.int8, np.int16, np.int32, np.int64, np.float16, np.float32,
+    np.float64, np.object_,
+)  # fmt: skip
+_NUMBERS: dict[np.dtype[Any], int] = {np.dtype(kind): number for number, kind in enumerate(_NUMPY, 1)}
+_CONFIG_NAMES = (
+    "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64", "STRING",
+)  # fmt: skip
+TRITON_STRING_TO_NUMPY: dict[str, Any] = {
+    f"TYPE_{name}": kind for name, kind in zip(_CONFIG_NAMES, _NUMPY, strict=True)
+} | {"TYPE_BOOL": bool}
+_LENGTH = struct.Struct("<I")
+_CPU, _CUDA, _CUDA_HOST = 1, 2, 3
+_UINT, _BFLOAT = 1, 4
+_POINTER = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+_DEVICE_AT, _CODE_AT = 8, 20
+"""Where a DLManagedTensor has its device's type, and its elements'. Source: dlpack.h."""
+
+
+def triton_to_numpy_type(data_type: int) -> Any:
+    """Give numpy's type for one of Triton's numbers, None for one that has none."""
+    return _NUMPY[data_type - 1] if 1 <= data_type <= len(_NUMPY) else None
+
+
+def numpy_to_triton_type(data_type: Any) -> int | None:
+    """Give Triton's number for a type of numpy's, None for one that has none."""
+    dtype = np.dtype(data_type)
+    return BYTES if dtype.kind == "S" else _NUMBERS.get(dtype)
+
+
+def triton_string_to_numpy(triton_type_string: str) -> Any:
+    """Give numpy's type for a name as in a model's configuration. Raises: KeyError."""
+    return TRITON_STRING_TO_NUMPY[triton_type_string]
+
+
+def serialize_byte_tensor(input_tensor: Array) -> Any:
+    """Write strings, each after its length: `bytes`; nothing for none, None for what are no strings."""
+    if not input_tensor.size:
+        return ()
+    if input_tensor.dtype.kind not in "OS":
+        return None
+    parts: list[bytes] = []
+    for element in as_bytes(input_tensor).ravel().tolist():
+        parts += (_LENGTH.pack(len(element)), element)
+    return b"".join(parts)
+
+
+def deserialize_bytes_tensor(encoded_tensor: Any) -> Array:
+    """Read what `serialize_byte_tensor` has written, in one dimension."""
+    payload = bytes(encoded_tensor)
+    elements: list[bytes] = []
+    position = 0
+    while position < len(payload):
+        (size,) = _LENGTH.unpack_from(payload, position)
+        position += 4 + size
+        elements.append(payload[position - size : position])
+    return np.array(elements, np.object_)
+
+
+def as_bytes(array: Array) -> Array:
+    """Give strings as an array of `bytes`: this one if it is so already."""
+    elements = array.ravel().tolist()
+    if array.dtype.hasobject and all(type(element) is bytes for element in elements):
+        return array
+    encoded = np.empty(len(elements), np.object_)
+    encoded[:] = [element if type(element) is bytes else str(element).encode() for element in elements]
+    return encoded.reshape(array.shape)
+
+
+class Tensor:
+    """A named array. `outgoing` is what is sent: strings as `bytes`, as they were when the tensor was made.
+
+    Raises: TritonModelException for a name or datatype that cannot be; TypeError for what is no array.
+    """
+
+    __slots__ = ("_array", "_dtype", "_name", "outgoing")
+
+    def __init__(self, name: str, numpy_array: Array) -> None:
+        given: tuple[Any, Any] = name, numpy_array
+        if not isinstance(given[0], str) or not isinstance(given[1], np.ndarray):
+            raise TypeError(f"Tensor(name: str, numpy_array: numpy.ndarray): got {type(name)} and {type(numpy_array)}")
+        if not name:
+            raise TritonModelException("Tensor name cannot be an empty string.")
+        number = _NUMBERS.get(numpy_array.dtype)
+        if number is None:
+            number = numpy_to_triton_type(numpy_array.dtype)
+            if number is None:
+                raise TritonModelException("NumPy dtype is not supported.")
+        if not numpy_array.flags.c_contiguous:
+            numpy_array = np.ascontiguousarray(numpy_array)
+        self._name = name
+        self._dtype = number
+        self._array = numpy_array
+        self.outgoing = as_bytes(numpy_array) if number == BYTES else numpy_array
+
+    def name(self) -> str:
+        return self._name
+
+    def as_numpy(self) -> Array:
+        """Give the array, which may be written to. Raises: TritonModelException for BF16, which numpy has not."""
+        if self._dtype == BF16:
+            raise TritonModelException(
+                "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and from_dlpack() instead."
+            )
+        return self._array
+
+    def triton_dtype(self) -> int:
+        return self._dtype
+
+    def shape(self) -> list[int]:
+        return list(self._array.shape)
+
+    def is_cpu(self) -> bool:
+        """Tell where it is: all tensors here are in the CPU's memory."""
+        return True
+
+    def to_dlpack(self) -> Any:
+        """Give a DLPack capsule over the same memory; a copy of what may not be written to."""
+        if self._dtype == BYTES:
+            raise TritonModelException("DLPack does not have support for string tensors.")
+        array = self._array if self._array.flags.writeable else self._array.copy()
+        capsule = array.__dlpack__()
+        if self._dtype == BF16:
+            ctypes.c_uint8.from_address(_POINTER(capsule, b"dltensor") + _CODE_AT).value = _BFLOAT
+        return capsule
+
+    def __dlpack__(self, *, stream: Any = None) -> Any:
+        return self.to_dlpack()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return _CPU, 0
+
+    @staticmethod
+    def from_dlpack(name: str, tensor: Any) -> Tensor:
+        """Make a tensor over a DLPack capsule's memory, or over that of an object that gives one."""
+        if not name:
+            raise TritonModelException("Tensor name cannot be an empty string.")
+        capsule = tensor
+        if type(tensor).__name__ != "PyCapsule":
+            if not hasattr(tensor, "__dlpack__"):
+                raise TritonModelException(
+                    "Provided tensor is not supported. Tensor must be a DLPack capsule or have a `__dlpack__` attribute"
+                )
+            if tensor.__dlpack_device__()[0] == _CUDA:
+                raise TritonModelException(_NO_GPU)
+            capsule = tensor.__dlpack__()
+        array, brain = _from_capsule(capsule)
+        if not array.flags.c_contiguous:
+            raise TritonModelException(
+                "DLPack tensor is not contiguous. Only contiguous DLPack tensors that are stored in C-Order are "
+                "supported."
+            )
+        made = Tensor(name, array)
+        if brain:
+            made._dtype = BF16
+        return made
+
+
+_NO_GPU = "A tensor in GPU memory cannot be sent: move it to the CPU first."
+
+
+class _Capsule:
+    """What gives a capsule to numpy."""
+
+    def __init__(self, capsule: Any) -> None:
+        self._capsule = capsule
+
+    def __dlpack__(self, **terms: Any) -> Any:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return _CPU, 0
+
+
+def _from_capsule(capsule: Any) -> tuple[Array, bool]:
+    """Give the array, and whether its elements are BF16, as their bit patterns."""
+    address = _POINTER(capsule, b"dltensor")
+    device = ctypes.c_int32.from_address(address + _DEVICE_AT).value
+    if device not in {_CPU, _CUDA_HOST}:
+        raise TritonModelException(
+            _NO_GPU if device == _CUDA else f"DLDevice type {device} is not support by Python backend."
+        )
+    code = ctypes.c_uint8.from_address(address + _CODE_AT)
+    brain = code.value == _BFLOAT
+    if brain:
+        code.value = _UINT
+    return np.from_dlpack(_Capsule(capsule)), brain
+
+
+def arrived(name: str, array: Array, number: int = 0) -> Tensor:
+    """Make the tensor of an array that has come from the server. `number`: its datatype, 0 for the array's own."""
+    tensor = Tensor.__new__(Tensor)
+    tensor._name = name  # noqa: SLF001
+    tensor._array = tensor.outgoing = array  # noqa: SLF001
+    tensor._dtype = number or _NUMBERS[array.dtype]  # noqa: SLF001
+    return tensor

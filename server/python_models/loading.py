@@ -1,0 +1,173 @@
+"""Loading of Python models: their configuration completed by their own code, and a Host for each Instance.
+
+Made by the composition root, called by the Engine when a version whose backend is "python" is opened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from penstock.backends.errors import Code, InferError
+from penstock.batching.outsides import Opened, active, complete_outside
+from penstock.server.repository.completed import completed, to_json
+from penstock.server.repository.fields.identity import PYTHON
+from penstock.server.repository.pbtxt import message_of
+from penstock.server.repository.scan import Defaults, read_folder
+from penstock.server.workers.order import NotBegunError, Order
+from penstock.server.workers.worker import Worker
+
+from .dealings import Beside, Dealings
+from .host import Host
+from .requests import Names
+
+if TYPE_CHECKING:
+    from penstock.backends.backend import Array
+    from penstock.batching.spec import InstanceGroup, ModelSpec
+    from penstock.server.environments.environments import Environments
+
+SERVICE = "penstock.server.python_models.inside.service"
+_COMPLETES = ("input", "output", "max_batch_size", "dynamic_batching", "model_transaction_policy")
+"""What `auto_complete_config` may say. Source: python_backend, python_be.cc and model.cc."""
+
+
+class PythonModels:
+    """Opens Python models, each Instance in a process of its own. Threads: the event loop's."""
+
+    def __init__(self, beside: Beside, environments: Environments, defaults: Defaults) -> None:
+        self._beside = beside
+        self._environments = environments
+        self._defaults = defaults
+
+    async def open(self, spec: ModelSpec) -> Opened:
+        """Complete a version's configuration, and start a worker for each Instance. Raises: InferError."""
+        label = f"model '{spec.name}'"
+        interpreter = await asyncio.to_thread(self._environments.interpreter, spec.worker, label)
+        if spec.auto_complete:
+            spec = await self._completed(spec, interpreter)
+        spec = complete_outside(spec)
+        spec = replace(spec, declared=_json(completed(message_of(spec.declared), spec, PYTHON)))
+        names = Names(spec)
+        orders = [_order(spec, interpreter, instance, None, group) for group, instance in _instances(spec)]
+        hosts = [Host(order, names, self._deals(order), spec.worker.timeout_s) for order in orders]
+        try:
+            await _all(hosts)
+        except BaseException:
+            await asyncio.gather(*(host.close() for host in hosts))
+            raise
+        return Opened(spec, list(hosts), PYTHON)
+
+    def _deals(self, order: Order) -> Any:
+        return lambda worker: Dealings(worker, self._beside, order.about)
+
+    async def _completed(self, spec: ModelSpec, interpreter: str) -> ModelSpec:
+        """Have the model's own code complete its configuration, and read the spec from that. Raises: InferError."""
+        (group, instance), *_ = [*_instances(spec), (spec.instances[0], spec.name)]
+        order = _order(spec, interpreter, instance, orjson.loads(spec.declared), group)
+
+        def told(kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
+            dealings.take(kind, number, body, arrays)
+
+        worker = Worker(order, said=told)
+        dealings = Dealings(worker, self._beside, order.about)
+        try:
+            body, _ = await worker.ready
+        except NotBegunError as error:
+            raise InferError(Code.NOT_READY, f"{order.label} has ended") from error
+        except asyncio.CancelledError:
+            worker.kill(f"{order.label} is not wanted any more")
+            raise
+        finally:
+            worker.stop()
+            await worker.ended
+            dealings.end()
+        said = orjson.loads(body)["config"]
+        if said is None:
+            return spec
+        config = message_of(spec.declared)
+        told = message_of(orjson.dumps(said))
+        for field in _COMPLETES:
+            config.ClearField(field)
+            if _is_set(told, field):
+                _copy(config, told, field)
+        return await asyncio.to_thread(_read_again, spec, config, self._defaults)
+
+
+async def _all(hosts: list[Host]) -> None:
+    """Start them all; if one fails, the others have ended to start by the time that is raised."""
+    done = await asyncio.gather(*(host.start() for host in hosts), return_exceptions=True)
+    for failed in done:
+        if failed is not None:
+            raise failed
+
+
+def _read_again(spec: ModelSpec, config: Any, defaults: Defaults) -> ModelSpec:
+    """Read a version's spec from another ModelConfig than it was read from. Raises: InferError (INVALID)."""
+    entry = read_folder(spec.path.parents[1], defaults, config)
+    if entry is not None:
+        mistakes = [finding for finding in entry.findings if finding.mistake and finding.version in {0, spec.version}]
+        found = next((each for each in entry.specs if each.version == spec.version), None)
+        if found is not None and not mistakes:
+            return replace(found, name=spec.name)
+        text = "; ".join(finding.message for finding in mistakes)
+        raise InferError(Code.INVALID, f"after auto_complete_config, model '{spec.name}': {text}")
+    raise InferError(Code.INVALID, f"model '{spec.name}' is gone")
+
+
+def _is_set(message: Any, field: str) -> bool:
+    described = message.DESCRIPTOR.fields_by_name[field]
+    return message.HasField(field) if described.has_presence else bool(getattr(message, field))
+
+
+def _copy(config: Any, told: Any, field: str) -> None:
+    described = config.DESCRIPTOR.fields_by_name[field]
+    if described.is_repeated:
+        getattr(config, field).extend(getattr(told, field))
+    elif described.message_type is not None:
+        getattr(config, field).CopyFrom(getattr(told, field))
+    else:
+        setattr(config, field, getattr(told, field))
+
+
+def _instances(spec: ModelSpec) -> Iterator[tuple[InstanceGroup, str]]:
+    """Give each Instance's group and its name, as Triton makes it."""
+    counted: Counter[int] = Counter()
+    for group in active(spec):
+        for _ in range(group.count):
+            yield group, f"{spec.name}_{group.number}_{counted[group.number]}"
+            counted[group.number] += 1
+
+
+def _order(
+    spec: ModelSpec, interpreter: str, instance: str, complete: Mapping[str, Any] | None, group: InstanceGroup
+) -> Order:
+    """Give the Order of a worker: one that serves, or one that completes a configuration."""
+    folder, device = spec.path.parents[1], group.devices[0]
+    args = {
+        "model_config": spec.declared,
+        "model_instance_kind": "CPU" if device == "cpu" else "GPU",
+        "model_instance_name": instance,
+        "model_instance_device_id": device.partition(":")[2] or "0",
+        "model_repository": str(folder),
+        "model_version": str(spec.version),
+        "model_name": spec.name,
+    }
+    return Order(
+        SERVICE,
+        {"file": str(spec.path), "args": args, "complete": complete},
+        f"model '{spec.name}' instance '{instance}'",
+        {"model": spec.name, "version": str(spec.version), "instance": instance},
+        interpreter=interpreter,
+        path=(*spec.worker.path, str(spec.path.parent), str(folder)),
+        environment=spec.worker.environment,
+        memory_bytes=spec.worker.memory_bytes,
+    )
+
+
+def _json(config: Any) -> str:
+    return orjson.dumps(to_json(config)).decode()

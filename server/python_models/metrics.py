@@ -1,0 +1,124 @@
+"""Custom metrics: what models of user code count, on the metrics page. Written by dealings.py, read by metrics.py."""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from penstock.server.families import FAMILIES
+from penstock.server.metrics import label_value
+
+logger = logging.getLogger("penstock.python_models")
+MOST_METRICS = 10_000
+"""Of one family: labels that a model makes of its requests may be any number."""
+_OURS = frozenset(family.name for family in FAMILIES)
+Labels = tuple[tuple[str, str], ...]
+
+
+class _Metric:
+    """One metric. `counts` has one more entry than there are buckets, for what is above them."""
+
+    __slots__ = ("buckets", "counts", "value")
+
+    def __init__(self, buckets: Sequence[float]) -> None:
+        self.value = 0.0
+        self.buckets = tuple(buckets)
+        self.counts = [0] * (len(buckets) + 1)
+
+
+class _Family:
+    """Metrics of one name. `owners` are the workers that have made it; it ends with the last of them."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        self.kind = kind
+        self.text = text
+        self.owners: set[object] = set()
+        self.metrics: dict[Labels, _Metric] = {}
+
+
+class CustomMetrics:
+    """All of one server: what several workers say of one metric is added up. Threads: the event loop's."""
+
+    def __init__(self) -> None:
+        self._families: dict[str, _Family] = {}
+
+    def take(self, owner: object, said: Mapping[str, Any]) -> None:
+        """Take what a worker says of a metric; what does not fit is logged and left."""
+        name, do = said["family"], said["do"]
+        if name in _OURS:
+            logger.warning("metric family '%s' is the server's own: a model's is left out", name)
+            return
+        family = self._families.get(name)
+        if do == "drop family":
+            self._drop(name, owner)
+            return
+        if family is None:
+            family = self._families[name] = _Family(said["kind"], said["help"])
+        if family.kind != said["kind"]:
+            logger.warning("metric family '%s' is a %s: a %s is left out", name, family.kind, said["kind"])
+            return
+        family.owners.add(owner)
+        metric = self._metric(family, said)
+        if metric is not None:
+            _apply(metric, do, said["value"])
+
+    def forget(self, owner: object) -> None:
+        """Note that a worker has ended."""
+        for name in list(self._families):
+            self._drop(name, owner)
+
+    def render(self) -> Iterator[str]:
+        """Give the lines of the page."""
+        for name, family in sorted(self._families.items()):
+            if not family.metrics:
+                continue
+            text = family.text.replace("\\", "\\\\").replace("\n", "\\n")
+            yield f"# HELP {name} {text}"
+            yield f"# TYPE {name} {family.kind}"
+            for labels, metric in family.metrics.items():
+                yield from _lines(name, family.kind, labels, metric)
+
+    def _drop(self, name: str, owner: object) -> None:
+        family = self._families.get(name)
+        if family is not None:
+            family.owners.discard(owner)
+            if not family.owners:
+                del self._families[name]
+
+    @staticmethod
+    def _metric(family: _Family, said: Mapping[str, Any]) -> _Metric | None:
+        labels = tuple(sorted(said["labels"].items()))
+        metric = family.metrics.get(labels)
+        if metric is None and len(family.metrics) < MOST_METRICS:
+            metric = family.metrics[labels] = _Metric(said["buckets"])
+        return metric
+
+
+def _apply(metric: _Metric, do: str, value: float) -> None:
+    if do == "increment":
+        metric.value += value
+    elif do == "set":
+        metric.value = value
+    elif do == "observe":
+        metric.value += value
+        metric.counts[bisect_left(metric.buckets, value)] += 1
+
+
+def _lines(name: str, kind: str, labels: Labels, metric: _Metric) -> Iterator[str]:
+    written = ",".join(f'{key}="{label_value(value)}"' for key, value in labels)
+    if kind != "histogram":
+        yield f"{name}{{{written}}} {_number(metric.value)}" if written else f"{name} {_number(metric.value)}"
+        return
+    below, comma = 0, "," if written else ""
+    for bound, count in zip((*map(_number, metric.buckets), "+Inf"), metric.counts, strict=True):
+        below += count
+        yield f'{name}_bucket{{{written}{comma}le="{bound}"}} {below}'
+    braces = f"{{{written}}}" if written else ""
+    yield f"{name}_sum{braces} {_number(metric.value)}"
+    yield f"{name}_count{braces} {below}"
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)

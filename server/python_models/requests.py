@@ -1,0 +1,160 @@
+"""Requests: what a Batch is in messages to a worker, and what its answers are in the Engine. Called by host.py.
+
+Source of the texts: python_backend and Triton's core, where they have any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+
+from penstock.backends.datatypes import DATATYPES
+from penstock.backends.errors import Code, InferError
+from penstock.batching.admission import dims_text
+from penstock.batching.forms import Forms, forms_of, spans
+
+if TYPE_CHECKING:
+    from penstock.backends.backend import Array
+    from penstock.batching.batch import Batch
+    from penstock.batching.request import InferRequest
+    from penstock.batching.spec import ModelSpec
+
+START, END = 1, 2
+_KEPT = 256
+_NONE: Mapping[str, Any] = {}
+
+
+class Names:
+    """How the tensors of one version are named in messages. It remembers shapes of answers that were right."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        signature = spec.signature
+        if signature is None:
+            raise ValueError("the spec must be completed first")
+        bound = spec.bound or signature
+        self.model = spec.name
+        self.batched = signature.batched
+        self.inputs = [each.name for each in signature.inputs]
+        self.outputs = [each.name for each in signature.outputs]
+        self._bound = {each.name: each for each in bound.outputs}
+        self._positions = {name: position for position, name in enumerate(self.outputs)}
+        self._forms = forms_of(spec)
+        self._passed: set[Any] = set()
+        self._all = (tuple(range(len(self.outputs))), tuple(self.outputs))
+
+    # -- there -------------------------------------------------------------------------------------------------
+
+    def packed(self, batch: Batch, numbers: Sequence[int]) -> tuple[bytes, list[Array | None]]:
+        """Write a Batch: the body of EXECUTE and its tensors, each request's after the one before it.
+
+        Ownership: views of the requests' own arrays.
+        """
+        arrays: list[Array | None] = []
+        derived = self._derived(self._forms, batch) if self._forms is not None and self._forms.derived else {}
+        places = list(spans(batch)) if derived else []
+        rows = []
+        for at, (request, number) in enumerate(zip(batch.requests, numbers, strict=True)):
+            inputs = request.inputs if self._forms is None else self._forms.enter(request.inputs)
+            names = []
+            for name, array in zip(self.inputs, inputs, strict=True):
+                if array is not None:
+                    names.append(name)
+                    arrays.append(array)
+            for name, whole in derived.items():
+                names.append(name)
+                arrays.append(whole[places[at][0] : places[at][1]] if self.batched else whole)
+            rows.append(self._request(request, number, names))
+        return orjson.dumps({"requests": rows}), arrays
+
+    def _request(self, request: InferRequest, number: int, names: list[str]) -> dict[str, Any]:
+        positions, outputs = self._all
+        if request.wanted != positions:
+            outputs = tuple([self.outputs[position] for position in request.wanted])
+        sequence = request.sequence
+        timeout_us = (request.deadline_ns - request.start_ns) // 1000 if request.deadline_ns else 0
+        return {
+            "id": request.id,
+            "number": number,
+            "inputs": names,
+            "outputs": outputs,
+            "correlation": 0 if sequence is None else sequence.id,
+            "flags": 0 if sequence is None else START * sequence.start | END * sequence.end,
+            "timeout_us": max(timeout_us, 0),
+            "priority": request.priority,
+            "parameters": dict(getattr(request, "parameters", _NONE)),
+        }
+
+    @staticmethod
+    def _derived(forms: Forms, batch: Batch) -> dict[str, Array]:
+        """Make what the server tells the model of sequences, for all rows of the Batch."""
+        rows = batch.rows
+        if batch.places is not None:
+            rows = max(batch.span_rows, batch.places[-1] + batch.requests[-1].rows)
+        made = {}
+        for each in forms.derived:
+            buffer = np.empty(each.shape(batch, rows), each.spec.type.dtype)
+            each.fill(buffer, batch)
+            made[each.spec.name] = buffer
+        return made
+
+    # -- and back ----------------------------------------------------------------------------------------------
+
+    def outputs_of(self, names: Sequence[str], arrays: Iterable[Array | None]) -> dict[str, Array]:
+        """Take an answer's tensors by name. Raises: InferError (INTERNAL) for what the model must not answer."""
+        found: dict[str, Array] = {}
+        for name, array in zip(names, arrays, strict=True):
+            if array is None:
+                raise self._wrong(f"output '{name}' has no tensor")
+            seen = name, array.dtype, array.shape
+            if seen not in self._passed:
+                self._check(name, array)
+                if len(self._passed) >= _KEPT:
+                    self._passed.clear()
+                self._passed.add(seen)
+            if self._forms is not None:
+                (array,) = self._forms.leave(self.model, (self._positions[name],), (array,))
+            found[name] = array
+        return found
+
+    def _check(self, name: str, array: Array) -> None:
+        spec = self._bound.get(name)
+        if spec is None:
+            known = ", ".join(self.outputs)
+            raise self._wrong(f"unexpected inference output '{name}', its configuration has: {known}")
+        if array.dtype != spec.type.dtype:
+            text = f"unexpected datatype {_type_of(array)} for inference output '{name}', expecting"
+            raise self._wrong(f"{text} {spec.type.config_name}")
+        fits = len(array.shape) == len(spec.shape) and all(
+            want in (-1, dim) for want, dim in zip(spec.shape, array.shape, strict=True)
+        )
+        if not fits and not spec.ragged:
+            text = f"unexpected shape for inference output '{name}'. Expected {dims_text(spec.shape)}, got"
+            raise self._wrong(f"{text} {dims_text(array.shape)}")
+
+    def in_order(self, request: InferRequest, found: Mapping[str, Array]) -> list[Any]:
+        """Give a request the outputs that it wants, in their order. Raises: InferError (INTERNAL) if one is missing."""
+        outputs = [found.get(self.outputs[position]) for position in request.wanted]
+        for position, array in zip(request.wanted, outputs, strict=True):
+            if array is None:
+                raise self._wrong(f"the answer lacks the requested output '{self.outputs[position]}'")
+        return outputs
+
+    def _wrong(self, text: str) -> InferError:
+        return InferError(Code.INTERNAL, f"model '{self.model}': {text}")
+
+
+def _type_of(array: Array) -> str:
+    return next((row.config_name for row in DATATYPES.values() if row.dtype == array.dtype), str(array.dtype))
+
+
+def error_of(said: Mapping[str, Any]) -> InferError:
+    """Read an answer's error."""
+    return InferError(Code[said["code"]], said["message"])
+
+
+def error_said(error: InferError) -> dict[str, str]:
+    """Write an error."""
+    return {"code": error.code.name, "message": error.message}

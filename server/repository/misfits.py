@@ -1,0 +1,46 @@
+"""Misfits: what is said of a model and cannot be had, or means nothing for one of its kind. Called by scan.py."""
+
+from __future__ import annotations
+
+from penstock.batching.spec import ModelSpec
+
+from . import python
+from .fields.ensembles import is_foreign
+from .fields.identity import PYTHON
+from .findings import Finding
+from .statement import Statement
+
+NATIVE_FILE = "penstock.toml"
+
+
+def misfits(spec: ModelSpec, stated: Statement) -> list[Finding]:
+    """Find what is said of a model that means nothing for its kind."""
+    findings = oversized(spec, stated)
+    findings += python.mistakes(stated) if spec.backend == PYTHON else python.foreign_worker(stated)
+    return findings + (_foreign(stated) if spec.ensemble is not None else [])
+
+
+def _foreign(stated: Statement) -> list[Finding]:
+    """Find what penstock.toml says of an ensemble that means nothing for one."""
+    return [
+        stated.mistake(name, f"{name} means nothing for an ensemble")
+        for name in stated.values
+        if is_foreign(name) and stated.places.get(name, (stated.path, 0))[0].name == NATIVE_FILE
+    ]
+
+
+def oversized(spec: ModelSpec, stated: Statement) -> list[Finding]:
+    """Find sizes that are more than a batch may have."""
+    most = spec.policy.max_batch_rows
+    if most is None:
+        return []
+    sizes = {
+        "batching.cap": spec.policy.cap_rows or 0,
+        "batching.allowed_sizes": max(spec.policy.allowed_rows, default=0),
+    }
+    more = f"is more than the max batch size, {most}"
+    texts = {name: f"{name}: {size} {more}" for name, size in sizes.items() if size > most}
+    if max(spec.policy.preferred_rows, default=0) > most:
+        # Source: Triton core, ValidateModelConfig
+        texts["batching.preferred"] = f"dynamic batching preferred size must be <= max batch size for {spec.name}"
+    return [stated.mistake(name, text) for name, text in texts.items()]

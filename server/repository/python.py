@@ -1,0 +1,101 @@
+"""Python models in a repository: when a folder is one, what its configuration may say, and where its code runs.
+
+Called by scan.py. Nothing here runs a model's code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from penstock.batching.spec import ModelSpec, WorkerSpec
+
+from .completed import to_json
+from .fields.batching import HELD
+from .fields.identity import PYTHON
+from .findings import Finding
+from .statement import Statement
+from .versions import VERSION
+
+PYTHON_FILE, ONNX_FILE = "model.py", "model.onnx"
+
+_FOREIGN = {
+    "hooks.file": "user code of its own stands around its run already",
+    "padding": "the model is given each request's tensors as they are",
+    "batching.allowed_sizes": "nothing is gathered, so that nothing can be filled up",
+    "batching.split": "the parts of a request would be requests of their own to the model",
+    "batching.invariance": "only the model itself can see to that",
+    "batching.run_limit_ms": "say [worker] timeout_s",
+    "instances.memory_budget_mb": "say [worker] memory_mb",
+    "batch_inputs": "the model is given each request by itself",
+    "batch_outputs": "the model answers each request by itself",
+    "device_priority": "its processes take no turns on a device",
+}
+"""What means nothing for a Python model, and why."""
+
+
+def lacks_backend(config: Any, folder: Path) -> bool:
+    """Tell whether a configuration leaves out that this is a Python model: a version has model.py, none model.onnx.
+
+    Source: Triton's core, AutoCompleteBackendFields.
+    """
+    if config.backend or config.platform or config.default_model_filename not in {"", PYTHON_FILE}:
+        return False
+    places = [place for place in folder.iterdir() if VERSION.fullmatch(place.name)]
+    found = any((place / PYTHON_FILE).is_file() for place in places)
+    return found and not any((place / ONNX_FILE).exists() for place in places)
+
+
+def mistakes(stated: Statement) -> list[Finding]:
+    """Find what is said of a Python model that means nothing for one."""
+    return [stated.mistake(name, f"{name} means nothing for a Python model: {why}") for name, why in _wrong(stated)]
+
+
+def _wrong(stated: Statement) -> Iterator[tuple[str, str]]:
+    for name in stated.values:
+        if name in _FOREIGN:
+            yield name, _FOREIGN[name]
+        elif name.startswith("runtime."):
+            yield name, "no runtime of the server's runs it"
+    if stated.get("batching.executor", "auto") != "auto":
+        yield "batching.executor", "it runs in processes of its own"
+    if any(not group.count for group in stated.get("instances", ())):
+        yield "instances", 'count = "auto" is for models that the server can run by itself'
+    sequence = stated.get("sequence")
+    if sequence is not None and sequence.states:
+        yield "sequence", "sequence_batching.state is kept for it by nobody: it can keep its own"
+    if any(tensor.is_shape for tensor in stated.get("inputs", ())):
+        yield "inputs", "is_shape_tensor is for runtimes that know shape tensors"
+
+
+def foreign_worker(stated: Statement) -> list[Finding]:
+    """Find what is said of workers by a model that has none of its own."""
+    return [
+        stated.mistake(name, f"{name} is for Python models; those of hooks are said as hooks.{name.partition('.')[2]}")
+        for name in stated.values
+        if name.startswith("worker.")
+    ]
+
+
+def as_python(spec: ModelSpec, stated: Statement, config: Any) -> ModelSpec:
+    """Complete what is said of a Python model.
+
+    Unless a scheduler is asked for, each request is run by itself, as in Triton.
+    """
+    policy = spec.policy
+    asked = (HELD, "batching.preferred", "batching.max_queue_delay_us", "batching.cap")
+    if not any(name in stated.values for name in asked):
+        policy = replace(policy, cap_rows=1)
+    declared = orjson.dumps(to_json(config)).decode()
+    return replace(spec, policy=policy, declared=declared, worker=worker(stated), backend=PYTHON)
+
+
+def worker(stated: Statement) -> WorkerSpec:
+    """Give where its code runs, as it is stated."""
+    names = {"interpreter": "interpreter", "requirements": "requirements", "timeout_s": "timeout_s"}
+    said = {names[name]: stated.values[f"worker.{name}"] for name in names if f"worker.{name}" in stated.values}
+    return WorkerSpec(**said, memory_bytes=stated.get("worker.memory_mb", 0))

@@ -1,0 +1,197 @@
+"""The program of a process that the supervisor has started: told what to be, it is that until it is told to end.
+
+    python -m penstock.server.supervisor.child SOCKET PARENT
+
+SOCKET is the descriptor of the control Link; PARENT the supervisor's process id. `ps -o comm` shows what it has become.
+It drains when it is told to, on SIGTERM, and when the supervisor has gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import uvloop
+
+from penstock.server.ipc.link import Link
+from penstock.server.listener import StartError
+
+from .fleet import ANSWERS, READY
+from .kinds import ATTACH, COUNTED, DRAIN, FAILED, KEEP, KEPT, PING, PONG, PREPARE, SAID, START, UNLINKED
+
+if TYPE_CHECKING:
+    from penstock.server.ipc.wire import Message
+    from penstock.server.logs import Logs
+
+    from .journal import Kept
+    from .roles import Role
+
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Told:
+    """What a role says to the supervisor. `kept` is what the engine before this one has kept."""
+
+    def __init__(self, link: Link, logs: Logs, kept: dict[str, Kept]) -> None:
+        self._link = link
+        self.logs = logs
+        self.pairing = 0
+        self.kept = kept
+
+    def said(self, state: str, **more: Any) -> None:
+        """Say what the process has come to."""
+        self._link.send(SAID, 0, json.dumps({"state": state, **more}).encode())
+
+    def unlinked(self) -> None:
+        """Say that a front end has lost its engine. One that is attached already is not the one that was lost."""
+        self.said(UNLINKED, pairing=self.pairing)
+
+    def keep(self, key: str, value: Any, descriptors: Sequence[int] = ()) -> None:
+        """Have something remembered for the engine that comes after this one; None: nothing any more."""
+        self._link.send(KEEP, 0, json.dumps([key, value]).encode(), None, descriptors)
+
+
+class _Process:
+    """The life of the process, on its loop."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._asked = asyncio.Event()
+        self._assigned: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+        self._role: Role | None = None
+        self._told: Told | None = None
+        self._kept: dict[str, Kept] = {}
+        self._early: list[tuple[int, socket.socket]] = []
+        self._link = Link(sock, self._take, self._lost)
+        for number in _STOP_SIGNALS:
+            signal.signal(number, lambda *_: self._loop.call_soon_threadsafe(self._asked.set))
+
+    def _lost(self, why: str) -> None:
+        self._asked.set()
+        if not self._assigned.done():
+            self._assigned.cancel()
+
+    def _take(self, messages: list[Message]) -> None:
+        for kind, number, body, _, descriptors in messages:
+            if kind == START:
+                self._assigned.set_result(json.loads(body))
+            elif kind == KEPT:
+                key, value = json.loads(body)
+                self._kept[key] = value, descriptors
+                if self._role is not None:
+                    self._role.kept(key)
+            elif kind == PREPARE:
+                importlib.import_module(body.decode()).prepare()
+                _name("spare")
+            elif kind == PING:
+                self._link.send(PONG, number)
+            elif kind == DRAIN:
+                self._asked.set()
+            elif kind == ATTACH:
+                self._attach(number, socket.socket(fileno=descriptors[0]))
+            elif kind == COUNTED and self._role is not None:
+                self._role.counted(json.loads(body))
+
+    def _attach(self, pairing: int, sock: socket.socket) -> None:
+        if self._role is None or self._told is None:
+            self._early.append((pairing, sock))
+            return
+        self._told.pairing = pairing
+        self._role.attach(sock)
+
+    async def run(self, logs: list[Logs]) -> int:
+        try:
+            assigned = await self._assigned
+        except asyncio.CancelledError:
+            return 1  # the supervisor has gone
+        from penstock.server import process
+        from penstock.server.logs import Logs
+        from penstock.server.settings import Settings
+
+        _name(assigned["name"])
+        sys.path[:] = assigned["path"]
+        settings = Settings(**{name: _frozen(value) for name, value in assigned["settings"].items()})
+        logs.append(Logs(settings, sys.stderr, assigned["name"]))
+        logs[0].start()
+        process.prepare()
+        told = self._told = Told(self._link, logs[0], self._kept)
+        module, _, name = assigned["role"].partition(":")
+        try:
+            self._role = getattr(importlib.import_module(module), name)(settings, told, assigned)
+            return await self._serve(self._role, told, early=assigned["early"])
+        except StartError as error:
+            told.said(FAILED, why=str(error))
+            return 1
+        finally:
+            self._link.close()
+
+    async def _serve(self, role: Role, told: Told, *, early: bool) -> int:
+        from penstock.server import process
+
+        for pairing, sock in self._early:
+            self._attach(pairing, sock)
+        self._early.clear()
+        try:
+            if early:
+                await role.answer()
+                told.said(ANSWERS)
+            loading = asyncio.ensure_future(role.load())
+            if await process.first(loading, self._asked.wait()):
+                if not early:
+                    await role.answer()
+                process.settle_memory()
+                told.said(READY, **loading.result())
+                await self._asked.wait()
+            dropped = await role.drain()
+        finally:
+            await role.close()
+        return 1 if dropped else 0
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _name(name: str) -> None:
+    """Have `ps` and `top` show a name."""
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+
+
+def main(words: list[str]) -> int:
+    """Be what the supervisor says."""
+    sock, parent = words
+    for number in (*_STOP_SIGNALS, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    _name("starting")
+    if os.getppid() != int(parent):
+        return 1
+    loop = uvloop.new_event_loop()
+    logs: list[Logs] = []
+
+    async def run() -> int:
+        return await _Process(socket.socket(fileno=int(sock))).run(logs)
+
+    try:
+        return loop.run_until_complete(run())
+    finally:
+        for number in _STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        loop.close()
+        for each in logs:
+            each.stop()
+
+
+if __name__ == "__main__":
+    status = main(sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(status)  # a load or a hook that hangs in native code would keep the interpreter from ending

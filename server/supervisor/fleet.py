@@ -1,0 +1,225 @@
+"""Fleet: which processes there should be, and what to do next to have them. Pure: it is told the time and what happens.
+
+Made by `supervisor.py`, which does what it asks for. A generation is one engine and its front ends; there are two while
+all processes are replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from penstock.server.workers.backoff import Backoff
+
+ENGINE = "engine"
+FRONT = "front"
+STARTING, ANSWERS, READY, DRAINING = "starting", "answers", "ready", "draining"
+_ORDER = {STARTING: 0, ANSWERS: 1, READY: 2, DRAINING: 3}
+
+
+@dataclass(slots=True)
+class Member:
+    """One process: its number, which no other one has had, its role, and its place among those of that role."""
+
+    number: int
+    role: str
+    place: int
+    generation: int
+    state: str = STARTING
+
+    @property
+    def name(self) -> str:
+        """What logs and `ps` call it."""
+        return self.role if self.role == ENGINE else f"{FRONT}-{self.place}"
+
+
+@dataclass(slots=True)
+class Asked:
+    """What is to be done, in order: each method is one of the shell's."""
+
+    start: Callable[[Member, bool], None]
+    """Start a process; False: it must not listen before it is ready."""
+    pair: Callable[[Member, Member], None]
+    """Join a front end and an engine by a socket."""
+    drain: Callable[[Member], None]
+    kill: Callable[[Member], None]
+
+
+@dataclass(slots=True)
+class _Due:
+    """A process that is to be started again."""
+
+    at_s: float
+    role: str
+    place: int
+    generation: int
+
+
+@dataclass(slots=True)
+class Fleet:
+    """The processes of one server: `fronts` front ends and an engine.
+
+    Invariants: of the generation that serves, each place has one process, or one that is due. A process is replaced at
+    once when it has ended, and later each time while it keeps ending. Engines are drained when their front ends have
+    gone. After `drain` nothing is started any more.
+    """
+
+    fronts: int
+    asked: Asked
+    members: dict[int, Member] = field(default_factory=dict)
+    generation: int = 0
+    """The one that serves."""
+    following: int | None = None
+    """The one that is to take its place, while all are replaced."""
+    draining: bool = False
+    restarts: dict[str, int] = field(default_factory=lambda: {ENGINE: 0, FRONT: 0})
+    _last: int = 0
+    _newest: int = 0
+    _due: list[_Due] = field(default_factory=list)
+    _backoffs: dict[tuple[str, int], Backoff] = field(default_factory=dict)
+
+    # -- questions ---------------------------------------------------------------------------------------------
+
+    def of(self, generation: int, role: str) -> list[Member]:
+        """Give the processes of a role in a generation."""
+        return [each for each in self.members.values() if each.generation == generation and each.role == role]
+
+    def reached(self, state: str, generation: int | None = None) -> bool:
+        """Whether every process of a generation, the one that serves if none is named, has come so far."""
+        number = self.generation if generation is None else generation
+        engines, fronts = self.of(number, ENGINE), self.of(number, FRONT)
+        far = [_ORDER[each.state] >= _ORDER[state] and each.state != DRAINING for each in (*engines, *fronts)]
+        return len(engines) == 1 and len(fronts) == self.fronts and all(far)
+
+    @property
+    def next_due_s(self) -> float | None:
+        """When `tick` has something to do."""
+        return min((due.at_s for due in self._due), default=None)
+
+    # -- events ------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Start everything; front ends listen at once, so that probes are answered."""
+        self._start(ENGINE, 0, self.generation)
+        for place in range(self.fronts):
+            self._start(FRONT, place, self.generation, early=True)
+
+    def said(self, number: int, state: str, now_s: float) -> None:
+        """Take what a process says that it has come to."""
+        member = self.members.get(number)
+        if member is None or _ORDER[state] <= _ORDER[member.state]:
+            return
+        member.state = state
+        if state == READY:
+            self._backoff(member).serves(now_s)
+            self._go_on()
+
+    def ended(self, number: int, now_s: float) -> None:
+        """Take the end of a process."""
+        member = self.members.pop(number, None)
+        if member is None:
+            return
+        if self.draining or member.state == DRAINING:
+            self._drain_engines()
+        elif member.generation == self.following and member.role == ENGINE:
+            self._give_up()
+        elif member.generation in {self.generation, self.following}:
+            after_s = self._backoff(member).ended(now_s)
+            self._due.append(_Due(now_s + after_s, member.role, member.place, member.generation))
+            self.tick(now_s)
+
+    def tick(self, now_s: float) -> None:
+        """Start what is due."""
+        due = [each for each in self._due if each.at_s <= now_s]
+        self._due = [each for each in self._due if each.at_s > now_s]
+        for each in due:
+            self.restarts[each.role] += 1
+            self._start(each.role, each.place, each.generation)
+
+    def unlinked(self, number: int) -> None:
+        """Take that a front end has lost its engine; if that lives, they are joined again."""
+        member = self.members.get(number)
+        if member is not None and member.role == FRONT and member.state != DRAINING:
+            self._pair([member], self.of(member.generation, ENGINE))
+
+    def replace(self) -> bool:
+        """Replace every process; False if that is under way already, or all is to end.
+
+        The new engine loads beside the old one, then front ends join it, then the old front ends finish, then the old
+        engine does. If the new engine ends before, all stays as it was.
+        """
+        if self.following is not None or self.draining:
+            return False
+        self._newest += 1
+        self.following = self._newest
+        self._start(ENGINE, 0, self.following)
+        return True
+
+    def drain(self) -> None:
+        """End everything in order."""
+        self.draining = True
+        self._due.clear()
+        for member in list(self.members.values()):
+            if member.role == FRONT:
+                self._drain(member)
+        self._drain_engines()
+
+    # -- what follows ------------------------------------------------------------------------------------------
+
+    def _start(self, role: str, place: int, generation: int, *, early: bool = False) -> None:
+        self._last += 1
+        member = self.members[self._last] = Member(self._last, role, place, generation)
+        self.asked.start(member, early)
+        fronts = [member] if role == FRONT else self.of(generation, FRONT)
+        self._pair(fronts, [member] if role == ENGINE else self.of(generation, ENGINE))
+
+    def _pair(self, fronts: list[Member], engines: list[Member]) -> None:
+        for front in fronts:
+            for engine in engines:
+                self.asked.pair(front, engine)
+
+    def _go_on(self) -> None:
+        following = self.following
+        if following is None or self.draining:
+            return
+        if self.reached(READY, following):
+            self._change_over(following)
+        elif not self._begun(FRONT, following) and self.of(following, ENGINE)[0].state == READY:
+            for place in range(self.fronts):
+                self._start(FRONT, place, following)
+
+    def _begun(self, role: str, generation: int) -> bool:
+        due = any(each.generation == generation and each.role == role for each in self._due)
+        return due or bool(self.of(generation, role))
+
+    def _change_over(self, following: int) -> None:
+        self.generation, self.following = following, None
+        self._end_others()
+
+    def _give_up(self) -> None:
+        """Go on as before: the new engine has ended, and its front ends may have accepted connections already."""
+        self.following = None
+        self._end_others()
+
+    def _end_others(self) -> None:
+        self._due = [each for each in self._due if each.generation == self.generation]
+        for member in list(self.members.values()):
+            if member.generation != self.generation and member.role == FRONT:
+                self._drain(member)
+        self._drain_engines()
+
+    def _drain_engines(self) -> None:
+        for member in list(self.members.values()):
+            needed = not self.draining and member.generation in {self.generation, self.following}
+            if member.role == ENGINE and not needed and not self.of(member.generation, FRONT):
+                self._drain(member)
+
+    def _drain(self, member: Member) -> None:
+        if member.state == DRAINING:
+            return
+        begun = member.state != STARTING
+        member.state = DRAINING
+        (self.asked.drain if begun else self.asked.kill)(member)
+
+    def _backoff(self, member: Member) -> Backoff:
+        return self._backoffs.setdefault((member.role, member.place), Backoff())

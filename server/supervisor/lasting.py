@@ -1,0 +1,137 @@
+"""Lasting: what clients have told an engine, kept for the engine that takes its place if it ends, and put back there.
+
+Regions, what is logged and traced, and which models were loaded and unloaded. Made by `roles.py`, in the engine's
+process. What is on disk, and how much was counted, is not here: a new engine reads the one, and begins the other anew.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from penstock.backends.errors import InferError
+from penstock.server.v2.regions import SYSTEM
+
+if TYPE_CHECKING:
+    from penstock.server.fronts.engine_server import EngineServer
+    from penstock.server.logs import Levels
+    from penstock.server.v2.regions import Region
+
+    from .child import Told
+    from .journal import Kept
+
+logger = logging.getLogger("penstock.supervisor")
+
+_LOGS, _REGION, _MODEL, _TRACE = "logs", "region ", "model ", "trace "
+
+
+class Lasting:
+    """What is kept of one engine. `kept` is what the engine before has kept, by key.
+
+    Invariant: what `put_back` has put back is kept for the next one too: the supervisor still has it.
+    """
+
+    def __init__(self, told: Told, kept: Mapping[str, Kept]) -> None:
+        self._told = told
+        self._kept = kept
+        self._regions: set[str] = set()
+        self._traces: dict[str, dict[str, Any]] = {}
+
+    def watch(self, server: EngineServer) -> None:
+        """Keep what changes from now on."""
+        regions, traces = server.server.shared_memory.regions, server.server.observing.traces
+        added, dropped = regions.added, regions.dropped
+
+        def add(region: Region) -> None:
+            added(region)
+            self._add(region)
+
+        def drop(kind: str, name: str) -> None:
+            dropped(kind, name)
+            self._drop({region.name for region in regions})
+
+        regions.added, regions.dropped = add, drop
+        traces.changed = self._trace
+        server.server.control.asked = self._model
+
+    def logs(self, apply: Callable[[Levels], None]) -> Callable[[Levels], None]:
+        """Give what sets what is logged, and keeps that."""
+
+        def applied(levels: Levels) -> None:
+            apply(levels)
+            names = {"log_verbose_level": levels.verbose, "log_format": levels.format}
+            names |= {f"log_{name}": getattr(levels, name) for name in ("info", "warning", "error")}
+            self._told.keep(_LOGS, names)
+
+        return applied
+
+    # -- what changes ------------------------------------------------------------------------------------------
+
+    def _add(self, region: Region) -> None:
+        said, descriptors = region.shared()
+        self._regions.add(region.name)
+        self._told.keep(_REGION + region.name, {"kind": region.kind, "region": said}, descriptors)
+
+    def _drop(self, left: set[str]) -> None:
+        for name in self._regions - left:
+            self._told.keep(_REGION + name, None)
+        self._regions &= left
+
+    def _model(self, name: str, how: Mapping[str, Any]) -> None:
+        self._told.keep(_MODEL + name, how)
+
+    def _trace(self, model: str, changes: Mapping[str, Any]) -> None:
+        said = self._traces.setdefault(model, {})
+        said.update(changes)
+        self._told.keep(_TRACE + model, said)
+
+    # -- what is put back --------------------------------------------------------------------------------------
+
+    async def put_back(self, server: EngineServer) -> None:
+        """Load and unload what clients had loaded and unloaded, and trace what they had traced."""
+        begun: dict[str, Kept] = {}
+        # more may come while models load
+        while left := [key for key, kept in self._kept.items() if begun.get(key) is not kept]:
+            for key in sorted(left, key=lambda key: key.startswith(_TRACE)):
+                begun[key] = self._kept[key]
+                await self.put_back_one(server, key)
+
+    async def put_back_one(self, server: EngineServer, key: str) -> None:
+        """Do what was kept by one key."""
+        said, descriptors = self._kept[key]
+        try:
+            if key.startswith(_MODEL):
+                await self._put_back_model(server, key.removeprefix(_MODEL), said)
+            elif key.startswith(_TRACE):
+                model = key.removeprefix(_TRACE)
+                self._traces[model] = dict(said)
+                server.server.observing.traces.update(model, said)
+            elif key == _LOGS:
+                server.server.observing.logging.update(said)
+            else:
+                self._put_back_region(server, key.removeprefix(_REGION), said, descriptors)
+        except (InferError, OSError) as error:
+            logger.error("%s is not as it was asked for any more: %s", key, error)  # noqa: TRY400 - the reason is all
+
+    async def _put_back_model(self, server: EngineServer, name: str, how: Mapping[str, Any]) -> None:
+        if "unload" in how:
+            await server.server.control.unload(name, dependents=how["unload"])
+        elif how["files"]:
+            logger.error("model %s came with a request, and has to be loaded again by one", name)
+        else:
+            await server.server.control.load(name, how["config"])
+
+    def _put_back_region(self, server: EngineServer, name: str, said: Any, descriptors: list[int]) -> None:
+        memory = server.server.shared_memory
+        for old in memory.regions:
+            if old.name == name:
+                memory.regions.drop(old.kind, name)
+        if said is None:
+            return
+        region = said["region"]
+        if said["kind"] == SYSTEM:
+            if descriptors:
+                memory.system.adopt(**region, descriptor=descriptors.pop())
+        else:
+            memory.cuda.register(name, bytes.fromhex(region["raw_handle"]), region["device_id"], region["byte_size"])

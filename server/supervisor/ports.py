@@ -1,0 +1,91 @@
+"""Ports: those of a server whose front ends come and go, held for as long as it lives. Made by `supervisor.py`."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from penstock.server.listener import bind_all, bind_one, keep_out_new
+from penstock.server.settings import Settings
+
+_SETTINGS = {"HTTP": "http_port", "gRPC": "grpc_port", "metrics": "metrics_port"}
+
+
+class Ports:
+    """Bound, never listening: connections go to the front ends, and no other program can take a port meanwhile."""
+
+    def __init__(self) -> None:
+        self._sockets: list[socket.socket] = []
+
+    async def hold(self, wanted: Mapping[str, tuple[str, int]]) -> dict[str, int]:
+        """Hold a port for each name, given its address and its number, 0 for any.
+
+        Returns: the numbers. Raises: ListenError.
+        """
+        numbers: dict[str, int] = {}
+        for name, (address, port) in wanted.items():
+            if port:
+                for probe in await bind_all(name, address, port, _probed):
+                    probe.close()
+            sockets = await bind_all(name, address, port, _held)
+            self._sockets += sockets
+            numbers[name] = sockets[0].getsockname()[1]
+        return numbers
+
+    async def hold_for(self, settings: Settings) -> Settings:
+        """Hold the ports of a server. Returns: the settings, with the numbers in them. Raises: ListenError."""
+        numbers = await self.hold(wanted(settings))
+        chosen: dict[str, Any] = {_SETTINGS[name]: number for name, number in numbers.items()}
+        return replace(settings, **chosen)
+
+    def close(self) -> None:
+        """Let go of them."""
+        for each in self._sockets:
+            each.close()
+        self._sockets.clear()
+
+
+def wanted(settings: Settings) -> dict[str, tuple[str, int]]:
+    """Give the address and the port of each protocol that is served."""
+    found = {}
+    if settings.allow_http:
+        found["HTTP"] = (settings.http_address, settings.http_port)
+    if settings.allow_grpc:
+        found["gRPC"] = (settings.grpc_address, settings.grpc_port)
+    if settings.allow_metrics:
+        found["metrics"] = (settings.metrics_address or settings.http_address, settings.metrics_port)
+    return found
+
+
+def places(settings: Settings) -> str:
+    """Say where a server listens, as its own ports do."""
+    schemes = {"gRPC": "grpcs" if settings.grpc_use_ssl or settings.grpc_use_ssl_mutual else "grpc"}
+    said = []
+    for name, (address, port) in wanted(settings).items():
+        host = f"[{address}]" if ":" in address else address
+        said.append(f"{name} on {schemes.get(name, 'http')}://{host}:{port}")
+    return ", ".join(said) or "nowhere"
+
+
+def _probed(family: int, address: Any) -> socket.socket:
+    """Listen for a moment, as one who does not share: SO_REUSEPORT alone would let a second penstock in.
+
+    Raises: OSError.
+    """
+    probe = bind_one(family, address)
+    try:
+        keep_out_new(probe)
+        probe.listen(1)
+    except OSError:
+        probe.close()
+        raise
+    return probe
+
+
+def _held(family: int, address: Any) -> socket.socket:
+    held = bind_one(family, address, reuse_port=True)
+    # it was for what an earlier server has left behind; from now on another one must not get past this socket with it
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+    return held

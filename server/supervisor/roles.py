@@ -1,0 +1,146 @@
+"""Roles: what a process of a supervisor is: a front end or the engine. Made by `child.py`, by the name it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from penstock.server.settings import Settings
+
+if TYPE_CHECKING:
+    import socket
+
+    from .child import Told
+
+logger = logging.getLogger("penstock.supervisor")
+
+
+def prepare() -> None:
+    """Import what either role needs: most of a start's second."""
+    import penstock.backends.onnx
+    import penstock.server.fronts.engine_server
+    import penstock.server.fronts.front
+    import penstock.server.supervisor.lasting  # noqa: F401
+
+
+class Role(Protocol):
+    """What a process is. `answer` and `load` come in either order, once each."""
+
+    async def answer(self) -> None:
+        """Listen. Raises: StartError."""
+
+    async def load(self) -> dict[str, Any]:
+        """Come so far that requests can be served. Returns: what the supervisor is told with it."""
+
+    def attach(self, sock: socket.socket) -> None:
+        """Speak to an engine, or to a front end, over this socket."""
+
+    def counted(self, counts: Mapping[str, Any]) -> None:
+        """Take how many processes there are, and how often they were started again."""
+
+    def kept(self, key: str) -> None:
+        """Take what the engine before this one has been told since this one was started."""
+
+    async def drain(self) -> int:
+        """Finish what was accepted. Returns: how much was dropped."""
+
+    async def close(self) -> None:
+        """End at once whatever is left."""
+
+
+class Front:
+    """A front end."""
+
+    def __init__(self, settings: Settings, told: Told, assigned: Mapping[str, Any]) -> None:
+        from penstock.server.fronts.front import FrontServer
+
+        self._told = told
+        self._server = FrontServer(settings, self._lost, told.logs.apply)
+
+    def _lost(self, why: str) -> None:
+        logger.warning("the engine has gone: %s", why)
+        self._told.unlinked()
+
+    async def answer(self) -> None:
+        await self._server.open()
+
+    async def load(self) -> dict[str, Any]:
+        while not await self._server.placed(60.0):
+            pass
+        return {}
+
+    def attach(self, sock: socket.socket) -> None:
+        self._server.attach(sock)
+
+    def counted(self, counts: Mapping[str, Any]) -> None:
+        """Not told to a front end."""
+
+    def kept(self, key: str) -> None:
+        """Not told to a front end."""
+
+    async def drain(self) -> int:
+        return await self._server.drain()
+
+    async def close(self) -> None:
+        await self._server.close()
+
+
+class Engine:
+    """The engine's process. It drains when its front ends have gone: they may still bring what they have accepted."""
+
+    def __init__(self, settings: Settings, told: Told, assigned: Mapping[str, Any]) -> None:
+        from penstock.server.fronts.engine_server import EngineServer
+
+        from .lasting import Lasting
+
+        self._settings = settings
+        self._told = told
+        self._fronts: set[int] = set()
+        self._alone = asyncio.Event()
+        self._alone.set()
+        self._lasting = Lasting(told, told.kept)
+        self._server = EngineServer(settings, lost=self._lost, apply=self._lasting.logs(told.logs.apply))
+        self._lasting.watch(self._server)
+        self._loaded = False
+        self._late: list[asyncio.Future[None]] = []
+
+    def _lost(self, number: int, why: str) -> None:
+        self._fronts.discard(number)
+        if not self._fronts:
+            self._alone.set()
+
+    async def answer(self) -> None:
+        await self._server.open()
+
+    async def load(self) -> dict[str, Any]:
+        reasons = await self._server.load(partial(self._lasting.put_back, self._server))
+        self._loaded = True
+        return {"reasons": reasons, "serves": self._server.server.serves}
+
+    def attach(self, sock: socket.socket) -> None:
+        self._fronts.add(self._server.attach(sock))
+        self._alone.clear()
+
+    def counted(self, counts: Mapping[str, Any]) -> None:
+        self._server.server.metrics.processes = {
+            f'{metric}{{role="{role}"}}': number
+            for metric, of_roles in counts.items()
+            for role, number in of_roles.items()
+        }
+
+    def kept(self, key: str) -> None:
+        if self._loaded:
+            self._late.append(asyncio.ensure_future(self._lasting.put_back_one(self._server, key)))
+
+    async def drain(self) -> int:
+        try:
+            await asyncio.wait_for(self._alone.wait(), self._settings.exit_timeout_secs)
+        except TimeoutError:
+            logger.warning("front ends are still there")
+        return await self._server.drain()
+
+    async def close(self) -> None:
+        await self._server.close()

@@ -1,0 +1,332 @@
+"""Supervisor: the process that starts the engine and the front ends, and keeps them. Made by `process.py`.
+
+What is to be done is decided in `fleet.py`; this does it, and tells what happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from penstock.server.ipc.wire import Message
+from penstock.server.listener import ListenError, StartError
+from penstock.server.settings import Settings
+
+from .children import Child, told_end
+from .fleet import ANSWERS, DRAINING, ENGINE, FRONT, READY, Asked, Fleet, Member
+from .journal import Journal
+from .kinds import ATTACH, COUNTED, DRAIN, FAILED, KEEP, KEPT, PING, PONG, PREPARE, SAID, UNLINKED
+from .ports import Ports, places
+from .watch import LOOK_S, PING_S, looked_up
+
+if TYPE_CHECKING:
+    from penstock.server.faults import Faults
+
+logger = logging.getLogger("penstock.supervisor")
+
+ROLES = {ENGINE: "penstock.server.supervisor.roles:Engine", FRONT: "penstock.server.supervisor.roles:Front"}
+SPARE_AFTER_S = 1.0
+SPARE_AGAIN_S = 10.0
+GRACE_S = 2.0
+"""How long a process may take beyond the exit timeout, before it is killed."""
+
+
+class Supervisor:
+    """The processes of one server: `open`, `load`, and in the end `drain` and `close`, as those of a Server.
+
+    Invariants: a process that ends without having been asked to is replaced. Nothing that it has started outlives
+    `close`.
+    Threads: the event loop's, on the main thread.
+    """
+
+    def __init__(self, settings: Settings, roles: dict[str, str] | None = None) -> None:
+        self._settings = settings
+        self._roles = roles or ROLES
+        self._loop = asyncio.get_running_loop()
+        self._ports = Ports()
+        self._journal = Journal()
+        asked = Asked(self._start, self._pair, self._drain_one, self._kill_one)
+        self.fleet = Fleet(settings.http_workers, asked)
+        self._children: dict[int, Child] = {}
+        self._changed = asyncio.Event()
+        self._clock: asyncio.Task[None] | None = None
+        self._whole = False
+        self._broken_s: float | None = None
+        self._failed = ""
+        self._said: dict[str, Any] = {}
+        self._dropped = 0
+        self._spare: Child | None = None
+        self._spare_due_s = 0.0
+        self._faults: Faults | None = None
+        self._killed: dict[int, str] = {}
+        self._unbegun: set[int] = set()
+        self._pairings: dict[int, int] = {}
+        self._last_pairing = 0
+
+    # -- what a process has around it --------------------------------------------------------------------------
+
+    @property
+    def places(self) -> str:
+        """Where it listens, in words."""
+        return places(self._settings)
+
+    @property
+    def serves(self) -> str:
+        """What it serves, in words."""
+        return str(self._said.get("serves", ""))
+
+    async def open(self) -> None:
+        """Hold the ports, start everything, and wait until front ends answer. Raises: StartError."""
+        if not hasattr(os, "pidfd_open"):
+            raise StartError("--http-workers needs Linux")
+        try:
+            self._settings = await self._ports.hold_for(self._settings)
+        except ListenError as error:
+            raise StartError(str(error)) from error
+        self._clock = asyncio.ensure_future(self._keep_time())
+        self.fleet.begin()
+        await self._begun(ANSWERS)
+
+    async def load(self) -> list[str]:
+        """Wait until all is loaded. Returns: why each version that is not served is not. Raises: StartError."""
+        await self._begun(READY)
+        self._whole = True
+        if self._settings.chaos:
+            self._make_faults()
+        return list(self._said.get("reasons", ()))
+
+    def _make_faults(self) -> None:
+        from penstock.server.faults import Faults  # for tests
+
+        def pids(role: str) -> list[int]:
+            numbers = [number for number, member in self.fleet.members.items() if member.role == role]
+            return [self._children[number].pid for number in numbers if number in self._children]
+
+        self._faults = Faults(self._settings, {role: partial(pids, role) for role in (FRONT, ENGINE)}, "supervisor")
+        self._faults.begin()
+
+    def hang_up(self) -> None:
+        """Replace every process, without a moment in which nobody serves."""
+        if not self._whole or not self.fleet.replace():
+            logger.warning("SIGHUP: nothing is done, processes are starting or ending")
+            return
+        logger.info("SIGHUP: replacing every process")
+
+    async def drain(self) -> int:
+        """End every process in order. Returns: how many have dropped anything."""
+        if self._faults is not None:
+            self._faults.end()
+        self.fleet.drain()
+        for child in self._spares():
+            child.kill()
+        limit_s = self._settings.drain_delay_secs + 2 * self._settings.exit_timeout_secs + GRACE_S
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._until(lambda: not self._children and not self._spare)
+        except TimeoutError:
+            logger.critical("%d processes have not ended, and are killed", len(self._children))
+            self._dropped += len(self._children)
+        return self._dropped
+
+    async def close(self) -> None:
+        """End at once whatever is left."""
+        self.force()
+        if self._clock is not None:
+            self._clock.cancel()
+        await self._until(lambda: not self._children and not self._spare)
+        self._ports.close()
+        self._journal.close()
+
+    def force(self) -> None:
+        """Kill every process."""
+        self.fleet.draining = True
+        for child in (*self._children.values(), *self._spares()):
+            child.kill()
+
+    def _spares(self) -> list[Child]:
+        return [self._spare] if self._spare else []
+
+    async def _begun(self, state: str) -> None:
+        """Wait until all have come so far for the first time. Raises: StartError, when one cannot start."""
+        await self._until(lambda: bool(self._failed) or self.fleet.reached(state))
+        if self._failed:
+            raise StartError(self._failed)
+
+    async def _until(self, reached: Callable[[], bool]) -> None:
+        """Wait for what comes with a change of a process."""
+        while not reached():
+            self._changed.clear()
+            await self._changed.wait()
+
+    def pid_of(self, member: Member) -> int:
+        """Give the id of a process."""
+        return self._children[member.number].pid
+
+    # -- what the fleet asks for -------------------------------------------------------------------------------
+
+    def _start(self, member: Member, early: bool) -> None:
+        settings = self._settings
+        if member.role == ENGINE:
+            settings = replace(settings, allow_http=False, allow_grpc=False, drain_delay_secs=0.0)
+        else:
+            settings = replace(settings, allow_metrics=False)
+        assignment = {
+            "name": member.name, "role": self._roles[member.role], "settings": asdict(settings), "path": sys.path,
+            "early": early or member.role == ENGINE,
+        }  # fmt: skip
+        number = member.number
+        take, ended = partial(self._take, number), partial(self._ended, number)
+        try:
+            child = self._spare or Child(take, ended)
+            self._spare, child.take, child.ended = None, take, ended
+            self._children[number] = child
+            for key, (value, descriptors) in self._journal if member.role == ENGINE else ():
+                child.tell(KEPT, 0, json.dumps([key, value]).encode(), descriptors)
+            child.assign(assignment)
+        except OSError as error:
+            logger.error("%s cannot be started: %s", member.name, error)  # noqa: TRY400 - the system's reason is all
+            self._loop.call_later(LOOK_S, lambda: self.fleet.ended(number, self._loop.time()))
+
+    def _pair(self, front: Member, engine: Member) -> None:
+        self._last_pairing += 1
+        self._pairings[front.number] = self._last_pairing
+        ends = socket.socketpair()
+        for member, end in zip((front, engine), ends, strict=True):
+            if member.number in self._children:
+                self._children[member.number].tell(ATTACH, self._last_pairing, descriptors=[end.fileno()])
+            end.close()
+
+    def _drain_one(self, member: Member) -> None:
+        if member.number in self._children:
+            self._children[member.number].tell(DRAIN)
+
+    def _kill_one(self, member: Member) -> None:
+        self._unbegun.add(member.number)
+        if member.number in self._children:
+            self._children[member.number].kill()
+
+    # -- what happens ------------------------------------------------------------------------------------------
+
+    def _take(self, number: int, messages: list[Message]) -> None:
+        for kind, _, body, _, descriptors in messages:
+            child = self._children.get(number)
+            if kind == PONG and child is not None:
+                child.watch.answered()
+            elif kind == KEEP:
+                self._keep(number, body, descriptors)
+            elif kind == SAID:
+                self._hear(number, json.loads(body))
+
+    def _keep(self, number: int, body: bytes, descriptors: list[int]) -> None:
+        """Remember what the engine that serves keeps, and tell one that is loading to take its place."""
+        key, value = json.loads(body)
+        fleet, generation = self.fleet, self.fleet.members[number].generation
+        if generation == fleet.generation and fleet.following is not None:
+            for engine in fleet.of(fleet.following, ENGINE):
+                self._children[engine.number].tell(KEPT, 0, body, descriptors)
+        if generation == fleet.following:
+            # what it has put back; the engine that serves may have been told otherwise since
+            for descriptor in descriptors:
+                os.close(descriptor)
+        else:
+            self._journal.keep(key, value, descriptors)
+
+    def _hear(self, number: int, said: dict[str, Any]) -> None:
+        state, member = said["state"], self.fleet.members[number]
+        if state == FAILED:
+            if self._whole:
+                logger.error("%s cannot start: %s", member.name, said["why"])
+            else:
+                self._failed = said["why"]
+        elif state == UNLINKED:
+            if self._pairings.get(number) == said["pairing"]:
+                self.fleet.unlinked(number)
+        else:
+            if member.role == ENGINE and state == READY:
+                self._said = said
+            generation = self.fleet.generation
+            self.fleet.said(number, state, self._loop.time())
+            if self.fleet.generation != generation:
+                logger.info("every process has been replaced: the old ones finish what they have")
+            if state == READY:
+                self._tell_counts()
+            if self._broken_s is not None and self.fleet.reached(READY):
+                logger.info("whole again after %.2f s", self._loop.time() - self._broken_s)
+                self._broken_s = None
+        self._changed.set()
+
+    def _ended(self, number: int, status: int) -> None:
+        child, member = self._children.pop(number), self.fleet.members[number]
+        self._pairings.pop(number, None)
+        good = status == 0 or number in self._unbegun
+        self._unbegun.discard(number)
+        self._say_ended(child, member, self._killed.pop(number, "") or told_end(status), good=good)
+        if not self._whole and status > 0:
+            self._failed = self._failed or f"{member.name} has ended: {told_end(status)}"
+            self.fleet.draining = True
+        following = self.fleet.following
+        self.fleet.ended(number, self._loop.time())
+        if following is not None and self.fleet.following is None and member.role == ENGINE:
+            logger.error("processes are not replaced: the new engine has ended; the old ones go on")
+        self._tell_counts()
+        self._changed.set()
+
+    def _say_ended(self, child: Child, member: Member, why: str, *, good: bool) -> None:
+        if member.state == DRAINING and good:
+            logger.debug("%s (process %d) has finished", member.name, child.pid)
+        elif member.state == DRAINING:
+            self._dropped += 1
+            logger.error("%s (process %d) has dropped what it had accepted: %s", member.name, child.pid, why)
+        elif not self.fleet.draining and not self._failed:
+            logger.error("%s (process %d) has ended: %s", member.name, child.pid, why)
+            self._broken_s = self._broken_s or self._loop.time()
+
+    async def _keep_time(self) -> None:
+        turn = 0
+        while True:
+            await asyncio.sleep(LOOK_S)
+            turn += 1
+            now = self._loop.time()
+            self.fleet.tick(now)
+            self._keep_spare(now)
+            for number, child in list(self._children.items()):
+                if turn % round(PING_S / LOOK_S) == 0:
+                    child.tell(PING, turn)
+                why = child.watch.look(*looked_up(child.pid), now)
+                if why and number not in self._killed:
+                    self._killed[number] = f"killed, because {why}"
+                    child.kill()
+
+    def _keep_spare(self, now_s: float) -> None:
+        """Have a process at hand that has imported everything, once there is nothing else to do."""
+        if not self._whole or self.fleet.draining or self.fleet.following is not None or not self.fleet.reached(READY):
+            self._spare_due_s = now_s + SPARE_AFTER_S
+        elif self._spare is None and now_s >= self._spare_due_s:
+            self._spare_due_s = now_s + SPARE_AGAIN_S
+            with contextlib.suppress(OSError):
+                self._spare = Child(lambda _: None, self._spare_ended)
+                self._spare.tell(PREPARE, 0, self._roles[ENGINE].partition(":")[0].encode())
+
+    def _spare_ended(self, status: int) -> None:
+        self._spare = None
+        self._changed.set()
+
+    def _tell_counts(self) -> None:
+        members = self.fleet.members.values()
+        processes = {role: sum(each.role == role for each in members) for role in (ENGINE, FRONT)}
+        counts = {
+            "penstock_processes": {"supervisor": 1, **processes},
+            "penstock_process_restarts_total": self.fleet.restarts,
+        }
+        for member in members:
+            if member.role == ENGINE and member.number in self._children:
+                self._children[member.number].tell(COUNTED, 0, json.dumps(counts).encode())

@@ -1,0 +1,331 @@
+"""OutsideInstance: Batches that run elsewhere, with executors that end, come back, answer late or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.backends.errors import Code, InferError
+from penstock.backends.signature import TensorSpec
+from penstock.batching.admission import request_for
+from penstock.batching.batch import Batch
+from penstock.batching.engine import Engine
+from penstock.batching.model import Model
+from penstock.batching.outside import Outside, Takes, parted
+from penstock.batching.outsides import Opened, complete_outside
+from penstock.batching.placement import Devices
+from penstock.batching.rates import RateLimiter
+from penstock.batching.request import InferRequest
+from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec, Resource
+from penstock.batching.stream import Told, stream
+
+GUARD_S = 20.0
+
+
+class Elsewhere:
+    """An executor that does what it is told with each Batch: `answer`, `late`, `fail`, `die` or `unbegun`.
+
+    It needs some loop turns for each, and as many to come back.
+    """
+
+    def __init__(self, plan: Callable[[], str], hopeless: bool = False) -> None:
+        self.takes: Takes | None = None
+        self.begun: list[list[str]] = []
+        self.abandoned: list[str] = []
+        self.seen = asyncio.Event()
+        self.closed = False
+        self.most = 0
+        self._plan = plan
+        self._hopeless = hopeless
+        self._running = 0
+
+    def attach(self, instance: Takes) -> None:
+        self.takes = instance
+
+    def begin(self, batch: Batch) -> None:
+        self._running += 1
+        self.most = max(self.most, self._running)
+        self.begun.append([request.id for request in batch.requests])
+        self.seen.set()
+        batch.compute_start_ns = time.monotonic_ns()
+        self._soon(3, lambda: self._end(batch, self._plan()))
+
+    def abandon(self, request: InferRequest) -> None:
+        self.abandoned.append(request.id)
+
+    async def close(self) -> None:
+        self.closed = True
+
+    def _soon(self, turns: int, then: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_soon(then if not turns else lambda: self._soon(turns - 1, then))
+
+    def _end(self, batch: Batch, what: str) -> None:
+        assert self.takes is not None
+        takes = self.takes
+        self._running -= 1
+        batch.compute_end_ns = batch.exec_end_ns = time.monotonic_ns()
+        if what == "unbegun":
+            self._down()
+            takes.unrun(batch)
+        elif what == "die":
+            self._down()
+            for request in batch.requests:
+                request.error = InferError(Code.NOT_READY, "died")
+            takes.freed(batch, batch.requests)
+        elif what == "late":
+            takes.freed(batch, [])
+            for request in batch.requests:
+                self._soon(2, lambda request=request: self._late(batch, request))  # type: ignore[misc]
+        else:
+            for request in batch.requests:
+                _settle(request, fails=what == "fail")
+            takes.freed(batch, batch.requests)
+
+    def _late(self, batch: Batch, request: InferRequest) -> None:
+        assert self.takes is not None
+        answers = getattr(request, "answers", None)
+        if answers is not None:
+            answers.tell(Told({"y": request.inputs[0]}))
+        _settle(request, fails=False)
+        self.takes.late(batch, request)
+
+    def _down(self) -> None:
+        assert self.takes is not None
+        takes = self.takes
+        takes.down(InferError(Code.NOT_READY, "gone"), hopeless=False)
+        if self._hopeless:
+            self._soon(2, lambda: takes.down(InferError(Code.NOT_READY, "will not come back"), hopeless=True))
+        else:
+            self._soon(5, takes.up)
+
+
+def _settle(request: InferRequest, *, fails: bool) -> None:
+    if fails:
+        request.error = InferError(Code.INTERNAL, "failed")
+    else:
+        (array,) = request.inputs
+        request.outputs = [array]
+
+
+class Loads:
+    def __init__(self, outsides: Sequence[Elsewhere]) -> None:
+        self._outsides = list(outsides)
+
+    async def open(self, spec: ModelSpec) -> Opened:
+        outsides: list[Outside] = list(self._outsides)
+        return Opened(complete_outside(spec), outsides, "elsewhere")
+
+
+def spec_of(count: int = 1, **more: object) -> ModelSpec:
+    policy = BatchPolicy(max_batch_rows=4, cap_rows=4)
+    tensors = {"inputs": (TensorSpec("x", "FP32", (1,)),), "outputs": (TensorSpec("y", "FP32", (1,)),)}
+    terms = {"policy": policy, "instances": (InstanceGroup(count),), "declared": "{}", **tensors, **more}
+    return ModelSpec("m", 1, Path(), backend="elsewhere", **terms)  # type: ignore[arg-type]
+
+
+def run(outsides: Sequence[Elsewhere], scene: Callable[[Engine, Model], Awaitable[None]], **more: object) -> None:
+    async def whole() -> None:
+        async with asyncio.timeout(GUARD_S):
+            engine = Engine(asyncio.get_running_loop(), {})
+            engine.devices = Devices(RateLimiter())
+            engine.outsides["elsewhere"] = Loads(outsides)
+            model = await engine.load(spec_of(len(outsides), **more))
+            await scene(engine, model)
+            assert model.inflight == 0
+            assert await engine.stop(1.0) == 0
+            assert all(each.closed for each in outsides)
+
+    asyncio.run(whole())
+
+
+def x(value: float) -> list[np.ndarray | None]:  # type: ignore[type-arg]
+    return [np.array([[value]], np.float32)]
+
+
+class Ledger:
+    """A sink that notes how often each request comes back, and how."""
+
+    def __init__(self) -> None:
+        self.ends: dict[str, list[str]] = {}
+        self.done = asyncio.Event()
+        self.expected = 0
+
+    def deliver(self, requests: Sequence[InferRequest]) -> None:
+        for request in requests:
+            right = request.outputs is not None and float(request.outputs[0][0, 0]) == float(request.id)
+            end = request.error.message if request.error is not None else "right" if right else "wrong"
+            self.ends.setdefault(request.id, []).append(end)
+        if len(self.ends) == self.expected:
+            self.done.set()
+
+
+async def submit_all(engine: Engine, model: Model, count: int, ledger: Ledger) -> None:
+    ledger.expected = count
+    for number in range(count):
+        request = request_for(model, x(number))
+        request.id, request.sink = str(number), ledger
+        engine.submit(request)
+        if number % 7 == 0:
+            await asyncio.sleep(0)
+    await ledger.done.wait()
+
+
+def test_requests_that_wait_run_together() -> None:
+    outside = Elsewhere(lambda: "answer")
+
+    async def scene(engine: Engine, model: Model) -> None:
+        found = await asyncio.gather(*(engine.infer(model, x(number)) for number in range(6)))
+        assert [float(outputs[0][0, 0]) for outputs in found] == [0, 1, 2, 3, 4, 5]
+
+    run([outside], scene)
+
+    assert [len(ids) for ids in outside.begun] == [4, 2]
+
+
+def test_one_batch_runs_at_a_time_on_each() -> None:
+    outsides = [Elsewhere(lambda: "answer") for _ in range(2)]
+
+    async def scene(engine: Engine, model: Model) -> None:
+        await submit_all(engine, model, 40, Ledger())
+
+    run(outsides, scene)
+
+    assert [each.most for each in outsides] == [1, 1]
+    assert all(each.begun for each in outsides)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_each_request_is_delivered_once_whatever_happens(seed: int) -> None:
+    chance = random.Random(seed)
+    outsides = [
+        Elsewhere(lambda: chance.choice(["answer", "answer", "late", "fail", "die", "unbegun"]))
+        for _ in range(chance.randint(1, 3))
+    ]
+    ledger: list[Ledger] = []
+
+    async def scene(engine: Engine, model: Model) -> None:
+        ledger.append(Ledger())
+        await submit_all(engine, model, 60, ledger[0])
+
+    run(outsides, scene)
+
+    ends = ledger[0].ends
+    assert len(ends) == 60
+    assert all(len(end) == 1 for end in ends.values())
+    assert {end[0] for end in ends.values()} <= {"right", "failed", "died"}
+
+
+def test_what_was_not_begun_runs_on_another() -> None:
+    plans = iter(["unbegun"])
+    first, second = Elsewhere(lambda: next(plans, "answer")), Elsewhere(lambda: "answer")
+
+    async def scene(engine: Engine, model: Model) -> None:
+        (output,) = await engine.infer(model, x(3))
+        assert output.tolist() == [[3]]
+
+    run([first, second], scene)
+
+    assert (len(first.begun), len(second.begun)) == (1, 1)
+
+
+def test_what_waits_is_answered_when_nothing_will_come_back() -> None:
+    plans = iter(["die"])
+    outside = Elsewhere(lambda: next(plans, "answer"), hopeless=True)
+
+    async def scene(engine: Engine, model: Model) -> None:
+        found = await asyncio.gather(*(engine.infer(model, x(each)) for each in range(6)), return_exceptions=True)
+        texts = [getattr(each, "message", "") for each in found]
+        assert texts == ["died"] * 4 + ["will not come back"] * 2
+        assert not model.healthy
+        with pytest.raises(InferError, match="will not come back"):
+            await engine.infer(model, x(1))
+
+    run([outside], scene)
+
+
+def test_a_model_is_not_healthy_while_nothing_of_it_runs() -> None:
+    plans = iter(["die"])
+    outside = Elsewhere(lambda: next(plans, "answer"))
+
+    async def scene(engine: Engine, model: Model) -> None:
+        with pytest.raises(InferError, match="died"):
+            await engine.infer(model, x(1))
+        assert not model.healthy
+        assert (await engine.infer(model, x(2)))[0].tolist() == [[2]]
+        assert model.healthy
+
+    run([outside], scene)
+
+
+def test_several_answers_come_after_the_batch_and_count_until_the_last() -> None:
+    outside = Elsewhere(lambda: "late")
+
+    async def scene(engine: Engine, model: Model) -> None:
+        request = request_for(model, x(5))
+        answers = [told async for told in stream(engine, request)]
+        assert [float(told.outputs["y"][0, 0]) for told in answers] == [5]
+        assert model.inflight == 0
+
+    run([outside], scene, decoupled=True)
+
+
+def test_who_takes_no_more_answers_is_told_of() -> None:
+    outside = Elsewhere(lambda: "late")
+
+    async def scene(engine: Engine, model: Model) -> None:
+        request = request_for(model, x(5))
+        request.id = "gone"
+        answers = stream(engine, request)
+        asked = asyncio.ensure_future(anext(answers))
+        await outside.seen.wait()
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+        await answers.aclose()
+        await engine.retire(model)
+
+    run([outside], scene, decoupled=True)
+
+    assert outside.abandoned == ["gone"]
+
+
+def test_instances_that_share_a_resource_run_one_after_another() -> None:
+    running = [0, 0]
+
+    class Counted(Elsewhere):
+        def begin(self, batch: Batch) -> None:
+            running[0] += 1
+            running[1] = max(running)
+            super().begin(batch)
+
+        def _end(self, batch: Batch, what: str) -> None:
+            running[0] -= 1
+            super()._end(batch, what)
+
+    outsides = [Counted(lambda: "answer") for _ in range(2)]
+    groups = (InstanceGroup(2, resources=(Resource("one", 1),)),)
+
+    async def scene(engine: Engine, model: Model) -> None:
+        await submit_all(engine, model, 40, Ledger())
+
+    run(outsides, scene, instances=groups)
+
+    assert running == [0, 1]
+    assert all(each.begun for each in outsides)
+
+
+def test_those_that_went_well_are_delivered_together() -> None:
+    requests = [InferRequest.__new__(InferRequest) for _ in range(4)]
+    for request in requests:
+        request.rows, request.error = 1, None
+    requests[1].error = InferError(Code.INTERNAL, "failed")
+    batch = Batch(requests, 4, (), 5)
+
+    assert [part.requests for part in parted(batch, requests)] == [[requests[0], *requests[2:]], [requests[1]]]
+    assert [part.requests for part in parted(batch, requests[2:])] == [requests[2:]]

@@ -1,0 +1,203 @@
+"""Hooks in worker processes, asked by clients over a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import httpx
+import numpy as np
+import pytest
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton
+
+from tests.clients import models
+from tests.live import Live, live_server
+
+pytestmark = pytest.mark.slow
+
+SOURCE = """
+import os
+import time
+
+def pre_inference(sample, signature, metadata, parameters):
+    if isinstance(sample, dict) and "wait" in sample:
+        with open(sample["wait"]) as pipe:
+            pipe.read()
+    parameters["pid"] = os.getpid()
+    return sample["x"]
+
+def post_inference(prediction, signature, metadata, parameters):
+    assert parameters["pid"] == os.getpid()
+    return {"y": prediction[0] * metadata["times"], "pid": os.getpid()}
+"""
+YIELDS = """
+import os
+
+def post_inference(prediction, metadata):
+    for number in range(12):
+        yield {"y": [number], "pid": os.getpid()}
+"""
+TOML = '[hooks]\nfile = "handler.py"\nworkers = 2\n[hooks.metadata]\ntimes = 3\n'
+WITHIN_S = 2.0
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    models.write_identity(tmp_path, "hooked", "")
+    (tmp_path / "hooked" / "handler.py").write_text(SOURCE)
+    (tmp_path / "hooked" / "penstock.toml").write_text(TOML)
+    models.write_identity(tmp_path, "yields", "model_transaction_policy { decoupled: true }\n")
+    (tmp_path / "yields" / "handler.py").write_text(YIELDS)
+    (tmp_path / "yields" / "penstock.toml").write_text('[hooks]\nfile = "handler.py"\nworkers = 1\n')
+    models.write_identity(tmp_path, "plain", "")
+    return tmp_path
+
+
+@pytest.fixture
+def before() -> set[str]:
+    return children()
+
+
+@pytest.fixture
+def live(before: set[str], repository: Path) -> Iterator[Live]:
+    with live_server(repository, model_control_mode="explicit", load_model=("*",)) as server:
+        yield server
+    assert children() <= before
+
+
+def children() -> set[str]:
+    """Give the processes that this one has, zombies included."""
+    found: set[str] = set()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # a thread may end while it is looked at
+            found.update((task / "children").read_text().split())
+    return found
+
+
+@pytest.fixture
+def client(live: Live) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=live.url, timeout=20) as made:
+        yield made
+
+
+def predict(client: httpx.Client, sample: Any) -> dict[str, Any]:
+    answer = client.post("/v2/models/hooked/predict", json=sample)
+    assert answer.status_code == 200, answer.text
+    return answer.json()  # type: ignore[no-any-return]
+
+
+def test_every_way_to_ask_is_answered_from_a_worker(live: Live, client: httpx.Client) -> None:
+    answer = predict(client, {"x": [[1.0, 2.0]]})
+    assert answer["y"] == [[3, 6]]
+    assert str(answer["pid"]) in children()
+
+    x = np.ones((50, 3000), np.float32)
+    for asking, kind in (
+        (triton.InferenceServerClient(live.address), triton),
+        (triton_grpc.InferenceServerClient(live.grpc_address), triton_grpc),
+    ):
+        given = kind.InferInput("x", x.shape, "FP32")
+        given.set_data_from_numpy(x)
+        assert (asking.infer("hooked", [given]).as_numpy("y") == 3 * x).all()
+        asking.close()
+
+
+def test_a_generator_in_a_worker_is_streamed(live: Live) -> None:
+    given = triton_grpc.InferInput("x", [1, 2], "FP32")
+    given.set_data_from_numpy(np.ones((1, 2), np.float32))
+    got: list[Any] = []
+    with triton_grpc.InferenceServerClient(live.grpc_address) as client:
+        client.start_stream(lambda result, error: got.append(error or result.as_numpy("y").tolist()))
+        client.async_stream_infer("yields", [given])
+        client.stop_stream()
+
+    assert got == [[number] for number in range(12)]
+
+
+def test_unloading_ends_the_processes_and_loading_brings_fresh_ones(
+    live: Live, client: httpx.Client, repository: Path
+) -> None:
+    before = predict(client, {"x": [[1]]})["pid"]
+    with triton.InferenceServerClient(live.address) as control:
+        control.unload_model("hooked")
+        assert not control.is_model_ready("hooked")
+        until = time.monotonic() + 10
+        while Path(f"/proc/{before}").exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        (repository / "hooked" / "penstock.toml").write_text(TOML.replace("times = 3", "times = 5"))
+        control.load_model("hooked")
+
+    assert not Path(f"/proc/{before}").exists()
+    assert predict(client, {"x": [[1]]})["y"] == [[5]]
+
+
+def test_workers_killed_under_load_harm_nobody_else(before: set[str], live: Live) -> None:
+    ledger: dict[str, list[tuple[int, Any]]] = {}
+    victims = children() - before
+
+    async def ask(session: aiohttp.ClientSession, name: str, number: int) -> None:
+        if name == "hooked":
+            path, body = f"/v2/models/{name}/predict", {"x": [[number]]}
+        else:
+            tensor = {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [number]}
+            path, body = f"/v2/models/{name}/infer", {"inputs": [tensor]}
+        async with session.post(live.url + path, json=body) as answer:
+            text = await answer.read()
+            said = json.loads(text)
+            value = said if answer.status != 200 else said["y"][0] if name == "hooked" else said["outputs"][0]["data"]
+            ledger.setdefault(f"{name} {number}", []).append((answer.status, value))
+
+    async def everything() -> None:
+        async with aiohttp.ClientSession() as session:
+
+            async def client(name: str, first: int) -> None:
+                for number in range(first, 1200, 8):
+                    if number == 408 and name == "hooked":
+                        for victim in victims:
+                            os.kill(int(victim), signal.SIGKILL)
+                    await ask(session, name, number)
+
+            await asyncio.gather(*(client(name, first) for name in ("hooked", "plain") for first in range(8)))
+
+    asyncio.run(everything())
+    failed = {}
+    for key, ends in ledger.items():
+        assert len(ends) == 1
+        name, number = key.split()
+        status, value = ends[0]
+        if status == 200:
+            assert value == [float(number) * (3 if name == "hooked" else 1)]
+        else:
+            failed[key] = ends[0]
+
+    assert len(victims) == 3  # that of the other model is one
+    assert len(ledger) == 2400
+    assert len(failed) <= 8  # one for each connection: what pre_inference leaves in the parameters goes with its worker
+    assert all(key.startswith("hooked") and status == 503 for key, (status, _) in failed.items())
+
+
+def test_a_client_that_goes_away_while_its_hook_runs_harms_nobody(
+    live: Live, client: httpx.Client, tmp_path: Path
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    body = json.dumps({"wait": str(pipe), "x": [[1]]}).encode()
+    head = f"POST /v2/models/hooked/predict HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with socket.create_connection(("127.0.0.1", live.http_port)) as gone:
+        gone.sendall(head + body)
+        gate = os.open(pipe, os.O_WRONLY)  # waits until the hook has opened it for reading
+    for number in range(20):
+        assert predict(client, {"x": [[number]]})["y"] == [[3 * number]]
+    os.close(gate)
+    for number in range(20):
+        assert predict(client, {"x": [[number]]})["y"] == [[3 * number]]

@@ -1,0 +1,351 @@
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import logging
+import os
+import tarfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from penstock.backends.errors import Code, InferError
+from penstock.batching.spec import WorkerSpec
+from penstock.server.environments.environments import WHOLE, Environments, default_folder
+from tests.server.environments.places import FakePython
+
+LABEL = "the hooks of model 'm'"
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> FakePython:
+    return FakePython(tmp_path / "base")
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    return tmp_path / "kept"
+
+
+@pytest.fixture
+def spec(tmp_path: Path, python: FakePython) -> WorkerSpec:
+    (tmp_path / "requirements.txt").write_text("tiny==1\n")
+    return WorkerSpec(str(python.path), tmp_path / "requirements.txt")
+
+
+def made(kept: Path) -> list[str]:
+    return sorted(path.name for path in kept.iterdir() if path.is_dir()) if kept.exists() else []
+
+
+# -- Pythons as they are ---------------------------------------------------------------------------------------
+
+
+def test_without_requirements_and_interpreter_it_is_the_servers_own(kept: Path) -> None:
+    assert Environments(kept).interpreter(WorkerSpec(), LABEL) == ""
+
+
+def test_an_interpreter_with_all_that_is_needed_is_taken_as_it_is(kept: Path, python: FakePython) -> None:
+    found = Environments(kept).interpreter(WorkerSpec(str(python.path)), LABEL)
+
+    assert found == str(python.path)
+    assert python.told[-1].endswith(" numpy orjson")
+
+
+def test_one_that_lacks_something_is_refused_with_the_command_that_adds_it(kept: Path, python: FakePython) -> None:
+    python.write(missing='{"orjson": "ModuleNotFoundError: none"}')
+
+    with pytest.raises(InferError, match=rf"{LABEL}: .*orjson: .* {python.path} -m pip install orjson$") as raised:
+        Environments(kept).interpreter(WorkerSpec(str(python.path)), LABEL)
+
+    assert raised.value.code is Code.INVALID
+
+
+@pytest.mark.parametrize(("script", "says"), [
+    ("#!/bin/sh\nprintf '[[3, 8, 1], \"\", \"\", \"\", {}]'", "is Python 3.8.1; workers need 3.11 or newer"),
+    ("#!/bin/sh\necho broken >&2; exit 3", "does not run as a Python: exit status 3: broken"),
+    ("#!/no/such/shell\n", "No such file"),
+])  # fmt: skip
+def test_one_that_does_not_do_is_refused(tmp_path: Path, script: str, says: str) -> None:
+    path = tmp_path / "python"
+    path.write_text(script)
+    path.chmod(0o755)
+
+    with pytest.raises(InferError, match=says):
+        Environments(tmp_path).interpreter(WorkerSpec(str(path)), LABEL)
+
+
+def test_one_that_is_not_there_or_may_not_be_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "python").write_text("")
+
+    with pytest.raises(InferError, match="no such file"):
+        Environments(tmp_path).interpreter(WorkerSpec("/no/such/python"), LABEL)
+    with pytest.raises(InferError, match="not a program"):
+        Environments(tmp_path).interpreter(WorkerSpec(str(tmp_path / "python")), LABEL)
+
+
+def test_an_environment_that_is_unpacked_already_is_taken_as_it_is(kept: Path, python: FakePython) -> None:
+    (python.path.parent / "bin").mkdir()
+    path = python.path.rename(python.path.parent / "bin" / "python")
+
+    assert Environments(kept).interpreter(WorkerSpec(requirements=python.path.parent), LABEL) == str(path)
+
+
+# -- made once -------------------------------------------------------------------------------------------------
+
+
+def test_an_environment_is_made_once_and_kept(kept: Path, spec: WorkerSpec, python: FakePython) -> None:
+    first = Environments(kept).interpreter(spec, LABEL)
+    second = Environments(kept).interpreter(spec, LABEL)
+
+    assert first == second == str(kept / made(kept)[0] / "bin" / "python")
+    assert (python.runs("-m venv"), python.runs("-m pip")) == (1, 1)
+
+
+def test_what_workers_need_is_added_after_what_is_asked_for(kept: Path, spec: WorkerSpec, python: FakePython) -> None:
+    python.write(pip=f'case "$*" in *" numpy") echo "{{}}" > {python.missing};; esac', missing='{"numpy": "none"}')
+
+    Environments(kept).interpreter(spec, LABEL)
+
+    installs = [line.split(" off ")[1] for line in python.told if line.startswith("-m pip")]
+    assert installs == [f"-r {spec.requirements}", "numpy"]
+
+
+def test_an_environment_without_what_workers_need_is_not_kept(kept: Path, spec: WorkerSpec, python: FakePython) -> None:
+    python.write(missing='{"numpy": "ImportError: no such symbol"}')
+
+    with pytest.raises(InferError, match="numpy: ImportError: no such symbol"):
+        Environments(kept).interpreter(spec, LABEL)
+
+    assert made(kept) == []
+
+
+def test_another_requirement_another_need_and_another_python_are_other_environments(
+    kept: Path, spec: WorkerSpec, python: FakePython
+) -> None:
+    Environments(kept).interpreter(spec, LABEL)
+    Environments(kept, needs=("numpy",)).interpreter(spec, LABEL)
+    python.write(prefix="/elsewhere")
+    Environments(kept).interpreter(spec, LABEL)
+    assert spec.requirements is not None
+    spec.requirements.write_text("tiny==2\n")
+    Environments(kept).interpreter(spec, LABEL)
+
+    assert len(made(kept)) == 4
+
+
+def test_of_many_who_ask_at_once_one_makes_it(kept: Path, spec: WorkerSpec, python: FakePython) -> None:
+    several = [Environments(kept) for _ in range(3)]
+    with ThreadPoolExecutor(8) as threads:
+        asked = [threads.submit(several[number % 3].interpreter, spec, LABEL) for number in range(8)]
+        found = {future.result(30) for future in asked}
+
+    assert len(found) == 1
+    assert python.runs("-m venv") == 1
+
+
+def test_one_that_another_process_makes_is_waited_for(
+    kept: Path, spec: WorkerSpec, python: FakePython, caplog: pytest.LogCaptureFixture
+) -> None:
+    Environments(kept).interpreter(spec, LABEL)
+    folder = kept / made(kept)[0]
+    whole = (folder / WHOLE).read_bytes()
+    (folder / WHOLE).unlink()
+    waiting = threading.Event()
+
+    class Heard(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "waiting" in record.getMessage():
+                waiting.set()
+
+    logger, heard = logging.getLogger("penstock.environments"), Heard()
+    logger.addHandler(heard)
+    lock = os.open(folder.with_suffix(".lock"), os.O_RDWR)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with caplog.at_level(logging.INFO, "penstock"), ThreadPoolExecutor(1) as thread:
+            asked = thread.submit(Environments(kept).interpreter, spec, LABEL)
+            assert waiting.wait(10)
+            (folder / WHOLE).write_bytes(whole)
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            assert asked.result(10) == str(folder / "bin" / "python")
+    finally:
+        os.close(lock)
+        logger.removeHandler(heard)
+
+    assert python.runs("-m venv") == 1
+
+
+@pytest.mark.parametrize("half", ["nothing", "content", "broken mark", "no python"])
+def test_one_that_is_not_whole_is_never_used(kept: Path, spec: WorkerSpec, python: FakePython, half: str) -> None:
+    Environments(kept).interpreter(spec, LABEL)
+    folder = kept / made(kept)[0]
+    (folder / "stale").write_text("")
+    if half == "broken mark":
+        (folder / WHOLE).write_text("{")
+    elif half == "no python":
+        (folder / "bin" / "python").unlink()
+    else:
+        (folder / WHOLE).unlink()
+    if half == "nothing":
+        (folder / "bin" / "python").unlink()
+
+    Environments(kept).interpreter(spec, LABEL)
+
+    assert python.runs("-m venv") == 2
+    assert not (folder / "stale").exists()
+
+
+def test_the_lines_of_pip_are_logged_as_they_come(
+    kept: Path, spec: WorkerSpec, python: FakePython, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "penstock.environments"):
+        Environments(kept).interpreter(spec, LABEL)
+
+    assert f"{LABEL}: pip: Collecting tiny" in caplog.messages
+
+
+# -- what goes wrong -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("said", "advice"), [
+    ("ERROR: No matching distribution found for tiny==9", "correct the name or the version"),
+    ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE", "correct its hashes"),
+    ("error: subprocess-exited-with-error", "ask for a version that has a wheel"),
+    ("WARNING: Retrying after Failed to establish a new connection", "the package index cannot be reached"),
+    ("something else", "see the log"),
+])  # fmt: skip
+def test_what_pip_could_not_do_is_told_with_what_to_do(
+    kept: Path, spec: WorkerSpec, python: FakePython, said: str, advice: str
+) -> None:
+    python.write(pip=f"echo '{said}'; exit 1")
+
+    with pytest.raises(InferError) as raised:
+        Environments(kept).interpreter(spec, LABEL)
+
+    message = raised.value.message
+    assert message.startswith(f"{LABEL}: the environment of {spec.requirements}: pip ended with 1: ")
+    assert said in message
+    assert advice in message
+    assert made(kept) == []
+
+
+def test_after_a_failure_the_next_one_tries_again(kept: Path, spec: WorkerSpec, python: FakePython) -> None:
+    python.write(pip="exit 1")
+    with pytest.raises(InferError):
+        Environments(kept).interpreter(spec, LABEL)
+    python.write()
+
+    assert Environments(kept).interpreter(spec, LABEL)
+
+
+def test_offline_one_that_is_kept_serves_and_another_one_is_a_mistake(
+    kept: Path, spec: WorkerSpec, python: FakePython
+) -> None:
+    with pytest.raises(InferError, match=f"is not kept in {kept}, and --offline says that nothing is fetched"):
+        Environments(kept, offline=True).interpreter(spec, LABEL)
+    assert python.runs("-m venv") == 0
+
+    path = Environments(kept).interpreter(spec, LABEL)
+
+    assert Environments(kept, offline=True).interpreter(spec, LABEL) == path
+
+
+def test_a_python_of_another_version_than_the_pipfile_asks_for_is_refused(
+    tmp_path: Path, kept: Path, python: FakePython
+) -> None:
+    (tmp_path / "Pipfile").write_text('[requires]\npython_version = "3.1"\n')
+
+    with pytest.raises(InferError, match=r"asks for Python 3.1, and its interpreter is .*, 3.11.7"):
+        Environments(kept).interpreter(WorkerSpec(str(python.path), tmp_path / "Pipfile"), LABEL)
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, spec: WorkerSpec) -> None:
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(InferError, match=r"cannot be kept in .*file/kept \(--environments\)"):
+        Environments(tmp_path / "file" / "kept").interpreter(spec, LABEL)
+
+
+def test_a_server_that_stops_ends_what_it_makes_and_leaves_nothing(
+    kept: Path, spec: WorkerSpec, python: FakePython, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "pids")
+    python.write(pip=f"echo $$ > {tmp_path}/pids; sleep 1000")
+    environments = Environments(kept)
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(environments.interpreter, spec, LABEL)
+        pid = int((tmp_path / "pids").read_text())  # opens when pip runs
+        environments.close()
+        with pytest.raises(InferError, match="Server is stopping") as raised:
+            asked.result(10)
+
+    assert raised.value.code is Code.NOT_READY
+    assert made(kept) == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+# -- packed ----------------------------------------------------------------------------------------------------
+
+
+def pack(path: Path, python: FakePython, *, missing: str = "{}", unpack: bool = False) -> Path:
+    python.write(missing=missing)
+    with tarfile.open(path, "w:gz") as archive:
+        archive.add(python.path, "bin/python")
+        if unpack:
+            content = b"corrects prefixes"
+            member = tarfile.TarInfo("bin/conda-unpack")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+def test_a_packed_environment_is_unpacked_once_and_corrected(tmp_path: Path, kept: Path, python: FakePython) -> None:
+    packed = pack(tmp_path / "environment.tar.gz", python, unpack=True)
+
+    first = Environments(kept, offline=True).interpreter(WorkerSpec(requirements=packed), LABEL)
+    second = Environments(kept, offline=True).interpreter(WorkerSpec(requirements=packed), LABEL)
+
+    assert first == second == str(kept / made(kept)[0] / "bin" / "python")
+    assert python.runs(str(Path(first).parent / "conda-unpack")) == 1
+    assert json.loads((kept / made(kept)[0] / WHOLE).read_text())["made_of"] == str(packed)
+
+
+def test_one_that_is_packed_anew_is_another_one(tmp_path: Path, kept: Path, python: FakePython) -> None:
+    packed = pack(tmp_path / "environment.tar.gz", python)
+    Environments(kept).interpreter(WorkerSpec(requirements=packed), LABEL)
+    pack(packed, python, unpack=True)
+    Environments(kept).interpreter(WorkerSpec(requirements=packed), LABEL)
+
+    assert len(made(kept)) == 2
+
+
+def test_a_packed_one_that_lacks_something_is_refused_offline(tmp_path: Path, kept: Path, python: FakePython) -> None:
+    packed = pack(tmp_path / "environment.tar.gz", python, missing='{"orjson": "none"}')
+
+    with pytest.raises(InferError, match=r"lacks orjson, which workers need, .*: put them in before it is packed"):
+        Environments(kept, offline=True).interpreter(WorkerSpec(requirements=packed), LABEL)
+
+    assert made(kept) == []
+
+
+def test_what_is_no_packed_environment_is_told(tmp_path: Path, kept: Path) -> None:
+    broken, other = tmp_path / "broken.tar.gz", tmp_path / "other.tar.gz"
+    broken.write_bytes(b"not a tar")
+    with tarfile.open(other, "w:gz") as archive:
+        archive.add(broken, "README")
+
+    with pytest.raises(InferError, match="is no packed environment"):
+        Environments(kept).interpreter(WorkerSpec(requirements=broken), LABEL)
+    with pytest.raises(InferError, match="has no bin/python"):
+        Environments(kept).interpreter(WorkerSpec(requirements=other), LABEL)
+
+    assert made(kept) == []
+
+
+def test_environments_are_kept_in_the_users_cache_folder() -> None:
+    assert default_folder({"XDG_CACHE_HOME": "/c"}) == Path("/c/penstock/environments")
+    assert default_folder({"XDG_CACHE_HOME": "relative"}) == Path.home() / ".cache" / "penstock" / "environments"

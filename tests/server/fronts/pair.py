@@ -1,0 +1,125 @@
+"""An engine and a front end without processes or ports: both halves over a socketpair, on one loop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching.engine import Engine
+from penstock.batching.model import Model
+from penstock.batching.request import InferRequest
+from penstock.batching.spec import BatchPolicy, ModelSpec
+from penstock.server.environments.environments import Environments
+from penstock.server.fronts.engine_service import EngineService
+from penstock.server.fronts.kinds import MODELS
+from penstock.server.fronts.placing import Placing
+from penstock.server.fronts.published import PublishedEngine
+from penstock.server.fronts.remote_engine import RemoteEngine
+from penstock.server.ipc.link import Link
+from penstock.server.ipc.wire import Message
+from tests.fakes import FakeBackend, Function, fake_loader
+
+SIGNATURE = Signature((TensorSpec("x", "FP32", (-1, -1)),), (TensorSpec("y", "FP32", (-1, -1)),), batched=True)
+SPEC = ModelSpec("m", 1, Path("m"), "fake", policy=BatchPolicy(8, executor="thread"))
+
+
+class EngineSide:
+    """The engine, with as many front ends as are joined."""
+
+    def __init__(self, function: Function = list) -> None:
+        self.engine = Engine(asyncio.get_running_loop(), {"fake": fake_loader(FakeBackend(SIGNATURE, function))})
+        self.published = PublishedEngine(self.engine, Environments())
+        self.services: dict[Link, EngineService] = {}
+
+    async def load(self, spec: ModelSpec = SPEC) -> Model:
+        model = await self.published.open(spec)
+        await self.published.publish(spec.name, [model])
+        self.published.began()
+        return model
+
+    def join(self, sock: socket.socket) -> Link:
+        def take(messages: list[Message]) -> None:
+            for kind, number, body, _, _ in self.services[link].take(messages):
+                self.published.take(link, kind, number, body)
+
+        link = Link(sock, take, lambda _: self.part(link))
+        self.services[link] = EngineService(self.engine, link, self.published.models)
+        self.published.joined(link)
+        return link
+
+    def part(self, link: Link) -> None:
+        """Learn that a front end has gone, or cut it off."""
+        link.close()
+        service = self.services.pop(link, None)
+        if service is not None:
+            service.lost()
+            self.published.lost(link)
+
+    async def stop(self) -> None:
+        for link in list(self.services):
+            self.part(link)
+        await self.published.stop(5)
+
+
+class FrontSide:
+    """A front end's engine and models, with one engine at a time."""
+
+    def __init__(self) -> None:
+        self.engine = RemoteEngine(asyncio.get_running_loop())
+        self.placed = asyncio.Event()
+        self.link: Link | None = None
+        self.placing: Placing | None = None
+
+    def join(self, sock: socket.socket) -> None:
+        def take(messages: list[Message]) -> None:
+            for kind, number, body, _, _ in self.engine.take(messages):
+                assert kind == MODELS
+                placing.take(number, body)
+
+        link = self.link = Link(sock, take, lambda _: self.part())
+        placing = self.placing = Placing(self.engine, link, Environments().interpreter, self.placed.set)
+        self.engine.joined(link)
+
+    def part(self) -> None:
+        """Learn that the engine has gone, or cut it off."""
+        link, self.link = self.link, None
+        if link is not None:
+            link.close()
+            self.placed.clear()
+            self.engine.lost()
+
+    async def stop(self) -> None:
+        self.part()
+        if self.placing is not None:
+            await self.placing.close()
+
+
+async def joined(engine: EngineSide, front: FrontSide) -> Link:
+    """Let a front end reach an engine, and wait until all is in place. Returns: the engine's end."""
+    here, there = socket.socketpair()
+    front.join(there)
+    link = engine.join(here)
+    async with asyncio.timeout(10):
+        await front.placed.wait()
+    return link
+
+
+def request(model: Model, value: float, sink: Any, width: int = 4, rows: int = 1) -> InferRequest:
+    """A request whose answer is its input."""
+    made = InferRequest(model, [np.full((rows, width), value, np.float32)], rows, ((width,),), model.all_outputs, sink)
+    made.context = value
+    return made
+
+
+async def until(condition: Any) -> None:
+    """Let the loop turn until something is so."""
+    async with asyncio.timeout(10):
+        while not condition():
+            gc.collect(0)
+            await asyncio.sleep(0)

@@ -1,0 +1,291 @@
+"""RemoteEngine and EngineService: every request that was submitted has one end, whoever dies, and the right one."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import wraps
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from penstock.backends.errors import Code, InferError
+from penstock.batching.request import InferRequest, InSequence
+from penstock.batching.spec import BatchPolicy, HookSpec
+from penstock.server.fronts.remote_engine import LOST, NO_ENGINE
+from penstock.server.fronts.submission import packed_outputs, unpacked_outputs
+from tests.fakes import Gate, ListSink
+
+from .pair import SPEC, EngineSide, FrontSide, joined, request, until
+
+
+def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run a test on a loop of its own."""
+
+    @wraps(test)
+    def run(**fixtures: Any) -> None:
+        asyncio.run(test(**fixtures))
+
+    return run
+
+
+class Ledger:
+    """A sink that counts each request's ends, and checks what it was answered with."""
+
+    def __init__(self) -> None:
+        self.ends: Counter[float] = Counter()
+        self.wrong: list[float] = []
+        self.codes: Counter[Code | None] = Counter()
+
+    def deliver(self, requests: Sequence[InferRequest]) -> None:
+        for each in requests:
+            self.ends[each.context] += 1
+            self.codes[each.error.code if each.error else None] += 1
+            if each.error is None and not np.array_equal((each.outputs or [None])[0], each.inputs[0]):
+                self.wrong.append(each.context)
+
+
+@asynccontextmanager
+async def pair(function: Any = list) -> AsyncIterator[tuple[EngineSide, FrontSide]]:
+    engine, front = EngineSide(function), FrontSide()
+    try:
+        await engine.load()
+        await joined(engine, front)
+        yield engine, front
+    finally:
+        await front.stop()
+        await engine.stop()
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("submit"), st.integers(1, 5), st.sampled_from([1, 4, 5000])),
+        st.tuples(st.just("cancel"), st.integers(0, 20), st.just(0)),
+        st.tuples(st.sampled_from(["turn", "close the gate", "open the gate"]), st.just(0), st.just(0)),
+        st.tuples(st.sampled_from(["engine cuts", "front cuts", "join"]), st.just(0), st.just(0)),
+    ),
+    max_size=12,
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=25, deadline=None, phases=(Phase.explicit, Phase.generate))
+@given(steps=STEPS)
+def test_every_request_that_was_submitted_has_one_end_whoever_dies(steps: list[tuple[str, int, int]]) -> None:
+    asyncio.run(_play(steps))
+
+
+async def _play(steps: list[tuple[str, int, int]]) -> None:
+    gate = Gate(list)
+    async with pair(gate) as (engine, front):
+        play = Play(gate, engine, front)
+        for step, number, width in steps:
+            await play.step(step, number, width)
+        gate.open()
+        await until(lambda: not front.engine.inflight and not engine.engine.inflight)
+        play.check()
+        if front.link is not None and engine.services:
+            (link,) = engine.services
+            here, there = link, front.link
+            await until(lambda: gc.collect() >= 0 and not here.arena.leases and not there.arena.leases)
+
+
+class Play:
+    """What is done to a pair, and what was sent."""
+
+    def __init__(self, gate: Gate, engine: EngineSide, front: FrontSide) -> None:
+        self.engine = engine
+        self.front = front
+        self.ledger = Ledger()
+        self.sent: list[InferRequest] = []
+        self.cancelled: set[float] = set()
+        self.deeds = {
+            "turn": self.turn, "close the gate": gate.close, "open the gate": gate.open,
+            "engine cuts": self.cut, "front cuts": front.part,
+        }  # fmt: skip
+        self.gate = gate
+
+    async def step(self, step: str, number: int, width: int) -> None:
+        if step == "submit":
+            for _ in range(number):
+                self.submit(width)
+        elif step == "cancel" and number < len(self.sent):
+            self.cancel(self.sent[number])
+        elif step == "join" and self.front.link is None:
+            self.gate.open()
+            await joined(self.engine, self.front)
+        elif step in self.deeds:
+            self.deeds[step]()
+            await asyncio.sleep(0)
+
+    def turn(self) -> None:
+        """Let the loop turn."""
+
+    def submit(self, width: int) -> None:
+        try:
+            made = request(self.front.engine.model("m"), float(len(self.sent) + 1), self.ledger, width)
+            self.front.engine.submit(made)
+        except InferError as error:
+            if error.code is not Code.NOT_READY:
+                raise
+        else:
+            self.sent.append(made)
+
+    def cancel(self, request: InferRequest) -> None:
+        if not self.ledger.ends[request.context]:
+            self.cancelled.add(request.context)
+        self.front.engine.cancel(request)
+
+    def cut(self) -> None:
+        for link in list(self.engine.services):
+            self.engine.part(link)
+
+    def check(self) -> None:
+        """Hold what has come back against what was sent, and let go of it."""
+        ended = {value for value, count in self.ledger.ends.items() if count}
+        assert not self.ledger.wrong
+        assert ended | self.cancelled == {each.context for each in self.sent}
+        assert not ended & self.cancelled
+        assert max(self.ledger.ends.values(), default=0) <= 1
+        assert set(self.ledger.codes) <= {None, Code.NOT_READY}
+        self.sent.clear()
+
+
+@on_a_loop
+async def test_answers_of_one_wake_up_are_delivered_together() -> None:
+    async with pair() as (_, front):
+        sink, model = ListSink(), front.engine.model("m")
+        for value in range(8):
+            front.engine.submit(request(model, value, sink))
+        await sink.holds(8)
+
+        assert [len(each) for each in sink.deliveries] == [8]
+
+
+@on_a_loop
+async def test_what_a_request_says_reaches_the_engine() -> None:
+    async with pair() as (engine, front):
+        seen: list[InferRequest] = []
+        submit = engine.engine.submit
+        engine.engine.submit = lambda each: (seen.append(each), submit(each))[1]  # type: ignore[method-assign,func-returns-value]
+        sink = ListSink()
+        made = request(front.engine.model("m"), 1, sink, rows=2)
+        made.id, made.priority, made.sequence = "täg\ud800", 1 << 40, InSequence("s", start=True)
+        made.deadline_ns, made.target_ns, made.start_ns = 1 << 80, (1 << 63) + 1, 5
+        front.engine.submit(made)
+        await sink.holds(1)
+
+        (there,) = seen
+        assert (there.id, there.priority, there.sequence) == (made.id, 1 << 40, InSequence("s", start=True))
+        assert (there.deadline_ns, there.target_ns, there.start_ns) == ((1 << 64) - 1, (1 << 63) + 1, 5)
+        assert (there.rows, there.key, there.wanted) == (2, ((4,),), (0,))
+
+
+@on_a_loop
+async def test_an_error_comes_back_as_it_was_raised() -> None:
+    async with pair() as (engine, front):
+        await engine.load(replace(SPEC, version=2, policy=BatchPolicy(8, max_queue_requests=1, executor="thread")))
+        engine.engine.stopping = True
+        sink = ListSink()
+        front.engine.submit(request(front.engine.model("m"), 1, sink))
+        (ended,) = await sink.holds(1)
+        engine.engine.stopping = False
+
+        assert ended.error is not None
+        assert ended.error.code is Code.NOT_READY
+        assert ended.error.message.startswith("Server is stopping, scheduler for model")
+
+
+@on_a_loop
+async def test_without_an_engine_a_request_is_refused_at_once_and_said_to_be_worth_repeating() -> None:
+    async with pair() as (_, front):
+        model = front.engine.model("m")
+        generation = front.engine.generation
+        front.part()
+
+        for refused in (lambda: front.engine.model("m"), lambda: front.engine.submit(request(model, 1, ListSink()))):
+            with pytest.raises(InferError, match=NO_ENGINE) as caught:
+                refused()
+            assert caught.value.code is Code.NOT_READY
+            assert caught.value.retry_after_ns > 0
+        assert front.engine.turn_away(model) is not None
+        assert front.engine.generation > generation
+
+
+@on_a_loop
+async def test_what_is_in_flight_when_the_engine_goes_fails_at_once() -> None:
+    gate = Gate(list)
+    async with pair(gate) as (engine, front):
+        gate.close()
+        sink = ListSink()
+        front.engine.submit(request(front.engine.model("m"), 1, sink))
+        await gate.entered()
+        for link in list(engine.services):
+            engine.part(link)
+        (ended,) = await sink.holds(1)
+
+        assert ended.error is not None
+        assert (ended.error.code, ended.error.message) == (Code.NOT_READY, LOST)
+        gate.open()
+
+
+@on_a_loop
+async def test_a_model_that_gives_way_serves_until_no_front_end_needs_it() -> None:
+    async with pair() as (engine, front):
+        old = front.engine.model("m")
+        front.engine.hold(old)
+        opened = await engine.published.open(SPEC)
+        retirement = engine.published.publish("m", [opened])
+        await until(lambda: front.engine.model("m") is not old)
+        sink = ListSink()
+        front.engine.submit(request(old, 3, sink))
+        (ended,) = await sink.holds(1)
+        assert ended.error is None
+        assert not retirement.done()
+
+        front.engine.release(old)
+        async with asyncio.timeout(10):
+            await retirement
+        assert list(engine.published.models.values()) == [opened]
+
+
+@on_a_loop
+async def test_hooks_that_a_front_end_cannot_load_fail_the_load(tmp_path: Any) -> None:
+    (tmp_path / "hooks.py").write_text("raise ValueError('no')")
+    async with pair() as (engine, front):
+        with pytest.raises(InferError, match="no"):
+            await engine.published.open(replace(SPEC, name="hooked", hooks=HookSpec(tmp_path / "hooks.py")))
+        with pytest.raises(InferError, match="unknown model"):
+            front.engine.model("hooked")
+
+
+@on_a_loop
+async def test_names_without_a_version_are_refused_as_the_engine_refuses_them() -> None:
+    async with pair() as (engine, front):
+        engine.published.publish("m", (), ["7"])
+        await until(lambda: not front.engine.models())
+        for name, version in (("m", ""), ("m", "1"), ("m", "7"), ("m", "9"), ("x", "")):
+            texts = []
+            for side in (engine.engine, front.engine):
+                with pytest.raises(InferError) as caught:
+                    side.model(name, version)
+                texts.append((caught.value.code, caught.value.message))
+            assert texts[0] == texts[1]
+
+
+def test_outputs_that_are_no_tensors_come_as_they_were() -> None:
+    outputs = [np.ones(2, np.float32), [{1: 0.5, "b": np.float32(2)}, {}], [np.arange(3)], (b"x", None, True)]
+
+    body, arrays = packed_outputs(outputs)
+    there = unpacked_outputs(body, arrays)
+
+    assert there[1] == [{1: 0.5, "b": 2.0}, {}]
+    assert there[2][0].tolist() == [0, 1, 2]
+    assert there[3] == [b"x", None, True]

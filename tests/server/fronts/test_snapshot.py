@@ -1,0 +1,148 @@
+"""What a front end is told of a model is what the engine has: specs of every kind, there and back."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.backends.node import Node
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching.spec import (
+    BatchPolicy,
+    BatchTensor,
+    Control,
+    EnsembleSpec,
+    HookSpec,
+    InstanceGroup,
+    ModelSpec,
+    PaddedAxis,
+    QueuePolicy,
+    Resource,
+    Sample,
+    SampleInput,
+    SequenceSpec,
+    State,
+    Step,
+    WorkerSpec,
+)
+from penstock.server.fronts import snapshot
+from penstock.server.fronts.placing import read_model, write_model
+from tests.fakes import fake_model
+
+X = TensorSpec("x", "FP32", (-1, 4), axes=("rows", ""), reshape=(2, 2), ragged=True)
+Y = TensorSpec("y", "seq(map(int64,tensor(float)))", (-1,), optional=True, is_shape=True)
+MOMENTS = {"day": dt.date(2026, 11, 22), "at": dt.datetime(2026, 11, 22, 8, tzinfo=dt.UTC), "hour": dt.time(8, 1)}
+KINDS = {
+    "plain": ModelSpec("m", 1, Path("m.onnx")),
+    "batched": ModelSpec(
+        "m", 2, Path("/a/b"), inputs=(X,), outputs=(Y,), signature=Signature((X,), (Y,), batched=True),
+        bound=Signature((X,), (Y,)),
+        policy=BatchPolicy(
+            8, (2, 4), 100, cap_rows=3, allowed_rows=(1, 8), level_policies={1: QueuePolicy(3, False, 2, True)}
+        ),
+        padding=(
+            PaddedAxis("x", 0, (16, 32), float("inf"), "mask", {"y": 1}), PaddedAxis("x", 1, value=-1),
+        ),
+        metric_tags=(("a", "b"),), labels={"y": ("cat", "dog")}, options={"threads": "2"},
+    ),
+    "instances": ModelSpec(
+        "m", 1, Path("m"),
+        instances=(InstanceGroup(2, ("cpu", "cuda:0"), True, (Resource("r", 3, True),), 2, "cpu", number=4),),
+    ),
+    "sequences": ModelSpec(
+        "m", 1, Path("m"),
+        sequence=SequenceSpec(
+            False, controls=(Control("start", "start", "FP32", (0, 1)), Control("id", "corrid", "UINT64")),
+            states=(State("i", "o", "FP32", (-1, 2), Path("state"), (1, 2)), State("j", "p", "BYTES", ())),
+            min_utilization=0.5,
+        ),
+    ),
+    "ensemble": ModelSpec(
+        "e", 1, Path("e"), instances=(), ensemble=EnsembleSpec((Step("m", "", {"x": "a"}, {"y": "b"}),), 4)
+    ),
+    "samples": ModelSpec(
+        "m", 1, Path("m"),
+        samples=(Sample("s", 1, 2, {"x": SampleInput("FP32", (), Path("f")), "z": SampleInput("BYTES", (), "zero")}),),
+        batch_inputs=(BatchTensor("b", "BATCH_ELEMENT_COUNT", "FP32", ("x",)),),
+    ),
+    "hooks": ModelSpec(
+        "m", 1, Path("m"), cached=True, decoupled=True, device_priority=0.5,
+        hooks=HookSpec(
+            Path("handler.py"), "per-thread", 2.5, {"labels": ["a", {"deep": [1, 2.5, None, True]}]} | MOMENTS, 2,
+            WorkerSpec("python3", Path("requirements.txt"), ("lib",), {"A": "b"}, 3.0, 1 << 30),
+        ),
+    ),
+    "replicas": ModelSpec("m", 1, Path("m"), hooks=HookSpec(Path("handler.py"), 3)),
+    "python": ModelSpec("m", 1, Path("m"), "python", declared='{"name": "m"}', worker=WorkerSpec(timeout_s=1)),
+}  # fmt: skip
+
+
+def there_and_back(value: Any) -> Any:
+    return snapshot.read(type(value), json.loads(json.dumps(snapshot.write(value))))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_spec_of_any_kind_comes_back_equal(kind: str) -> None:
+    spec = KINDS[kind]
+
+    again = there_and_back(spec)
+
+    assert again == spec
+    assert repr(again) == repr(spec)  # fields that are not compared, and numbers' types
+
+
+def test_axes_and_numbers_of_groups_come_back_though_they_are_not_compared() -> None:
+    assert there_and_back(KINDS["batched"]).inputs[0].axes == ("rows", "")
+    assert there_and_back(KINDS["instances"]).instances[0].number == 4
+
+
+FREE = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.dates() | st.times(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(metadata=st.dictionaries(st.text(), FREE, max_size=3))
+def test_whatever_a_configuration_gives_hooks_comes_back_equal(metadata: Mapping[str, Any]) -> None:
+    assert there_and_back(HookSpec(Path("h.py"), metadata=metadata)).metadata == metadata
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        {"version": "1"}, {"version": True}, {"cached": 1}, {"name": None}, {"padding": {}}, {"more": 1},
+        {"policy": {}}, {"labels": [["y"]]}, {"hooks": []},
+    ],
+)  # fmt: skip
+def test_what_no_spec_is_written_as_is_refused(spoilt: dict[str, Any]) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        snapshot.read(ModelSpec, snapshot.write(KINDS["batched"]) | spoilt)
+
+
+def test_what_json_does_not_have_is_refused_when_it_is_written() -> None:
+    with pytest.raises(TypeError):
+        snapshot.write(HookSpec(Path("h.py"), metadata={"code": object()}))
+
+
+def test_a_front_ends_model_says_of_itself_what_the_engines_says() -> None:
+    model = fake_model()
+    model.platform = "onnxruntime_onnx"
+    model.node_inputs = [Node("x", "tensor(float)", ["N", 4, None])]
+
+    again = read_model(json.loads(json.dumps(write_model(model))))
+
+    assert (again.name, again.version, again.platform) == (model.name, model.version, model.platform)
+    assert (again.spec, again.signature) == (model.spec, model.signature)
+    assert [(node.name, node.type, node.shape) for node in again.node_inputs] == [
+        ("x", "tensor(float)", ["N", 4, None])
+    ]
+    assert not again.instances

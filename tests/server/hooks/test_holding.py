@@ -1,0 +1,205 @@
+"""Whether hooks hold up the event loop, and the move into workers where they do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from typing import Any
+
+import pytest
+
+from penstock.server.hooks.holding import ENOUGH, LATE_NS, LONG_NS, Holding
+from penstock.server.hooks.place import Place
+from penstock.server.hooks.runner import Hooks
+from penstock.server.hooks.worker_replicas import WorkerReplicas
+from tests.server.hooks.stage import Act, PuppetEngine, Stage
+
+COMPUTES = """
+    import os, time
+    def post_inference(prediction, metadata):
+        end = time.thread_time() + 0.006
+        while time.thread_time() < end:
+            pass
+        return [os.getpid()]
+"""
+
+
+class Found:
+    """What was found."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[str, int, int]] = []
+
+    def __call__(self, hook: str, computed_ns: int, late_ns: int) -> None:
+        self.found.append((hook, computed_ns, late_ns))
+
+
+@pytest.fixture
+def loop() -> Any:
+    made = asyncio.new_event_loop()
+    yield made
+    made.close()
+
+
+class TestHolding:
+    def test_what_calls_compute_is_measured_once_many_have_taken_long(self, loop: asyncio.AbstractEventLoop) -> None:
+        holding = Holding(loop, lambda: True, Found())
+        for _ in range(ENOUGH - 1):
+            holding.took("pre", 0)
+        assert not holding.measures
+        holding.took("pre", 0)
+        assert holding.measures
+        for _ in range(ENOUGH):
+            holding.took("pre", LONG_NS)
+        assert not holding.measures
+
+    def test_a_quick_hook_is_not_looked_into(self, loop: asyncio.AbstractEventLoop) -> None:
+        holding = Holding(loop, lambda: True, Found())
+        for _ in range(10 * ENOUGH):
+            holding.took("pre", LONG_NS)
+
+        assert not holding.looks
+
+    def test_one_that_computes_for_long_while_the_loop_is_in_time_is_let_be(
+        self, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        found = Found()
+        holding = Holding(loop, lambda: True, found)
+        for _ in range(ENOUGH):
+            holding.took("pre", 10 * LONG_NS)
+        assert holding.looks
+        for _ in range(10 * ENOUGH):
+            holding.late(LATE_NS, 0)
+        holding.close()
+
+        assert found.found == []
+
+    def test_what_the_loop_has_computed_itself_is_not_held_against_it(self, loop: asyncio.AbstractEventLoop) -> None:
+        found = Found()
+        holding = Holding(loop, lambda: True, found)
+        for _ in range(ENOUGH):
+            holding.took("pre", 10 * LONG_NS)
+        for _ in range(10 * ENOUGH):
+            holding.late(10 * LATE_NS, 9 * LATE_NS)
+        holding.close()
+
+        assert found.found == []
+
+    def test_the_hook_that_computes_longest_is_named_once(self, loop: asyncio.AbstractEventLoop) -> None:
+        found = Found()
+        holding = Holding(loop, lambda: True, found)
+        for _ in range(ENOUGH):
+            holding.took("pre", 2 * LONG_NS)
+            holding.took("post", 3 * LONG_NS)
+        for _ in range(10 * ENOUGH):
+            holding.late(4 * LATE_NS, LATE_NS)
+
+        assert found.found == [("post", 3 * LONG_NS, 3 * LATE_NS)]
+        assert not holding.looks
+
+    def test_one_that_has_become_quick_is_forgiven(self, loop: asyncio.AbstractEventLoop) -> None:
+        found = Found()
+        holding = Holding(loop, lambda: True, found)
+        for took_ns in (2 * LONG_NS, 1):
+            for _ in range(ENOUGH):
+                holding.took("pre", took_ns)
+        for _ in range(10 * ENOUGH):
+            holding.late(4 * LATE_NS, 0)
+        holding.close()
+
+        assert found.found == []
+
+
+def place_of(hooks: Hooks) -> Place:
+    assert hooks._place is not None
+    return hooks._place
+
+
+@pytest.mark.slow
+class TestMoving:
+    async def keep_busy(self, hooks: Hooks) -> set[int]:
+        """Ask until the hooks are elsewhere. Returns: the processes that answered."""
+        pids: set[int] = set()
+        while not isinstance(place_of(hooks).replicas, WorkerReplicas):
+            pids.add(json.loads(await hooks.predict([0] * 4))[0])
+        return pids
+
+    def test_hooks_that_hold_up_the_loop_move(self, act: Act, caplog: pytest.LogCaptureFixture) -> None:
+        async def scene(stage: Stage) -> None:
+            hooks = await stage.load(COMPUTES)
+            assert await self.keep_busy(hooks) == {os.getpid()}
+            assert json.loads(await hooks.predict([0] * 4)) != [os.getpid()]
+            (warned,) = [each for each in caplog.records if each.levelno == logging.WARNING]
+            assert "post_inference of model 'm' computes for" in warned.getMessage()
+            assert "hooks.workers = " in warned.getMessage()
+
+        act(scene)
+
+    def test_a_request_under_way_finishes_where_it_is(self, act: Act) -> None:
+        source = (
+            COMPUTES
+            + """
+    current = None
+    def pre_inference(sample, metadata):
+        global current
+        current = sample
+        return [sample] * 4
+    """
+        )
+
+        async def scene(stage: Stage) -> None:
+            engine = PuppetEngine()
+            hooks = await stage.load(source.replace("os.getpid()", "os.getpid(), current"), engine, replicas=1)
+            asked = asyncio.ensure_future(hooks.predict(5))
+            await engine.gather(1)
+            place_of(hooks)._found("post_inference", 5_000_000, 5_000_000)
+            while not isinstance(place_of(hooks).replicas, WorkerReplicas):  # noqa: ASYNC110 - by a process
+                await asyncio.sleep(0.005)
+            assert len(place_of(hooks).replicas._live) == 1
+            later = asyncio.ensure_future(hooks.predict(6))
+            await engine.gather(2)
+            engine.run()
+
+            assert json.loads(await asked) == [os.getpid(), 5]
+            assert json.loads(await later) == [stage_pid(hooks), 6]
+
+        act(scene)
+
+    @pytest.mark.parametrize(("replicas", "most"), [("shared", 1), (1, 1), (2, 2), (None, 4)])
+    def test_there_are_no_more_workers_than_instances_are_allowed(
+        self, act: Act, replicas: int | str | None, most: int
+    ) -> None:
+        async def scene(stage: Stage) -> None:
+            hooks = await stage.load(COMPUTES, replicas=replicas)
+            assert place_of(hooks)._sensible() == min(most, len(os.sched_getaffinity(0)))
+
+        act(scene)
+
+    def test_workers_of_0_stay(self, act: Act) -> None:
+        async def scene(stage: Stage) -> None:
+            hooks = await stage.load(COMPUTES, workers=0)
+            assert place_of(hooks).replicas.holding is None
+
+        act(scene)
+
+    def test_where_no_worker_can_start_they_stay_and_it_is_told(
+        self, act: Act, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async def scene(stage: Stage) -> None:
+            hooks = await stage.load(COMPUTES)
+            (stage._folder / "hooks.py").write_text("import nothing_of_that_name")
+            place_of(hooks)._found("post_inference", 5_000_000, 5_000_000)
+            assert place_of(hooks)._moving is not None
+            await place_of(hooks)._moving  # type: ignore[misc]
+
+            assert json.loads(await hooks.predict([0] * 4)) == [os.getpid()]
+            assert "stay where they are: hooks file" in caplog.records[-1].getMessage()
+
+        act(scene)
+
+
+def stage_pid(hooks: Hooks) -> int:
+    (replica,) = place_of(hooks).replicas._live
+    return int(replica.pid)

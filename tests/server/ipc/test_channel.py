@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from penstock.server.ipc.channel import Channel
+from penstock.server.ipc.wire import FIRST_KIND
+from tests.server.ipc.wires import kept, mappings, same, sockets
+
+PATIENCE_S = 10.0
+
+
+@contextmanager
+def channels(arena_bytes: int = 64 << 20) -> Iterator[tuple[Channel, Channel]]:
+    one, other = (Channel(sock, arena_bytes) for sock in sockets())
+    try:
+        yield one, other
+    finally:
+        one.close()
+        other.close()
+
+
+def test_messages_arrive_as_they_were_sent() -> None:
+    with channels() as (here, there):
+        here.send(FIRST_KIND, 1, b"abc", [np.arange(100_000), None])
+        ((kind, number, body, (array, nothing), _),) = there.receive(PATIENCE_S)
+        assert (kind, number, body, nothing) == (FIRST_KIND, 1, b"abc", None)
+        assert same(np.arange(100_000), array)
+
+
+def test_a_time_limit_ends_waiting() -> None:
+    with channels() as (here, _):
+        assert here.receive(0.0) == []
+        assert here.receive(0.001) == []
+
+
+def test_slots_are_released_when_asked_for_or_before_waiting() -> None:
+    with channels() as (here, there):
+        for again in (there.release, lambda: there.receive(0.0)):
+            here.send(FIRST_KIND, 1, b"", [np.zeros(100_000)])
+            there.receive(PATIENCE_S).clear()
+            again()
+            assert here.receive(0.0) == []
+            assert here._wire.arena.leases == 0
+
+
+def test_any_number_of_threads_may_send() -> None:
+    with channels() as (here, there):
+        threads = [threading.Thread(target=_send_many, args=(here, number)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        come = []
+        while len(come) < 400:
+            come += there.receive(PATIENCE_S)
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        for thread in range(4):
+            assert [message[2] for message in come if message[1] == thread] == [b"%d" % turn for turn in range(100)]
+        assert all(set(message[3][0].tolist()) == {message[1]} for message in come)  # type: ignore[union-attr]
+
+
+def _send_many(channel: Channel, number: int) -> None:
+    for turn in range(100):
+        channel.send(FIRST_KIND, number, b"%d" % turn, [np.full(turn * 100, number) if turn else np.array([number])])
+
+
+def test_the_end_of_the_other_side_is_an_end_of_file() -> None:
+    with channels() as (here, there):
+        here.send(FIRST_KIND, 1, b"last")
+        here.close()
+        assert there.receive(PATIENCE_S)[0][2] == b"last"
+        with pytest.raises(EOFError):
+            there.receive(PATIENCE_S)
+        with pytest.raises(OSError, match="Broken pipe"):
+            there.send(FIRST_KIND, 1)
+
+
+def test_closing_wakes_whoever_waits() -> None:
+    with channels() as (here, _):
+        ended = []
+
+        def wait() -> None:
+            try:
+                here.receive()
+            except (EOFError, OSError):
+                ended.append(True)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        here.close()
+        thread.join(PATIENCE_S)
+        assert ended == [True]
+
+
+def test_nothing_is_left_of_channels_that_were_closed() -> None:
+    before = kept()
+    with channels() as (here, there):
+        here.send(FIRST_KIND, 1, b"", [np.zeros(100_000)], [0])
+        there.send(FIRST_KIND, 1, b"", [np.zeros(100_000)], [0])
+        assert mappings() > before[1]
+    assert kept() == before

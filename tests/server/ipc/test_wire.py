@@ -1,0 +1,418 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from penstock.backends.datatypes import DATATYPES
+from penstock.server.ipc import wire as wire_module
+from penstock.server.ipc.arena import SEGMENT_BYTES, SMALLEST_BYTES, Arena, WireError
+from penstock.server.ipc.wire import FIRST_KIND, INLINE_BYTES, NO_SLOT, Wire
+from tests.server.ipc.wires import carry, descriptors, kept, mappings, pair, same
+
+HEADER = struct.Struct("<IHHQII")
+SEGMENT, DROP, RELEASE, LAYOUT = 1, 2, 3, 4
+
+strings = st.lists(st.binary(max_size=20), max_size=6).map(lambda values: np.array([*values, None], np.object_)[:-1])
+numbers = st.sampled_from([row.dtype for row in DATATYPES.values() if not row.dtype.hasobject]).flatmap(
+    lambda dtype: npst.arrays(dtype, npst.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5))
+)
+large = st.integers(1, 60_000).map(lambda size: np.arange(size, dtype=np.float32))
+odd = numbers.map(lambda array: array.astype(array.dtype.newbyteorder(">"))) | numbers.map(lambda array: array.T)
+tensors = st.lists(st.none() | numbers | strings | large | odd, max_size=5)
+messages = st.lists(
+    st.tuples(st.integers(FIRST_KIND, 65535), st.integers(0, 2**64 - 1), st.binary(max_size=50), st.none() | tensors),
+    max_size=6,
+)
+
+
+def frame(
+    kind: int, number: int = 0, body: bytes = b"", *, count: int = 0, layout: int = 0, rest: bytes = b""
+) -> bytes:
+    return HEADER.pack(len(body) + len(rest), kind, count, number, len(body), layout) + body + rest
+
+
+def fed(raw: bytes, *sent: int) -> Any:
+    wire = Wire(lambda: None)
+    try:
+        return wire.feed(memoryview(raw), sent)
+    finally:
+        wire.close()
+
+
+@given(messages, st.lists(st.integers(0, 3000), max_size=30))
+def test_messages_come_out_as_they_were_put_whatever_the_pieces(said: Any, pieces: list[int]) -> None:
+    with pair() as both:
+        for kind, number, body, arrays in said:
+            both.here.put(kind, number, body, arrays)
+
+        come = both.pass_on(pieces)
+
+        assert [message[:3] for message in come] == [message[:3] for message in said]
+        for (_, _, _, arrays), (_, _, _, given_arrays, _) in zip(said, come, strict=True):
+            assert len(given_arrays) == len(arrays or ())
+            assert all(map(same, arrays or (), given_arrays))
+        come = given_arrays = None
+        both.pass_back()
+        assert both.here.arena.leases == 0
+
+
+@pytest.mark.parametrize("row", DATATYPES.values(), ids=lambda row: row.name)
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0, 2), (2, 3), (100, 100)])
+def test_every_datatype_travels_in_every_shape(row: Any, shape: tuple[int, ...]) -> None:
+    array = np.zeros(shape, row.dtype)
+    array[...] = b"\x00\xffabc" if row.dtype.hasobject else 1
+    with pair() as both:
+        both.here.put(FIRST_KIND, 1, b"", [array, None, array])
+
+        ((_, _, _, (first, second, third), _),) = both.pass_on()
+
+        assert second is None
+        assert same(array, first)
+        assert same(array, third)
+        first = third = None
+
+
+def test_strings_of_other_types_come_out_as_bytes() -> None:
+    with pair() as both:
+        both.here.put(FIRST_KIND, 1, b"", [np.array(["ä", np.bytes_(b"\xff"), bytearray(b"x"), 7], np.object_)])
+
+        ((_, _, _, (array,), _),) = both.pass_on()
+
+        assert array is not None
+        assert array.tolist() == ["ä".encode(), b"\xff", b"x", b"7"]
+
+
+def test_tensors_of_one_message_do_not_touch_each_other() -> None:
+    with pair() as both:
+        both.here.put(FIRST_KIND, 1, b"", [np.zeros(3, np.uint8), np.zeros(5000, np.float64), np.zeros(7, np.uint8)])
+        ((_, _, _, arrays, _),) = both.pass_on()
+
+        for value, array in enumerate(arrays, 1):
+            assert array is not None
+            array[...] = value  # they are the receiver's to write to
+
+        assert [set(array.tolist()) for array in arrays if array is not None] == [{1}, {2}, {3}]
+        arrays = array = None
+
+
+def test_more_layouts_than_are_remembered_are_told_again() -> None:
+    with pair() as both:
+        for turn in range(2):
+            for size in range(1500):
+                both.here.put(FIRST_KIND, size, b"", [np.full(size, turn, np.uint8)])
+            come = both.pass_on()
+            assert [len(message[3][0]) for message in come] == list(range(1500))  # type: ignore[arg-type]
+        assert len(both.here._told) <= 1024
+        assert len(both.there._known) <= 1024
+
+
+def test_a_tensor_is_copied_when_it_is_put() -> None:
+    for size in (4, 100_000):
+        array = np.ones(size, np.float32)
+        with pair() as both:
+            both.here.put(FIRST_KIND, 1, b"", [array])
+            array[...] = 2
+            ((_, _, _, (come,), _),) = both.pass_on()
+            assert come is not None
+            assert set(come.tolist()) == {1.0}
+            come = None
+
+
+def test_small_tensors_need_no_slot_and_large_ones_one() -> None:
+    with pair() as both:
+        both.here.put(FIRST_KIND, 1, b"", [np.zeros(INLINE_BYTES, np.uint8)])
+        assert both.here.arena.leases == 0
+        both.here.put(FIRST_KIND, 1, b"", [np.zeros(INLINE_BYTES + 1, np.uint8), np.zeros(3)])
+        assert both.here.arena.leases == 1
+
+
+def test_a_large_tensor_is_copied_once_by_its_sender_and_not_by_its_receiver(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied = []
+
+    def copyto(target: Any, source: Any) -> None:
+        copied.append(source.nbytes)
+        copy(target, source)
+
+    copy = np.copyto
+    monkeypatch.setattr(np, "copyto", copyto)
+    with pair() as both:
+        for _ in range(3):
+            both.here.put(FIRST_KIND, 1, b"", [np.ones(150_000, np.float32)])
+            assert sum(map(len, both.here.out)) < 500  # no byte of it is in the frame
+            ((_, _, _, (array,), _),) = both.pass_on()
+            segment = np.frombuffer(both.there.mirror._segments[0][0], np.uint8)
+            assert array is not None
+            assert np.shares_memory(array, segment)
+            array = segment = None
+    assert copied == [600_000] * 3
+
+
+def test_a_slot_is_held_by_the_last_view_of_any_of_its_tensors() -> None:
+    with pair() as both:
+        both.here.put(FIRST_KIND, 1, b"", [np.zeros(9000), np.zeros(9000)])
+        ((_, _, _, arrays, _),) = both.pass_on()
+        held = [arrays[1][3:5].reshape(2, 1)]  # type: ignore[index]
+        arrays.clear()
+        both.pass_back()
+        assert both.here.arena.leases == 1
+        held.clear()
+        both.pass_back()
+        assert both.here.arena.leases == 0
+
+
+def test_tensors_go_inline_when_the_arena_is_full_and_nothing_is_lost() -> None:
+    held = []
+    with pair(arena_bytes=2 * SEGMENT_BYTES) as both:
+        for value in range(8):
+            both.here.put(FIRST_KIND, value, b"", [np.full(2_500_000, value, np.uint8), np.array([b"x" * 100], object)])
+            held += both.pass_on([10, 1000, 70_000, 1_000_000])
+        assert both.here.arena.total_bytes <= 2 * SEGMENT_BYTES
+        assert both.here.arena.leases == 2
+        for value, message in enumerate(held):
+            assert same(np.full(2_500_000, value, np.uint8), message[3][0])
+            assert message[3][1].tolist() == [b"x" * 100]  # type: ignore[union-attr]
+        message = None
+        held.clear()
+        both.pass_back()
+        assert both.here.arena.leases == 0
+
+
+def test_an_arena_without_room_for_a_descriptor_is_as_one_that_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(*_: Any) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "memfd_create", none_left)
+    with pair() as both:
+        both.here.put(FIRST_KIND, 1, b"", [np.ones(100_000)])
+        ((_, _, _, (array,), _),) = both.pass_on()
+        assert same(np.ones(100_000), array)
+
+
+def test_a_segment_may_take_the_number_of_one_that_has_just_gone() -> None:
+    with pair(arena_bytes=2 * SEGMENT_BYTES) as both:
+        for size in (20_000, 100_000, 20_000, 400_000, 5_000_000, 20_000) * 3:
+            both.here.put(FIRST_KIND, 1, b"", [np.full(size, 7, np.uint8)])
+            ((_, _, _, (array,), _),) = both.pass_on()
+            assert same(np.full(size, 7, np.uint8), array)
+            array = None
+            both.pass_back()
+        assert both.here.arena.leases == 0
+        assert both.here.arena.total_bytes <= 2 * SEGMENT_BYTES
+
+
+def test_what_cannot_travel_is_refused_and_nothing_is_put() -> None:
+    before = kept()
+    with pair() as both, open("/dev/null") as file:  # noqa: PTH123 - its descriptor is of interest
+        wrong = [
+            [np.zeros(2, np.complex64)],
+            [np.zeros(2, "datetime64[s]")],
+            [np.zeros(2, "S3")],
+            [np.array(["\ud800"], object)],
+            [np.zeros(1)] * 5000,
+        ]
+        for arrays in wrong:
+            with pytest.raises((TypeError, ValueError)):
+                both.here.put(FIRST_KIND, 1, b"", arrays, [file.fileno()])
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            both.here.put(FIRST_KIND, 1, b"", None, [file.fileno(), 99_999])
+
+        assert both.pass_on() == []
+        both.here.put(FIRST_KIND, 1, b"still works")
+        assert both.pass_on()[0][2] == b"still works"
+    assert kept() == before
+
+
+def test_a_message_that_no_frame_can_hold_is_refused_by_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire_module, "_MOST_BYTES", 100_000)
+    with pair(arena_bytes=0) as both:
+        for arrays in ([np.zeros(200_000, np.uint8)], [np.array([b"x" * 150_000], object)]):
+            with pytest.raises(ValueError, match="too long, and there is no room for it in shared memory"):
+                both.here.put(FIRST_KIND, 1, b"", arrays)
+        with pytest.raises(ValueError, match="a message of 100001 bytes is too long"):
+            both.here.put(FIRST_KIND, 1, bytes(100_001))
+        assert both.pass_on() == []
+
+
+def test_descriptors_come_with_their_message() -> None:
+    before = kept()
+    with pair() as both:
+        ends = [os.pipe() for _ in range(3)]
+        for number, (reading, _) in enumerate(ends):
+            both.here.put(FIRST_KIND, number, b"", [np.zeros(20_000)], [reading])
+        come = both.pass_on()
+        for message, (reading, writing) in zip(come, ends, strict=True):
+            number, (descriptor,) = message[1], message[4]
+            os.write(writing, b"%d" % number)
+            assert os.read(descriptor, 10) == b"%d" % number
+            for each in (descriptor, reading, writing):
+                os.close(each)
+        message = None
+        come.clear()
+    assert kept() == before
+
+
+def test_nothing_is_left_of_a_wire_that_was_closed() -> None:
+    before = kept()
+    with pair() as both:
+        both.here.put(FIRST_KIND, 1, b"", [np.zeros(3_000_000)])
+        held = both.pass_on()
+        both.here.put(FIRST_KIND, 1, b"", [np.zeros(20_000)], [0])  # not sent
+        assert mappings() > before[1]
+    assert held[0][3][0].sum() == 0.0  # type: ignore[union-attr]
+    held.clear()
+    assert kept() == before
+
+
+def _sealed(size: int) -> int:
+    arena = Arena(1 << 30)
+    arena.lease(size)
+    (segment,) = arena.fresh
+    arena.fresh.clear()
+    return segment.fd
+
+
+def _unsealed(size: int) -> int:
+    descriptor = os.memfd_create("penstock", os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, size)
+    return descriptor
+
+
+TOLD = frame(LAYOUT, 1, b'[["<f4", [4]], ["O", [2]]]')
+LIES = {
+    "a body longer than its frame": HEADER.pack(4, FIRST_KIND, 0, 0, 5, 0) + b"1234",
+    "descriptors that did not come": frame(FIRST_KIND, 1, count=1),
+    "a kind that nobody knows": frame(9),
+    "a kind of nothing": frame(0),
+    "a slot that was never leased": frame(RELEASE, 1, struct.pack("<I", 5)),
+    "half a slot": frame(RELEASE, 1, b"abc"),
+    "a segment without a descriptor": frame(SEGMENT, 0, struct.pack("<I", SMALLEST_BYTES)),
+    "a segment that goes and was not there": frame(DROP, 3),
+    "a layout that was not told": frame(FIRST_KIND, 1, layout=7, rest=b"1234"),
+    "a layout that is no JSON": frame(LAYOUT, 1, b"\xff["),
+    "a layout that is a number": frame(LAYOUT, 1, b"7"),
+    "a layout of brackets": frame(LAYOUT, 1, b"[" * 100_000),
+    "a layout of names": frame(LAYOUT, 1, b'["ab"]'),
+    "a layout with the number of none": frame(LAYOUT, 0, b"[]"),
+    "a layout with a number that none has": frame(LAYOUT, 2**40, b"[]"),
+    "a layout of too many": frame(LAYOUT, 1, b"[null" + b",null" * 5000 + b"]"),
+    "a datatype that is none": frame(LAYOUT, 1, b'[["nope", [1]]]'),
+    "a datatype of no size": frame(LAYOUT, 1, b'[["<f7", [1]]]'),
+    "a datatype of records": frame(LAYOUT, 1, b'[["f4,f4", [1]]]'),
+    "a dimension below zero": frame(LAYOUT, 1, b'[["<f4", [-1]]]'),
+    "a dimension without end": frame(LAYOUT, 1, b'[["<f4", [1e999]]]'),
+    "more axes than there are": frame(LAYOUT, 1, b'[["<f4", [1' + b",1" * 99 + b"]]]"),
+    "no tensors at all": TOLD + frame(FIRST_KIND, 1, layout=1),
+    "tensors that are too short": TOLD + frame(FIRST_KIND, 1, layout=1, rest=struct.pack("<I", NO_SLOT) + bytes(8)),
+    "tensors in a slot of no segment": TOLD + frame(FIRST_KIND, 1, layout=1, rest=struct.pack("<III", 0, 10, 0)),
+    "strings that end too early": TOLD
+    + frame(FIRST_KIND, 1, layout=1, rest=struct.pack("<II", NO_SLOT, 5) + bytes(64 + 64)),
+    "strings longer than they are": TOLD
+    + frame(FIRST_KIND, 1, layout=1, rest=struct.pack("<II", NO_SLOT, 8) + bytes(64) + b"\xff\xff\0\0" * 2 + bytes(56)),
+    "a tensor larger than memory": frame(LAYOUT, 1, b'[["<f8", [4611686018427387904, 9]]]')
+    + frame(FIRST_KIND, 1, layout=1, rest=struct.pack("<I", NO_SLOT)),
+    "a tensor of nothing that is too wide": frame(LAYOUT, 1, b'[["<f8", [0, 99999999999999999999]]]')
+    + frame(FIRST_KIND, 1, layout=1, rest=struct.pack("<I", NO_SLOT)),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_peer_that_lies_is_found_out(lie: str) -> None:
+    before = descriptors()
+    with pytest.raises(WireError):
+        fed(LIES[lie])
+    assert descriptors() <= before
+
+
+@pytest.mark.parametrize(
+    ("number", "slot_bytes", "size", "make"),
+    [
+        (0, SMALLEST_BYTES, SEGMENT_BYTES, _unsealed),
+        (0, SMALLEST_BYTES, SEGMENT_BYTES // 2, _unsealed),
+        (0, SMALLEST_BYTES, 2 * SEGMENT_BYTES, _sealed),
+        (0, 2 * SEGMENT_BYTES, SMALLEST_BYTES, _sealed),
+        (0, 12_345, SMALLEST_BYTES, _sealed),
+        (0, 0, SMALLEST_BYTES, _sealed),
+        (0, SMALLEST_BYTES - 1, SMALLEST_BYTES, _sealed),
+        (1 << 16, SMALLEST_BYTES, SMALLEST_BYTES, _sealed),
+        (0, SMALLEST_BYTES, 0, lambda _: os.open("/dev/null", os.O_RDWR)),
+        (0, SMALLEST_BYTES, 0, lambda _: os.open("/proc/self/exe", os.O_RDONLY)),
+    ],
+)
+def test_a_segment_that_is_not_what_it_is_said_to_be_is_not_mapped(
+    number: int, slot_bytes: int, size: int, make: Any
+) -> None:
+    before = descriptors()
+    with pytest.raises(WireError):
+        fed(frame(SEGMENT, number, struct.pack("<I", slot_bytes), count=1), make(size))
+    assert descriptors() <= before
+
+
+def test_a_segment_is_announced_once_and_a_slot_released_once() -> None:
+    announced = frame(SEGMENT, 0, struct.pack("<I", SMALLEST_BYTES), count=1)
+    with pytest.raises(WireError):
+        fed(announced + announced, _sealed(10), _sealed(10))
+
+    wire = Wire(lambda: None)
+    wire.put(FIRST_KIND, 1, b"", [np.zeros(10_000)])
+    released = frame(RELEASE, 1, struct.pack("<I", 0))
+    assert wire.feed(memoryview(released)) == []
+    with pytest.raises(WireError, match="was not leased"):
+        wire.feed(memoryview(released))
+    wire.close()
+
+
+def test_a_slot_has_no_more_than_its_bytes() -> None:
+    before = kept()
+    layout = frame(LAYOUT, 1, b'[["u1", [%d]]]' % (SMALLEST_BYTES + 1))
+    for slot in (0, 255, 256, 0xFFFF, 1 << 16):
+        tensors = frame(FIRST_KIND, 1, layout=1, rest=struct.pack("<I", slot))
+        with pytest.raises(WireError, match="is nowhere"):
+            fed(frame(SEGMENT, 0, struct.pack("<I", SMALLEST_BYTES), count=1) + layout + tensors, _sealed(10))
+    assert kept() == before
+
+
+def test_descriptors_of_refused_and_unclaimed_frames_are_closed() -> None:
+    before = kept()
+    good = frame(FIRST_KIND, 1, count=1)
+    with pytest.raises(WireError):
+        fed(good + frame(9, count=1), os.dup(0), os.dup(0), os.dup(0))
+    assert fed(b"", *[os.dup(0) for _ in range(5)]) == []
+    assert fed(good[:10], os.dup(0)) == []
+    assert kept() == before
+
+    monkey = [os.dup(0) for _ in range(1025)]
+    with pytest.raises(WireError, match="nobody claims"):
+        fed(b"", *monkey)
+    assert kept() == before
+
+
+@given(st.binary(max_size=200), st.data())
+def test_whatever_bytes_come_they_are_messages_or_a_lie(noise: bytes, given_data: st.DataObject) -> None:
+    with pair() as both:
+        both.here.put(FIRST_KIND, 1, b"abc", [np.zeros(4, np.float32), np.array([b"x"], object)])
+        both.here.put(FIRST_KIND, 2, b"abc", [np.zeros(5000, np.float32)])
+        raw = bytearray(b"".join(both.here.out))
+        both.here.out.clear()
+        at = given_data.draw(st.integers(0, len(raw) - 1))
+        raw[at : at + len(noise)] = noise
+        sent, both.here.descriptors[:] = both.here.descriptors[:], []
+        with contextlib.suppress(WireError):
+            both.there.feed(memoryview(raw), sent)
+
+
+def test_a_release_of_what_is_shared_reaches_its_owner_among_messages() -> None:
+    with pair() as both:
+        both.here.put(FIRST_KIND, 1, b"", [np.zeros(10_000)])
+        both.pass_on().clear()
+        both.there.put(FIRST_KIND, 5, b"answer")
+        both.there.put_freed()
+        assert carry(both.there, both.here)[0][1:3] == (5, b"answer")
+        assert both.here.arena.leases == 0

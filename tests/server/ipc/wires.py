@@ -1,0 +1,104 @@
+"""Two ends of a wire in one process, and what a process holds: descriptors and mappings."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from penstock.server.ipc.wire import Message, Wire
+
+
+def descriptors() -> int:
+    """Count the descriptors of this process."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def mappings() -> int:
+    """Count the mappings of shared segments in this process."""
+    return Path("/proc/self/maps").read_text("utf-8").count("memfd:penstock")
+
+
+def kept() -> tuple[int, int]:
+    """Count both, without what only waits to be collected."""
+    uvloop.new_event_loop().close()  # with the first one comes a pipe that libuv keeps
+    gc.collect()
+    return descriptors(), mappings()
+
+
+class Pair:
+    """`there` is fed with what `here` puts, in pieces of so many bytes, and the other way round."""
+
+    def __init__(self, arena_bytes: int = 64 << 20) -> None:
+        self.here = Wire(lambda: None, arena_bytes)
+        self.there = Wire(lambda: None, arena_bytes)
+
+    def pass_on(self, pieces: Sequence[int] = ()) -> list[Message]:
+        """Take what `here` has put to `there`."""
+        return carry(self.here, self.there, pieces)
+
+    def pass_back(self) -> list[Message]:
+        """Take what `there` has put, freed slots too, to `here`."""
+        self.there.put_freed()
+        return carry(self.there, self.here)
+
+    def close(self) -> None:
+        self.here.close()
+        self.there.close()
+
+
+@contextlib.contextmanager
+def pair(arena_bytes: int = 64 << 20) -> Iterator[Pair]:
+    """Give a Pair for as long as the block lasts."""
+    made = Pair(arena_bytes)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def carry(source: Wire, target: Wire, pieces: Sequence[int] = ()) -> list[Message]:
+    """Take bytes and descriptors from one wire to another, which owns the latter then."""
+    raw = b"".join(source.out)
+    source.out.clear()
+    sent = [received(descriptor) for descriptor in source.descriptors]
+    source.descriptors.clear()
+    messages: list[Message] = []
+    start = 0
+    for size in pieces:
+        messages += target.feed(memoryview(raw)[start : start + size], sent)
+        sent = []
+        start += size
+    return messages + target.feed(memoryview(raw)[start:], sent)
+
+
+def received(descriptor: int) -> int:
+    """Give the descriptor that the other process would get, and close this one as sending does."""
+    made = os.dup(descriptor)
+    os.close(descriptor)
+    return made
+
+
+def sockets() -> tuple[socket.socket, socket.socket]:
+    """Make the two ends of a conversation."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two tensors, or None, are equal in datatype, shape and content; NaN equals NaN."""
+    if one is None or other is None:
+        return one is other
+    if one.dtype.hasobject or other.dtype.hasobject:
+        return one.shape == other.shape and one.tolist() == other.tolist()
+    return one.dtype.newbyteorder("=") == other.dtype and one.shape == other.shape and _native(one) == _native(other)
+
+
+def _native(array: Any) -> bytes:
+    return bytes(np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="))).tobytes())

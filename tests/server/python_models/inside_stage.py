@@ -1,0 +1,203 @@
+"""A Python model's worker without its process: the service on a thread, and its server in the test's hands."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.backends.errors import InferError
+from penstock.server.ipc.channel import Channel
+from penstock.server.python_models.inside.service import open_service
+from penstock.server.python_models.messages import ANSWER, CALL, CALLED, CANCEL, CONTROL, CONTROLLED, EXECUTE
+from penstock.server.workers.kinds import CLOSE, ERROR, FIRST_TOLD, OPEN, REPLY
+from penstock.server.workers.service import error_body
+from penstock.server.workers.worker import read_error
+
+MODELS = Path(__file__).parent / "models"
+GUARD_S = 30.0
+Said = dict[str, Any]
+Told = tuple[int, int, Said, list[Any]]
+Control = Callable[[Said, list[Any]], Said]
+READY = {"error": None, "result": True}
+Answers = Callable[[Said, list[Any]], Sequence[tuple[Said, list[Any]]]]
+
+
+def file_of(name: str) -> Path:
+    return MODELS / name / "1" / "model.py"
+
+
+def terms_of(name: str, config: Said | None = None, file: Path | None = None) -> Said:
+    file = file or file_of(name)
+    whole = {"name": name, "backend": "python", "max_batch_size": 0, "input": [], "output": [], **(config or {})}
+    args = {
+        "model_config": json.dumps(whole), "model_instance_kind": "CPU", "model_instance_name": f"{name}_0_0",
+        "model_instance_device_id": "0", "model_repository": str(file.parents[1]), "model_version": "1",
+        "model_name": name,
+    }  # fmt: skip
+    return {"file": str(file), "args": args, "complete": None}
+
+
+def answer(outputs: Sequence[str] = (), *, final: bool = True, error: Said | None = None) -> Said:
+    return {"outputs": list(outputs), "error": error, "parameters": {}, "final": final}
+
+
+class Work:
+    """What the worker's loop does (server/workers/service.py), but that the process goes on when it has ended."""
+
+    def __init__(self, settings: Said, channel: Channel) -> None:
+        self.service = open_service(settings, channel)
+        self._channel = channel
+        self._heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._threads = [threading.Thread(target=run, daemon=True) for run in (self._listen, self._serve)]
+        for thread in self._threads:
+            thread.start()
+
+    def _listen(self) -> None:
+        with contextlib.suppress(EOFError):
+            while True:
+                for kind, number, body, arrays, _ in self._channel.receive():
+                    if kind < FIRST_TOLD:
+                        self._heard.put((kind, number, body, arrays))
+                    else:
+                        self.service.told(kind, number, body, arrays)
+        self._heard.put(None)
+
+    def _serve(self) -> None:
+        while (message := self._heard.get()) is not None:
+            kind, number, body, arrays = message
+            try:
+                reply = self._done(kind, number, body, arrays)
+            except InferError as error:
+                self._channel.send(ERROR, number, error_body(error))
+            else:
+                self._channel.send(REPLY, number, *reply)
+
+    def _done(self, kind: int, number: int, body: bytes, arrays: list[Any]) -> Any:
+        if kind == OPEN:
+            return self.service.opened()
+        if kind == CLOSE:
+            return b"", self.service.close()
+        return self.service.call(kind, number, body, arrays)
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(GUARD_S)
+        self._channel.close()
+
+
+class Stage:
+    """The server's end. `told` is what the worker has told that nothing here has taken."""
+
+    def __init__(
+        self, name: str, config: Said | None = None, file: Path | None = None, first: Control = lambda *_: READY,
+        **terms: Any,
+    ) -> None:  # fmt: skip
+        self._before = set(sys.modules), list(sys.path)
+        self.here, there = map(Channel, socket.socketpair())
+        self._work = Work(terms_of(name, config, file) | terms, there)
+        self._number = 0
+        self._replies: dict[int, tuple[int, bytes, list[Any]]] = {}
+        self.told: list[Told] = []
+        self.called: list[tuple[Said, list[Any]]] = []
+        self.models: Answers = lambda said, arrays: [(answer(["OUT"]), arrays)]
+        self.controls = first
+        try:
+            self.opened = self.reply(self.begin(OPEN, {}))[0]
+        except InferError:
+            self.close()
+            raise
+
+    def begin(self, kind: int, said: Said, arrays: Sequence[Any] = ()) -> int:
+        self._number += 1
+        self.here.send(kind, self._number, json.dumps(said).encode(), list(arrays))
+        return self._number
+
+    def reply(self, number: int) -> tuple[Said, list[Any]]:
+        self.until(lambda: number in self._replies)
+        kind, body, arrays = self._replies.pop(number)
+        if kind == ERROR:
+            raise read_error(body)
+        return json.loads(body or b"{}"), arrays
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        ends = time.monotonic() + GUARD_S
+        while not holds():
+            left = ends - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            for kind, number, body, arrays, _ in self.here.receive(left):
+                self._take(kind, number, body, arrays)
+
+    def _take(self, kind: int, number: int, body: bytes, arrays: list[Any]) -> None:
+        if kind in {REPLY, ERROR}:
+            self._replies[number] = (kind, body, arrays)
+            return
+        said = json.loads(body)
+        if kind == CALL:
+            self.called.append((said, arrays))
+            for answered, tensors in self.models(said, arrays):
+                self.here.send(CALLED, number, json.dumps(answered).encode(), tensors)
+        elif kind == CONTROL:
+            self.here.send(CONTROLLED, number, json.dumps(self.controls(said, arrays)).encode())
+        else:
+            self.told.append((kind, number, said, arrays))
+
+    def request(self, number: int = 1, inputs: Sequence[str] = (), **said: Any) -> Said:
+        return {
+            "id": "", "number": number, "inputs": list(inputs), "outputs": [], "correlation": 0, "flags": 0,
+            "timeout_us": 0, "priority": 0, "parameters": {}, **said,
+        }  # fmt: skip
+
+    def execute(self, requests: Sequence[Said], arrays: Sequence[Any] = ()) -> tuple[list[Any], list[Any]]:
+        said, given = self.reply(self.begin(EXECUTE, {"requests": list(requests)}, arrays))
+        return said["answers"], given
+
+    def ask(self, tensors: dict[str, Any] | None = None, **said: Any) -> tuple[Any, list[Any]]:
+        """Execute one request, and give its answer."""
+        tensors = tensors or {}
+        answers, arrays = self.execute([self.request(1, list(tensors), **said)], list(tensors.values()))
+        return answers[0], arrays
+
+    def cancel(self, number: int) -> None:
+        self.here.send(CANCEL, number)
+
+    def answers_to(self, number: int) -> list[tuple[Said, list[Any]]]:
+        """Wait for the last answer to a request that is told, and give all of them."""
+
+        def mine() -> list[tuple[Said, list[Any]]]:
+            return [(said, arrays) for kind, whose, said, arrays in self.told if kind == ANSWER and whose == number]
+
+        self.until(lambda: any(said["final"] for said, _ in mine()))
+        return mine()
+
+    def of(self, kind: int) -> list[Said]:
+        return [said for what, _, said, _ in self.told if what == kind]
+
+    def finalize(self) -> None:
+        self.reply(self.begin(CLOSE, {}))
+
+    def close(self) -> None:
+        self.here.close()
+        self._work.join()
+        modules, path = self._before
+        for name in set(sys.modules) - modules:
+            if name.partition(".")[0] in {"1", "beside", "triton_python_backend_utils", "c_python_backend_utils"}:
+                del sys.modules[name]
+        sys.path[:] = path
+
+
+def floats(*values: float) -> Any:
+    return np.array(values, np.float32)
+
+
+Open = Callable[..., Stage]

@@ -1,0 +1,275 @@
+"""Python models that are killed, hang, crash or take too much: who fails, who does not, and what is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+import tritonclient.http as triton_http
+from tritonclient.utils import InferenceServerException
+
+from tests.live import Live, live_server
+from tests.server.python_models.repositories import ONE, left_behind, write_model
+
+pytestmark = pytest.mark.slow
+GUARD_S = 20.0
+TRIPLE = """
+import ctypes, os, sys, time
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+            if x.flat[0] == -1:
+                while True:
+                    pass
+            if x.flat[0] == -2:
+                ctypes.string_at(0)
+            if x.flat[0] == -3:
+                sys.exit(4)
+            if x.flat[0] == -4:
+                self.hoard = bytearray(os.urandom(1 << 20) * 600)
+                time.sleep(60)
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", x * 3)]))
+        return answers
+
+    def finalize(self):
+        with open(os.path.join(os.path.dirname(__file__), "finalized"), "a") as file:
+            file.write("x")
+"""
+TICKS = """
+import threading, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            threading.Thread(target=self.send, args=(request, request.get_response_sender()), daemon=True).start()
+
+    def send(self, request, sender):
+        for number in range(2000):
+            if request.is_cancelled():
+                break
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("y", np.array([number], np.float32))]))
+            time.sleep(0.005)
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+TICKS_CONFIG = """
+backend: "python"
+input [ { name: "x" data_type: TYPE_FP32 dims: [ 1 ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ 1 ] } ]
+model_transaction_policy { decoupled: true }
+"""
+BATCHED = ONE + "dynamic_batching {}\ninstance_group [ { count: 2 kind: KIND_CPU } ]"
+
+
+def ask(client: triton_http.InferenceServerClient, model: str, value: float) -> float:
+    given = triton_http.InferInput("x", [1, 1], "FP32")
+    given.set_data_from_numpy(np.array([[value]], np.float32))
+    return float(client.infer(model, [given]).as_numpy("y")[0, 0])
+
+
+def until(met: Callable[[], bool]) -> None:
+    """Wait for what another process or the server does."""
+    end = time.monotonic() + GUARD_S
+    while not met():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+class Clients:
+    """Clients that ask all the time, and a ledger of how each request ended."""
+
+    def __init__(self, live: Live, count: int = 8) -> None:
+        self.ledger: dict[int, list[str]] = {}
+        self.slowest_failure_s = 0.0
+        self._live = live
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(number << 32,)) for number in range(1, count + 1)]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self, first: int) -> None:
+        with triton_http.InferenceServerClient(self._live.address) as client:
+            number = 0
+            while not self._stop.is_set():
+                number += 1
+                began = time.monotonic()
+                try:
+                    end = "right" if ask(client, "triple", number) == number * 3 else "wrong"
+                except InferenceServerException as error:
+                    end = str(error.status())
+                    self.slowest_failure_s = max(self.slowest_failure_s, time.monotonic() - began)
+                self.ledger.setdefault(first + number, []).append(end)
+
+    @property
+    def ended(self) -> int:
+        return len(self.ledger)
+
+    def stop(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+
+def test_a_killed_worker_fails_what_it_ran_and_nothing_else(tmp_path: Path) -> None:
+    write_model(tmp_path, "triple", TRIPLE, BATCHED)
+    before = left_behind()
+    with live_server(tmp_path) as live:
+        clients = Clients(live)
+        try:
+            for _ in range(3):
+                ended = clients.ended
+                until(lambda ended=ended: clients.ended > ended + 200)  # type: ignore[misc]
+                victim = min(left_behind() - before)
+                os.kill(victim, signal.SIGKILL)
+                until(lambda victim=victim: victim not in left_behind())  # type: ignore[misc]
+                until(lambda: len(left_behind() - before) == 2)
+            ended = clients.ended
+            until(lambda: clients.ended > ended + 200)
+        finally:
+            clients.stop()
+        assert httpx.get(f"{live.url}/v2/health/ready").status_code == 200
+
+    ends = list(clients.ledger.values())
+    assert all(len(end) == 1 for end in ends)
+    assert {end[0] for end in ends} <= {"right", "503"}
+    assert sum(end == ["503"] for end in ends) <= 3 * 8
+    assert clients.slowest_failure_s < 0.5
+    assert left_behind() == before
+
+
+@pytest.mark.parametrize(("value", "status"), [(-2, "503"), (-3, "503")])
+def test_a_crash_fails_its_own_request(tmp_path: Path, value: float, status: str) -> None:
+    write_model(tmp_path, "triple", TRIPLE, ONE)
+    with live_server(tmp_path) as live, triton_http.InferenceServerClient(live.address) as client:
+        with pytest.raises(InferenceServerException) as caught:
+            ask(client, "triple", value)
+        assert caught.value.status() in {status, "500"}
+        assert ask(client, "triple", 2) == 6
+
+
+def test_a_call_that_hangs_is_ended_at_its_limit(tmp_path: Path) -> None:
+    write_model(tmp_path, "triple", TRIPLE, ONE, "[worker]\ntimeout_s = 0.5\n")
+    with live_server(tmp_path) as live, triton_http.InferenceServerClient(live.address) as client:
+        began = time.monotonic()
+        with pytest.raises(InferenceServerException, match=r"limit of 0\.5 s"):
+            ask(client, "triple", -1)
+        assert time.monotonic() - began < 2
+        assert ask(client, "triple", 2) == 6
+
+
+def test_a_worker_that_takes_too_much_memory_is_ended(tmp_path: Path) -> None:
+    write_model(tmp_path, "triple", TRIPLE, ONE, "[worker]\nmemory_mb = 300\n")
+    with live_server(tmp_path) as live, triton_http.InferenceServerClient(live.address) as client:
+        with pytest.raises(InferenceServerException) as caught:
+            ask(client, "triple", -4)
+        assert caught.value.status() == "503"
+        assert ask(client, "triple", 2) == 6
+
+
+def test_readiness_tells_while_no_worker_runs(tmp_path: Path) -> None:
+    slow = "import time, os\n" + TRIPLE.replace(
+        "    def execute", "    def initialize(self, args):\n        time.sleep(0.3)\n\n    def execute"
+    )
+    write_model(tmp_path, "triple", slow, ONE)
+    before = left_behind()
+    with live_server(tmp_path) as live, triton_http.InferenceServerClient(live.address) as client:
+        (victim,) = left_behind() - before
+        os.kill(victim, signal.SIGKILL)
+        until(lambda: not client.is_model_ready("triple"))
+        assert httpx.get(f"{live.url}/v2/health/ready").status_code == 400
+        assert ask(client, "triple", 2) == 6
+        assert client.is_model_ready("triple")
+
+
+def test_a_worker_that_cannot_be_started_again_is_the_reason_for_what_waits(tmp_path: Path) -> None:
+    once = TRIPLE.replace(
+        "    def execute",
+        """    def initialize(self, args):
+        place = os.path.join(os.path.dirname(__file__), "started")
+        if os.path.exists(place):
+            raise ValueError("only once")
+        open(place, "w").close()
+
+    def execute""",
+        1,
+    )
+    write_model(tmp_path, "triple", once, ONE)
+    with live_server(tmp_path) as live, triton_http.InferenceServerClient(live.address) as client:
+        with pytest.raises(InferenceServerException):
+            ask(client, "triple", -2)
+        with pytest.raises(InferenceServerException, match="only once") as caught:
+            ask(client, "triple", 2)
+        assert caught.value.status() == "503"
+        assert not client.is_model_ready("triple")
+
+
+def test_a_server_ends_though_a_model_does_not(tmp_path: Path) -> None:
+    write_model(tmp_path, "triple", TRIPLE, ONE)
+    before = left_behind()
+    with live_server(tmp_path, exit_timeout_secs=1) as live:
+        client = triton_http.InferenceServerClient(live.address)
+        given = triton_http.InferInput("x", [1, 1], "FP32")
+        given.set_data_from_numpy(np.array([[-1]], np.float32))
+        hangs = client.async_infer("triple", [given])
+        until(lambda: live.server.engine.inflight == 1)
+    with pytest.raises(InferenceServerException):
+        hangs.get_result()
+    client.close()
+
+    assert left_behind() == before
+
+
+def test_a_killed_worker_ends_the_streams_it_had(tmp_path: Path) -> None:
+    write_model(tmp_path, "ticks", TICKS, TICKS_CONFIG)
+    before = left_behind()
+    with live_server(tmp_path) as live:
+        url = f"{live.url}/v2/models/ticks/generate_stream"
+        with httpx.stream("POST", url, json={"x": 1}, timeout=GUARD_S) as answer:
+            lines = (line for line in answer.iter_lines() if line)
+            next(lines)
+            os.kill(min(left_behind() - before), signal.SIGKILL)
+            *_, last = lines
+        assert "has ended" in last
+        with httpx.stream("POST", url, json={"x": 1}, timeout=GUARD_S) as answer:
+            assert '"y":0' in next(line for line in answer.iter_lines() if line)
+
+
+def test_loading_and_unloading_leaves_nothing_behind(tmp_path: Path) -> None:
+    write_model(tmp_path, "triple", TRIPLE, ONE)
+    explicit = live_server(tmp_path, model_control_mode="explicit")
+    counts = []
+    with explicit as live, triton_http.InferenceServerClient(live.address) as client:
+        for _ in range(4):
+            client.load_model("triple")
+            assert ask(client, "triple", 2) == 6
+            client.unload_model("triple")
+            counts.append((len(list(Path("/proc/self/fd").iterdir())), threading.active_count()))
+
+    assert counts[1:] == [counts[1]] * 3
+
+
+def test_an_unloaded_model_is_finalized_and_its_workers_are_gone(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, "triple", TRIPLE, BATCHED)
+    before = left_behind()
+    with live_server(tmp_path, model_control_mode="explicit") as live:
+        with triton_http.InferenceServerClient(live.address) as client:
+            client.load_model("triple")
+            assert ask(client, "triple", 2) == 6
+            assert len(left_behind() - before) == 2
+            client.unload_model("triple")
+        assert left_behind() == before
+    assert (folder / "1" / "finalized").read_text() == "xx"

@@ -1,0 +1,118 @@
+"""Answers that are told: by decoupled models, and by others that use a request's sender."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.server.python_models.messages import LOG
+from tests.server.python_models.inside_stage import Open
+
+DECOUPLED = {"model_transaction_policy": {"decoupled": True}}
+
+
+def ints(*values: int) -> Any:
+    return np.array(values, np.int32)
+
+
+def test_a_decoupled_model_answers_from_its_own_thread_until_the_last_mark(opened: Open) -> None:
+    stage = opened("repeat", DECOUPLED)
+
+    answers, _ = stage.execute([stage.request(5, ["IN"]), stage.request(6, ["IN"])], [ints(4, 2), ints()])
+
+    assert answers == [None, None]
+    told = stage.answers_to(5)
+    assert [[array.tolist() for array in arrays] for _, arrays in told] == [[[4], [0]], [[2], [1]], []]
+    assert [said["final"] for said, _ in told] == [False, False, True]
+    assert [said["outputs"] for said, _ in stage.answers_to(6)] == [[]]
+
+
+def test_an_async_decoupled_model_answers_after_its_call(opened: Open) -> None:
+    stage = opened("square", DECOUPLED)
+
+    assert stage.ask({"IN": ints(2)})[0] is None
+
+    assert [(said["final"], arrays[0].tolist()) for said, arrays in stage.answers_to(1)] == [(False, [2]), (True, [2])]
+
+
+def test_what_an_async_decoupled_model_raises_is_the_last_answer(opened: Open) -> None:
+    stage = opened("square", DECOUPLED)
+
+    stage.ask({"IN": ints(1001)})
+
+    ((said, _),) = stage.answers_to(1)
+    assert "message: ValueError: too many" in said["error"]["message"]
+    stage.until(lambda: bool(stage.of(LOG)))
+
+
+def test_a_request_that_is_let_go_of_is_answered_with_an_error(opened: Open) -> None:
+    stage = opened("square", DECOUPLED)
+
+    stage.ask({"IN": ints(-1)})
+    gc.collect()
+
+    ((said, _),) = stage.answers_to(1)
+    assert said["error"]["message"] == "The model has let go of the request without a final response."
+
+
+def test_a_decoupled_model_may_return_nothing_only(opened: Open) -> None:
+    said, _ = opened("identity", DECOUPLED).ask({"IN": ints(1)})
+
+    assert said["error"]["message"].endswith(
+        "Python model 'identity_0_0' is using the decoupled mode and the execute function must return None."
+    )
+
+
+@pytest.mark.parametrize("do", ["send", "send in two"])
+def test_a_model_may_answer_by_the_sender_instead(opened: Open, do: str) -> None:
+    stage = opened("sender")
+
+    answer, _ = stage.ask(parameters={"do": do})
+
+    assert answer is None
+    told = stage.answers_to(1)
+    assert told[0][1][0].tolist() == [do.encode()]
+    assert told[-1][0]["final"]
+
+
+def test_a_model_that_got_its_sender_may_return_its_answer(opened: Open) -> None:
+    answer, arrays = opened("sender").ask(parameters={"do": "return it"})
+
+    assert answer["final"]
+    assert arrays[0].tolist() == [b"return it"]
+
+
+@pytest.mark.parametrize(
+    ("do", "text"),
+    [
+        ("final first", "Non-decoupled model cannot send complete final before sending a response."),
+        ("nothing", "Inference Response object must be provided when the response flags is set to zero."),
+        ("flag", "Unable to send response. Unsupported flag provided."),
+    ],
+)
+def test_what_may_not_be_sent_is_said_where_it_is_sent(opened: Open, do: str, text: str) -> None:
+    answer, _ = opened("sender").ask(parameters={"do": do})
+
+    assert answer["error"]["message"].endswith(text)
+
+
+def test_a_request_is_not_answered_twice(opened: Open) -> None:
+    stage = opened("sender")
+
+    answer, _ = stage.ask(parameters={"do": "send and return"})
+
+    assert answer is None
+    assert [said["final"] for said, _ in stage.answers_to(1)] == [True]
+    assert "cannot send more than one response" in stage.of(LOG)[0]["message"]
+
+
+def test_a_request_without_an_answer_is_answered_with_an_error(opened: Open) -> None:
+    stage = opened("sender")
+
+    stage.ask(parameters={"do": "forget"})
+    gc.collect()
+
+    assert stage.answers_to(1)[0][0]["error"]["code"] == "INTERNAL"

@@ -1,0 +1,115 @@
+"""A Python model in a process of its own, as the server starts it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.backends.errors import InferError
+from penstock.server.python_models.messages import ANSWER, CALL, CALLED, EXECUTE
+from penstock.server.workers.kinds import PING
+from penstock.server.workers.order import Order
+from penstock.server.workers.worker import Worker
+from tests.server.python_models.inside_stage import GUARD_S, answer, floats, terms_of
+
+pytestmark = pytest.mark.slow
+
+
+def order(name: str, **config: Any) -> Order:
+    return Order("penstock.server.python_models.inside.service", terms_of(name, config), f"model '{name}'")
+
+
+def request(number: int, **said: Any) -> dict[str, Any]:
+    return {
+        "id": "", "number": number, "inputs": ["IN"], "outputs": [], "correlation": 0, "flags": 0, "timeout_us": 0,
+        "priority": 0, "parameters": {}, **said,
+    }  # fmt: skip
+
+
+def body(*requests: dict[str, Any]) -> bytes:
+    return json.dumps({"requests": requests}).encode()
+
+
+async def ended(worker: Worker) -> None:
+    worker.stop()
+    await worker.ended
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker.pid, 0)
+
+
+def test_a_model_calls_another_while_its_own_call_runs() -> None:
+    async def scene() -> None:
+        def said(kind: int, number: int, body: bytes, arrays: list[Any]) -> None:
+            if kind == CALL:
+                worker.tell(CALLED, number, json.dumps(answer(["OUT"])).encode(), [arrays[0] * 2])
+
+        worker = Worker(order("caller"), said=said)
+        await worker.ready
+        asked = request(1, parameters={"do": "exec", "model": "m"})
+
+        _, arrays = await worker.call(EXECUTE, body(asked), [floats(1, 2)])
+
+        assert arrays[0].tolist() == [2, 4]
+        await ended(worker)
+
+    asyncio.run(asyncio.wait_for(scene(), GUARD_S))
+
+
+def test_a_decoupled_model_answers_after_its_call() -> None:
+    async def scene() -> None:
+        whole: asyncio.Future[list[float]] = asyncio.get_running_loop().create_future()
+        values: list[float] = []
+
+        def said(kind: int, number: int, body: bytes, arrays: list[Any]) -> None:
+            if kind == ANSWER and arrays:
+                values.append(arrays[0].tolist()[0])
+            if kind == ANSWER and json.loads(body)["final"]:
+                whole.set_result(values)
+
+        worker = Worker(order("repeat", model_transaction_policy={"decoupled": True}), said=said)
+        await worker.ready
+
+        replied, _ = await worker.call(EXECUTE, body(request(1)), [floats(*range(100))])
+
+        assert json.loads(replied) == {"answers": [None]}
+        assert await whole == list(range(100))
+        await ended(worker)
+
+    asyncio.run(asyncio.wait_for(scene(), GUARD_S))
+
+
+def test_what_a_request_was_made_of_is_given_back_when_it_is_answered() -> None:
+    async def scene() -> None:
+        worker = Worker(order("identity"))
+        await worker.ready
+        for number in range(20):
+            asked = request(number), request(100 + number)
+            _, arrays = await worker.call(EXECUTE, body(*asked), [np.zeros(300_000, np.float32)] * 2)
+            assert [array.size for array in arrays] == [300_000, 300_000]
+        await worker.call(PING)
+
+        assert worker._link.arena.leases == 0
+        await ended(worker)
+
+    asyncio.run(asyncio.wait_for(scene(), GUARD_S))
+
+
+def test_a_model_that_cannot_be_imported_says_why(tmp_path: Any) -> None:
+    file = tmp_path / "1" / "model.py"
+    file.parent.mkdir()
+    file.write_text("import no_such_module\n")
+
+    async def scene() -> None:
+        settings = terms_of("broken", None, file)
+        worker = Worker(Order("penstock.server.python_models.inside.service", settings, "model 'broken'"))
+        with pytest.raises(InferError, match="No module named 'no_such_module'"):
+            await worker.ready
+        worker.kill("it is of no use")
+        await worker.ended
+
+    asyncio.run(asyncio.wait_for(scene(), GUARD_S))

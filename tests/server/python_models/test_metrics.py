@@ -1,0 +1,83 @@
+"""Custom metrics: several workers' numbers on one page, by kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.server.python_models.metrics import MOST_METRICS, CustomMetrics
+
+
+def said(do: str, value: float = 0.0, **more: Any) -> dict[str, Any]:
+    whole = {"family": "seen", "kind": "counter", "help": "What was seen", "labels": {"m": "a"}, "buckets": []}
+    return whole | {"do": do, "value": value} | more
+
+
+def page(metrics: CustomMetrics) -> list[str]:
+    return list(metrics.render())
+
+
+def test_what_several_workers_count_is_added_up() -> None:
+    metrics = CustomMetrics()
+    for worker in ("one", "two"):
+        metrics.take(worker, said("make"))
+        metrics.take(worker, said("increment", 2))
+
+    assert page(metrics) == ["# HELP seen What was seen", "# TYPE seen counter", 'seen{m="a"} 4']
+
+
+def test_a_gauge_is_what_was_set_last() -> None:
+    metrics = CustomMetrics()
+    metrics.take(0, said("set", 1.5, kind="gauge", labels={}))
+    metrics.take(0, said("increment", -1, kind="gauge", labels={}))
+
+    assert page(metrics)[-1] == "seen 0.5"
+
+
+def test_a_histogram_has_its_buckets_cumulated() -> None:
+    metrics = CustomMetrics()
+    for value in (0.5, 1.0, 5, 100):
+        metrics.take(0, said("observe", value, kind="histogram", buckets=[1.0, 10.0]))
+
+    assert page(metrics)[2:] == [
+        'seen_bucket{m="a",le="1"} 2',
+        'seen_bucket{m="a",le="10"} 3',
+        'seen_bucket{m="a",le="+Inf"} 4',
+        'seen_sum{m="a"} 106.5',
+        'seen_count{m="a"} 4',
+    ]
+
+
+def test_a_family_ends_with_the_last_worker_that_has_it() -> None:
+    metrics = CustomMetrics()
+    for worker in ("one", "two"):
+        metrics.take(worker, said("increment", 1))
+
+    metrics.forget("one")
+    assert page(metrics)[-1] == 'seen{m="a"} 2'
+    metrics.take("two", said("drop family"))
+    assert page(metrics) == []
+
+
+def test_the_servers_own_and_another_kind_are_left_out() -> None:
+    metrics = CustomMetrics()
+    metrics.take(0, said("increment", 1, family="nv_inference_count"))
+    metrics.take(0, said("increment", 1))
+    metrics.take(0, said("set", 9, kind="gauge"))
+
+    assert page(metrics)[2:] == ['seen{m="a"} 1']
+
+
+def test_labels_and_help_are_escaped() -> None:
+    metrics = CustomMetrics()
+    metrics.take(0, said("increment", 1, labels={"m": 'a"b\\c\nd'}, help="two\nlines"))
+
+    assert page(metrics)[0] == "# HELP seen two\\nlines"
+    assert page(metrics)[2] == 'seen{m="a\\"b\\\\c\\nd"} 1'
+
+
+def test_labels_of_any_number_do_not_take_any_amount_of_memory() -> None:
+    metrics = CustomMetrics()
+    for number in range(MOST_METRICS + 10):
+        metrics.take(0, said("increment", 1, labels={"m": str(number)}))
+
+    assert len(page(metrics)) == MOST_METRICS + 2

@@ -1,0 +1,161 @@
+"""Python models on disk: when a folder is one, what may be said of it, and that reading it runs none of its code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.backends.loading import LOADERS
+from penstock.server.repository.check import check
+from penstock.server.repository.scan import Defaults, Entry, read_folder
+
+CONFIG = """
+backend: "python"
+max_batch_size: 8
+input [ { name: "x" data_type: TYPE_FP32 dims: [ 2 ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ 2 ] } ]
+"""
+EXPLODES = "raise SystemExit('this code must not run')\n"
+
+
+def written(root: Path, config: str | None = CONFIG, toml: str = "", *, name: str = "model.py") -> Path:
+    folder = root / "coded"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / name).write_text(EXPLODES)
+    if config is not None:
+        (folder / "config.pbtxt").write_text(config)
+    if toml:
+        (folder / "penstock.toml").write_text(toml)
+    return folder
+
+
+def read(folder: Path) -> Entry:
+    entry = read_folder(folder, Defaults())
+    assert entry is not None
+    return entry
+
+
+def mistakes(entry: Entry) -> list[str]:
+    return [finding.message for finding in entry.findings if finding.mistake]
+
+
+@pytest.mark.parametrize("config", [CONFIG, None, 'name: "coded"', "max_batch_size: 4"])
+def test_a_folder_with_a_model_py_is_a_python_model(tmp_path: Path, config: str | None) -> None:
+    entry = read(written(tmp_path, config))
+
+    assert mistakes(entry) == []
+    (spec,) = entry.specs
+    assert (spec.backend, spec.path.name) == ("python", "model.py")
+
+
+def test_one_with_an_onnx_file_beside_it_is_not(tmp_path: Path) -> None:
+    folder = written(tmp_path, None)
+    (folder / "1" / "model.onnx").write_bytes(b"")
+
+    (spec,) = read(folder).specs
+    assert spec.backend == "onnxruntime"
+
+
+def test_the_file_may_have_another_name(tmp_path: Path) -> None:
+    entry = read(written(tmp_path, CONFIG + 'default_model_filename: "mine.py"', name="mine.py"))
+
+    assert [spec.path.name for spec in entry.specs] == ["mine.py"]
+
+
+def test_the_model_is_given_its_configuration(tmp_path: Path) -> None:
+    (spec,) = read(written(tmp_path, CONFIG + 'parameters { key: "mine" value: { string_value: "7" } }')).specs
+
+    declared = json.loads(spec.declared)
+    assert declared["name"] == "coded"
+    assert declared["parameters"] == {"mine": {"string_value": "7"}}
+    assert declared["input"][0]["dims"] == [2]
+    assert declared["max_batch_size"] == 8
+
+
+def test_requests_run_alone_unless_a_scheduler_is_asked_for(tmp_path: Path) -> None:
+    (alone,) = read(written(tmp_path / "a")).specs
+    (batched,) = read(written(tmp_path / "b", CONFIG + "dynamic_batching {}")).specs
+
+    assert (alone.policy.cap_rows, batched.policy.cap_rows) == (1, None)
+
+
+@pytest.mark.parametrize(
+    ("config", "toml", "text"),
+    [
+        ("", "[hooks]\nfile = 'hooks.py'\n", "hooks.file means nothing for a Python model"),
+        ("", "[padding.x]\naxis = 0\n", "padding means nothing for a Python model"),
+        ("", "[batching]\nallowed_sizes = [1, 2]\n", "batching.allowed_sizes means nothing"),
+        ("", "[batching]\nsplit = true\n", "batching.split means nothing"),
+        ("", "[batching]\ninvariance = 'strict'\n", "batching.invariance means nothing"),
+        ("", "[batching]\nexecutor = 'loop'\n", "batching.executor means nothing"),
+        ("", "[batching]\nrun_limit_ms = 5\n", "say [worker] timeout_s"),
+        ("", "[instances]\ncount = 'auto'\n", 'count = "auto" is for models'),
+        ("", "[runtime]\nmem_arena = true\n", "runtime.mem_arena means nothing"),
+        ("optimization { graph { level: 1 } }", "", "runtime.graph_level means nothing"),
+        (
+            "sequence_batching { state [ { input_name: 'a' output_name: 'b' data_type: TYPE_FP32 dims: [1] } ] }", "",
+            "sequence_batching.state",
+        ),
+        ("platform: 'onnxruntime_onnx'", "", "platform 'onnxruntime_onnx' has another backend"),
+        ("parameters { key: 'EXECUTION_ENV_PATH' value: { string_value: 'none.tar.gz' } }", "", "is not there"),
+        ("", "[worker]\nrequirements = 'requirements.txt'\n", "worker.requirements: 'requirements.txt' is not there"),
+        ("", "[worker]\nbogus = 1\n", "unknown key worker.bogus"),
+    ],
+)  # fmt: skip
+def test_what_means_nothing_for_it_is_refused(tmp_path: Path, config: str, toml: str, text: str) -> None:
+    folder = written(tmp_path, CONFIG + config, toml)
+    (folder / "hooks.py").write_text("def pre_inference(sample, metadata):\n    return sample\n")
+
+    assert any(text in each for each in mistakes(read(folder)))
+
+
+def test_workers_are_for_python_models_only(tmp_path: Path) -> None:
+    folder = tmp_path / "plain"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.onnx").write_bytes(b"")
+    (folder / "penstock.toml").write_text("[worker]\ntimeout_s = 3\n")
+
+    assert any("worker.timeout_s is for Python models" in each for each in mistakes(read(folder)))
+
+
+def test_where_the_code_runs_may_be_said(tmp_path: Path) -> None:
+    folder = written(
+        tmp_path, toml="[worker]\nrequirements = 'r.txt'\ntimeout_s = 3\nmemory_mb = 5\ninterpreter = 'p'\n"
+    )
+    (folder / "r.txt").write_text("")
+
+    (spec,) = read(folder).specs
+    said = spec.worker
+    assert (said.requirements, said.timeout_s, said.memory_bytes) == (folder / "r.txt", 3.0, 5 << 20)
+    assert said.interpreter == "p"
+
+
+@pytest.mark.parametrize("said", ["$$TRITON_MODEL_DIRECTORY/env.tar.gz", "env.tar.gz"])
+def test_a_packed_environment_is_found(tmp_path: Path, said: str) -> None:
+    text = f'parameters {{ key: "EXECUTION_ENV_PATH" value: {{ string_value: "{said}" }} }}'
+    folder = written(tmp_path, None)
+    (folder / "env.tar.gz").write_bytes(b"")
+    (folder / "config.pbtxt").write_text(CONFIG + text)
+
+    (spec,) = read(folder).specs
+    assert spec.worker.requirements == folder / "env.tar.gz"
+
+
+@pytest.mark.parametrize("config", [CONFIG, None])
+def test_check_runs_none_of_its_code(tmp_path: Path, config: str | None) -> None:
+    written(tmp_path, config)
+
+    report = check([tmp_path], LOADERS)
+
+    assert report.status == 0
+    assert "coded version 1, python" in str(report)
+
+
+def test_check_finds_what_cannot_be_completed(tmp_path: Path) -> None:
+    written(tmp_path, CONFIG + "dynamic_batching { preferred_batch_size: [ 16 ] }")
+
+    assert any(
+        "preferred size must be <= max batch size" in each.message for each in check([tmp_path], LOADERS).findings
+    )

@@ -1,0 +1,174 @@
+"""Roles without models: a front end answers each line with the engine's process id, or 503 without an engine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from penstock.server.ipc.link import Link
+from penstock.server.ipc.wire import Message
+from penstock.server.listener import Port, StartError
+from penstock.server.settings import Settings
+from penstock.server.supervisor.child import Told
+
+ASK, ANSWER, HELLO = 16, 17, 18
+
+
+class Line(asyncio.Protocol):
+    """One connection: a line is a request, answered "<line> <front's pid> <engine's pid>" or "<line> 503"."""
+
+    def __init__(self, front: Front) -> None:
+        self.front = front
+        self.transport: Any = None
+        self.waiting = 0
+        self.closing = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+        self.front.port.lines.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.front.port.lines.discard(self)
+
+    def data_received(self, data: bytes) -> None:
+        for line in data.split():
+            self.waiting += 1
+            self.front.ask(self, line)
+
+    def answered(self, line: bytes, text: str) -> None:
+        self.waiting -= 1
+        closing = " closing" if self.closing else ""
+        self.transport.write(line + f" {text}{closing}\n".encode())
+        self.transport.close() if self.closing else None
+
+    def shutdown(self) -> None:
+        """Close with the next answer: a line may be on its way."""
+        self.closing = True
+
+
+class FakePort(Port):
+    reuse_port = True
+
+    def __init__(self, front: Front, port: int) -> None:
+        super().__init__("HTTP", "127.0.0.1", port)
+        self.front = front
+        self.lines: set[Line] = set()
+
+    def make_protocol(self) -> asyncio.BaseProtocol:
+        return Line(self.front)
+
+    def open_connections(self) -> Collection[Any]:
+        return self.lines
+
+
+class Front:
+    def __init__(self, settings: Settings, told: Told, assigned: Mapping[str, Any]) -> None:
+        self.told = told
+        self.port = FakePort(self, settings.http_port)
+        self.asked: dict[int, tuple[Line, bytes]] = {}
+        self.last = 0
+        self.link: Link | None = None
+        self.placed = asyncio.Event()
+
+    def ask(self, connection: Line, line: bytes) -> None:
+        if self.link is None or not self.placed.is_set():
+            connection.answered(line, "503")
+            return
+        self.last += 1
+        self.asked[self.last] = connection, line
+        self.link.send(ASK, self.last)
+
+    def attach(self, sock: socket.socket) -> None:
+        self.link = Link(sock, self.take, self.lost)
+
+    def take(self, messages: list[Message]) -> None:
+        for kind, number, body, _, _ in messages:
+            if kind == HELLO:
+                self.placed.set()
+                continue
+            connection, line = self.asked.pop(number)
+            connection.answered(line, f"{os.getpid()} {body.decode()}")
+
+    def lost(self, why: str) -> None:
+        self.link = None
+        self.placed.clear()
+        asked, self.asked = self.asked, {}
+        for connection, line in asked.values():
+            connection.answered(line, "503")
+        self.told.unlinked()
+
+    def counted(self, counts: Mapping[str, Any]) -> None: ...
+
+    def kept(self, key: str) -> None: ...
+
+    async def answer(self) -> None:
+        await self.port.open()
+
+    async def load(self) -> dict[str, Any]:
+        await self.placed.wait()
+        return {}
+
+    async def drain(self) -> int:
+        await self.port.stop_accepting()
+        return await self.port.finish(asyncio.get_running_loop().time() + 5)
+
+    async def close(self) -> None:
+        await self.port.close()
+        if self.link:
+            self.link.close()
+
+
+class Engine:
+    def __init__(self, settings: Settings, told: Told, assigned: Mapping[str, Any]) -> None:
+        self.links: set[Link] = set()
+        self.alone = asyncio.Event()
+        self.told = told
+        self.journal = {key: value for key, (value, _) in told.kept.items()}
+        self.loaded = False
+        if settings.id == "broken":
+            raise StartError("it is broken")
+        if settings.id == "crash":
+            os._exit(3)
+
+    def attach(self, sock: socket.socket) -> None:
+        link = Link(sock, lambda messages: self.take(link, messages), lambda _: self.lost(link))
+        self.links.add(link)
+        if self.loaded:
+            link.send(HELLO, 0)
+
+    def take(self, link: Link, messages: list[Message]) -> None:
+        for _, number, _, _, _ in messages:
+            link.send(ANSWER, number, str(os.getpid()).encode())
+
+    def lost(self, link: Link) -> None:
+        self.links.discard(link)
+        self.alone.set() if not self.links else None
+
+    def counted(self, counts: Mapping[str, Any]) -> None: ...
+
+    def kept(self, key: str) -> None: ...
+
+    async def answer(self) -> None: ...
+
+    async def load(self) -> dict[str, Any]:
+        self.loaded = True
+        for link in self.links:
+            link.send(HELLO, 0)
+        starts = self.journal.get("starts", 0) + 1
+        self.told.keep("starts", starts)
+        return {"reasons": [], "serves": f"ready, start {starts}"}
+
+    async def drain(self) -> int:
+        while self.links:
+            self.alone.clear()
+            await self.alone.wait()
+        return 0
+
+    async def close(self) -> None: ...
+
+
+def prepare() -> None:
+    """Nothing takes long here."""

@@ -1,0 +1,222 @@
+"""What the supervisor does next, told what happens: no process, no clock."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from penstock.server.supervisor.fleet import ANSWERS, DRAINING, ENGINE, FRONT, READY, Asked, Fleet, Member
+
+WAIT_S = 1.0
+
+
+class World:
+    """The processes that a Fleet has asked for. `now` is told, never read."""
+
+    def __init__(self, fronts: int = 2) -> None:
+        self.now = 0.0
+        self.log: list[str] = []
+        self.early: dict[int, bool] = {}
+        self.paired: set[tuple[int, int]] = set()
+        self.asked_to_end: set[int] = set()
+        self.fleet = Fleet(fronts, Asked(self._start, self._pair, self._drain, self._kill))
+        self.fleet.begin()
+
+    def _start(self, member: Member, early: bool) -> None:
+        self.early[member.number] = early
+        self.log.append(f"start {member.name}")
+
+    def _pair(self, front: Member, engine: Member) -> None:
+        assert (front.role, engine.role) == (FRONT, ENGINE)
+        assert front.generation == engine.generation
+        self.paired.add((front.number, engine.number))
+
+    def _drain(self, member: Member) -> None:
+        self.asked_to_end.add(member.number)
+        self.log.append(f"drain {member.name}")
+
+    def _kill(self, member: Member) -> None:
+        self.asked_to_end.add(member.number)
+        self.log.append(f"kill {member.name}")
+
+    def one(self, role: str, place: int = 0) -> Member:
+        return next(each for each in self.fleet.of(self.fleet.generation, role) if each.place == place)
+
+    def says(self, member: Member, state: str) -> None:
+        self.fleet.said(member.number, state, self.now)
+
+    def ends(self, member: Member) -> None:
+        self.fleet.ended(member.number, self.now)
+
+    def passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.fleet.tick(self.now)
+
+    def settle(self) -> None:
+        """Let every process do what is expected of it, until nothing more comes."""
+        for _ in range(100):
+            before = len(self.log), [each.state for each in self.fleet.members.values()]
+            for member in list(self.fleet.members.values()):
+                if member.number in self.asked_to_end:
+                    self.ends(member)
+                elif member.state != READY:
+                    self.says(member, READY)
+            self.passes(70.0)
+            if before == (len(self.log), [each.state for each in self.fleet.members.values()]):
+                return
+        raise AssertionError(f"it never settles: {self.log[-20:]}")
+
+
+def ready(fronts: int = 2) -> World:
+    world = World(fronts)
+    world.settle()
+    world.log.clear()
+    return world
+
+
+def test_the_engine_starts_first_and_front_ends_listen_at_once() -> None:
+    world = World()
+
+    assert world.log == ["start engine", "start front-0", "start front-1"]
+    assert [world.early[each.number] for each in world.fleet.of(0, FRONT)] == [True, True]
+    assert len(world.paired) == 2
+    assert not world.fleet.reached(ANSWERS)
+
+
+def test_a_front_end_that_ends_is_replaced_at_once_and_listens_only_when_it_is_ready() -> None:
+    world = ready()
+    world.ends(world.one(FRONT, 1))
+
+    again = world.one(FRONT, 1)
+    assert world.log == ["start front-1"]
+    assert world.early[again.number] is False
+    assert (again.number, world.one(ENGINE).number) in world.paired
+    assert world.fleet.restarts == {ENGINE: 0, FRONT: 1}
+
+
+def test_an_engine_that_ends_is_replaced_and_every_front_end_is_joined_to_the_new_one() -> None:
+    world = ready()
+    world.ends(world.one(ENGINE))
+
+    assert world.log == ["start engine"]
+    assert {(front.number, world.one(ENGINE).number) for front in world.fleet.of(0, FRONT)} <= world.paired
+
+
+def test_what_keeps_ending_is_started_later_each_time() -> None:
+    world = ready()
+    waits = []
+    for _ in range(4):
+        begun = world.now
+        world.ends(world.one(FRONT))
+        while not any(each.place == 0 for each in world.fleet.of(0, FRONT)):
+            world.passes(0.25)
+        waits.append(world.now - begun)
+
+    assert waits == sorted(waits)
+    assert waits[0] == 0.0 < waits[1] < waits[3]
+
+
+def test_all_are_replaced_engine_first_and_the_old_ones_end_in_order() -> None:
+    world = ready()
+    old = list(world.fleet.members.values())
+    assert world.fleet.replace()
+    assert not world.fleet.replace()
+    world.settle()
+
+    assert world.log == [
+        "start engine", "start front-0", "start front-1", "drain front-0", "drain front-1", "drain engine",
+    ]  # fmt: skip
+    assert not set(world.fleet.members) & {each.number for each in old}
+    assert world.fleet.reached(READY)
+
+
+def test_a_new_engine_that_does_not_live_leaves_the_old_processes_as_they_are() -> None:
+    world = ready()
+    world.fleet.replace()
+    new = next(each for each in world.fleet.members.values() if each.generation == world.fleet.following)
+    world.ends(new)
+    world.settle()
+
+    assert world.log == ["start engine"]
+    assert world.fleet.reached(READY)
+    assert world.fleet.replace()
+    world.settle()
+    assert world.fleet.reached(READY)
+
+
+def test_an_old_front_end_that_ends_while_all_are_replaced_is_itself_replaced() -> None:
+    world = ready()
+    world.fleet.replace()
+    world.ends(world.one(FRONT))
+
+    assert world.log == ["start engine", "start front-0"]
+    world.settle()
+    assert world.fleet.reached(READY)
+
+
+def test_at_the_end_front_ends_finish_before_the_engine() -> None:
+    world = ready()
+    world.fleet.drain()
+    assert world.log == ["drain front-0", "drain front-1"]
+    world.ends(world.one(FRONT))
+    assert "drain engine" not in world.log
+    world.settle()
+
+    assert world.log[-1] == "drain engine"
+    assert world.fleet.members == {}
+
+
+def test_one_that_has_not_begun_to_answer_is_not_waited_for() -> None:
+    world = World(1)
+    world.fleet.drain()
+    world.settle()
+
+    assert world.log[2:] == ["kill front-0", "drain engine"]
+    assert world.fleet.members == {}
+
+
+def test_an_engine_that_ends_while_all_drain_is_not_replaced() -> None:
+    world = ready()
+    world.fleet.drain()
+    world.ends(world.one(ENGINE))
+    world.settle()
+
+    assert "start engine" not in world.log
+    assert world.fleet.members == {}
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_whatever_happens_and_in_whichever_order_all_is_whole_again_in_the_end(seed: int) -> None:
+    chance = random.Random(seed)
+    world = World(chance.randint(1, 4))
+    for _ in range(chance.randint(1, 60)):
+        members = list(world.fleet.members.values())
+        member = chance.choice(members) if members else None
+        match chance.choice(("said", "said", "said", "ended", "time", "replace", "unlinked", "asked")):
+            case "said" if member:
+                world.says(member, chance.choice((ANSWERS, READY)))
+            case "ended" if member:
+                world.ends(member)
+            case "asked" if world.asked_to_end:
+                world.fleet.ended(chance.choice(sorted(world.asked_to_end)), world.now)
+            case "unlinked" if member:
+                world.fleet.unlinked(member.number)
+            case "replace":
+                world.fleet.replace()
+            case _:
+                world.passes(chance.random() * 3)
+        serving = world.fleet.of(world.fleet.generation, ENGINE)
+        assert len(serving) <= 1
+        assert not any(each.state == DRAINING for each in serving)
+        assert len(world.fleet.of(world.fleet.generation, FRONT)) <= world.fleet.fronts
+    world.settle()
+
+    fleet = world.fleet
+    assert fleet.reached(READY)
+    assert len(fleet.members) == fleet.fronts + 1
+    engine = fleet.of(fleet.generation, ENGINE)[0]
+    assert all((front.number, engine.number) in world.paired for front in fleet.of(fleet.generation, FRONT))
+    fleet.drain()
+    world.settle()
+    assert fleet.members == {}

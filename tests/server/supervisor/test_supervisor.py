@@ -1,0 +1,215 @@
+"""The supervisor and processes of its own, whose roles are fakes: starting, replacing, ending."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from penstock.server.listener import StartError
+from penstock.server.supervisor.fleet import ENGINE, FRONT, READY
+from penstock.server.supervisor.supervisor import Supervisor
+from tests.live import settings_for
+
+pytestmark = pytest.mark.slow
+ROLES = {role: f"tests.server.supervisor.fake_roles:{role.title()}" for role in (ENGINE, FRONT)}
+PATIENCE_S = 20.0
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    first = uvloop.new_event_loop()
+    first.run_until_complete(asyncio.sleep(0))  # uvloop makes what it keeps for good
+    first.close()
+    before = _mine()
+    loop = uvloop.new_event_loop()
+    try:
+        loop.run_until_complete(asyncio.wait_for(main(), PATIENCE_S))
+    finally:
+        loop.close()
+    assert _mine() == before
+
+
+def _mine() -> tuple[set[str], int]:
+    """What this process has: children, and how many descriptors."""
+    children = {
+        child for task in Path("/proc/self/task").iterdir() for child in (task / "children").read_text().split()
+    }
+    return children, len(list(Path("/proc/self/fd").iterdir()))
+
+
+@asynccontextmanager
+async def supervised(**settings: Any) -> AsyncIterator[Supervisor]:
+    chosen = {"http_workers": 2, "allow_grpc": False, "allow_metrics": False, "exit_timeout_secs": 5.0}
+    supervisor = Supervisor(settings_for(**(chosen | settings)), ROLES)
+    try:
+        await supervisor.open()
+        await supervisor.load()
+        yield supervisor
+    finally:
+        await supervisor.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - what is waited for has no event
+        await asyncio.sleep(0.005)
+
+
+def port_of(supervisor: Supervisor) -> int:
+    return int(supervisor.places.rpartition(":")[2])
+
+
+def pids(supervisor: Supervisor, role: str) -> list[int]:
+    fleet = supervisor.fleet
+    return [supervisor.pid_of(each) for each in fleet.of(fleet.generation, role)]
+
+
+async def ask(port: int) -> list[str]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"x\n")
+    words = (await reader.readline()).decode().split()
+    writer.close()
+    return words[1:]
+
+
+async def client(port: int, name: int, ledger: Counter[str], over: asyncio.Event) -> None:
+    """Ask line after line, on a new connection when the server closes one; each line has one end in the ledger."""
+    while not over.is_set():
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            return
+        with contextlib.closing(writer):
+            closing = False
+            while not closing and not over.is_set():
+                ledger["sent"] += 1
+                line = f"{name}.{ledger['sent']}"
+                try:
+                    writer.write(line.encode() + b"\n")
+                    answer = (await reader.readline()).decode().split()
+                except OSError:
+                    answer = []
+                closing = not answer or answer[-1] == "closing"
+                good = answer[:1] == [line]
+                ledger["lost" if not answer else "503" if answer[1] == "503" else "good" if good else "wrong"] += 1
+
+
+@asynccontextmanager
+async def load_on(port: int, clients: int = 16) -> AsyncIterator[Counter[str]]:
+    ledger: Counter[str] = Counter()
+    over = asyncio.Event()
+    asking = [asyncio.ensure_future(client(port, number, ledger, over)) for number in range(clients)]
+    try:
+        yield ledger
+        await until(lambda: ledger["good"] > 10 * clients)
+    finally:
+        over.set()
+        await asyncio.gather(*asking)
+
+
+def test_connections_reach_every_front_end_and_one_engine() -> None:
+    async def main() -> None:
+        async with supervised() as supervisor:
+            answers = [await ask(port_of(supervisor)) for _ in range(40)]
+
+            assert {answer[0] for answer in answers} == set(map(str, pids(supervisor, FRONT)))
+            assert {answer[1] for answer in answers} == set(map(str, pids(supervisor, ENGINE)))
+            assert supervisor.serves == "ready, start 1"
+            assert await supervisor.drain() == 0
+
+    run(main)
+
+
+@pytest.mark.parametrize(("id_", "message"), [("broken", "it is broken"), ("crash", "engine has ended: exit status 3")])
+def test_what_cannot_start_is_said_and_leaves_nothing_behind(id_: str, message: str) -> None:
+    async def main() -> None:
+        with pytest.raises(StartError, match=message):
+            async with supervised(id=id_):
+                pass
+
+    run(main)
+
+
+def test_a_port_that_another_penstock_has_is_noticed_before_anything_starts() -> None:
+    async def main() -> None:
+        async with supervised() as supervisor:
+            with pytest.raises(StartError, match="it is in use"):
+                async with supervised(http_port=port_of(supervisor)):
+                    pass
+
+    run(main)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_front_end_that_dies_costs_its_own_connections_only(number: signal.Signals) -> None:
+    async def main() -> None:
+        async with supervised() as supervisor, load_on(port_of(supervisor)) as ledger:
+            await until(lambda: ledger["good"] > 100)
+            os.kill(pids(supervisor, FRONT)[0], number)
+            await until(lambda: supervisor.fleet.restarts[FRONT] == 1 and supervisor.fleet.reached(READY))
+
+            assert ledger["wrong"] == ledger["503"] == 0
+            assert ledger["lost"] <= 16
+
+    run(main)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_an_engine_that_dies_is_503_at_once_and_a_new_one_has_what_the_old_one_kept(number: signal.Signals) -> None:
+    async def main() -> None:
+        async with supervised() as supervisor, load_on(port_of(supervisor)) as ledger:
+            await until(lambda: ledger["good"] > 100)
+            os.kill(pids(supervisor, ENGINE)[0], number)
+            await until(lambda: supervisor.fleet.restarts[ENGINE] == 1 and supervisor.fleet.reached(READY))
+
+            assert ledger["wrong"] == ledger["lost"] == 0
+            assert ledger["503"] > 0
+            assert supervisor.serves == "ready, start 2"
+            assert len(set(pids(supervisor, FRONT))) == 2
+
+    run(main)
+
+
+def test_all_processes_are_replaced_without_a_lost_request() -> None:
+    async def main() -> None:
+        async with supervised() as supervisor, load_on(port_of(supervisor)) as ledger:
+            before = set(pids(supervisor, FRONT) + pids(supervisor, ENGINE))
+            await until(lambda: ledger["good"] > 100)
+            supervisor.hang_up()
+            await until(lambda: supervisor.fleet.following is None and len(supervisor.fleet.members) == 3)
+
+            assert not before & set(pids(supervisor, FRONT) + pids(supervisor, ENGINE))
+            assert ledger["wrong"] == ledger["lost"] == ledger["503"] == 0
+
+    run(main)
+
+
+def test_the_end_finishes_what_was_accepted() -> None:
+    async def main() -> None:
+        async with supervised() as supervisor:
+            async with load_on(port_of(supervisor)) as ledger:
+                await until(lambda: ledger["good"] > 200)
+                assert await supervisor.drain() == 0
+            assert ledger["good"] == ledger["sent"]
+
+    run(main)
+
+
+def test_a_process_that_is_asked_to_end_by_somebody_else_finishes_and_is_replaced() -> None:
+    async def main() -> None:
+        async with supervised() as supervisor, load_on(port_of(supervisor)) as ledger:
+            await until(lambda: ledger["good"] > 100)
+            os.kill(pids(supervisor, FRONT)[0], signal.SIGTERM)
+            await until(lambda: supervisor.fleet.restarts[FRONT] == 1 and supervisor.fleet.reached(READY))
+
+            assert ledger["lost"] == ledger["wrong"] == ledger["503"] == 0
+
+    run(main)

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import math
+
+import hypothesis
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.server.chaos import DUE, Chaos, Rates, parse
+from penstock.server.settings import SettingError, Settings
+
+S = 1_000_000_000
+ALL = ("worker", "front", "engine")
+RATES = st.dictionaries(st.sampled_from(DUE), st.floats(0.01, 50.0), min_size=1)
+
+
+def test_rules_are_read() -> None:
+    rates = parse(("kill-worker=0.5", " stop-front = 2 ", "fail=0.1", "slow=0.2:30", "seed=7", "kill-engine=0"))
+
+    assert rates == Rates({"kill-worker": 0.5, "stop-front": 2.0}, 0.1, 0.2, 30.0, 7)
+    assert not parse(()) and not parse(("fail=0", "seed=3"))  # noqa: PT018
+
+
+@pytest.mark.parametrize("rule", [
+    "fail", "fail=", "fail=2", "fail=-1", "fail=nan", "slow=0.1:", "slow=0.1:-1", "kill-worker=x", "kill-worker=1e9",
+    "kill-workers=1", "seed=x", "=1", "fail:1", "kill-front=0.1:5",
+])  # fmt: skip
+def test_what_is_no_rule_is_refused_with_those_that_there_are(rule: str) -> None:
+    with pytest.raises(ValueError, match=r"got '.*', wanted one of kill-worker, .*seed=NUMBER"):
+        parse((rule,))
+
+
+def test_it_needs_to_be_allowed() -> None:
+    with pytest.raises(SettingError, match="it needs --allow-chaos"):
+        Settings(chaos=("fail=0.1",))
+    with pytest.raises(SettingError, match=r"--chaos: got 'fail=3'"):
+        Settings(chaos=("fail=3",), allow_chaos=True)
+
+    assert Settings(chaos=("fail=0.1",), allow_chaos=True)
+
+
+def test_without_rates_nothing_is_ever_due() -> None:
+    chaos = Chaos(Rates(), ALL, 5)
+
+    assert chaos.next_ns == math.inf
+    assert chaos.due(10**18) == []
+    assert {chaos.spoil() for _ in range(100)} == {(False, 0.0)}
+
+
+def test_it_makes_only_what_it_can_reach() -> None:
+    chaos = Chaos(parse([f"{fault}=10" for fault in DUE]), ("worker",), 0)
+
+    assert set(chaos.due(10 * S)) == {"kill-worker", "stop-worker"}
+
+
+@hypothesis.settings(max_examples=30)
+@given(rates=RATES, seed=st.integers(), cuts=st.lists(st.integers(0, 20 * S), max_size=20))
+def test_what_is_due_does_not_hang_on_how_often_one_looks(rates: dict[str, float], seed: int, cuts: list[int]) -> None:
+    often, once = (Chaos(Rates(rates, seed=seed), ALL, 0) for _ in range(2))
+
+    seen = [fault for now_ns in (*sorted(cuts), 20 * S) for fault in often.due(now_ns)]
+
+    assert seen == once.due(20 * S)
+    assert often.next_ns == once.next_ns > 20 * S
+
+
+@given(rates=RATES, seed=st.integers(), start=st.integers(0, 10**15))
+def test_nothing_is_due_before_its_time(rates: dict[str, float], seed: int, start: int) -> None:
+    chaos = Chaos(Rates(rates, seed=seed), ALL, 0)
+    chaos.begin(start)
+
+    next_ns = chaos.next_ns
+
+    assert next_ns > start
+    assert chaos.due(math.ceil(next_ns) - 1) == []
+    assert len(chaos.due(math.ceil(next_ns))) >= 1
+
+
+@hypothesis.settings(max_examples=20)
+@given(rate=st.floats(1.0, 20.0), seed=st.integers(0, 1000))
+def test_faults_come_at_their_rate(rate: float, seed: int) -> None:
+    seconds = 200
+    count = len(Chaos(Rates({"kill-worker": rate}, seed=seed), ALL, 0).due(seconds * S))
+
+    assert abs(count - rate * seconds) < 7 * math.sqrt(rate * seconds)
+
+
+def test_a_run_of_chance_is_the_same_again_and_another_for_another_seed_and_process() -> None:
+    def run(seed: int, salt: str = "") -> list[object]:
+        chaos = Chaos(
+            parse(("kill-worker=3", "stop-worker=3", "fail=0.3", "slow=0.3:10", f"seed={seed}")), ALL, 0, salt
+        )
+        return [*chaos.due(10 * S), *(chaos.spoil() for _ in range(50)), chaos.choose(range(1000))]
+
+    assert run(1) == run(1)
+    assert run(1) != run(2)
+    assert run(1, "front-0") != run(1, "front-1")
+
+
+def test_requests_are_spoiled_in_their_shares() -> None:
+    chaos = Chaos(parse(("fail=0.25", "slow=0.5:20")), (), 0)
+
+    found = [chaos.spoil() for _ in range(4000)]
+
+    failed, late = sum(fails for fails, _ in found), sum(late_s > 0 for _, late_s in found)
+    assert abs(failed - 1000) < 200
+    assert abs(late - 1500) < 200
+    assert {late_s for _, late_s in found} == {0.0, 0.02}

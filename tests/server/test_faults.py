@@ -1,0 +1,202 @@
+"""Faults that a live server makes on purpose."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+import penstock.server.workers
+from penstock.backends.errors import InferError
+from penstock.batching.model import Model
+from penstock.batching.spec import ModelSpec
+from penstock.server.chaos import Chaos, parse
+from penstock.server.faults import ChaoticEngine, make_faults, own_workers
+from tests.clients import models
+from tests.clients.tensors import document
+from tests.fakes import PATIENCE_S, FakeBackend, fake_loader, fake_model
+from tests.live import live_server
+
+ONE = np.ones((1, 4), np.float32)
+CHILD = Path(penstock.server.workers.__file__).parent / "child.py"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("repository")
+    models.write_identity(folder, "same", "")
+    return folder
+
+
+@pytest.mark.slow
+def test_requests_fail_as_it_says_and_the_metrics_tell(root: Path) -> None:
+    with live_server(root, chaos=("fail=1",), allow_chaos=True) as live:
+        answer = httpx.post(f"{live.url}/v2/models/same/infer", json=document(ONE))
+        page = httpx.get(f"{live.url}/metrics").text
+
+    assert (answer.status_code, answer.json()) == (503, {"error": "this request fails, as --chaos says"})
+    assert "\npenstock_chaos_faults_total 1\n" in page
+
+
+@pytest.mark.slow
+def test_late_requests_are_answered_all_the_same(root: Path) -> None:
+    with live_server(root, chaos=("slow=1:30",), allow_chaos=True) as live:
+        begin = time.monotonic()
+        answer = httpx.post(f"{live.url}/v2/models/same/infer", json=document(ONE))
+        took_s = time.monotonic() - begin
+
+    assert answer.status_code == 200
+    assert answer.json()["outputs"][0]["data"] == [1.0] * 4
+    assert took_s > 0.03
+
+
+@pytest.mark.slow
+def test_workers_are_killed_and_the_server_lives(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    models.write_identity(tmp_path, "hooked", "")
+    (tmp_path / "hooked" / "hooks.py").write_text("def pre_inference(sample, metadata):\n    return sample\n")
+    (tmp_path / "hooked" / "penstock.toml").write_text('[hooks]\nfile = "hooks.py"\nworkers = 1\n')
+    with live_server(tmp_path, chaos=("kill-worker=50",), allow_chaos=True) as live:
+        end_s = time.monotonic() + PATIENCE_S
+        while "\npenstock_chaos_faults_total 0\n" in httpx.get(f"{live.url}/metrics").text:
+            assert time.monotonic() < end_s
+        assert httpx.get(f"{live.url}/v2/health/live").status_code == 200
+
+    assert own_workers() == []
+    assert "--chaos is on, faults are made on purpose: kill-worker=50 a second, seed=0" in caplog.messages
+    assert any(message.startswith("chaos: kill-worker: process ") for message in caplog.messages)
+
+
+@pytest.mark.slow
+def test_without_it_nothing_is_there(root: Path) -> None:
+    with live_server(root) as live:
+        assert type(live.server.engine).__name__ == "Engine"
+        assert "chaos" not in httpx.get(f"{live.url}/metrics").text
+
+
+def stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+@pytest.mark.parametrize(("fault", "number"), [("kill-worker", signal.SIGKILL), ("stop-worker", signal.SIGSTOP)])
+def test_a_process_is_hit_when_it_is_due(fault: str, number: signal.Signals) -> None:
+    with subprocess.Popen(["sleep", "1000"], start_new_session=True) as victim:
+        try:
+
+            async def main() -> int:
+                chaos = Chaos(parse((f"{fault}=1000",)), ("worker",), time.monotonic_ns())
+                making = asyncio.ensure_future(make_faults(chaos, {"worker": lambda: [victim.pid]}))
+                how = os.WSTOPPED | os.WEXITED | os.WNOWAIT
+                await asyncio.to_thread(os.waitid, os.P_PID, victim.pid, how)
+                making.cancel()
+                return chaos.made[fault]
+
+            assert asyncio.run(main()) >= 1
+            assert stopped(victim.pid) if number == signal.SIGSTOP else victim.wait(10) == -signal.SIGKILL
+        finally:
+            victim.kill()
+
+
+def test_nobody_to_hit_and_one_that_has_gone_are_no_mistake() -> None:
+    with subprocess.Popen(["true"]) as gone:
+        gone.wait(10)
+    asked: list[int] = []
+
+    async def main() -> None:
+        chaos = Chaos(parse(("kill-worker=1000",)), ("worker",), time.monotonic_ns())
+        enough = asyncio.Event()
+
+        def victims() -> list[int]:
+            asked.append(1)
+            if len(asked) > 3:
+                enough.set()
+            return [gone.pid] if len(asked) % 2 else []
+
+        making = asyncio.ensure_future(make_faults(chaos, {"worker": victims}))
+        await enough.wait()
+        assert not making.done()
+        making.cancel()
+        assert chaos.made == {}
+
+    asyncio.run(main())
+
+
+def test_the_workers_of_this_process_are_found_and_no_other_child() -> None:
+    program = "import sys; print(flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", program]
+    with (
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other,
+        subprocess.Popen([*command, str(CHILD)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker,
+    ):
+        for child in (other, worker):
+            assert child.stdout is not None
+            child.stdout.readline()  # it is what it was started as
+        found = own_workers()
+        for child in (other, worker):
+            child.communicate()
+
+    assert worker.pid in found
+    assert other.pid not in found
+
+
+@asynccontextmanager
+async def late_engine() -> AsyncIterator[tuple[ChaoticEngine, Model]]:
+    """An Engine all of whose requests come an hour late."""
+    backend = FakeBackend(fake_model().signature, list)
+    chaos = Chaos(parse(("slow=1:3600000",)), (), 0)
+    engine = ChaoticEngine(asyncio.get_running_loop(), {"fake": fake_loader(backend)}, chaos)
+    yield engine, await engine.load(ModelSpec("m", 1, Path("model"), backend="fake"))
+    await engine.stop(0)
+
+
+def test_a_late_request_that_is_taken_back_never_comes() -> None:
+    async def main() -> None:
+        async with late_engine() as (engine, model):
+            asking = asyncio.ensure_future(engine.infer(model, [ONE]))
+            await asyncio.sleep(0)
+            assert model.holds == 1
+
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+
+            assert model.holds == 0
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_stops_does_not_leave_a_late_request_waiting() -> None:
+    async def main() -> None:
+        async with late_engine() as (engine, model):
+            asking = asyncio.ensure_future(engine.infer(model, [ONE]))
+            await asyncio.sleep(0)
+
+            await engine.stop(PATIENCE_S)
+
+            assert (await asking)[0].tolist() == ONE.tolist()
+
+    asyncio.run(main())
+
+
+def test_a_late_request_that_its_queue_refuses_ends_with_the_error() -> None:
+    async def main() -> None:
+        async with late_engine() as (engine, model):
+            asking = asyncio.ensure_future(engine.infer(model, [ONE]))
+            await asyncio.sleep(0)
+            model.closing = True
+
+            await engine.stop(PATIENCE_S)
+
+            with pytest.raises(InferError, match="stop"):
+                await asking
+
+    asyncio.run(main())

@@ -1,0 +1,193 @@
+"""A service for tests: it does what the body of a call says. Opened in worker processes."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from penstock.backends.errors import Code, InferError
+
+GIL_HOLDERS = ctypes.PyDLL(None)
+"""Functions that are called through it keep the GIL."""
+
+
+class Doing:
+    """Calls are words; those of `ACTS` do something, others are echoed with their tensors."""
+
+    def __init__(self, settings: dict[str, Any], channel: Any) -> None:
+        self.listens = settings.get("listens", False)
+        self.channel = channel
+        self.heard: list[bytes] = []
+        self.hearing = threading.Event()
+        self.kept: list[Any] = []
+
+    def opened(self) -> tuple[bytes, Any]:
+        return b"open", None
+
+    def call(self, kind: int, number: int, body: bytes, arrays: list[Any]) -> tuple[bytes, Any]:
+        word, _, rest = body.decode().partition(" ")
+        act = getattr(self, word, None)
+        if act is not None:
+            return str(act(rest)).encode(), None
+        return body, arrays
+
+    def told(self, kind: int, number: int, body: bytes, arrays: list[Any]) -> None:
+        self.heard.append(body)
+        self.hearing.set()
+
+    def close(self) -> None:
+        self.run_at_close()
+
+    run_at_close = staticmethod(lambda: None)
+
+    # -- acts --------------------------------------------------------------------------------------------------
+
+    def refuse(self, rest: str) -> None:
+        raise InferError(Code.OVERLOADED, rest, 7)
+
+    def fail(self, rest: str) -> None:
+        raise ValueError(rest)
+
+    def leave(self, rest: str) -> None:
+        sys.exit(3)
+
+    def exit(self, rest: str) -> None:
+        os._exit(int(rest))
+
+    def abort(self, rest: str) -> None:
+        os.abort()
+
+    def crash(self, rest: str) -> None:
+        ctypes.string_at(0)
+
+    def kill(self, rest: str) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def freeze(self, rest: str) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def spin(self, rest: str) -> None:
+        while True:
+            pass
+
+    def hold(self, rest: str) -> None:
+        GIL_HOLDERS.pause()
+
+    def sleep(self, rest: str) -> None:
+        time.sleep(float(rest))
+
+    def print(self, rest: str) -> None:
+        sys.stdout.write(f"{rest}\n")
+
+    def write(self, rest: str) -> None:
+        os.write(1, rest.encode())
+
+    def flood(self, rest: str) -> None:
+        for number in range(int(rest)):
+            sys.stdout.write(f"line {number}\n")
+
+    def yes(self, rest: str) -> None:
+        subprocess.run(["yes"], check=False)  # as fast as a pipe goes
+
+    def mute(self, rest: str) -> None:
+        os.close(1)
+        os.close(2)
+
+    def cut(self, rest: str) -> None:
+        os.closerange(3, 100)
+        time.sleep(60)
+
+    def grow(self, rest: str) -> None:
+        self.kept.append(b"x" * (int(rest) << 20))
+        time.sleep(60)
+
+    def start(self, rest: str) -> int:
+        """Start a process that outlives this one if it is let."""
+        return subprocess.Popen(["sleep", "60"], start_new_session=rest == "apart").pid
+
+    def fork(self, rest: str) -> int:
+        """Leave a child that holds all that is open here, and is in no group of ours."""
+        pid = os.fork()
+        if not pid:
+            os.setsid()
+            time.sleep(60)
+        return pid
+
+    def bomb(self, rest: str) -> None:
+        """Have processes start others all the time, no more than so many at once."""
+        for _ in range(int(rest)):
+            if not os.fork():
+                while True:
+                    if os.fork():
+                        os._exit(0)
+        time.sleep(60)
+
+    def hold_later(self, rest: str) -> None:
+        threading.Timer(0.05, self.hold, [""]).start()
+
+    def hear(self, rest: str) -> str:
+        self.hearing.wait(10)
+        return b" ".join(self.heard).decode()
+
+    def say(self, rest: str) -> None:
+        self.channel.send(64, 5, rest.encode())
+
+    def place(self, rest: str) -> str:
+        return f"{Path.cwd()} {sys.path[0]} {os.environ.get('MARK', '')} {sys.executable}"
+
+    def close_slowly(self, rest: str) -> None:
+        self.run_at_close = lambda: time.sleep(60)
+
+    def descriptors(self, rest: str) -> str:
+        return " ".join(path.name for path in Path("/proc/self/fd").iterdir())
+
+
+class DoingOnLoop(Doing):
+    """Likewise, on a loop."""
+
+    awaits = True
+
+    def __init__(self, settings: dict[str, Any], channel: Any) -> None:
+        super().__init__(settings, channel)
+        self.told_something = asyncio.Event()
+
+    async def call(self, kind: int, number: int, body: bytes, arrays: list[Any]) -> tuple[bytes, Any]:  # type: ignore[override]
+        if body == b"tick":
+            self.kept.append(asyncio.create_task(self.tick()))
+            return b"", None
+        if body == b"ticked":
+            await asyncio.gather(*self.kept)
+            return b"ticked", None
+        if body == b"heard":
+            await self.told_something.wait()
+            return self.heard[0], None
+        if body == b"wait":
+            await asyncio.sleep(60)
+        return super().call(kind, number, body, arrays)
+
+    async def tick(self) -> None:
+        await asyncio.sleep(0.01)
+
+    def told(self, kind: int, number: int, body: bytes, arrays: list[Any]) -> None:
+        super().told(kind, number, body, arrays)
+        self.told_something.set()
+
+
+def open_service(settings: dict[str, Any], channel: Any) -> Doing:
+    if "raises" in settings:
+        raise InferError(Code.INVALID, settings["raises"])
+    if "exits" in settings:
+        os._exit(settings["exits"])
+    if "hangs" in settings:
+        time.sleep(60)
+    if "breaks" in settings:
+        raise KeyError(settings["breaks"])
+    return (DoingOnLoop if settings.get("loop") else Doing)(settings, channel)

@@ -1,0 +1,93 @@
+"""What the tests of workers share: orders for the service `doing.py`, and a look at what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import uvloop
+
+from penstock.server.workers.order import Order
+from penstock.server.workers.worker import Worker
+
+T = TypeVar("T")
+HERE = str(Path(__file__).parent)
+CALL = 32
+GUARD_S = 20.0
+
+
+def order(**said: Any) -> Order:
+    """Give an order for the service; what is said is its fields, and `settings`."""
+    return Order(**{"service": "doing", "settings": {}, "label": "the test's worker", "path": (HERE,), **said})
+
+
+def scene(work: Coroutine[Any, Any, T]) -> T:
+    """Run it on a loop, and see that nothing is left of it."""
+    uvloop.run(asyncio.sleep(0))  # the first loop of a process opens what it never closes
+    before, others = descriptors(), children()  # other tests' resource tracker, for one
+
+    async def guarded() -> T:
+        return await asyncio.wait_for(work, GUARD_S)
+
+    result = uvloop.run(guarded())
+    left = descriptors() - before
+    assert not left, left
+    assert not children() - others, children()
+    return result
+
+
+async def ended(worker: Worker) -> None:
+    """End a worker in order."""
+    worker.stop()
+    await worker.ended
+
+
+def descriptors() -> set[str]:
+    """Give what is open in this process, as far as workers may leave it behind."""
+    found = set()
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the one that is open to look at this folder
+            found.add(f"{path.name} {path.readlink()}")
+    return {each for each in found if "/proc/" not in each}
+
+
+def children() -> set[int]:
+    """Give the children of this process, zombies too."""
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # a thread that is just ending
+            found |= {int(pid) for pid in (task / "children").read_text().split()}
+    return found
+
+
+def lives(pid: int) -> bool:
+    """Whether a process runs: one that has ended and was not reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def group_members(group: int) -> set[int]:
+    """Give the processes that run in a process group."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, member_of = path.read_text().rpartition(")")[2].split()[:3]
+        except OSError:
+            continue
+        if int(member_of) == group and state not in "ZX":
+            found.add(int(path.parent.name))
+    return found
+
+
+def gone_within(pid: int, limit_s: float) -> bool:
+    """Look until it is gone; what is told here comes from another process, so there is nothing else to wait for."""
+    end = time.monotonic() + limit_s
+    while lives(pid) and time.monotonic() < end:
+        time.sleep(0.005)
+    return not lives(pid)

@@ -1,0 +1,58 @@
+"""How many workers were started, and why they have ended, on the metrics page."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from penstock.server.fronts.counted import Counted, count
+from penstock.server.hardware import Hardware
+from penstock.server.metrics import Metrics
+from penstock.server.workers.order import ENDED, STARTED, WorkerLost
+from penstock.server.workers.worker import Worker
+from tests.fakes import fake_model
+from tests.server.workers.scene import CALL, ended, order, scene
+
+
+@pytest.mark.slow
+def test_a_worker_counts_its_start_and_an_end_that_nobody_asked_for() -> None:
+    async def work() -> Counter[str]:
+        counts: Counter[str] = Counter()
+        counted = order(count=lambda event: counts.update([event]))
+        await ended(Worker(counted))
+        worker = Worker(counted)
+        with pytest.raises(WorkerLost):
+            await worker.call(CALL, b"exit 1")
+        await worker.ended
+        return counts
+
+    assert scene(work()) == {STARTED: 2, "workers_ended_exit": 1}
+
+
+def test_the_page_has_them_for_models_with_workers_only() -> None:
+    model = fake_model("iris", 3)
+    model.count(STARTED, 3)
+    model.count(ENDED + "memory", 2)
+
+    class Models:
+        def models(self) -> list[object]:
+            return [model, fake_model("plain")]
+
+    page = asyncio.run(Metrics(Models(), Hardware()).render()).decode()  # type: ignore[arg-type]
+
+    assert 'penstock_workers_started_total{model="iris",version="3"} 3\n' in page
+    assert 'penstock_workers_ended_total{model="iris",version="3",reason="memory"} 2\n' in page
+    assert 'penstock_workers_ended_total{model="iris",version="3",reason="time"} 0\n' in page
+    assert 'penstock_workers_started_total{model="plain"' not in page
+
+
+def test_what_is_counted_in_a_front_end_is_counted_in_the_engine() -> None:
+    model = fake_model("iris")
+    there = Counted(lambda: None)
+
+    count(model, there.taken({STARTED: 2, ENDED + "exit": 1}))
+    count(model, there.taken({STARTED: 1}))
+
+    assert model.events == {STARTED: 3, ENDED + "exit": 1}

@@ -1,0 +1,303 @@
+"""How workers end: killed, crashed, past a limit, with what they have started. Nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from penstock.backends.errors import Code
+from penstock.server.workers import worker as worker_module
+from penstock.server.workers.order import NotBegunError, WorkerLost
+from penstock.server.workers.worker import Worker
+from tests.server.workers.scene import CALL, ended, gone_within, group_members, lives, order, scene
+
+pytestmark = pytest.mark.slow
+
+
+async def ends(body: bytes, *, limit_s: float = 0.0, **said: Any) -> tuple[Worker, WorkerLost]:
+    """Have a worker do what ends it, with a call before and one after it. Returns: it, and what its caller is told."""
+    lost: list[Worker] = []
+    worker = Worker(order(**said), lost.append)
+    before, fatal, after = (
+        worker.call(CALL, b"echo"),
+        worker.call(CALL, body, limit_s=limit_s),
+        worker.call(CALL, b"echo"),
+    )
+    assert (await before)[0] == b"echo"
+    with pytest.raises(WorkerLost) as caught:
+        await fatal
+    with pytest.raises(NotBegunError):
+        await after
+    await worker.ended
+    assert lost == [worker]
+    assert worker.gone
+    assert not worker.serves
+    with pytest.raises(NotBegunError):
+        worker.call(CALL)
+    return worker, caught.value
+
+
+@pytest.mark.parametrize(
+    ("body", "reason", "text"),
+    [
+        (b"exit 3", "exit", "exit status 3"),
+        (b"abort", "signal", r"signal 6 \(SIGABRT\)"),
+        (b"crash", "signal", r"signal 11 \(SIGSEGV\)"),
+        (b"kill", "signal", r"signal 9 \(SIGKILL\)"),
+    ],
+)
+def test_a_process_that_ends_takes_only_the_call_that_ran_with_it(body: bytes, reason: str, text: str) -> None:
+    async def work() -> None:
+        worker, error = await ends(body)
+        assert error.message == f"the test's worker ended: {text}".replace("\\", "")
+        assert (error.code, worker.reason) == (Code.NOT_READY, reason)
+
+    scene(work())
+
+
+def test_who_waits_is_told_at_once() -> None:
+    async def work() -> float:
+        worker = Worker(order())
+        await worker.ready
+        calls = [worker.call(CALL, b"sleep 60"), *[worker.call(CALL, b"echo") for _ in range(50)]]
+        worker_begins = asyncio.get_running_loop().time()
+        os.kill(worker.pid, signal.SIGKILL)
+        told = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(error) for error in told[1:]] == [NotBegunError] * 50
+        await worker.ended
+        return asyncio.get_running_loop().time() - worker_begins
+
+    assert scene(work()) < 0.2
+
+
+@pytest.mark.parametrize("body", [b"spin", b"hold", b"sleep 60"])
+def test_a_call_past_its_limit_ends_the_worker(body: bytes) -> None:
+    async def work() -> None:
+        worker, error = await ends(body, limit_s=0.1)
+        assert error.message == "the test's worker: a call took longer than its limit of 0.1 s"
+        assert (error.code, worker.reason) == (Code.EXPIRED, "time")
+
+    scene(work())
+
+
+def test_a_limit_counts_from_when_its_call_is_the_first_in_line() -> None:
+    async def work() -> None:
+        worker = Worker(order())
+        await worker.ready
+        calls = [worker.call(CALL, b"sleep 0.15", limit_s=0.25) for _ in range(4)]
+        await asyncio.gather(*calls)
+        await ended(worker)
+
+    scene(work())
+
+
+def test_a_cancelled_call_that_runs_too_long_ends_the_worker_too() -> None:
+    async def work() -> None:
+        worker = Worker(order())
+        await worker.ready
+        call = worker.call(CALL, b"spin", limit_s=0.1)
+        await asyncio.sleep(0)
+        call.cancel()
+        await worker.ended
+        assert worker.reason == "time"
+
+    scene(work())
+
+
+def test_an_answer_that_waits_to_be_read_is_not_late() -> None:
+    async def work() -> None:
+        worker = Worker(order())
+        await worker.ready
+        call = worker.call(CALL, b"echo", limit_s=0.1)
+        await asyncio.sleep(0)
+        time.sleep(0.3)  # noqa: ASYNC251 - something holds the loop
+        assert (await call)[0] == b"echo"
+        await ended(worker)
+
+    scene(work())
+
+
+def test_memory_past_the_limit_ends_the_worker() -> None:
+    async def work() -> None:
+        worker, error = await ends(b"grow 300", memory_bytes=200 << 20)
+        assert "MiB of memory, more than its limit of 200 MiB" in error.message
+        assert worker.reason == "memory"
+
+    scene(work())
+
+
+def test_a_worker_that_is_stopped_is_killed() -> None:
+    async def work() -> None:
+        worker, error = await ends(b"freeze")
+        assert error.message == "the test's worker was stopped for more than 1 s"
+        assert worker.reason == "stopped"
+
+    scene(work())
+
+
+@pytest.mark.parametrize("memory_bytes", [0, 1 << 30])
+def test_an_idle_worker_is_pinged_and_goes_on(monkeypatch: pytest.MonkeyPatch, memory_bytes: int) -> None:
+    async def work() -> None:
+        worker = Worker(order(memory_bytes=memory_bytes))
+        await worker.ready
+        monkeypatch.setattr(worker_module, "IDLE_S", 0.01)
+        await worker.call(CALL, b"echo")
+        before = worker._last
+        pinged = asyncio.Event()
+        monkeypatch.setattr(
+            worker_module,
+            "_ignore",
+            lambda ping: ping.add_done_callback(lambda _: worker._last > before + 2 and pinged.set()),
+        )
+        await pinged.wait()
+        await ended(worker)
+
+    scene(work())
+
+
+def test_an_idle_worker_that_does_not_answer_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "IDLE_S", 0.01)
+    monkeypatch.setattr("penstock.server.workers.watch.SILENT_S", 0.3)
+
+    async def work() -> None:
+        worker = Worker(order())
+        await worker.ready
+        await worker.call(CALL, b"hold_later")
+        await worker.ended
+        assert worker.reason == "silent"
+
+    scene(work())
+
+
+def test_a_worker_that_closes_its_output_serves_on() -> None:
+    async def work() -> None:
+        worker = Worker(order())
+        await worker.call(CALL, b"mute")
+        assert (await worker.call(CALL, b"echo"))[0] == b"echo"
+        await ended(worker)
+
+    scene(work())
+
+
+def test_a_worker_that_closes_its_socket_is_killed() -> None:
+    async def work() -> None:
+        worker, error = await ends(b"cut")
+        assert error.message.startswith("the test's worker cannot be spoken with")
+        assert worker.reason == "silent"
+
+    scene(work())
+
+
+def test_what_it_has_started_ends_with_it() -> None:
+    async def work() -> int:
+        worker = Worker(order())
+        pid = int((await worker.call(CALL, b"start"))[0])
+        assert lives(pid)
+        with pytest.raises(WorkerLost):
+            await worker.call(CALL, b"exit 0")
+        await worker.ended
+        return pid
+
+    assert gone_within(scene(work()), 1.0)
+
+
+def test_a_fork_bomb_ends_with_it() -> None:
+    async def work() -> int:
+        worker, _ = await ends(b"bomb 5", limit_s=0.2)
+        return worker.pid
+
+    group = scene(work())
+
+    # they are told to end while they start others: none may slip through
+    assert all(gone_within(pid, 5.0) for pid in group_members(group))
+    assert not group_members(group)
+
+
+def test_a_child_that_keeps_its_socket_does_not_keep_its_callers() -> None:
+    async def work() -> None:
+        worker = Worker(order())
+        child = int((await worker.call(CALL, b"fork"))[0])
+        start = asyncio.get_running_loop().time()
+        with pytest.raises(WorkerLost):
+            await worker.call(CALL, b"exit 0")
+        assert asyncio.get_running_loop().time() - start < 0.5
+        await worker.ended
+        os.kill(child, signal.SIGKILL)
+
+    scene(work())
+
+
+def test_a_service_that_does_not_close_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "CLOSE_LIMIT_S", 0.1)
+
+    async def work() -> None:
+        worker = Worker(order())
+        await worker.call(CALL, b"close_slowly")
+        await ended(worker)
+        assert worker.reason == "time"
+
+    scene(work())
+
+
+@pytest.mark.parametrize("settings", [{"listens": True}, {"loop": True}, {}])
+def test_a_worker_whose_server_is_not_there_any_more_ends(settings: dict[str, Any]) -> None:
+    async def work() -> None:
+        worker = Worker(order(settings=settings))
+        await worker.call(CALL, b"echo")
+        worker.call(CALL, b"sleep 60" if settings.get("listens") else b"echo")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        worker._link.close()
+        await worker.ended
+        assert worker.reason == "exit"
+
+    scene(work())
+
+
+def test_who_stops_a_worker_is_not_told_of_its_end() -> None:
+    async def work() -> None:
+        lost: list[Worker] = []
+        worker = Worker(order(), lost.append)
+        await worker.ready
+        worker.kill("nobody wants it")
+        worker.stop()
+        await worker.ended
+        assert not lost
+        worker.tell(64, 0, b"nobody")
+
+    scene(work())
+
+
+def test_an_opening_that_fails_ends_the_worker_when_nobody_waits_for_it_too() -> None:
+    async def work() -> None:
+        worker = Worker(order(settings={"breaks": "x"}))
+        worker.ready.cancel()
+        await worker.ended
+        assert worker.reason == "open"
+
+    scene(work())
+
+
+def test_settings_that_cannot_be_written_leave_nothing_behind() -> None:
+    async def work() -> None:
+        with pytest.raises(TypeError):
+            Worker(order(settings={"x": object()}))
+
+    scene(work())
+
+
+def test_kill_before_it_is_there() -> None:
+    async def work() -> None:
+        worker = Worker(order())
+        worker.kill("nobody wants it")
+        with pytest.raises(WorkerLost, match="nobody wants it"):
+            await worker.ready
+        await worker.ended
+        assert worker.reason == "killed"
+
+    scene(work())

@@ -1,0 +1,152 @@
+"""What a worker writes, line by line in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.server.workers.lines import LAST_LINES, LINE_BYTES, LINES_PER_S, Lines
+from penstock.server.workers.order import WorkerLost
+from penstock.server.workers.worker import Worker
+from tests.server.workers.scene import CALL, ended, order, scene
+
+CUTS = st.lists(st.integers(0, 60), max_size=8)
+
+
+def pieces(text: bytes, cuts: list[int]) -> list[bytes]:
+    ends = sorted({min(cut, len(text)) for cut in cuts} | {0, len(text)})
+    return [text[start:end] for start, end in pairwise(ends)]
+
+
+@given(st.lists(st.text("ab é", max_size=8), max_size=8), CUTS)
+def test_lines_come_out_as_they_were_written_in_whatever_pieces(written: list[str], cuts: list[int]) -> None:
+    lines = Lines()
+    text = "".join(f"{line}\n" for line in written).encode()
+
+    assert [line for piece in pieces(text, cuts) for line in lines.feed(piece, 0.0)] == [
+        line for line in written if line
+    ]
+    assert lines.rest() == []
+
+
+def test_one_without_an_end_comes_at_the_end() -> None:
+    lines = Lines()
+
+    assert lines.feed(b"one\ntwo", 0.0) == ["one"]
+    assert lines.rest() == ["two"]
+    assert lines.rest() == []
+
+
+def test_a_progress_bar_is_lines() -> None:
+    assert Lines().feed(b"10%\r20%\r\n30%\n", 0.0) == ["10%", "20%", "30%"]
+
+
+def test_bytes_that_are_no_text_are_escaped() -> None:
+    assert Lines().feed(b"\xff ok\n", 0.0) == ["\\xff ok"]
+
+
+@pytest.mark.parametrize("step", [1000, LINE_BYTES, 3 * LINE_BYTES])
+def test_a_long_line_is_cut_once(step: int) -> None:
+    lines = Lines()
+    text = b"x" * (3 * LINE_BYTES) + b"\nnext\n"
+    said = [line for start in range(0, len(text), step) for line in lines.feed(text[start : start + step], 0.0)]
+
+    assert said == ["x" * LINE_BYTES + "... (cut)", "next"]
+
+
+@settings(max_examples=40)
+@given(st.integers(LINES_PER_S - 50, LINES_PER_S + 150), st.integers(20, 900))
+def test_every_line_is_given_or_counted(count: int, step: int) -> None:
+    lines = Lines()
+    text = b"".join(b"%d\n" % number for number in range(count))
+    said = [line for start in range(0, len(text), step) for line in lines.feed(text[start : start + step], 0.0)]
+
+    assert said == [str(number) for number in range(min(count, LINES_PER_S))]
+
+    rest = lines.rest()
+    dropped = 0
+    if rest and (found := re.fullmatch(r"(\d+) lines dropped", rest[0])):
+        dropped = int(found[1])
+        del rest[0]
+    assert len(said) + dropped + len(rest) == count
+    assert rest == [str(number) for number in range(count - len(rest), count)]
+    assert len(rest) == min(LAST_LINES, count - len(said))
+
+
+def test_what_was_dropped_is_said_once_a_second() -> None:
+    lines = Lines()
+    lines.feed(b"x\n" * (LINES_PER_S + 1000), 10.0)
+
+    assert lines.report(10.9) == []
+    assert lines.feed(b"y\n", 11.0) == ["1000 lines dropped", "y"]
+    assert lines.report(12.1) == []
+
+
+@pytest.mark.slow
+class TestOutput:
+    """Of real workers."""
+
+    def test_what_a_worker_prints_is_logged_with_what_it_is_about(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO)
+
+        async def work() -> None:
+            worker = Worker(order(about={"model": "iris"}))
+            await worker.call(CALL, b"print hello\nyou")
+            await ended(worker)
+
+        scene(work())
+
+        assert [(record.getMessage(), record.__dict__["model"]) for record in caplog.records] == [
+            ("the test's worker: hello", "iris"),
+            ("the test's worker: you", "iris"),
+        ]
+
+    def test_the_last_words_of_one_that_dies_are_logged(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO)
+
+        async def work() -> None:
+            worker = Worker(order())
+            worker.call(CALL, b"write no end of line")
+            with pytest.raises(WorkerLost):
+                await worker.call(CALL, b"crash")
+            await worker.ended
+
+        scene(work())
+        said = [record.getMessage() for record in caplog.records]
+
+        assert said[0] == "the test's worker: no end of lineFatal Python error: Segmentation fault"
+        assert any("in crash" in line for line in said)
+        assert said[-1] == "the test's worker ended: signal 11 (SIGSEGV)"
+
+    def test_a_flood_is_not_waited_for_and_its_end_is_logged(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO)
+
+        async def work() -> None:
+            worker = Worker(order())
+            await worker.call(CALL, b"flood 100000")
+            await ended(worker)
+
+        scene(work())
+        said = [record.getMessage() for record in caplog.records]
+        dropped = [int(found[1]) for line in said if (found := re.search(r"(\d+) lines dropped", line))]
+
+        assert said[-1] == "the test's worker: line 99999"
+        assert len(said) - len(dropped) + sum(dropped) == 100_000
+
+    def test_a_traceback_is_logged(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO)
+
+        async def work() -> None:
+            worker = Worker(order())
+            await asyncio.gather(worker.call(CALL, b"fail badly"), return_exceptions=True)
+            await ended(worker)
+
+        scene(work())
+
+        assert "the test's worker: ValueError: badly" in [record.getMessage() for record in caplog.records]

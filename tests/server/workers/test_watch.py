@@ -1,0 +1,78 @@
+"""When a worker has to be killed, by what the system says of it."""
+
+from __future__ import annotations
+
+import os
+
+from penstock.server.workers.watch import LOOK_S, Seen, Watch, see
+
+
+def judged(states: str, *, cpu_share: float = 0.0, pinged: bool = False, looks: int = 100) -> tuple[int, str] | None:
+    """Look at a process that is in these states, the last one for ever. Returns: when it is judged, and why."""
+    watch = Watch(0)
+    for number in range(looks):
+        state = states[min(number, len(states) - 1)]
+        wrong = watch.look(number * LOOK_S, Seen(state, number * LOOK_S * cpu_share), pinged=pinged)
+        if wrong is not None:
+            return number, wrong[0]
+    return None
+
+
+def test_one_that_works_or_sleeps_is_left_alone() -> None:
+    assert judged("RSD") is None
+
+
+def test_one_that_is_stopped_for_more_than_a_second_is_judged() -> None:
+    assert judged("T") == (5, "stopped")
+
+
+def test_one_that_is_stopped_now_and_then_is_not() -> None:
+    assert judged("TTTTS" * 20, looks=100) is None
+
+
+def test_one_that_a_debugger_has_stopped_is_not() -> None:
+    assert judged("t") is None
+
+
+def test_one_that_sleeps_through_a_ping_is_judged() -> None:
+    assert judged("S", pinged=True) == (21, "silent")
+
+
+def test_one_that_spins_through_a_ping_is_judged() -> None:
+    assert judged("R", cpu_share=1.0, pinged=True) == (21, "silent")
+
+
+def test_one_that_gets_no_processor_is_given_time() -> None:
+    assert judged("R", pinged=True) is None
+    assert judged("D", pinged=True) is None
+    assert judged("R", cpu_share=0.25, pinged=True, looks=1000) == (81, "silent")
+
+
+def test_a_server_that_was_held_up_itself_does_not_judge_at_once() -> None:
+    watch = Watch(0)
+    watch.look(0.0, Seen("S", 0.0), pinged=True)
+
+    assert watch.look(60.0, Seen("S", 0.0), pinged=True) is None
+
+
+def test_memory_is_judged_at_the_first_look() -> None:
+    watch = Watch(100 << 20)
+
+    assert watch.look(0.0, Seen("S", 0.0, 100 << 20), pinged=False) is None
+    assert watch.look(0.0, Seen("S", 0.0, 101 << 20), pinged=False) == (
+        "memory",
+        "took 101 MiB of memory, more than its limit of 100 MiB",
+    )
+
+
+def test_what_is_seen_of_this_process() -> None:
+    seen = see(os.getpid(), memory=True)
+
+    assert seen is not None
+    assert seen.state in "RS"
+    assert seen.cpu_s > 0.0
+    assert seen.own_bytes > 1 << 20
+
+
+def test_a_process_that_is_gone_is_not_seen() -> None:
+    assert see(1 << 30, memory=True) is None

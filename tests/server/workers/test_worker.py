@@ -1,0 +1,265 @@
+"""A worker's calls: what comes back, in which order, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.backends.errors import Code, InferError
+from penstock.server.workers.order import NotBegunError, WorkerLost
+from penstock.server.workers.worker import Worker
+from tests.server.workers.scene import CALL, HERE, ended, order, scene
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_worker_opens_its_service_and_answers_in_order() -> None:
+    async def work() -> list[Any]:
+        worker = Worker(order())
+        opened = await worker.ready
+        x = np.arange(6, dtype=np.float32).reshape(2, 3)
+        replies = await asyncio.gather(*[worker.call(CALL, b"echo %d" % number, [x]) for number in range(100)])
+        assert all((reply[1][0] == x).all() for reply in replies)  # type: ignore[union-attr]
+        await ended(worker)
+        return [opened[0], *[reply[0] for reply in replies]]
+
+    assert scene(work()) == [b"open", *[b"echo %d" % number for number in range(100)]]
+
+
+def test_what_a_call_raises_is_its_callers_and_the_worker_goes_on() -> None:
+    async def work() -> None:
+        worker = Worker(order())
+        refused = await asyncio.gather(
+            *[worker.call(CALL, word) for word in (b"refuse too much", b"fail badly", b"leave", b"echo")],
+            return_exceptions=True,
+        )
+        overloaded, failed, left, echoed = refused
+        assert isinstance(overloaded, InferError)
+        assert (overloaded.code, overloaded.message, overloaded.retry_after_ns) == (Code.OVERLOADED, "too much", 7)
+        assert isinstance(failed, InferError)
+        assert (failed.code, failed.message) == (Code.INTERNAL, "ValueError: badly")
+        assert isinstance(left, InferError)
+        assert left.message == "SystemExit: 3"
+        assert echoed == (b"echo", [])
+        await ended(worker)
+
+    scene(work())
+
+
+def test_a_tensor_that_cannot_travel_costs_only_its_own_call() -> None:
+    async def work() -> None:
+        worker = Worker(order())
+        with pytest.raises(TypeError):
+            worker.call(CALL, b"", [np.zeros(1, np.complex64)])
+        assert (await worker.call(CALL, b"echo"))[0] == b"echo"
+        await ended(worker)
+
+    scene(work())
+
+
+def test_it_works_in_its_folder_with_its_path_and_its_variables(tmp_path: Path) -> None:
+    async def work() -> bytes:
+        worker = Worker(order(folder=tmp_path, environment={"MARK": "here"}, path=(HERE, str(tmp_path))))
+        reply = await worker.call(CALL, b"place")
+        await ended(worker)
+        return reply[0]
+
+    assert scene(work()).decode() == f"{tmp_path} {HERE} here {sys.executable}"
+
+
+def test_its_children_inherit_neither_its_socket_nor_its_memory() -> None:
+    async def work() -> bytes:
+        worker = Worker(order())
+        reply = await worker.call(CALL, b"descriptors")
+        await ended(worker)
+        return reply[0]
+
+    # its input and outputs, the socket, the memory that is mapped, and the folder that is being listed
+    assert len(scene(work()).split()) == 6
+
+
+def test_a_cancelled_call_runs_and_its_answer_is_let_go_of() -> None:
+    async def work() -> None:
+        worker = Worker(order())
+        await worker.ready
+        large = np.zeros(600_000, np.uint8)
+        for _ in range(20):
+            call = worker.call(CALL, b"echo", [large])
+            await asyncio.sleep(0)
+            call.cancel()
+            reply = await worker.call(CALL, b"echo", [large])
+            assert reply[1][0] is not None
+            del reply
+        gc.collect()
+        await worker.call(CALL, b"echo")
+        assert worker.waiting == 0
+        await worker.call(CALL, b"echo")
+        assert worker._link.arena.leases == 0
+        await ended(worker)
+
+    scene(work())
+
+
+def test_what_is_told_during_a_call_is_heard_by_a_service_that_listens() -> None:
+    async def work() -> bytes:
+        worker = Worker(order(settings={"listens": True}))
+        hearing = worker.call(CALL, b"hear")
+        await worker.ready
+        worker.tell(64, 0, b"now")
+        reply = await hearing
+        await ended(worker)
+        return reply[0]
+
+    assert scene(work()) == b"now"
+
+
+def test_what_is_told_before_it_is_open_is_heard_when_it_is() -> None:
+    async def work() -> bytes:
+        worker = Worker(order())
+        worker.tell(64, 0, b"early")
+        reply = await worker.call(CALL, b"hear")
+        await ended(worker)
+        return reply[0]
+
+    assert scene(work()) == b"early"
+
+
+def test_what_the_service_says_arrives_before_its_reply() -> None:
+    async def work() -> list[Any]:
+        said: list[Any] = []
+        worker = Worker(order(), said=lambda kind, number, body, arrays: said.append((kind, number, body)))
+        await worker.call(CALL, b"say hello")
+        await ended(worker)
+        return said
+
+    assert scene(work()) == [(64, 5, b"hello")]
+
+
+def test_a_service_on_a_loop_keeps_its_tasks_between_calls() -> None:
+    async def work() -> None:
+        worker = Worker(order(settings={"loop": True}))
+        await worker.call(CALL, b"tick")
+        assert (await worker.call(CALL, b"ticked"))[0] == b"ticked"
+        hearing = worker.call(CALL, b"heard")
+        worker.tell(64, 0, b"told")
+        assert (await hearing)[0] == b"told"
+        with pytest.raises(InferError, match="ValueError: badly"):
+            await worker.call(CALL, b"fail badly")
+        assert (await worker.call(CALL, b"echo"))[0] == b"echo"
+        await ended(worker)
+        assert worker.reason == "exit"
+
+    scene(work())
+
+
+def test_stop_lets_the_calls_on_their_way_end() -> None:
+    async def work() -> None:
+        lost: list[Worker] = []
+        worker = Worker(order(), lost.append)
+        calls = [worker.call(CALL, b"echo") for _ in range(3)]
+        worker.stop()
+        with pytest.raises(NotBegunError):
+            worker.call(CALL)
+        assert [body for body, _ in await asyncio.gather(*calls)] == [b"echo"] * 3
+        await worker.ended
+        assert not lost
+
+    scene(work())
+
+
+class TestOpening:
+    """A worker that cannot be opened says what is wrong, and is gone."""
+
+    def refused(self, code: Code, **said: Any) -> str:
+        async def work() -> str:
+            lost: list[Worker] = []
+            worker = Worker(order(**said), lost.append)
+            later = worker.call(CALL, b"echo")
+            with pytest.raises(InferError) as caught:
+                await worker.ready
+            with pytest.raises(NotBegunError):
+                await later
+            await worker.ended
+            assert lost == [worker]
+            assert worker.reason == "open"
+            assert not worker.serves
+            assert caught.value.code is code
+            return caught.value.message
+
+        return scene(work())
+
+    def test_an_interpreter_that_is_not_there(self) -> None:
+        text = self.refused(Code.INVALID, interpreter="/nowhere/python")
+        assert text == "the test's worker: Python '/nowhere/python' cannot be used: No such file or directory"
+
+    def test_an_interpreter_that_is_no_program(self, tmp_path: Path) -> None:
+        (tmp_path / "python").write_text("?")
+        text = self.refused(Code.INVALID, interpreter=str(tmp_path / "python"))
+        assert text == f"the test's worker: Python '{tmp_path}/python' cannot be used: Permission denied"
+
+    def test_a_folder_that_is_not_there(self) -> None:
+        text = self.refused(Code.INVALID, folder=Path("/nowhere"))
+        assert text == "the test's worker: folder '/nowhere' cannot be used: No such file or directory"
+
+    def test_an_interpreter_without_numpy(self, tmp_path: Path) -> None:
+        bare = tmp_path / "python"
+        bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+        bare.chmod(0o755)
+        text = self.refused(Code.INVALID, interpreter=str(bare), environment={"PYTHONPATH": ""})
+        assert text == f"the test's worker: Python '{sys.executable}' has no module 'numpy', which workers need"
+
+    def test_an_interpreter_that_is_none_of_python(self) -> None:
+        text = self.refused(Code.NOT_READY, interpreter="/bin/false")
+        assert text == "the test's worker ended while it was opened: exit status 1"
+
+    def test_a_service_that_is_not_there(self) -> None:
+        assert self.refused(Code.INTERNAL, service="nowhere") == "ModuleNotFoundError: No module named 'nowhere'"
+
+    def test_a_service_that_refuses(self) -> None:
+        assert self.refused(Code.INVALID, settings={"raises": "no such model"}) == "no such model"
+
+    def test_a_service_that_raises(self) -> None:
+        assert self.refused(Code.INTERNAL, settings={"breaks": "x"}) == "KeyError: 'x'"
+
+    def test_a_service_that_ends_its_process(self) -> None:
+        text = self.refused(Code.NOT_READY, settings={"exits": 4})
+        assert text == "the test's worker ended while it was opened: exit status 4"
+
+    def test_a_service_that_takes_too_long(self) -> None:
+        async def work() -> None:
+            worker = Worker(order(settings={"hangs": True}, open_limit_s=0.3))
+            with pytest.raises(WorkerLost, match=r"opening took longer than its limit of 0\.3 s") as caught:
+                await worker.ready
+            assert caught.value.code is Code.EXPIRED
+            await worker.ended
+            assert worker.reason == "time"
+
+        scene(work())
+
+    @pytest.mark.parametrize(
+        ("what", "error"),
+        [
+            ("os.pipe", OSError(24, "Too many open files")),
+            ("threading.Thread.start", RuntimeError("can't start new thread")),
+        ],
+    )
+    def test_a_system_without_descriptors_or_threads_for_it(
+        self, monkeypatch: pytest.MonkeyPatch, what: str, error: Exception
+    ) -> None:
+        def refuse(*_: Any) -> None:
+            raise error
+
+        async def work() -> None:
+            with monkeypatch.context() as patch:
+                patch.setattr(what, refuse)
+                with pytest.raises(InferError, match="no worker can be started") as caught:
+                    Worker(order())
+            assert caught.value.message.endswith(str(error))
+
+        scene(work())
