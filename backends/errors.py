@@ -17,6 +17,7 @@ class Code(enum.Enum):
     CANCELLED = "cancelled"
     UNSUPPORTED = "unsupported"
     INTERNAL = "internal"
+    UNKNOWN = "unknown"
 
 
 class InferError(Exception):

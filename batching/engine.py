@@ -299,9 +299,9 @@ class Engine:
             self.cancel(request)
             raise
 
-    def hurry(self) -> None:
-        """Hold no batch open any more: the server is about to stop."""
-        for model in self._served():
+    def hurry(self, *models: Model) -> None:
+        """Hold no batch open any more, of these models or of all: nobody else comes."""
+        for model in models or self._served():
             self._turns.hurry(model)
 
     async def stop(self, grace_s: float) -> int:

@@ -15,6 +15,7 @@ from penstock.backends.errors import Code, InferError
 
 from .admission import admitted
 from .loaded import STOPPING
+from .own_outputs import regular
 from .passage import Passage, StepRequest, count_steps, is_step
 from .request import InferRequest, bytes_of
 from .sequels import Sequels
@@ -182,7 +183,11 @@ class Ensembles:
             if request.error is not None:
                 self._fail(passage, request.error, OTHER if request.error.code in _OTHERS else BACKEND)
                 continue
-            passage.put(request.step, request.outputs or [])
+            try:
+                passage.put(request.step, regular(request.outputs or []))
+            except InferError as error:
+                self._fail(passage, error, BACKEND)
+                continue
             if passage.left:
                 self._move(passage)
             else:

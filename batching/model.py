@@ -64,6 +64,8 @@ class Model:
     cache: Remembering | None = None
     ensemble: Ensemble | None = None
     outsides: Sequence[Outside] = ()
+    tell_hindered: Callable[[], None] | None = None
+    """Called when `hindered` has changed, where the truth is in another process."""
 
     def __init__(
         self,
@@ -98,6 +100,7 @@ class Model:
         sequences = sequences_of(spec, self.max_rows, count)
         self.scheduler = Scheduler(spec.policy, self.costs, FAST_NS[executor], count, sequences)
         self.events: dict[str, int] = {}
+        self.hindered: set[Any] = set()
         self.inflight = 0
         self.holds = 0
         self.load_s = 0.0
@@ -223,6 +226,18 @@ class Model:
         if self.ensemble is not None:
             return self.ensemble.healthy
         return not self.instances or any(instance.failure is None for instance in self.instances)
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request for it would be served: it is healthy, and nobody hinders it."""
+        return self.healthy and not self.hindered
+
+    def hinder(self, who: Any, *, hindered: bool) -> None:
+        """Take that no request comes through `who`, hooks that cannot be loaded, or that they do again."""
+        if hindered != (who in self.hindered):
+            (self.hindered.add if hindered else self.hindered.discard)(who)
+            if self.tell_hindered is not None:
+                self.tell_hindered()
 
     def replace_backend(self, at: Placement, lost: Binding) -> Binding:
         """Load the model again where the device was lost, unless that has been done, and bind to it; it blocks.

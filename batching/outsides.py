@@ -160,8 +160,8 @@ def complete_outside(spec: ModelSpec) -> ModelSpec:
     """
     rows = spec.policy.max_batch_rows or 0
     if not spec.inputs and not spec.outputs:
-        text = f"model '{spec.name}' has neither inputs nor outputs: its configuration must say them"
-        raise InferError(Code.INVALID, text)
+        who = "its configuration, or the model itself,"
+        raise InferError(Code.INVALID, f"model '{spec.name}' has neither inputs nor outputs: {who} must say them")
     for kind, side in (("input", spec.inputs), ("output", spec.outputs)):
         for tensor in side:
             check_reshape(tensor, kind, spec.name, batched=rows > 0)

@@ -15,11 +15,13 @@ PROCESSES = ("worker", "front", "engine")
 DEEDS = ("kill", "stop")
 DUE = tuple(f"{deed}-{what}" for what in PROCESSES for deed in DEEDS)
 """The faults that processes have, so many a second."""
+FAR = tuple(fault for fault in DUE if not fault.endswith("worker"))
+"""Those of processes that there are with --http-workers only."""
 REQUESTS = ("fail", "slow")
 """Those that requests have, so many of all."""
 MOST_PER_S = 1000.0
 SLOW_MS = 100.0
-_WANTED = f"one of {', '.join(DUE)} (each =RATE, per second), fail=SHARE, slow=SHARE:MS, seed=NUMBER"
+_WANTED = f"one of {', '.join(DUE)} (each =RATE, per second), fail=SHARE, slow=SHARE:MS (0 to 1 of all), seed=NUMBER"
 
 T = TypeVar("T")
 
@@ -66,6 +68,14 @@ def parse(rules: Iterable[str]) -> Rates:
         except (ValueError, KeyError):
             raise ValueError(f"got {rule!r}, wanted {_WANTED}") from None
     return Rates({name: rate for name, rate in per_s.items() if rate}, shares["fail"], shares["slow"], slow_ms, seed)
+
+
+def lacks(rules: Sequence[str], *, allowed: bool, fronts: bool) -> str:
+    """Say which other setting --chaos lacks, "" for none."""
+    if rules and not allowed:
+        return "--chaos makes requests and processes fail, for tests: it needs --allow-chaos too"
+    far = [] if fronts else [rule for rule in rules if rule.strip().startswith(FAR)]
+    return f"--chaos: got '{far[0]}', and there is no such process without --http-workers" if far else ""
 
 
 def _number(text: str, most: float) -> float:

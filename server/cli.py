@@ -71,7 +71,7 @@ def _installed(word: str, words: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="penstock", description="An inference server for ONNX models.", allow_abbrev=False)
+    parser = _Parser(prog="penstock", description="An inference server for ONNX and Python models.", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     for word, text in (("serve", "serve models"), ("check", _CHECK)):
         command = commands.add_parser(

@@ -19,6 +19,7 @@ HTTP_STATUS: dict[Code, int] = {
     Code.CANCELLED: 400,
     Code.UNSUPPORTED: 501,
     Code.INTERNAL: 500,
+    Code.UNKNOWN: 400,
 }
 """Source: Triton's HTTP front end, which answers a full queue and an expired one with 503."""
 
@@ -32,6 +33,7 @@ GRPC_STATUS: dict[Code, Status] = {
     Code.CANCELLED: Status.CANCELLED,
     Code.UNSUPPORTED: Status.UNIMPLEMENTED,
     Code.INTERNAL: Status.INTERNAL,
+    Code.UNKNOWN: Status.UNKNOWN,
 }
 """Source: Triton's gRPC front end."""
 

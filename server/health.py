@@ -41,4 +41,4 @@ class Health:
         """Whether inference can be asked for. Never true while draining."""
         if self.draining or not self._repository.ready(self._strict):
             return False
-        return not self._strict or all(model.healthy for model in self._engine.models())
+        return not self._strict or all(model.ready for model in self._engine.models())

@@ -25,6 +25,8 @@ from typing import Any
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
+from .accepting import Accepting
+
 BACKLOG = 4096
 TICK_S = 1.0
 POLL_S = 0.01
@@ -51,13 +53,15 @@ class Port:
     Invariant: a connection whose handshake the kernel has completed is accepted and handed to a protocol, until
     `stop_accepting` returns; later ones are refused by the kernel. `sweep` is called every second with the seconds
     that have passed, for the protocol's time limits. `tls` is for every connection, or None. `reuse_port`: other
-    processes of the same user listen on it too, and the kernel shares out connections.
+    processes of the same user listen on it too, and the kernel shares out connections; `accepting`: and these hand
+    them to each other.
     Threads: the event loop's.
     """
 
     scheme = "http"
     tls: ssl.SSLContext | None = None
     reuse_port = False
+    accepting: Accepting | None = None
 
     def __init__(self, name: str, address: str, port: int, sweep: Callable[[float], None] | None = None) -> None:
         self.name = name
@@ -75,6 +79,15 @@ class Port:
     def open_connections(self) -> Collection[Any]:
         """Give the protocols of the open connections: each has `transport`, and `shutdown` to drain it."""
         raise NotImplementedError
+
+    def keep_connections(self, connections: set[Any]) -> None:
+        """Keep the open connections in this set from now on; there are none yet."""
+        raise NotImplementedError
+
+    def share(self, elsewhere: Callable[[socket.socket], bool], counted: Callable[[int], None]) -> None:
+        """Let other processes have connections that are accepted here, as Accepting says; before `open`."""
+        self.accepting = Accepting(self.make_protocol, elsewhere, counted)
+        self.keep_connections(self.accepting.open)
 
     @property
     def connections(self) -> int:
@@ -98,6 +111,9 @@ class Port:
         self._sockets = await bind_all(self.name, self.address, self.port, bind)
         self.port = self._sockets[0].getsockname()[1]
         for bound in self._sockets:
+            if self.accepting is not None:
+                self.accepting.begin(bound, BACKLOG, self.tls)
+                continue
             self._servers.append(
                 await loop.create_server(self.make_protocol, sock=bound, backlog=BACKLOG, ssl=self.tls)
             )
@@ -130,6 +146,8 @@ class Port:
                 break
         for server in self._servers:
             server.close()
+        if self.accepting is not None:
+            self.accepting.end()
         await asyncio.sleep(0)
         for bound in self._sockets:
             with contextlib.suppress(OSError):
@@ -140,6 +158,8 @@ class Port:
     async def finish(self, deadline: float) -> int:
         """Let every connection finish its work and close; give how many had not by `deadline` (the loop's time)."""
         loop = asyncio.get_running_loop()
+        if self.accepting is not None:
+            await self.accepting.settle()
         for connection in list(self.open_connections()):
             connection.shutdown()
         while self.open_connections() and loop.time() < deadline:  # noqa: ASYNC110 - uvicorn's set tells nobody
@@ -149,6 +169,8 @@ class Port:
     async def close(self) -> None:
         """Close the port and every connection at once, whatever they are doing."""
         await self.stop_accepting()
+        if self.accepting is not None:
+            self.accepting.abandon()
         if self._clock is not None:
             self._clock.cancel()
         for connection in list(self.open_connections()):
@@ -183,6 +205,10 @@ class Listener(Port):
     def open_connections(self) -> Collection[Any]:
         """Give uvicorn's connections."""
         return self._state.connections
+
+    def keep_connections(self, connections: set[Any]) -> None:
+        """Have uvicorn keep its connections there."""
+        self._state.connections = connections
 
     def each_second(self) -> None:
         """Renew the date that answers carry."""

@@ -16,9 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from . import chaos
 from .backend_config import parse as parse_backend
 from .cache_config import parse as parse_cache
-from .chaos import parse as parse_chaos
 from .http.limits import Limits
 from .metrics_config import parse as parse_metrics
 from .process_settings import ProcessSettings
@@ -54,7 +54,7 @@ _RULES: dict[str, Callable[[Any], object]] = {
     "host_policy": parse_host_policies,
     "backend_config": parse_backend,
     "cache_config": parse_cache,
-    "chaos": parse_chaos,
+    "chaos": chaos.parse,
     "http_header_forward_pattern": Forwarding.of,
     "grpc_header_forward_pattern": Forwarding.of,
 }
@@ -172,8 +172,8 @@ class Settings(ProcessSettings):
                 read(getattr(self, name))
             except ValueError as error:
                 raise SettingError(f"--{name.replace('_', '-')}: {error}") from None
-        if self.chaos and not self.allow_chaos:
-            raise SettingError("--chaos makes requests and processes fail, for tests: it needs --allow-chaos too")
+        if lacking := chaos.lacks(self.chaos, allowed=self.allow_chaos, fronts=self.http_workers > 0):
+            raise SettingError(lacking)
 
     @property
     def completed_max_batch_size(self) -> int:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # The same examples each time, on a busy machine as on an idle one. HYPOTHESIS_PROFILE=default looks for new ones.
@@ -11,3 +14,12 @@ settings.register_profile(
     "house", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "house"))
+
+
+@pytest.fixture(autouse=True)
+def _level() -> Iterator[None]:
+    """Take back what a test has had a server log: the next test would pay for it, in time and in memory."""
+    logger = logging.getLogger("penstock")
+    before = logger.level
+    yield
+    logger.setLevel(before)

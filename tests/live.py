@@ -42,6 +42,11 @@ class Live:
         return f"127.0.0.1:{self.grpc_port}"
 
     @property
+    def draining(self) -> bool:
+        """Whether what clients speak to is on its way out."""
+        return self.server.health.draining
+
+    @property
     def url(self) -> str:
         """What everything else takes."""
         return f"http://{self.address}"

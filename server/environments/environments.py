@@ -71,7 +71,11 @@ class Environments:
         if spec.requirements is None:
             return self._as_it_is(spec.interpreter, spec, label) if spec.interpreter else ""
         if spec.requirements.is_dir():  # an environment that is unpacked already
-            return self._as_it_is(str(spec.requirements / "bin" / "python"), spec, label)
+            python = spec.requirements / "bin" / "python"
+            if not python.exists():
+                text = f"{label}: requirements: the folder {spec.requirements} is no environment: it has no bin/python"
+                raise InferError(Code.INVALID, text)
+            return self._as_it_is(str(python), spec, label)
         recipe = read_recipe(spec.requirements, label)
         base = ask(spec.interpreter, (), spec.environment, label) if spec.interpreter else Python.own()
         if recipe.python and not f"{base.spelled}.".startswith(f"{recipe.python}."):
@@ -138,7 +142,7 @@ def _kept(folder: Path) -> str | None:
     """Give the Python of an environment that is whole, and whose Python is still there."""
     try:
         python: str = json.loads((folder / WHOLE).read_text("utf-8"))["python"]
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError) as error:
         logger.warning("%s cannot be read, and is made anew: %s", folder, error)

@@ -94,7 +94,8 @@ class Making:
                         raise InferError(Code.NOT_READY, "Server is stopping")
                     archive.extract(member, self._folder)
         except (tarfile.TarError, EOFError) as error:
-            text = f"{self._label}: {self._recipe.source} is no packed environment: {error}"
+            source = self._recipe.source
+            text = f"{self._label}: {source} is no packed environment: no archive that can be read, or not all of one"
             raise InferError(Code.INVALID, text) from error
         if not (self._folder / "bin" / "python").exists():
             text = f"{self._label}: {self._recipe.source} has no bin/python: pack a whole environment (conda-pack)"

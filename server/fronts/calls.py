@@ -45,10 +45,11 @@ EXITING = "Server exiting"
 _JSON = (b"content-type", b"application/json")
 _INFERENCE = frozenset("/inference.GRPCInferenceService/" + name for name in ("ModelInfer", "ModelStreamInfer"))
 _LIVE, _READY = "/v2/health/live", "/v2/health/ready"
+_NOT_SERVING = b"\x08\x02"
 _WITHOUT_ENGINE = {
     "/inference.GRPCInferenceService/ServerLive": b"\x08\x01",
     "/inference.GRPCInferenceService/ServerReady": b"",
-    "/grpc.health.v1.Health/Check": b"\x08\x02",
+    "/grpc.health.v1.Health/Check": _NOT_SERVING,
 }
 """Messages that say live, not ready and NOT_SERVING."""
 
@@ -101,6 +102,7 @@ class Asking:
         self.draining = True
         for call in list(self.watches.values()):
             cancelled, call.cancelled = call.cancelled, None
+            call.send(_NOT_SERVING)
             call.refuse(Status.UNAVAILABLE, EXITING)
             if cancelled is not None:
                 cancelled()

@@ -46,6 +46,10 @@ class Counted(ModelStatistics):
         """Pass on the first answer of a request that has several."""
         self._add(["first", ns])
 
+    def record_hindered(self, *, hindered: bool) -> None:
+        """Pass on that no request comes through hooks here, or that they do again."""
+        self._add(["hindered", hindered])
+
     def record_hook(self, hook: str, ns: int) -> None:
         """Pass on one call of a hook."""
         self._add(["hook", hook, ns])
@@ -70,8 +74,8 @@ class Counted(ModelStatistics):
         return json.dumps(waiting).encode()
 
 
-def count(model: Model, body: bytes) -> None:
-    """Count what a front end has told. Raises: ValueError, TypeError, LookupError."""
+def count(model: Model, body: bytes, who: Any) -> None:
+    """Count what a front end, `who`, has told. Raises: ValueError, TypeError, LookupError."""
     statistics = model.statistics
     for kind, *said in json.loads(body):
         if kind == "hook":
@@ -80,6 +84,8 @@ def count(model: Model, body: bytes) -> None:
             statistics.record_failure(FAILURE_REASONS[FAILURE_REASONS.index(said[0])], int(said[1]), int(said[2]))
         elif kind == "event":
             model.count(str(said[0]), int(said[1]))
+        elif kind == "hindered":
+            model.hinder(who, hindered=bool(said[0]))
         elif kind == "first":
             statistics.record_first_response(int(said[0]))
         else:

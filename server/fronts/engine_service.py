@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.backends.errors import Code, InferError
+from penstock.batching.own_outputs import OwnOutputs
 from penstock.batching.request import InferRequest
 from penstock.batching.stream import Answers
 
 from .counted import count
 from .kinds import ANSWER, CANCEL, COUNTED, DONE, FAILED, FORM, SUBMIT
-from .submission import Form, form_of, packed_outputs, read_form, read_submit, write_answer, write_error
+from .submission import Form, form_of, own_said, packed_outputs, read_form, read_submit, write_answer, write_error
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
@@ -134,7 +135,7 @@ class EngineService:
     def _counted(self, number: int, body: bytes) -> None:
         model = self._models.get(number)
         if model is not None:
-            count(model, body)
+            count(model, body, self)
 
     def forget(self, model: Model) -> None:
         """Let go of a Model that is retired."""
@@ -155,7 +156,7 @@ class EngineService:
                 continue
             outputs = request.outputs or []
             try:
-                link.send(DONE, number, b"", outputs)
+                link.send(DONE, number, own_said(outputs) if type(outputs) is OwnOutputs else b"", outputs)
             except Exception:  # noqa: BLE001 - what is no tensor has neither datatype nor shape
                 self._send_others(number, request)
 
@@ -172,5 +173,8 @@ class EngineService:
         requests = list(self._inflight.values())
         self._inflight.clear()
         self._forms.clear()
+        self._takes.clear()  # they hold this, and the collector comes seldom
+        for model in self._models.values():
+            model.hinder(self, hindered=False)
         for request in requests:
             self._engine.cancel(request)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -25,6 +26,8 @@ from penstock.server.ipc.link import Link
 from penstock.server.lanes import grpc_lane, http_lane
 from penstock.server.listener import ListenError, Port, StartError
 from penstock.server.restricted import GRPC_PREFIX, Restricted
+from penstock.server.tracing.config import OPENTELEMETRY
+from penstock.server.tracing.config import parse as parse_tracing
 from penstock.server.v2.control import make_app
 from penstock.server.v2.forwarding import Forwarding
 from penstock.server.v2.generate import Generate
@@ -37,6 +40,7 @@ from .kinds import CONNECTIONS, END, MODELS, PART, STATE
 from .placing import Placing
 from .remote_engine import NO_ENGINE, RETRY_NS, RemoteEngine
 from .shared_state import StateCopy
+from .submission import trace_context
 
 if TYPE_CHECKING:
     import socket
@@ -50,6 +54,8 @@ if TYPE_CHECKING:
     from penstock.server.logs import Levels
     from penstock.server.metrics import ASGIApp
     from penstock.server.settings import Settings
+
+    from .spreading import Spread
 
 logger = logging.getLogger("penstock.fronts")
 
@@ -65,7 +71,7 @@ class FrontServer:
 
     It lives on without an engine: requests are refused at once (503) until the next `attach`. `lost` is called, once
     for each socket that was attached, when the engine at its end has gone, and why; not after `close`. `apply` sets
-    what this process logs, when a client changes that.
+    what this process logs, when a client changes that. `spread` shares connections with other front ends.
     Invariants: from the start of `drain` on it is not ready; whatever was sent on a connection that it had accepted is
     still answered.
     Threads: the event loop's.
@@ -73,7 +79,7 @@ class FrontServer:
 
     def __init__(
         self, settings: Settings, lost: Callable[[str], None] = lambda _: None,
-        apply: Callable[[Levels], None] = lambda _: None,
+        apply: Callable[[Levels], None] = lambda _: None, spread: Spread | None = None,
     ) -> None:  # fmt: skip
         """Make it. `settings` are the server's; several front ends share its ports, which must not be 0 then."""
         self._settings = settings
@@ -86,6 +92,8 @@ class FrontServer:
         self._counted = [0, 0]
         self._joined = asyncio.Event()
         self.engine = RemoteEngine(self._loop)
+        if parse_tracing(settings.trace_config).mode == OPENTELEMETRY:
+            self.engine.carried = trace_context
         self.health = Health(_Placed(self), self.engine)
         self.asking = Asking()
         self.shared_memory = SharedMemory(allowed=settings.allow_client_shm)
@@ -96,6 +104,9 @@ class FrontServer:
         self._grpc = grpc_lane(settings, self._methods(), self._loop) if settings.allow_grpc else None
         for port in self._ports:
             port.reuse_port = True
+        self._spread = spread
+        if spread is not None:
+            spread.join((self._http, self._grpc))
 
     def _inference(self) -> Inference:
         settings = self._settings
@@ -163,6 +174,8 @@ class FrontServer:
                 await port.open()
         except (ListenError, TlsError) as error:
             raise StartError(str(error)) from error
+        if self._spread is not None:
+            self._spread.open()
         self._count()
 
     async def placed(self, timeout_s: float) -> bool:
@@ -187,15 +200,18 @@ class FrontServer:
         self.asking.joined(link)
 
     def _gone(self, why: str) -> None:
-        self._leave()
+        leaving = self._leave()
+        if leaving is not None:
+            # users' modules are cycles, the collector comes seldom, and nobody is served now
+            leaving.add_done_callback(lambda _: gc.collect())
         self._lost(why)
 
-    def _leave(self) -> None:
-        """Give up the engine."""
+    def _leave(self) -> asyncio.Task[int] | None:
+        """Give up the engine. Returns: what ends when all of it is let go of; None if there was no engine."""
         link, self._link = self._link, None
         placing, self._placing = self._placing, None
         if link is None or placing is None:
-            return
+            return None
         link.close()
         self._joined.clear()
         self.engine.lost()
@@ -203,6 +219,7 @@ class FrontServer:
         leaving = asyncio.ensure_future(placing.close(LEAVE_S))
         self._leaving.add(leaving)
         leaving.add_done_callback(self._leaving.discard)
+        return leaving
 
     def _take(self, messages: list[Message]) -> None:
         for kind, number, body, arrays, descriptors in self.engine.take(messages):
@@ -222,6 +239,8 @@ class FrontServer:
     def _count(self) -> None:
         """Tell the engine how many connections there are, if that has changed."""
         self._clock = self._loop.call_later(COUNT_S, self._count)
+        if self._spread is not None:
+            self._spread.each_second()
         counted = [port.connections if port else 0 for port in (self._http, self._grpc)]
         if counted != self._counted and self._link is not None:
             self._counted = counted
@@ -239,8 +258,12 @@ class FrontServer:
         self.asking.drain()
         await asyncio.sleep(self._settings.drain_delay_secs)
         deadline = self._loop.time() + self._settings.exit_timeout_secs
+        if self._spread is not None:
+            self._spread.leave()
         for port in self._ports:
             await port.stop_accepting()
+        if self._spread is not None:
+            self._spread.finish()
         unfinished = sum(await asyncio.gather(*(port.finish(deadline) for port in self._ports)))
         self._environments.close()
         if self._placing is not None:
@@ -257,6 +280,8 @@ class FrontServer:
             self._clock.cancel()
         self._faults.end()
         self._environments.close()
+        if self._spread is not None:
+            self._spread.close()
         for port in self._ports:
             await port.close()
         self._leave()

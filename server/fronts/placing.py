@@ -17,6 +17,7 @@ from penstock.backends.node import Node
 from penstock.batching.loaded import Loaded
 from penstock.batching.model import Model
 from penstock.batching.spec import ModelSpec
+from penstock.batching.statistics import ModelStatistics
 from penstock.server.hooks.runner import Hooks
 
 from . import snapshot
@@ -51,11 +52,17 @@ def read_model(written: Mapping[str, Any]) -> Model:
     return model
 
 
+def _named(told: Mapping[str, Any]) -> set[int]:
+    """Give the numbers of all Models that are to be found."""
+    return {key for keys, _ in told["names"].values() for key in keys}
+
+
 class Placing:
     """The Models that one engine has told of, by its numbers. One for each Link: another engine's are others.
 
-    Invariants: a Model that can be found has its Hooks, or the reason why not. One that the engine publishes no more is
-    kept, with its Hooks, until nobody here needs it; the engine keeps it as long.
+    Invariants: a Model that can be found has its Hooks, or the reason why not. A name is found as soon as its Models
+    have theirs, whatever else is being loaded. One that the engine publishes no more is kept, with its Hooks, until
+    nobody here needs it; the engine keeps it as long.
     Threads: the event loop's.
     """
 
@@ -72,45 +79,48 @@ class Placing:
         self._failed: dict[Model, InferError] = {}
         self._loading: dict[int, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._placed = 0
+        self._told: Mapping[str, Any] = {}
         self._counting = False
 
     # -- what the engine tells ---------------------------------------------------------------------------------
 
     def take(self, number: int, body: bytes) -> None:
-        """Take a MODELS: make what is new, and put it in place when its hooks are loaded."""
+        """Take a MODELS: make what is new, put in place what has its hooks, and the rest when they are loaded."""
         told: dict[str, Any] = json.loads(body)
         new = {int(key): written for key, written in told["new"].items()}
         for key, written in new.items():
             self._open(key, written)
-        needed = {*new, *(key for keys, _ in told["names"].values() for key in keys)}
+        self._told = told
+        for key in self._models.keys() - set(told["held"]):
+            self._own(self._retire(key))
+        self._place()
+        needed = {*new, *_named(told)}
         loading = [task for key, task in self._loading.items() if key in needed]
         if loading:
-            self._own(self._place_later(number, told, list(new), loading))
+            self._own(self._acknowledge_later(number, list(new), loading))
         else:
-            self._place(number, told, list(new))
+            self._acknowledge(number, list(new))
 
-    async def _place_later(
-        self, number: int, told: Mapping[str, Any], new: list[int], loading: list[asyncio.Task[None]]
-    ) -> None:
+    async def _acknowledge_later(self, number: int, new: list[int], loading: list[asyncio.Task[None]]) -> None:
         await asyncio.wait(loading)
-        self._place(number, told, new)
+        self._acknowledge(number, new)
 
-    def _place(self, number: int, told: Mapping[str, Any], new: list[int]) -> None:
-        """Let what is told be found, unless it is old by now, and say so."""
-        if self._link.closed:
-            return
-        if number > self._placed:
-            self._placed = number
-            loaded = Loaded()
-            for name, (keys, absent) in told["names"].items():
-                loaded.replace(name, [self._models[key] for key in keys if key in self._models], absent)
-            self._engine.publish(loaded)
-            self._engine.whole = told.get("whole", True)
-            for key in self._models.keys() - set(told["held"]):
-                self._own(self._retire(key))
+    def _acknowledge(self, number: int, new: list[int]) -> None:
+        """Say that what was told is in place, and what of it cannot be served."""
         failed = {key: said_of(self._failed[self._models[key]]) for key in new if self._models.get(key) in self._failed}
         self._link.send(ACKNOWLEDGED, number, json.dumps(failed).encode())
+
+    def _place(self) -> None:
+        """Let what was told last be found, but for names whose hooks are being loaded."""
+        told = self._told
+        if self._link.closed:
+            return
+        loaded = Loaded()
+        for name, (keys, absent) in told["names"].items():
+            if not self._loading.keys() & keys:
+                loaded.replace(name, [self._models[key] for key in keys if key in self._models], absent)
+        self._engine.publish(loaded)
+        self._engine.whole = told["whole"] and not self._loading.keys() & _named(told)
         if self._engine.whole:
             self._tell_placed()
 
@@ -121,7 +131,8 @@ class Placing:
             logger.exception("a model that the engine told of cannot be made")
             self._link.send(ACKNOWLEDGED, 0, json.dumps({key: ["INTERNAL", str(error), 0]}).encode())
             return
-        model.statistics = Counted(self._changed)
+        counted = model.statistics = Counted(self._changed)
+        model.tell_hindered = lambda: counted.record_hindered(hindered=bool(model.hindered))
         self._models[key] = model
         self._engine.numbers[model] = key
         if model.spec.hooks is None:
@@ -141,6 +152,7 @@ class Placing:
             self._loading.pop(key, None)
         if model in self._failed:
             logger.error("hooks of %s: %s", model.name, self._failed[model].message)
+        self._place()
 
     async def _retire(self, key: int) -> None:
         """Let go of a Model once nobody needs it, and tell the engine."""
@@ -217,4 +229,8 @@ class Placing:
         self._tell_all_counted()
         self._hooks.clear()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for model in self._models.values():
+            # hooks keep a Model until the collector comes, but not this
+            model.statistics, model.tell_hindered = ModelStatistics(), None
+        self._models.clear()
         return unfinished

@@ -205,6 +205,7 @@ class PublishedEngine:
 
     async def _retire_one(self, model: Model) -> None:
         key = self._numbers.get(model, 0)
+        self._engine.hurry(model)  # or front ends would wait for what is held open for more requests
         await self._until(lambda: not any(key in front.models for front in self._fronts.values()))
         await self._engine.retire(model)
         self.models.pop(key, None)

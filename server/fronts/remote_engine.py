@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.backends.errors import Code, InferError
@@ -56,6 +55,7 @@ class RemoteEngine:
         self._link: Link | None = None
         self._loaded = Loaded()
         self._forms: dict[tuple[Model, int, Key, tuple[int, ...]], tuple[int, bool]] = {}
+        self._last_form = 0
         self._inflight: dict[int, InferRequest] = {}
         self._submitted = 0
         self._future_sink = FutureSink()
@@ -174,9 +174,11 @@ class RemoteEngine:
         if self._link is None or number is None or self.stopping:
             text = STOPPING if self.stopping else NO_ENGINE
             self._refuse(request, InferError(Code.NOT_READY, text, 0 if self.stopping else RETRY_NS))
-        if len(self._forms) >= _MOST_FORMS:
+        if self._last_form >= _MOST_FORMS:
             self._forms.clear()  # numbers begin anew, and take the place of those that the engine knows
-        form = len(self._forms) + 1, bool(request.model.spec.declared)
+            self._last_form = 0
+        self._last_form += 1
+        form = self._last_form, bool(request.model.spec.declared)
         self._forms[request.model, request.rows, request.key, request.wanted] = form
         self._link.send(FORM, form[0], write_form(Form(number, request.rows, request.key, request.wanted)))
         return form
@@ -280,14 +282,16 @@ class RemoteEngine:
         """Give requests to their sinks, in order, as many as there are of one at once."""
         for request in requests:
             self._left(request.model)
-        for _, group in groupby(requests, key=lambda request: id(request.sink)):
-            each = list(group)
+        each: list[InferRequest] = []
+        for request in requests:
+            if each and request.sink is not each[0].sink:
+                each[0].sink.deliver(each)
+                each = []
+            each.append(request)
+        if each:
             each[0].sink.deliver(each)
 
     # -- the end -----------------------------------------------------------------------------------------------
-
-    def hurry(self) -> None:
-        """Do nothing: what is held open is held by the engine, which is told when it stops."""
 
     def stop(self) -> int:
         """Refuse new work, and take back what is in flight. Returns: how much that was."""

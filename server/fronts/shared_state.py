@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import asdict
@@ -180,21 +179,16 @@ class StateCopy:
         self._apply = apply
 
     def take(
-        self, link: Link, kind: int, number: int, body: bytes, arrays: Sequence[Array | None] = (),
-        descriptors: Sequence[int] = (),
-    ) -> None:  # fmt: skip
+        self, link: Link, kind: int, number: int, body: bytes, arrays: Sequence[Array | None], descriptors: list[int]
+    ) -> None:
         """Take a message of the engine, STATE, and say that it is in place, or why not."""
         if kind != STATE:
             return
-        left = list(descriptors)
         try:
-            self._make(orjson.loads(body), left)
+            self._make(orjson.loads(body), descriptors)
             failed = ""
         except InferError as error:
             failed = error.message
-        finally:
-            for descriptor in left:
-                os.close(descriptor)
         link.send(IN_PLACE, number, failed.encode("utf-8", "replace"))
 
     def _make(self, said: dict[str, Any], descriptors: list[int]) -> None:

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from penstock.backends.errors import Code, InferError
+from penstock.batching.own_outputs import OwnOutputs
 from penstock.batching.request import InSequence
 from penstock.batching.stream import Told
+from penstock.server.tracing.trace import context_of
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
@@ -117,6 +119,12 @@ class Carried:
         self.metadata = metadata
 
 
+def trace_context(carrier: Any) -> dict[str, str] | None:
+    """Give what Carried is made of, for a request that came on this call; None where its client traces nothing."""
+    parent, state = context_of(carrier)
+    return {"traceparent": parent, "tracestate": state} if parent else None
+
+
 def write_error(error: InferError) -> bytes:
     """Write the body of a FAILED."""
     return json.dumps(said_of(error)).encode()
@@ -185,9 +193,17 @@ def _packed(value: Any, arrays: list[Array | None]) -> Any:
     raise TypeError(f"an output of {type(value).__name__} cannot be sent to another process")
 
 
+def own_said(outputs: OwnOutputs) -> bytes:
+    """Give the body of a DONE whose outputs are user code's own; the tensors are they."""
+    return json.dumps({"parameters": outputs.parameters, "wrong": outputs.wrong}).encode()
+
+
 def unpacked_outputs(body: bytes, arrays: Sequence[Array | None]) -> list[Any]:
-    """Read what `packed_outputs` has written."""
-    return [_unpacked(written, arrays) for written in json.loads(body)]
+    """Read what `packed_outputs` or `own_said` has written."""
+    said = json.loads(body)
+    if isinstance(said, dict):
+        return OwnOutputs(arrays, said["parameters"], said["wrong"])
+    return [_unpacked(written, arrays) for written in said]
 
 
 def _unpacked(written: Any, arrays: Sequence[Array | None]) -> Any:

@@ -31,6 +31,10 @@ class GrpcListener(Port):
         """Give the lane's connections."""
         return self._shared.connections
 
+    def keep_connections(self, connections: set[Any]) -> None:
+        """Have the lane keep its connections there."""
+        self._shared.connections = connections
+
     async def finish(self, deadline: float) -> int:
         """Say goodbye to every client, those included that connect while it goes on."""
         self._shared.draining = True

@@ -113,7 +113,9 @@ class Call:
         """
         position = 0 if self.hook == PRE else 1
         text, how, arrays = write_outputs(self.value) if position else write_sample(self.value)
-        parameters, full = write_json(self.parameters) if takes[position] and self.parameters else (b"", 0)
+        if not takes[position] or not self.parameters:
+            return CALL, ASKED.pack(position, self.form, how, 0, self.number) + text, arrays
+        parameters, full = write_json(self.parameters)
         how += FULL_PARAMETERS if full == FULL_JSON else 0
         return CALL, ASKED.pack(position, self.form, how, len(parameters), self.number) + parameters + text, arrays
 

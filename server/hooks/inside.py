@@ -6,8 +6,10 @@ What this imports, any Python with numpy and orjson can import.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import inspect
 import json
+import sys
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,6 +56,8 @@ from .pull import tensor_bytes
 from .siblings import FolderOnPath
 
 _TELL_NS = 1_000_000_000
+_OURS = (str(Path(__file__).parent), "<frozen importlib", importlib.__file__)
+"""Whose code comes before the user's in a traceback."""
 Reply = tuple[bytes, Sequence[Array | None] | None]
 
 
@@ -64,10 +68,18 @@ def open_service(settings: dict[str, Any], channel: Channel) -> Inside:
         module = HookModule(path, decoupled=settings["decoupled"])
     except InferError as error:
         if error.__cause__ is not None:
-            traceback.print_exception(error.__cause__)
+            sys.stderr.write(_traceback(error.__cause__))
         raise
     inside = AwaitingInside if module.is_async else Inside
     return inside(module, on_path, settings, channel)
+
+
+def _traceback(error: BaseException) -> str:
+    """Write a traceback that begins in the user's code."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OURS):
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames))
 
 
 class Inside:
@@ -158,7 +170,7 @@ class Inside:
         plain, lines = isinstance(error, Exception), ""
         if not (is_pre and plain) or now_ns - self._told_ns > _TELL_NS:
             self._told_ns = now_ns
-            lines = "".join(traceback.format_exception(error))
+            lines = _traceback(error)
         return REPLIED.pack(RAISED, took_ns, 0) + json.dumps([brief(error), plain, lines]).encode(), None
 
     # -- generators --------------------------------------------------------------------------------------------

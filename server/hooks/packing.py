@@ -75,9 +75,12 @@ def write_sample(sample: Any) -> tuple[bytes, int, list[Array | None] | None]:
 
     Raises: TypeError or ValueError for what cannot travel.
     """
-    if type(sample) is dict and sample and all(type(each) is np.ndarray for each in sample.values()):
-        return orjson.dumps(list(sample)), NAMED, list(sample.values())
-    return *write_json(sample), None
+    if type(sample) is dict and sample and type(next(iter(sample.values()))) is np.ndarray:
+        arrays: list[Array | None] = list(sample.values())
+        if all(type(each) is np.ndarray for each in arrays):
+            return orjson.dumps(list(sample)), NAMED, arrays
+    text, how = write_json(sample)
+    return text, how, None
 
 
 def write_outputs(outputs: list[Any]) -> tuple[bytes, int, list[Array | None] | None]:

@@ -16,6 +16,7 @@ from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
 from penstock.batching.answers import AnswerStatistics
 from penstock.batching.model import Model
+from penstock.batching.own_outputs import OwnAnswer, OwnOutputs, regular
 from penstock.batching.request import NO_TERMS, Terms
 
 from .call import Call, Form
@@ -93,13 +94,13 @@ class Hooks:
         self._place: Place | None = None
         names = [spec.name for spec in model.signature.outputs]
         self._as_json = Form(
-            "predict", JSON, to_json, lambda outputs: to_json(to_prediction(outputs, model.signature)), None
+            "predict", JSON, to_json, lambda outputs: to_json(to_prediction(regular(outputs), model.signature)), None
         )
         self._as_tensors = Form(
             "generate",
             TENSORS,
             lambda result: to_tensors(result, model.signature),
-            lambda outputs: {names[at]: output for at, output in zip(model.all_outputs, outputs, strict=True)},
+            lambda outputs: _named([names[at] for at in model.all_outputs], outputs),
             model.all_outputs,
         )
         self._counted = AnswerStatistics()
@@ -300,6 +301,14 @@ class Hooks:
 
     def _inputs(self, value: Any) -> list[Array | None]:
         return to_inputs(value, self._model.signature)
+
+
+def _named(names: list[str], outputs: list[Any]) -> dict[str, Any]:
+    """Give outputs by name; of user code's those that there are, with what is said with them."""
+    named = zip(names, outputs, strict=True)
+    if type(outputs) is not OwnOutputs:
+        return dict(named)
+    return OwnAnswer([(name, output) for name, output in named if output is not None], outputs.parameters)
 
 
 async def _converted(convert: Callable[[Any], Any], value: Any, big: bool) -> Any:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
+import logging
 import time
 from collections import deque
 from typing import Any, Protocol
@@ -28,6 +28,8 @@ each, and no call waits there long that another worker could take."""
 MOST_AHEAD = 32
 _DOUBT_NS = 1_000_000
 _STATISTICS_NAME = {PRE: "pre", POST: "post"}
+
+logger = logging.getLogger("penstock.hooks")
 
 
 class WorkerOwner(Owner, Protocol):
@@ -105,10 +107,9 @@ class WorkerReplica:
         return call.future
 
     def take(self, call: Call) -> None:
-        """Run a call that has its future already. Only where there is room."""
+        """Run a call that has its future already. Only where there is room, so that none is in the replica's line."""
         self.waiting += 1
-        self._line.append(call)
-        self._go_on()
+        self._send(call)
 
     def tell(self, kind: int, number: int) -> None:
         """Tell the worker something."""
@@ -160,8 +161,6 @@ class WorkerReplica:
     def _go_on(self) -> None:
         while self._line and self.room > 0:
             self._send(self._line.popleft())
-        if self._sent and self._timer is None:
-            self._timer = self._loop.call_later(self._limit_ns / 1e9, self._look)
 
     def _send(self, call: Call) -> None:
         now_ns = time.monotonic_ns()
@@ -175,7 +174,7 @@ class WorkerReplica:
                 self._put(call, now_ns)
             except NotBegunError:
                 error = MovedError()
-            except (TypeError, ValueError) as problem:
+            except Exception as problem:  # noqa: BLE001 - what cannot travel, or is nested too deeply to be written
                 error = InferError(Code.INTERNAL, str(problem))
             else:
                 return
@@ -190,7 +189,7 @@ class WorkerReplica:
             self._turns += 1
             call.turn = self._turns
             call.most = AHEAD if self.waiting == 1 else 1
-        future = self._worker.call(*call.written(self._takes))
+        self._worker.ask(self._answered, *call.written(self._takes))
         if isinstance(call, WorkerPull):
             self._turns_sent += 1
             self._generators[call.number] = call
@@ -200,7 +199,8 @@ class WorkerReplica:
         if not self._sent:
             call.since_ns = now_ns
         self._sent.append(call)
-        future.add_done_callback(functools.partial(self._answered, call))
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._limit_ns / 1e9, self._look)
 
     # -- events ------------------------------------------------------------------------------------------------
 
@@ -211,14 +211,20 @@ class WorkerReplica:
         if error is not None:
             self.ready.set_exception(error)
             return
-        has = json.loads(opened.result()[0])
-        self.has_pre, self.has_post, self.yields = has["pre"], has["post"], has["yields"]
-        self._takes = tuple(has["takes"])
+        try:
+            has = json.loads(opened.result()[0])
+            self.has_pre, self.has_post, self.yields = has["pre"], has["post"], has["yields"]
+            self._takes = tuple(has["takes"])
+        except (ValueError, TypeError, LookupError) as wrong:
+            self.kill()
+            self.ready.set_exception(InferError(Code.INTERNAL, f"{self._worker.order.label}: {wrong!r}"))
+            return
         self.keeps = all(self._takes)
         self.ready.set_result(None)
 
-    def _answered(self, call: Call, future: asyncio.Future[tuple[bytes, list[Array | None]]]) -> None:
-        self._sent.popleft()
+    def _answered(self, body: bytes, arrays: list[Array | None], error: Exception | None) -> None:
+        """Hear how the call that was sent first has ended."""
+        call = self._sent.popleft()
         self._doubted = None
         self.waiting -= 1
         if self._sent:
@@ -227,9 +233,14 @@ class WorkerReplica:
             self._turns_sent -= 1
         else:
             self.room += 1
-        error = future.exception()
         if error is None:
-            error = self._read(call, *future.result())
+            try:
+                error = self._read(call, body, arrays)
+            except Exception as wrong:
+                text = f"{call.hook} of model '{self._model.name}' gave an answer that cannot be read"
+                logger.exception("%s", text)
+                error = InferError(Code.INTERNAL, f"{text}: {wrong!r}")
+                self._worker.kill(text)
         elif isinstance(error, NotBegunError):
             error = MovedError()
         if error is not None and not call.future.done():
@@ -239,7 +250,8 @@ class WorkerReplica:
         self._go_on()
         if self._leaving and not self.waiting:
             self._leaving = False
-            self._owner.freed(self)
+            if self.serves:
+                self._owner.freed(self)
         self._owner.roomy()
 
     def _read(self, call: Call, body: bytes, arrays: list[Array | None]) -> InferError | None:
@@ -247,8 +259,8 @@ class WorkerReplica:
         text = body[REPLIED.size :]
         name = _STATISTICS_NAME.get(call.hook)
         if name is not None:
-            self._mean_ns += (took_ns - self._mean_ns) / 8
-            most = min(1 + int(AHEAD_NS / self._mean_ns), MOST_AHEAD) if self._mean_ns else MOST_AHEAD
+            self._mean_ns = mean_ns = self._mean_ns + (took_ns - self._mean_ns) / 8
+            most = MOST_AHEAD if mean_ns * MOST_AHEAD <= AHEAD_NS else 1 + int(AHEAD_NS / mean_ns)
             self.room += most - self._most
             self._most = most
             self._model.statistics.record_hook(name, took_ns)

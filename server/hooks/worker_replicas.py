@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -16,10 +17,11 @@ from penstock.backends.errors import Code, InferError
 from penstock.backends.node import Node
 from penstock.batching.model import Model
 from penstock.batching.spec import HookSpec
+from penstock.batching.statistics import OTHER
 from penstock.server.workers.backoff import Backoff
 from penstock.server.workers.order import Order
 
-from .call import Call, Form
+from .call import Call, Form, MovedError
 from .loading import POST
 from .packing import FORGET, pack, write_signature
 from .pull import Answer, Pull, nothing
@@ -103,6 +105,7 @@ class WorkerReplicas(Replicas):
         if replica.serves:
             self._backoffs[replica].serves(self._loop.time())
             self._broken = None
+            self._model.hinder(self, hindered=False)
             self._live.append(replica)
             self.freed(replica)
             self.roomy()
@@ -138,21 +141,28 @@ class WorkerReplicas(Replicas):
 
     def submit(self, call: Call) -> asyncio.Future[Any]:
         """Have a call run by whichever has room first."""
-        call.future = self._loop.create_future()
-        self._line.append(call)
-        self.roomy()
-        return call.future
+        future = call.future = self._loop.create_future()
+        replica = None if self._line else self._roomiest()
+        if replica is None:
+            self._line.append(call)
+        else:
+            replica.take(call)
+        return future
 
     def roomy(self) -> None:
         """Hand out the calls that wait, each to the replica that least waits for."""
-        while self._line:
-            roomy = [replica for replica in self._live if replica.room > 0 and replica.serves]
-            if not roomy:
-                return
-            replica = min(roomy, key=_waiting) if len(roomy) > 1 else roomy[0]
+        while self._line and (replica := self._roomiest()) is not None:
             call = self._line.popleft()
             if not call.future.done():
                 replica.take(call)
+
+    def _roomiest(self) -> WorkerReplica | None:
+        """Give the replica with room that the fewest calls wait for."""
+        found: WorkerReplica | None = None
+        for replica in self._live:
+            if replica.room > 0 and (found is None or replica.waiting < found.waiting) and replica.serves:
+                found = replica
+        return found
 
     # -- keeping their number ----------------------------------------------------------------------------------
 
@@ -192,13 +202,15 @@ class WorkerReplicas(Replicas):
             self._serve(replica)
             return
         if isinstance(error, InferError):
-            self._unmade(error)
+            # a file that has gone wrong is not the client's mistake
+            self._unmade(InferError(Code.NOT_READY, error.message))
         self.lost(replica)
 
     def _unmade(self, error: InferError) -> None:
         self._broken = error
         if self._live:
             return
+        self._model.hinder(self, hindered=True)
         self._refuse(error)
         line, self._line = self._line, deque()
         for call in line:
@@ -243,9 +255,26 @@ class WorkerPassage(Passage):
         call.number = self._number
         if call.hook == POST:
             self._left = False
-        result = await self._on_replica(call, lambda replica: self._submitted(call, replica))
+        replicas = self._replicas
+        if replicas.shared and not self._is_bound() and replicas.take() is not None:
+            result = await self._anywhere(replicas, call)
+        else:
+            result = await self._on_replica(call, lambda replica: self._submitted(call, replica))
         if call.replica.keeps and call.hook != POST:
             self._replica, self._left = call.replica, True
+        return result
+
+    async def _anywhere(self, replicas: WorkerReplicas, call: Call) -> Any:
+        """Run a hook in whichever worker has room first: as `_on_replica`, less 1 us of what that is asked for."""
+        start_ns = time.monotonic_ns()
+        try:
+            result = await replicas.submit(call)
+        except MovedError:
+            return await self._on_replica(call, lambda replica: self._submitted(call, replica))
+        except InferError:
+            self._model.statistics.record_failure(OTHER, start_ns, time.monotonic_ns())
+            raise
+        self._begun = True
         return result
 
     def _submitted(self, call: Call, replica: Any) -> asyncio.Future[Any]:

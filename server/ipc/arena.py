@@ -12,6 +12,7 @@ import mmap
 import os
 from collections import deque
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 SMALLEST_BYTES = 16 << 10
@@ -21,6 +22,8 @@ KEPT_BYTES = 64 << 20
 """Segments without a lease are given back to the system while an Arena has more than this that is not leased."""
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _MOST_SEGMENTS = 1 << 16
+_MOST_MAPPED = 4096
+"""Of one writer; the system gives a process 65,530 mappings, and one that has none left dies."""
 
 Lease = tuple[int, mmap.mmap, int]
 """A slot's number, the memory that it is in, and its offset there."""
@@ -39,6 +42,11 @@ def slot_size(nbytes: int) -> int:
     return (nbytes + step - 1) // step * step
 
 
+def seal(fd: int) -> None:
+    """Let a memfd keep its size: whoever reads it would die of one that shrinks under them."""
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS | fcntl.F_SEAL_SEAL)
+
+
 class _Segment:
     """One memfd, divided into slots of one size. `free` are the indices of those that nobody has leased.
 
@@ -55,8 +63,7 @@ class _Segment:
         self.fd = os.memfd_create("penstock", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self.fd, size)
-            # the reader could not be made to fault by a file that shrinks under it
-            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS | fcntl.F_SEAL_SEAL)
+            seal(self.fd)
             self.memory = mmap.mmap(self.fd, size)
         except BaseException:
             os.close(self.fd)
@@ -173,14 +180,13 @@ class Mirror:
 
     def __init__(self, on_free: Callable[[], None]) -> None:
         self.freed: deque[int] = deque()
-        self._on_free = on_free
+        self.on_free = on_free
         self._segments: dict[int, tuple[mmap.mmap, int]] = {}
-        self._kinds: dict[int, type[Any]] = {}
 
     def map(self, number: int, slot_bytes: int, fd: int) -> None:
         """Map a segment that has been announced; `fd` is closed. Raises: WireError."""
         try:
-            unknown = number < _MOST_SEGMENTS and number not in self._segments
+            unknown = number < _MOST_SEGMENTS and number not in self._segments and len(self._segments) < _MOST_MAPPED
             if not unknown or slot_bytes < SMALLEST_BYTES or slot_bytes != slot_size(slot_bytes):
                 raise WireError(f"segment {number} with slots of {slot_bytes} bytes")
             size = max(SEGMENT_BYTES, slot_bytes)
@@ -203,20 +209,9 @@ class Mirror:
         offset = (slot & 0xFFFF) * slot_bytes
         if memory is None or nbytes > slot_bytes or offset + slot_bytes > len(memory):
             raise WireError(f"slot {slot:#x} of {nbytes} bytes is nowhere")
-        kind = self._kinds.get(slot_bytes) or self._kind(slot_bytes)
-        buffer = kind.from_buffer(memory, offset)
-        buffer.slot = slot
+        buffer = _kind(slot_bytes).from_buffer(memory, offset)
+        buffer.slot, buffer.mirror = slot, self
         return buffer
-
-    def _kind(self, slot_bytes: int) -> type[Any]:
-        freed = self.freed
-
-        def end(buffer: Any) -> None:
-            freed.append(buffer.slot)
-            self._on_free()
-
-        kind = self._kinds[slot_bytes] = type("Slot", (ctypes.c_char * slot_bytes,), {"__del__": end})
-        return kind
 
     def close(self) -> None:
         """Forget every segment, and call nobody any more.
@@ -224,4 +219,15 @@ class Mirror:
         Whoever is called may hold the tensors, and numpy's are not seen by the collector: they would live for ever.
         """
         self._segments.clear()
-        self._on_free = _nobody
+        self.on_free = _nobody
+
+
+@cache
+def _kind(slot_bytes: int) -> type[Any]:
+    """Give the type of buffers of one size. All Mirrors share it: a type is a cycle, which only the collector ends."""
+
+    def end(buffer: Any) -> None:
+        buffer.mirror.freed.append(buffer.slot)
+        buffer.mirror.on_free()
+
+    return type("Slot", (ctypes.c_char * slot_bytes,), {"__del__": end})

@@ -57,6 +57,23 @@ def place(sizes: Sequence[int]) -> tuple[list[int], int]:
     return offsets, end
 
 
+def form_of(arrays: Sequence[Array | None]) -> tuple[Any, ...]:
+    """Give what tensors have in common with others of their Layout."""
+    return tuple([None if array is None else (array.dtype, array.shape) for array in arrays])
+
+
+def joined(parts: Sequence[Any], arrays: Sequence[Array | None]) -> bytes:
+    """Give tensors one after another, each aligned."""
+    pieces: list[bytes] = []
+    for part, array in zip(parts, arrays, strict=True):
+        if array is not None:
+            native = array if array.dtype == part[0] else array.astype(part[0])
+            piece = native.tobytes()
+            surplus = -len(piece) % 64
+            pieces.append(piece + bytes(surplus) if surplus else piece)
+    return b"".join(pieces)
+
+
 def parts_of(arrays: Sequence[Array | None]) -> list[Part | None]:
     """Describe tensors. Raises: TypeError for one that cannot travel, ValueError for too many."""
     if len(arrays) > MOST_TENSORS:

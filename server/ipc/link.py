@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
+import logging
 import os
-import select
 import socket
+import struct
+import termios
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,14 +25,18 @@ LINGER_S = 0.01
 """How long slots that nobody looks at any more wait for a message that they are told of with: to wake the other side
 for them alone costs both together 20 us."""
 _ANCILLARY_BYTES = socket.CMSG_LEN(4 * 253)
+_COUNT = struct.Struct("i")
+
+logger = logging.getLogger("penstock.ipc")
 
 
 class Link:
     """A Wire on a Unix socket. All that is sent in a loop turn leaves in one write.
 
-    `take` is called with the messages of each read; it must not raise. `lost` is called once, in a later turn, when the
-    other process has gone or has sent what cannot be; not after `close`.
-    What it had sent before it went is taken first.
+    `take` is called with the messages of each read. `lost` is called once, in a later turn, when the other process has
+    gone or has sent what cannot be, which is also what `take` raises for; not after `close`.
+    What it had sent before it went is taken first. Once closed, neither is held any more.
+    Ownership: a descriptor that came with a message is closed after `take`, unless that took it off the message's list.
     Invariant: whoever sends does not wait; `buffered_bytes` says how much the other side has not taken yet.
     Threads: the event loop's.
     """
@@ -142,36 +149,48 @@ class Link:
             if not self._unsent:
                 self._loop.remove_writer(self._sock)
 
-    def _readable(self) -> None:
+    def _readable(self) -> int:
+        """Read once. Returns: how many bytes there were."""
         try:
             data, descriptors = receive_once(self._sock, self._buffer)
             if not data:
                 self._fail("the process has gone")
-                return
+                return 0
             messages = self._wire.feed(data, descriptors)
         except (BlockingIOError, InterruptedError):
-            return
+            return 0
         except (OSError, WireError) as error:
             self._fail(str(error))
-            return
-        if messages:
-            self._take(messages)
+            return 0
+        try:
+            if messages:
+                self._take(messages)
+        except Exception:
+            logger.exception("what another process has sent cannot be taken")
+            self._fail("it has sent what cannot be taken")
+        finally:
+            if self._wire.claimed:
+                self._wire.close_claimed()
+        return len(data)
 
     def read_rest(self) -> None:
-        """Take what has arrived, of a process that has ended: its socket may be open still, in one that it started."""
+        """Take what has arrived, of a process that has ended: its socket may be open still, in one that it started.
+
+        That one may go on writing to it: no more is read than there is now.
+        """
         if self.closed:
             return
-        arrived = select.poll()  # not select(), which knows no more than 1024 descriptors
-        arrived.register(self._sock, select.POLLIN)
-        while arrived.poll(0):
-            self._readable()
-            if self._sock.fileno() < 0:  # that was the end
-                return
+        (left,) = _COUNT.unpack(fcntl.ioctl(self._sock, termios.FIONREAD, bytes(_COUNT.size)))
+        while left > 0 and (read := self._readable()) and not self.closed:
+            left -= read
+        if not self.closed:
+            self._readable()  # its end, if nobody holds the socket
 
     def _fail(self, why: str) -> None:
         if not self.closed:
+            lost = self._lost
             self.close()
-            self._loop.call_soon(self._lost, why)
+            self._loop.call_soon(lost, why)
 
     def close(self) -> None:
         """End the conversation; what was sent in this loop turn still leaves, if the other side takes it at once."""
@@ -186,6 +205,13 @@ class Link:
         self._sock.close()
         self._unsent.clear()
         self._wire.close()
+        # whoever is called holds this Link too: the collector, which comes seldom, is not to be waited for
+        self._take = self._lost = _nobody
+        self._buffer = bytearray()
+
+
+def _nobody(_: Any) -> None:
+    """Be called for a link that is closed."""
 
 
 def prepare(sock: socket.socket) -> None:

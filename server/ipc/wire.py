@@ -21,7 +21,7 @@ import numpy as np
 from penstock.backends.backend import Array
 
 from .arena import Arena, Mirror, WireError
-from .layout import Layout, pack_strings, parts_of, place, read_parts, unpack_strings, write_parts
+from .layout import Layout, form_of, joined, pack_strings, parts_of, place, read_parts, unpack_strings, write_parts
 
 Message = tuple[int, int, bytes, list[Array | None], list[int]]
 """Kind, number, body, tensors, and descriptors, which are the receiver's to close."""
@@ -34,6 +34,7 @@ MOST_DESCRIPTORS = 200
 NO_SLOT = 0xFFFF_FFFF
 FIRST_KIND = 16
 """Kinds below are the wire's own."""
+LAST_KIND = 0xFFF
 _SEGMENT, _DROP, _RELEASE, _LAYOUT = 1, 2, 3, 4
 _HEADER = struct.Struct("<IHHQII")
 _SLOT = struct.Struct("<I")
@@ -65,6 +66,7 @@ class Wire:
         self._known: dict[int, Layout] = {}
         self._rest = bytearray()
         self._arrived: deque[int] = deque()
+        self.claimed: list[list[int]] = []
 
     # -- sending -----------------------------------------------------------------------------------------------
 
@@ -83,7 +85,9 @@ class Wire:
             if arrays is None:
                 tensors, layout_number = b"", 0
             else:
-                layout = self._told.get(tuple([None if a is None else (a.dtype, a.shape) for a in arrays]))
+                # without a loop for the one tensor that most have: 0.1 us less
+                only = arrays[0] if len(arrays) == 1 else None
+                layout = self._told.get(form_of(arrays) if only is None else ((only.dtype, only.shape),))
                 if layout is None:
                     layout = self._tell(arrays)
                 tensors, layout_number = self._tensors(layout, arrays, len(body)), layout.number
@@ -106,7 +110,7 @@ class Wire:
             part, array = parts[0], arrays[0]
             if part is not None and array is not None and array.dtype == part[0]:
                 layout.padding = bytes(layout.nbytes - part[2])
-        self._told[tuple([None if a is None else (a.dtype, a.shape) for a in arrays])] = layout
+        self._told[form_of(arrays)] = layout
         self._put_own(_LAYOUT, layout.number, write_parts(parts))
         return layout
 
@@ -123,7 +127,7 @@ class Wire:
             if slot is not None:
                 return slot
             _demand_short(body_bytes + 4 + layout.nbytes)
-        return _NO_SLOT + _joined(layout.parts, arrays)
+        return _NO_SLOT + joined(layout.parts, arrays)
 
     def _with_strings(self, layout: Layout, arrays: Sequence[Array | None], body_bytes: int) -> bytes:
         flat: list[Array | None] = []
@@ -141,7 +145,7 @@ class Wire:
             if slot is not None:
                 return slot + sizes
             _demand_short(body_bytes + 4 + len(sizes) + nbytes)
-        return _NO_SLOT + sizes + _joined(parts, flat)
+        return _NO_SLOT + sizes + joined(parts, flat)
 
     def _in_slot(
         self, parts: Sequence[Any], arrays: Sequence[Array | None], offsets: Sequence[int], nbytes: int
@@ -184,6 +188,8 @@ class Wire:
 
     def feed(self, data: memoryview, descriptors: Sequence[int] = ()) -> list[Message]:
         """Take what has arrived, and give the messages that are whole now. Raises: WireError."""
+        if self.claimed:
+            self.claimed = []  # whoever has the last messages has those
         if descriptors:
             self._arrived.extend(descriptors)
             if len(self._arrived) > _MOST_UNCLAIMED:
@@ -215,6 +221,8 @@ class Wire:
             size, kind, count, number, body_bytes, layout = _HEADER.unpack_from(data, position)
             start = position + header_bytes
             if start + size > end:
+                if body_bytes > size or kind > LAST_KIND or (layout and layout not in self._known):
+                    raise WireError("a frame that cannot be")  # its end is not waited for
                 break
             position = start + size
             if body_bytes > size or count > len(self._arrived):
@@ -225,6 +233,8 @@ class Wire:
                 continue
             arrays = self._arrays(layout, data, start + body_bytes, position) if layout else []
             descriptors = [self._arrived.popleft() for _ in range(count)] if count else []
+            if count:
+                self.claimed.append(descriptors)
             messages.append((kind, number, body, arrays, descriptors))
         return position
 
@@ -248,8 +258,8 @@ class Wire:
         try:
             if layout.strings:
                 return _read_strings(layout, data[start:end], self.mirror)
+            (slot,) = _SLOT.unpack_from(data, start)
             start += 4
-            (slot,) = _SLOT.unpack(data[start - 4 : start])
             buffer: Any
             if slot != NO_SLOT:
                 buffer = self.mirror.view(slot, layout.nbytes)
@@ -257,12 +267,21 @@ class Wire:
                 buffer = bytearray(data[start:end])
             else:
                 raise WireError(f"{end - start} bytes of tensors where {layout.nbytes} should be")
+            parts = layout.parts
+            if len(parts) == 1 and (only := parts[0]) is not None:
+                return [np.ndarray(only[1], only[0], buffer)]  # without a loop: 0.5 us less
             return [
                 None if part is None else np.ndarray(part[1], part[0], buffer, offset)
-                for part, offset in zip(layout.parts, layout.offsets, strict=True)
+                for part, offset in zip(parts, layout.offsets, strict=True)
             ]
         except (struct.error, ValueError, TypeError, OverflowError) as error:
             raise WireError(f"tensors that do not fit their layout: {error}") from error
+
+    def close_claimed(self) -> None:
+        """Close what nobody has taken of the descriptors that came with the last messages."""
+        for descriptors in self.claimed:
+            _close(descriptors)
+        self.claimed.clear()
 
     def close(self) -> None:
         """Let go of everything: what waits is not sent, and descriptors are closed."""
@@ -298,18 +317,6 @@ def _duplicated(descriptors: Sequence[int]) -> list[int]:
 def _close(descriptors: Sequence[int]) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
-
-
-def _joined(parts: Sequence[Any], arrays: Sequence[Array | None]) -> bytes:
-    """Give tensors one after another, each aligned."""
-    pieces: list[bytes] = []
-    for part, array in zip(parts, arrays, strict=True):
-        if array is not None:
-            native = array if array.dtype == part[0] else array.astype(part[0])
-            piece = native.tobytes()
-            surplus = -len(piece) % 64
-            pieces.append(piece + bytes(surplus) if surplus else piece)
-    return b"".join(pieces)
 
 
 def _read_strings(layout: Layout, data: memoryview, mirror: Mirror) -> list[Array | None]:

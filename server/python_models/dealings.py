@@ -20,10 +20,11 @@ import orjson
 from penstock.backends.errors import Code, InferError
 from penstock.batching.admission import admit
 from penstock.batching.request import InSequence, Terms
+from penstock.batching.stream import Told
 from penstock.batching.timeouts import due_ns
 from penstock.server.v2.decode import wrong_inputs
 
-from .messages import CALL, CALLED, CONTROL, CONTROLLED, LEAVE, LOG, METRIC
+from .messages import CALL, CALLED, CONTROL, CONTROLLED, LEAVE, LOG, METRIC, TRACEBACK
 from .metrics import CustomMetrics
 from .requests import END, START, error_said
 
@@ -56,6 +57,17 @@ class Beside:
     control: ModelControl | None = None
 
 
+def _log(said: Mapping[str, Any], about: Mapping[str, str]) -> None:
+    """Log what user code says; a traceback stands where those of the server do, line by line."""
+    level = _LEVELS.get(said["level"], logging.INFO)
+    if logger.isEnabledFor(level):
+        message, found, lines = said["message"].partition(TRACEBACK)
+        terms = said["file"], said["line"], message
+        record = logger.makeRecord(logger.name, level, "", 0, "%s:%d: %s", terms, None, extra=dict(about))
+        record.exc_text = (found + lines).strip() or None
+        logger.handle(record)
+
+
 class Dealings:
     """All that is under way for one worker, which is told how each ends. Threads: the event loop's."""
 
@@ -82,8 +94,7 @@ class Dealings:
         elif kind == METRIC:
             self._beside.metrics.take(self, said)
         elif kind == LOG:
-            level = _LEVELS.get(said["level"], logging.INFO)
-            logger.log(level, "%s:%d: %s", said["file"], said["line"], said["message"], extra=self._about)
+            _log(said, self._about)
 
     def end(self) -> None:
         """Cancel what is under way: the worker has ended."""
@@ -104,11 +115,11 @@ class Dealings:
         try:
             await self._carry(number, said, arrays)
         except InferError as error:
-            self._answer(number, {}, error, final=True)
+            self._answer(number, Told({}, error, True))
         except Exception as error:
             logger.exception("a call of model '%s' has failed", said["model"], extra=self._about)
             text = f"{type(error).__name__} while model '{said['model']}' was asked"
-            self._answer(number, {}, InferError(Code.INTERNAL, text), final=True)
+            self._answer(number, Told({}, InferError(Code.INTERNAL, text), True))
 
     async def _carry(self, number: int, said: Mapping[str, Any], arrays: Sequence[Array | None]) -> None:
         engine, hooks_of = self._beside.engine, self._beside.hooks_of
@@ -124,26 +135,29 @@ class Dealings:
             call = inputs, asked["id"], _terms(model, asked), asked["parameters"] or None
             wanted = _wanted(model, asked["outputs"])
             if not said["decoupled"]:
-                self._answer(number, _only(await hooks.infer(*call), wanted), None, final=True)
+                answered = await hooks.infer(*call)
+                outputs, said_with = _only(answered, wanted), getattr(answered, "parameters", None)
+                self._answer(number, Told(outputs, None, True, said_with), model)
                 return
             final = False
             async with aclosing(hooks.stream(*call)) as answers:
                 async for answer in answers:
                     final = answer.final
-                    self._answer(number, _only(answer.outputs, wanted), answer.error, final=final)
+                    outputs = {} if answer.error is not None else _only(answer.outputs, wanted)
+                    self._answer(number, Told(outputs, answer.error, final, answer.parameters), model)
             if not final:
-                self._answer(number, {}, None, final=True)
+                self._answer(number, Told({}, None, True))
         finally:
             engine.release(model)
 
-    def _answer(self, number: int, outputs: Mapping[str, Array], error: InferError | None, *, final: bool) -> None:
-        if error is not None:
-            outputs = {}
+    def _answer(self, number: int, told: Told, model: Model | None = None) -> None:
+        outputs = told.outputs
         said = {
             "outputs": list(outputs),
-            "error": None if error is None else error_said(error),
-            "parameters": {},
-            "final": final,
+            "bf16": [name for name, array in outputs.items() if model is not None and _is_bf16(model, name, array)],
+            "error": None if told.error is None else error_said(told.error),
+            "parameters": dict(told.parameters or {}),
+            "final": told.final,
         }
         self._worker.tell(CALLED, number, orjson.dumps(said), list(outputs.values()))
 
@@ -156,6 +170,9 @@ class Dealings:
             result = await self._controlled(said, arrays)
         except InferError as error:
             failed = error
+        except Exception as error:
+            logger.exception("what a model has asked of the repository has failed", extra=self._about)
+            failed = InferError(Code.INTERNAL, f"{type(error).__name__} while the repository was asked")
         told = {"error": None if failed is None else error_said(failed), "result": result}
         self._worker.tell(CONTROLLED, number, orjson.dumps(told))
 
@@ -163,7 +180,7 @@ class Dealings:
         name, control = said["model"], self._beside.control
         if said["do"] == "ready":
             with contextlib.suppress(InferError):
-                return self._beside.engine.model(name, said["version"]).healthy
+                return self._beside.engine.model(name, said["version"]).ready
             return False
         if control is None:
             raise InferError(Code.NOT_READY, "the server does not serve yet")
@@ -211,6 +228,12 @@ def _wanted(model: Model, names: Sequence[str]) -> frozenset[str]:
             text = f"unexpected inference output '{name}' for model '{model.name}'"
             raise InferError(Code.INVALID, text)
     return frozenset(names)
+
+
+def _is_bf16(model: Model, name: str, array: Array) -> bool:
+    """Tell whether an array is the bit patterns of a BF16 output: only the signature has that."""
+    spec = model.signature.output.get(name)
+    return spec is not None and spec.datatype == "BF16" and array.dtype == spec.type.dtype
 
 
 def _only(outputs: Mapping[str, Array], wanted: frozenset[str]) -> dict[str, Array]:

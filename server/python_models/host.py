@@ -52,7 +52,7 @@ class Dealings(Protocol):
 class _Open:
     """A request that has no final answer yet. `later`: its Batch has ended before it. `count`: its answers so far."""
 
-    __slots__ = ("batch", "count", "ended", "later", "number", "outputs", "request", "since_ns")
+    __slots__ = ("answer", "batch", "count", "ended", "later", "number", "request", "since_ns")
 
     def __init__(self, request: InferRequest, batch: Batch, number: int) -> None:
         self.request = request
@@ -60,7 +60,7 @@ class _Open:
         self.number = number
         self.count = 0
         self.later = self.ended = False
-        self.outputs: dict[str, Array] = {}
+        self.answer: tuple[dict[str, Array], dict[str, Any], str] = {}, {}, ""
         self.since_ns = batch.exec_start_ns
 
 
@@ -189,20 +189,28 @@ class Host:
             failure = error if isinstance(error, InferError) else InferError(Code.INTERNAL, str(error))
             self._free(batch, opened, failure)
             return
-        body, arrays = called.result()
         try:
-            answers = orjson.loads(body)["answers"]
-            if len(answers) != len(opened):
-                raise InferError(Code.INTERNAL, _wrong_count(len(opened), len(answers)))
+            self._take_answers(opened, *called.result())
         except InferError as wrong:
             self._free(batch, opened, wrong)
-            return
+        except Exception as wrong:
+            logger.exception("%s: an answer that cannot be read", self._order.label)
+            self._free(batch, opened, InferError(Code.INTERNAL, f"{self._order.label}: {wrong!r}"))
+            if self._worker is not None:
+                self._worker.kill(f"{self._order.label} gave an answer that cannot be read")
+        else:
+            self._free(batch, opened, None)
+
+    def _take_answers(self, opened: list[_Open], body: bytes, arrays: list[Array | None]) -> None:
+        """Take what a call has been answered with. Raises: InferError; anything for what cannot be read."""
+        answers = orjson.loads(body)["answers"]
+        if len(answers) != len(opened):
+            raise InferError(Code.INTERNAL, _wrong_count(len(opened), len(answers)))
         tensors = iter(arrays)
         for each, said in zip(opened, answers, strict=True):
             if said is not None:
                 self._answer(each, said, tensors)
                 self._end(each)
-        self._free(batch, opened, None)
 
     def _free(self, batch: Batch, opened: Sequence[_Open], failure: InferError | None) -> None:
         """Give a Batch back, with those of its requests that are answered, or all of them with what went wrong."""
@@ -242,10 +250,11 @@ class Host:
         taken = [next(tensors, None) for _ in names]
         error: InferError | None = None
         found: dict[str, Array] = {}
+        wrong = ""
         try:
             if said.get("error"):
                 raise error_of(said["error"])
-            found = self._names.outputs_of(names, taken)
+            found, wrong = self._names.outputs_of(names, taken)
         except InferError as failed:
             error = failed
         each.count += 1
@@ -253,7 +262,7 @@ class Host:
         if answers is None:
             if request.error is None:
                 request.error = error if each.count == 1 else InferError(Code.INTERNAL, NOT_ONE)
-            each.outputs = found
+            each.answer = found, said.get("parameters") or {}, wrong
             return
         now_ns = time.monotonic_ns()
         told = Told(found, error, said["final"], said.get("parameters") or None, now_ns - each.since_ns)
@@ -286,7 +295,7 @@ class Host:
         try:
             if not each.count:
                 raise InferError(Code.INTERNAL, NOT_ONE)
-            request.outputs = self._names.in_order(request, each.outputs)
+            request.outputs = self._names.in_order(request, *each.answer)
         except InferError as wrong:
             request.error = wrong
 
@@ -320,7 +329,8 @@ class Host:
                 await self.start()
             except Exception as error:  # whatever it is, the next start may go well
                 text = error.message if isinstance(error, InferError) else type(error).__name__
-                logger.exception("%s cannot be started again: %s", self._order.label, text)
+                unknown = None if isinstance(error, InferError) else error
+                logger.log(logging.ERROR, "%s cannot be started again: %s", self._order.label, text, exc_info=unknown)
                 if self._takes is not None:
                     self._takes.down(InferError(Code.NOT_READY, text), hopeless=True)
                 continue

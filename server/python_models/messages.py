@@ -6,7 +6,7 @@ says the names of its own.
 A request is {"id": str, "number": int, "inputs": [name], "outputs": [name] (those requested), "correlation": int | str,
 "flags": int (1 sequence start, 2 sequence end), "timeout_us": int, "priority": int, "parameters": {}}. `number` is the
 server's, and names it in what is told. An answer is {"outputs": [name], "error": null or {"code": a name of Code,
-"message": str}, "parameters": {}, "final": bool}.
+"message": str}, "parameters": {}, "final": bool}. One that a model of another gets has "bf16", too: which outputs are.
 
 The service is `penstock.server.python_models.inside.service`. Its settings: {"file": path of model.py, "args": what
 Triton gives `initialize`, all strings, "complete": null, or a model's configuration: then only `auto_complete_config`
@@ -17,6 +17,8 @@ error as its own.
 """
 
 from __future__ import annotations
+
+import re
 
 EXECUTE = 32
 """Call. {"requests": [request]}; answered by {"answers": [answer or null]}, null for one whose answers are told."""
@@ -42,3 +44,8 @@ METRIC = 71
 "increment" | "set" | "observe" | "drop family", "value": float, "buckets": [float]}."""
 LOG = 72
 """Told by the worker. {"level": "info" | "warning" | "error" | "verbose", "message", "file", "line"}."""
+TRACEBACK = "\nTraceback (most recent call last):\n"
+"""What parts a LOG's message from the traceback after it."""
+
+METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*\Z")
+LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*\Z")

@@ -10,9 +10,12 @@ from typing import Any
 from penstock.server.families import FAMILIES
 from penstock.server.metrics import label_value
 
+from .messages import LABEL_NAME, METRIC_NAME
+
 logger = logging.getLogger("penstock.python_models")
 MOST_METRICS = 10_000
 """Of one family: labels that a model makes of its requests may be any number."""
+_KINDS = frozenset(("counter", "gauge", "histogram"))
 _OURS = frozenset(family.name for family in FAMILIES)
 Labels = tuple[tuple[str, str], ...]
 
@@ -45,7 +48,11 @@ class CustomMetrics:
         self._families: dict[str, _Family] = {}
 
     def take(self, owner: object, said: Mapping[str, Any]) -> None:
-        """Take what a worker says of a metric; what does not fit is logged and left."""
+        """Take what a worker says of a metric; what does not fit the others is logged and left.
+
+        Raises: ValueError, TypeError or LookupError for what would break the page: only one that lies says so.
+        """
+        _check(said)
         name, do = said["family"], said["do"]
         if name in _OURS:
             logger.warning("metric family '%s' is the server's own: a model's is left out", name)
@@ -94,6 +101,15 @@ class CustomMetrics:
         if metric is None and len(family.metrics) < MOST_METRICS:
             metric = family.metrics[labels] = _Metric(said["buckets"])
         return metric
+
+
+def _check(said: Mapping[str, Any]) -> None:
+    labels = said["labels"]
+    names = METRIC_NAME.match(said["family"]) and all(map(LABEL_NAME.match, labels))
+    texts = isinstance(said["help"], str) and all(isinstance(each, str) for each in labels.values())
+    numbers = all(isinstance(each, int | float) for each in (*said["buckets"], said["value"]))
+    if not names or not texts or not numbers or said["kind"] not in _KINDS:
+        raise ValueError(f"no metric is {said['family']!r}")
 
 
 def _apply(metric: _Metric, do: str, value: float) -> None:

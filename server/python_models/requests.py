@@ -15,6 +15,7 @@ from penstock.backends.datatypes import DATATYPES
 from penstock.backends.errors import Code, InferError
 from penstock.batching.admission import dims_text
 from penstock.batching.forms import Forms, forms_of, spans
+from penstock.batching.own_outputs import OwnOutputs
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
@@ -102,45 +103,60 @@ class Names:
 
     # -- and back ----------------------------------------------------------------------------------------------
 
-    def outputs_of(self, names: Sequence[str], arrays: Iterable[Array | None]) -> dict[str, Array]:
-        """Take an answer's tensors by name. Raises: InferError (INTERNAL) for what the model must not answer."""
+    def outputs_of(self, names: Sequence[str], arrays: Iterable[Array | None]) -> tuple[dict[str, Array], str]:
+        """Take an answer's tensors by name; what the model has no output for is left out.
+
+        Returns: those, and in what one of them is not as the configuration says. Raises: InferError (INTERNAL) for one
+        that is missing.
+        """
         found: dict[str, Array] = {}
+        wrong = ""
         for name, array in zip(names, arrays, strict=True):
             if array is None:
                 raise self._wrong(f"output '{name}' has no tensor")
-            seen = name, array.dtype, array.shape
-            if seen not in self._passed:
-                self._check(name, array)
-                if len(self._passed) >= _KEPT:
-                    self._passed.clear()
-                self._passed.add(seen)
-            if self._forms is not None:
+            if name not in self._positions:
+                continue
+            differs = self._differs(name, array)
+            wrong = wrong or differs
+            if self._forms is not None and not differs:
                 (array,) = self._forms.leave(self.model, (self._positions[name],), (array,))
             found[name] = array
-        return found
+        return found, wrong
 
-    def _check(self, name: str, array: Array) -> None:
-        spec = self._bound.get(name)
-        if spec is None:
-            known = ", ".join(self.outputs)
-            raise self._wrong(f"unexpected inference output '{name}', its configuration has: {known}")
+    def in_order(self, request: InferRequest, found: Mapping[str, Array], said: Mapping[str, Any], wrong: str) -> Any:
+        """Give a request the outputs that it wants, in their order.
+
+        `said` are the parameters of the answer, `wrong` is in what it is not as the configuration says.
+        """
+        outputs = []
+        for position in request.wanted:
+            array = found.get(self.outputs[position])
+            outputs.append(array)
+            if array is None:
+                wrong = wrong or f"the answer lacks the requested output '{self.outputs[position]}'"
+        if not wrong and not said:
+            return outputs
+        return OwnOutputs(outputs, said, wrong and f"model '{self.model}': {wrong}")
+
+    def _differs(self, name: str, array: Array) -> str:
+        """Tell in what an output is not what the configuration says, "" for nothing."""
+        seen = name, array.dtype, array.shape
+        if seen in self._passed:
+            return ""
+        spec = self._bound[name]
         if array.dtype != spec.type.dtype:
             text = f"unexpected datatype {_type_of(array)} for inference output '{name}', expecting"
-            raise self._wrong(f"{text} {spec.type.config_name}")
+            return f"{text} {spec.type.config_name}"
         fits = len(array.shape) == len(spec.shape) and all(
             want in (-1, dim) for want, dim in zip(spec.shape, array.shape, strict=True)
         )
         if not fits and not spec.ragged:
             text = f"unexpected shape for inference output '{name}'. Expected {dims_text(spec.shape)}, got"
-            raise self._wrong(f"{text} {dims_text(array.shape)}")
-
-    def in_order(self, request: InferRequest, found: Mapping[str, Array]) -> list[Any]:
-        """Give a request the outputs that it wants, in their order. Raises: InferError (INTERNAL) if one is missing."""
-        outputs = [found.get(self.outputs[position]) for position in request.wanted]
-        for position, array in zip(request.wanted, outputs, strict=True):
-            if array is None:
-                raise self._wrong(f"the answer lacks the requested output '{self.outputs[position]}'")
-        return outputs
+            return f"{text} {dims_text(array.shape)}"
+        if len(self._passed) >= _KEPT:
+            self._passed.clear()
+        self._passed.add(seen)
+        return ""
 
     def _wrong(self, text: str) -> InferError:
         return InferError(Code.INTERNAL, f"model '{self.model}': {text}")

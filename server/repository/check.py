@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +20,7 @@ from penstock.batching.model import Model
 from penstock.batching.opening import complete_ensemble
 from penstock.batching.outsides import complete_outside
 from penstock.batching.samples import check_samples
-from penstock.batching.spec import BatchPolicy, ModelSpec, PaddedAxis, SequenceSpec
+from penstock.batching.spec import BatchPolicy, ModelSpec, PaddedAxis, SequenceSpec, WorkerSpec
 from penstock.batching.steps import link
 from penstock.server.hooks.loading import check_file
 from penstock.server.hooks.replicas import plan
@@ -77,6 +79,7 @@ def check(
         report.findings += entry.findings
         for spec in entry.specs:
             try:
+                _find_interpreter(spec)
                 if entry.name in circles:
                     raise InferError(Code.INVALID, circles[entry.name])
                 if spec.ensemble is not None:
@@ -149,11 +152,29 @@ def _completed(spec: ModelSpec, loaders: Mapping[str, Loader], invariance: bool)
 
 def _said(spec: ModelSpec) -> ModelSpec:
     """Complete a Python model's spec without running its code, which may say what the configuration does not."""
+    if not spec.worker.interpreter and spec.worker.requirements is None:  # another Python may have another syntax
+        _parse(spec.path)
     if spec.auto_complete and not (spec.inputs and spec.outputs):
         return spec
     done = complete_outside(spec)
     check_samples(Model(done, (), lambda *_: None))
     return done
+
+
+def _parse(path: Path) -> None:
+    try:
+        ast.parse(path.read_bytes(), path)
+    except (SyntaxError, ValueError) as error:
+        text = f"line {error.lineno}: {error.msg}" if isinstance(error, SyntaxError) else str(error)
+        raise InferError(Code.INVALID, text) from error
+
+
+def _find_interpreter(spec: ModelSpec) -> None:
+    """Look for the Python of a model's workers. Raises: InferError (INVALID) where it is not there."""
+    table, worker = ("hooks", spec.hooks.worker) if spec.hooks is not None else ("worker", spec.worker)
+    if worker.interpreter and shutil.which(worker.interpreter) is None:
+        text = f"model '{spec.name}', {table}.interpreter: '{worker.interpreter}' is not there, or may not be run"
+        raise InferError(Code.INVALID, text)
 
 
 def _placed(spec: ModelSpec, problem: str) -> Finding:
@@ -171,9 +192,10 @@ def _described(spec: ModelSpec, invariance: str) -> str:
     if spec.signature is not None:
         lines += _columns("inputs", [_tensor(tensor) for tensor in spec.signature.inputs])
         lines += _columns("outputs", [_tensor(tensor) for tensor in spec.signature.outputs])
+        lines += _columns("batching", [_batching(spec)])
     elif spec.backend == PYTHON:
-        lines += _columns("inputs", ["as its auto_complete_config says, which is not run here"])
-    lines += _columns("batching", [_batching(spec)])
+        lines += _columns("inputs", ["as its auto_complete_config says, which is not run here;"])
+        lines += _columns("", ["likewise outputs and batching"])
     lines += [line for axis in spec.padding for line in _columns("padding", [_padding(axis)])]
     if spec.sequence is not None:
         lines += _columns("sequences", [_sequences(spec.sequence)])
@@ -189,10 +211,27 @@ def _described(spec: ModelSpec, invariance: str) -> str:
     lines += _columns("instances", [groups + budget])
     if spec.options:
         lines += _columns("runtime", [", ".join(f"{name} {value}" for name, value in sorted(spec.options.items()))])
-    if spec.hooks is not None:
-        replicas = f"replicas: {plan(spec.hooks).reason}"
-        lines += _columns("hooks", [f"{spec.hooks.path}, timeout: {spec.hooks.timeout_s:g} s", replicas])
-    return "\n".join(lines)
+    return "\n".join([*lines, *_user_code(spec)])
+
+
+def _user_code(spec: ModelSpec) -> list[str]:
+    hooks = spec.hooks
+    if hooks is None:
+        return _columns("worker", [_worker(spec.worker)]) if spec.backend == PYTHON else []
+    lines = _columns("hooks", [f"{hooks.path}, timeout: {hooks.timeout_s:g} s", f"replicas: {plan(hooks).reason}"])
+    return lines + (_columns("workers", [f"{hooks.workers}, {_worker(hooks.worker)}"]) if hooks.workers else [])
+
+
+def _worker(worker: WorkerSpec) -> str:
+    """Say what the processes of user code run on, and their limits."""
+    parts = [f"Python: {worker.interpreter or 'that of the server'}"]
+    if worker.requirements is not None:
+        parts.append(f"environment: {worker.requirements}")
+    if worker.timeout_s:
+        parts.append(f"timeout: {worker.timeout_s:g} s")
+    if worker.memory_bytes:
+        parts.append(f"memory: at most {worker.memory_bytes >> 20} MB")
+    return ", ".join(parts)
 
 
 def _columns(title: str, texts: list[str]) -> list[str]:

@@ -152,6 +152,9 @@ def _unknown(table: str, word: str, name: str = "") -> str:
     tables = {known.partition(".")[0]: known for known in KEYS}
     here = {known: f"{table}.{known}" for known in KEYS[table]} if table else tables
     unknown = f"unknown key {name}" if table else f"unknown table {word}"
+    inside = [f"{table}.{known}" for known in KEYS.get(table, ()) if known.endswith(f"_{word}")]
+    if inside:
+        return f"{unknown}, the nearest known is {inside[0]}"
     for known, likeness in ((every, 1.0), (here, 0.6), (every, 0.6)):
         near = difflib.get_close_matches(word, known, 1, likeness)
         if near:

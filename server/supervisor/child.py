@@ -25,7 +25,23 @@ from penstock.server.ipc.link import Link
 from penstock.server.listener import StartError
 
 from .fleet import ANSWERS, READY
-from .kinds import ATTACH, COUNTED, DRAIN, FAILED, KEEP, KEPT, PING, PONG, PREPARE, SAID, START, UNLINKED
+from .kinds import (
+    ATTACH,
+    BOARD,
+    COUNTED,
+    DRAIN,
+    FAILED,
+    HURRY,
+    KEEP,
+    KEPT,
+    NEIGHBOUR,
+    PING,
+    PONG,
+    PREPARE,
+    SAID,
+    START,
+    UNLINKED,
+)
 
 if TYPE_CHECKING:
     from penstock.server.ipc.wire import Message
@@ -39,10 +55,17 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Told:
-    """What a role says to the supervisor. `kept` is what the engine before this one has kept."""
+    """What a role says to the supervisor, and was told before its start.
 
-    def __init__(self, link: Link, logs: Logs, kept: dict[str, Kept]) -> None:
+    `kept` is what the engine before this one has kept; `board` a front end's place among front ends, with the
+    descriptors that came with it.
+    """
+
+    def __init__(
+        self, link: Link, logs: Logs, kept: dict[str, Kept], board: tuple[dict[str, list[int]], list[int]] | None
+    ) -> None:
         self._link = link
+        self.board = board
         self.logs = logs
         self.pairing = 0
         self.kept = kept
@@ -70,7 +93,8 @@ class _Process:
         self._role: Role | None = None
         self._told: Told | None = None
         self._kept: dict[str, Kept] = {}
-        self._early: list[tuple[int, socket.socket]] = []
+        self._board: tuple[dict[str, list[int]], list[int]] | None = None
+        self._early: list[tuple[int, int, socket.socket]] = []
         self._link = Link(sock, self._take, self._lost)
         for number in _STOP_SIGNALS:
             signal.signal(number, lambda *_: self._loop.call_soon_threadsafe(self._asked.set))
@@ -84,11 +108,8 @@ class _Process:
         for kind, number, body, _, descriptors in messages:
             if kind == START:
                 self._assigned.set_result(json.loads(body))
-            elif kind == KEPT:
-                key, value = json.loads(body)
-                self._kept[key] = value, descriptors
-                if self._role is not None:
-                    self._role.kept(key)
+            elif kind in {KEPT, BOARD}:
+                self._keep(kind, json.loads(body), descriptors)
             elif kind == PREPARE:
                 importlib.import_module(body.decode()).prepare()
                 _name("spare")
@@ -96,17 +117,32 @@ class _Process:
                 self._link.send(PONG, number)
             elif kind == DRAIN:
                 self._asked.set()
-            elif kind == ATTACH:
-                self._attach(number, socket.socket(fileno=descriptors[0]))
+            elif kind in {ATTACH, NEIGHBOUR}:
+                self._attach(kind, number, socket.socket(fileno=descriptors.pop()))
+            elif kind == HURRY and self._role is not None:
+                self._role.hurry()
             elif kind == COUNTED and self._role is not None:
                 self._role.counted(json.loads(body))
 
-    def _attach(self, pairing: int, sock: socket.socket) -> None:
-        if self._role is None or self._told is None:
-            self._early.append((pairing, sock))
+    def _keep(self, kind: int, said: Any, descriptors: list[int]) -> None:
+        taken = descriptors[:]
+        descriptors.clear()
+        if kind == BOARD:
+            self._board = said, taken
             return
-        self._told.pairing = pairing
-        self._role.attach(sock)
+        key, value = said
+        self._kept[key] = value, taken
+        if self._role is not None:
+            self._role.kept(key)
+
+    def _attach(self, kind: int, number: int, sock: socket.socket) -> None:
+        if self._role is None or self._told is None:
+            self._early.append((kind, number, sock))
+        elif kind == ATTACH:
+            self._told.pairing = number
+            self._role.attach(sock)
+        else:
+            self._role.meet(number, sock)
 
     async def run(self, logs: list[Logs]) -> int:
         try:
@@ -123,7 +159,7 @@ class _Process:
         logs.append(Logs(settings, sys.stderr, assigned["name"]))
         logs[0].start()
         process.prepare()
-        told = self._told = Told(self._link, logs[0], self._kept)
+        told = self._told = Told(self._link, logs[0], self._kept, self._board)
         module, _, name = assigned["role"].partition(":")
         try:
             self._role = getattr(importlib.import_module(module), name)(settings, told, assigned)
@@ -137,8 +173,8 @@ class _Process:
     async def _serve(self, role: Role, told: Told, *, early: bool) -> int:
         from penstock.server import process
 
-        for pairing, sock in self._early:
-            self._attach(pairing, sock)
+        for each in self._early:
+            self._attach(*each)
         self._early.clear()
         try:
             if early:

@@ -87,6 +87,10 @@ class Child:
     def _reap(self) -> None:
         self._loop.remove_reader(self._ends)
         os.close(self._ends)
+        # what a hook has forked holds the sockets that it listened on: connections would go there, and hang.
+        # A group has its number for as long as its first process is not reaped
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         status = self._process.wait()
         self._link.read_rest()
         self._link.close()

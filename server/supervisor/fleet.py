@@ -43,6 +43,8 @@ class Asked:
     """Join a front end and an engine by a socket."""
     drain: Callable[[Member], None]
     kill: Callable[[Member], None]
+    hurry: Callable[[Member], None]
+    """Have an engine hold nothing open: its front ends are about to end, and wait for what it holds."""
 
 
 @dataclass(slots=True)
@@ -211,8 +213,8 @@ class Fleet:
     def _drain_engines(self) -> None:
         for member in list(self.members.values()):
             needed = not self.draining and member.generation in {self.generation, self.following}
-            if member.role == ENGINE and not needed and not self.of(member.generation, FRONT):
-                self._drain(member)
+            if member.role == ENGINE and not needed:
+                (self.asked.hurry if self.of(member.generation, FRONT) else self._drain)(member)
 
     def _drain(self, member: Member) -> None:
         if member.state == DRAINING:

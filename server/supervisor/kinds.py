@@ -20,8 +20,15 @@ KEEP = 22
 A descriptor may come with it."""
 KEPT = 25
 """Supervisor, to a new engine before its START: what the last one kept, as it came."""
+BOARD = 26
+"""Supervisor, to a front end before its START: its place among front ends. Body: JSON, what `neighbours.py` says of it.
+The memory that they share comes with it, its mailbox, and the ways to the others'."""
+NEIGHBOUR = 27
+"""Supervisor, to a front end: another one was started. The number is its place; the way to it comes with it."""
 COUNTED = 23
 """Supervisor, to the engine: how many processes there are, and how often each role was started again. Body: JSON."""
+HURRY = 28
+"""Supervisor, to the engine: its front ends are about to end, and what is held open for more requests is to run."""
 FAILED = "failed"
 """It cannot start, and why: for the operator, who has to change something."""
 UNLINKED = "unlinked"

@@ -24,6 +24,9 @@ def prepare() -> None:
     import penstock.server.fronts.engine_server
     import penstock.server.fronts.front
     import penstock.server.supervisor.lasting  # noqa: F401
+    from penstock.server.process import settle_memory
+
+    settle_memory()  # or it would walk over all of that once models are served: 0.1 s in which nothing is answered
 
 
 class Role(Protocol):
@@ -38,11 +41,17 @@ class Role(Protocol):
     def attach(self, sock: socket.socket) -> None:
         """Speak to an engine, or to a front end, over this socket."""
 
+    def meet(self, place: int, sock: socket.socket) -> None:
+        """Take the way to a front end that was started after this one."""
+
     def counted(self, counts: Mapping[str, Any]) -> None:
         """Take how many processes there are, and how often they were started again."""
 
     def kept(self, key: str) -> None:
         """Take what the engine before this one has been told since this one was started."""
+
+    def hurry(self) -> None:
+        """Hold no batch open any more: the front ends are about to end."""
 
     async def drain(self) -> int:
         """Finish what was accepted. Returns: how much was dropped."""
@@ -56,9 +65,11 @@ class Front:
 
     def __init__(self, settings: Settings, told: Told, assigned: Mapping[str, Any]) -> None:
         from penstock.server.fronts.front import FrontServer
+        from penstock.server.fronts.spreading import Spread
 
         self._told = told
-        self._server = FrontServer(settings, self._lost, told.logs.apply)
+        self._spread = Spread.of(*told.board) if told.board else None
+        self._server = FrontServer(settings, self._lost, told.logs.apply, self._spread)
 
     def _lost(self, why: str) -> None:
         logger.warning("the engine has gone: %s", why)
@@ -75,10 +86,19 @@ class Front:
     def attach(self, sock: socket.socket) -> None:
         self._server.attach(sock)
 
+    def meet(self, place: int, sock: socket.socket) -> None:
+        if self._spread is None:
+            sock.close()
+        else:
+            self._spread.meet(place, sock)
+
     def counted(self, counts: Mapping[str, Any]) -> None:
         """Not told to a front end."""
 
     def kept(self, key: str) -> None:
+        """Not told to a front end."""
+
+    def hurry(self) -> None:
         """Not told to a front end."""
 
     async def drain(self) -> int:
@@ -124,6 +144,9 @@ class Engine:
         self._fronts.add(self._server.attach(sock))
         self._alone.clear()
 
+    def meet(self, place: int, sock: socket.socket) -> None:
+        """Not told to the engine."""
+
     def counted(self, counts: Mapping[str, Any]) -> None:
         self._server.server.metrics.processes = {
             f'{metric}{{role="{role}"}}': number
@@ -135,7 +158,11 @@ class Engine:
         if self._loaded:
             self._late.append(asyncio.ensure_future(self._lasting.put_back_one(self._server, key)))
 
+    def hurry(self) -> None:
+        self._server.engine.hurry()
+
     async def drain(self) -> int:
+        self.hurry()
         try:
             await asyncio.wait_for(self._alone.wait(), self._settings.exit_timeout_secs)
         except TimeoutError:

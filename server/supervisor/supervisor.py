@@ -24,7 +24,8 @@ from penstock.server.settings import Settings
 from .children import Child, told_end
 from .fleet import ANSWERS, DRAINING, ENGINE, FRONT, READY, Asked, Fleet, Member
 from .journal import Journal
-from .kinds import ATTACH, COUNTED, DRAIN, FAILED, KEEP, KEPT, PING, PONG, PREPARE, SAID, UNLINKED
+from .kinds import ATTACH, COUNTED, DRAIN, FAILED, HURRY, KEEP, KEPT, PING, PONG, PREPARE, SAID, UNLINKED
+from .neighbours import Neighbours
 from .ports import Ports, places
 from .watch import LOOK_S, PING_S, looked_up
 
@@ -54,7 +55,8 @@ class Supervisor:
         self._loop = asyncio.get_running_loop()
         self._ports = Ports()
         self._journal = Journal()
-        asked = Asked(self._start, self._pair, self._drain_one, self._kill_one)
+        self._neighbours = Neighbours(settings.http_workers)
+        asked = Asked(self._start, self._pair, self._drain_one, self._kill_one, self._hurry_one)
         self.fleet = Fleet(settings.http_workers, asked)
         self._children: dict[int, Child] = {}
         self._changed = asyncio.Event()
@@ -145,6 +147,7 @@ class Supervisor:
         await self._until(lambda: not self._children and not self._spare)
         self._ports.close()
         self._journal.close()
+        self._neighbours.close()
 
     def force(self) -> None:
         """Kill every process."""
@@ -191,8 +194,11 @@ class Supervisor:
             self._children[number] = child
             for key, (value, descriptors) in self._journal if member.role == ENGINE else ():
                 child.tell(KEPT, 0, json.dumps([key, value]).encode(), descriptors)
+            if member.role == FRONT:
+                self._neighbours.enter(number, child)
             child.assign(assignment)
         except OSError as error:
+            self._neighbours.leave(number)
             logger.error("%s cannot be started: %s", member.name, error)  # noqa: TRY400 - the system's reason is all
             self._loop.call_later(LOOK_S, lambda: self.fleet.ended(number, self._loop.time()))
 
@@ -208,6 +214,10 @@ class Supervisor:
     def _drain_one(self, member: Member) -> None:
         if member.number in self._children:
             self._children[member.number].tell(DRAIN)
+
+    def _hurry_one(self, member: Member) -> None:
+        if member.number in self._children:
+            self._children[member.number].tell(HURRY)
 
     def _kill_one(self, member: Member) -> None:
         self._unbegun.add(member.number)
@@ -234,11 +244,9 @@ class Supervisor:
             for engine in fleet.of(fleet.following, ENGINE):
                 self._children[engine.number].tell(KEPT, 0, body, descriptors)
         if generation == fleet.following:
-            # what it has put back; the engine that serves may have been told otherwise since
-            for descriptor in descriptors:
-                os.close(descriptor)
-        else:
-            self._journal.keep(key, value, descriptors)
+            return  # it is what it has put back; the engine that serves may have been told otherwise since
+        self._journal.keep(key, value, descriptors)
+        descriptors.clear()
 
     def _hear(self, number: int, said: dict[str, Any]) -> None:
         state, member = said["state"], self.fleet.members[number]
@@ -266,6 +274,7 @@ class Supervisor:
 
     def _ended(self, number: int, status: int) -> None:
         child, member = self._children.pop(number), self.fleet.members[number]
+        self._neighbours.leave(number)
         self._pairings.pop(number, None)
         good = status == 0 or number in self._unbegun
         self._unbegun.discard(number)

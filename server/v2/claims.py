@@ -98,7 +98,9 @@ class Claim:
 
 
 def is_bulky(model: Model) -> bool:
-    """Whether some answer of a model may be large, as far as its signature tells."""
+    """Whether some answer of a model may be large, as far as its signature tells, or have what that does not tell."""
+    if model.spec.declared:
+        return True
     for position in model.all_outputs:
         spec = model.signature.outputs[position]
         dims = spec.shape[1:] if model.signature.batched else spec.shape
@@ -110,6 +112,8 @@ def is_bulky(model: Model) -> bool:
 def is_large(plan: Plan, outputs: Sequence[Any]) -> bool:
     """Whether encoding an answer would hold the loop."""
     for way, array in zip(ways_of(plan, len(outputs)), outputs, strict=False):
+        if array is None:
+            continue
         if way is JSON and (array.size >= _LARGE_ELEMENTS or (array.dtype.hasobject and _is_long(array))):
             return True
         if type(way) is Classes and _is_much(way.count, array):

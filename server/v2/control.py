@@ -50,6 +50,8 @@ class Engine(Protocol):
 class Repository(Protocol):
     """The part of the Repository that is read here."""
 
+    @property
+    def loaded(self) -> bool: ...
     def config_json(self, model: Model) -> Mapping[str, Any]: ...
     def index(self, ready: bool) -> list[dict[str, Any]]: ...
 
@@ -165,13 +167,13 @@ class _Control:
         try:
             model = self._engine.model(name, version)
         except InferError:
-            if any(
+            if not self._repository.loaded or any(
                 entry["name"] == name and version in {"", str(entry.get("version", version))}
                 for entry in self._repository.index(False)
             ):
                 raise InferError(Code.INVALID, "Model version not ready") from None
             raise
-        if not model.healthy:
+        if not model.ready:
             raise InferError(Code.INVALID, "Model version not ready")
         return Response()
 

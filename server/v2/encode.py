@@ -11,12 +11,12 @@ import orjson
 
 from penstock.backends.datatypes import DATATYPES
 
-from .finish import finish, finish_all, ways_of
+from .finish import finish, finish_all, finish_own, ways_of
 from .said import BINARY
 from .tensors import to_binary, to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from penstock.backends.backend import Array
     from penstock.batching.request import InferRequest
@@ -127,6 +127,12 @@ def encode_ways(request: InferRequest, plan: Ways) -> tuple[bytes, int]:
     return _encode_finished(request, finish_all(request.model, request.wanted, plan, request.outputs or []))
 
 
+def encode_own(request: InferRequest, plan: Plan) -> tuple[bytes, int]:
+    """Encode what user code has answered that its signature does not tell. Returns, and raises: as `Encoder.mixed`."""
+    outputs: Any = request.outputs
+    return _encode_finished(request, finish_own(request.model, request.wanted, plan, outputs), outputs.parameters)
+
+
 def encode_hooked(request: InferRequest, plan: Plan, outputs: dict[str, Array]) -> tuple[bytes, int]:
     """Encode what post_inference returned: arrays by names of its own choosing.
 
@@ -142,7 +148,9 @@ def encode_hooked(request: InferRequest, plan: Plan, outputs: dict[str, Array]) 
     return _encode_finished(request, finished)
 
 
-def _encode_finished(request: InferRequest, outputs: Sequence[Finished]) -> tuple[bytes, int]:
+def _encode_finished(
+    request: InferRequest, outputs: Sequence[Finished], parameters: Mapping[str, Any] | None = None
+) -> tuple[bytes, int]:
     """Write the answer. What is in shared memory has no data, and no parameters: C++ clients take those for binary."""
     model, texts, raws = request.model, [], []
     for output in outputs:
@@ -155,7 +163,9 @@ def _encode_finished(request: InferRequest, outputs: Sequence[Finished]) -> tupl
             head += b',"data":' + to_json(output.datatype, output.name, output.array)
         texts.append(head + b"}")
     opening = orjson.dumps(
-        ({"id": request.id} if request.id else {}) | {"model_name": model.name, "model_version": model.version}
+        ({"id": request.id} if request.id else {})
+        | {"model_name": model.name, "model_version": model.version}
+        | ({"parameters": parameters} if parameters else {})
     )
     text = opening[:-1] + b',"outputs":[' + b",".join(texts) + b"]}"
     sent = [raw for raw in raws if raw]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from penstock.backends.errors import Code, InferError
+from penstock.batching.own_outputs import own_datatype
 
 from .regions import Lease
 from .said import JSON, MAX_CLASSES, Classes, Ways
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from penstock.backends.backend import Array
     from penstock.batching.model import Model
+    from penstock.batching.own_outputs import OwnOutputs
 
     from .said import Plan, Way
 
@@ -56,6 +58,20 @@ def finish_all(model: Model, wanted: Sequence[int], plan: Plan, outputs: Sequenc
         return [
             finish(model, (spec.name, spec.datatype), way, output)
             for spec, way, output in zip(specs, ways_of(plan, len(specs)), outputs, strict=True)
+        ]
+    finally:
+        if isinstance(plan, Ways):
+            plan.release()
+
+
+def finish_own(model: Model, wanted: Sequence[int], plan: Plan, outputs: OwnOutputs) -> list[Finished]:
+    """Finish those outputs of user code that there are, as `finish_all` does; each has the datatype that it has."""
+    try:
+        specs = [model.signature.outputs[position] for position in wanted]
+        return [
+            finish(model, (spec.name, own_datatype(spec.datatype, array)), way, array)
+            for spec, way, array in zip(specs, ways_of(plan, len(specs)), outputs, strict=True)
+            if array is not None
         ]
     finally:
         if isinstance(plan, Ways):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote_to_bytes
 
 from penstock.backends.errors import Code, InferError
+from penstock.batching.own_outputs import OwnOutputs
 from penstock.server.errors import HTTP_STATUS, error_body, retry_after_line
 from penstock.server.http.coding import MIN_BYTES, compress, decompress
 from penstock.server.http.head import HttpError
@@ -25,7 +26,7 @@ from penstock.server.restricted import Restricted
 
 from .claims import Claim, Route, bad_header, is_bulky, is_large, version_in
 from .decode import decode, decode_raw, decode_remembered
-from .encode import Encoder, encode_hooked, encode_ways
+from .encode import Encoder, encode_hooked, encode_own, encode_ways
 from .forwarding import Forwarding
 from .layout import Layouts
 from .parsing import parse
@@ -194,14 +195,17 @@ class Inference:
 
     def _answer_outputs(self, connection: FastLane, claim: Claim, encoder: Encoder, request: InferRequest) -> None:
         plan, outputs = connection.plan, request.outputs or []
-        if type(plan) is Ways:
+        own = type(outputs) is OwnOutputs
+        if own:
+            encode = partial(encode_own, request, plan)
+        elif type(plan) is Ways:
             encode = partial(encode_ways, request, plan)
         else:
             encode = partial(encoder.mixed, request.id, request.wanted, plan, outputs)
         if is_large(plan, outputs):
             work = self._answer_later(connection, claim, request, encode)
             connection.task = asyncio.get_running_loop().create_task(work)
-        elif plan is None and not claim.accept:
+        elif plan is None and not claim.accept and not own:
             connection.answer_json(encoder.json(request.id, request.wanted, outputs))
         else:
             self._answer_body(connection, claim, *encode())

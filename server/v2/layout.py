@@ -165,8 +165,8 @@ class Layouts:
         if body[start : start + 1] == b" ":
             start += 1
         end = body.find(b"]", start) + 1
-        array = request.inputs[0]
-        if not end or len(request.inputs) != 1 or array is None or not array.size:
+        array = request.inputs[0] if len(request.inputs) == 1 else None
+        if not end or array is None or not array.size:
             return
         if request.model.signature.inputs[0].datatype not in _FLOATS or not _stands_for_data(body, start, end):
             return

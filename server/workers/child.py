@@ -14,9 +14,10 @@ import os
 import signal
 import socket
 import sys
+import traceback
 import types
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _OLDEST = (3, 11)
 _UNFIT_STATUS = 78
 
@@ -62,6 +63,7 @@ def prepare_output() -> None:
 def main(words: list[str]) -> None:
     """Serve until told to end."""
     sock, begun, parent, *folders = words
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, b"worker", 0, 0, 0)  # for ps
     die_with(int(parent))
     if sys.version_info < _OLDEST:
         unfit(f"is {sys.version_info[0]}.{sys.version_info[1]}, and workers need 3.11 or later")
@@ -81,6 +83,10 @@ def main(words: list[str]) -> None:
         Calls(Channel(socket.socket(fileno=int(sock))), memory).serve()
     except ConnectionError:
         os._exit(1)  # the server has gone
+    except BaseException as error:  # noqa: BLE001 - nobody is served any more, whatever other threads do
+        with contextlib.suppress(Exception):
+            traceback.print_exception(error)
+        os._exit(1)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()

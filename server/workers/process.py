@@ -19,6 +19,8 @@ from .order import Order
 
 UNFIT_STATUS = 78
 """What a worker exits with when its Python cannot run it; its last line says why. As in child.py."""
+_CRASHED = "Extension modules: "
+"""How the last line begins that faulthandler writes of a crash: it does not say why."""
 _PACKAGES = ("server", "batching", "backends")
 _CHILD = Path(__file__).parent / "child.py"
 
@@ -72,6 +74,7 @@ class Process:
                 os.close(descriptor)
         with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody waits
             self._loop.call_soon_threadsafe(self._exited, ended)
+        self._exited = _nobody  # who is called holds this
 
     def _outlived(self, process: subprocess.Popen[bytes]) -> int:
         for descriptor in self._descriptors:
@@ -94,8 +97,18 @@ class Process:
         return subprocess.Popen(  # noqa: S603 - the user's own Python
             [_python(order), str(_CHILD), str(sock), str(begun), str(os.getpid()), *_folders()],
             stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=(sock, begun), cwd=order.folder,
-            start_new_session=True, env={**os.environ, **order.environment},
+            start_new_session=True, env={**os.environ, **_programs(order), **order.environment},
         )  # fmt: skip
+
+
+def _programs(order: Order) -> dict[str, str]:
+    """Have programs that come with a Python of its own found first."""
+    folder = os.path.dirname(order.interpreter)  # noqa: PTH120 - "" for a name without one
+    return {"PATH": f"{folder}{os.pathsep}{os.environ.get('PATH', os.defpath)}"} if folder else {}
+
+
+def _nobody(_: int | OSError) -> None:
+    """Be called of a process that has ended before."""
 
 
 def ending_of(order: Order, ended: int | OSError | None, last: str | None) -> tuple[str, str, Code]:
@@ -111,6 +124,7 @@ def ending_of(order: Order, ended: int | OSError | None, last: str | None) -> tu
         return "open", f"{order.label}: {last}", Code.INVALID
     status = f"exit status {ended}" if ended is None or ended >= 0 else f"signal {-ended} ({_signal_name(-ended)})"
     if last is not None:
+        last = "" if last.startswith(_CRASHED) else last
         text = f"{order.label} ended while it was opened: {status}"
         return "open", f"{text}: {last}" if last else text, Code.NOT_READY
     reason = "signal" if ended is not None and ended < 0 else "exit"

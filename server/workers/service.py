@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import json
 import mmap
@@ -88,6 +89,7 @@ class Calls:
     def __init__(self, channel: Channel, begun: mmap.mmap) -> None:
         self._channel = channel
         self._begun = begun
+        self._pid = os.getpid()
         self._service: Any = None
         self._waiting: deque[Message | None] = deque()
         self._early: list[Message] = []
@@ -102,10 +104,12 @@ class Calls:
             try:
                 reply = self._done(kind, number, body, arrays)
             except BaseException as error:  # noqa: BLE001 - sys.exit in user code harms its own call only
+                self._end_fork(error)
                 self._refuse(number, error)
                 if kind == OPEN:
                     return
             else:
+                self._end_fork()
                 self._answer(number, reply)
                 del reply
             del arrays
@@ -127,7 +131,9 @@ class Calls:
                 reply = self._done(kind, number, body, arrays)
                 if isinstance(reply, Coroutine):
                     reply = await reply
+                self._end_fork()
             except BaseException as error:  # noqa: BLE001 - as in serve
+                self._end_fork(error)
                 self._refuse(number, error)
             else:
                 self._answer(number, reply)
@@ -136,11 +142,24 @@ class Calls:
             if kind == CLOSE:
                 return
 
+    def _end_fork(self, error: BaseException | None = None) -> None:
+        """End a child that user code has forked and that comes back from the call: its parent is who answers."""
+        if os.getpid() == self._pid:
+            return
+        if error is not None and not isinstance(error, SystemExit):
+            traceback.print_exception(error)
+        code = error.code if isinstance(error, SystemExit) else error is not None
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code if isinstance(code, int) else code is not None)
+
     def _answer(self, number: int, reply: Reply) -> None:
         try:
             self._channel.send(REPLY, number, *reply)
-        except (TypeError, ValueError) as error:
-            self._channel.send(ERROR, number, error_body(InferError(Code.INTERNAL, str(error))))
+        except OSError:
+            raise  # nobody is there
+        except Exception as error:  # noqa: BLE001 - also what a string that is the user's own says
+            self._refuse(number, error)
 
     def _refuse(self, number: int, error: BaseException) -> None:
         refused = error if isinstance(error, InferError) else _failed(error)
@@ -230,5 +249,9 @@ def error_body(error: InferError) -> bytes:
 
 
 def _failed(error: BaseException) -> InferError:
-    traceback.print_exception(error)
-    return InferError(Code.INTERNAL, f"{type(error).__name__}: {error}")
+    name, text = type(error).__name__, ""
+    with contextlib.suppress(Exception):  # user code may have closed stderr, and have errors of its own
+        traceback.print_exception(error)
+    with contextlib.suppress(Exception):
+        text = str(error)
+    return InferError(Code.INTERNAL, f"{name}: {text}" if text else name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 import math
@@ -18,6 +19,7 @@ from typing import Any
 
 from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
+from penstock.server.ipc.arena import seal
 from penstock.server.ipc.link import Link
 from penstock.server.ipc.wire import Message
 
@@ -36,28 +38,31 @@ END_S = 0.1
 
 logger = logging.getLogger("penstock.workers")
 Reply = tuple[bytes, list[Array | None]]
+Answered = Callable[[bytes, list[Array | None], Exception | None], None]
+"""Who is told how a call has ended: its reply, or why there is none."""
 _NUMBER = struct.Struct("<Q")
 _FIRST = 1
 """The number of OPEN."""
+_ANSWERS = frozenset((REPLY, ERROR))
 
 
 class _Call:
     """A call under way. Units: `limit_s` seconds from when it is the first in line, 0 for none."""
 
-    __slots__ = ("future", "limit_s", "number")
+    __slots__ = ("answered", "limit_s", "number")
 
-    def __init__(self, number: int, future: asyncio.Future[Reply], limit_s: float) -> None:
+    def __init__(self, number: int, answered: Answered, limit_s: float) -> None:
         self.number = number
-        self.future = future
+        self.answered = answered
         self.limit_s = limit_s
 
 
 class Worker:
     """One process. Calls run there one at a time, in order; several may be on their way.
 
-    Invariants: every call's future is settled exactly once: by its reply, by the error the worker raised, by WorkerLost
-    if the worker ended while it ran, by NotBegunError if it had not begun, or by its own cancellation. A call that runs
-    for longer than its limit ends the worker. No process is left behind by `kill`, by `stop` or by the server's end.
+    Invariants: every call is answered exactly once: by its reply, by the error the worker raised, by WorkerLost if the
+    worker ended while it ran, or by NotBegunError if it had not begun; its future may be cancelled before. A call that
+    runs for longer than its limit ends the worker. No process is left behind by `kill`, `stop` or the server's end.
     `ready` has the answer to opening; when it fails, the worker ends. `lost` is called once when it has ended, unless
     `stop` was called: also when it never was ready. `ended` is done in any case, once the process is reaped and all of
     it is let go of. `serves`: a call given to it will be run. `reason` is why it has ended, as metrics have it.
@@ -106,9 +111,10 @@ class Worker:
             undo.callback(here.close)
             sock = there.detach()
             undo.callback(os.close, sock)
-            begun = os.memfd_create("begun", os.MFD_CLOEXEC)
+            begun = os.memfd_create("begun", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             undo.callback(os.close, begun)
             os.ftruncate(begun, mmap.PAGESIZE)
+            seal(begun)
             self._begun = mmap.mmap(begun, mmap.PAGESIZE)
             undo.callback(self._begun.close)
             read, written = os.pipe()
@@ -138,19 +144,29 @@ class Worker:
 
         Raises: NotBegunError when it is gone; TypeError or ValueError for what cannot travel.
         """
+        future: asyncio.Future[Reply] = self._loop.create_future()
+        self.ask(functools.partial(_settle, future), kind, body, arrays, limit_s)
+        return future
+
+    def ask(
+        self, answered: Answered, kind: int, body: bytes = b"", arrays: Sequence[Array | None] | None = None,
+        limit_s: float = 0.0,
+    ) -> None:  # fmt: skip
+        """Have something done. `answered` is called once, in the order of the calls, and must not raise.
+
+        A future costs a call 1 us and a turn of the loop more. Raises: as `call`.
+        """
         if not self.serves:
             raise NotBegunError
         number = self._last + 1
         self._link.send(kind, number, body, arrays)
         self._last = number
-        call = _Call(number, self._loop.create_future(), limit_s)
         if not self._calls:
             self._since_s = time.monotonic()
-        self._calls.append(call)
+        self._calls.append(_Call(number, answered, limit_s))
         within_s = limit_s if 0.0 < limit_s < LOOK_S else LOOK_S
         if self._loop.time() + within_s < self._due_s:
             self._look_in(within_s)
-        return call.future
 
     def tell(self, kind: int, number: int, body: bytes = b"", arrays: Sequence[Array | None] | None = None) -> None:
         """Tell it something that is not answered; nothing happens when it is gone.
@@ -177,23 +193,29 @@ class Worker:
     # -- what comes back ---------------------------------------------------------------------------------------
 
     def _take(self, messages: list[Message]) -> None:
+        try:
+            self._take_each(messages)
+        except Exception:
+            # user code may write to any descriptor
+            logger.exception("%s has said what cannot be", self.order.label, extra=dict(self.order.about))
+            self.kill(f"{self.order.label} has said what cannot be")
+
+    def _take_each(self, messages: list[Message]) -> None:
         for kind, number, body, arrays, _ in messages:
-            if kind not in {REPLY, ERROR}:
+            if kind not in _ANSWERS:
                 if self._said is not None:
                     self._said(kind, number, body, arrays)
                 continue
             if not self._calls or self._calls[0].number != number:
                 self.kill(f"{self.order.label} answered what was not asked")
                 return
+            error = read_error(body) if kind == ERROR else None
             call = self._calls.popleft()
             self._since_s = time.monotonic()
-            if kind == REPLY:
-                if not call.future.done():
-                    call.future.set_result((body, arrays))
+            if error is None:
+                call.answered(body, arrays, None)
                 continue
-            error = read_error(body)
-            if not call.future.done():
-                call.future.set_exception(error)
+            call.answered(b"", [], error)
             if number == _FIRST:
                 self.kill(f"{self.order.label} could not be opened: {error.message}", reason="open")
 
@@ -278,32 +300,44 @@ class Worker:
         if not self._why:
             self.reason, self._why, self._code = ending
         if not orderly:
-            logger.warning("%s", self._why, extra=dict(self.order.about))
+            unwanted = opening and self.reason == "killed"  # nobody has waited for it
+            logger.log(logging.DEBUG if unwanted else logging.WARNING, "%s", self._why, extra=dict(self.order.about))
         self._settle()
         self._begun.close()
         if not self.ended.done():
             self.ended.set_result(None)
+        # who is called holds this Worker too: the collector, which comes seldom, is not to be waited for
+        lost, self._lost, self._said = self._lost, _nobody, None
         if not self._stopping:
             self.order.count(ENDED + self.reason)
-            self._lost(self)
+            lost(self)
 
     def _settle(self) -> None:
         """Tell the callers: at its end, or a little after it was killed, for large processes take long to end."""
         (begun,) = _NUMBER.unpack_from(self._begun)
         calls, self._calls = self._calls, deque()
         for call in calls:
-            if call.future.done():
-                continue
-            if call.number <= max(begun, _FIRST):
-                call.future.set_exception(WorkerLost(self._why, self._code))
-            else:
-                call.future.set_exception(NotBegunError())
+            ran = call.number <= max(begun, _FIRST)
+            call.answered(b"", [], WorkerLost(self._why, self._code) if ran else NotBegunError())
+
+
+def _nobody(_: Worker) -> None:
+    """Be called of a worker that has ended before."""
 
 
 def read_error(body: bytes) -> InferError:
     """Read an error that a worker has raised."""
     said: dict[str, Any] = json.loads(body)
-    return InferError(Code[said["code"]], said["message"], said["retry_after_ns"])
+    return InferError(Code[said["code"]], str(said["message"]), int(said["retry_after_ns"]))
+
+
+def _settle(future: asyncio.Future[Reply], body: bytes, arrays: list[Array | None], error: Exception | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result((body, arrays))
+    else:
+        future.set_exception(error)
 
 
 def _ignore(future: asyncio.Future[Reply]) -> None:

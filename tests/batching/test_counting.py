@@ -14,6 +14,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching import counting, memory, opening
 from penstock.batching.counting import Split, Trial, Trials, choose, count_instances, splits, together
+from penstock.batching.instance import ThreadInstance
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
 from tests.fakes import FakeBackend, Function
 
@@ -310,6 +311,7 @@ class TestOpening:
         model = opening.open_model(SPEC, {"fake": load}, lambda *_: None)
         try:
             instance = model.instances[0]
+            assert isinstance(instance, ThreadInstance)
             instance.place.replace(instance.binding, model.signature, model.max_rows)
 
             assert asked[-1] == ("cpu", "3")

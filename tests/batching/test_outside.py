@@ -145,7 +145,7 @@ def run(outsides: Sequence[Elsewhere], scene: Callable[[Engine, Model], Awaitabl
     asyncio.run(whole())
 
 
-def x(value: float) -> list[np.ndarray | None]:  # type: ignore[type-arg]
+def x(value: float) -> list[np.ndarray | None]:
     return [np.array([[value]], np.float32)]
 
 

@@ -21,6 +21,7 @@ from penstock.batching.batch import Batch
 from penstock.batching.device import Device
 from penstock.batching.engine import Engine
 from penstock.batching.model import Model
+from penstock.batching.placement import Placement
 from penstock.batching.request import InferRequest
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
 from tests.fakes import PATIENCE_S, FakeBackend, Function, fake_loader, fake_request
@@ -207,7 +208,7 @@ class TestTurns:
         cpu = Device(1, preemptive=True)
         doors = Doors()
         with opened(doors, cpu) as one, opened(list, cpu) as other:
-            other.model.instances[0].place.share.brief = True
+            place_of(other.model).share.brief = True
             one.add()
             doors.wait_in()
             other.ended(other.add())
@@ -413,6 +414,13 @@ class TestALostDevice:
         assert reopen.backends[0].closed
 
 
+def place_of(model: Model) -> Placement:
+    """Give where the first instance of a model is."""
+    instance = model.instances[0]
+    assert isinstance(instance, instance_module.ThreadInstance)
+    return instance.place
+
+
 @pytest.mark.anyio
 class TestEngines:
     async def test_models_of_one_engine_share_a_device_and_two_engines_share_nothing(self) -> None:
@@ -421,7 +429,7 @@ class TestEngines:
         for engine in engines:
             for version in (1, 2):
                 await engine.load(ModelSpec("m", version, Path("model"), backend="fake"))
-        places = [[model.instances[0].place.device for model in engine.models()] for engine in engines]
+        places = [[place_of(model).device for model in engine.models()] for engine in engines]
         for engine in engines:
             await engine.stop(1)
 

@@ -501,7 +501,7 @@ def leave(live: Live, leaving: threading.Thread, witness: Witness) -> None:
     """Have the server exit, and the generator go on once it is on its way out."""
     leaving.start()
     deadline = time.monotonic() + PATIENCE_S
-    while not live.server.health.draining and time.monotonic() < deadline:
+    while not live.draining and time.monotonic() < deadline:
         time.sleep(0.001)
     witness.gate.set()
 

@@ -21,7 +21,7 @@ from tests.live import Live, live_server
 
 pytestmark = pytest.mark.slow
 
-FOREVER = "max_queue_delay_microseconds: 60000000"
+FOREVER = "max_queue_delay_microseconds: 3600000000"
 SHORT_S = 0.4
 SHORT = "max_queue_delay_microseconds: 400000"
 PREFERRED = "preferred_batch_size: [2, 6]"

@@ -311,7 +311,6 @@ REFUSED = {
         'parameters { key: "TRITON_BATCH_STRATEGY_PATH" value { string_value: "/lib/batch.so" } }',
         "TRITON_BATCH_STRATEGY_PATH",
     ),
-    "in_python": ('backend: "python"', "'python'"),
     "in_tensorrt": ('platform: "tensorrt_plan"', "'tensorrt_plan'"),
     "in_tensorflow": ('platform: "tensorflow_savedmodel"', "'tensorflow_savedmodel'"),
     "has_agents": ('model_repository_agents { agents [ { name: "checksum" } ] }', "model_repository_agents"),

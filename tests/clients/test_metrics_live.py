@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ import tritonclient.grpc as grpc_client
 
 from tests.clients import models
 from tests.clients.tensors import document
+from tests.fakes import PATIENCE_S
 from tests.live import Live, live_server
 
 pytestmark = pytest.mark.slow
@@ -134,7 +136,10 @@ def test_summaries_and_the_first_response_histogram_count_what_was_served(live: 
 def test_connections_of_either_port_are_counted(live: Live) -> None:
     with grpc_client.InferenceServerClient(live.grpc_address) as client:
         assert client.is_server_live()
+        until = time.monotonic() + PATIENCE_S
         page = parsed(scrape(live))
+        while not page["penstock_grpc_connections", ""] and time.monotonic() < until:
+            page = parsed(scrape(live))  # a front end tells its engine once a second
 
     assert page["penstock_grpc_connections", ""] == 1
     assert page["penstock_connections", ""] >= 0

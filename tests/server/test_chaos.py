@@ -37,7 +37,15 @@ def test_it_needs_to_be_allowed() -> None:
     with pytest.raises(SettingError, match=r"--chaos: got 'fail=3'"):
         Settings(chaos=("fail=3",), allow_chaos=True)
 
-    assert Settings(chaos=("fail=0.1",), allow_chaos=True)
+    assert Settings(chaos=("fail=0.1",), allow_chaos=True).chaos == ("fail=0.1",)
+
+
+@pytest.mark.parametrize("rule", ["kill-front=1", "stop-engine=1"])
+def test_processes_that_there_are_not_cannot_be_harmed(rule: str) -> None:
+    with pytest.raises(SettingError, match=f"got '{rule}', and there is no such process without --http-workers"):
+        Settings(chaos=(rule,), allow_chaos=True)
+
+    assert Settings(chaos=(rule,), allow_chaos=True, http_workers=1).chaos == (rule,)
 
 
 def test_without_rates_nothing_is_ever_due() -> None:

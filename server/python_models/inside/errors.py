@@ -13,6 +13,7 @@ from pathlib import Path
 from penstock.backends.errors import Code
 
 _HERE = str(Path(__file__).parent)
+_IMPORTING = "<frozen importlib"
 
 
 class TritonModelException(Exception):  # noqa: N818 - Triton's name
@@ -37,7 +38,7 @@ class ErrorCode(enum.IntEnum):
 
 
 _CODES = {
-    ErrorCode.UNKNOWN: Code.INTERNAL,
+    ErrorCode.UNKNOWN: Code.UNKNOWN,
     ErrorCode.INTERNAL: Code.INTERNAL,
     ErrorCode.NOT_FOUND: Code.NOT_FOUND,
     ErrorCode.INVALID_ARG: Code.INVALID,
@@ -46,7 +47,7 @@ _CODES = {
     ErrorCode.ALREADY_EXISTS: Code.ALREADY_EXISTS,
     ErrorCode.CANCELLED: Code.CANCELLED,
 }
-_BACK = {code.name: error for error, code in _CODES.items() if error is not ErrorCode.UNKNOWN}
+_BACK = {code.name: error for error, code in _CODES.items()}
 _BACK |= {Code.OVERLOADED.name: ErrorCode.UNAVAILABLE, Code.EXPIRED.name: ErrorCode.UNAVAILABLE}
 
 
@@ -99,10 +100,19 @@ def failure_text(error: BaseException) -> str:
     lines = [
         f"  {frame.f_code.co_filename}({line}): {frame.f_code.co_name}\n"
         for frame, line in reversed(list(traceback.walk_tb(error.__traceback__)))
-        if not frame.f_code.co_filename.startswith(_HERE)
+        if not frame.f_code.co_filename.startswith((_HERE, _IMPORTING))
     ]
     where = f"\n\nAt:\n{''.join(lines)}" if lines else ""
     return clean(f"{type(error).__name__}: {_text(error)}{where}")
+
+
+def traceback_text(error: BaseException) -> str:
+    """Write an exception for the log: its type and text, and its traceback, which begins in the user's code."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith((_HERE, _IMPORTING)):
+        frames = frames.tb_next
+    lines = "".join(traceback.format_exception(type(error), error, frames))
+    return f"{type(error).__name__}: {_text(error)}" + (f"\n{lines}" if frames is not None else "")
 
 
 def line_in(file: str, error: BaseException) -> int:

@@ -16,6 +16,8 @@ from .module import NAME
 
 _ALSO = "c_python_backend_utils"
 """What Triton's module takes its classes from; some models import it."""
+_IMPORTABLE = Path(__file__).parents[1] / "importable"
+"""Where processes that the model starts find the module, when they import model.py anew."""
 
 
 def load_class(file: Path, module: ModuleType) -> Any:
@@ -26,7 +28,7 @@ def load_class(file: Path, module: ModuleType) -> Any:
     """
     sys.modules[NAME] = sys.modules[_ALSO] = module
     folder = file.parent
-    for place in (str(folder), str(folder.parent)):
+    for place in (str(folder), str(folder.parent), str(_IMPORTABLE)):
         if place not in sys.path:
             sys.path.append(place)
     name = file.stem

@@ -7,17 +7,14 @@ Source: python_backend, src/metric.cc and src/metric_family.cc; core, src/metric
 from __future__ import annotations
 
 import enum
-import re
 import sys
 from typing import Any, ClassVar
 
-from penstock.server.python_models.messages import METRIC
+from penstock.server.python_models.messages import LABEL_NAME, METRIC, METRIC_NAME
 
 from .errors import TritonModelException
 from .outside import Outside
 
-_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*\Z")
-_LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*\Z")
 _DELETED = (
     "Invalid metric operation as the corresponding 'MetricFamily' has been deleted. The 'MetricFamily' object should "
     "be deleted AFTER its corresponding 'Metric' objects have been deleted."
@@ -112,7 +109,7 @@ class MetricFamily:
     def __init__(self, name: str, description: str, kind: MetricKind) -> None:
         if not isinstance(kind, MetricKind):
             raise TypeError(f"kind: expected MetricFamily.COUNTER, GAUGE or HISTOGRAM, got {kind!r}")
-        if not _NAME.match(name):
+        if not METRIC_NAME.match(name):
             raise TritonModelException(f"Error when creating MetricFamily: no metric can be named '{name}'")
         outside = self._outside
         outside.sweep()
@@ -130,7 +127,7 @@ class MetricFamily:
         labels = labels or {}
         for key, value in labels.items():
             pair: tuple[Any, Any] = key, value
-            if not all(isinstance(each, str) for each in pair) or not _LABEL.match(key):
+            if not all(isinstance(each, str) for each in pair) or not LABEL_NAME.match(key):
                 raise TritonModelException(f"Error when creating Metric: no label can be {key!r}: {value!r}")
         if (buckets is not None) is not (self._family.kind is MetricKind.HISTOGRAM):
             raise TritonModelException(
@@ -168,7 +165,9 @@ class Logger:
     @classmethod
     def log(cls, message: str, level: LogLevel = LogLevel.INFO) -> None:
         """Write a line, with the file and line of who calls."""
-        cls._write(message, LogLevel(level))
+        if not isinstance(level, LogLevel):
+            raise TypeError(f"level: expected one of Logger's, got {type(level)}")
+        cls._write(message, level)
 
     @classmethod
     def log_info(cls, message: str) -> None:

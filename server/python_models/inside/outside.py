@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import queue
 import threading
 import weakref
@@ -43,11 +44,13 @@ class Outside:
     `serving`: whether requests may be made, which is between `initialize` and `finalize`. `ending`: the server takes no
     more questions. `cancelled` are the numbers
     of requests that nobody waits for any more, of the latest _MOST_CANCELLED ones. `making` is held while something is
-    made that there is to be one of, such as a family of metrics: `families`, by name.
+    made that there is to be one of, such as a family of metrics: `families`, by name. Without a `channel` there is no
+    server: this is a process that model.py has started. One that it has forked is `elsewhere`, and has none either.
     """
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel | None) -> None:
         self._channel = channel
+        self._pid = os.getpid()
         self._numbers = itertools.count(1)
         self._waiting: dict[int, Take] = {}
         self._later: queue.SimpleQueue[tuple[int, int, dict[str, Any]]] = queue.SimpleQueue()
@@ -58,8 +61,15 @@ class Outside:
         self.cancelled: dict[int, None] = {}
         self.families: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
+    @property
+    def elsewhere(self) -> bool:
+        """Whether this is a process that model.py has made by fork."""
+        return os.getpid() != self._pid
+
     def tell(self, kind: int, number: int, said: dict[str, Any], arrays: Sequence[Array | None] | None = None) -> None:
-        """Tell the server something. Raises: TypeError or ValueError for what cannot travel."""
+        """Tell the server something. Raises: TypeError or ValueError for what cannot travel; TritonModelException."""
+        if self.elsewhere or self._channel is None:
+            raise TritonModelException("The server is reached from the model's own process only.")
         self._channel.send(kind, number, dumps(said), arrays)
 
     def later(self, kind: int, number: int, said: dict[str, Any]) -> None:

@@ -66,6 +66,8 @@ class InferenceRequest:
             raise TritonModelException("Correlation ID must be integer or string")
         whose = f"for request with id '{request_id}' and model name '{model_name}' should not be empty."
         self._inputs: list[Tensor] | None = checked_tensors(inputs, f"Input tensor {whose}")
+        if not all(isinstance(name, str) for name in requested_output_names):
+            raise TypeError("InferenceRequest: requested_output_names are str")
         if "" in requested_output_names:
             raise TritonModelException(f"Requested output name {whose}")
         self._model = str(model_name)

@@ -16,7 +16,7 @@ from penstock.server.python_models.messages import ANSWER
 
 from .errors import TritonError, TritonModelException, read_error, written_error
 from .outside import Outside
-from .tensors import Tensor, arrived
+from .tensors import BF16, Tensor, arrived
 
 FINAL = 1
 """TRITONSERVER_RESPONSE_COMPLETE_FINAL."""
@@ -64,7 +64,7 @@ class InferenceResponse:
             output_tensors, "Output tensor for inference response should not be empty."
         )
         self._error = error
-        self._parameters = checked_parameters(parameters) if parameters else {}
+        self._parameters = checked_parameters(parameters)
 
     def output_tensors(self) -> list[Tensor]:
         return self._output_tensors
@@ -99,7 +99,8 @@ def read_response(said: dict[str, Any], arrays: Sequence[Array | None]) -> Infer
     if error:
         return InferenceResponse(error=read_error(error))
     outputs = zip(said.get("outputs") or (), arrays, strict=True)
-    tensors = [arrived(name, array) for name, array in outputs if array is not None]
+    brain = said.get("bf16", ())
+    tensors = [arrived(name, array, BF16 if name in brain else 0) for name, array in outputs if array is not None]
     return InferenceResponse(tensors, parameters=said.get("parameters"))
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import traceback
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from pathlib import Path
@@ -20,7 +19,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.server.ipc.channel import Channel
 from penstock.server.python_models.messages import ANSWER, EXECUTE
 
-from .errors import WrongAnswerError, failure_text, line_in, written_error
+from .errors import WrongAnswerError, failure_text, line_in, traceback_text, written_error
 from .loading import load_class
 from .model_config import ModelConfig
 from .module import make_module, received
@@ -67,6 +66,8 @@ class PythonModel:
             self._model = kind()
             if hasattr(self._model, "initialize"):
                 self._model.initialize(dict(self._args))
+            if not hasattr(self._model, "execute"):  # in Triton the first request is told
+                raise WrongAnswerError(f"Python model {self._file} does not implement `execute` method.")
         except BaseException as error:
             self._log("error", error)
             raise InferError(Code.INTERNAL, failure_text(error)) from error
@@ -99,7 +100,7 @@ class PythonModel:
                 self._log("info", error)
 
     def _log(self, level: str, error: BaseException, what: str = "") -> None:
-        text = what + "".join(traceback.format_exception(error))
+        text = what + traceback_text(error)
         self._outside.log(level, text, str(self._file), line_in(str(self._file), error))
 
     # -- execute -----------------------------------------------------------------------------------------------
@@ -130,8 +131,10 @@ class PythonModel:
             for request in requests:
                 if request.number not in answers:
                     request.get_response_sender()  # it ends, even if model.py lets go of it
-        except BaseException as error:  # noqa: BLE001 - sys.exit in user code harms its own call only
-            return self._failed(error)
+        except BaseException as error:
+            if self._outside.elsewhere:
+                raise  # a child that execute has forked ends
+            return self._failed(error)  # sys.exit in user code harms its own call only
         return None
 
     def _failed(self, error: BaseException) -> dict[str, Any]:
@@ -141,8 +144,6 @@ class PythonModel:
 
     def _execute(self, requests: list[Received]) -> list[Any] | None:
         """Call `execute`. Returns: its answers, None when they are told. Raises: what it raises; WrongAnswerError."""
-        if not hasattr(self._model, "execute"):
-            raise WrongAnswerError(f"Python model {self._file} does not implement `execute` method.")
         returned = self._model.execute(requests)
         if asyncio.iscoroutine(returned):
             running = self._started(returned)

@@ -83,7 +83,7 @@ class ServerRpcs:
             if error.code is not Code.NOT_FOUND:
                 raise
             return self._pb.ModelReadyResponse(ready=False)
-        return self._pb.ModelReadyResponse(ready=model.healthy and not self._health.draining)
+        return self._pb.ModelReadyResponse(ready=model.ready and not self._health.draining)
 
     def model_metadata(self, request: Any) -> Any:
         version = version_of(request.version)

@@ -10,7 +10,11 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.datatypes import DATATYPES
+from penstock.batching.own_outputs import own_datatype
+from penstock.server.hooks.convert import datatype_of
 from penstock.server.protobuf import service_pb2
+from penstock.server.v2.finish import finish, finish_own, ways_of
+from penstock.server.v2.said import BINARY
 from penstock.server.v2.tensors import to_binary
 
 from .wire import field, field_head, varint
@@ -20,7 +24,10 @@ if TYPE_CHECKING:
 
     from penstock.backends.backend import Array
     from penstock.backends.signature import Signature
+    from penstock.batching.model import Model
+    from penstock.batching.request import InferRequest
     from penstock.server.v2.finish import Finished
+    from penstock.server.v2.said import Options, Plan
 
 FINAL, MORE = (field(4, field(1, b"triton_final_response") + field(2, b"\x08" + flag)) for flag in (b"\1", b"\0"))
 """The parameter of every answer on a stream: whether it is the last one to its request."""
@@ -36,13 +43,13 @@ _LARGE_BYTES = 64 << 10
 class Encoder:
     """Encodes the answers of one model version; keeps the bytes that do not change between answers.
 
-    `strings` is whether any output is BYTES.
+    `strings` is whether any output is BYTES, or may hold anything: those of user code (`own`).
     """
 
-    def __init__(self, model: str, version: str, signature: Signature) -> None:
+    def __init__(self, model: str, version: str, signature: Signature, *, own: bool = False) -> None:
         self._names = field(_NAME, model.encode()) + field(_VERSION, version.encode())
         self._outputs = [(output.name.encode(), output.datatype) for output in signature.outputs]
-        self.strings = any(output.datatype == "BYTES" for output in signature.outputs)
+        self.strings = own or any(output.datatype == "BYTES" for output in signature.outputs)
         self._singles: dict[tuple[int, tuple[int, ...]], tuple[bytes, bytes]] = {}
         self._heads: dict[tuple[Any, ...], tuple[bytes, ...]] = {}
         self._described: dict[tuple[Any, ...], bytes] = {}
@@ -135,16 +142,47 @@ def before(request_id: str, mark: bytes = b"") -> bytes:
 
 def mark_of(final: bool, said: Mapping[str, Any] | None) -> bytes:
     """Write FINAL or MORE, and after it the parameters that a model of user code has said with an answer."""
-    mark = FINAL if final else MORE
+    return (FINAL if final else MORE) + _parameters(said)
+
+
+def _parameters(said: Mapping[str, Any] | None) -> bytes:
     if not said:
-        return mark
+        return b""
     message = service_pb2().ModelInferResponse()
     for name, value in said.items():
         kind = _KINDS.get(type(value))
         if kind is not None:
             setattr(message.parameters[name], kind, value)
     written: bytes = message.SerializeToString()
-    return mark + written
+    return written
+
+
+def encode_own(encoder: Encoder, plan: Plan, request: InferRequest, between: bytes) -> bytes:
+    """Encode what user code has answered that its signature does not tell. Raises: InferError (INVALID)."""
+    outputs: Any = request.outputs
+    finished = finish_own(request.model, request.wanted, plan, outputs)
+    return encoder.finished(finished, between + _parameters(outputs.parameters))
+
+
+def encode_hooked(
+    encoder: Encoder, request: InferRequest, options: Options, outputs: Mapping[str, Array], between: bytes
+) -> bytes:
+    """Encode what post_inference returned: the outputs that the call names, or all where it names none of them."""
+    model, plan = request.model, options.plan
+    ways = ways_of(plan, len(request.wanted))
+    asked = {model.signature.outputs[position].name: way for position, way in zip(request.wanted, ways, strict=True)}
+    names = [name for name in outputs if name in asked] or list(outputs)
+    finished = [
+        finish(model, (name, _datatype(model, name, outputs[name])), asked.get(name, BINARY), outputs[name])
+        for name in names
+    ]
+    return encoder.finished(finished, between)
+
+
+def _datatype(model: Model, name: str, array: Array) -> str:
+    """Tell an output's datatype: of user code's, the signature says whether UINT16 are the bit patterns of BF16."""
+    spec = model.signature.output.get(name) if model.spec.declared else None
+    return datatype_of(array) if spec is None else own_datatype(spec.datatype, array)
 
 
 def stream_answer(answer: bytes) -> bytes:

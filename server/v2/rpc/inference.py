@@ -14,17 +14,17 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from penstock.backends.datatypes import DATATYPES
 from penstock.backends.errors import Code, InferError
+from penstock.batching.own_outputs import OwnOutputs
 from penstock.server.hooks.coded import streams
 from penstock.server.protobuf import service_pb2
-from penstock.server.v2.finish import finish, finish_all, ways_of
+from penstock.server.v2.finish import finish_all, ways_of
 from penstock.server.v2.regions import INLINE_BYTES, InlineRegions, Lease, Regions
-from penstock.server.v2.said import BINARY, Classes, Options, Ways, version_of
+from penstock.server.v2.said import Classes, Options, Ways, version_of
 
 from .calls import parsed
 from .decode import decode
-from .encode import FINAL, Encoder, before, mark_of, stream_answer
+from .encode import FINAL, Encoder, before, encode_hooked, encode_own, mark_of, stream_answer
 from .layout import Layouts, head_of, names_of
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Route:
 
     def __init__(self, model: Model, regions: InlineRegions, *, hooked: bool, forwards: bool) -> None:
         self.model = model
-        self.encoder = Encoder(model.name, model.version, model.signature)
+        self.encoder = Encoder(model.name, model.version, model.signature, own=bool(model.spec.declared))
         self.layouts = Layouts()
         self.hooked = hooked
         self.streams = streams(model.spec)
@@ -286,7 +286,7 @@ class RpcInference:
     @staticmethod
     async def _encoded(asked: Asked, outputs: Mapping[str, Array], mark: bytes) -> bytes:
         request, options = asked.request, asked.options
-        encode = partial(_encode_hooked, asked.route.encoder, request, options, outputs, before(request.id, mark))
+        encode = partial(encode_hooked, asked.route.encoder, request, options, outputs, before(request.id, mark))
         if _is_large(options.plan, list(outputs.values())):
             return await asyncio.get_running_loop().run_in_executor(None, encode)
         return encode()
@@ -301,31 +301,20 @@ class RpcInference:
         """
         outputs = request.outputs or []
         between = before(request.id, mark)
-        if isinstance(encoding, Planned):
-            encode = partial(_encode_planned, encoding, request, between)
-            return encode if _is_large(encoding.plan, outputs) else encode()
-        if encoding.strings and _is_large(None, outputs):
-            return partial(encoding.plain, request.wanted, outputs, between)
-        return encoding.plain(request.wanted, outputs, between)
+        encoder, plan = (encoding.encoder, encoding.plan) if isinstance(encoding, Planned) else (encoding, None)
+        if type(outputs) is OwnOutputs:
+            encode = partial(encode_own, encoder, plan, request, between)
+        elif plan is not None:
+            encode = partial(_encode_planned, encoder, plan, request, between)
+        elif encoder.strings:
+            encode = partial(encoder.plain, request.wanted, outputs, between)
+        else:
+            return encoder.plain(request.wanted, outputs, between)
+        return encode if _is_large(plan, outputs) else encode()
 
 
-def _encode_planned(planned: Planned, request: InferRequest, between: bytes) -> bytes:
-    finished = finish_all(request.model, request.wanted, planned.plan, request.outputs or [])
-    return planned.encoder.finished(finished, between)
-
-
-def _encode_hooked(
-    encoder: Encoder, request: InferRequest, options: Options, outputs: Mapping[str, Array], between: bytes
-) -> bytes:
-    """Encode what post_inference returned: the outputs that the call names, or all where it names none of them."""
-    model, plan = request.model, options.plan
-    ways = ways_of(plan, len(request.wanted))
-    asked = {model.signature.outputs[position].name: way for position, way in zip(request.wanted, ways, strict=True)}
-    names = [name for name in outputs if name in asked] or list(outputs)
-    finished = [
-        finish(model, (name, _datatype_of(outputs[name])), asked.get(name, BINARY), outputs[name]) for name in names
-    ]
-    return encoder.finished(finished, between)
+def _encode_planned(encoder: Encoder, plan: Ways, request: InferRequest, between: bytes) -> bytes:
+    return encoder.finished(finish_all(request.model, request.wanted, plan, request.outputs or []), between)
 
 
 def _release(options: Options) -> None:
@@ -334,13 +323,11 @@ def _release(options: Options) -> None:
         options.plan.release()
 
 
-def _datatype_of(array: Array) -> str:
-    return next(row.name for row in DATATYPES.values() if row.dtype == array.dtype)
-
-
 def _is_large(plan: Any, outputs: list[Any]) -> bool:
     """Whether encoding an answer would hold the loop: strings, classes and shared memory."""
     for way, array in zip(ways_of(plan, len(outputs)), outputs, strict=False):
+        if array is None:
+            continue
         if type(way) is Classes and (array.size >= _LARGE_ELEMENTS or way.count * len(array) >= _LARGE_CLASSES):
             return True
         if type(way) is Lease and array.nbytes > INLINE_BYTES:

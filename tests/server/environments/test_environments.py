@@ -93,6 +93,21 @@ def test_an_environment_that_is_unpacked_already_is_taken_as_it_is(kept: Path, p
     assert Environments(kept).interpreter(WorkerSpec(requirements=python.path.parent), LABEL) == str(path)
 
 
+def test_a_file_where_environments_are_to_be_kept_is_told_of_once(
+    tmp_path: Path, spec: WorkerSpec, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(InferError, match=r"cannot be kept in .*/file \(--environments\)"):
+        Environments(tmp_path / "file").interpreter(spec, LABEL)
+    assert caplog.records == []
+
+
+def test_a_folder_that_is_no_environment_says_so(kept: Path, tmp_path: Path) -> None:
+    with pytest.raises(InferError, match=r"requirements: the folder .* is no environment: it has no bin/python"):
+        Environments(kept).interpreter(WorkerSpec(requirements=tmp_path), LABEL)
+
+
 # -- made once -------------------------------------------------------------------------------------------------
 
 

@@ -29,6 +29,11 @@ class LiveFronts(Live):
     fronts: list[FrontServer]
     engine_server: EngineServer
 
+    @property
+    def draining(self) -> bool:
+        """Whether the first front end is on its way out."""
+        return self.fronts[0].health.draining
+
     def url_of(self, position: int) -> str:
         """Give what HTTP clients of one front end take."""
         return f"http://127.0.0.1:{self.fronts[position].http_port}"
@@ -50,6 +55,7 @@ async def running_fronts(
         for front in fronts:
             assert await front.placed(10)
         yield fronts, engine
+        engine.engine.hurry()  # as the supervisor has it
         for front in fronts:
             await front.drain()
         await engine.drain()

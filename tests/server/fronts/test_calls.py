@@ -372,13 +372,13 @@ def test_a_stream_is_passed_on_with_its_end_and_its_pushback() -> None:
             call.writable = False
             for _ in range(AHEAD):
                 calls[0].send(b"more")
-            assert not calls[0].writable
+            while_full = calls[0].writable
             await turns(lambda: len(call.sent) == AHEAD + 1)
             waiting = asyncio.ensure_future(calls[0].drained())
             call.writable = True
             call.reads.set()
             await waiting
-            assert calls[0].writable
+            assert (while_full, calls[0].writable) == (False, True)
             calls[0].refuse(Status.RESOURCE_EXHAUSTED, "enough", 5)
             await turns(lambda: call.ended)
             assert (call.status, call.text, call.pushback_ms) == (Status.RESOURCE_EXHAUSTED, "enough", 5)
@@ -402,6 +402,7 @@ def test_a_call_that_ends_by_itself_is_cancelled_in_the_engine() -> None:
             await turns(lambda: cancelled == [b"m"])
             front.asking.drain()
             await turns(lambda: cancelled == [b"m", b"m"])
+            assert drained.sent == [b"\x08\x02"]  # NOT_SERVING
             assert (drained.status, drained.text) == (Status.UNAVAILABLE, "Server exiting")
             await front.settled()
             assert not front.asking.watches

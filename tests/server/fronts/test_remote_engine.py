@@ -16,11 +16,13 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
+from penstock.batching.own_outputs import OwnOutputs
 from penstock.batching.request import InferRequest, InSequence
 from penstock.batching.spec import BatchPolicy, HookSpec
 from penstock.server.fronts.remote_engine import LOST, NO_ENGINE
-from penstock.server.fronts.submission import packed_outputs, unpacked_outputs
+from penstock.server.fronts.submission import own_said, packed_outputs, unpacked_outputs
 from tests.fakes import Gate, ListSink
 
 from .pair import SPEC, EngineSide, FrontSide, joined, request, until
@@ -48,8 +50,12 @@ class Ledger:
         for each in requests:
             self.ends[each.context] += 1
             self.codes[each.error.code if each.error else None] += 1
-            if each.error is None and not np.array_equal((each.outputs or [None])[0], each.inputs[0]):
+            if each.error is None and not _same(each.outputs, each.inputs):
                 self.wrong.append(each.context)
+
+
+def _same(outputs: Sequence[Array | None] | None, inputs: Sequence[Array | None]) -> bool:
+    return outputs is not None and np.array_equal(np.asarray(outputs[0]), np.asarray(inputs[0]))
 
 
 @asynccontextmanager
@@ -174,7 +180,12 @@ async def test_what_a_request_says_reaches_the_engine() -> None:
     async with pair() as (engine, front):
         seen: list[InferRequest] = []
         submit = engine.engine.submit
-        engine.engine.submit = lambda each: (seen.append(each), submit(each))[1]  # type: ignore[method-assign,func-returns-value]
+
+        def record(request: InferRequest) -> None:
+            seen.append(request)
+            submit(request)
+
+        engine.engine.submit = record  # type: ignore[method-assign]
         sink = ListSink()
         made = request(front.engine.model("m"), 1, sink, rows=2)
         made.id, made.priority, made.sequence = "täg\ud800", 1 << 40, InSequence("s", start=True)
@@ -186,6 +197,32 @@ async def test_what_a_request_says_reaches_the_engine() -> None:
         assert (there.id, there.priority, there.sequence) == (made.id, 1 << 40, InSequence("s", start=True))
         assert (there.deadline_ns, there.target_ns, there.start_ns) == ((1 << 64) - 1, (1 << 63) + 1, 5)
         assert (there.rows, there.key, there.wanted) == (2, ((4,),), (0,))
+
+
+@on_a_loop
+async def test_what_was_told_of_a_model_stays_true_when_others_have_gone() -> None:
+    async with pair() as (engine, front):
+        names: list[str] = []
+        submit = engine.engine.submit
+
+        def record(request: InferRequest) -> None:
+            names.append(request.model.name)
+            submit(request)
+
+        engine.engine.submit = record  # type: ignore[method-assign]
+        sink = ListSink()
+        await engine.load(replace(SPEC, name="other"))
+        asked = [("m", 4), ("m", 5), ("other", 4), ("", 0), ("m", 6), ("m", 7), ("other", 4), ("m", 7)]
+        for name, width in asked:
+            if not name:
+                await engine.load(replace(SPEC, version=2))
+                await until(lambda: len(front.engine.numbers) == 2)
+                continue
+            front.engine.submit(request(front.engine.model(name), width, sink, width))
+        await sink.holds(7)
+
+        assert names == [name for name, _ in asked if name]
+        assert all(each.error is None for each in sink.requests)
 
 
 @on_a_loop
@@ -244,6 +281,10 @@ async def test_a_model_that_gives_way_serves_until_no_front_end_needs_it() -> No
         opened = await engine.published.open(SPEC)
         retirement = engine.published.publish("m", [opened])
         await until(lambda: front.engine.model("m") is not old)
+        async with asyncio.timeout(10):
+            await engine.published.settled()
+        for _ in range(20):
+            await asyncio.sleep(0)  # in which it would be closed, if it were
         sink = ListSink()
         front.engine.submit(request(old, 3, sink))
         (ended,) = await sink.holds(1)
@@ -278,6 +319,15 @@ async def test_names_without_a_version_are_refused_as_the_engine_refuses_them() 
                     side.model(name, version)
                 texts.append((caught.value.code, caught.value.message))
             assert texts[0] == texts[1]
+
+
+def test_what_user_code_says_with_its_outputs_comes_with_them() -> None:
+    outputs = OwnOutputs([np.ones(2), None], {"number": 3, "yes": True}, "lacks one")
+
+    there = unpacked_outputs(own_said(outputs), list(outputs))
+
+    assert isinstance(there, OwnOutputs)
+    assert (there[1], there.parameters, there.wrong) == (None, {"number": 3, "yes": True}, "lacks one")
 
 
 def test_outputs_that_are_no_tensors_come_as_they_were() -> None:

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import uuid
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -247,14 +247,16 @@ def test_cuda_memory_that_one_front_end_cannot_map_is_registered_nowhere(
     uvloop.run(main())
 
 
-def test_a_descriptor_that_is_not_kept_is_closed(tmp_path: Path, key: str) -> None:
+def test_a_descriptor_that_is_not_kept_is_closed(tmp_path: Path) -> None:
     before = kept()
 
     async def main() -> None:
         async with engine_of(tmp_path, allow_client_shm=True) as server:
             _, (front,) = fronts_of(server, 1)
-            said = json.dumps({"drop": ["system", ""]}).encode()
-            front.copy.take(front.link, 68, 1, said, (), [os.dup(0), os.dup(0)])
+            await Client("POST", "/v2/logging", b'{"log_verbose_level": 2}').ask(front.app)
+            said = json.dumps({"log": asdict(front.levels[0])}).encode()
+            front.engine_link.send(68, 99, said, descriptors=[0, 0])
+            await turns(lambda: len(front.levels) == 2)
             front.close()
 
     uvloop.run(main())

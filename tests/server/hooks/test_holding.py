@@ -48,9 +48,9 @@ class TestHolding:
         holding = Holding(loop, lambda: True, Found())
         for _ in range(ENOUGH - 1):
             holding.took("pre", 0)
-        assert not holding.measures
+        before = holding.measures
         holding.took("pre", 0)
-        assert holding.measures
+        assert (before, holding.measures) == (False, True)
         for _ in range(ENOUGH):
             holding.took("pre", LONG_NS)
         assert not holding.measures

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -124,7 +125,7 @@ def test_a_client_is_told_the_same_as_in_process(act: Act, source: str) -> None:
     act(scene)
 
 
-SIGNATURES = {
+SIGNATURES: dict[str, tuple[Signature, Callable[[list[Any]], list[Any]], dict[str, Any]]] = {
     "text": (
         Signature((TensorSpec("t", "BYTES", (-1, 1)),), (TensorSpec("u", "BYTES", (-1, 1)),), batched=True),
         lambda inputs: [np.array([["é".encode()], [b"\xff"]], object)],

@@ -156,6 +156,5 @@ class Leases(RuleBasedStateMachine):
         self.mirror.close()
 
 
-TestLeases = Leases.TestCase
+TestLeases = pytest.mark.slow(Leases.TestCase)
 TestLeases.settings = settings(max_examples=40, stateful_step_count=40)
-TestLeases.pytestmark = [pytest.mark.slow]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.server.ipc.channel import Channel
-from penstock.server.ipc.wire import FIRST_KIND
+from penstock.server.ipc.wire import FIRST_KIND, Message
 from tests.server.ipc.wires import kept, mappings, same, sockets
 
 PATIENCE_S = 10.0
@@ -53,13 +53,13 @@ def test_any_number_of_threads_may_send() -> None:
         threads = [threading.Thread(target=_send_many, args=(here, number)) for number in range(4)]
         for thread in threads:
             thread.start()
-        come = []
+        come: list[Message] = []
         while len(come) < 400:
             come += there.receive(PATIENCE_S)
         for thread in threads:
             thread.join(PATIENCE_S)
-        for thread in range(4):
-            assert [message[2] for message in come if message[1] == thread] == [b"%d" % turn for turn in range(100)]
+        for sender in range(4):
+            assert [message[2] for message in come if message[1] == sender] == [b"%d" % turn for turn in range(100)]
         assert all(set(message[3][0].tolist()) == {message[1]} for message in come)  # type: ignore[union-attr]
 
 

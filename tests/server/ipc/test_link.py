@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import struct
@@ -17,7 +18,7 @@ import uvloop
 from penstock.server.ipc import link as link_module
 from penstock.server.ipc.channel import Channel
 from penstock.server.ipc.link import Link
-from penstock.server.ipc.wire import FIRST_KIND, Message
+from penstock.server.ipc.wire import FIRST_KIND, Message, Wire
 from tests.server.ipc.wires import kept, same, sockets
 
 PATIENCE_S = 10.0
@@ -42,7 +43,9 @@ class End:
         self.link = Link(sock, self._take, self._lose, arena_bytes)
 
     def _take(self, messages: list[Message]) -> None:
-        self.taken += messages
+        for *message, descriptors in messages:
+            self.taken.append((*message, descriptors[:]))  # type: ignore[arg-type]
+            descriptors.clear()
         self._look.set()
 
     def _lose(self, why: str) -> None:
@@ -158,6 +161,30 @@ def test_a_peer_that_does_not_read_holds_nobody_up_and_gets_it_all_later() -> No
         assert here.link.buffered_bytes == 0
         here.link.close()
         there.link.close()
+
+    uvloop.run(main())
+
+
+def test_what_is_sent_once_there_is_room_again_still_waits_its_turn() -> None:
+    async def main() -> None:
+        mine, other = sockets()
+        other.setblocking(False)
+        here, there = End(mine), Wire(lambda: None)
+        here.link.send(FIRST_KIND, 0, bytes(5_000_000))
+        await turns(lambda: not here.link._wire.out)
+        come = there.feed(memoryview(other.recv(4_000_000)), [])  # makes room
+        here.link.send(FIRST_KIND, 1, b"behind it")
+        here.link._flush()
+        async with asyncio.timeout(PATIENCE_S):
+            while len(come) < 2:
+                await asyncio.sleep(0)
+                with contextlib.suppress(BlockingIOError):
+                    come += there.feed(memoryview(other.recv(1_000_000)), [])
+
+        assert [(number, len(body)) for _, number, body, _, _ in come] == [(0, 5_000_000), (1, 9)]
+        here.link.close()
+        there.close()
+        other.close()
 
     uvloop.run(main())
 

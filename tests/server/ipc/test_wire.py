@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as npst
 from penstock.backends.datatypes import DATATYPES
 from penstock.server.ipc import wire as wire_module
 from penstock.server.ipc.arena import SEGMENT_BYTES, SMALLEST_BYTES, Arena, WireError
-from penstock.server.ipc.wire import FIRST_KIND, INLINE_BYTES, NO_SLOT, Wire
+from penstock.server.ipc.wire import FIRST_KIND, INLINE_BYTES, LAST_KIND, NO_SLOT, Wire
 from tests.server.ipc.wires import carry, descriptors, kept, mappings, pair, same
 
 HEADER = struct.Struct("<IHHQII")
@@ -28,7 +28,9 @@ large = st.integers(1, 60_000).map(lambda size: np.arange(size, dtype=np.float32
 odd = numbers.map(lambda array: array.astype(array.dtype.newbyteorder(">"))) | numbers.map(lambda array: array.T)
 tensors = st.lists(st.none() | numbers | strings | large | odd, max_size=5)
 messages = st.lists(
-    st.tuples(st.integers(FIRST_KIND, 65535), st.integers(0, 2**64 - 1), st.binary(max_size=50), st.none() | tensors),
+    st.tuples(
+        st.integers(FIRST_KIND, LAST_KIND), st.integers(0, 2**64 - 1), st.binary(max_size=50), st.none() | tensors
+    ),
     max_size=6,
 )
 
@@ -56,10 +58,11 @@ def test_messages_come_out_as_they_were_put_whatever_the_pieces(said: Any, piece
         come = both.pass_on(pieces)
 
         assert [message[:3] for message in come] == [message[:3] for message in said]
-        for (_, _, _, arrays), (_, _, _, given_arrays, _) in zip(said, come, strict=True):
-            assert len(given_arrays) == len(arrays or ())
-            assert all(map(same, arrays or (), given_arrays))
-        come = given_arrays = None
+        assert all(
+            len(given[3]) == len(put[3] or ()) and all(map(same, put[3] or (), given[3]))
+            for put, given in zip(said, come, strict=True)
+        )
+        come.clear()
         both.pass_back()
         assert both.here.arena.leases == 0
 
@@ -100,7 +103,7 @@ def test_tensors_of_one_message_do_not_touch_each_other() -> None:
             array[...] = value  # they are the receiver's to write to
 
         assert [set(array.tolist()) for array in arrays if array is not None] == [{1}, {2}, {3}]
-        arrays = array = None
+        del arrays, array
 
 
 def test_more_layouts_than_are_remembered_are_told_again() -> None:
@@ -151,7 +154,7 @@ def test_a_large_tensor_is_copied_once_by_its_sender_and_not_by_its_receiver(mon
             segment = np.frombuffer(both.there.mirror._segments[0][0], np.uint8)
             assert array is not None
             assert np.shares_memory(array, segment)
-            array = segment = None
+            del array, segment
     assert copied == [600_000] * 3
 
 
@@ -179,7 +182,7 @@ def test_tensors_go_inline_when_the_arena_is_full_and_nothing_is_lost() -> None:
         for value, message in enumerate(held):
             assert same(np.full(2_500_000, value, np.uint8), message[3][0])
             assert message[3][1].tolist() == [b"x" * 100]  # type: ignore[union-attr]
-        message = None
+        del message
         held.clear()
         both.pass_back()
         assert both.here.arena.leases == 0
@@ -254,7 +257,7 @@ def test_descriptors_come_with_their_message() -> None:
             assert os.read(descriptor, 10) == b"%d" % number
             for each in (descriptor, reading, writing):
                 os.close(each)
-        message = None
+        del message
         come.clear()
     assert kept() == before
 

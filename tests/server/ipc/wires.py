@@ -96,8 +96,10 @@ def same(one: Any, other: Any) -> bool:
     if one is None or other is None:
         return one is other
     if one.dtype.hasobject or other.dtype.hasobject:
-        return one.shape == other.shape and one.tolist() == other.tolist()
-    return one.dtype.newbyteorder("=") == other.dtype and one.shape == other.shape and _native(one) == _native(other)
+        return bool(one.shape == other.shape and one.tolist() == other.tolist())
+    if one.dtype.newbyteorder("=") != other.dtype or one.shape != other.shape:
+        return False
+    return _native(one) == _native(other)
 
 
 def _native(array: Any) -> bytes:

@@ -86,7 +86,8 @@ class Work:
         if kind == OPEN:
             return self.service.opened()
         if kind == CLOSE:
-            return b"", self.service.close()
+            self.service.close()
+            return b"", None
         return self.service.call(kind, number, body, arrays)
 
     def join(self) -> None:

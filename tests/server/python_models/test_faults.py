@@ -20,6 +20,8 @@ from tests.server.python_models.repositories import ONE, left_behind, write_mode
 
 pytestmark = pytest.mark.slow
 GUARD_S = 20.0
+AT_ONCE_S = 0.2
+"""How soon what a dead worker ran is told."""
 TRIPLE = """
 import ctypes, os, sys, time
 import triton_python_backend_utils as pb_utils
@@ -41,6 +43,7 @@ class TritonPythonModel:
                 self.hoard = bytearray(os.urandom(1 << 20) * 600)
                 time.sleep(60)
             answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", x * 3)]))
+        time.sleep(0.005)  # work, or a fault would find nothing that runs
         return answers
 
     def finalize(self):
@@ -90,11 +93,15 @@ def until(met: Callable[[], bool]) -> None:
 
 
 class Clients:
-    """Clients that ask all the time, and a ledger of how each request ended."""
+    """Clients that ask all the time, and a ledger of how each request ended.
+
+    `slowest_failure_s` is the longest that a request which failed took, from when the fault was made.
+    """
 
     def __init__(self, live: Live, count: int = 8) -> None:
         self.ledger: dict[int, list[str]] = {}
         self.slowest_failure_s = 0.0
+        self._fault_s = 0.0
         self._live = live
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._run, args=(number << 32,)) for number in range(1, count + 1)]
@@ -111,12 +118,18 @@ class Clients:
                     end = "right" if ask(client, "triple", number) == number * 3 else "wrong"
                 except InferenceServerException as error:
                     end = str(error.status())
-                    self.slowest_failure_s = max(self.slowest_failure_s, time.monotonic() - began)
+                    took_s = time.monotonic() - max(began, self._fault_s)
+                    self.slowest_failure_s = max(self.slowest_failure_s, took_s)
                 self.ledger.setdefault(first + number, []).append(end)
 
     @property
     def ended(self) -> int:
         return len(self.ledger)
+
+    def kill(self, pid: int) -> None:
+        """Make the fault."""
+        self._fault_s = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
 
     def stop(self) -> None:
         self._stop.set()
@@ -134,7 +147,7 @@ def test_a_killed_worker_fails_what_it_ran_and_nothing_else(tmp_path: Path) -> N
                 ended = clients.ended
                 until(lambda ended=ended: clients.ended > ended + 200)  # type: ignore[misc]
                 victim = min(left_behind() - before)
-                os.kill(victim, signal.SIGKILL)
+                clients.kill(victim)
                 until(lambda victim=victim: victim not in left_behind())  # type: ignore[misc]
                 until(lambda: len(left_behind() - before) == 2)
             ended = clients.ended
@@ -146,8 +159,10 @@ def test_a_killed_worker_fails_what_it_ran_and_nothing_else(tmp_path: Path) -> N
     ends = list(clients.ledger.values())
     assert all(len(end) == 1 for end in ends)
     assert {end[0] for end in ends} <= {"right", "503"}
-    assert sum(end == ["503"] for end in ends) <= 3 * 8
-    assert clients.slowest_failure_s < 0.5
+    failed = sum(end == ["503"] for end in ends)
+    assert 0 < failed <= 3 * 8
+    print(f"{failed} of {len(ends)} failed, within {clients.slowest_failure_s * 1e3:.0f} ms")  # noqa: T201
+    assert clients.slowest_failure_s < AT_ONCE_S
     assert left_behind() == before
 
 

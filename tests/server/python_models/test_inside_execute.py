@@ -128,7 +128,7 @@ def test_what_goes_wrong_is_the_answer_to_all_of_the_batch_in_tritons_words(open
 def test_an_error_is_one_requests_own_with_its_code(opened: Open) -> None:
     stage = opened("wrong")
     codes = {
-        "UNKNOWN": Code.INTERNAL, "INTERNAL": Code.INTERNAL, "NOT_FOUND": Code.NOT_FOUND, "INVALID_ARG": Code.INVALID,
+        "UNKNOWN": Code.UNKNOWN, "INTERNAL": Code.INTERNAL, "NOT_FOUND": Code.NOT_FOUND, "INVALID_ARG": Code.INVALID,
         "UNAVAILABLE": Code.NOT_READY, "UNSUPPORTED": Code.UNSUPPORTED, "ALREADY_EXISTS": Code.ALREADY_EXISTS,
         "CANCELLED": Code.CANCELLED, "": None,
     }  # fmt: skip
@@ -169,14 +169,13 @@ def test_a_file_that_cannot_be_imported_does_not_open(tmp_path: Path, source: st
     assert refused.value.message.startswith(text)
 
 
-def test_a_model_without_execute_says_so(opened: Open, tmp_path: Path) -> None:
+def test_a_model_without_execute_is_not_loaded(opened: Open, tmp_path: Path) -> None:
     file = tmp_path / "1" / "model.py"
     file.parent.mkdir()
     file.write_text("class TritonPythonModel:\n    pass\n")
 
-    said, _ = opened("idle", file=file).ask()
-
-    assert said["error"]["message"].endswith(f"message: Python model {file} does not implement `execute` method.")
+    with pytest.raises(InferError, match=f"Python model {file} does not implement `execute` method."):
+        opened("idle", file=file)
 
 
 def test_what_finalize_raises_is_logged(opened: Open) -> None:

@@ -205,10 +205,20 @@ def test_a_request_that_cannot_be_is_refused(pb_utils: Any) -> None:
         given = {"inputs": [], "requested_output_names": [], "model_name": "m", "request_id": "i"} | {missing: None}
         with pytest.raises(TypeError, match="must be given"):
             pb_utils.InferenceRequest(**given)
+    with pytest.raises(TypeError, match="requested_output_names"):
+        pb_utils.InferenceRequest(model_name="m", requested_output_names=[None], inputs=[])
     with pytest.raises(pb_utils.TritonModelException, match="Requested output name for request with id 'i'"):
         pb_utils.InferenceRequest(request_id="i", model_name="m", requested_output_names=[""], inputs=[])
     with pytest.raises(pb_utils.TritonModelException, match="Input tensor for request with id ''"):
         pb_utils.InferenceRequest(model_name="m", requested_output_names=[], inputs=[None])
+
+
+def test_arguments_of_another_type_are_refused_even_if_they_are_empty(pb_utils: Any) -> None:
+    with pytest.raises(pb_utils.TritonModelException, match="Expect dict, got <class 'list'>"):
+        pb_utils.InferenceResponse(parameters=[])
+    for level in (None, 1):
+        with pytest.raises(TypeError, match="level"):
+            pb_utils.Logger.log("text", level)
 
 
 def test_metrics_refuse_what_their_kind_cannot_do(pb_utils: Any) -> None:

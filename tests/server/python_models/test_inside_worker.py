@@ -54,6 +54,7 @@ def test_a_model_calls_another_while_its_own_call_runs() -> None:
 
         _, arrays = await worker.call(EXECUTE, body(asked), [floats(1, 2)])
 
+        assert arrays[0] is not None
         assert arrays[0].tolist() == [2, 4]
         await ended(worker)
 
@@ -90,7 +91,7 @@ def test_what_a_request_was_made_of_is_given_back_when_it_is_answered() -> None:
         for number in range(20):
             asked = request(number), request(100 + number)
             _, arrays = await worker.call(EXECUTE, body(*asked), [np.zeros(300_000, np.float32)] * 2)
-            assert [array.size for array in arrays] == [300_000, 300_000]
+            assert [array is not None and array.size for array in arrays] == [300_000, 300_000]
         await worker.call(PING)
 
         assert worker._link.arena.leases == 0

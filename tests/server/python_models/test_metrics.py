@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from penstock.server.python_models.metrics import MOST_METRICS, CustomMetrics
 
 
@@ -81,3 +83,17 @@ def test_labels_of_any_number_do_not_take_any_amount_of_memory() -> None:
         metrics.take(0, said("increment", 1, labels={"m": str(number)}))
 
     assert len(page(metrics)) == MOST_METRICS + 2
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"family": "x\ny 1"}, {"family": 5}, {"kind": "nice"}, {"help": None}, {"labels": {"a b": "c"}},
+        {"labels": {"a": 1}}, {"buckets": ["1"]}, {"value": "1"}, {"value": None},
+    ],
+)  # fmt: skip
+def test_what_would_break_the_page_is_refused(lie: dict[str, Any]) -> None:
+    metrics = CustomMetrics()
+    with pytest.raises((ValueError, TypeError)):
+        metrics.take(0, said("increment", 1) | lie)
+    assert page(metrics) == []

@@ -111,6 +111,7 @@ graph_level = "basic"
 @pytest.mark.parametrize(
     ("text", "line", "message"),
     [
+        ("[hooks]\nmemory_mb = 1", 2, "unknown key hooks.memory_mb, the nearest known is hooks.worker_memory_mb"),
         ("[batchin]\ncap = 1", 1, "unknown table batchin, the nearest known is batching"),
         (
             "\n[batching]\nmax_batchsize = 1",

@@ -159,3 +159,37 @@ def test_check_finds_what_cannot_be_completed(tmp_path: Path) -> None:
     assert any(
         "preferred size must be <= max batch size" in each.message for each in check([tmp_path], LOADERS).findings
     )
+
+
+def test_check_says_what_its_workers_run_on(tmp_path: Path) -> None:
+    folder = written(tmp_path, toml="[worker]\nrequirements = 'r.txt'\ntimeout_s = 3\nmemory_mb = 5\n")
+    (folder / "r.txt").write_text("")
+
+    said = f"  worker     Python: that of the server, environment: {folder}/r.txt, timeout: 3 s, memory: at most 5 MB"
+    assert said in str(check([tmp_path], LOADERS)).splitlines()
+
+
+def test_check_does_not_say_what_only_its_code_can_tell(tmp_path: Path) -> None:
+    written(tmp_path, None)
+
+    printed = str(check([tmp_path], LOADERS))
+
+    assert "as its auto_complete_config says, which is not run here" in printed
+    assert "batching " not in printed
+
+
+def test_check_finds_a_syntax_error(tmp_path: Path) -> None:
+    folder = written(tmp_path)
+    (folder / "1" / "model.py").write_text("\ndef execute(self requests):\n")
+
+    assert [str(each) for each in check([tmp_path], LOADERS).mistakes] == [
+        f"{folder}/1/model.py: line 2: invalid syntax"
+    ]
+
+
+def test_check_finds_an_interpreter_that_is_not_there(tmp_path: Path) -> None:
+    folder = written(tmp_path, toml="[worker]\ninterpreter = '/no/python'\n")
+
+    assert [str(each) for each in check([tmp_path], LOADERS).mistakes] == [
+        f"{folder}/penstock.toml:2: model 'coded', worker.interpreter: '/no/python' is not there, or may not be run"
+    ]

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from penstock.server.fronts.spreading import Spread
 from penstock.server.ipc.link import Link
 from penstock.server.ipc.wire import Message
 from penstock.server.listener import Port, StartError
@@ -55,7 +56,10 @@ class FakePort(Port):
     def __init__(self, front: Front, port: int) -> None:
         super().__init__("HTTP", "127.0.0.1", port)
         self.front = front
-        self.lines: set[Line] = set()
+        self.lines: set[Any] = set()
+
+    def keep_connections(self, connections: set[Any]) -> None:
+        self.lines = connections
 
     def make_protocol(self) -> asyncio.BaseProtocol:
         return Line(self.front)
@@ -72,6 +76,9 @@ class Front:
         self.last = 0
         self.link: Link | None = None
         self.placed = asyncio.Event()
+        assert told.board is not None
+        self.spread = Spread.of(*told.board)
+        self.spread.join((self.port, None))
 
     def ask(self, connection: Line, line: bytes) -> None:
         if self.link is None or not self.placed.is_set():
@@ -104,18 +111,27 @@ class Front:
 
     def kept(self, key: str) -> None: ...
 
+    def hurry(self) -> None: ...
+
+    def meet(self, place: int, sock: socket.socket) -> None:
+        self.spread.meet(place, sock)
+
     async def answer(self) -> None:
         await self.port.open()
+        self.spread.open()
 
     async def load(self) -> dict[str, Any]:
         await self.placed.wait()
         return {}
 
     async def drain(self) -> int:
+        self.spread.leave()
         await self.port.stop_accepting()
+        self.spread.finish()
         return await self.port.finish(asyncio.get_running_loop().time() + 5)
 
     async def close(self) -> None:
+        self.spread.close()
         await self.port.close()
         if self.link:
             self.link.close()
@@ -147,9 +163,13 @@ class Engine:
         self.links.discard(link)
         self.alone.set() if not self.links else None
 
+    def meet(self, place: int, sock: socket.socket) -> None: ...
+
     def counted(self, counts: Mapping[str, Any]) -> None: ...
 
     def kept(self, key: str) -> None: ...
+
+    def hurry(self) -> None: ...
 
     async def answer(self) -> None: ...
 

@@ -20,7 +20,7 @@ class World:
         self.early: dict[int, bool] = {}
         self.paired: set[tuple[int, int]] = set()
         self.asked_to_end: set[int] = set()
-        self.fleet = Fleet(fronts, Asked(self._start, self._pair, self._drain, self._kill))
+        self.fleet = Fleet(fronts, Asked(self._start, self._pair, self._drain, self._kill, self._hurry))
         self.fleet.begin()
 
     def _start(self, member: Member, early: bool) -> None:
@@ -35,6 +35,10 @@ class World:
     def _drain(self, member: Member) -> None:
         self.asked_to_end.add(member.number)
         self.log.append(f"drain {member.name}")
+
+    def _hurry(self, member: Member) -> None:
+        if self.log[-1] != f"hurry {member.name}":  # once more does nothing
+            self.log.append(f"hurry {member.name}")
 
     def _kill(self, member: Member) -> None:
         self.asked_to_end.add(member.number)
@@ -125,7 +129,8 @@ def test_all_are_replaced_engine_first_and_the_old_ones_end_in_order() -> None:
     world.settle()
 
     assert world.log == [
-        "start engine", "start front-0", "start front-1", "drain front-0", "drain front-1", "drain engine",
+        "start engine", "start front-0", "start front-1", "drain front-0", "drain front-1",
+        "hurry engine", "drain engine",
     ]  # fmt: skip
     assert not set(world.fleet.members) & {each.number for each in old}
     assert world.fleet.reached(READY)
@@ -158,7 +163,7 @@ def test_an_old_front_end_that_ends_while_all_are_replaced_is_itself_replaced() 
 def test_at_the_end_front_ends_finish_before_the_engine() -> None:
     world = ready()
     world.fleet.drain()
-    assert world.log == ["drain front-0", "drain front-1"]
+    assert world.log == ["drain front-0", "drain front-1", "hurry engine"]
     world.ends(world.one(FRONT))
     assert "drain engine" not in world.log
     world.settle()
@@ -172,7 +177,7 @@ def test_one_that_has_not_begun_to_answer_is_not_waited_for() -> None:
     world.fleet.drain()
     world.settle()
 
-    assert world.log[2:] == ["kill front-0", "drain engine"]
+    assert world.log[2:] == ["kill front-0", "hurry engine", "drain engine"]
     assert world.fleet.members == {}
 
 

@@ -213,3 +213,40 @@ def test_a_process_that_is_asked_to_end_by_somebody_else_finishes_and_is_replace
             assert ledger["lost"] == ledger["wrong"] == ledger["503"] == 0
 
     run(main)
+
+
+@asynccontextmanager
+async def connected(port: int, number: int) -> AsyncIterator[Counter[int]]:
+    """Connect one after another, and give how many connections each front end has, by its process id."""
+    found: Counter[int] = Counter()
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(number):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            stack.enter_context(contextlib.closing(writer))
+            writer.write(b"x\n")
+            found[int((await reader.readline()).split()[1])] += 1
+        yield found
+
+
+@pytest.mark.parametrize("fronts", [2, 4])
+def test_each_front_end_has_its_fair_share_of_one_clients_connections(fronts: int) -> None:
+    async def main() -> None:
+        async with supervised(http_workers=fronts) as supervisor:
+            for number in (16, 64, 256):
+                async with connected(port_of(supervisor), number) as found:
+                    assert max(found.values()) <= number / fronts + 1
+
+    run(main)
+
+
+def test_a_new_front_end_gets_new_connections_until_it_has_its_share() -> None:
+    async def main() -> None:
+        async with supervised() as supervisor, connected(port_of(supervisor), 32) as before:
+            os.kill(pids(supervisor, FRONT)[0], signal.SIGKILL)
+            await until(lambda: supervisor.fleet.restarts[FRONT] == 1 and supervisor.fleet.reached(READY))
+            stayed, new = sorted(pids(supervisor, FRONT), key=lambda pid: pid not in before)
+
+            async with connected(port_of(supervisor), before[stayed]) as found:
+                assert found == {new: before[stayed]}
+
+    run(main)

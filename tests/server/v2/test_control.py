@@ -169,6 +169,14 @@ def test_not_ready_is_400_and_empty_and_the_server_lives(server: Server) -> None
     assert server.get("/v2/health/live").status_code == 200
 
 
+def test_before_all_is_loaded_no_model_is_said_to_be_unknown(server: Server) -> None:
+    assert server.get("/v2/models/later/ready").status_code == 404
+
+    server.repository.loaded = False
+
+    assert _error(server.get("/v2/models/later/ready")) == (400, "Model version not ready")
+
+
 def test_one_broken_model_makes_ready_false_unless_told_otherwise(server: Server) -> None:
     server.repository.strict = False
     lenient = Server(server.engine, server.repository, strict=False)

@@ -52,7 +52,22 @@ def test_what_is_counted_in_a_front_end_is_counted_in_the_engine() -> None:
     model = fake_model("iris")
     there = Counted(lambda: None)
 
-    count(model, there.taken({STARTED: 2, ENDED + "exit": 1}))
-    count(model, there.taken({STARTED: 1}))
+    count(model, there.taken({STARTED: 2, ENDED + "exit": 1}), None)
+    count(model, there.taken({STARTED: 1}), None)
 
     assert model.events == {STARTED: 3, ENDED + "exit": 1}
+
+
+def test_a_model_is_ready_while_the_hooks_of_no_front_end_hinder_it() -> None:
+    model = fake_model("iris")
+    fronts = Counted(lambda: None), Counted(lambda: None)
+    ready = [model.ready]
+
+    for hindered in (True, False):
+        for front in fronts:
+            front.record_hindered(hindered=hindered)
+            count(model, front.taken({}), front)
+            ready.append(model.ready)
+
+    assert ready == [True, False, False, False, True]
+    assert model.healthy

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from penstock.backends.errors import Code
 from penstock.server.workers import worker as worker_module
 from penstock.server.workers.order import NotBegunError, WorkerLost
+from penstock.server.workers.process import ending_of
 from penstock.server.workers.worker import Worker
 from tests.server.workers.scene import CALL, ended, gone_within, group_members, lives, order, scene
 
@@ -72,7 +74,7 @@ def test_who_waits_is_told_at_once() -> None:
         await worker.ended
         return asyncio.get_running_loop().time() - worker_begins
 
-    assert scene(work()) < 0.2
+    assert scene(work()) < 10.0  # not after the minute that the first call takes
 
 
 @pytest.mark.parametrize("body", [b"spin", b"hold", b"sleep 60"])
@@ -89,7 +91,7 @@ def test_a_limit_counts_from_when_its_call_is_the_first_in_line() -> None:
     async def work() -> None:
         worker = Worker(order())
         await worker.ready
-        calls = [worker.call(CALL, b"sleep 0.15", limit_s=0.25) for _ in range(4)]
+        calls = [worker.call(CALL, b"sleep 0.3", limit_s=1.0) for _ in range(4)]
         await asyncio.gather(*calls)
         await ended(worker)
 
@@ -113,9 +115,10 @@ def test_an_answer_that_waits_to_be_read_is_not_late() -> None:
     async def work() -> None:
         worker = Worker(order())
         await worker.ready
-        call = worker.call(CALL, b"echo", limit_s=0.1)
+        call = worker.call(CALL, b"echo", limit_s=0.5)
         await asyncio.sleep(0)
-        time.sleep(0.3)  # noqa: ASYNC251 - something holds the loop
+        time.sleep(0.8)  # noqa: ASYNC251 - something holds the loop
+        worker._look()  # the timer's turn may come before the socket's
         assert (await call)[0] == b"echo"
         await ended(worker)
 
@@ -127,6 +130,21 @@ def test_memory_past_the_limit_ends_the_worker() -> None:
         worker, error = await ends(b"grow 300", memory_bytes=200 << 20)
         assert "MiB of memory, more than its limit of 200 MiB" in error.message
         assert worker.reason == "memory"
+
+    scene(work())
+
+
+def test_one_that_was_stopped_while_it_was_idle_is_found_by_the_first_call() -> None:
+    async def work() -> None:
+        worker = Worker(order())
+        await worker.call(CALL, b"echo")
+        os.kill(worker.pid, signal.SIGSTOP)
+        start = time.monotonic()
+        with pytest.raises(NotBegunError):
+            await worker.call(CALL, b"echo")
+        assert time.monotonic() - start < worker_module.IDLE_S / 2
+        await worker.ended
+        assert worker.reason == "stopped"
 
     scene(work())
 
@@ -149,11 +167,12 @@ def test_an_idle_worker_is_pinged_and_goes_on(monkeypatch: pytest.MonkeyPatch, m
         await worker.call(CALL, b"echo")
         before = worker._last
         pinged = asyncio.Event()
-        monkeypatch.setattr(
-            worker_module,
-            "_ignore",
-            lambda ping: ping.add_done_callback(lambda _: worker._last > before + 2 and pinged.set()),
-        )
+
+        def answered(_: asyncio.Future[Any]) -> None:
+            if worker._last > before + 2:
+                pinged.set()
+
+        monkeypatch.setattr(worker_module, "_ignore", lambda ping: ping.add_done_callback(answered))
         await pinged.wait()
         await ended(worker)
 
@@ -287,6 +306,32 @@ def test_settings_that_cannot_be_written_leave_nothing_behind() -> None:
     async def work() -> None:
         with pytest.raises(TypeError):
             Worker(order(settings={"x": object()}))
+
+    scene(work())
+
+
+def test_a_crash_while_it_is_opened_is_told_by_its_signal() -> None:
+    told = ending_of(order(), -signal.SIGSEGV, "Extension modules: numpy.linalg._umath_linalg (total: 1)")
+
+    assert told[1] == "the test's worker ended while it was opened: signal 11 (SIGSEGV)"
+
+
+def test_one_that_is_not_wanted_any_more_before_it_is_there_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        worker = Worker(order())
+        worker.kill("nobody wants it")
+        await worker.ended
+
+    scene(work())
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == []
+
+
+def test_ps_shows_what_it_is() -> None:
+    async def work() -> None:
+        worker = Worker(order())
+        await worker.ready
+        assert Path(f"/proc/{worker.pid}/comm").read_text() == "worker\n"
+        await ended(worker)
 
     scene(work())
 

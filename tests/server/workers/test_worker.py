@@ -263,3 +263,27 @@ class TestOpening:
             assert caught.value.message.endswith(str(error))
 
         scene(work())
+
+
+def test_whoever_asks_without_a_future_is_told_once_and_in_order_however_it_ends() -> None:
+    async def work() -> list[tuple[bytes, str]]:
+        worker = Worker(order())
+        await worker.ready
+        told: list[tuple[bytes, str]] = []
+
+        def answered(body: bytes, _arrays: list[Any], error: Exception | None) -> None:
+            told.append((body, type(error).__name__))
+
+        for word in (b"echo 1", b"refuse too much", b"echo 2", b"kill", b"echo 3"):
+            worker.ask(answered, CALL, word)
+        assert not told  # never in the turn in which it is asked
+        await worker.ended
+        with pytest.raises(NotBegunError):
+            worker.ask(answered, CALL, b"echo 4")
+        return told
+
+    ends = scene(work())
+    assert ends == [
+        (b"echo 1", "NoneType"), (b"", "InferError"), (b"echo 2", "NoneType"), (b"", "WorkerLost"),
+        (b"", "NotBegunError"),
+    ]  # fmt: skip

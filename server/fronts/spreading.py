@@ -1,0 +1,275 @@
+"""Spreading: front ends have connections evenly, whichever of them the kernel lets accept one.
+
+Each says in shared memory how many it has. One that accepts a connection while another has fewer hands the socket to
+that one, before anything is read from it. Made by `roles.py`; memory and mailboxes come from the supervisor
+(supervisor/neighbours.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import mmap
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.server.listener import Port
+
+logger = logging.getLogger("penstock.fronts")
+
+LANES = 2
+"""HTTP and gRPC: connections of each are spread by themselves."""
+MOST_WAITING = 64
+"""How many connections may wait for a front end to take them, before it is handed no more."""
+SLOW_S = 0.2
+"""A front end that has taken nothing for so long, while something waits, is handed no more: it may be stopped."""
+_WORD_BYTES = 8
+_OPEN, _TAKES, _TAKEN, _SENT = range(4)
+"""What is said: connections, whether it takes others', how many of those it has taken; then how many each has sent."""
+
+
+class Board:
+    """What front ends say of themselves, in memory that all of them share. Each word has one writer.
+
+    For each lane and place: connections, whether it takes any, how many it has taken, and how many each place has sent
+    there. Places are used again; counts of what was sent and taken go on, as only their difference says anything.
+    """
+
+    def __init__(self, descriptor: int, places: int) -> None:
+        """Look at the memory behind a descriptor, which the caller still has to close."""
+        self._memory = mmap.mmap(descriptor, board_bytes(places))
+        self._words = memoryview(self._memory).cast("q")
+        self._places = places
+        self._row = _SENT + places
+
+    def close(self) -> None:
+        """Let go of the memory; what is said from now on nobody hears."""
+        words, self._words = self._words, memoryview(bytearray(self._words)).cast("q")
+        words.release()
+        self._memory.close()
+
+    def _at(self, lane: int, place: int) -> int:
+        return (lane * self._places + place) * self._row
+
+    def count(self, lane: int, place: int, connections: int) -> None:
+        """Say how many connections a front end has."""
+        self._words[self._at(lane, place) + _OPEN] = connections
+
+    def says(self, place: int, *, takes: bool) -> None:
+        """Say whether a front end takes connections of others."""
+        for lane in range(LANES):
+            self._words[self._at(lane, place) + _TAKES] = takes
+
+    def send(self, lane: int, sender: int, place: int, number: int = 1) -> None:
+        """Count what is sent, before it is; -1 where that has failed."""
+        self._words[self._at(lane, place) + _SENT + sender] += number
+
+    def taken(self, place: int) -> None:
+        """Count all that was sent to a front end as taken. Nothing waits for it."""
+        for lane in range(LANES):
+            at = self._at(lane, place)
+            self._words[at + _TAKEN] = sum(self._words[at + _SENT : at + self._row].tolist())
+
+    def look(self, lane: int, place: int) -> Said:
+        """Give what is said of a front end."""
+        at = self._at(lane, place)
+        connections, takes, taken, *sent = self._words[at : at + self._row].tolist()
+        return Said(connections, takes, taken, max(0, sum(sent) - taken))
+
+    def clear(self, place: int) -> None:
+        """Forget a front end that has ended."""
+        for lane in range(LANES):
+            at = self._at(lane, place)
+            self._words[at + _OPEN] = self._words[at + _TAKES] = 0
+
+
+@dataclass(slots=True)
+class Said:
+    """What is said of one front end: `waiting` connections were sent to it, and not taken yet."""
+
+    connections: int
+    takes: int
+    taken: int
+    waiting: int
+
+    @property
+    def load(self) -> int:
+        """How many connections it has, or is about to have."""
+        return self.connections + self.waiting
+
+
+def board_bytes(places: int) -> int:
+    """Give how much memory a Board takes."""
+    return LANES * places * (_SENT + places) * _WORD_BYTES
+
+
+def chosen(own: int, loads: Mapping[int, int]) -> int:
+    """Give the place that a new connection belongs to, of the one that has accepted it.
+
+    `loads` are the connections of those that take any. That one keeps it unless another has fewer. Of several with as
+    few, it is the next one after its own, so that those who accept at the same time do not all choose the same.
+    """
+    return min(loads, key=lambda place: (loads[place], place < own, place), default=own)
+
+
+class Spread:
+    """One front end's part: `join` its ports, `open`, and in the end `leave`, `finish` and `close`.
+
+    Invariants: a connection that was handed over is not handed on. One that arrived before `finish` is served here;
+    one that is sent later stays with its sender. So a drain loses none.
+    Ownership: it closes the mailbox and the sockets to the neighbours.
+    Threads: the event loop's.
+    """
+
+    def __init__(
+        self, board: Board, place: int, mailbox: socket.socket, neighbours: Mapping[int, socket.socket]
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._board = board
+        self._place = place
+        self._mailbox = mailbox
+        self._neighbours = dict(neighbours)
+        self._ports: list[Port | None] = []
+        self._taking = False
+        self._slow: dict[tuple[int, int], tuple[int, float]] = {}
+
+    @classmethod
+    def of(cls, said: Mapping[str, list[int]], descriptors: list[int]) -> Spread:
+        """Make it of what the supervisor has said (`Neighbours.enter`), and of the descriptors that came with it."""
+        memory, mailbox, *others = descriptors
+        try:
+            board = Board(memory, said["places"][1])
+        finally:
+            os.close(memory)
+        neighbours = {place: socket.socket(fileno=each) for place, each in zip(said["others"], others, strict=True)}
+        return cls(board, said["places"][0], socket.socket(fileno=mailbox), neighbours)
+
+    def meet(self, place: int, sock: socket.socket) -> None:
+        """Take the way to a front end that was started after this one."""
+        self._forget(place)
+        self._neighbours[place] = sock
+
+    def join(self, ports: Sequence[Port | None]) -> None:
+        """Spread the connections of these ports, one for each lane; before they are opened."""
+        self._ports = list(ports)
+        self._board.clear(self._place)
+        for lane, port in enumerate(ports):
+            if port is not None:
+                port.share(partial(self._elsewhere, lane), partial(self._board.count, lane, self._place))
+
+    def open(self) -> None:
+        """Take what others hand over; the ports are open."""
+        self._mailbox.setblocking(False)
+        self._board.taken(self._place)
+        self._taking = True
+        self._board.says(self._place, takes=True)
+        self._loop.add_reader(self._mailbox, self._take)
+
+    def each_second(self) -> None:
+        """Put right what a front end that was killed while it sent has left, and take connections again."""
+        if self._mailbox.fileno() >= 0:
+            self._take()
+            self._board.says(self._place, takes=self._taking)
+
+    def leave(self) -> None:
+        """Be handed no more; what is accepted from now on goes to the others, while there are any."""
+        self._taking = False
+        self._board.says(self._place, takes=False)
+
+    def finish(self) -> None:
+        """Take what was sent before now; the system refuses what is sent later."""
+        if self._mailbox.fileno() < 0:
+            return
+        with contextlib.suppress(OSError):
+            self._mailbox.shutdown(socket.SHUT_RD)
+        self._take()
+        self._close_mailbox()
+
+    def close(self) -> None:
+        """End it at once."""
+        self.leave()
+        self._close_mailbox()
+        for place in list(self._neighbours):
+            self._forget(place)
+        self._board.close()
+
+    def _close_mailbox(self) -> None:
+        if self._mailbox.fileno() >= 0:
+            self._loop.remove_reader(self._mailbox)
+            self._mailbox.close()
+
+    def _forget(self, place: int) -> None:
+        if place in self._neighbours:
+            self._neighbours.pop(place).close()
+
+    # -- giving ------------------------------------------------------------------------------------------------
+
+    def _elsewhere(self, lane: int, sock: socket.socket) -> bool:
+        place = chosen(self._place, self._loads(lane))
+        if place == self._place:
+            return False
+        # counted first: a front end that is killed in between is put right within a second, one that counted too
+        # late would look as if it had fewer than it has
+        self._board.send(lane, self._place, place)
+        try:
+            socket.send_fds(self._neighbours[place], [bytes([lane])], [sock.fileno()])
+        except OSError as error:
+            self._board.send(lane, self._place, place, -1)
+            if isinstance(error, ConnectionError):  # it has ended
+                self._forget(place)
+            return False
+        return True
+
+    def _loads(self, lane: int) -> dict[int, int]:
+        now_s = self._loop.time()
+        loads = {}
+        for place in (self._place, *self._neighbours):
+            said = self._board.look(lane, place)
+            if said.takes and (place == self._place or self._quick(lane, place, said, now_s)):
+                loads[place] = said.load
+        return loads
+
+    def _quick(self, lane: int, place: int, said: Said, now_s: float) -> bool:
+        """Whether a front end takes what it is sent."""
+        if not said.waiting:
+            self._slow.pop((lane, place), None)
+            return True
+        taken, since_s = self._slow.get((lane, place), (-1, now_s))
+        if taken != said.taken:
+            self._slow[lane, place] = said.taken, now_s
+            since_s = now_s
+        return said.waiting < MOST_WAITING and now_s - since_s < SLOW_S
+
+    # -- taking ------------------------------------------------------------------------------------------------
+
+    def _take(self) -> None:
+        """Serve all that has been sent."""
+        while True:
+            try:
+                body, descriptors, _, _ = socket.recv_fds(self._mailbox, 1, 1)
+            except (BlockingIOError, InterruptedError):
+                break
+            except OSError as error:
+                logger.error("connections of other front ends cannot be taken: %s", error.strerror)  # noqa: TRY400
+                break
+            if not body:  # shut
+                break
+            if not descriptors:
+                logger.error("too many open files to take a connection of another front end: it is lost")
+                self._board.says(self._place, takes=False)
+            for descriptor in descriptors:
+                self._serve(body[0], socket.socket(fileno=descriptor))
+        self._board.taken(self._place)
+
+    def _serve(self, lane: int, sock: socket.socket) -> None:
+        port = self._ports[lane]
+        if port is None or port.accepting is None:
+            sock.close()
+        else:
+            port.accepting.serve(sock)

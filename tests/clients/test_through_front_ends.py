@@ -1,0 +1,38 @@
+"""Part of what the other files here ask of one process, asked through a front end: the answers must be the same.
+
+`PENSTOCK_TEST_FRONTS=1 pytest tests/clients` is all of it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+CHOSEN = (
+    "test_tritonclient_http.py",
+    "test_tritonclient_grpc.py",
+    "test_metrics_live.py",
+    "test_predict.py",
+    "test_grpc_messages.py::test_a_watcher_learns_of_the_end",
+    "test_grpc_messages.py::test_an_idle_stream_does_not_keep_a_server_from_ending",
+    "test_dynamic_batching.py::TestEnding",
+    "test_decoupled.py::test_a_server_that_exits_finishes_what_it_has_begun",
+    "test_decoupled.py::test_a_model_is_unloaded_when_its_generators_have_ended",
+)
+
+
+@pytest.mark.slow
+def test_clients_see_no_difference() -> None:
+    words = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider"]
+    chosen = [str(HERE / each) for each in CHOSEN]
+    environ = os.environ | {"PENSTOCK_TEST_FRONTS": "1"}
+    done = subprocess.run(
+        [*words, *chosen], env=environ, capture_output=True, text=True, check=False, cwd=HERE.parents[1]
+    )
+
+    assert done.returncode == 0, done.stdout[-10_000:]

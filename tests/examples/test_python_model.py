@@ -1,0 +1,29 @@
+"""The command of examples/python_model/README.md is answered as it says."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from penstock.perf.load import penstock
+
+FOLDER = Path(__file__).parents[2] / "examples" / "python_model"
+
+
+@pytest.mark.slow
+def test_two_pairs_of_words_are_answered_with_how_alike_they_are() -> None:
+    text = (FOLDER / "README.md").read_text("utf-8")
+    (block,) = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    *_, url, _, body = shlex.split(block.replace("\\\n", ""), comments=True)
+    said = [float(number) for number in re.findall(r"answered with ([\d.]+\d), the second with ([\d.]+\d)", text)[0]]
+
+    with penstock(FOLDER) as server:
+        form = {"Content-Type": "application/x-www-form-urlencoded"}
+        path = url.partition("127.0.0.1:8000")[2]
+        answer = json.loads(server.request("POST", path, body.encode(), form))
+
+    assert [round(ratio, 2) for ratio in answer["outputs"][0]["data"]] == said

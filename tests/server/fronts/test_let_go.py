@@ -1,0 +1,83 @@
+"""What an engine has held for a front end, and a front end for its engine, is let go of when the other one has gone."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from penstock.server.fronts.engine_server import EngineServer
+from penstock.server.fronts.front import FrontServer
+from tests.live import settings_for
+from tests.server.fronts.living import attach, running_fronts
+
+IRIS = Path(__file__).parents[3] / "examples" / "iris"
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+async def _until_gone(parts: list[weakref.ref[object]]) -> None:
+    async with asyncio.timeout(10):
+        while any(part() is not None for part in parts):  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0)
+
+
+def _of_a_front_end(engine: EngineServer, number: int) -> list[weakref.ref[object]]:
+    front = engine._fronts[number]
+    return [weakref.ref(each) for each in (front, front.link, front.service, front._answers)]
+
+
+def _of_an_engine(front: FrontServer) -> list[weakref.ref[object]]:
+    placing = front._placing
+    assert placing is not None
+    return [weakref.ref(placing), weakref.ref(placing._link)]
+
+
+def _of_its_models(front: FrontServer) -> list[weakref.ref[object]]:
+    placing = front._placing
+    assert placing is not None
+    return [weakref.ref(each) for each in (*placing._models.values(), *placing._hooks.values())]
+
+
+def test_a_front_end_that_goes_leaves_no_object_in_the_engine() -> None:
+    async def main() -> None:
+        settings = settings_for(IRIS, allow_metrics=False)
+        async with running_fronts(settings) as (_, engine):
+            other = FrontServer(settings)
+            number = attach(engine, other)
+            assert await other.placed(10)
+            parts = _of_a_front_end(engine, number)
+            await other.close()
+            await _until_gone(parts)
+
+    uvloop.run(main())
+
+
+def test_an_engine_that_goes_leaves_no_object_in_a_front_end() -> None:
+    async def main() -> None:
+        settings = settings_for(IRIS, allow_metrics=False)
+        async with running_fronts(settings) as ((front,), engine):
+            models = _of_its_models(front)
+            assert len(models) == 2
+            for number in (1, 2):
+                parts = _of_an_engine(front)
+                engine.detach(number)
+                await _until_gone(parts)
+                attach(engine, front)
+                assert await front.placed(10)
+            # hooks are modules, which only the collector ends: at the latest with the next engine
+            await _until_gone(models)
+
+    uvloop.run(main())

@@ -1,0 +1,55 @@
+"""Hooks in workers that answer what cannot be read, and samples that cannot be sent there: each request has its end."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from penstock.backends.errors import Code, InferError
+from tests.server.hooks.stage import Act, Stage
+
+pytestmark = pytest.mark.slow
+FORGING = """
+import gc, struct, time
+
+def pre_inference(sample, signature, metadata):
+    if "forge" in sample:
+        channel = next(each for each in gc.get_objects() if type(each).__name__ == "Channel")
+        kind, number, body = sample["forge"]
+        channel.send(kind, number, body.encode())
+        time.sleep(60)
+    return [[1, 2, 3, 4]]
+"""
+REPLY, ERROR, ANSWER = 19, 20, 64
+FIRST = 2
+"""The number of the first call after the one that opens a worker."""
+
+
+@pytest.mark.parametrize("forged", [(REPLY, FIRST, ""), (REPLY, FIRST, "x" * 40), (ERROR, FIRST, "{}")])
+def test_an_answer_that_cannot_be_read_costs_its_request_and_the_worker(act: Act, forged: Any) -> None:
+    async def scene(stage: Stage) -> None:
+        hooks = await stage.load(FORGING, workers=1)
+        with pytest.raises(InferError) as refused:
+            await asyncio.wait_for(hooks.predict({"forge": forged}), 5)
+        assert refused.value.code in {Code.INTERNAL, Code.NOT_READY}
+        assert await asyncio.wait_for(hooks.predict({}), 10)
+
+    act(scene)
+
+
+def test_a_sample_that_is_nested_too_deeply_harms_itself_alone(act: Act) -> None:
+    deep: list[Any] = []
+    for _ in range(1020):  # what orjson still reads
+        deep = [deep]
+
+    async def scene(stage: Stage) -> None:
+        hooks = await stage.load(FORGING, workers=1)
+        for _ in range(3):
+            asked = [asyncio.ensure_future(hooks.predict(sample)) for sample in ({"a": deep}, {}, {"a": deep}, {})]
+            async with asyncio.timeout(5):
+                answers = await asyncio.gather(*asked, return_exceptions=True)
+            assert [isinstance(each, InferError) for each in answers] == [True, False, True, False]
+
+    act(scene)

@@ -1,0 +1,48 @@
+"""Python models whose worker answers what cannot be read: the requests of that Batch have their end, others go on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.live import live_server
+from tests.server.python_models.repositories import ONE, write_model
+
+pytestmark = pytest.mark.slow
+FORGING = """
+import gc, json, time
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+            if request.request_id():
+                channel = next(each for each in gc.get_objects() if type(each).__name__ == "Channel")
+                kind, number, body = json.loads(request.request_id())
+                channel.send(kind, number, body.encode())
+                time.sleep(60)
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", x * 3)]))
+        return answers
+"""
+
+
+def ask(url: str, name: str = "") -> int:
+    body = {"id": name, "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [2.0]}]}
+    answer = httpx.post(f"{url}/v2/models/m/infer", json=body, timeout=10)
+    return answer.status_code
+
+
+@pytest.mark.parametrize(
+    "forged",
+    ['[19, 2, ""]', '[19, 2, "{}"]', '[19, 2, "{\\"answers\\": [5]}"]', '[20, 2, "[]"]', '[64, 1, "[]"]'],
+)
+def test_an_answer_that_cannot_be_read_is_an_error_of_its_batch(tmp_path: Path, forged: str) -> None:
+    write_model(tmp_path, "m", FORGING, ONE)
+    with live_server(tmp_path) as live:
+        assert ask(live.url, forged) in {500, 503}
+        assert ask(live.url) == 200

@@ -1,0 +1,358 @@
+"""What model.py answers reaches clients as it is, and the processes that it starts work."""
+
+from __future__ import annotations
+
+import queue
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import ml_dtypes
+import numpy as np
+import pytest
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton_http
+from tritonclient.utils import InferenceServerException
+
+from tests.live import Live, live_server
+from tests.server.python_models.repositories import left_behind, write_model
+
+pytestmark = pytest.mark.slow
+GUARD_S = 20.0
+OWN = """
+import json
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.one(json.loads(request.parameters()), request.inputs()[0].as_numpy()) for request in requests]
+
+    def one(self, said, x):
+        y, z = pb_utils.Tensor("y", x), pb_utils.Tensor("z", x + 1)
+        do = said.get("do")
+        if do == "say":
+            return pb_utils.InferenceResponse([y, z], parameters={"text": "a", "number": 3, "yes": True})
+        if do == "unknown":
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError("who knows", pb_utils.TritonError.UNKNOWN))
+        if do == "double":
+            z = pb_utils.Tensor("z", x.astype(np.float64))
+        if do == "flat":
+            z = pb_utils.Tensor("z", x[0])
+        return pb_utils.InferenceResponse([y] if do == "lack" else [y, z])
+"""
+CALLER = """
+import json
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.one(request) for request in requests]
+
+    def one(self, request):
+        said = json.loads(request.parameters())
+        x = pb_utils.get_input_tensor_by_name(request, "x")
+        asked = pb_utils.InferenceRequest(
+            model_name="own", requested_output_names=["y", "z"], inputs=[x], parameters={"do": said["do"]}
+        )
+        answer = asked.exec()
+        if answer.has_error():
+            return pb_utils.InferenceResponse(error=answer.error())
+        names = [each.name() for each in answer.output_tensors()]
+        found = {"names": names, "parameters": json.loads(answer.parameters())}
+        return pb_utils.InferenceResponse(
+            [pb_utils.Tensor("y", x.as_numpy()), pb_utils.Tensor("z", np.array([[json.dumps(found)]], object))]
+        )
+"""
+STARTS = """
+import multiprocessing
+import os
+import sys
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+def twice(value):
+    return float(pb_utils.Tensor("t", np.array([value * 2], np.float32)).as_numpy()[0])
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            x = request.inputs()[0].as_numpy()
+            kind = request.request_id()
+            if kind.startswith("exit"):
+                child = os.fork()
+                if not child:
+                    sys.exit(3)
+                y = np.full_like(x, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            elif kind == "return":
+                child = os.fork()
+                if not child:
+                    return []
+                os.waitpid(child, 0)
+                y = x * 2
+            else:
+                with multiprocessing.get_context(kind).Pool(1) as pool:
+                    y = np.array([pool.map(twice, x[0].tolist())], np.float32)
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", y)]))
+        return answers
+"""
+BRAIN = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            x = request.inputs()[0]
+            sender = request.get_response_sender()
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("y", x.to_dlpack())]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+BRAIN_CALLER = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.one(request.inputs()[0]) for request in requests]
+
+    def one(self, x):
+        asked = pb_utils.InferenceRequest(model_name="brain", requested_output_names=["y"], inputs=[x])
+        found = [each.output_tensors()[0] for each in asked.exec(decoupled=True) if each.output_tensors()]
+        return pb_utils.InferenceResponse([pb_utils.Tensor("y", np.array([found[0].triton_dtype()], np.int32))])
+"""
+BRAIN_CONFIG = """
+backend: "python"
+input [ { name: "x" data_type: TYPE_BF16 dims: [ -1 ] } ]
+output [ { name: "y" data_type: TYPE_BF16 dims: [ -1 ] } ]
+"""
+NO_INPUT = """
+import os
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        first = os.environ["PATH"].split(":")[0]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", np.array([first], object))]) for _ in requests]
+"""
+NO_INPUT_CONFIG = """
+backend: "python"
+output [ { name: "y" data_type: TYPE_STRING dims: [ 1 ] } ]
+"""
+PACKED = (
+    NO_INPUT_CONFIG
+    + """
+parameters { key: "EXECUTION_ENV_PATH" value { string_value: "$$TRITON_MODEL_DIRECTORY/env.tar.gz" } }
+"""
+)
+TWO = """
+backend: "python"
+max_batch_size: 8
+input [ { name: "x" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ -1 ] }, { name: "z" data_type: TYPE_FP32 dims: [ -1 ] } ]
+"""
+ENSEMBLE = (
+    TWO.replace('backend: "python"', 'platform: "ensemble"')
+    + """
+ensemble_scheduling { step [
+  { model_name: "own" model_version: -1 input_map { key: "x" value: "x" }
+    output_map { key: "y" value: "y" } output_map { key: "z" value: "z" } }
+] }
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    root = tmp_path_factory.mktemp("models of ü")
+    write_model(root, "own", OWN, TWO)
+    write_model(root, "kept", OWN, TWO + "response_cache { enable: true }")
+    write_model(root, "caller", CALLER, TWO.replace('"z" data_type: TYPE_FP32', '"z" data_type: TYPE_STRING'))
+    write_model(root, "starts", STARTS, TWO)
+    write_model(root, "brain", BRAIN, BRAIN_CONFIG + "model_transaction_policy { decoupled: true }")
+    write_model(
+        root,
+        "brain_caller",
+        BRAIN_CALLER,
+        BRAIN_CONFIG.replace('"y" data_type: TYPE_BF16', '"y" data_type: TYPE_INT32'),
+    )
+    write_model(root, "no_input", NO_INPUT, NO_INPUT_CONFIG, f'[worker]\ninterpreter = "{sys.executable}"\n')
+    (root / "whole" / "1").mkdir(parents=True)
+    (root / "whole" / "config.pbtxt").write_text(ENSEMBLE)
+    before = left_behind()
+    with live_server(root, cache_config=("local,size=1000000",)) as server:
+        yield server
+    assert left_behind() == before
+
+
+@pytest.fixture
+def http(live: Live) -> Iterator[Any]:
+    with triton_http.InferenceServerClient(live.address, network_timeout=GUARD_S) as client:
+        yield client
+
+
+def x(kind: Any = triton_http) -> list[Any]:
+    given = kind.InferInput("x", [1, 2], "FP32")
+    given.set_data_from_numpy(np.array([[1, 2]], np.float32))
+    return [given]
+
+
+def by_grpc(live: Live, model: str, **terms: Any) -> Any:
+    with triton_grpc.InferenceServerClient(live.grpc_address) as client:
+        return client.infer(model, x(triton_grpc), client_timeout=GUARD_S, **terms)
+
+
+def names(result: Any) -> list[str]:
+    return [output["name"] for output in result.get_response()["outputs"]]
+
+
+SAID = {"text": "a", "number": 3, "yes": True}
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_what_a_model_says_with_its_answer_comes_over_http(http: Any, binary: bool) -> None:
+    outputs = [triton_http.InferRequestedOutput(name, binary_data=binary) for name in ("y", "z")]
+
+    result = http.infer("own", x(), outputs=outputs, request_id="r", parameters={"do": "say"})
+
+    assert result.get_response()["parameters"] == SAID
+    assert result.get_response()["id"] == "r"
+    assert result.as_numpy("z").tolist() == [[2, 3]]
+    assert "parameters" not in http.infer("own", x(), outputs=outputs).get_response()
+
+
+def test_what_a_model_says_with_its_answer_comes_over_grpc(live: Live) -> None:
+    result = by_grpc(live, "own", parameters={"do": "say"})
+
+    said = result.get_response().parameters
+    assert (said["text"].string_param, said["number"].int64_param, said["yes"].bool_param) == ("a", 3, True)
+    assert result.as_numpy("y").tolist() == [[1, 2]]
+
+
+def test_what_a_model_says_with_its_answer_comes_on_a_stream(live: Live) -> None:
+    came: queue.Queue[Any] = queue.Queue()
+    with triton_grpc.InferenceServerClient(live.grpc_address) as client:
+        client.start_stream(lambda result, error: came.put(error or result))
+        client.async_stream_infer("own", x(triton_grpc), parameters={"do": "say"})
+        said = came.get(timeout=GUARD_S).get_response().parameters
+
+    assert (said["number"].int64_param, said["triton_final_response"].bool_param) == (3, True)
+
+
+def test_what_a_model_says_with_its_answer_comes_to_the_model_that_asked(http: Any) -> None:
+    found = http.infer("caller", x(), parameters={"do": "say"}).as_numpy("z")[0, 0].decode()
+
+    assert '"parameters": {"text": "a", "number": 3, "yes": true}' in found
+
+
+def test_an_output_that_is_not_given_is_left_out(live: Live, http: Any) -> None:
+    asked = {"parameters": {"do": "lack"}}
+
+    assert names(http.infer("own", x(), **asked)) == ["y"]
+    assert [each.name for each in by_grpc(live, "own", **asked).get_response().outputs] == ["y"]
+    assert '"names": ["y"]' in http.infer("caller", x(), **asked).as_numpy("z")[0, 0].decode()
+    assert httpx.post(f"{live.url}/v2/models/own/generate", json={"x": [1, 2], "do": "lack"}).json()["y"] == [1, 2]
+    assert names(http.infer("own", x(), outputs=[triton_http.InferRequestedOutput("z")], **asked)) == []
+
+
+def test_an_output_of_another_datatype_or_shape_says_so(live: Live, http: Any) -> None:
+    result = http.infer("own", x(), parameters={"do": "double"})
+    flat = by_grpc(live, "own", parameters={"do": "flat"})
+
+    assert [output["datatype"] for output in result.get_response()["outputs"]] == ["FP32", "FP64"]
+    assert result.as_numpy("z").tolist() == [[1, 2]]
+    assert flat.as_numpy("z").tolist() == [1, 2]
+    assert by_grpc(live, "own", parameters={"do": "double"}).as_numpy("z").dtype == np.float64
+
+
+@pytest.mark.parametrize(
+    ("do", "text"),
+    [
+        ("lack", "lacks the requested output 'z'"),
+        ("double", "unexpected datatype TYPE_FP64"),
+        ("flat", "unexpected shape"),
+    ],
+)
+def test_an_ensemble_counts_on_what_is_configured(http: Any, do: str, text: str) -> None:
+    with pytest.raises(InferenceServerException, match=text):
+        http.infer("whole", x(), parameters={"do": do})
+    assert http.infer("whole", x()).as_numpy("z").tolist() == [[2, 3]]
+
+
+def test_an_answer_that_something_is_said_with_is_not_remembered(http: Any) -> None:
+    assert names(http.infer("kept", x(), parameters={"do": "lack"})) == ["y"]
+    assert names(http.infer("kept", x())) == ["y", "z"]
+
+
+def test_an_unknown_error_is_unknown(live: Live, http: Any) -> None:
+    with pytest.raises(InferenceServerException, match="who knows") as caught:
+        http.infer("own", x(), parameters={"do": "unknown"})
+    with pytest.raises(InferenceServerException, match="who knows") as rpc:
+        by_grpc(live, "own", parameters={"do": "unknown"})
+
+    assert (caught.value.status(), rpc.value.status()) == ("400", "StatusCode.UNKNOWN")
+
+
+@pytest.mark.parametrize("kind", ["fork", "spawn", "forkserver"])
+def test_a_model_may_use_multiprocessing(http: Any, kind: str) -> None:
+    assert http.infer("starts", x(), request_id=kind).as_numpy("y").tolist() == [[2, 4]]
+
+
+@pytest.mark.parametrize(("kind", "value"), [("exit", [[3, 3]]), ("return", [[2, 4]])])
+def test_a_child_that_comes_back_from_execute_ends_and_answers_nothing(http: Any, kind: str, value: Any) -> None:
+    answers = [http.infer("starts", x(), request_id=kind).as_numpy("y").tolist() for _ in range(2)]
+
+    assert answers == [value, value]
+
+
+def brain(kind: Any) -> list[Any]:
+    given = kind.InferInput("x", [2], "BF16")
+    given.set_data_from_numpy(np.array([1.5, -2], ml_dtypes.bfloat16))
+    return [given]
+
+
+def test_bf16_is_bf16_on_a_stream_and_to_a_model_that_asks(live: Live, http: Any) -> None:
+    came: queue.Queue[Any] = queue.Queue()
+    with triton_grpc.InferenceServerClient(live.grpc_address) as client:
+        client.start_stream(lambda result, error: came.put(error or result))
+        client.async_stream_infer("brain", brain(triton_grpc))
+        result = came.get(timeout=GUARD_S)
+
+    assert result.get_response().outputs[0].datatype == "BF16"
+    assert result.as_numpy("y").tolist() == [1.5, -2]
+    assert http.infer("brain_caller", brain(triton_http)).as_numpy("y").tolist() == [14]
+
+
+@pytest.mark.parametrize("again", range(2))
+def test_a_model_without_inputs_is_asked_over_http(http: Any, again: int) -> None:
+    assert http.infer("no_input", []).as_numpy("y")[0].decode() == str(Path(sys.executable).parent), again
+
+
+def test_a_model_runs_in_the_packed_environment_that_triton_would_run_it_in(tmp_path: Path) -> None:
+    made, kept = tmp_path / "made", tmp_path / "kept"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", made], check=True)
+    (packages,) = made.glob("lib/python*/site-packages")
+    (packages / "numpy.pth").write_text(str(Path(np.__file__).parents[1]))
+    folder = write_model(tmp_path / "models", "packed", NO_INPUT, PACKED)
+    with tarfile.open(folder / "env.tar.gz", "w:gz") as archive:
+        archive.add(made, ".")
+
+    serving = live_server(tmp_path / "models", environments=str(kept))
+    with serving as live, triton_http.InferenceServerClient(live.address) as client:
+        found = Path(client.infer("packed", []).as_numpy("y")[0].decode())
+
+    assert (found.name, found.parents[1]) == ("bin", kept)

@@ -1,0 +1,67 @@
+"""A front end whose hooks have forked: what the child still holds, listening sockets too, ends with the front end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.server.supervisor.test_faults import IRIS, SAMPLE, served
+
+pytestmark = pytest.mark.slow
+FORKING = """
+import os, time
+
+def pre_inference(sample, signature, metadata):
+    if not os.fork():
+        time.sleep(60)
+        os._exit(0)
+    return [[5.1, 3.5, 1.4, 0.2]]
+"""
+
+
+def forking(root: Path) -> Path:
+    """Write a model whose hook leaves a child behind."""
+    folder = root / "zfork"
+    (folder / "1").mkdir(parents=True)
+    shutil.copy(IRIS / "iris" / "1" / "model.onnx", folder / "1")
+    (folder / "hooks.py").write_text(FORKING)
+    (folder / "penstock.toml").write_text('[hooks]\nfile = "hooks.py"\nworkers = 0\n')
+    return root
+
+
+async def ask(port: int, model: str) -> int:
+    """Ask on a connection of its own. Returns: the status."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    body = json.dumps(SAMPLE).encode()
+    head = b"POST /v2/models/%b/predict HTTP/1.1\r\nhost: x\r\n" % model.encode()
+    writer.write(head + b"content-length: %d\r\n\r\n%b" % (len(body), body))
+    status = int((await reader.readuntil(b"\r\n\r\n")).split()[1])  # its end the child holds back
+    writer.close()
+    await writer.wait_closed()
+    return status
+
+
+def test_a_front_end_that_is_killed_leaves_no_child_that_takes_its_connections(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with served(str(forking(tmp_path))) as server:
+            port = server.port("HTTP")
+            fronts = server.pids("front")
+            while not all(_children(pid) for pid in fronts):
+                assert await ask(port, "zfork") == 200
+            for pid in fronts:
+                os.kill(pid, signal.SIGKILL)
+            await server.says("whole again")
+            async with asyncio.timeout(20):
+                assert await asyncio.gather(*(ask(port, "iris") for _ in range(64))) == [200] * 64
+
+    asyncio.run(main())
+
+
+def _children(pid: int) -> str:
+    return "".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children"))

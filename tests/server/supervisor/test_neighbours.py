@@ -1,0 +1,105 @@
+"""Front ends are introduced to each other, and their places are used again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from penstock.server.fronts.spreading import Board, Spread
+from penstock.server.supervisor.children import Child
+from penstock.server.supervisor.kinds import BOARD
+from penstock.server.supervisor.neighbours import Neighbours
+
+
+class Introduced:
+    """A process that is told of its neighbours: it makes a Spread of that, as a front end does."""
+
+    def __init__(self) -> None:
+        self.spread: Spread | None = None
+        self.place = -1
+
+    def tell(self, kind: int, number: int = 0, body: bytes = b"", descriptors: Sequence[int] = ()) -> None:
+        own = [os.dup(each) for each in descriptors]
+        if kind == BOARD:
+            said = json.loads(body)
+            self.spread, self.place = Spread.of(said, own), said["places"][0]
+            self.spread.join((None, None))
+            self.spread.open()
+        elif self.spread is not None:
+            self.spread.meet(number, socket.socket(fileno=own[0]))
+
+    def reaches(self) -> set[int]:
+        """Give the places that it would hand connections to."""
+        if self.spread is None:
+            raise AssertionError("it was not introduced")
+        return self.spread._loads(0).keys() - {self.place}
+
+    def close(self) -> None:
+        if self.spread is not None:
+            self.spread.close()
+
+
+def enter(neighbours: Neighbours, number: int) -> Introduced:
+    introduced = Introduced()
+    neighbours.enter(number, cast("Child", introduced))
+    return introduced
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_front_ends_reach_each_other_whichever_was_started_first() -> None:
+    async def main() -> None:
+        before = descriptors()
+        neighbours = Neighbours(2)
+        fronts = [enter(neighbours, number) for number in range(3)]
+
+        assert [front.reaches() for front in fronts] == [{1, 2}, {0, 2}, {0, 1}]
+
+        fronts[1].close()
+        neighbours.leave(1)
+        assert [front.reaches() for front in (fronts[0], fronts[2])] == [{2}, {0}]
+        again = enter(neighbours, 3)
+        assert again.reaches() == {0, 2}
+        assert fronts[0].reaches() == {2, again.place}
+        for front in (*fronts, again):
+            front.close()
+        neighbours.close()
+        assert descriptors() == before
+
+    asyncio.run(main())
+
+
+def test_a_front_end_that_finds_no_place_is_not_introduced_until_one_has_left() -> None:
+    async def main() -> None:
+        neighbours = Neighbours(1)
+        fronts = [enter(neighbours, number) for number in range(5)]
+        assert [front.spread is None for front in fronts] == [False] * 4 + [True]
+
+        neighbours.leave(4)
+        neighbours.leave(0)
+        fronts[0].close()
+        last = enter(neighbours, 5)
+
+        assert last.place == fronts[0].place
+        for front in (*fronts, last):
+            front.close()
+        neighbours.close()
+
+    asyncio.run(main())
+
+
+def test_the_memory_that_front_ends_share_cannot_be_cut_under_them() -> None:
+    neighbours = Neighbours(1)
+    with pytest.raises(PermissionError):
+        os.ftruncate(neighbours._memory, 0)
+    Board(neighbours._memory, 4).close()
+    neighbours.close()

@@ -1,0 +1,141 @@
+"""A service for tests whose worker lies to its server, and harms its own process. Opened in worker processes."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import signal
+import struct
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, Never
+
+from penstock.server.workers.kinds import ERROR, REPLY
+
+TOLD = 70
+
+
+class UnspeakableError(Exception):
+    """An error that cannot be written down."""
+
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+class Lying:
+    """Calls are words, the names of its methods; others are echoed."""
+
+    listens = False
+
+    def __init__(self, channel: Any) -> None:
+        self.channel = channel
+        self.number = 0
+
+    def opened(self) -> tuple[bytes, Any]:
+        return b"", None
+
+    def call(self, kind: int, number: int, body: bytes, arrays: list[Any]) -> tuple[bytes, Any]:
+        self.number = number
+        act = getattr(self, body.decode(), None)
+        return (str(act()).encode(), None) if act else (body, arrays)
+
+    def told(self, kind: int, number: int, body: bytes, arrays: list[Any]) -> None:
+        """Hear nothing."""
+
+    def close(self) -> None:
+        """End."""
+
+    # -- lies --------------------------------------------------------------------------------------------------
+
+    def garbage(self) -> None:
+        os.write(self.channel.fileno(), b"\xff" * 1000)
+        time.sleep(60)
+
+    def error_that_is_none(self) -> None:
+        self.channel.send(ERROR, self.number, b"{not JSON")
+        time.sleep(60)
+
+    def error_without_a_code(self) -> None:
+        self.channel.send(ERROR, self.number, b'{"code": "NICE", "message": 1, "retry_after_ns": null}')
+        time.sleep(60)
+
+    def answer_to_another(self) -> None:
+        self.channel.send(REPLY, self.number + 7)
+        time.sleep(60)
+
+    def what_nobody_takes(self) -> None:
+        self.channel.send(TOLD, 1, b"what is it")
+        time.sleep(60)
+
+    def descriptors(self) -> None:
+        """Send descriptors with what is told, and with an answer, where none belong."""
+        for _ in range(20):
+            self.channel.send(TOLD, 1, b"", descriptors=[0] * 10)
+        self.channel.send(REPLY, self.number, b"sent", descriptors=[0] * 10)
+        self.channel.receive()
+        time.sleep(60)
+
+    # -- harm --------------------------------------------------------------------------------------------------
+
+    def truncated(self) -> str:
+        """Take away what is under the memory that is shared with the server. Gives what could not be."""
+        kept = set()
+        for path in list(Path("/proc/self/fd").iterdir()):
+            try:
+                if "memfd:" in str(path.readlink()):
+                    os.truncate(path, 0)
+                    kept.add("shrunk")
+            except OSError as error:
+                kept.add(str(error.errno))
+        return " ".join(kept - {str(errno.ENOENT)})
+
+    def orphan(self) -> None:
+        """End, and leave a child in a group of its own that goes on writing to the server for as long as it can."""
+        if not os.fork():
+            os.setsid()
+            signal.alarm(5)
+            frames = struct.pack("<IHHQII", 0, TOLD, 0, 0, 0, 0) * 40_000
+            with contextlib.suppress(OSError):
+                while True:
+                    os.write(self.channel.fileno(), frames)
+            os._exit(0)
+        self.channel.receive(0.1)
+        os._exit(3)
+
+    def lame(self) -> None:
+        """Lose the socket here, while a child still holds it and a thread keeps this process from ending."""
+        if not os.fork():
+            time.sleep(60)
+            os._exit(0)
+        threading.Thread(target=time.sleep, args=(60,)).start()
+        os.closerange(3, 1000)
+
+    def speechless(self) -> Never:
+        sys.stderr.close()
+        raise ValueError("lost words")
+
+    def unspeakable(self) -> Never:
+        raise UnspeakableError
+
+    def at_home(self) -> None:
+        """Do what user code does that thinks it is alone in its process."""
+        sys.stdout = sys.stderr = None
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+        os.umask(0o777)
+        os.chdir("/")
+        for act in (os.setsid, os.setpgrp):
+            try:
+                act()
+            except OSError:
+                continue
+
+
+def open_service(settings: dict[str, Any], channel: Any) -> Lying:
+    return Lying(channel)

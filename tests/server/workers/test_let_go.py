@@ -1,0 +1,78 @@
+"""What a worker has held in its server is let go of with it, and not when the collector comes by, which is seldom."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import weakref
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from penstock.server.workers.worker import Worker
+from tests.server.workers.scene import CALL, GUARD_S, ended, order, scene
+
+pytestmark = pytest.mark.slow
+LARGE = np.zeros(1 << 16, np.float32)
+
+
+@pytest.fixture(autouse=True)
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+async def _used() -> Worker:
+    worker = Worker(order())
+    await worker.ready
+    await worker.call(CALL, b"echo", [LARGE])
+    return worker
+
+
+def _parts(worker: Worker) -> list[weakref.ref[object]]:
+    return [weakref.ref(each) for each in (worker, worker._link, worker._process, worker._output)]
+
+
+async def _until_gone(parts: list[weakref.ref[object]]) -> None:
+    async with asyncio.timeout(GUARD_S):
+        while any(part() is not None for part in parts):  # noqa: ASYNC110 - the process's thread ends when it does
+            await asyncio.sleep(0)
+
+
+def test_a_worker_that_was_killed_leaves_no_object() -> None:
+    async def main() -> None:
+        worker = await _used()
+        parts = _parts(worker)
+        os.kill(worker.pid, signal.SIGKILL)
+        await worker.ended
+        del worker
+        await _until_gone(parts)
+
+    scene(main())
+
+
+def test_a_worker_that_ended_in_order_leaves_no_object() -> None:
+    async def main() -> None:
+        worker = await _used()
+        parts = _parts(worker)
+        await ended(worker)
+        del worker
+        await _until_gone(parts)
+
+    scene(main())
+
+
+def test_a_worker_that_could_not_be_opened_leaves_no_object() -> None:
+    async def main() -> None:
+        worker = Worker(order(service="no_such_service"))
+        parts = _parts(worker)
+        await worker.ended
+        del worker
+        await _until_gone(parts)
+
+    scene(main())
