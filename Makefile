@@ -46,5 +46,5 @@ clean:  ## remove build outputs and caches (.venv stays)
 .venv/.dev: pyproject.toml .ci/venv
 	@echo "setting up .venv (once)"
 	@.ci/venv .venv
-	@$(PIP) -e '.[cpu,dev]'
+	@$(PIP) -e '.[cpu,tensorflow,dev]'
 	@touch $@ .venv/.serve

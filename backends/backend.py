@@ -64,6 +64,10 @@ class Backend(Protocol):
     platform: str
     """Triton's platform word, such as `onnxruntime_onnx`."""
 
+    described: Mapping[str, Any]
+    """What else the runtime says of the model, as JSON has it; for most nothing. TensorFlow: `signature_def`, the
+    MetaGraphDef's map of all signatures as protobuf's JSON, and `signature_key`, the one that is served."""
+
     def bind(self, signature: Signature, capacity_rows: int) -> Binding:
         """Allocate a Binding for at most `capacity_rows` rows."""
 

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import onnxruntime
@@ -88,6 +89,7 @@ class OnnxBackend:
     """One session. Its Bindings may run at once: ONNX Runtime's `Run` is thread-safe and leaves the GIL."""
 
     platform = "onnxruntime_onnx"
+    described: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, session: Any, options: Mapping[str, str]) -> None:
         self._session = session

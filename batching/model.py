@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -84,6 +84,7 @@ class Model:
         self.platform = backends[0].platform if backends else "ensemble"
         self.node_inputs: Sequence[Any] = backends[0].node_inputs if backends else ()
         self.node_outputs: Sequence[Any] = backends[0].node_outputs if backends else ()
+        self.described: Mapping[str, Any] = backends[0].described if backends else {}
         self.statistics = ModelStatistics()
         self.max_rows = spec.policy.max_batch_rows or 1
         self.request_rows = max(self.max_rows, _queue_rows(spec.policy, self.max_rows) if spec.policy.split else 0)

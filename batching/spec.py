@@ -243,7 +243,10 @@ class HookSpec:
 
     `replicas` None: decided at load by whether the module writes globals. Units: `timeout_s` per hook call. `workers`
     is how many processes it runs in, as `worker` says; 0: in the server, None: in the server until it is measured to
-    hold the loop.
+    hold the loop. `roots` are folders whose modules are imported as those beside the file are, instead of those.
+    `mounts`: paths that user code finds elsewhere, in workers only: what it opens under a key is under its value.
+    `dialect` names the component format whose rules turn values into tensors and errors into words, with
+    `dialect_settings`, which are JSON (server/hooks/conversions.py); "": our own.
     """
 
     path: Path
@@ -252,6 +255,10 @@ class HookSpec:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     workers: int | None = None
     worker: WorkerSpec = field(default_factory=WorkerSpec)
+    roots: tuple[Path, ...] = ()
+    mounts: Mapping[str, str] = field(default_factory=dict, hash=False)
+    dialect: str = ""
+    dialect_settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +271,8 @@ class ModelSpec:
     `samples` are run before it is ready. `cached`: answers are remembered. `decoupled`: a request has any number of
     answers. `device_priority`: its weight in the device's turns. `auto_complete`: whether inputs and outputs that are
     not declared are taken from the model. `worker` is where a model that is Python code runs, and `declared` its
-    ModelConfig as JSON, which such code is given.
+    ModelConfig as JSON, which such code is given. `frees_rows`: where the graph fixes the first axis of every tensor to
+    1, that is made the axis of rows, if running the model shows that its answers stay the same (freeing.py).
     """
 
     name: str
@@ -294,3 +302,4 @@ class ModelSpec:
     auto_complete: bool = True
     worker: WorkerSpec = field(default_factory=WorkerSpec)
     declared: str = ""
+    frees_rows: bool = False

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .running_settings import RunningSettings
+from .dialect_settings import DialectSettings
 from .setting import setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessSettings(RunningSettings):
+class ProcessSettings(DialectSettings):
     """Which processes serve."""
 
     http_workers: int = setting(

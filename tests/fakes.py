@@ -51,6 +51,7 @@ class FakeBackend:
 
     def __post_init__(self) -> None:
         self.node_inputs: Sequence[Any] = self.graph.inputs
+        self.described: Mapping[str, Any] = {}
         self.node_outputs: Sequence[Any] = self.graph.outputs
 
     def bind(self, signature: Signature, capacity_rows: int) -> Binding:

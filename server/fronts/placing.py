@@ -40,6 +40,7 @@ def write_model(model: Model) -> dict[str, Any]:
         "platform": model.platform,
         "inputs": [Node.of(node).write() for node in model.node_inputs],
         "outputs": [Node.of(node).write() for node in model.node_outputs],
+        "described": dict(model.described),
     }
 
 
@@ -49,6 +50,7 @@ def read_model(written: Mapping[str, Any]) -> Model:
     model.platform = written["platform"]
     model.node_inputs = [Node.read(node) for node in written["inputs"]]
     model.node_outputs = [Node.read(node) for node in written["outputs"]]
+    model.described = written["described"]
     return model
 
 

@@ -37,6 +37,7 @@ class _GatedBackend:
         self._gated = gated
         self.graph, self.platform = inner.graph, inner.platform
         self.node_inputs, self.node_outputs = inner.node_inputs, inner.node_outputs
+        self.described = inner.described
 
     def bind(self, *args: Any, **more: Any) -> Binding:
         return _GatedBinding(self._inner.bind(*args, **more), self._gated)

@@ -1,0 +1,62 @@
+"""Conversions: how one model's hooks, and those who call them, hold values, and what a client is told of a failure.
+
+`native.py` has our own; a dialect of another component format has its own in its folder. Made where hooks are loaded:
+in the server for a replica there and for what no hook does, and in a worker process for a replica that is there.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from penstock.backends.backend import Array
+from penstock.backends.errors import InferError
+from penstock.backends.signature import Signature
+
+DIALECTS = {"": "penstock.server.hooks.native", "cortex": "penstock.server.cortex.conversions"}
+"""The module of each dialect's `conversions`. It and all it imports need no more than numpy and orjson."""
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What is known of a model where its hooks run.
+
+    `inputs` and `outputs` are the runtime's own descriptions (`onnxruntime.NodeArg`), or Nodes in a worker process;
+    `described` is `Backend.described`, `settings` is `HookSpec.dialect_settings`.
+    """
+
+    signature: Signature
+    inputs: Sequence[Any]
+    outputs: Sequence[Any]
+    described: Mapping[str, Any]
+    settings: Mapping[str, Any]
+
+
+class Conversions(Protocol):
+    """The rules of one model. `parameters` are the request's own (hooks/runner.py), as hooks may be given them.
+
+    Threads: a replica's, and the event loop's where a model lacks the hook.
+    """
+
+    signatures: tuple[Any, Any]
+    """What pre_inference and post_inference are given as `signature`."""
+
+    def inputs(self, value: Any, parameters: Mapping[str, Any]) -> list[Array | None]:
+        """Make the model's inputs, in its order, of what pre_inference returned, or of a sample. Raises: InferError."""
+
+    def prediction(self, outputs: Sequence[Any], parameters: Mapping[str, Any]) -> Any:
+        """Make what post_inference is given of the model's outputs, in its order. Raises: InferError."""
+
+    def answer(self, result: Any, parameters: Mapping[str, Any]) -> bytes:
+        """Make the body of a `predict` answer of what post_inference returned, or a prediction. Raises: InferError."""
+
+    def failure(self, hook: str, error: BaseException) -> InferError | None:
+        """Give what the client is told when a hook has raised; None: what our own hooks say."""
+
+
+def make(dialect: str, described: Described) -> Conversions:
+    """Make the Conversions of a model. Raises: InferError, where the dialect cannot carry what the model takes."""
+    made: Conversions = importlib.import_module(DIALECTS[dialect]).conversions(described)
+    return made
