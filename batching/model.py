@@ -82,9 +82,7 @@ class Model:
         self.name = spec.name
         self.version = str(spec.version)
         self.platform = backends[0].platform if backends else "ensemble"
-        self.node_inputs: Sequence[Any] = backends[0].node_inputs if backends else ()
-        self.node_outputs: Sequence[Any] = backends[0].node_outputs if backends else ()
-        self.described: Mapping[str, Any] = backends[0].described if backends else {}
+        self.node_inputs, self.node_outputs, self.described = _said_by(backends)
         self.statistics = ModelStatistics()
         self.max_rows = spec.policy.max_batch_rows or 1
         self.request_rows = max(self.max_rows, _queue_rows(spec.policy, self.max_rows) if spec.policy.split else 0)
@@ -291,6 +289,11 @@ class Model:
             for batch in ran:
                 if batch.requests[0].error is None:
                     self.scheduler.learn(batch.key, batch.rows, batch.exec_end_ns - batch.exec_start_ns, now_ns)
+
+
+def _said_by(backends: Sequence[Backend]) -> tuple[Sequence[Any], Sequence[Any], Mapping[str, Any]]:
+    """Give what the runtime says of a model."""
+    return (backends[0].node_inputs, backends[0].node_outputs, backends[0].described) if backends else ((), (), {})
 
 
 def _completed(spec: ModelSpec) -> Signature:
