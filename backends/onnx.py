@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -20,8 +20,10 @@ from .backend import Binding
 from .cpus import usable_cpus
 from .datatypes import BY_ONNX_NAME
 from .errors import Code, InferError
+from .node import Node
 from .onnx_binding import OnnxBinding
 from .onnx_failures import words
+from .onnx_rows import FREE_ROWS, with_free_rows
 from .signature import Signature, TensorSpec
 
 _GRAPH_LEVELS = {
@@ -38,6 +40,7 @@ _FLAGS = {"0": False, "1": True, "false": False, "true": True}
 # A spinning pool thread holds the core that the front end needs: 8 to 13% less time at 16 to 64 rows of mlp for half
 # as much CPU again (docs/adr/0004).
 _SESSION_DEFAULTS = {"session.intra_op.allow_spinning": "0", "session.inter_op.allow_spinning": "0"}
+_WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 _SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 _OPTIONAL = re.compile(r"optional\((tensor\(\w+\))\)")
 
@@ -47,16 +50,16 @@ def load(path: Path, device: str, options: Mapping[str, str]) -> OnnxBackend:
 
     Options: intra_op_thread_count (0: all CPUs we may use), inter_op_thread_count, execution_mode (0 sequential, 1
     parallel), enable_mem_arena, enable_mem_pattern, graph_optimization_level (all, extended, basic, disabled),
-    memory.enable_memory_arena_shrinkage; `session.*` goes to the session as it is, `cuda.*` to the CUDA provider.
+    memory.enable_memory_arena_shrinkage; penstock.free_rows (1: as onnx_rows.py has the model); `session.*` goes to the
+    session as it is, `cuda.*` to the CUDA provider.
     Raises: InferError (NOT_FOUND: no such file; UNSUPPORTED: a type or device we cannot serve; else INVALID).
     """
     provider, provider_options = _provider(device, options)
     made = session_options(options)
+    model, freed = _model(path, options, made)
     try:
         # enable_fallback: else a provider that fails is replaced by the CPU, with a print
-        session = onnxruntime.InferenceSession(
-            str(path), made, providers=[(provider, provider_options)], enable_fallback=0
-        )
+        session = onnxruntime.InferenceSession(model, made, providers=[(provider, provider_options)], enable_fallback=0)
     except Exception as error:
         code = Code.NOT_FOUND if isinstance(error, ort.NoSuchFile) else Code.INVALID
         raise InferError(code, words(error, path)) from error
@@ -64,7 +67,19 @@ def load(path: Path, device: str, options: Mapping[str, str]) -> OnnxBackend:
     if session.get_providers()[0] != provider:
         text = f"device '{device}' was asked for, but ONNX Runtime could not start its {provider}"
         raise InferError(Code.UNSUPPORTED, text)
-    return OnnxBackend(session, options)
+    return OnnxBackend(session, options, freed)
+
+
+def _model(path: Path, options: Mapping[str, str], made: Any) -> tuple[str | bytes, frozenset[str]]:
+    """Give what the session loads, and the tensors whose rows were freed for that. Raises: InferError."""
+    if options.get(FREE_ROWS) != "1":
+        return str(path), frozenset()
+    try:
+        model, freed = with_free_rows(path.read_bytes())
+    except OSError as error:
+        raise InferError(Code.NOT_FOUND, f"{path}: {error.strerror}") from error
+    made.add_session_config_entry(_WEIGHTS_FOLDER, str(path.parent))
+    return model, freed
 
 
 def session_options(options: Mapping[str, str]) -> Any:
@@ -91,13 +106,13 @@ class OnnxBackend:
     platform = "onnxruntime_onnx"
     described: Mapping[str, Any] = MappingProxyType({})
 
-    def __init__(self, session: Any, options: Mapping[str, str]) -> None:
+    def __init__(self, session: Any, options: Mapping[str, str], freed: Collection[str] = ()) -> None:
         self._session = session
         self._options = options
         self._bindings: weakref.WeakSet[OnnxBinding] = weakref.WeakSet()
         self.graph = _graph(session)
-        self.node_inputs: Sequence[Any] = session.get_inputs()
-        self.node_outputs: Sequence[Any] = session.get_outputs()
+        self.node_inputs: Sequence[Any] = [_as_written(node, freed) for node in session.get_inputs()]
+        self.node_outputs: Sequence[Any] = [_as_written(node, freed) for node in session.get_outputs()]
 
     def bind(self, signature: Signature, capacity_rows: int) -> Binding:
         """Allocate a Binding."""
@@ -189,6 +204,11 @@ def _output(node: Any) -> TensorSpec:
     if not node.type.startswith(("seq(", "map(", "optional(")):
         raise InferError(Code.UNSUPPORTED, f"output '{node.name}' is {node.type}, which Penstock cannot carry")
     return TensorSpec(node.name, node.type, ())
+
+
+def _as_written(node: Any, freed: Collection[str]) -> Any:
+    """Describe a tensor as the file does, to hooks that know no other."""
+    return Node(node.name, node.type, [1, *node.shape[1:]]) if node.name in freed else node
 
 
 def _shape(node: Any) -> tuple[int, ...]:

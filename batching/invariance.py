@@ -10,17 +10,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from penstock.backends.backend import Array, Backend, Binding
-from penstock.backends.signature import Signature, TensorSpec
+from penstock.backends.backend import Backend, Binding
+from penstock.backends.signature import Signature
 
 from .costs import NEAR_BEST
 from .derived import derived_names
+from .drawn import KINDS, SPANS, Inputs, company, draw
 from .spec import ModelSpec
 
 logger = logging.getLogger("penstock.batching")
@@ -32,11 +33,6 @@ REQUIRED = 8
 """Trials that a size must have passed; as many more follow as its share of the time allows."""
 PATIENCE_NS = 4_000_000_000
 """What the trials that are required of one size may take: a model is loaded meanwhile."""
-_SPANS = (100, 1)
-_SCALES = (1.0, 0.01, 100.0)
-_KINDS = ("huge", "zero", "tiny", "first", "other", "nan")
-
-Inputs = list[Array]
 Answers = list[tuple[bytes, ...]]
 """Per row, what each output holds of it."""
 
@@ -115,8 +111,8 @@ def probe(spec: ModelSpec, backend: Backend, *, natural: bool = True) -> Probed:
     if reason or signature is None:
         return Probed({}, reason=reason)
     binding = backend.bind(signature, most)
-    for span in _SPANS:
-        rows = _draw(signature, most, span)
+    for span in SPANS:
+        rows = draw(signature, most, span)
         try:
             _run(signature, binding, [array[:2] for array in rows])
         except Exception as error:  # noqa: BLE001 - drawn numbers may be no valid indices
@@ -223,12 +219,12 @@ def _trials(rows: Inputs, span: int, signature: Signature) -> Iterator[tuple[Inp
     for turn in turns[:4]:
         yield _turned(rows, turn)
     for number in range(2):
-        for at, kind in enumerate(_KINDS):
+        for at, kind in enumerate(KINDS):
             kept = halves[(at + number) % 2]
-            company = [_company(spec, array, kind, span) for spec, array in zip(signature.inputs, rows, strict=True)]
-            for array, known in zip(company, rows, strict=True):
+            others = [company(spec, array, kind, span) for spec, array in zip(signature.inputs, rows, strict=True)]
+            for array, known in zip(others, rows, strict=True):
                 array[kept] = known[kept]
-            yield company, [(place, place) for place in kept]
+            yield others, [(place, place) for place in kept]
     for turn in turns[4:]:
         yield _turned(rows, turn)
 
@@ -251,58 +247,6 @@ def _natural(run: _Run, rows: Inputs, most: int) -> tuple[tuple[int, ...], tuple
             answers = run([array[:size] for array in rows])
             held[size] = all(one == other for one, other in zip(answers, alone, strict=False))
     return tuple(sorted(held)), tuple(sorted(size for size, same in held.items() if same))
-
-
-def _draw(signature: Signature, rows: int, span: int) -> Inputs:
-    """Draw rows of several magnitudes; integers from 0 to `span`."""
-    rng = np.random.default_rng(7)
-    return [_drawn(rng, spec, (rows, *spec.shape[1:]), span) for spec in signature.inputs]
-
-
-def _drawn(rng: np.random.Generator, spec: TensorSpec, shape: tuple[int, ...], span: int) -> Array:
-    dtype = spec.type.dtype
-    if spec.datatype != "BF16" and dtype.kind in "iub":
-        drawn = rng.integers(0, 2 if dtype.kind == "b" else span + 1, shape)
-        drawn.reshape(-1)[:1] = span  # so that the first rows show whether all that may come is a valid index
-        return drawn.astype(dtype)
-    scales = np.resize(np.array(_SCALES, np.float32), shape[0]).reshape(-1, *(1,) * (len(shape) - 1))
-    values = rng.standard_normal(shape, np.float32) * scales
-    return _as(spec, values)
-
-
-def _company(spec: TensorSpec, rows: Array, kind: str, span: int) -> Array:
-    """Make neighbours of one kind, as many as there are rows."""
-    if kind == "zero":
-        return np.zeros_like(rows)
-    if kind == "first":
-        return np.broadcast_to(rows[:1], rows.shape).copy()
-    dtype = rows.dtype
-    if spec.datatype == "BF16" or dtype.kind not in "iub":
-        return _as(spec, _FLOATS[kind](_floats(spec, rows[::-1])))
-    top = 1 if dtype.kind == "b" else span
-    return (top - rows[::-1].astype(np.int64)).astype(dtype) if kind == "other" else np.full_like(rows, top)
-
-
-_FLOATS: dict[str, Callable[[Array], Array]] = {
-    "huge": lambda rows: rows * 1e30,
-    "tiny": lambda rows: rows * 1e-40,
-    "other": lambda rows: -rows,
-    "nan": lambda rows: np.full_like(rows, np.nan),
-}
-
-
-def _floats(spec: TensorSpec, rows: Array) -> Array:
-    if spec.datatype == "BF16":
-        return (rows.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return rows.astype(np.float64)
-
-
-def _as(spec: TensorSpec, values: Array) -> Array:
-    """Give floats in an input's own datatype; what it does not hold becomes infinite or 0."""
-    with np.errstate(all="ignore"):
-        if spec.datatype == "BF16":
-            return (np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
-        return values.astype(spec.type.dtype)
 
 
 def _listed(sizes: Sequence[int]) -> str:

@@ -17,6 +17,7 @@ from .bound import reshaped_signature
 from .completion import complete
 from .counting import THREADS, Trial, count_instances, said_threads
 from .device import Device
+from .freeing import freed
 from .invariance import settle
 from .memory import give_back
 from .model import Model
@@ -122,6 +123,8 @@ def _load_on_devices(
                     tried += tried_here
                 else:
                     backend = loader(spec.path, device, spec.options)
+                if spec.frees_rows and not backends:
+                    spec, backend = freed(spec, loader, device, backend)
             backends.append(backend)
             groups.append(replace(group, count=count, devices=(device,)))
     return replace(complete(spec, backends[0].graph), instances=tuple(groups)), tried

@@ -1,0 +1,72 @@
+"""Drawn: rows to try a model with: of several magnitudes, and the company that may change them.
+
+Called by what proves something of a model by running it: invariance.py and freeing.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from penstock.backends.backend import Array
+from penstock.backends.signature import Signature, TensorSpec
+
+SPANS = (100, 1)
+"""How far integers are drawn: a model that takes them for indices may know the smaller one only."""
+SCALES = (1.0, 0.01, 100.0)
+KINDS = ("huge", "zero", "tiny", "first", "other", "nan")
+
+Inputs = list[Array]
+
+
+def draw(signature: Signature, rows: int, span: int) -> Inputs:
+    """Draw rows of several magnitudes; integers from 0 to `span`."""
+    rng = np.random.default_rng(7)
+    return [_drawn(rng, spec, (rows, *spec.shape[1:]), span) for spec in signature.inputs]
+
+
+def _drawn(rng: np.random.Generator, spec: TensorSpec, shape: tuple[int, ...], span: int) -> Array:
+    dtype = spec.type.dtype
+    if spec.datatype != "BF16" and dtype.kind in "iub":
+        drawn = rng.integers(0, 2 if dtype.kind == "b" else span + 1, shape)
+        drawn.reshape(-1)[:1] = span  # so that the first rows show whether all that may come is a valid index
+        return drawn.astype(dtype)
+    scales = np.resize(np.array(SCALES, np.float32), shape[0]).reshape(-1, *(1,) * (len(shape) - 1))
+    values = rng.standard_normal(shape, np.float32) * scales
+    return _as(spec, values)
+
+
+def company(spec: TensorSpec, rows: Array, kind: str, span: int) -> Array:
+    """Make neighbours of one kind, as many as there are rows."""
+    if kind == "zero":
+        return np.zeros_like(rows)
+    if kind == "first":
+        return np.broadcast_to(rows[:1], rows.shape).copy()
+    dtype = rows.dtype
+    if spec.datatype == "BF16" or dtype.kind not in "iub":
+        return _as(spec, _FLOATS[kind](_floats(spec, rows[::-1])))
+    top = 1 if dtype.kind == "b" else span
+    return (top - rows[::-1].astype(np.int64)).astype(dtype) if kind == "other" else np.full_like(rows, top)
+
+
+_FLOATS: dict[str, Callable[[Array], Array]] = {
+    "huge": lambda rows: rows * 1e30,
+    "tiny": lambda rows: rows * 1e-40,
+    "other": lambda rows: -rows,
+    "nan": lambda rows: np.full_like(rows, np.nan),
+}
+
+
+def _floats(spec: TensorSpec, rows: Array) -> Array:
+    if spec.datatype == "BF16":
+        return (rows.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return rows.astype(np.float64)
+
+
+def _as(spec: TensorSpec, values: Array) -> Array:
+    """Give floats in an input's own datatype; what it does not hold becomes infinite or 0."""
+    with np.errstate(all="ignore"):
+        if spec.datatype == "BF16":
+            return (np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+        return values.astype(spec.type.dtype)

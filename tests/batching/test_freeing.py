@@ -1,0 +1,122 @@
+"""Rows are freed where running the model shows that it changes no answer, and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from penstock.backends.loading import LOADERS, load_onnx
+from penstock.batching.freeing import FREE_ROWS, freed
+from penstock.batching.opening import close_model, open_model
+from penstock.batching.spec import ModelSpec
+
+FLOAT, INT64, STRING = TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING
+
+
+def model(path: Path, nodes: Sequence[Any], inputs: dict[str, Any], outputs: dict[str, Any], **more: Any) -> Path:
+    """Write a model of nodes; `inputs` and `outputs` are types and shapes by name, `more` constants."""
+    tensors = [onnx.numpy_helper.from_array(np.asarray(value), name) for name, value in more.items()]
+    takes, gives = (
+        [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in side.items()]
+        for side in (inputs, outputs)
+    )
+    graph = helper.make_graph(list(nodes), "g", takes, gives, tensors)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def iris(path: Path, rows: object = 1) -> Path:
+    """A linear classifier: label by argmax, probabilities by softmax."""
+    weight = np.array([[-1, 0.5, 1], [2, -0.5, -1], [-3, 0.3, 2], [-1, -0.5, 2]], np.float32)
+    nodes = [
+        helper.make_node("MatMul", ["input", "w"], ["h"]),
+        helper.make_node("Softmax", ["h"], ["probabilities"], axis=1),
+        helper.make_node("ArgMax", ["h"], ["label"], axis=1, keepdims=0),
+    ]
+    outputs = {"label": (INT64, [rows]), "probabilities": (FLOAT, [rows, 3])}
+    return model(path, nodes, {"input": (FLOAT, [rows, 4])}, outputs, w=weight)
+
+
+def is_freed(path: Path) -> bool:
+    spec, backend = freed(ModelSpec("m", 1, path), load_onnx, "cpu", load_onnx(path, "cpu", {}))
+    backend.close()
+    return spec.options.get(FREE_ROWS) == "1"
+
+
+def test_a_classifier_of_one_row_takes_many(tmp_path: Path) -> None:
+    path = iris(tmp_path / "m.onnx")
+    opened = open_model(ModelSpec("m", 1, path, frees_rows=True), LOADERS, lambda *_: None)
+    try:
+        assert opened.signature.batched
+        assert opened.signature.input["input"].shape == (-1, 4)
+        assert opened.max_rows > 1
+        assert [node.shape for node in opened.node_inputs] == [[1, 4]]
+    finally:
+        close_model(opened)
+
+
+def test_nothing_is_freed_unless_it_is_asked_for(tmp_path: Path) -> None:
+    opened = open_model(ModelSpec("m", 1, iris(tmp_path / "m.onnx")), LOADERS, lambda *_: None)
+    try:
+        assert not opened.signature.batched
+    finally:
+        close_model(opened)
+
+
+def test_a_model_with_rows_of_its_own_is_left_as_it_is(tmp_path: Path) -> None:
+    assert not is_freed(iris(tmp_path / "m.onnx", rows="N"))
+
+
+@pytest.mark.parametrize(
+    ("node", "why"),
+    [
+        (helper.make_node("Softmax", ["x"], ["y"], axis=0), "a sum over rows"),
+        (helper.make_node("CumSum", ["x", "zero"], ["y"]), "what came before"),
+        (helper.make_node("Reshape", ["x", "shape"], ["y"]), "one row inside the graph"),
+        (helper.make_node("LpNormalization", ["x"], ["y"], axis=0), "a norm over rows"),
+    ],
+)
+def test_a_graph_whose_answers_depend_on_company_runs_one_by_one(node: Any, why: str, tmp_path: Path) -> None:
+    tensors = {"x": (FLOAT, [1, 4])}, {"y": (FLOAT, [1, 4])}
+    constants: dict[str, Any] = {"zero": np.int64(0), "shape": np.array([1, 4])}
+    used = {name: value for name, value in constants.items() if name in node.input}
+    assert not is_freed(model(tmp_path / "m.onnx", [node], *tensors, **used)), why
+
+
+def test_text_cannot_be_drawn_so_it_runs_one_by_one(tmp_path: Path) -> None:
+    node = helper.make_node("Identity", ["x"], ["y"])
+    path = model(tmp_path / "m.onnx", [node], {"x": (STRING, [1, 2])}, {"y": (STRING, [1, 2])})
+    assert not is_freed(path)
+
+
+def test_free_axes_beside_the_rows_are_tried_too(tmp_path: Path) -> None:
+    node = helper.make_node("Relu", ["x"], ["y"])
+    path = model(tmp_path / "m.onnx", [node], {"x": (FLOAT, [1, "n"])}, {"y": (FLOAT, [1, "n"])})
+    assert is_freed(path)
+
+
+def test_indices_that_must_be_small_are_drawn_small(tmp_path: Path) -> None:
+    node = helper.make_node("Gather", ["table", "x"], ["y"])
+    table = np.arange(6, dtype=np.float32).reshape(2, 3)
+    path = model(tmp_path / "m.onnx", [node], {"x": (INT64, [1])}, {"y": (FLOAT, [1, 3])}, table=table)
+    assert is_freed(path)
+
+
+def test_maps_of_a_classifier_are_compared_by_their_entries(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Softmax", ["x"], ["p"], axis=1),
+        helper.make_node("ZipMap", ["p"], ["maps"], domain="ai.onnx.ml", classlabels_int64s=[0, 1, 2]),
+    ]
+    value = helper.make_map_type_proto(INT64, helper.make_tensor_type_proto(FLOAT, None))
+    maps = helper.make_value_info("maps", helper.make_sequence_type_proto(value))
+    tensors = helper.make_tensor_value_info("x", FLOAT, [1, 3]), helper.make_tensor_value_info("p", FLOAT, [1, 3])
+    graph = helper.make_graph(nodes, "g", [tensors[0]], [tensors[1], maps])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "m.onnx")
+    assert is_freed(tmp_path / "m.onnx")
