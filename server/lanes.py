@@ -59,7 +59,7 @@ def grpc_lane(settings: Settings, methods: Mapping[str, Method], loop: asyncio.A
 
 
 def _listener(settings: Settings, name: str, place: tuple[str, int], app: ASGIApp, service: Service) -> Listener:
-    shared = Shared(service, settings.limits())
+    shared = Shared(service, settings.limits(), loud=settings.dialect == "cortex")
     lane = LoggedFastLane if settings.access_log else FastLane
     protocol = type("Connection", (lane,), {"shared": shared})
     config = make_config(app, protocol, idle_s=settings.http_idle_timeout_secs, access_log=settings.access_log)

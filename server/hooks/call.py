@@ -6,13 +6,14 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
 
+from .conversions import Conversions
 from .holding import Holding
 from .loading import PRE, HookFunction, brief
 from .packing import (
@@ -26,6 +27,7 @@ from .packing import (
     write_outputs,
     write_sample,
 )  # fmt: skip
+from .native import Maker
 
 Written = tuple[int, bytes, list[Array | None] | None]
 """What a worker process is sent: kind, body, tensors."""
@@ -55,43 +57,50 @@ class Owner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One way to answer: what to make of a hook's result, or of the outputs `wanted` where there is no hook.
+    """One way to answer: what is made where there is no hook, of a sample and of the outputs `wanted`.
 
-    `asked_as` is the call that wants one answer in this way; `code` is what a worker process knows `of_result` by.
+    `asked_as` is the call that wants one answer in this way; `code` is what to make of a hook's result.
     """
 
     asked_as: str
     code: int
-    of_result: Callable[[Any], Any]
-    of_outputs: Callable[[list[Any]], Any]
+    of_sample: Maker
+    of_outputs: Maker
     wanted: tuple[int, ...] | None
+
+
+class Bound(NamedTuple):
+    """What the calls of one replica run with. `makers`: see `native.makers`."""
+
+    functions: Mapping[str, HookFunction | None]
+    rules: Conversions
+    makers: tuple[Maker, Maker, Maker]
 
 
 class Call:
     """One call of a hook, or the load of the file.
 
-    `finish` turns the hook's result into what the caller wants, on the replica's thread as well. `parameters` are the
-    request's own.
+    `value` is a sample, or a model's outputs. `form` says what is to be made of the hook's result, on the replica's
+    thread as well (packing.INPUTS and so on). `parameters` are the request's own. `in_hook`: what is raised is the
+    user's.
     Units: stamps in monotonic nanoseconds; `deadline_ns` 0 is none, and counts until the hook begins. `since_ns` is
     when what its time limit is for began: the call, or the step of a generator. `begun`: no other replica can take it.
-    For a worker process, `form` says what `finish` would make of the result, `number` which request it is of, and
-    `replica` who ran it.
+    For a worker process, `number` says which request it is of, and `replica` who ran it.
     """
 
     __slots__ = (
-        "begun", "cpu_ns", "deadline_ns", "end_ns", "error", "finish", "form", "future", "hook", "number", "parameters",
-        "replica", "request_id", "result", "since_ns", "start_ns", "value",
+        "begun", "cpu_ns", "deadline_ns", "end_ns", "error", "form", "future", "hook", "in_hook", "number",
+        "parameters", "replica", "request_id", "result", "since_ns", "start_ns", "value",
     )  # fmt: skip
 
-    def __init__(self, hook: str, value: Any, finish: Callable[[Any], Any], deadline_ns: int, request_id: str) -> None:
+    def __init__(self, hook: str, value: Any, form: int, deadline_ns: int, request_id: str) -> None:
         self.hook = hook
         self.value = value
-        self.finish = finish
+        self.form = form
         self.deadline_ns = deadline_ns
         self.request_id = request_id
         self.parameters: dict[str, Any] = {}
-        self.begun = False
-        self.form = INPUTS
+        self.begun = self.in_hook = False
         self.number = 0
         self.replica: Any = None
         self.start_ns = 0
@@ -102,9 +111,16 @@ class Call:
         self.error: InferError | None = None
         self.future: asyncio.Future[Any]
 
-    def invoke(self, functions: Mapping[str, HookFunction | None]) -> Any:
+    def invoke(self, bound: Bound) -> Any:
         """Run the hook; of an `async` one it gives what is to be awaited. Threads: called on the replica's."""
-        return functions[self.hook](self.value, self.parameters)  # type: ignore[misc]
+        value = self.value if self.hook is PRE else bound.rules.prediction(self.value, self.parameters)
+        self.in_hook = True
+        return bound.functions[self.hook](value, self.parameters)  # type: ignore[misc]
+
+    def made(self, bound: Bound, result: Any) -> Any:
+        """Give what the caller wants of what the hook has returned. Threads: called on the replica's."""
+        self.in_hook = False
+        return bound.makers[self.form](result, self.parameters)
 
     def written(self, takes: Sequence[bool]) -> Written:
         """Write the call for a worker process; `takes`: whether either hook is given parameters.
@@ -145,16 +161,28 @@ def log_lines(message: str, about: Mapping[str, str], lines: str) -> None:
         logger.handle(record)
 
 
-def refusal(call: Call, error: BaseException) -> InferError:
+def refusal(call: Call, error: BaseException, rules: Conversions) -> InferError:
     """Make what the client is told when a hook raised; give the request an id if the rest is in the log only.
 
-    A hook may raise InferError itself, and so choose code and text.
+    A hook may raise InferError itself, and so choose code and text, where the dialect has no words of its own.
     """
+    worded = words(rules, call.hook, error) if call.in_hook else None
+    if worded is not None:
+        worded.__cause__ = error
+        return worded
     if isinstance(error, InferError):
         return error
     refused = blame(call, brief(error), sample=isinstance(error, Exception))
     refused.__cause__ = error
     return refused
+
+
+def words(rules: Conversions, hook: str, error: BaseException) -> InferError | None:
+    """Give what the dialect says of what user code has raised, whose own `__str__` may raise too."""
+    try:
+        return rules.failure(hook, error)
+    except Exception:  # noqa: BLE001 - the user's class
+        return None
 
 
 def blame(call: Call, text: str, *, sample: bool) -> InferError:
@@ -172,12 +200,11 @@ def tell(call: Call, error: BaseException, about: Mapping[str, str], told_ns: in
     A traceback takes 0.5 ms to write: a client that sends nothing but bad samples must not slow down the others.
     Returns: when it was last told in full, as `told_ns`.
     """
-    bad_sample = call.error is None or call.error.code is not Code.INTERNAL
-    if isinstance(error, InferError):
-        if not bad_sample:
-            log(f"{call.hook}: {error.message}", about)
+    if error is call.error:
+        if call.error.code is Code.INTERNAL:
+            log(f"{call.hook}: {call.error.message}", about)
         return told_ns
     now_ns = time.monotonic_ns()
-    in_full = not bad_sample or now_ns - told_ns > _TELL_NS
+    in_full = call.hook != PRE or not isinstance(error, Exception) or now_ns - told_ns > _TELL_NS
     log(f"{call.hook} raised {brief(error)}", about, error if in_full else None)
     return now_ns if in_full else told_ns

@@ -9,11 +9,15 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.backends.backend import Array
 from penstock.backends.errors import InferError
+from penstock.backends.node import Node
 from penstock.backends.signature import Signature
+
+if TYPE_CHECKING:
+    from penstock.batching.model import Model
 
 DIALECTS = {"": "penstock.server.hooks.native", "cortex": "penstock.server.cortex.conversions"}
 """The module of each dialect's `conversions`. It and all it imports need no more than numpy and orjson."""
@@ -41,7 +45,8 @@ class Conversions(Protocol):
     """
 
     signatures: tuple[Any, Any]
-    """What pre_inference and post_inference are given as `signature`."""
+    """What pre_inference and post_inference are given as `signature`: the replica's own objects, as user code may
+    write to them."""
 
     def inputs(self, value: Any, parameters: Mapping[str, Any]) -> list[Array | None]:
         """Make the model's inputs, in its order, of what pre_inference returned, or of a sample. Raises: InferError."""
@@ -53,10 +58,21 @@ class Conversions(Protocol):
         """Make the body of a `predict` answer of what post_inference returned, or a prediction. Raises: InferError."""
 
     def failure(self, hook: str, error: BaseException) -> InferError | None:
-        """Give what the client is told when a hook has raised; None: what our own hooks say."""
+        """Give what the client is told when user code has raised, be it InferError; None: what our own hooks say."""
 
 
 def make(dialect: str, described: Described) -> Conversions:
     """Make the Conversions of a model. Raises: InferError, where the dialect cannot carry what the model takes."""
     made: Conversions = importlib.import_module(DIALECTS[dialect]).conversions(described)
     return made
+
+
+def of_model(model: Model, *, for_hooks: bool) -> Conversions:
+    """Make the Conversions of a loaded model, for a replica's hooks or for what no hook does. Raises: InferError."""
+    spec = model.spec.hooks
+    dialect, settings = (spec.dialect, spec.dialect_settings) if spec is not None else ("", {})
+    inputs, outputs = model.node_inputs, model.node_outputs
+    if not for_hooks:
+        # the runtime's own descriptions hold the session, which may be another one later; our own rules need none
+        inputs, outputs = (list(map(Node.of, side)) if dialect else [] for side in (inputs, outputs))
+    return make(dialect, Described(model.signature, inputs, outputs, model.described, settings))

@@ -17,10 +17,13 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
 from penstock.batching.spec import HookSpec
 
-from .call import Call, MovedError, Owner, log, refusal, tell
+from .call import Bound, Call, MovedError, Owner, log, refusal, tell
+from .conversions import Conversions, of_model
 from .holding import LONG_NS
 from .interrupt import interrupt
-from .loading import POST, PRE, HookFunction, HookModule
+from .loading import POST, PRE, HookModule
+from .native import makers
+from .packing import INPUTS
 
 if TYPE_CHECKING:
     from .pull import Pull
@@ -51,7 +54,7 @@ class Replica:
         self._loop = loop
         self._owner = owner
         self._limit_ns = int(spec.timeout_s * 1e9)
-        self._functions: dict[str, HookFunction | None] = {}
+        self._bound: Bound | None = None
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._done: deque[Call] = deque()
         self._woken = self.yields = False
@@ -63,7 +66,7 @@ class Replica:
         self._told_ns = 0
         self.pulls: set[Pull] = set()
         self.waiting = 0
-        self._load = Call(_LOAD, None, self._bound, 0, "")
+        self._load = Call(_LOAD, None, INPUTS, 0, "")
         self.ready = self.submit(self._load)
         self._thread = threading.Thread(target=self._main, name=f"hooks-{model.name}/{model.version}", daemon=True)
         self._thread.start()
@@ -73,12 +76,12 @@ class Replica:
     @property
     def has_pre(self) -> bool:
         """Whether the file has a pre_inference; known once `ready`."""
-        return self._functions.get(PRE) is not None
+        return self._bound is not None and self._bound.functions.get(PRE) is not None
 
     @property
     def has_post(self) -> bool:
         """Whether the file has a post_inference; known once `ready`."""
-        return self._functions.get(POST) is not None
+        return self._bound is not None and self._bound.functions.get(POST) is not None
 
     @property
     def serves(self) -> bool:
@@ -235,8 +238,8 @@ class Replica:
             if call is None or not self._begin(call):
                 return
             try:
-                module = HookModule(self._spec.path, decoupled=self._model.spec.decoupled)
-                call.finish(module)
+                module = self._loaded()
+                bound = self._bound = self._bind(module)
             except InferError as error:
                 call.error = error
                 if error.__cause__ is not None:
@@ -244,9 +247,9 @@ class Replica:
             if self._end(call) and call.error is None and module is not None:
                 if module.is_async:
                     with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
-                        runner.run(self._serve_async())
+                        runner.run(self._serve_async(bound))
                 else:
-                    self._serve()
+                    self._serve(bound)
         except BaseException as error:  # noqa: BLE001 - a task of the user's may raise SystemExit through the loop
             if not self._abandoned:
                 log("the thread of the hooks ended", {"model": self._model.name}, error)
@@ -259,24 +262,28 @@ class Replica:
             self._ended = True
             self._wake()
 
-    def _bound(self, module: HookModule) -> None:
+    def _loaded(self) -> HookModule:
+        return HookModule(self._spec.path, decoupled=self._model.spec.decoupled)
+
+    def _bind(self, module: HookModule) -> Bound:
         """Give each hook the arguments that stay the same on every call of this replica."""
+        rules = of_model(self._model, for_hooks=True)
         metadata = copy.deepcopy(dict(self._spec.metadata))
         self.yields = module.yields
-        self._functions = module.bound(self._model.node_inputs, self._model.node_outputs, metadata)
+        return Bound(module.bound(*rules.signatures, metadata), rules, makers(rules, self._model.signature))
 
-    def _serve(self) -> None:
+    def _serve(self, bound: Bound) -> None:
         while (call := self._calls.get()) is not None:
             if self._begin(call):
                 try:
-                    call.result = call.finish(call.invoke(self._functions))
+                    call.result = call.made(bound, call.invoke(bound))
                 except BaseException as error:  # noqa: BLE001 - sys.exit in a hook harms its own request only
-                    self._refuse(call, error)
+                    self._refuse(call, error, bound.rules)
             if not self._end(call):
                 return
             del call  # or what it brought would stay until the next one comes
 
-    async def _serve_async(self) -> None:
+    async def _serve_async(self, bound: Bound) -> None:
         loop, arrived = asyncio.get_running_loop(), asyncio.Event()
         task = asyncio.current_task()
 
@@ -297,10 +304,10 @@ class Replica:
                 return
             if self._begin(call):
                 try:
-                    result = call.invoke(self._functions)
-                    call.result = call.finish(await result if inspect.isawaitable(result) else result)
+                    result = call.invoke(bound)
+                    call.result = call.made(bound, await result if inspect.isawaitable(result) else result)
                 except BaseException as error:  # noqa: BLE001 - as in _serve
-                    self._refuse(call, error)
+                    self._refuse(call, error, bound.rules)
             if not self._end(call) or (task is not None and task.cancelling()):
                 # abandoned; or a task of the user's has ended the loop, which cancels all others on its way out
                 return
@@ -341,8 +348,8 @@ class Replica:
                 # the loop is closed, and nobody waits
                 self._stopping = True
 
-    def _refuse(self, call: Call, error: BaseException) -> None:
-        call.error = refusal(call, error)
+    def _refuse(self, call: Call, error: BaseException, rules: Conversions) -> None:
+        call.error = refusal(call, error, rules)
         if not self._abandoned:
             self._told_ns = tell(call, error, self._about(call), self._told_ns)
 

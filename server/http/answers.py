@@ -11,10 +11,12 @@ class Answers:
     """Status lines and default header fields of one server.
 
     uvicorn keeps the default fields (the date, for one) in a list that it replaces every second; what is made from it
-    here is made again when the list is another one.
+    here is made again when the list is another one. `loud`: reason phrases are in capitals, as WSGI servers of
+    Werkzeug's applications send them, and some clients quote them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, loud: bool = False) -> None:
+        self._loud = loud
         self._fields: Fields | None = None
         self._heads: dict[int, bytes] = {}
         self._ok_json = b""
@@ -35,6 +37,7 @@ class Answers:
                 phrase = HTTPStatus(status).phrase
             except ValueError:
                 phrase = ""
+            phrase = phrase.upper() if self._loud else phrase
             lines = b"HTTP/1.1 %d %b\r\n" % (status, phrase.encode())
             lines += b"".join(b"%b: %b\r\n" % field for field in fields)
             self._heads[status] = lines

@@ -241,7 +241,10 @@ class FastLane(Connection):
             self._continue()
 
     def answer(self, status: int, body: bytes, content_type: bytes, extra: bytes = b"") -> None:
-        """Answer the request under way; `extra` is whole header lines. A second answer is ignored."""
+        """Answer the request under way; `extra` is whole header lines. A second answer is ignored.
+
+        To HEAD the answer is what it would be to GET, without the body.
+        """
         head = self.head
         if self._state != BUSY or head is None:
             return
@@ -252,7 +255,7 @@ class FastLane(Connection):
         lines = self.shared.answers.head(status, self.server_state.default_headers)
         self.transport.write(
             b"%b%b%bcontent-type: %b\r\ncontent-length: %d\r\n\r\n%b"
-            % (lines, connection, extra, content_type, len(body), body)
+            % (lines, connection, extra, content_type, len(body), b"" if head.method == b"HEAD" else body)
         )
         self._lived = True
         if not keep_alive:

@@ -28,15 +28,16 @@ class HttpError(Exception):
 class Head:
     """One parsed head. Shared by every request that sends the same bytes; never changed after `parse`.
 
-    `length` is the body's, -1 when chunked. `header` holds lower-cased names; of a repeated one the last value.
+    `path` and `query` are as they were sent. `length` is the body's, -1 when chunked. `header` holds lower-cased names; of a repeated one the last value.
     `route` is what the fast lane's router gave for the target, None for paths that it does not answer.
     """
 
-    __slots__ = ("expects", "header", "keep_alive", "length", "method", "old", "path", "route")
+    __slots__ = ("expects", "header", "keep_alive", "length", "method", "old", "path", "query", "route")
 
     def __init__(self) -> None:
         self.method = b""
         self.path = b""
+        self.query = b""
         self.header: dict[bytes, bytes] = {}
         self.length = 0
         self.keep_alive = True
@@ -88,7 +89,7 @@ def parse(raw: bytes, limits: Limits) -> Head:
     head = Head()
     head.method = parser.get_method()
     head.old = version == "1.0"
-    head.path = collector.url.partition(b"?")[0]
+    head.path, _, head.query = collector.url.partition(b"?")
     _read_headers(head, collector.headers)
     return head
 

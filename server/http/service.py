@@ -41,11 +41,11 @@ class Service(Protocol):
 class Shared:
     """What all connections of one server share."""
 
-    def __init__(self, service: Service, limits: Limits) -> None:
+    def __init__(self, service: Service, limits: Limits, *, loud: bool = False) -> None:
         self.service = service
         self.limits = limits
         self.heads: dict[bytes, Head] = {}
-        self.answers = Answers()
+        self.answers = Answers(loud=loud)
         self.connections: set[Connection] = set()
         self.draining = False
 

@@ -7,20 +7,19 @@ of a batch. Nothing here logs, starts a task or touches a metric for a plain req
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 import time
-import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.own_outputs import OwnOutputs
+from penstock.server.answering import LARGE_BYTES, answer_coded, internal, off_loop, off_task, on_task
 from penstock.server.errors import HTTP_STATUS, error_body, retry_after_line
-from penstock.server.http.coding import MIN_BYTES, compress, decompress
+from penstock.server.http.coding import decompress
 from penstock.server.http.head import HttpError
 from penstock.server.restricted import Restricted
 
@@ -46,12 +45,7 @@ if TYPE_CHECKING:
     from penstock.server.http.limits import Limits
 
 
-logger = logging.getLogger("penstock.server")
-T = TypeVar("T")
-
 _PATH = re.compile(rb"/v2/models/([^/]+)(?:/versions/([0-9]+))?/(infer|predict)\Z")
-_LARGE_BYTES = 256 << 10
-"""JSON from this size on is decoded on a thread, and bodies from this size on are compressed on one."""
 _SEVERAL = "HTTP end point doesn't support models with decoupled transaction policy"
 
 
@@ -109,7 +103,7 @@ class Inference:
                     raise refusal
             header_bytes = claim.header_bytes
             parsed_bytes = len(body) if header_bytes < 0 or route.counted else header_bytes
-            if not claim.plain or route.hooked or header_bytes > len(body) or parsed_bytes >= _LARGE_BYTES:
+            if not claim.plain or route.hooked or header_bytes > len(body) or parsed_bytes >= LARGE_BYTES:
                 self._begin_on_task(connection, claim, model, body)
                 return
             depth = self._limits.max_json_depth
@@ -120,7 +114,7 @@ class Inference:
         except InferError as error:
             self.refuse(connection, error)
         except Exception as error:  # noqa: BLE001 - as in _run
-            self.refuse(connection, _internal(error, route.name, claim.request_id))
+            self.refuse(connection, internal(error, route.name, claim.request_id))
 
     def abandon(self, connection: Connection) -> None:
         """Cancel what a gone client asked for, and let go of its shared memory."""
@@ -157,7 +151,7 @@ class Inference:
             except InferError as failed:
                 self.refuse(connection, failed)
             except Exception as failed:  # noqa: BLE001 - one answer's failure must not take its batch mates' answers
-                self.refuse(connection, _internal(failed, request.model.name, request.id))
+                self.refuse(connection, internal(failed, request.model.name, request.id))
 
     # -- steps -------------------------------------------------------------------------------------------------
 
@@ -165,7 +159,7 @@ class Inference:
         model = self._engine.model(route.name, route.version)
         route.model = model
         route.counted = any(spec.datatype == "BYTES" for spec in model.signature.inputs)
-        most = _LARGE_BYTES if route.counted else INLINE_BYTES
+        most = LARGE_BYTES if route.counted else INLINE_BYTES
         route.layouts = Layouts(InlineRegions(self._regions, most))
         route.bulky = is_bulky(model)
         route.encoder = self._encoder(model)
@@ -220,26 +214,14 @@ class Inference:
         except InferError as error:
             self.refuse(connection, error)
         except Exception as error:  # noqa: BLE001 - as in _run
-            self.refuse(connection, _internal(error, request.model.name, request.id))
+            self.refuse(connection, internal(error, request.model.name, request.id))
         finally:
-            # its answer may have begun the next request of the connection
-            if connection.task is asyncio.current_task():
-                connection.task = None
+            off_task(connection)
 
     def _answer_body(self, connection: FastLane, claim: Claim, body: bytes, json_bytes: int) -> None:
         content_type = b"application/octet-stream" if json_bytes else b"application/json"
         extra = b"inference-header-content-length: %d\r\n" % json_bytes if json_bytes else b""
-        coding = claim.accept
-        if not coding or len(body) < MIN_BYTES:
-            connection.answer(200, body, content_type, extra)
-            return
-        extra += b"content-encoding: %b\r\n" % coding
-        if len(body) < _LARGE_BYTES:
-            connection.answer(200, compress(body, coding), content_type, extra)
-            return
-        loop = asyncio.get_running_loop()
-        packed = loop.run_in_executor(None, compress, body, coding)
-        packed.add_done_callback(lambda future: connection.answer(200, future.result(), content_type, extra))
+        answer_coded(connection, body, content_type, extra, claim.accept)
 
     @staticmethod
     def refuse(connection: FastLane, error: InferError) -> None:
@@ -250,11 +232,7 @@ class Inference:
     # -- calls that take more than one step --------------------------------------------------------------------
 
     def _begin_on_task(self, connection: FastLane, claim: Claim, model: Model, body: bytes) -> None:
-        loop = asyncio.get_running_loop()
-        # a version that is swapped meanwhile stays until this is through
-        self._engine.hold(model)
-        connection.task = loop.create_task(self._run(connection, claim, model, body))
-        connection.task.add_done_callback(lambda _: self._engine.release(model))
+        on_task(connection, self._engine, model, self._run(connection, claim, model, body))
 
     async def _run(self, connection: FastLane, claim: Claim, model: Model, body: bytes) -> None:
         request_id = claim.request_id
@@ -262,7 +240,7 @@ class Inference:
             if claim.route.decoupled and not claim.predict:
                 raise InferError(Code.UNSUPPORTED, _SEVERAL)
             if claim.coding:
-                body = await _off_loop(len(body), decompress, body, claim.coding, self._limits)
+                body = await off_loop(len(body), decompress, body, claim.coding, self._limits)
             if claim.predict:
                 await self._predict(connection, claim, model, body)
                 return
@@ -280,11 +258,9 @@ class Inference:
         except InferError as error:
             self.refuse(connection, error)
         except Exception as error:  # noqa: BLE001 - logged under an id, and the client gets an answer whatever it is
-            self.refuse(connection, _internal(error, model.name, request_id))
+            self.refuse(connection, internal(error, model.name, request_id))
         finally:
-            # its answer may have begun the next request of the connection
-            if connection.task is asyncio.current_task():
-                connection.task = None
+            off_task(connection)
 
     async def _decoded(self, claim: Claim, model: Model, body: bytes) -> tuple[InferRequest, Options]:
         """Decode here, or on a thread where it would hold the loop."""
@@ -293,9 +269,9 @@ class Inference:
         if claim.header_text and not 0 <= claim.header_bytes <= len(body):
             raise bad_header(claim, body)
         if claim.header_text and not claim.header_bytes:
-            return await _off_loop(len(body) if claim.route.counted else 0, decode_raw, model, body, self)
+            return await off_loop(len(body) if claim.route.counted else 0, decode_raw, model, body, self)
         depth, header_bytes = self._limits.max_json_depth, claim.header_bytes
-        if (len(body) if header_bytes < 0 or claim.route.counted else header_bytes) < _LARGE_BYTES:
+        if (len(body) if header_bytes < 0 or claim.route.counted else header_bytes) < LARGE_BYTES:
             try:
                 return decode(model, body, header_bytes, depth, self, claim.route.layouts.regions)
             except LargeRead:
@@ -304,7 +280,7 @@ class Inference:
         return await asyncio.get_running_loop().run_in_executor(None, work)
 
     async def _predict(self, connection: FastLane, claim: Claim, model: Model, body: bytes) -> None:
-        sample = await _off_loop(len(body), _sample, body, self._limits.max_json_depth)
+        sample = await off_loop(len(body), _sample, body, self._limits.max_json_depth)
         terms = PLAIN.terms(time.monotonic_ns(), model.spec.policy)
         answer = await self._hooks_of(model).predict(sample, claim.request_id, terms, claim.forwarded)
         self._answer_body(connection, claim, answer, 0)
@@ -318,24 +294,10 @@ class Inference:
         terms = options.terms(time.monotonic_ns(), model.spec.policy)
         request_id = request.id or claim.request_id
         outputs = await self._hooks_of(model).infer(sample, request_id, terms, options.parameters)
-        size = _LARGE_BYTES if is_large(options.plan, list(outputs.values())) else 0
-        body, json_bytes = await _off_loop(size, encode_hooked, request, options.plan, outputs)
+        size = LARGE_BYTES if is_large(options.plan, list(outputs.values())) else 0
+        body, json_bytes = await off_loop(size, encode_hooked, request, options.plan, outputs)
         self._answer_body(connection, claim, body, json_bytes)
 
 
 def _sample(body: bytes, max_depth: int) -> Any:
     return parse(body, max_depth, simd=False)
-
-
-def _internal(error: Exception, model: str, request_id: str) -> InferError:
-    """Log what happened under an id, and tell the client the id only."""
-    request_id = request_id or uuid.uuid4().hex
-    logger.error("request failed", exc_info=error, extra={"request_id": request_id, "model": model})
-    return InferError(Code.INTERNAL, f"internal error, request id {request_id}")
-
-
-async def _off_loop(size: int, function: Callable[..., T], *args: Any) -> T:
-    """Call here when there is little to do, on a thread when it would hold the loop."""
-    if size < _LARGE_BYTES:
-        return function(*args)
-    return await asyncio.get_running_loop().run_in_executor(None, function, *args)
