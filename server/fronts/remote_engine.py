@@ -7,6 +7,7 @@ Models there are, `placing.py` sees to. The engine's half is `engine_service.py`
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -29,9 +30,12 @@ if TYPE_CHECKING:
     from penstock.server.ipc.link import Link
     from penstock.server.ipc.wire import Message
 
+logger = logging.getLogger("penstock.fronts")
+
 NO_ENGINE = "the engine is not running, try again soon"
 LOADING = "the engine is loading its models, try again soon"
 LOST = "the engine has ended with this request, try again soon"
+UNREADABLE = "the engine has answered what cannot be read"
 RETRY_NS = 1_000_000_000
 """When an engine that has ended may be asked again: it is started at once."""
 MOST_UNSENT_BYTES = 64 << 20
@@ -240,16 +244,17 @@ class RemoteEngine:
         inflight = self._inflight
         for message in messages:
             kind, number, body, arrays, _ = message
-            if kind == DONE:
+            if kind in {DONE, FAILED}:
                 request = inflight.pop(number, None)
                 if request is None:
                     continue  # it was taken back
-                request.outputs = unpacked_outputs(body, arrays) if body else arrays
-            elif kind == FAILED:
-                request = inflight.pop(number, None)
-                if request is None:
-                    continue
-                request.error = read_error(body)
+                try:
+                    if kind == FAILED:
+                        request.error = read_error(body)
+                    else:
+                        request.outputs = unpacked_outputs(body, arrays) if body else arrays
+                except Exception as error:  # noqa: BLE001 - its client is answered, whatever the engine has sent
+                    request.error = _unreadable(request, error)
             elif kind == ANSWER:
                 failed = self._answered(number, body, arrays)
                 if failed is None:
@@ -271,12 +276,15 @@ class RemoteEngine:
         try:
             request.answers.tell(read_answer(body, arrays))
         except InferError as error:
-            del self._inflight[number]
-            if self._link is not None:
-                self._link.send(CANCEL, number)
             request.error = error
-            return request
-        return None
+        except Exception as error:  # noqa: BLE001 - as in `take`
+            request.error = _unreadable(request, error)
+        else:
+            return None
+        del self._inflight[number]
+        if self._link is not None:
+            self._link.send(CANCEL, number)
+        return request
 
     def _deliver(self, requests: list[InferRequest]) -> None:
         """Give requests to their sinks, in order, as many as there are of one at once."""
@@ -303,3 +311,9 @@ class RemoteEngine:
         for request in requests:
             request.sink.deliver([request])
         return len(requests)
+
+
+def _unreadable(request: InferRequest, error: Exception) -> InferError:
+    """Log what reading an answer raised, and give what the client is told."""
+    logger.error(UNREADABLE, exc_info=error, extra={"model": request.model.name})
+    return InferError(Code.INTERNAL, UNREADABLE)

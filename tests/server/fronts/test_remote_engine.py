@@ -21,7 +21,8 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.own_outputs import OwnOutputs
 from penstock.batching.request import InferRequest, InSequence
 from penstock.batching.spec import BatchPolicy, HookSpec
-from penstock.server.fronts.remote_engine import LOST, NO_ENGINE
+from penstock.server.fronts.kinds import ANSWER, DONE, FAILED
+from penstock.server.fronts.remote_engine import LOST, NO_ENGINE, UNREADABLE
 from penstock.server.fronts.submission import own_said, packed_outputs, unpacked_outputs
 from tests.fakes import Gate, ListSink
 
@@ -238,6 +239,23 @@ async def test_an_error_comes_back_as_it_was_raised() -> None:
         assert ended.error is not None
         assert ended.error.code is Code.NOT_READY
         assert ended.error.message.startswith("Server is stopping, scheduler for model")
+
+
+@on_a_loop
+@pytest.mark.parametrize(("kind", "body"), [(DONE, b"{"), (DONE, b'[{"array": 7}]'), (FAILED, b"[]"), (ANSWER, b"{}")])
+async def test_an_answer_that_cannot_be_read_ends_its_own_request_and_no_other(kind: int, body: bytes) -> None:
+    async with pair() as (_, front):
+        sink, model = ListSink(), front.engine.model("m")
+        spoiled, sound = request(model, 1, sink), request(model, 2, sink)
+        for each in (spoiled, sound):
+            front.engine.submit(each)
+        messages = [(kind, spoiled.number, body, [], []), (DONE, sound.number, b"", list(sound.inputs), [])]
+
+        assert front.engine.take(messages) == []
+
+        assert [each.error and each.error.message for each in (spoiled, sound)] == [UNREADABLE, None]
+        assert len(sink.requests) == 2
+        assert front.engine.inflight == 0
 
 
 @on_a_loop
