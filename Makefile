@@ -14,7 +14,7 @@ serve: .venv/.serve  ## serve examples/iris on 127.0.0.1:8000 and print three co
 	exec $(BIN)/penstock serve examples/iris
 
 test: .venv/.dev  ## run the tests; ARGS="-k lane" passes words on to pytest
-	$(BIN)/pytest -q $(ARGS)
+	$(BIN)/pytest -q -n 2 --dist loadfile $(ARGS)
 
 lint: .venv/.dev  ## check style, formatting, types, layers and packaging
 	$(BIN)/ruff check
