@@ -6,7 +6,7 @@ A new runtime is one file that fulfils these two protocols, one line in `loading
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -73,6 +73,24 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Free the model. No Binding may be used afterwards."""
+
+
+def needs_thread(backend: Backend) -> bool:
+    """Tell whether a run waits for another process, so that no event loop is to be who runs it.
+
+    Such a Backend says `threads_only`; runtimes in this process need not say anything.
+    """
+    return bool(getattr(backend, "threads_only", False))
+
+
+def tell_loss(backend: Backend, told: Callable[[], None]) -> None:
+    """Have a Backend that can be lost while nothing runs say so when it is, once, on a thread of its own.
+
+    Such a Backend has `tell_loss`; runtimes in this process are lost under a run, which raises DeviceLost.
+    """
+    tell = getattr(backend, "tell_loss", None)
+    if tell is not None:
+        tell(told)
 
 
 class Loader(Protocol):

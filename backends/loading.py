@@ -1,6 +1,7 @@
 """The Loaders by backend name. Importing this imports no runtime: the first load with a backend does.
 
-Called by the composition root, which gives `LOADERS` to the Engine.
+Called by the composition root, which gives `LOADERS` to the Engine, and by the worker processes that load what is in
+`ISOLATED`.
 """
 
 from __future__ import annotations
@@ -32,4 +33,25 @@ def load_onnx(path: Path, device: str, options: Mapping[str, str]) -> Backend:
     return onnx.load(path, device, options)
 
 
+def load_tensorflow(path: Path, device: str, options: Mapping[str, str]) -> Backend:
+    """Load a SavedModel with TensorFlow, in a process that is not the server's.
+
+    Raises: InferError; UNSUPPORTED when TensorFlow is not installed or cannot be imported.
+    """
+    try:
+        from . import tensorflow
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "tensorflow":
+            raise
+        text = "TensorFlow is not installed: pip install penstock[tensorflow]"
+        raise InferError(Code.UNSUPPORTED, text) from error
+    except ImportError as error:
+        raise InferError(Code.UNSUPPORTED, f"TensorFlow cannot be imported: {error}") from error
+    return tensorflow.load(path, device, options)
+
+
 LOADERS: Mapping[str, Loader] = MappingProxyType({"onnxruntime": load_onnx})
+"""What may be loaded in the server's own process."""
+
+ISOLATED: Mapping[str, Loader] = MappingProxyType({"tensorflow": load_tensorflow})
+"""What is loaded in a process of its own only (server/isolated)."""

@@ -17,6 +17,8 @@ from .spec import ModelSpec
 ROW_WISE = "seq(map("
 """How the type of ZipMap's output begins: a list of one dictionary per row, which can be cut into rows like a tensor.
 No other type that is not a tensor can."""
+TENSORFLOW = "tensorflow"
+"""The backend whose models may leave open how many axes an input has; a scalar looks like that, too."""
 
 
 def agreed(spec: ModelSpec, said: TensorSpec, tensor: TensorSpec, batched: bool, kind: str) -> TensorSpec:
@@ -38,7 +40,7 @@ def agreed(spec: ModelSpec, said: TensorSpec, tensor: TensorSpec, batched: bool,
     declared = replace(said, shape=(-1, *said.shape) if batched else said.shape)
     if kind == "output" and any(said.name == each.name for each in spec.batch_outputs):
         return declared  # its shape in the model says nothing of it
-    if not tensor.shape and (kind == "output" or not batched):
+    if not tensor.shape and (kind == "output" or not batched or spec.backend == TENSORFLOW):
         return _rankless(spec, said, declared, batched, kind)
     if batched:
         check_row_axis(spec, tensor)
@@ -56,7 +58,7 @@ def _rankless(spec: ModelSpec, said: TensorSpec, declared: TensorSpec, batched: 
     if batched:
         return declared
     if any(dim != 1 for dim in model_dims(said)):
-        if kind == "output":
+        if kind == "output" or spec.backend == TENSORFLOW:
             return declared
         text = f"unable to load model '{spec.name}', scalar tensor '{said.name}', should only provide 1 in the"
         text += " model configuration when the model doesn't support batching. Model configuration provided:"

@@ -1,6 +1,7 @@
 """Completion: what a configuration leaves out is read from the model, and what it says is held against the model.
 
-The rules and texts are those of Triton's ONNX Runtime backend, so that a configuration which loads there loads here.
+The rules and texts are those of Triton's ONNX Runtime backend, and of its TensorFlow backend where they are others
+(autofill.py), so that a configuration which loads there loads here.
 Called by the Engine for every version it loads, and by `penstock check`.
 """
 
@@ -12,8 +13,9 @@ from itertools import pairwise
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 
+from . import autofill
 from .admission import dims_text
-from .agreement import agreed, check_row_axis, has_row_axis, model_dims
+from .agreement import TENSORFLOW, agreed, check_row_axis, has_row_axis, model_dims
 from .bound import bound_signature
 from .derived import derived_names, kept_names
 from .padding_rules import check_padding
@@ -46,6 +48,8 @@ def complete(spec: ModelSpec, graph: Signature) -> ModelSpec:
 
 
 def _max_batch_rows(spec: ModelSpec, graph: Signature) -> int:
+    if spec.backend == TENSORFLOW:
+        return autofill.max_batch_rows(spec, graph, _without_rows(spec))
     said = spec.policy.max_batch_rows
     if said == 0 or (spec.inputs and spec.outputs):
         return said or 0

@@ -11,13 +11,13 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from penstock.backends.errors import Code, InferError
+from penstock.backends.errors import Code, DeviceLost, InferError
 
-from .isolation import LostBatch, execute, refuse
+from .isolation import LostBatch, cut, execute, execute_alone, refuse
 from .placement import keep_to
 
 if TYPE_CHECKING:
-    from penstock.backends.backend import Binding
+    from penstock.backends.backend import Backend, Binding
 
     from .batch import Batch
     from .model import Model
@@ -28,6 +28,8 @@ logger = logging.getLogger("penstock.batching")
 FIRST_RETRY_NS = 1_000_000_000
 LAST_RETRY_NS = 60_000_000_000
 """How long a device that was lost is left alone before the model is loaded on it again: doubled with each failure."""
+MOST_LOSSES = 4
+"""A device that was lost more often, with no run between that went well, is left alone: it is not the requests."""
 
 
 class ThreadInstance:
@@ -57,6 +59,8 @@ class ThreadInstance:
         self._mends = False
         self._retry_ns = 0
         self._wait_ns = FIRST_RETRY_NS
+        self._losses = 0
+        self._doubted: Backend | None = None
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self.idle = True
         self.failure: InferError | None = None
@@ -86,6 +90,12 @@ class ThreadInstance:
         if self.idle:
             self.wake()
 
+    def doubt(self, backend: Backend) -> None:
+        """Tell it that a Backend was lost while nothing ran, perhaps its own. Call with the model's lock held."""
+        self._doubted = backend
+        if self.idle:
+            self.wake()
+
     def join(self) -> None:
         """Wait for the thread's end."""
         self._thread.join()
@@ -95,6 +105,8 @@ class ThreadInstance:
         self._alarm.acquire()
         try:
             while not self._stopping:
+                if self._doubted is not None and not self._renew():
+                    continue
                 if (self.failure is not None or self._mends) and not self._recover():
                     continue
                 in_turn = self._turn or (self._giver.crowded and not self._share.brief)
@@ -165,24 +177,47 @@ class ThreadInstance:
         elif self._giver.crowded:
             self._giver.ran(self._share, time.monotonic_ns() - batch.exec_start_ns)
         if lost is not None:
+            self._losses += lost.begun
             ran = lost.ran + self._run_again(lost)
         else:
-            self._wait_ns = FIRST_RETRY_NS
+            self._losses, self._wait_ns = 0, FIRST_RETRY_NS
         model.finish_from_thread(batch, ran)
 
     def _run_again(self, lost: LostBatch) -> list[Batch]:
-        """Load the model again, and run there what its device was lost under; once, or it is answered with the loss."""
-        if not self._replace(lost.error):
-            return refuse(lost.rest, lost.error)
-        if self._limited and not self._granted():
-            return refuse(lost.rest, lost.error)
-        try:
-            return execute(self._model, self.binding, lost.rest)
-        except LostBatch as again:
-            self._fail(again.error)
-            return again.ran + refuse(again.rest, again.error)
-        finally:
-            self._leave_turn()
+        """Load the model again, and run there what its device was lost under, one request after another.
+
+        Who ends what runs it is found so, and takes nobody along: it is answered with the loss, and the others go on.
+        One Instance at a time does so, so that no other's guilty request makes this one's look so.
+        """
+        ran: list[Batch] = []
+        rest: Batch | None = lost.rest
+        with self.place.trial:
+            while self._losses < MOST_LOSSES and self._replace(lost.error):
+                if rest is None:
+                    return ran
+                if self._limited and not self._granted():
+                    break
+                try:
+                    return ran + self._went_well(execute_alone(self._model, self.binding, rest))
+                except LostBatch as again:
+                    lost = again
+                finally:
+                    self._leave_turn()
+                ran += self._went_well(lost.ran)
+                self._losses += 1
+                rest = lost.rest
+                if lost.begun:
+                    ran += refuse(cut(rest, 0, 1), DeviceLost(lost.error.code, lost.error.message, -1))
+                    rest = cut(rest, 1) if len(rest.requests) > 1 else None
+            else:
+                if self.failure is None:
+                    self._fail(lost.error)
+        return ran + refuse(rest, lost.error) if rest is not None else ran
+
+    def _went_well(self, ran: list[Batch]) -> list[Batch]:
+        if any(batch.requests[0].error is None for batch in ran):
+            self._losses = 0
+        return ran
 
     def _replace(self, cause: InferError) -> bool:
         model = self._model
@@ -195,6 +230,14 @@ class ThreadInstance:
         self.failure = None
         model.count("instances_replaced")
         return True
+
+    def _renew(self) -> bool:
+        """Load the model again, if it was lost while nothing ran here. Returns: False if that has failed."""
+        lost, self._doubted = self._doubted, None
+        if lost is None or self.failure is not None or not self.place.is_bound(lost, self.binding):
+            return True
+        self._leave_turn()
+        return self._replace(DeviceLost(Code.NOT_READY, "its process has ended"))
 
     def _mend(self) -> bool:
         try:

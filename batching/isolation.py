@@ -31,14 +31,16 @@ CHEAP = 4
 class LostBatch(Exception):  # noqa: N818 - a condition, as DeviceLost is
     """The device was lost under a Batch: `ran` is what had ended by then, `rest` is unanswered and can run elsewhere.
 
-    `error` is what the rest is to be answered with where there is no elsewhere (`refuse`).
+    `error` is what the rest is to be answered with where there is no elsewhere (`refuse`). `begun`: the first of the
+    rest was running, alone or with others; else the device was found to be lost before.
     """
 
-    def __init__(self, ran: list[Batch], rest: Batch, error: DeviceLost) -> None:
+    def __init__(self, ran: list[Batch], rest: Batch, error: DeviceLost, *, begun: bool) -> None:
         super().__init__(error.message)
         self.ran = ran
         self.rest = rest
         self.error = error
+        self.begun = begun
 
 
 def execute(model: Model, binding: Binding, batch: Batch) -> list[Batch]:
@@ -53,6 +55,17 @@ def execute(model: Model, binding: Binding, batch: Batch) -> list[Batch]:
     return [batch] if error is None else _Search(model, binding, batch, error).settle(error)
 
 
+def execute_alone(model: Model, binding: Binding, batch: Batch) -> list[Batch]:
+    """Run each request of a Batch by itself, in their order: as `execute` otherwise."""
+    ran: list[Batch] = []
+    for position in range(len(batch.requests)):
+        try:
+            ran += execute(model, binding, cut(batch, position, position + 1))
+        except LostBatch as lost:
+            raise LostBatch(ran, cut(batch, position), lost.error, begun=lost.begun) from lost.error
+    return ran
+
+
 def refuse(batch: Batch, error: InferError) -> list[Batch]:
     """Answer every request of a Batch with an error. Returns: what counts as having run, one batch per request."""
     now_ns = time.monotonic_ns()
@@ -63,6 +76,16 @@ def refuse(batch: Batch, error: InferError) -> list[Batch]:
         _fail(request, error)
         refused.append(alone)
     return refused
+
+
+def cut(batch: Batch, first: int, end: int | None = None) -> Batch:
+    """Make a Batch of some of a Batch's requests: from position `first` on, and not from `end` on."""
+    requests = batch.requests[first:end]
+    part = Batch(requests, sum([request.rows for request in requests]), batch.key, time.monotonic_ns())
+    if batch.places is not None:
+        part.places = batch.places[first:end]
+        part.span_rows = part.places[-1] + 1
+    return part
 
 
 def _attempt(model: Model, binding: Binding, batch: Batch) -> Exception | None:
@@ -125,7 +148,8 @@ class _Search:
             self._ran.append(part)
             suspects.passed(count)
         elif isinstance(error, DeviceLost):
-            raise LostBatch(self._ran, self._part(suspects.left), error) from error
+            begun = part.compute_start_ns != part.exec_start_ns
+            raise LostBatch(self._ran, self._part(suspects.left), error, begun=begun) from error
         elif isinstance(error, OutOfMemory) and (count > 1 or self._patient):
             self._events["out_of_memory"] += 1
             suspects.too_many(count)
@@ -135,19 +159,21 @@ class _Search:
             self._patient = count > 1
             return
         elif isinstance(error, RunStopped):
-            self._stopped(part)
+            self._stopped(part, error)
         elif count > 1:
             suspects.failed(count)
         else:
             self._convict(part, error)
         self._patient = True
 
-    def _stopped(self, part: Batch) -> None:
+    def _stopped(self, part: Batch, stopped: RunStopped) -> None:
         """Go on while no more runs were stopped than one guilty request needs: each of them took the whole limit."""
         suspects = self._suspects
         self._events["runs_stopped"] += 1
-        limit_ms = self._model.spec.policy.run_limit_us / 1000
-        error = RunStopped(Code.EXPIRED, f"model '{self._model.name}': run exceeded its limit of {limit_ms:g} ms")
+        name, limit_ms = self._model.name, self._model.spec.policy.run_limit_us / 1000
+        error = RunStopped(Code.EXPIRED, f"model '{name}': run exceeded its limit of {limit_ms:g} ms")
+        if not limit_ms:  # the Backend has one of its own
+            error = stopped
         if len(part.requests) > 1:
             suspects.failed(len(part.requests))
         else:
@@ -187,14 +213,8 @@ class _Search:
 
     def _part(self, count: int) -> Batch:
         """Make a Batch of the next `count` requests that are not settled."""
-        batch = self._batch
-        first = len(batch.requests) - self._suspects.left
-        requests = batch.requests[first : first + count]
-        part = Batch(requests, sum([request.rows for request in requests]), batch.key, time.monotonic_ns())
-        if batch.places is not None:
-            part.places = batch.places[first : first + count]
-            part.span_rows = part.places[-1] + 1
-        return part
+        first = len(self._batch.requests) - self._suspects.left
+        return cut(self._batch, first, first + count)
 
 
 def _fail(request: InferRequest, error: InferError) -> None:

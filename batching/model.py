@@ -94,7 +94,8 @@ class Model:
         shared = {} if devices is None else devices
         count = sum(group.count for group in spec.instances if not group.passive)
         # what has a limit is not run by the loop: nobody could be told, and nobody else served, until it is over
-        executor = "thread" if spec.policy.run_limit_us or needs_threads(spec, shared) else spec.policy.executor
+        self._on_threads = bool(spec.policy.run_limit_us) or needs_threads(spec, shared, backends)
+        executor = "thread" if self._on_threads else spec.policy.executor
         self.costs = CostModel(spec.policy.allowed_rows)
         sequences = sequences_of(spec, self.max_rows, count)
         self.scheduler = Scheduler(spec.policy, self.costs, FAST_NS[executor], count, sequences)
@@ -149,6 +150,8 @@ class Model:
             for instance in self.instances:
                 instance.start()
                 started += 1
+            for at in self._places:
+                at.watch(partial(self._doubt, at))
         except BaseException:
             del self.instances[started:]
             self.close()
@@ -247,7 +250,23 @@ class Model:
         if at is self._loop_place:
             # the descriptions hold the session
             self.node_inputs, self.node_outputs = at.backend.node_inputs, at.backend.node_outputs
+            self._spare_loop(at)
         return binding
+
+    def _doubt(self, at: Placement, backend: Backend) -> None:
+        """Have the Instances of a Backend that is lost load it again, though nothing is due. Any thread."""
+        with self.lock:
+            for instance in self.instances:
+                if isinstance(instance, ThreadInstance) and instance.place is at:
+                    instance.doubt(backend)
+
+    def _spare_loop(self, at: Placement) -> None:
+        """Take the loop's Binding away from a Model that never runs there: it would keep what was lost."""
+        if self._on_threads:
+            with self.lock:
+                unused, self.loop_binding = self.loop_binding, None
+            if unused is not None:
+                at.give_back(unused)
 
     def mend_loop(self) -> None:
         """Do the same for the event loop, which goes without until then. Threads: that of the first Instance."""

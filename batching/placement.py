@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from penstock.backends.errors import Code, InferError
+from penstock.backends.backend import needs_thread, tell_loss
+from penstock.backends.errors import Code, DeviceLost, InferError
 
 from .device import Device, Share, TurnGiver, device_of, width_of
 from .rates import Claim, RateLimiter
@@ -63,6 +64,9 @@ class Placement:
         self._bound: list[Binding] = []
         self._replaced: list[tuple[Backend, list[Binding]]] = []
         self._lock = threading.Lock()
+        self._told: Callable[[Backend], None] | None = None
+        self.trial = threading.Lock()
+        """Held by the Instance that runs again what the device was lost under: of what else runs here nothing was."""
 
     def seat(self, number: int) -> tuple[TurnGiver, Any]:
         """Give who gives the Instance of this number here its turns, and what it is known there by."""
@@ -73,6 +77,18 @@ class Placement:
         with self._lock:
             return self._bind(signature, capacity_rows)
 
+    def watch(self, told: Callable[[Backend], None]) -> None:
+        """Tell of a Backend here, the one that is loaded now or a later one, that is lost while nothing runs."""
+        with self._lock:
+            self._told = told
+            tell_loss(self.backend, partial(told, self.backend))
+
+    def is_bound(self, backend: Backend, binding: Binding) -> bool:
+        """Tell whether a Binding is one of a Backend that is or was here."""
+        with self._lock:
+            held = [(self.backend, self._bound), *self._replaced]
+            return any(each is binding for at, bound in held if at is backend for each in bound)
+
     def replace(self, lost: Binding, signature: Signature, capacity_rows: int) -> Binding:
         """Give a Binding in the place of one whose Backend is lost, which is loaded again unless it has been since.
 
@@ -80,12 +96,21 @@ class Placement:
         """
         with self._lock:
             if any(binding is lost for binding in self._bound):
-                backend = self._reopen()
-                self._replaced.append((self.backend, self._bound))
-                self.backend, self._bound = backend, []
-            binding = self._bind(signature, capacity_rows)
+                self._renew()
+            try:
+                binding = self._bind(signature, capacity_rows)
+            except DeviceLost:  # once more, before all of its Instances were back
+                self._renew()
+                binding = self._bind(signature, capacity_rows)
         self.give_back(lost)
         return binding
+
+    def _renew(self) -> None:
+        backend = self._reopen()
+        self._replaced.append((self.backend, self._bound))
+        self.backend, self._bound = backend, []
+        if self._told is not None:
+            tell_loss(backend, partial(self._told, backend))
 
     def give_back(self, lost: Binding) -> None:
         """Note that a Binding of a lost Backend is not used any more."""
@@ -168,8 +193,10 @@ def limiter_of(group: InstanceGroup, shared: Devices) -> RateLimiter | None:
     return shared.limiter if group.resources and not group.passive else None
 
 
-def needs_threads(spec: ModelSpec, devices: dict[str, Device]) -> bool:
+def needs_threads(spec: ModelSpec, devices: dict[str, Device], backends: Sequence[Backend] = ()) -> bool:
     """Tell whether a Model must not run on the event loop: it might wait there, or its CPUs are not the loop's."""
+    if any(map(needs_thread, backends)):
+        return True
     shared = whole_devices(devices)
     for group in spec.instances:
         kept = any(shared.cpus(group, device) for device in group.devices)

@@ -225,8 +225,9 @@ class WorkerSpec:
     """Where a model's user code runs when it has processes of its own.
 
     `interpreter` is the Python to run, "": the server's own. `requirements` is the file that says what its environment
-    holds: a requirements.txt, a Pipfile, or a packed environment (.tar.gz); None: the interpreter's own. `path` comes
-    first on sys.path; `environment` are variables. Units: `timeout_s` per call, `memory_bytes` resident; 0: no limit.
+    holds: a requirements.txt, a Pipfile, or a packed environment (.tar.gz); None: the interpreter's own. `packages` are
+    installed beside what a requirements.txt or a Pipfile says, or alone. `path` comes first on sys.path; `environment`
+    are variables. Units: `timeout_s` per call, `memory_bytes` resident; 0: no limit.
     """
 
     interpreter: str = ""
@@ -235,11 +236,12 @@ class WorkerSpec:
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)
     timeout_s: float = 0.0
     memory_bytes: int = 0
+    packages: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class HookSpec:
-    """The user's file with `pre_inference` and/or `post_inference`.
+    """The user's file with `pre_inference` and/or `post_inference`; Path(): none, only the rules of the dialect.
 
     `replicas` None: decided at load by whether the module writes globals. Units: `timeout_s` per hook call. `workers`
     is how many processes it runs in, as `worker` says; 0: in the server, None: in the server until it is measured to
@@ -259,6 +261,11 @@ class HookSpec:
     mounts: Mapping[str, str] = field(default_factory=dict, hash=False)
     dialect: str = ""
     dialect_settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def has_file(self) -> bool:
+        """Whether there is user code at all."""
+        return self.path != Path()
 
 
 @dataclass(frozen=True, slots=True)

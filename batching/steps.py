@@ -170,7 +170,7 @@ def _check_model(spec: ModelSpec, step: Step, model: Model) -> None:
     if step_most and step_most < most:
         text = f"ensemble {spec.name} allows maximum batch size {most}, but it contains model {step.model}"
         raise _invalid(f"{text} which only allows maximum batch size to be {step_most}")
-    if model.spec.hooks is not None:
+    if model.spec.hooks is not None and model.spec.hooks.has_file:
         text = f"in ensemble {spec.name}, model {step.model} has hooks, which run around whole calls and not in a step"
         raise InferError(Code.UNSUPPORTED, f"{text}: give them to the ensemble, or take them from the model")
     if model.spec.decoupled:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.savedmodels import BUILT, build
 
 # The same examples each time, on a busy machine as on an idle one. HYPOTHESIS_PROFILE=default looks for new ones.
 settings.register_profile(
@@ -23,3 +26,10 @@ def _level() -> Iterator[None]:
     before = logger.level
     yield
     logger.setLevel(before)
+
+
+@pytest.fixture(scope="session")
+def savedmodels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a folder with the SavedModels of tests/savedmodels.py, not to be written to: `savedmodels / "iris"`."""
+    built = os.environ.get(BUILT)
+    return Path(built) if built else build(tmp_path_factory.mktemp("savedmodels"))

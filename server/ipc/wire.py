@@ -36,9 +36,8 @@ FIRST_KIND = 16
 """Kinds below are the wire's own."""
 LAST_KIND = 0xFFF
 _SEGMENT, _DROP, _RELEASE, _LAYOUT = 1, 2, 3, 4
-_HEADER = struct.Struct("<IHHQII")
-_SLOT = struct.Struct("<I")
-_PAIR = struct.Struct("<IQ")
+HEADER = struct.Struct("<IHHQII")
+SLOT = struct.Struct("<I")
 _MOST_LAYOUTS = 1024
 _MOST_BYTES = (1 << 32) - 1
 _MOST_UNCLAIMED = 1024
@@ -95,7 +94,7 @@ class Wire:
             _close(duplicates)
             raise
         self.descriptors += duplicates
-        head = _HEADER.pack(len(body) + len(tensors), kind, len(duplicates), number, len(body), layout_number)
+        head = HEADER.pack(len(body) + len(tensors), kind, len(duplicates), number, len(body), layout_number)
         if len(tensors) > _JOINED_BYTES:
             self.out += (head + body, tensors)
         else:
@@ -115,7 +114,7 @@ class Wire:
         return layout
 
     def _put_own(self, kind: int, number: int, body: bytes = b"", descriptors: int = 0) -> None:
-        self.out.append(_HEADER.pack(len(body), kind, descriptors, number, len(body), 0) + body)
+        self.out.append(HEADER.pack(len(body), kind, descriptors, number, len(body), 0) + body)
 
     def _tensors(self, layout: Layout, arrays: Sequence[Array | None], body_bytes: int) -> bytes:
         if layout.padding is not None:
@@ -136,7 +135,7 @@ class Wire:
             if part is not None and part[2] < 0 and array is not None:
                 array = np.frombuffer(pack_strings(array), np.uint8)
                 _demand_short(array.nbytes)
-                sizes += _SLOT.pack(array.nbytes)
+                sizes += SLOT.pack(array.nbytes)
             flat.append(array)
         parts = parts_of(flat)
         offsets, nbytes = place([part[2] if part else 0 for part in parts])
@@ -160,14 +159,14 @@ class Wire:
         for part, array, offset in zip(parts, arrays, offsets, strict=True):
             if array is not None and array.size:
                 np.copyto(np.ndarray(array.shape, part[0], memory, start + offset), array)
-        return _SLOT.pack(slot)
+        return SLOT.pack(slot)
 
     def _announce(self) -> None:
         """Tell of segments that have gone, and then of those that came: they may have taken the others' numbers."""
         self._put_dropped()
         for segment in self.arena.fresh:
             self.descriptors.append(segment.fd)
-            self._put_own(_SEGMENT, segment.number, _SLOT.pack(segment.slot_bytes), 1)
+            self._put_own(_SEGMENT, segment.number, SLOT.pack(segment.slot_bytes), 1)
         self.arena.fresh.clear()
 
     def _put_dropped(self) -> None:
@@ -216,9 +215,9 @@ class Wire:
 
     def _read_into(self, messages: list[Message], data: memoryview) -> int:
         position, end = 0, len(data)
-        header_bytes = _HEADER.size
+        header_bytes = HEADER.size
         while end - position >= header_bytes:
-            size, kind, count, number, body_bytes, layout = _HEADER.unpack_from(data, position)
+            size, kind, count, number, body_bytes, layout = HEADER.unpack_from(data, position)
             start = position + header_bytes
             if start + size > end:
                 if body_bytes > size or kind > LAST_KIND or (layout and layout not in self._known):
@@ -240,12 +239,12 @@ class Wire:
 
     def _own(self, kind: int, number: int, body: bytes, count: int) -> None:
         if kind == _RELEASE and len(body) % 4 == 0:
-            for (slot,) in _SLOT.iter_unpack(body):
+            for (slot,) in SLOT.iter_unpack(body):
                 self.arena.release(slot)
         elif kind == _LAYOUT and 0 < number <= _MOST_LAYOUTS:
             self._known[number] = Layout(number, read_parts(body))
         elif kind == _SEGMENT and count == 1 and len(body) == 4:
-            self.mirror.map(number, _SLOT.unpack(body)[0], self._arrived.popleft())
+            self.mirror.map(number, SLOT.unpack(body)[0], self._arrived.popleft())
         elif kind == _DROP:
             self.mirror.drop(number)
         else:
@@ -258,7 +257,7 @@ class Wire:
         try:
             if layout.strings:
                 return _read_strings(layout, data[start:end], self.mirror)
-            (slot,) = _SLOT.unpack_from(data, start)
+            (slot,) = SLOT.unpack_from(data, start)
             start += 4
             buffer: Any
             if slot != NO_SLOT:
@@ -293,7 +292,7 @@ class Wire:
         self.mirror.close()
 
 
-_NO_SLOT = _SLOT.pack(NO_SLOT)
+_NO_SLOT = SLOT.pack(NO_SLOT)
 
 
 def _demand_short(size: int) -> None:
@@ -321,7 +320,7 @@ def _close(descriptors: Sequence[int]) -> None:
 
 def _read_strings(layout: Layout, data: memoryview, mirror: Mirror) -> list[Array | None]:
     """Read tensors of which some are strings, whose sizes come with them."""
-    (slot,) = _SLOT.unpack_from(data)
+    (slot,) = SLOT.unpack_from(data)
     start = 4 + 4 * layout.strings
     told = iter(struct.unpack_from(f"<{layout.strings}I", data, 4))
     sizes = [0 if part is None else next(told) if part[2] < 0 else part[2] for part in layout.parts]

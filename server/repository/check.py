@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,26 +23,29 @@ from penstock.batching.samples import check_samples
 from penstock.batching.spec import BatchPolicy, ModelSpec, PaddedAxis, SequenceSpec, WorkerSpec
 from penstock.batching.steps import link
 from penstock.server.hooks.loading import check_file
-from penstock.server.hooks.replicas import plan
+from penstock.server.hooks.plan import plan
 
-from .fields.identity import PYTHON
+from .fields.identity import PYTHON, TENSORFLOW
 from .findings import Finding, read_text
 from .order import put_in_order
 from .pbtxt import mentioned
 from .scan import Defaults, Entry, scan
 from .statement import shown
 
+_UNSAID = ("worker.", "cortex_signature")
+"""How options begin that are not the user's to say, or are told elsewhere."""
 _NAMES = re.compile(r"'([^']+)'|\b(?:input|model|output|tensor) ([\w.-]+)")
 """What a message may name: in quotes, or, in some of Triton's texts, without."""
 
 
 @dataclass(slots=True)
 class Report:
-    """What would be served, as it would be completed, and every finding."""
+    """What would be served, as it would be completed, and every finding. `notes` are more lines about a model."""
 
     specs: list[ModelSpec] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     invariance: dict[Path, str] = field(default_factory=dict)
+    notes: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def mistakes(self) -> list[Finding]:
@@ -56,7 +59,10 @@ class Report:
 
     def __str__(self) -> str:
         """Print all of it, for a person."""
-        parts = [_described(spec, self.invariance.get(spec.path, "")) for spec in self.specs]
+        parts = [
+            "\n".join([_described(spec, self.invariance.get(spec.path, "")), *self.notes.get(spec.name, ())])
+            for spec in self.specs
+        ]
         if self.findings:
             parts.append("\n".join(str(finding) for finding in self.findings))
         warnings = len(self.findings) - len(self.mistakes)
@@ -72,8 +78,14 @@ def check(
 
     `invariance`: also run each model to find out whether its answers depend on who shares their batch.
     """
-    report = Report()
-    entries, report.findings = scan(paths, defaults or Defaults())
+    return check_entries(*scan(paths, defaults or Defaults()), loaders, invariance=invariance)
+
+
+def check_entries(
+    entries: Sequence[Entry], findings: Sequence[Finding], loaders: Mapping[str, Loader], *, invariance: bool = False
+) -> Report:
+    """Do the same with what was read of any paths."""
+    report = Report(findings=list(findings))
     order, circles = put_in_order({entry.name: entry.needs for entry in entries})
     for entry in sorted(entries, key=lambda entry: order.index(entry.name)):
         report.findings += entry.findings
@@ -90,12 +102,19 @@ def check(
                 path, line = _place(entry, spec.path, error.message)
                 report.findings.append(Finding(path, error.message, line, model=spec.name, version=spec.version))
                 continue
-            problems = check_file(spec.hooks.path, decoupled=spec.decoupled) if spec.hooks is not None else []
-            found = [_placed(done, problem) for problem in problems]
+            found = [_placed(done, problem) for problem in _hook_problems(spec)]
             report.findings += [finding for finding in found if finding not in report.findings]
             if not found:
                 report.specs.append(done)
     return report
+
+
+def _hook_problems(spec: ModelSpec) -> list[str]:
+    """Read a model's hooks, if it has any."""
+    hooks = spec.hooks
+    if hooks is None or not hooks.has_file:
+        return []
+    return check_file(hooks.path, decoupled=spec.decoupled, dialect=hooks.dialect)
 
 
 def _linked(spec: ModelSpec, others: list[ModelSpec]) -> ModelSpec:
@@ -126,7 +145,8 @@ def _place(entry: Entry, path: Path, message: str) -> tuple[Path, int]:
     named = [name for name in entry.places if f", {name}:" in message or f", {name}." in message]
     if named:
         return entry.places[max(named, key=len)]
-    for config in {place for place, _ in entry.places.values() if place.suffix == ".pbtxt"}:
+    files = {place for place, _ in entry.places.values() if place.suffix in {".pbtxt", ".toml"} and place.is_file()}
+    for config in sorted(files, key=lambda place: (place.suffix != ".pbtxt", place)):
         words = [quoted or bare for quoted, bare in _NAMES.findall(message)]
         if line := mentioned(read_text(config), [word for word in words if word != entry.name]):
             return config, line
@@ -171,10 +191,11 @@ def _parse(path: Path) -> None:
 
 def _find_interpreter(spec: ModelSpec) -> None:
     """Look for the Python of a model's workers. Raises: InferError (INVALID) where it is not there."""
-    table, worker = ("hooks", spec.hooks.worker) if spec.hooks is not None else ("worker", spec.worker)
-    if worker.interpreter and shutil.which(worker.interpreter) is None:
-        text = f"model '{spec.name}', {table}.interpreter: '{worker.interpreter}' is not there, or may not be run"
-        raise InferError(Code.INVALID, text)
+    tables = {"worker": spec.worker} | ({"hooks": spec.hooks.worker} if spec.hooks is not None else {})
+    for table, worker in tables.items():
+        if worker.interpreter and shutil.which(worker.interpreter) is None:
+            text = f"model '{spec.name}', {table}.interpreter: '{worker.interpreter}' is not there, or may not be run"
+            raise InferError(Code.INVALID, text)
 
 
 def _placed(spec: ModelSpec, problem: str) -> Finding:
@@ -209,16 +230,17 @@ def _described(spec: ModelSpec, invariance: str) -> str:
     groups = "; ".join(shown(group) for group in spec.instances)
     budget = f", at most {spec.memory_budget_bytes >> 20} MB" if spec.memory_budget_bytes else ""
     lines += _columns("instances", [groups + budget])
-    if spec.options:
-        lines += _columns("runtime", [", ".join(f"{name} {value}" for name, value in sorted(spec.options.items()))])
+    if said := [f"{name} {value}" for name, value in sorted(spec.options.items()) if not name.startswith(_UNSAID)]:
+        lines += _columns("runtime", [", ".join(said)])
     return "\n".join([*lines, *_user_code(spec)])
 
 
 def _user_code(spec: ModelSpec) -> list[str]:
     hooks = spec.hooks
-    if hooks is None:
-        return _columns("worker", [_worker(spec.worker)]) if spec.backend == PYTHON else []
-    lines = _columns("hooks", [f"{hooks.path}, timeout: {hooks.timeout_s:g} s", f"replicas: {plan(hooks).reason}"])
+    lines = _columns("worker", [_worker(spec.worker)]) if spec.backend in {PYTHON, TENSORFLOW} else []
+    if hooks is None or not hooks.has_file:
+        return lines
+    lines += _columns("hooks", [f"{hooks.path}, timeout: {hooks.timeout_s:g} s", f"replicas: {plan(hooks).reason}"])
     return lines + (_columns("workers", [f"{hooks.workers}, {_worker(hooks.worker)}"]) if hooks.workers else [])
 
 

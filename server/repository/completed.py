@@ -8,9 +8,9 @@ from penstock.backends.signature import TensorSpec
 from penstock.batching.spec import ModelSpec
 
 from .fields import sequences
-from .fields.identity import BACKEND, PYTHON
+from .fields.identity import BACKEND, PYTHON, TENSORFLOW
 from .fields.instances import group_name
-from .fields.optimization import PARAMETERS
+from .fields.optimization import PARAMETERS, TENSORFLOW_PARAMETERS
 from .pbtxt import model_config_pb2
 from .statement import OPTIONS
 
@@ -44,7 +44,8 @@ def completed(declared: Any, spec: ModelSpec, platform: str) -> Any:
             kind = "KIND_CPU" if group.devices == ("cpu",) else "KIND_GPU"
             gpus = [int(device.partition(":")[2]) for device in group.devices if device != "cpu"]
             config.instance_group.add(name=f"{spec.name}_{number}", kind=kind, count=group.count, gpus=gpus)
-    for name, (key, _) in PARAMETERS.items():
+    parameters = TENSORFLOW_PARAMETERS if config.backend == TENSORFLOW else PARAMETERS
+    for name, (key, _) in parameters.items():
         value = spec.options.get(OPTIONS[key])
         if value is not None:
             config.parameters[name].string_value = value

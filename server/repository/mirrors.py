@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock.server.backend_config import TENSORFLOW, rows_of, tensorflow_options
 from penstock.server.settings import Settings
 
 from .address import is_remote
@@ -21,6 +22,9 @@ from .scan import Defaults, Entry, list_names, locate, scan
 
 logger = logging.getLogger("penstock.repository")
 
+CORTEX_FILE = "cortex.yaml"
+"""What the folder of a project holds, which may be taken for a model repository."""
+
 _NOT_COPIED = b"not copied"
 """The fingerprint of a model that could never be copied: while it is so, polling has nothing new to load."""
 
@@ -29,6 +33,8 @@ def defaults_of(settings: Settings) -> Defaults:
     """Take from the settings what is decided where configurations are silent."""
     return Defaults(
         max_batch_rows=settings.completed_max_batch_size,
+        tensorflow_rows=rows_of(settings.backend_config, TENSORFLOW) or settings.default_max_batch_size,
+        tensorflow_options=tensorflow_options(settings.backend_config),
         config_name=settings.model_config_name,
         auto_complete=not settings.disable_auto_complete_config,
     )
@@ -57,6 +63,22 @@ class Mirrors:
     def paths(self) -> list[Path]:
         """All there is to scan."""
         return [*self.local, *(remote.root for remote in self.remotes)]
+
+    def wrong(self) -> Finding | None:
+        """Say which path can be no model repository; None if all may."""
+        for path in self.local:
+            if not path.exists():
+                return Finding(path, "no such file or folder")
+            if not path.is_dir() and path.suffix != ".onnx" and path.name != CORTEX_FILE:
+                return Finding(path, "neither a model repository nor an .onnx file")
+        return self.project()
+
+    def project(self) -> Finding | None:
+        """Say which path is a project of another dialect; None if none is."""
+        for path in self.local:
+            if path.name == CORTEX_FILE or ((path / CORTEX_FILE).is_file() and not list_names([path])):
+                return Finding(path, "is a Cortex project: serve it with --dialect cortex")
+        return None
 
     def repository(self, defaults: Defaults) -> Repository:
         """Give the Repository of these paths."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from penstock.batching.spec import ModelSpec
 
-from . import python
+from . import python, tensorflow
 from .fields.ensembles import is_foreign
-from .fields.identity import PYTHON
+from .fields.identity import PYTHON, TENSORFLOW
 from .findings import Finding
 from .statement import Statement
 
@@ -16,7 +16,12 @@ NATIVE_FILE = "penstock.toml"
 def misfits(spec: ModelSpec, stated: Statement) -> list[Finding]:
     """Find what is said of a model that means nothing for its kind."""
     findings = oversized(spec, stated)
-    findings += python.mistakes(stated) if spec.backend == PYTHON else python.foreign_worker(stated)
+    if spec.backend == PYTHON:
+        findings += python.mistakes(stated)
+    elif spec.backend == TENSORFLOW:
+        findings += tensorflow.mistakes(stated)
+    else:
+        findings += [*python.foreign_worker(stated), *tensorflow.foreign_runtime(stated)]
     return findings + (_foreign(stated) if spec.ensemble is not None else [])
 
 

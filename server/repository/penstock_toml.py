@@ -73,6 +73,9 @@ KEYS: dict[str, dict[str, takes.Check]] = {
         "mem_arena": takes.flag,
         "mem_pattern": takes.flag,
         "graph_level": takes.choice(all="all", extended="extended", basic="basic", disabled="disabled"),
+        "signature": takes.word,
+        "graph_tag": takes.word,
+        "gpu_memory_fraction": takes.fraction,
     },
 }
 """Every table and key, with what it takes. docs/repository.md explains each; a test holds the two together."""

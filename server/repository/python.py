@@ -74,8 +74,9 @@ def _wrong(stated: Statement) -> Iterator[tuple[str, str]]:
 
 def foreign_worker(stated: Statement) -> list[Finding]:
     """Find what is said of workers by a model that has none of its own."""
+    text = "is for Python and TensorFlow models; those of hooks are said as hooks."
     return [
-        stated.mistake(name, f"{name} is for Python models; those of hooks are said as hooks.{name.partition('.')[2]}")
+        stated.mistake(name, f"{name} {text}{name.partition('.')[2]}")
         for name in stated.values
         if name.startswith("worker.")
     ]

@@ -1,4 +1,4 @@
-"""Remote: one remote model repository, copied into a folder of this machine. fsspec is imported here alone.
+"""Remote: one remote model repository, copied into a folder of this machine. fsspec is imported here.
 
 Made by Mirrors, one for each URL among the repositories. docs/repository.md says what is copied when.
 """
@@ -210,7 +210,7 @@ class Remote:
         fetched: dict[str, tuple[Path | None, str]] = {}
         for number, (place, entry) in enumerate(found.files.items()):
             entry = self._complete(entry)
-            stamp = _stamp(entry)
+            stamp = stamp_of(entry)
             known, file = self.root / place, made / str(number)
             if stamp and self._stamps.get(place) == stamp and known.is_file():
                 fetched[place] = None, stamp
@@ -226,7 +226,7 @@ class Remote:
 
     def _complete(self, entry: Entry) -> Entry:
         """Ask for what a listing does not tell."""
-        return entry if _stamp(entry) else {**entry, **self._store.info(entry["name"]), "name": entry["name"]}
+        return entry if stamp_of(entry) else {**entry, **self._store.info(entry["name"]), "name": entry["name"]}
 
     def _place_all(self, name: str, found: _Found, fetched: Mapping[str, tuple[Path | None, str]]) -> None:
         """Put in place what was fetched, and remove what is no more."""
@@ -288,16 +288,17 @@ class Remote:
             raise
         except Exception as error:  # noqa: BLE001 - every store raises errors of its own
             place = f"{self.address}/{name}".rstrip("/")
-            raise RemoteError(f"{place}: {self.address.clean(_reason(error))}") from None
+            raise RemoteError(f"{place}: {self.address.clean(reason_of(error))}") from None
 
 
-def _stamp(entry: Entry) -> str:
+def stamp_of(entry: Entry) -> str:
     """Give what changes when a file does, nothing if its store does not tell."""
     told = [f"{key}={entry[key]}" for key in _TELLING if entry.get(key) is not None]
     return " ".join([f"size={entry.get('size')}", *told]) if told else ""
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """Give what a store's library has raised, on one line."""
     said = " ".join(str(error).split())[:_TEXT_CHARS]
     if isinstance(error, FileNotFoundError):
         return "no such file or folder"

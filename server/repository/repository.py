@@ -12,6 +12,7 @@ from penstock.batching.model import Model
 from .changes import fingerprint
 from .completed import completed, to_json
 from .findings import TWICE, Finding
+from .names import is_single
 from .pbtxt import message_of, model_config_pb2
 from .scan import Defaults, Entry, list_names, locate, read_folder, read_model, scan
 from .states import Record, State
@@ -51,10 +52,10 @@ class Repository:
         places: list[Path] = []
         for place in locate(self._paths, name):
             places.append(place)
-            if place.is_file():
-                # what a model that is one file may have beside it
+            if is_single(place):
+                # what a model that is no folder of a repository may have beside it
                 beside = place.parent
-                places += [place.with_suffix(".toml"), beside / "penstock.toml", *sorted(beside.glob("*.py"))]
+                places += [place.with_name(f"{name}.toml"), beside / "penstock.toml", *sorted(beside.glob("*.py"))]
         return fingerprint(place for place in places if place.exists())
 
     def read(self, name: str, config: Any = None) -> tuple[Entry | None, bytes]:

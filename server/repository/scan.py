@@ -1,7 +1,7 @@
 """Scan: what is on disk, all of it or one model, as ModelSpecs and findings. Called by Repository and `penstock check`.
 
 A model repository holds `<model>/<version>/model.onnx`, beside each version optional `config.pbtxt` and
-`penstock.toml`. A path may also be one `.onnx` file. docs/repository.md says it all.
+`penstock.toml`. A path may also be one `.onnx` file, or one SavedModel. docs/repository.md says it all.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from typing import Any
 
 from penstock.batching.spec import DEFAULT_MAX_BATCH_ROWS, InstanceGroup, ModelSpec
 
-from . import python
+from . import python, tensorflow
 from . import statement as said
-from .fields.identity import BACKEND, PYTHON
+from .fields.identity import BACKEND, PYTHON, TENSORFLOW
 from .findings import TWICE, Finding, MistakeError
-from .misfits import NATIVE_FILE, misfits, oversized
+from .misfits import NATIVE_FILE, misfits
 from .model_config import MODEL_FILE
 from .model_config import read as read_config
+from .names import bad_name, bad_single, is_single, name_of, no_model
 from .pbtxt import model_config_pb2, parse
 from .penstock_toml import read_toml
 from .statement import Statement
-from .versions import VERSION, choose, list_versions, say_policy
+from .versions import VERSION, choose, list_versions, located, say_policy
 
 CONFIG_FILE = "config.pbtxt"
 
@@ -36,14 +37,22 @@ class Defaults:
     `auto_complete`: whether inputs and outputs that are not declared are taken from the model.
     `hold_requests`: so many have to wait, once, before a model with a scheduler runs anything. `hold_backlog`: and so
     many for a place, of a model with sequences.
+    `tensorflow_rows` and `tensorflow_options` are for TensorFlow models; 0: as many rows as for others.
     """
 
     max_batch_rows: int = DEFAULT_MAX_BATCH_ROWS
+    tensorflow_rows: int = 0
+    tensorflow_options: Mapping[str, str] = field(default_factory=dict)
     gpus: tuple[int, ...] | None = None
     config_name: str = ""
     hold_requests: int = 0
     hold_backlog: int = 0
     auto_complete: bool = True
+
+    @property
+    def of_tensorflow(self) -> tuple[int, Mapping[str, str]]:
+        """What is decided for TensorFlow models: their rows and their options."""
+        return self.tensorflow_rows or self.max_batch_rows, self.tensorflow_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +86,10 @@ def scan(paths: Iterable[Path], defaults: Defaults) -> tuple[list[Entry], list[F
     findings: list[Finding] = []
     for path in {path.resolve(): path.absolute() for path in paths}.values():
         try:
-            if path.is_dir():
+            if is_single(path):
+                found, more = _single(path, defaults)
+            elif path.is_dir():
                 found, more = _repository(path, defaults)
-            elif path.suffix == ".onnx" and path.is_file():
-                found, more = _file(path, defaults)
             else:
                 what = "is neither a folder nor an .onnx file" if path.exists() else "is not there"
                 found, more = [], [Finding(path, what)]
@@ -96,11 +105,10 @@ def locate(paths: Iterable[Path], name: str) -> list[Path]:
     found: list[Path] = []
     for path in {path.resolve(): path.absolute() for path in paths}.values():
         place = path / name
-        if path.is_dir():
-            if _bad_name(name) is None and not name.startswith(".") and place.is_dir():
-                found.append(place)
-        elif path.suffix == ".onnx" and path.stem == name and path.is_file():
-            found.append(path)
+        if is_single(path):
+            found += [path] if name_of(path) == name else []
+        elif path.is_dir() and bad_name(name) is None and not name.startswith(".") and place.is_dir():
+            found.append(place)
     return found
 
 
@@ -109,17 +117,17 @@ def list_names(paths: Iterable[Path]) -> list[str]:
     names: list[str] = []
     for path in {path.resolve(): path.absolute() for path in paths}.values():
         try:
-            if not path.is_dir():
-                names += [path.stem] if path.suffix == ".onnx" and path.is_file() else []
-                continue
-            names += [place.name for place in path.iterdir() if _is_model(place)]
+            if is_single(path):
+                names.append(name_of(path))
+            elif path.is_dir():
+                names += [place.name for place in path.iterdir() if _is_model(place)]
         except OSError:
             continue
     return sorted(names)
 
 
 def _is_model(place: Path) -> bool:
-    if place.name.startswith(".") or _bad_name(place.name) is not None or not place.is_dir():
+    if place.name.startswith(".") or bad_name(place.name) is not None or not place.is_dir():
         return False
     return any((place / file).is_file() for file in (CONFIG_FILE, NATIVE_FILE)) or any(
         VERSION.fullmatch(inner.name) and inner.is_dir() for inner in place.iterdir()
@@ -133,14 +141,14 @@ def read_model(paths: Iterable[Path], name: str, defaults: Defaults, config: Any
     """
     entries: list[Entry] = []
     for place in locate(paths, name):
-        if place.is_dir():
+        if not is_single(place):
             found = read_folder(place, defaults, config)
             entries += [found] if found else []
         elif config is not None:
             text = "takes no configuration: give a model repository that holds the model as a folder"
             entries.append(Entry(name, place, findings=(Finding(place, text, model=name),)))
         else:
-            entries += _file(place, defaults)[0]
+            entries += _single(place, defaults)[0]
     return next(iter(_unique(entries)), None)
 
 
@@ -160,7 +168,8 @@ def _unique(entries: list[Entry]) -> list[Entry]:
 
 
 def _repository(root: Path, defaults: Defaults) -> tuple[list[Entry], list[Finding]]:
-    inside = (*root.glob("*/*.onnx"), *root.glob(f"*/{python.PYTHON_FILE}"))
+    known = ("*.onnx", python.PYTHON_FILE, tensorflow.SAVED_MODEL_FILE, *tensorflow.GRAPH_FILES)
+    inside = [path for name in known for path in root.glob(f"*/{name}")]
     if (root / CONFIG_FILE).is_file() or any(VERSION.fullmatch(path.parent.name) for path in inside):
         return [], [Finding(root, f"is the folder of one model; give the folder that holds it: {root.parent}")]
     entries: list[Entry] = []
@@ -173,13 +182,12 @@ def _repository(root: Path, defaults: Defaults) -> tuple[list[Entry], list[Findi
                 if path.suffix == ".onnx":
                     text = f"is not served: in a repository a model is <name>/<version>/{MODEL_FILE}"
                     findings.append(Finding(path, text, mistake=False))
-            elif (problem := _bad_name(path.name)) is not None:
+            elif (problem := bad_name(path.name)) is not None:
                 findings.append(Finding(root, problem))
             elif entry := read_folder(path, defaults):
                 entries.append(entry)
             else:
-                text = "is no model: it has neither a version folder (1, 2, ...) nor a configuration"
-                findings.append(Finding(path, text, mistake=False))
+                findings.append(Finding(path, no_model(path), mistake=False))
         except OSError as error:
             findings.append(Finding(path, f"cannot be read: {error.strerror}"))
     if not entries and not any(finding.mistake for finding in findings):
@@ -187,30 +195,26 @@ def _repository(root: Path, defaults: Defaults) -> tuple[list[Entry], list[Findi
     return entries, findings
 
 
-def _bad_name(name: str) -> str | None:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return f"the name {name!a} is not UTF-8"
-    return None if name.isprintable() else f"the name {name!a} has unprintable characters"
-
-
-def _file(path: Path, defaults: Defaults) -> tuple[list[Entry], list[Finding]]:
-    problem = _bad_name(path.stem) or ("a model's name must not start with '.'" if path.stem.startswith(".") else None)
-    if problem:
+def _single(path: Path, defaults: Defaults) -> tuple[list[Entry], list[Finding]]:
+    """Read a model that is one .onnx file, or one SavedModel."""
+    name, what = name_of(path), "SavedModel" if path.is_dir() else ".onnx file"
+    if (problem := bad_single(path)) is not None:
         return [], [Finding(path, problem)]
-    beside = [place for place in (path.with_suffix(".toml"), path.parent / NATIVE_FILE) if place.is_file()]
+    own = path.with_name(f"{name}.toml")
+    beside = [place for place in (own, path.parent / NATIVE_FILE) if place.is_file()]
     findings: list[Finding] = []
     stated = _native(beside[0], findings) if beside else Statement(path)
     findings += [
-        stated.mistake(name, f"{name} does not apply to a single .onnx file")
-        for name in ("model.file", "model.versions")
-        if name in stated.values
+        stated.mistake(key, f"{key} does not apply to a single {what}")
+        for key in ("model.file", "model.versions")
+        if key in stated.values
     ]
-    config = model_config_pb2().ModelConfig(name=path.stem, default_model_filename=path.name)
+    config = model_config_pb2().ModelConfig(name=name, default_model_filename=path.name)
     say_policy(config, Statement(path))
-    spec = _spec(path.stem, path, stated, defaults)
-    findings += oversized(spec, stated)
+    spec = _spec(name, path, stated, defaults)
+    if path.is_dir():
+        spec = tensorflow.as_tensorflow(spec, stated, *defaults.of_tensorflow)
+    findings += misfits(spec, stated)
     return [_entry(spec, stated, config, [(1, path)], findings)], []
 
 
@@ -224,14 +228,16 @@ def read_folder(folder: Path, defaults: Defaults, given: Any = None) -> Entry | 
     if not versions and given is None and not file.is_file() and not (folder / NATIVE_FILE).is_file():
         return None
     config, stated = _stated(folder, file, given, defaults, findings)
-    is_python = stated.get("model.backend") == PYTHON
-    filename = stated.get("model.file", python.PYTHON_FILE if is_python else MODEL_FILE)
+    backend = stated.get("model.backend")
+    filename = stated.get("model.file") or _file_name(folder, backend)
     config.name, config.default_model_filename = folder.name, filename
     say_policy(config, stated)
     spec = _spec(folder.name, folder, stated, defaults)
     findings += misfits(spec, stated)
-    if is_python:
+    if backend == PYTHON:
         spec = python.as_python(spec, stated, config)
+    elif backend == TENSORFLOW:
+        spec = tensorflow.as_tensorflow(spec, stated, *defaults.of_tensorflow)
     if spec.ensemble is not None:
         config.default_model_filename = ""
     if any(finding.mistake for finding in findings):
@@ -239,8 +245,16 @@ def read_folder(folder: Path, defaults: Defaults, given: Any = None) -> Entry | 
     chosen = choose(folder, stated, versions, findings)
     if spec.ensemble is not None:
         return _entry(spec, stated, config, [(version, folder / str(version)) for version in chosen], findings)
-    located = [(version, path) for version in chosen if (path := _located(folder, version, filename, findings))]
-    return _entry(spec, stated, config, located, findings)
+    find = tensorflow.located if backend == TENSORFLOW else located
+    found = [(version, path) for version in chosen if (path := find(folder, version, filename, findings))]
+    return _entry(spec, stated, config, found, findings)
+
+
+def _file_name(folder: Path, backend: str | None) -> str:
+    """Give the name of the model's file in each version's folder, where none is said."""
+    if backend == TENSORFLOW:
+        return tensorflow.file_name(folder)
+    return python.PYTHON_FILE if backend == PYTHON else MODEL_FILE
 
 
 def _stated(folder: Path, file: Path, given: Any, defaults: Defaults, findings: list[Finding]) -> tuple[Any, Statement]:
@@ -251,8 +265,11 @@ def _stated(folder: Path, file: Path, given: Any, defaults: Defaults, findings: 
         config, lines, file = (given, {}, folder / "config") if given is not None else _parsed(file)
         if python.lacks_backend(config, folder):
             config.backend, lines = PYTHON, lines or {}
+        elif tensorflow.complete_platform(config, folder):
+            lines = lines or {}
         if lines is not None:
-            stated, more = read_config(folder, file, config, lines, defaults.gpus)
+            place = file if given is not None or file.is_file() else folder
+            stated, more = read_config(folder, place, config, lines, defaults.gpus)
             findings += more
         if (folder / NATIVE_FILE).is_file():
             stated, more = said.merge(stated, _native(folder / NATIVE_FILE, findings))
@@ -276,19 +293,6 @@ def _native(path: Path, findings: list[Finding]) -> Statement:
         stated, more = Statement(path), [error.finding]
     findings += more
     return stated
-
-
-def _located(folder: Path, version: int, filename: str, findings: list[Finding]) -> Path | None:
-    place = folder / str(version)
-    path = place / filename
-    if path.is_dir():
-        path /= MODEL_FILE  # a model with weights in files of their own may be a folder
-    if path.is_file():
-        return path
-    there = ", ".join(sorted(other.name for other in place.iterdir())[:8]) or "nothing"
-    text = f"there is no {filename} ({there} is there); default_model_filename or [model] file may name another"
-    findings.append(Finding(place, text, version=version))
-    return None
 
 
 def _spec(name: str, path: Path, stated: Statement, defaults: Defaults) -> ModelSpec:

@@ -44,9 +44,14 @@ OPTIONS = {
     "runtime.mem_arena": "enable_mem_arena",
     "runtime.mem_pattern": "enable_mem_pattern",
     "runtime.graph_level": "graph_optimization_level",
+    "runtime.signature": "TF_SIGNATURE_DEF",
+    "runtime.graph_tag": "TF_GRAPH_TAG",
+    "runtime.session_threads": "TF_USE_PER_SESSION_THREADS",
+    "runtime.gpu_memory_fraction": "gpu_memory_fraction",
 }
-"""What a Loader is given as options. The names are Triton's parameters, but for the last, which Triton has as
-`optimization.graph.level`. Options named `cuda.*` go to the CUDA provider."""
+"""What a Loader is given as options. The names are Triton's parameters, but for the graph's level, which Triton has as
+`optimization.graph.level`, and the last, which it has in --backend-config. Options named `cuda.*` go to the CUDA
+provider."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,13 @@ def threads(value: Any) -> str:
     return str(integer(1, 4096)(value))
 
 
+def fraction(value: Any) -> str:
+    """Take a part of a whole, for a runtime's option."""
+    if type(value) not in {int, float} or not 0 <= value <= 1:
+        raise ValueError("a number from 0 to 1")
+    return str(float(value))
+
+
 def choice(**values: Any) -> Check:
     """Take one of some words. Returns: what it stands for."""
 

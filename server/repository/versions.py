@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .findings import Finding
+from .model_config import MODEL_FILE
 from .statement import Statement
 
 VERSION = re.compile(r"[1-9][0-9]{0,18}")
@@ -28,6 +29,20 @@ def list_versions(folder: Path, findings: list[Finding]) -> list[int]:
             text = "is ignored: a version folder's name is an integer above 0 without leading zeros"
             findings.append(Finding(path, text, mistake=False))
     return sorted(versions)
+
+
+def located(folder: Path, version: int, filename: str, findings: list[Finding]) -> Path | None:
+    """Find the file of a version. A model with weights in files of their own may be a folder."""
+    place = folder / str(version)
+    path = place / filename
+    if path.is_dir():
+        path /= MODEL_FILE
+    if path.is_file():
+        return path
+    there = ", ".join(sorted(other.name for other in place.iterdir())[:8]) or "nothing"
+    text = f"there is no {filename} ({there} is there); default_model_filename or [model] file may name another"
+    findings.append(Finding(place, text, version=version))
+    return None
 
 
 def choose(folder: Path, stated: Statement, versions: Sequence[int], findings: list[Finding]) -> list[int]:

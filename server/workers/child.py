@@ -1,6 +1,7 @@
 """The program that a worker process runs, by its path, on whichever Python: it makes this package importable first.
 
-Called by `process.py`: child.py SOCKET BEGUN PARENT NAME=FOLDER..., the first two descriptors, PARENT the server's pid.
+Called by `process.py`: child.py SOCKET BEGUN PARENT MOUNTS NAME=FOLDER..., the first two descriptors, PARENT the
+server's pid, MOUNTS a JSON object of paths and the folders that are to be found there.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import contextlib
 import ctypes
 import faulthandler
 import importlib.util
+import json
 import mmap
 import os
 import signal
@@ -16,10 +18,15 @@ import socket
 import sys
 import traceback
 import types
+from collections.abc import Callable
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _OLDEST = (3, 11)
 _UNFIT_STATUS = 78
+_CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
+_MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000
+_MOST_ENTRIES = 64
+"""Of a folder that gets one more: each of them is mounted again."""
 
 
 def make_importable(folders: list[str]) -> None:
@@ -46,6 +53,70 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
+def may_mount(mounts: dict[str, str]) -> bool:
+    """Tell whether the system lets this process have folders at other paths: a child tries, as there is no way back."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        with contextlib.suppress(OSError):
+            mount(mounts)
+            status = 0
+        os._exit(status)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def mount(mounts: dict[str, str]) -> None:
+    """Have folders at other paths, for this process and its children alone. Raises: OSError, with some of it done.
+
+    A namespace of mounts, and of users where that needs one, which a process can only enter before it has threads.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def on(source: str | None, target: str, kind: str | None, flags: int) -> None:
+        words = [word and os.fsencode(word) for word in (source, target, kind)]
+        if libc.mount(*words, ctypes.c_ulong(flags), None):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), target)
+
+    user, group = os.geteuid(), os.getegid()
+    if libc.unshare(_CLONE_NEWNS):
+        if libc.unshare(_CLONE_NEWNS | _CLONE_NEWUSER):
+            raise OSError(ctypes.get_errno(), "no namespace")
+        for name, text in (
+            ("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1"),
+        ):  # fmt: skip
+            with open(f"/proc/self/{name}", "w", encoding="ascii") as file:  # noqa: PTH123 - before all imports
+                file.write(text)
+    on(None, "/", None, _MS_REC | _MS_PRIVATE)
+    for path, folder in mounts.items():
+        if not os.path.isdir(path):  # noqa: PTH112 - likewise
+            make_place(path, on)
+        on(folder, path, None, _MS_BIND | _MS_REC)
+
+
+def make_place(path: str, on: Callable[[str | None, str, str | None, int], None]) -> None:
+    """Make a folder that is not there, without a change on the disk: the next one above is mounted again, with it."""
+    above = os.path.dirname(path)  # noqa: PTH120
+    while not os.path.isdir(above):  # noqa: PTH112
+        above = os.path.dirname(above)  # noqa: PTH120
+    entries = list(os.scandir(above))
+    if above == "/" or len(entries) > _MOST_ENTRIES:
+        raise OSError(0, "not made again", above)
+    before = os.open(above, os.O_PATH | os.O_DIRECTORY)
+    on("tmpfs", above, "tmpfs", 0)
+    for entry in entries:
+        place = f"{above}/{entry.name}"
+        if entry.is_symlink():
+            os.symlink(os.readlink(entry.name, dir_fd=before), place)  # noqa: PTH211
+            continue
+        if entry.is_dir():
+            os.mkdir(place)  # noqa: PTH102
+        else:
+            os.close(os.open(place, os.O_CREAT | os.O_CLOEXEC, 0o600))
+        on(f"/proc/self/fd/{before}/{entry.name}", place, None, _MS_BIND | _MS_REC)
+    os.close(before)
+    os.makedirs(path)  # noqa: PTH103
+
+
 def unfit(why: str) -> None:
     """End, with why this Python will not do as the last line that is written."""
     sys.stderr.write(f"Python '{sys.executable}' {why}\n")
@@ -62,11 +133,14 @@ def prepare_output() -> None:
 
 def main(words: list[str]) -> None:
     """Serve until told to end."""
-    sock, begun, parent, *folders = words
+    sock, begun, parent, mounts, *folders = words
     ctypes.CDLL(None).prctl(_PR_SET_NAME, b"worker", 0, 0, 0)  # for ps
     die_with(int(parent))
     if sys.version_info < _OLDEST:
         unfit(f"is {sys.version_info[0]}.{sys.version_info[1]}, and workers need 3.11 or later")
+    if (asked := json.loads(mounts)) and may_mount(asked):
+        mount(asked)
+        die_with(int(parent))  # which a change of its rights may have ended
     prepare_output()
     del sys.path[0]  # this file's folder
     sys.argv[1:] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import json
 import os
 import signal
 import subprocess
@@ -94,8 +95,9 @@ class Process:
     def _spawned(self) -> subprocess.Popen[bytes]:
         order = self._order
         sock, begun, output = self._descriptors
+        mounts = {key: str(Path(folder).absolute()) for key, folder in order.mounts.items()}
         return subprocess.Popen(  # noqa: S603 - the user's own Python
-            [_python(order), str(_CHILD), str(sock), str(begun), str(os.getpid()), *_folders()],
+            [_python(order), str(_CHILD), str(sock), str(begun), str(os.getpid()), json.dumps(mounts), *_folders()],
             stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=(sock, begun), cwd=order.folder,
             start_new_session=True, env={**os.environ, **_programs(order), **order.environment},
         )  # fmt: skip

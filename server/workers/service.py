@@ -38,7 +38,8 @@ class Service(Protocol):
     An InferError that `open_service`, `opened` or `call` raises is the caller's as it is; anything else is INTERNAL,
     with its traceback in the log. A worker that could not be opened ends.
     `listens`: `told` is to be called while a call runs, on a thread of its own; otherwise between calls.
-    `awaits`, which may be missing: `call` is a coroutine function (LoopService).
+    `awaits`, which may be missing: `call` is a coroutine function (LoopService). `told_with`, which may be missing too:
+    what is told with descriptors comes there, as (number, body, descriptors); they are the service's to close.
     """
 
     listens: bool
@@ -182,7 +183,7 @@ class Calls:
         service = importlib.import_module(asked["service"]).open_service(asked["settings"], self._channel)
         self._service = service
         for message in self._early:
-            service.told(*message[:4])
+            self._tell(message)
         self._early.clear()
         if service.listens:
             heard = self._heard = SimpleQueue()
@@ -237,9 +238,16 @@ class Calls:
             if message[0] < FIRST_TOLD:
                 keep(message)
             elif self._service is not None:
-                self._service.told(*message[:4])
+                self._tell(message)
             else:
                 self._early.append(message)
+
+    def _tell(self, message: Message) -> None:
+        kind, number, body, arrays, descriptors = message
+        if descriptors:
+            self._service.told_with(number, body, descriptors)
+        else:
+            self._service.told(kind, number, body, arrays)
 
 
 def error_body(error: InferError) -> bytes:

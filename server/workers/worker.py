@@ -65,7 +65,7 @@ class Worker:
     runs for longer than its limit ends the worker. No process is left behind by `kill`, `stop` or the server's end.
     `ready` has the answer to opening; when it fails, the worker ends. `lost` is called once when it has ended, unless
     `stop` was called: also when it never was ready. `ended` is done in any case, once the process is reaped and all of
-    it is let go of. `serves`: a call given to it will be run. `reason` is why it has ended, as metrics have it.
+    it is let go of. `serves`: a call given to it will be run. `reason` is why it has ended; `why`, in words.
     Threads: the event loop's.
     Raises: InferError (NOT_READY) when the system has no descriptors or threads for it.
     """
@@ -88,7 +88,7 @@ class Worker:
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = math.inf
         self._doubted = self._pinged = 0
-        self._why = ""
+        self.why = ""
         self._code = Code.NOT_READY
         self._stopping = False
         self._exit: int | OSError | None = None
@@ -168,12 +168,15 @@ class Worker:
         if self._loop.time() + within_s < self._due_s:
             self._look_in(within_s)
 
-    def tell(self, kind: int, number: int, body: bytes = b"", arrays: Sequence[Array | None] | None = None) -> None:
-        """Tell it something that is not answered; nothing happens when it is gone.
+    def tell(
+        self, kind: int, number: int, body: bytes = b"", arrays: Sequence[Array | None] | None = None,
+        descriptors: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        """Tell it something that is not answered; nothing happens when it is gone. `descriptors` are duplicated.
 
-        Raises: TypeError or ValueError for what cannot travel.
+        Raises: TypeError or ValueError for what cannot travel; OSError when `descriptors` cannot be duplicated.
         """
-        self._link.send(kind, number, body, arrays)
+        self._link.send(kind, number, body, arrays, descriptors)
 
     def stop(self) -> None:
         """Let it do what was asked, and end."""
@@ -184,8 +187,8 @@ class Worker:
 
     def kill(self, why: str, code: Code = Code.NOT_READY, reason: str = "killed") -> None:
         """End it here and now; `why` is what its callers are told."""
-        if not self.gone and not self._why:
-            self._why, self._code, self.reason = why, code, reason
+        if not self.gone and not self.why:
+            self.why, self._code, self.reason = why, code, reason
             self.serves = False
             self._process.kill()
             self._kill_timer = self._loop.call_later(END_S, self._settle)
@@ -230,7 +233,7 @@ class Worker:
     def _look(self) -> None:
         """Look after the call that is the first in line, and after the process. One timer, however many calls."""
         now_s = time.monotonic()
-        if self._why:
+        if self.why:
             return
         within_s = IDLE_S
         if self._calls or self._stopping:
@@ -245,7 +248,7 @@ class Worker:
         wrong = self._watch.look(now_s, seen, pinged=pinged) if seen else None
         if wrong is not None:
             self.kill(f"{self.order.label} {wrong[1]}", reason=wrong[0])
-        elif not self._why:
+        elif not self.why:
             self._look_in(within_s)
 
     def _left_s(self, now_s: float) -> float:
@@ -296,12 +299,12 @@ class Worker:
         self._output.close()
         opening = bool(self._calls) and self._calls[0].number == _FIRST
         ending = ending_of(self.order, self._exit, self._output.last if opening else None)
-        orderly = self._stopping and not self._why
-        if not self._why:
-            self.reason, self._why, self._code = ending
+        orderly = self._stopping and not self.why
+        if not self.why:
+            self.reason, self.why, self._code = ending
         if not orderly:
             unwanted = opening and self.reason == "killed"  # nobody has waited for it
-            logger.log(logging.DEBUG if unwanted else logging.WARNING, "%s", self._why, extra=dict(self.order.about))
+            logger.log(logging.DEBUG if unwanted else logging.WARNING, "%s", self.why, extra=dict(self.order.about))
         self._settle()
         self._begun.close()
         if not self.ended.done():
@@ -318,7 +321,7 @@ class Worker:
         calls, self._calls = self._calls, deque()
         for call in calls:
             ran = call.number <= max(begun, _FIRST)
-            call.answered(b"", [], WorkerLost(self._why, self._code) if ran else NotBegunError())
+            call.answered(b"", [], WorkerLost(self.why, self._code) if ran else NotBegunError())
 
 
 def _nobody(_: Worker) -> None:

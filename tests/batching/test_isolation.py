@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.backends.backend import Array
+from penstock.backends.backend import Array, Binding
 from penstock.backends.errors import Code, DeviceLost, InferError, OutOfMemory, RunStopped
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.batch import Batch
-from penstock.batching.isolation import LostBatch, execute, refuse
+from penstock.batching.isolation import LostBatch, cut, execute, execute_alone, refuse
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
 from penstock.batching.spec import BatchPolicy, ModelSpec
@@ -380,6 +380,41 @@ class TestADeviceThatIsLost:
         assert caught.value.rest.rows == 3
         assert [(request.error, request.outputs) for request in requests] == [(None, None)] * 3
 
+    def test_says_whether_it_was_lost_under_what_is_left_or_before(self) -> None:
+        class LostBefore(FakeBackend):
+            def bind(self, signature: Signature, capacity_rows: int) -> Binding:
+                binding = super().bind(signature, capacity_rows)
+                binding.lend = lost  # type: ignore[assignment,method-assign]
+                return binding
+
+        def lost(*_: Any) -> list[Array | None]:
+            raise DeviceLost(Code.NOT_READY, "gone before")
+
+        begun = []
+        for kind in (FakeBackend, LostBefore):
+            model, backend = model_of()
+            with pytest.raises(LostBatch) as caught:
+                run(model, kind(ROWS, backend.function), *requests_for(model, 0, BROKEN))
+            begun.append(caught.value.begun)
+
+        assert begun == [True, False]
+
+    def test_of_requests_that_run_alone_leaves_those_from_the_lost_one_on(self) -> None:
+        model, backend = model_of()
+        requests = requests_for(model, 0, GUILTY, BROKEN, 3, 4)
+        batch = Batch(list(requests), len(requests), requests[0].key, 1)
+        batch.places = [0, 2, 3, 5, 6]
+        with pytest.raises(LostBatch) as caught:
+            execute_alone(model, backend.bind(model.signature, 64), batch)
+
+        assert [each.requests for each in caught.value.ran] == [requests[:1], requests[1:2]]
+        assert served(requests[:2]) == [True, False]
+        assert caught.value.rest.requests == requests[2:]
+        assert caught.value.rest.places == [3, 5, 6]
+        assert caught.value.begun
+        assert cut(batch, 1, 3).places == [2, 3]
+        assert cut(batch, 1, 3).span_rows == 4
+
     def test_leaves_what_was_settled_before_as_it_is(self) -> None:
         attempts: list[int] = []
 
@@ -452,6 +487,14 @@ class TestABatchThatIsStopped:
         assert all((request.error is None) != (request.outputs is None) for request in requests)
         if sum(guilt) <= 1:
             assert served(requests) == [not guilty for guilty in guilt]
+
+    def test_by_a_limit_of_its_backends_own_says_that_limit(self) -> None:
+        model, backend = model_of(stopped)
+        requests = requests_for(model, 1, GUILTY, 3)
+        run(model, backend, *requests)
+
+        assert served(requests) == [True, False, True]
+        assert error_of(requests[1]) == (Code.EXPIRED, "Exiting due to terminate flag being set to true")
 
     def test_because_it_is_large_serves_all(self) -> None:
         def function(inputs: list[Any]) -> list[Any]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from penstock.backends.backend import Binding
 from penstock.backends.errors import Code, DeviceLost, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching import instance as instance_module
@@ -39,7 +40,9 @@ class House:
     backends: list[FakeBackend]
 
     def add(self, count: int = 1) -> list[InferRequest]:
-        requests = [fake_request(self.model) for _ in range(count)]
+        return self.put([fake_request(self.model) for _ in range(count)])
+
+    def put(self, requests: list[InferRequest]) -> list[InferRequest]:
         with self.model.lock:
             for request in requests:
                 self.model.scheduler.add(request)
@@ -76,6 +79,12 @@ class Doors:
         self._out.release(count)
 
 
+class Waiting(FakeBackend):
+    """One whose runs wait for another process."""
+
+    threads_only = True
+
+
 @contextmanager
 def opened(
     function: Function,
@@ -84,8 +93,9 @@ def opened(
     reopen: Callable[[int], FakeBackend] | None = None,
     executor: str = "thread",
     max_batch_rows: int = 64,
+    kind: type[FakeBackend] = FakeBackend,
 ) -> Iterator[House]:
-    backend = FakeBackend(ROWS, function)
+    backend = kind(ROWS, function)
     policy = BatchPolicy(max_batch_rows=max_batch_rows, executor=executor)
     spec = ModelSpec("m", 1, Path("model"), policy=policy, instances=(InstanceGroup(count),), signature=ROWS)
     finished: queue.Queue[Batch] = queue.Queue()
@@ -316,13 +326,44 @@ class TestALostDevice:
             assert reopen.asked == 1
             assert house.model.events["instances_replaced"] == 2
 
-    def test_what_is_lost_twice_is_answered_with_the_loss(self, device: Device) -> None:
+    def test_who_is_lost_twice_is_answered_with_the_loss_and_takes_nobody_along(self, device: Device) -> None:
         losing = Losing(2)
-        with opened(losing, device, reopen=Reopening(losing)) as house:
-            requests = house.add(2)
+        reopen = Reopening(losing)
+        with opened(losing, device, reopen=reopen) as house:
+            requests = house.add(3)
             house.ended(requests)
 
-            assert [request.error and request.error.message for request in requests] == ["CUDA failure 700"] * 2
+            assert [request.error and request.error.message for request in requests] == ["CUDA failure 700", None, None]
+            assert requests[0].error is not None
+            assert requests[0].error.retry_after_ns < 0  # a client that repeats it would end the model again
+            assert reopen.asked == 2
+            assert house.model.healthy
+
+    def test_who_ends_the_model_each_time_is_found_alone_and_the_others_are_served(self, device: Device) -> None:
+        def function(inputs: list[Any]) -> list[Any]:
+            if (inputs[0] == 13).any():
+                raise DeviceLost(Code.NOT_READY, "gone")
+            return list(inputs)
+
+        reopen = Reopening(function)
+        with opened(function, device, reopen=reopen) as house:
+            requests = [fake_request(house.model, value=value) for value in (1, 2, 13, 4, 5)]
+            house.put(requests)
+            house.ended(requests)
+
+            assert [request.error is None for request in requests] == [True, True, False, True, True]
+            assert reopen.asked == 2
+
+    def test_a_device_that_nothing_runs_on_is_left_alone_after_so_many_losses(self, device: Device) -> None:
+        losing = Losing(1 << 30)
+        reopen = Reopening(losing)
+        with opened(losing, device, reopen=reopen) as house:
+            requests = house.add(20)
+            house.ended(requests)
+
+            assert all(request.error is not None for request in requests)
+            assert reopen.asked == instance_module.MOST_LOSSES - 1
+            assert not house.model.healthy
 
     def test_while_it_cannot_be_loaded_the_model_is_not_healthy_and_says_so_to_what_comes(self, device: Device) -> None:
         reopen = Reopening(list, failures=1 << 30)
@@ -352,6 +393,41 @@ class TestALostDevice:
 
         assert last[0].error is None
         assert reopen.asked == 4
+
+    def test_one_that_is_lost_again_before_it_is_bound_to_is_loaded_once_more(self, device: Device) -> None:
+        class Brief(FakeBackend):
+            def bind(self, signature: Signature, capacity_rows: int) -> Binding:
+                raise DeviceLost(Code.NOT_READY, "gone already")
+
+        backends = [Brief(ROWS, list), FakeBackend(ROWS, list)]
+        with opened(Losing(1), device, reopen=lambda _: backends.pop(0)) as house:
+            requests = house.add(2)
+            house.ended(requests)
+
+            assert [request.error for request in requests] == [None, None]
+
+    def test_one_that_is_lost_while_nothing_runs_is_loaded_again_before_anything_comes(
+        self, device: Device, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Telling(Waiting):
+            def tell_loss(self, told: Callable[[], None]) -> None:
+                self.told = told
+
+        reopen = Reopening(list)
+        with opened(list, Device(2), count=2, reopen=reopen, kind=Telling) as house:
+            (backend,) = house.backends
+            assert isinstance(backend, Telling)
+            counted = threading.Semaphore(0)
+            monkeypatch.setattr(house.model, "count", lambda _: counted.release())
+            backend.told()
+            assert all(counted.acquire(timeout=PATIENCE_S) for _ in range(2))
+            backend.told()  # of what is not theirs any more
+            requests = house.add(2)
+            house.ended(requests)
+
+            assert [request.error for request in requests] == [None, None]
+            assert reopen.asked == 1
+            assert backend.closed
 
     def test_others_serve_while_one_is_down(self) -> None:
         reopen = Reopening(list, failures=1 << 30)
@@ -398,6 +474,25 @@ class TestALostDevice:
 
             assert answered == ["CUDA failure 700"]
             assert later[0].error is None
+
+    def test_one_whose_runs_wait_elsewhere_is_never_run_by_the_loop(self, device: Device) -> None:
+        threads: set[str] = set()
+
+        def function(inputs: list[Any]) -> list[Any]:
+            threads.add(threading.current_thread().name)
+            return list(inputs)
+
+        with opened(function, device, executor="loop", kind=Waiting) as house:
+            for _ in range(5):
+                house.ended(house.add())
+
+        assert threads == {"m/1#0"}
+
+    def test_of_one_that_the_loop_never_runs_nothing_is_kept_when_it_is_lost(self, device: Device) -> None:
+        with opened(Losing(1), device, reopen=Reopening(list), kind=Waiting) as house:
+            house.ended(house.add())
+
+            assert house.backends[0].closed
 
     def test_the_old_session_is_closed_when_its_last_binding_is_given_back(self, device: Device) -> None:
         losing = Losing(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from penstock.server.repository.takes import is_file_name
 
@@ -13,6 +14,11 @@ HONOURED = ("name", "platform", "backend", "version_policy", "default_model_file
 REFUSED = ("runtime", "cc_model_filenames", "model_operations", "model_repository_agents", "model_metrics")
 
 PLATFORM, BACKEND, PYTHON = "onnxruntime_onnx", "onnxruntime", "python"
+SAVED_MODEL, GRAPHDEF, TENSORFLOW = "tensorflow_savedmodel", "tensorflow_graphdef", "tensorflow"
+
+_BACKENDS = {PLATFORM: BACKEND, SAVED_MODEL: TENSORFLOW, GRAPHDEF: TENSORFLOW}
+"""The backend of each platform that is known."""
+_AS_SAVED_MODEL = "save the graph as a SavedModel, and say tensorflow_savedmodel (docs/tensorflow.md, GraphDefs)"
 
 
 def read(notes: Notes) -> None:
@@ -21,15 +27,7 @@ def read(notes: Notes) -> None:
     if config.name not in {"", name}:
         text = f"unexpected directory name '{name}' for model '{config.name}', directory name must equal model name"
         notes.mistake("name", text)
-    if config.platform not in {"", PLATFORM, ENSEMBLE}:
-        notes.mistake("platform", f"platform '{config.platform}' is not supported, known: {PLATFORM}, {ENSEMBLE}")
-    if config.backend not in {"", BACKEND, PYTHON}:
-        notes.mistake("backend", f"backend '{config.backend}' is not supported, known: {BACKEND}, {PYTHON}")
-    if config.backend == PYTHON and config.platform:
-        notes.mistake("platform", f"platform '{config.platform}' has another backend than '{PYTHON}'")
-    if config.backend or config.platform not in {"", ENSEMBLE}:
-        backend = PYTHON if config.backend == PYTHON else BACKEND
-        notes.say("model.backend", backend, "backend" if config.backend else "platform")
+    _backend(notes)
     if config.default_model_filename:
         if not is_file_name(config.default_model_filename):
             text = f"'{config.default_model_filename}' is not the name of a file in the version's folder"
@@ -37,6 +35,36 @@ def read(notes: Notes) -> None:
         notes.say("model.file", config.default_model_filename, "default_model_filename")
     _versions(notes)
     _tags(notes)
+
+
+def is_platform_handler(config: Any) -> bool:
+    """Tell whether it is the Python backend's handler of SavedModels that is asked for: TensorFlow, said otherwise.
+
+    Source: the README of python_backend's platform_handlers/tensorflow_savedmodel.
+    """
+    return bool(config.backend == PYTHON and config.platform == SAVED_MODEL)
+
+
+def _backend(notes: Notes) -> None:
+    """Read what runs the model. Source of the text about a pair: Triton's core, ValidateModelConfig."""
+    platform, backend = notes.config.platform, notes.config.backend
+    if platform == GRAPHDEF:
+        notes.mistake("platform", f"platform '{GRAPHDEF}' is not supported: {_AS_SAVED_MODEL}")
+    elif platform not in {"", PLATFORM, SAVED_MODEL, ENSEMBLE}:
+        known = f"{PLATFORM}, {SAVED_MODEL}, {ENSEMBLE}"
+        notes.mistake("platform", f"platform '{platform}' is not supported, known: {known}")
+    if backend not in {"", BACKEND, TENSORFLOW, PYTHON}:
+        known = f"{BACKEND}, {TENSORFLOW}, {PYTHON}"
+        notes.mistake("backend", f"backend '{backend}' is not supported, known: {known}")
+    elif is_platform_handler(notes.config):
+        backend = TENSORFLOW
+    elif backend == PYTHON and platform:
+        notes.mistake("platform", f"platform '{platform}' has another backend than '{PYTHON}'")
+    elif backend and platform in _BACKENDS and _BACKENDS[platform] != backend:
+        notes.mistake("platform", f"unexpected 'platform' and 'backend' pair, got:{platform}, {backend}")
+    if backend or platform not in {"", ENSEMBLE}:
+        found = backend if backend in {PYTHON, TENSORFLOW} else _BACKENDS.get(platform, BACKEND)
+        notes.say("model.backend", found, "backend" if notes.config.backend else "platform")
 
 
 def _versions(notes: Notes) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock.batching.spec import InstanceGroup
 
-from .identity import PYTHON
+from .identity import PYTHON, TENSORFLOW
 from .notes import Notes, enum_name
 
 HONOURED = (
@@ -23,6 +23,7 @@ _PRIORITIES = {"PRIORITY_DEFAULT": 1.0, "PRIORITY_MAX": 4.0, "PRIORITY_MIN": 0.2
 """The weight of a model in its device's turns: so many times the time of one of the default that is as hot."""
 _GRAPH_LEVELS = {-1: "basic", 0: "all", 1: "extended", 2: "disabled"}
 _TRUE, _FALSE = frozenset({"true", "1"}), frozenset({"false", "0"})
+_ON, _OFF = _TRUE | {"on", "yes"}, _FALSE | {"off", "no"}
 
 
 def _thread_count(value: str) -> str | None:
@@ -51,6 +52,29 @@ PARAMETERS: dict[str, tuple[str, Callable[[str], str | None]]] = {
     "enable_mem_pattern": ("runtime.mem_pattern", _boolean),
 }
 """The `parameters` that are honoured, each with what it says and its check."""
+
+
+def _switch(value: str) -> str:
+    """Take what Triton takes for a boolean, and the "yes" of its own example."""
+    if value.lower() not in _ON | _OFF:
+        raise ValueError("true or false")
+    return "1" if value.lower() in _ON else "0"
+
+
+def _name(value: str) -> str | None:
+    return value or None
+
+
+TENSORFLOW_PARAMETERS: dict[str, tuple[str, Callable[[str], str | None]]] = {
+    "TF_SIGNATURE_DEF": ("runtime.signature", _name),
+    "TF_GRAPH_TAG": ("runtime.graph_tag", _name),
+    "TF_NUM_INTRA_THREADS": ("runtime.intra_op_threads", _thread_count),
+    "TF_NUM_INTER_THREADS": ("runtime.inter_op_threads", _thread_count),
+    "TF_USE_PER_SESSION_THREADS": ("runtime.session_threads", _switch),
+}
+"""The `parameters` of a TensorFlow model that are honoured. Source: tensorflow_backend's README."""
+SHARE_COUNT, INIT_OPS = "MAX_SESSION_SHARE_COUNT", "TF_INIT_OPS_FILE"
+"""Two more: how many instances share a session, which here all of a device do; and what a GraphDef needs run first."""
 ENVIRONMENT = "EXECUTION_ENV_PATH"
 """The parameter of a Python model that names its packed environment."""
 MODEL_FOLDER = "$$TRITON_MODEL_DIRECTORY"
@@ -61,20 +85,27 @@ ENTRIES = ("session.use_device_allocator_for_initializers", "memory.enable_memor
 
 def read(notes: Notes) -> None:
     """Read them. Instances must have been read before."""
-    optimization = notes.config.optimization
+    optimization, backend = notes.config.optimization, notes.values.get("model.backend")
     for side in ("input_pinned_memory", "output_pinned_memory"):
         if optimization.HasField(side) and not getattr(optimization, side).enable:
             notes.mistake(f"optimization.{side}", f"field 'optimization.{side}' is supported as enable: true only")
-    if optimization.HasField("graph"):
+    if optimization.HasField("graph") and backend == TENSORFLOW:
+        _xla(notes)
+    elif optimization.HasField("graph"):
         level = _GRAPH_LEVELS.get(optimization.graph.level)
         if level is None:
             text = f"optimization.graph.level {optimization.graph.level} is unknown, known: -1, 0, 1, 2"
             notes.mistake("optimization.graph.level", text)
         notes.say("runtime.graph_level", level or "all", "optimization.graph.level")
     _priority(notes)
-    _accelerators(notes)
-    if notes.config.backend == PYTHON:
+    if backend == TENSORFLOW:
+        _tensorflow_accelerators(notes)
+    else:
+        _accelerators(notes)
+    if backend == PYTHON:
         _environment(notes)
+    elif backend == TENSORFLOW:
+        _tensorflow_parameters(notes)
     else:
         _parameters(notes)
 
@@ -101,6 +132,25 @@ def _accelerators(notes: Notes) -> None:
         notes.say("runtime.cuda", parameters, field)
 
 
+def _xla(notes: Notes) -> None:
+    """Read a TensorFlow model's level, which is XLA's: -1 off, 0 as TensorFlow has it, which is off, above on."""
+    level, field = notes.config.optimization.graph.level, "optimization.graph.level"
+    if level not in {-1, 0}:
+        text = "XLA would compile the graph anew for each number of rows"
+        notes.mistake(field, f"{field} {level} is not supported for TensorFlow models, known: -1, 0: {text}")
+
+
+def _tensorflow_accelerators(notes: Notes) -> None:
+    """Read a TensorFlow model's. `gpu_io` is a permission: where tensors are kept changes no answer."""
+    field = "optimization.execution_accelerators.gpu_execution_accelerator"
+    for accelerator in notes.config.optimization.execution_accelerators.gpu_execution_accelerator:
+        if accelerator.name in {"tensorrt", "auto_mixed_precision"}:
+            text = f"execution accelerator '{accelerator.name}' is not supported for TensorFlow models"
+            notes.mistake(f"{field}.name", f"{text}: have it in the graph before it is saved")
+        elif accelerator.name != "gpu_io":
+            notes.mistake(f"{field}.name", f"unknown Execution Accelerator '{accelerator.name}' is requested")
+
+
 def _environment(notes: Notes) -> None:
     """Read the parameters of a Python model that are the server's; the others are the model's own."""
     name = notes.config.parameters[ENVIRONMENT].string_value if ENVIRONMENT in notes.config.parameters else ""
@@ -113,6 +163,35 @@ def _environment(notes: Notes) -> None:
     notes.say("worker.requirements", path, "parameters")
 
 
+def _tensorflow_parameters(notes: Notes) -> None:
+    for name, parameter in sorted(notes.config.parameters.items()):
+        value = parameter.string_value
+        if name in TENSORFLOW_PARAMETERS:
+            _parameter(notes, name, value, TENSORFLOW_PARAMETERS)
+        elif name == SHARE_COUNT:
+            if not value.isascii() or not value.isdigit() or not int(value):
+                # Source: ParseParameters of tensorflow_backend
+                text = f"parameter '{name}' must be positive number for TensorFlow model '{notes.name}'"
+                notes.mistake("parameters", text)
+        elif name == INIT_OPS:
+            text = "is for GraphDefs: a SavedModel says itself what is run first"
+            notes.mistake("parameters", f"parameter '{name}' {text}")
+        else:
+            known = ", ".join((*TENSORFLOW_PARAMETERS, SHARE_COUNT))
+            notes.mistake("parameters", f"parameter '{name}' is not supported for TensorFlow models, known: {known}")
+
+
+def _parameter(notes: Notes, name: str, text: str, known: dict[str, tuple[str, Callable[[str], str | None]]]) -> None:
+    said, check = known[name]
+    try:
+        value = check(text)
+    except ValueError as error:
+        notes.mistake("parameters", f"parameter '{name}' is '{text}', takes {error}")
+        return
+    if value is not None:
+        notes.say(said, value, "parameters")
+
+
 def _parameters(notes: Notes) -> None:
     for name, parameter in sorted(notes.config.parameters.items()):
         if name in ENTRIES:
@@ -123,11 +202,4 @@ def _parameters(notes: Notes) -> None:
             known = ", ".join((*PARAMETERS, *ENTRIES))
             notes.mistake("parameters", f"parameter '{name}' is not supported, known: {known}")
             continue
-        said, check = PARAMETERS[name]
-        try:
-            value = check(parameter.string_value)
-        except ValueError as error:
-            notes.mistake("parameters", f"parameter '{name}' is '{parameter.string_value}', takes {error}")
-            continue
-        if value is not None:
-            notes.say(said, value, "parameters")
+        _parameter(notes, name, parameter.string_value, PARAMETERS)

@@ -191,8 +191,13 @@ def test_with_one_there_is(store: type[Store]) -> None:
 def test_the_settings_say_what_is_completed() -> None:
     settings = Settings(
         default_max_batch_size=7, model_config_name="c", disable_auto_complete_config=True,
-        backend_config=("default-max-batch-size=9", "onnxruntime,default-max-batch-size=3"),
+        backend_config=(
+            "default-max-batch-size=9", "onnxruntime,default-max-batch-size=3", "tensorflow,gpu-memory-fraction=0.25",
+        ),
     )  # fmt: skip
 
-    assert defaults_of(settings) == Defaults(max_batch_rows=3, config_name="c", auto_complete=False)
+    assert defaults_of(settings) == Defaults(
+        max_batch_rows=3, tensorflow_rows=9, tensorflow_options={"gpu_memory_fraction": "0.25"}, config_name="c",
+        auto_complete=False,
+    )  # fmt: skip
     assert defaults_of(Settings(default_max_batch_size=7)).max_batch_rows == 7

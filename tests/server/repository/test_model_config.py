@@ -130,7 +130,7 @@ parameters { key: "memory.enable_memory_arena_shrinkage" value { string_value: "
     [
         ('name: "other"', "unexpected directory name 'm' for model 'other', directory name must equal model name"),
         ('platform: "tensorrt_plan"', "platform 'tensorrt_plan' is not supported, known: onnxruntime_onnx"),
-        ('backend: "tensorflow"', "backend 'tensorflow' is not supported, known: onnxruntime"),
+        ('backend: "pytorch"', "backend 'pytorch' is not supported, known: onnxruntime, tensorflow, python"),
         (
             'default_model_filename: "../net.onnx"',
             "'../net.onnx' is not the name of a file in the version's folder",

@@ -111,13 +111,13 @@ def test_what_means_nothing_for_it_is_refused(tmp_path: Path, config: str, toml:
     assert any(text in each for each in mistakes(read(folder)))
 
 
-def test_workers_are_for_python_models_only(tmp_path: Path) -> None:
+def test_workers_are_not_for_onnx_models(tmp_path: Path) -> None:
     folder = tmp_path / "plain"
     (folder / "1").mkdir(parents=True)
     (folder / "1" / "model.onnx").write_bytes(b"")
     (folder / "penstock.toml").write_text("[worker]\ntimeout_s = 3\n")
 
-    assert any("worker.timeout_s is for Python models" in each for each in mistakes(read(folder)))
+    assert any("worker.timeout_s is for Python and TensorFlow models" in each for each in mistakes(read(folder)))
 
 
 def test_where_the_code_runs_may_be_said(tmp_path: Path) -> None:

@@ -56,6 +56,6 @@ def test_no_worker_outlives_its_server(how: str) -> None:
 def test_a_worker_whose_server_has_gone_before_it_could_ask_ends(tmp_path: Path) -> None:
     child = ROOT / "server" / "workers" / "child.py"
 
-    ended = subprocess.run([sys.executable, str(child), "0", "0", "1"], check=False, timeout=10)
+    ended = subprocess.run([sys.executable, str(child), "0", "0", "1", "{}"], check=False, timeout=10)
 
     assert ended.returncode == 1

@@ -1,0 +1,295 @@
+"""TensorFlow: loads a SavedModel on the CPU or on one GPU, and lends Bindings. The only file that imports it.
+
+Called through `loading.py`, and never in the server's process: a process that has TensorFlow and ONNX Runtime has two
+pools of threads, two CUDA allocators and two copies of protobuf's descriptors.
+
+A SavedModel of either generation is loaded as a graph with a session, as TensorFlow Serving and Triton did, and run
+without a look at the shapes that its placeholders declare.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors only; TensorFlow reads it when it is imported
+
+import tensorflow as tf
+from google.protobuf.json_format import MessageToDict
+from tensorflow.core.protobuf import config_pb2
+from tensorflow.python.saved_model import loader_impl
+
+from .backend import Binding
+from .cpus import usable_cpus
+from .errors import Code, InferError
+from .node import Node
+from .signature import Signature
+from .tensorflow_binding import TensorflowBinding
+from .tensorflow_failures import load_error
+from .tensorflow_rows import FREE_ROWS, free_placeholders, with_free_rows
+from .tensorflow_signature import Serving, choose_key, read_signature
+
+MAX_CALLABLES = 32
+"""Choices of outputs whose pruned and optimised graph is kept: the oldest goes first."""
+_IN_TURN = "SINGLE_THREADED_EXECUTOR"
+"""Runs a graph's operations one after another on the thread that asks. One row takes 24 in place of 171 us of CPU for
+iris, 12 in place of 54 for a network of two layers, 22 in place of 120 for a small convolution; an operation still uses
+all its threads. It knows no references (variables of TensorFlow 1), and nothing but one device."""
+_IN_TURN_REFUSES = "Single-threaded executor does not"
+_GRAPH_FILES = ("saved_model.pb", "saved_model.pbtxt")
+_TRUE = {"1", "true", "on", "yes"}
+_FALSE = {"0", "false", "off", "no"}
+
+v1 = tf.compat.v1
+
+
+def load(path: Path, device: str, options: Mapping[str, str]) -> TensorflowBackend:
+    """Load a SavedModel's folder on `device` ("cpu", "cuda:0", ...).
+
+    Options: TF_GRAPH_TAG (serve; several with commas), TF_SIGNATURE_DEF (the signature's key), cortex_signature (1:
+    without a key, Cortex's rule for it), penstock.free_rows (1: a first axis that the signature fixes to 1 is made
+    free); TF_NUM_INTRA_THREADS or intra_op_thread_count (0: all CPUs we may use), TF_NUM_INTER_THREADS or
+    inter_op_thread_count (0: one operation after another; on a GPU, all CPUs), TF_USE_PER_SESSION_THREADS;
+    allow_growth (1, but 0 where a fraction is said) and gpu_memory_fraction.
+    Raises: InferError (NOT_FOUND: no SavedModel there; UNSUPPORTED: a type or device we cannot serve; else INVALID).
+    """
+    config = session_config(device, options)
+    if not any((path / name).is_file() for name in _GRAPH_FILES):
+        raise InferError(Code.NOT_FOUND, f"there is no SavedModel: '{path.name}' has no {_GRAPH_FILES[0]}")
+    tf.get_logger().setLevel("ERROR")  # it tells of every restored variable
+    return TensorflowBackend(path, config, options, on_gpu=device != "cpu")
+
+
+def session_config(device: str, options: Mapping[str, str]) -> Any:
+    """Make the session's configuration from the model's options. Raises: InferError."""
+    config = v1.ConfigProto(allow_soft_placement=True)  # a graph may name a device of the machine that trained it
+    intra = _threads(options, "TF_NUM_INTRA_THREADS", "intra_op_thread_count")
+    config.intra_op_parallelism_threads = intra or usable_cpus()
+    asked = _threads(options, "TF_NUM_INTER_THREADS", "inter_op_thread_count")
+    config.inter_op_parallelism_threads = asked or usable_cpus()
+    if device == "cpu" and not asked:
+        config.experimental.executor_type = _IN_TURN
+    # a thread that spins for work holds the core that the front end needs: with 32 rows of iris, 43 in place of 63 us
+    config.experimental.disable_thread_spinning = True
+    config.use_per_session_threads = _flag(options, "TF_USE_PER_SESSION_THREADS", default=False)
+    fraction = _fraction(options, "gpu_memory_fraction")
+    config.gpu_options.per_process_gpu_memory_fraction = fraction
+    config.gpu_options.allow_growth = _flag(options, "allow_growth", default=not fraction)
+    # else a run that does not fit waits ten seconds for others to end; a smaller one may fit at once
+    config.gpu_options.experimental.disallow_retry_on_allocation_failure = True
+    if device == "cpu":
+        config.device_count["GPU"] = 0
+        return config
+    kind, _, index = device.partition(":")
+    if kind != "cuda" or not index.isdecimal():
+        raise InferError(Code.INVALID, f"device '{device}': expected 'cpu' or 'cuda:<number>'")
+    seen = len(tf.config.list_physical_devices("GPU"))
+    if int(index) >= seen:
+        text = f"device '{device}' was asked for, but the TensorFlow {tf.__version__} here sees {seen or 'no'} GPU"
+        raise InferError(Code.UNSUPPORTED, text if seen else f"{text}: pip install tensorflow[and-cuda]")
+    config.gpu_options.visible_device_list = index
+    return config
+
+
+class TensorflowBackend:
+    """One SavedModel. Its Bindings may run at once: a session's runs are thread-safe and leave the GIL.
+
+    It has one session at a time. A fresh one, opened after a run was stopped, is read from the files again: what a
+    model has written to its variables is gone then, as it is in a process that was started again.
+    """
+
+    platform = "tensorflow_savedmodel"
+
+    def __init__(self, path: Path, config: Any, options: Mapping[str, str], *, on_gpu: bool) -> None:
+        self.on_gpu = on_gpu
+        self.bfloat16: Any = tf.bfloat16.as_numpy_dtype
+        self._path, self._config = path, config
+        self._tags = (options.get("TF_GRAPH_TAG") or "serve").split(",")
+        self._bindings: weakref.WeakSet[TensorflowBinding] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self.serving: Serving
+        self.defaults: Mapping[str, Any]
+        self._freed: frozenset[str] = frozenset()
+        self._opened: Session | None = None
+        session, described = self._open()
+        self._opened = session
+        try:
+            self.serving, self.defaults = _serving(session, described, options)
+            if options.get(FREE_ROWS) == "1":
+                self._free_rows()
+        except Exception:
+            self._opened.close()
+            raise
+        signatures = _as_json(described)
+        self.described: Mapping[str, Any] = {"signature_def": signatures, "signature_key": self.serving.key}
+        self.graph: Signature = self.serving.graph
+        self.node_inputs: Sequence[Node] = self.serving.inputs
+        self.node_outputs: Sequence[Node] = self.serving.outputs
+
+    def bind(self, signature: Signature, capacity_rows: int) -> Binding:
+        """Allocate a Binding."""
+        for spec in (*signature.inputs, *signature.outputs):
+            if spec.name not in self.graph.input and spec.name not in self.graph.output:
+                raise InferError(Code.INVALID, f"the model has no tensor '{spec.name}'")
+        binding = TensorflowBinding(self, signature, capacity_rows)
+        self._bindings.add(binding)
+        return binding
+
+    def opened(self) -> Session:
+        """Give the session to run on. Raises: InferError, where a fresh one is needed and cannot be opened."""
+        opened = self._opened
+        if opened is not None and not opened.closed:
+            return opened
+        with self._lock:
+            if self._opened is None:
+                raise InferError(Code.NOT_READY, "the model is unloaded")
+            if self._opened.closed:
+                self._opened = self._open()[0]
+            return self._opened
+
+    def gives_way(self, error: Exception) -> bool:
+        """Tell whether a run failed because the executor cannot run this graph: from now on another one does."""
+        executor = self._config.experimental.executor_type
+        if not executor or _IN_TURN_REFUSES not in str(error):
+            return False
+        self._config.experimental.executor_type = ""
+        if self._opened is not None:
+            self._opened.close()
+        return True
+
+    def close(self) -> None:
+        """Free the model, its Bindings' buffers included. TensorFlow keeps a GPU's memory until the process ends."""
+        with self._lock:
+            opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.close()
+        for binding in self._bindings:
+            binding.release()
+
+    def _free_rows(self) -> None:
+        """Free the first axis, and open the session again with a graph that has it free. Nodes stay as they were."""
+        graph, fixed = with_free_rows(self.serving.graph)
+        names = [self.serving.tensors["input", name] for name in fixed]
+        self._freed = frozenset(name.partition(":")[0] for name in names)
+        self.serving = replace(self.serving, graph=graph)
+        if self._freed and self._opened is not None:
+            self._opened.close()
+            self._opened = self._open()[0]
+
+    def _open(self) -> tuple[Session, Any]:
+        """Load the graph into a session of its own: variables restored, tables and assets initialised."""
+        graph = tf.Graph()
+        session = v1.Session(graph=graph, config=self._config)
+        try:
+            loader = loader_impl.SavedModelLoader(str(self._path))
+            described = loader.get_meta_graph_def_from_tags(self._tags)
+            if self._freed:
+                free_placeholders(described.graph_def, self._freed)
+            with graph.as_default():
+                loader.load(session, self._tags)
+        except Exception as error:
+            session.close()
+            if self.gives_way(error):
+                return self._open()
+            raise load_error(error, self._path) from error
+        return Session(session), described
+
+
+class Session:
+    """A session, and what it has made to run: one callable per choice of inputs and outputs.
+
+    Threads: any.
+    """
+
+    def __init__(self, session: Any) -> None:
+        self.closed = False
+        self._session = session
+        self._callables: dict[tuple[tuple[str, ...], tuple[str, ...]], Callable[..., list[Any]]] = {}
+        self._lock = threading.Lock()
+
+    def callable(self, feeds: tuple[str, ...], fetches: tuple[str, ...]) -> Callable[..., list[Any]]:
+        """Give what runs the graph, made with the first use of these names."""
+        key = feeds, fetches
+        made = self._callables.get(key)
+        if made is not None:
+            return made
+        with self._lock:
+            if key not in self._callables:
+                options = config_pb2.CallableOptions(feed=feeds, fetch=fetches)
+                # The public `make_callable` with feeds is `Session.run`: five times the time, and a check of shapes.
+                made = self._session._make_callable_from_options(options)  # noqa: SLF001
+                while len(self._callables) >= MAX_CALLABLES:
+                    del self._callables[next(iter(self._callables))]
+                self._callables[key] = made
+            return self._callables[key]
+
+    def has(self, tensor: str) -> bool:
+        """Tell whether the graph has a tensor of this name."""
+        try:
+            self._session.graph.get_tensor_by_name(tensor)
+        except (KeyError, ValueError):
+            return False
+        return True
+
+    def close(self) -> None:
+        """End all runs."""
+        self.closed = True
+        self._session.close()
+
+
+def _as_json(described: Any) -> dict[str, Any]:
+    return {key: MessageToDict(signature) for key, signature in described.signature_def.items()}
+
+
+def _serving(session: Session, described: Any, options: Mapping[str, str]) -> tuple[Serving, dict[str, Any]]:
+    """Choose and read the signature, and the values of its inputs that may be absent."""
+    signatures = _as_json(described)
+    cortex = _flag(options, "cortex_signature", default=False)
+    key = choose_key(signatures, options.get("TF_SIGNATURE_DEF", ""), cortex=cortex)
+    order = {node.name: place for place, node in enumerate(described.graph_def.node)}
+    serving = read_signature(signatures, key, order)
+    for (kind, name), tensor in serving.tensors.items():
+        if not session.has(tensor):
+            raise InferError(Code.INVALID, f"{kind} '{name}' is '{tensor}', which the model's graph does not have")
+    defaults = getattr(described.signature_def[key], "defaults", {})  # TensorFlow has them since 2.14
+    return serving, {name: tf.make_ndarray(value) for name, value in defaults.items()}
+
+
+def _threads(options: Mapping[str, str], *names: str) -> int:
+    """Read a number of threads under the first of its names that says one; 0 where none does."""
+    for name in names:
+        value = options.get(name, "")
+        if not value:
+            continue
+        if not value.isdecimal():
+            raise InferError(Code.INVALID, f"option '{name}' is '{value}', expected a number of threads")
+        if int(value):
+            return int(value)
+    return 0
+
+
+def _flag(options: Mapping[str, str], name: str, *, default: bool) -> bool:
+    value = options.get(name, "").lower()
+    if value in _TRUE:
+        return True
+    if value in _FALSE:
+        return False
+    if value:
+        raise InferError(Code.INVALID, f"option '{name}' is '{options[name]}', expected 1 or 0")
+    return default
+
+
+def _fraction(options: Mapping[str, str], name: str) -> float:
+    value = options.get(name) or "0"
+    try:
+        fraction = float(value)
+    except ValueError:
+        fraction = -1.0
+    if not 0 <= fraction <= 1:
+        raise InferError(Code.INVALID, f"option '{name}' is '{value}', expected a number from 0 to 1")
+    return fraction

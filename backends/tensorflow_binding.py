@@ -1,0 +1,206 @@
+"""The Binding of `tensorflow.py`: how one run of a session gets its inputs and gives its outputs.
+
+Called by `tensorflow.py` only. It needs no TensorFlow itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from .backend import Array
+from .errors import Code, RunStopped
+from .signature import Signature, TensorSpec
+from .tensorflow_failures import run_error
+from .tensorflow_signature import Serving
+
+MAX_PLANS = 256
+"""Shapes whose buffers are remembered per Binding: the oldest goes first."""
+ALIGNMENT_BYTES = 64
+"""TensorFlow reads an array in place that begins at a multiple of this; any other it copies."""
+
+Shapes = tuple[tuple[int, ...] | None, ...]
+
+
+class Opened(Protocol):
+    """A session of the model."""
+
+    closed: bool
+
+    def callable(self, feeds: tuple[str, ...], fetches: tuple[str, ...]) -> Callable[..., list[Any]]:
+        """Give what runs the graph on `feeds` for `fetches`, by TensorFlow's names."""
+
+    def close(self) -> None:
+        """End all runs: they fail."""
+
+
+class Loaded(Protocol):
+    """What a Binding knows of its Backend. `defaults` are the values of inputs that may be absent."""
+
+    serving: Serving
+    defaults: Mapping[str, Any]
+    bfloat16: Any
+    on_gpu: bool
+
+    def opened(self) -> Opened:
+        """Give the session to run on: the one there is, or a fresh one where that was closed. Raises: InferError."""
+
+    def gives_way(self, error: Exception) -> bool:
+        """Tell whether the run that failed so is to begin again, on a session of another kind."""
+
+
+class TensorflowBinding:
+    """One slab of memory per input; views of it are lent, and TensorFlow reads them where they are.
+
+    A run that is stopped is ended by closing the session, which ends the runs of all Bindings: those that nobody
+    stopped begin again on the session that is opened next.
+    """
+
+    def __init__(self, model: Loaded, signature: Signature, capacity_rows: int) -> None:
+        self.capacity_rows = capacity_rows
+        self._model = model
+        graph, tensors, unranked = model.serving.graph, model.serving.tensors, model.serving.unranked
+        self._inputs = [graph.input[spec.name] for spec in signature.inputs]
+        self._outputs = [graph.output[spec.name] for spec in signature.outputs]
+        self._shown = [spec.shape for spec in signature.outputs]
+        self._scalars = [not spec.shape and spec.name not in unranked for spec in self._inputs]
+        self._feeds = tuple(tensors["input", spec.name] for spec in self._inputs)
+        self._fetches = [tensors["output", spec.name] for spec in self._outputs]
+        rows = capacity_rows if signature.batched else 1
+        self._slabs = [
+            _slab(spec, rows * math.prod(dim if dim > 0 else 1 for dim in spec.shape)) for spec in self._inputs
+        ]
+        self._plans: dict[Shapes, list[Array | None]] = {}
+        self._lent: list[Array | None] | None = None
+        self._running: Opened | None = None
+        self._stopped = False
+
+    def lend(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:
+        """Give the input buffers for a run; the same ones for the same shapes."""
+        if rows > self.capacity_rows:
+            raise ValueError(f"{rows} rows, capacity is {self.capacity_rows}")
+        key = tuple(shapes)
+        buffers = self._plans.get(key)
+        if buffers is None:
+            buffers = self._make_plan(key)
+        self._lent = buffers
+        self._stopped = False
+        return buffers
+
+    def run(self, wanted: Sequence[int]) -> list[Any]:
+        """Run the model on what was lent."""
+        if self._lent is None:
+            raise ValueError("run without lend")
+        outputs = self._run(self._lent, wanted)
+        return [output if output.flags.owndata else output.copy() for output in outputs]
+
+    def run_on(self, inputs: Sequence[Array | None], wanted: Sequence[int]) -> list[Array]:
+        """Run the model on arrays of the caller's, in the Signature's order, in place of `lend` and `run`.
+
+        Shapes: any; what the graph makes of them is its affair. None: an optional input is absent. An array that begins
+        at a multiple of 64 bytes is not copied.
+        Ownership: what is returned is to be read, never written to, and only until an input is written to: it may be
+        the model's own memory, or an input's. TensorFlow lets go of the inputs with its next call, not at once.
+        Threads: as `run`. Raises: as `run`. To be called after `begin`.
+        """
+        return self._run(inputs, wanted)
+
+    def begin(self) -> None:
+        """Forget a `stop`, as `lend` does: one that comes from now on ends the next `run_on`."""
+        self._stopped = False
+
+    def stop(self) -> None:
+        """End the run under way: TensorFlow looks at the turns of its loops and at what waits.
+
+        What is one long operation is not ended so; who must have an end can only kill the process.
+        """
+        self._stopped = True
+        running = self._running
+        if running is not None:
+            running.close()
+
+    def release(self) -> None:
+        """Let go of all buffers."""
+        self._lent = None
+        self._plans.clear()
+        self._slabs.clear()
+
+    def _run(self, inputs: Sequence[Array | None], wanted: Sequence[int]) -> list[Array]:
+        feeds = [self._feed(position, array) for position, array in enumerate(inputs)]
+        fetches = tuple(name for position in wanted if (name := self._fetches[position]) not in self._feeds)
+        found = iter(self._execute(feeds, fetches) if fetches else ())
+        outputs = []
+        for position in wanted:
+            name = self._fetches[position]
+            # TensorFlow refuses to give out what it was given
+            result = feeds[self._feeds.index(name)] if name in self._feeds else next(found)
+            outputs.append(self._present(position, result))
+        return outputs
+
+    def _execute(self, feeds: list[Any], fetches: tuple[str, ...]) -> list[Any]:
+        while True:
+            opened = self._running = self._model.opened()
+            try:
+                if self._stopped:  # looked at after `_running` is set: `stop` does it the other way round
+                    raise _stopped()
+                return opened.callable(self._feeds, fetches)(*feeds)
+            except Exception as error:
+                if self._stopped:
+                    raise _stopped() from error
+                if not opened.closed and not self._model.gives_way(error):
+                    raise run_error(error, on_gpu=self._model.on_gpu) from error
+            finally:
+                self._running = None
+
+    def _feed(self, position: int, array: Array | None) -> Any:
+        spec = self._inputs[position]
+        if array is None:
+            return self._model.defaults[spec.name]
+        if spec.datatype == "BF16":
+            array = array.view(self._model.bfloat16)
+        return array.reshape(()) if self._scalars[position] and array.shape == (1,) else array
+
+    def _present(self, position: int, result: Any) -> Array:
+        """Take what TensorFlow gives for an array, which for no axes is a number or bytes."""
+        spec = self._outputs[position]
+        array = result if isinstance(result, np.ndarray) else np.array(result, _dtype(spec, self._model.bfloat16))
+        if spec.datatype == "BF16":
+            array = array.view(np.uint16)
+        return array.reshape(1) if not array.shape and self._shown[position] == (1,) else array
+
+    def _make_plan(self, shapes: Shapes) -> list[Array | None]:
+        for position, shape in enumerate(shapes):
+            if shape is not None and math.prod(shape) > self._slabs[position].size:
+                # at least doubled, so that growth by steps ends soon
+                size = max(math.prod(shape), 2 * self._slabs[position].size)
+                self._slabs[position] = _slab(self._inputs[position], size)
+                self._plans.clear()
+        buffers = [
+            None if shape is None else slab[: math.prod(shape)].reshape(shape)
+            for slab, shape in zip(self._slabs, shapes, strict=True)
+        ]
+        if len(self._plans) >= MAX_PLANS:
+            del self._plans[next(iter(self._plans))]
+        self._plans[shapes] = buffers
+        return buffers
+
+
+def _slab(spec: TensorSpec, size: int) -> Array:
+    """Allocate `size` elements where TensorFlow reads them in place."""
+    dtype = spec.type.dtype
+    if dtype.hasobject:
+        return np.empty(size, dtype)
+    raw = np.empty(size * dtype.itemsize + ALIGNMENT_BYTES, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT_BYTES
+    return raw[start : start + size * dtype.itemsize].view(dtype)
+
+
+def _dtype(spec: TensorSpec, bfloat16: Any) -> Any:
+    return bfloat16 if spec.datatype == "BF16" else spec.type.dtype
+
+
+def _stopped() -> RunStopped:
+    return RunStopped(Code.EXPIRED, "the run was ended because it took too long")

@@ -1,0 +1,77 @@
+"""Failures of TensorFlow: what an exception means, told from its code and words.
+
+Called by tensorflow.py and its Binding. It needs no TensorFlow: an OpError is known by its `error_code`.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from .errors import Code, DeviceLost, InferError, OutOfMemory
+
+RETRY_AFTER_NS = 1_000_000_000
+"""When memory may be free again: nobody knows, other runs last a second at most as a rule."""
+MAX_WORDS = 2000
+"""Letters of a message that go on: an assertion prints whole tensors where it is told to."""
+
+INVALID_ARGUMENT, EXHAUSTED, OUT_OF_RANGE = 3, 8, 11
+"""Codes of tf.errors. Source: absl's StatusCode."""
+
+_STACK = re.compile(r"\s*\n\s*(?:Original stack trace for|Errors may have originated|Stack trace for).*", re.DOTALL)
+_BEFORE = re.compile(
+    # what comes before the operation's own words: the place where Python drew it
+    r"^.*?Graph execution error:\s*(?:Detected at node .*?\n(?:Node: '[^']*'|<stack traces [^>]*>)\n)?",
+    re.DOTALL,
+)
+_ROOTS = re.compile(r"^\d+ root error\(s\) found\.\s*\(0\)\s*(?:[A-Za-z_ ]+: )?(.*?)\s*(?:\n\s*\(1\).*)?$", re.DOTALL)
+_WHERE = re.compile(
+    r"\n\s*\[\[[^\n]*\]\]|\s*\[\[\{\{[^\n]*\]\]|\{\{(?:function_)?node [^}]*\}\}\s*|\s*\[Op:\w+\][^\n]*"
+)
+_HINT = re.compile(
+    r"\s*Hint: If you want to see a list of allocated tensors.*|\s*To inspect available tag-sets.*", re.DOTALL
+)
+_DEVICE = re.compile(r"/job:\w+/replica:\d+/task:\d+/device:(\w+:\d+)")
+_LOST = re.compile(
+    r"CUDA_ERROR_(?:ILLEGAL_ADDRESS|ILLEGAL_INSTRUCTION|LAUNCH_FAILED|LAUNCH_TIMEOUT|MISALIGNED_ADDRESS|HARDWARE_STACK_ERROR"
+    r"|INVALID_PC|INVALID_ADDRESS_SPACE|ASSERT|ECC_UNCORRECTABLE|NVLINK_UNCORRECTABLE|CONTEXT_IS_DESTROYED|NO_DEVICE"
+    r"|DEVICE_UNAVAILABLE|UNKNOWN)\b"
+    r"|an illegal memory access was encountered|unspecified launch failure|misaligned address"
+    r"|device-side assert triggered|uncorrectable (?:ECC|NVLink) error|no CUDA-capable device is detected"
+)
+"""CUDA's errors after which every call of the process's context fails, as TensorFlow words them."""
+_NO_MEMORY = re.compile(r"CUDA_ERROR_OUT_OF_MEMORY|CUDNN_STATUS_ALLOC_FAILED|CUBLAS_STATUS_ALLOC_FAILED|std::bad_alloc")
+
+
+def run_error(error: Exception, *, on_gpu: bool = False) -> InferError:
+    """Make the refusal of a run that failed: INVALID where TensorFlow blames what it was given, else INTERNAL.
+
+    Returns: OutOfMemory or DeviceLost where that is what happened. OVERLOADED for the first: the same
+    request may fit when others have ended. `on_gpu`: whether there is a device that can be lost.
+    """
+    text, code = words(error), getattr(error, "error_code", None)
+    if isinstance(error, MemoryError) or code == EXHAUSTED or _NO_MEMORY.search(text):
+        return OutOfMemory(Code.OVERLOADED, text or "out of memory", RETRY_AFTER_NS)
+    if on_gpu and _LOST.search(text):
+        return DeviceLost(Code.NOT_READY, text)
+    return InferError(Code.INVALID if code in {INVALID_ARGUMENT, OUT_OF_RANGE} else Code.INTERNAL, text)
+
+
+def load_error(error: Exception, model: Path) -> InferError:
+    """Make the refusal of a model that cannot be loaded: INVALID, or that memory is out."""
+    text = words(error, model)
+    if isinstance(error, MemoryError) or getattr(error, "error_code", None) == EXHAUSTED:
+        return OutOfMemory(Code.OVERLOADED, text or "out of memory", RETRY_AFTER_NS)
+    return InferError(Code.INVALID, text)
+
+
+def words(error: Exception, model: Path | None = None) -> str:
+    """Give TensorFlow's words, its graph's nodes and stacks, its names of devices and the model's folder left out."""
+    text = str(getattr(error, "message", None) or error)
+    text = _HINT.sub("", _STACK.sub("", _BEFORE.sub("", text)))
+    text = _ROOTS.sub(r"\1", _WHERE.sub("", text).strip()).strip()
+    if model is not None:
+        for folder in (model, model.resolve()):
+            text = text.replace(f"{folder}/", "").replace(str(folder), "the model's folder")
+    text = _DEVICE.sub(r"\1", text).replace("file b'", "file '")
+    return text if len(text) <= MAX_WORDS else f"{text[:MAX_WORDS]}..."

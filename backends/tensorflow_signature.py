@@ -1,0 +1,169 @@
+"""Which of a SavedModel's signatures is served, and what it takes and gives, read from protobuf's JSON of them.
+
+Called by tensorflow.py. It needs no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import Code, InferError
+from .node import Node
+from .signature import Signature, TensorSpec
+
+DEFAULT_KEY = "serving_default"
+CORTEX_KEY = "predict"
+DATATYPES: Mapping[str, str] = {
+    "DT_BOOL": "BOOL",
+    "DT_UINT8": "UINT8",
+    "DT_UINT16": "UINT16",
+    "DT_UINT32": "UINT32",
+    "DT_UINT64": "UINT64",
+    "DT_INT8": "INT8",
+    "DT_INT16": "INT16",
+    "DT_INT32": "INT32",
+    "DT_INT64": "INT64",
+    "DT_HALF": "FP16",
+    "DT_FLOAT": "FP32",
+    "DT_DOUBLE": "FP64",
+    "DT_BFLOAT16": "BF16",
+    "DT_STRING": "BYTES",
+}
+"""TensorFlow's type names to ours. What is not here (complex numbers, resources, variants, quantized types) nobody can
+carry."""
+
+_OWN = "__saved_model_"
+"""How the keys begin under which TensorFlow keeps operations of its own, to initialise and to train."""
+
+_Description = Mapping[str, Any]
+logger = logging.getLogger("penstock.backends")
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """One signature of a SavedModel, as it is served.
+
+    `tensors` are the names in TensorFlow's graph of all inputs and outputs, by ours. `unranked` names those of ours
+    whose number of axes the model leaves open; in `graph` their shape is ().
+    """
+
+    key: str
+    graph: Signature
+    inputs: tuple[Node, ...]
+    outputs: tuple[Node, ...]
+    tensors: Mapping[tuple[str, str], str]
+    unranked: frozenset[str]
+
+
+def choose_key(signatures: _Description, asked: str, *, cortex: bool = False) -> str:
+    """Choose the signature to serve. `asked` is the key that is configured, "" where none is.
+
+    Without one it is `serving_default`, else the first by name; what TensorFlow keeps for itself is passed over.
+    `cortex`: the only one, else `predict`.
+    Raises: InferError (INVALID), naming the keys there are.
+    Source: Triton's tensorflow_backend, which takes any where the one it wants is missing, even one that is configured;
+    here that is an error. Cortex: F23.
+    """
+    keys = sorted(key for key in signatures if not key.startswith(_OWN))
+    there = f"it has {', '.join(repr(key) for key in keys)}" if keys else "it has none"
+    if asked:
+        if asked not in signatures:
+            raise InferError(Code.INVALID, f"the model has no signature '{asked}': {there}")
+        return asked
+    if not keys:
+        raise InferError(Code.INVALID, "the model has no signature, which says what it takes and gives")
+    if not cortex:
+        return DEFAULT_KEY if DEFAULT_KEY in keys else keys[0]
+    if len(keys) > 1 and CORTEX_KEY not in keys:
+        raise InferError(Code.INVALID, f"the model has several signatures, say which one to serve: {there}")
+    return keys[0] if len(keys) == 1 else CORTEX_KEY
+
+
+def read_signature(signatures: _Description, key: str, order: Mapping[str, int]) -> Serving:
+    """Read one signature. `order` gives the place of each of the graph's nodes in the model's file.
+
+    A map of protobuf has no order. Inputs and outputs are in that of the graph, which for TensorFlow 1 is the one they
+    were drawn in and for TensorFlow 2 that of their names. An input is optional where the signature has a default for
+    it. An output that nobody can carry is left out, with a line in the log.
+    Raises: InferError (UNSUPPORTED: an input, or every output, that nobody can carry).
+    """
+    described = signatures[key]
+    defaults = described.get("defaults", {})
+    inputs: list[TensorSpec] = []
+    named: dict[str, str] = {}
+    for name, tensor in _ordered(described.get("inputs", {}), order):
+        obstacle = _obstacle(tensor)
+        if obstacle:
+            raise InferError(Code.UNSUPPORTED, f"input '{name}' is {obstacle}, which Penstock cannot carry")
+        twin = named.setdefault(tensor["name"], name)
+        if twin != name:
+            text = f"inputs '{twin}' and '{name}' are the same tensor of the graph, '{tensor['name']}'"
+            raise InferError(Code.UNSUPPORTED, text)
+        inputs.append(_spec(name, tensor, optional=name in defaults))
+    outputs: list[TensorSpec] = []
+    found = _ordered(described.get("outputs", {}), order)
+    obstacles = [(name, _obstacle(tensor)) for name, tensor in found]
+    for (name, tensor), (_, obstacle) in zip(found, obstacles, strict=True):
+        if not obstacle:
+            outputs.append(_spec(name, tensor))
+            continue
+        text = f"output '{name}' is {obstacle}, which Penstock cannot carry"
+        if all(each for _, each in obstacles):
+            raise InferError(Code.UNSUPPORTED, text)
+        logger.warning("signature '%s': %s; it is left out", key, text)
+    graph = Signature(tuple(inputs), tuple(outputs))
+    ends = {("input", spec.name): described["inputs"][spec.name] for spec in graph.inputs}
+    ends |= {("output", spec.name): described["outputs"][spec.name] for spec in graph.outputs}
+    return Serving(
+        key,
+        graph,
+        tuple(_node(spec.name, described["inputs"][spec.name]) for spec in graph.inputs),
+        tuple(_node(spec.name, described["outputs"][spec.name]) for spec in graph.outputs),
+        {end: tensor["name"] for end, tensor in ends.items()},
+        frozenset(name for (_, name), tensor in ends.items() if _shape(tensor) is None),
+    )
+
+
+def _ordered(tensors: _Description, order: Mapping[str, int]) -> list[tuple[str, _Description]]:
+    """Sort by place in the graph, then by which of its operation's outputs it is, then by name."""
+
+    def place(item: tuple[str, _Description]) -> tuple[int, int, str]:
+        node, _, output = str(item[1].get("name", "")).partition(":")
+        return order.get(node, len(order)), int(output) if output.isdecimal() else 0, item[0]
+
+    return sorted(tensors.items(), key=place)
+
+
+def _obstacle(tensor: _Description) -> str:
+    """Tell what a tensor is that nobody can carry; "" for any other."""
+    if "cooSparse" in tensor:
+        return "a sparse tensor"
+    if "name" not in tensor:
+        return "a composite tensor"
+    kind = str(tensor.get("dtype", "DT_INVALID"))
+    return "" if _plain(kind) in DATATYPES else kind
+
+
+def _plain(kind: str) -> str:
+    """Give the type of what a reference of TensorFlow 1 refers to."""
+    return kind.removesuffix("_REF")
+
+
+def _spec(name: str, tensor: _Description, *, optional: bool = False) -> TensorSpec:
+    return TensorSpec(name, DATATYPES[_plain(tensor["dtype"])], _shape(tensor) or (), optional)
+
+
+def _shape(tensor: _Description) -> tuple[int, ...] | None:
+    """Give the whole shape, None where the number of axes is open. JSON leaves out what is 0."""
+    shape = tensor.get("tensorShape", {})
+    if shape.get("unknownRank"):
+        return None
+    return tuple(max(int(dim.get("size", 0)), -1) for dim in shape.get("dim", ()))
+
+
+def _node(name: str, tensor: _Description) -> Node:
+    shape = _shape(tensor)
+    return Node(name, str(tensor["dtype"]), [None if dim < 0 else dim for dim in shape or ()])

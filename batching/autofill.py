@@ -1,0 +1,56 @@
+"""Autofill: the most rows of a batch, as Triton's TensorFlow backend completes it: not as its ONNX backend does.
+
+A configuration that declares its tensors and says nothing of `max_batch_size` means rows there, if its dims leave them
+out. Called by completion.py. The rules and texts are those of FixBatchingSupport in tensorflow_backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from penstock.backends.errors import Code, InferError
+from penstock.backends.signature import Signature
+
+from .agreement import has_row_axis, model_dims
+from .spec import ModelSpec
+
+
+def max_batch_rows(spec: ModelSpec, graph: Signature, others: Collection[str]) -> int:
+    """Give what is said, or else what the model and the declared dims let one conclude. `others` have no rows anyway.
+
+    A tensor of no known rank that is declared is taken at its word, where Triton gives up.
+    Raises: InferError (INVALID).
+    """
+    said = spec.policy.max_batch_rows
+    if said == 0 or not spec.auto_complete:
+        return said or 0
+    declared = {each.name for each in (*spec.inputs, *spec.outputs)}
+    tensors = [each for each in (*graph.inputs, *graph.outputs) if each.name not in others]
+    counted = [each for each in tensors if each.shape or each.name not in declared]
+    if not all(has_row_axis(each) for each in counted):
+        if not said:
+            return 0
+        text = f"unable to autofill for '{spec.name}', configuration specified max-batch {said} but model signature"
+        raise InferError(Code.INVALID, f"{text} does not support batching")
+    if said:
+        return said
+    if all(each.optional for each in graph.inputs):
+        return 0  # nothing a caller sends could say how many rows it wants
+    return spec.policy.default_max_batch_rows if _leaves_rows_out(spec, graph, others) else 0
+
+
+def _leaves_rows_out(spec: ModelSpec, graph: Signature, others: Collection[str]) -> bool:
+    """Tell whether the declared dims have one axis less than the model; where nothing is declared, as if they had."""
+    pairs = [(each, graph.input.get(each.name)) for each in spec.inputs]
+    pairs += [(each, graph.output.get(each.name)) for each in spec.outputs]
+    hints = {
+        len(tensor.shape) == len(model_dims(each)) + 1
+        for each, tensor in pairs
+        if tensor is not None and tensor.shape and model_dims(each) and each.name not in others
+    }
+    if len(hints) > 1:
+        text = (
+            f"unable to autofill for '{spec.name}', model tensor configurations are contradicting each other in terms"
+        )
+        raise InferError(Code.INVALID, f"{text} of whether batching is supported")
+    return hints != {False}

@@ -1,0 +1,141 @@
+"""Cost of a run in a worker: `python -m penstock.perf.isolated [SAVEDMODEL ...]`.
+
+A run is what an Instance does with a batch that is gathered: lend, fill, run. ONNX Runtime is measured in this process
+and in a worker, side by side; a SavedModel that is named in a worker only, on zeros of one row and of 32. CPU is that
+of both processes together, of the fastest of many rounds.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from penstock.backends.backend import Backend, Binding
+from penstock.backends.loading import LOADERS
+from penstock.batching.spec import WorkerSpec
+from penstock.server.isolated.backend import IsolatedBackend
+from penstock.server.isolated.loader import IsolatedLoader, with_isolated
+
+from .hop import Cost, copy_us
+from .models import iris
+
+LARGE = (1, 150_000)
+"""600 kB."""
+_ROUNDS = 30
+_ROUND_NS = 20_000_000
+Shapes = list[tuple[int, ...] | None]
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """How a run is measured: so many rounds of so long; `pid` is the worker's, 0 for none."""
+
+    pid: int = 0
+    rounds: int = _ROUNDS
+    round_ns: int = _ROUND_NS
+
+
+def cost(binding: Binding, rows: int, shapes: Shapes, wanted: tuple[int, ...], how: Measuring) -> Cost:
+    """Measure a run, with the CPU of its worker."""
+    arrays = [buffer.copy() for buffer in binding.lend(rows, shapes) if buffer is not None]
+    for array in arrays:
+        array[...] = b"" if array.dtype.hasobject else 0
+
+    def run() -> Any:
+        for buffer, array in zip(binding.lend(rows, shapes), arrays, strict=True):
+            if buffer is not None:
+                np.copyto(buffer, array)
+        return binding.run(wanted)
+
+    start = time.perf_counter_ns()
+    for _ in range(20):
+        run()
+    repeated = max(5, 20 * how.round_ns // (time.perf_counter_ns() - start))
+    cpu = wall = float("inf")
+    for _ in range(how.rounds):
+        begun, start = time.process_time_ns() + _cpu_ns(how.pid), time.perf_counter_ns()
+        for _ in range(repeated):
+            run()
+        wall = min(wall, time.perf_counter_ns() - start)
+        cpu = min(cpu, time.process_time_ns() + _cpu_ns(how.pid) - begun)
+    return Cost(cpu / repeated / 1e3, wall / repeated / 1e3)
+
+
+def _cpu_ns(pid: int) -> int:
+    if not pid:
+        return 0
+    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(task.read_text("utf-8").split()[0]) for task in tasks)
+
+
+def _plus_one() -> onnx.ModelProto:
+    """Make a model that costs next to nothing and whose tensors are large both ways."""
+    shape: list[str | int | None] = ["N", LARGE[1]]
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("input", "output")]
+    one = helper.make_tensor("one", TensorProto.FLOAT, [], [1.0])
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["input", "one"], ["output"])], "g", values[:1], values[1:], [one]
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def _own_python(spec: WorkerSpec, label: str) -> str:
+    return spec.interpreter
+
+
+def _shapes(backend: Backend, rows: int) -> Shapes:
+    return [(rows, *(max(dim, 1) for dim in spec.shape[1:])) for spec in backend.graph.inputs]
+
+
+def beside(path: Path, what: str, rows: int, options: Mapping[str, str]) -> None:
+    """Print what a run of an ONNX model costs here and in a worker."""
+    here = LOADERS["onnxruntime"](path, "cpu", options)
+    there = IsolatedLoader("penstock.backends.loading:load_onnx", _own_python)(path, "cpu", options)
+    costs = [_cost(here, rows), _cost(there, rows)]
+    for backend in (here, there):
+        backend.close()
+    for where, each in zip(("here", "in a worker, both processes"), costs, strict=True):
+        _say(f"{what}, {where}", each)
+    print(f"{what}: {costs[1].cpu - costs[0].cpu:.1f} us of CPU more, {costs[1].wall - costs[0].wall:.1f} us later")
+
+
+def _cost(backend: Backend, rows: int) -> Cost:
+    binding = backend.bind(replace(backend.graph, batched=True), rows)
+    wanted = tuple(range(len(backend.graph.outputs)))
+    pid = backend.pid if isinstance(backend, IsolatedBackend) else 0
+    return cost(binding, rows, _shapes(backend, rows), wanted, Measuring(pid))
+
+
+def _say(what: str, each: Cost) -> None:
+    print(f"{what:54}{each.cpu:9.1f} us of CPU{each.wall:9.1f} us")
+
+
+def main(models: list[Path]) -> None:
+    """Print all."""
+    one_thread = {"intra_op_thread_count": "1"}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, model in (("iris", iris()), ("large", _plus_one())):
+            onnx.save(model, Path(folder) / f"{name}.onnx")
+        for rows in (1, 32):
+            beside(Path(folder) / "iris.onnx", f"iris, {rows} rows", rows, one_thread)
+        beside(Path(folder) / "large.onnx", "600 kB each way", 1, one_thread)
+    print(f"{'one copy of 600 kB':54}{copy_us(4 * LARGE[1]):9.1f} us of CPU")
+    tensorflow = with_isolated({}, _own_python)["tensorflow"]
+    for path in models:
+        backend = tensorflow(path, "cpu", one_thread)
+        for rows in (1, 32):
+            _say(f"{path.name}, {rows} rows, in a worker, both processes", _cost(backend, rows))
+        backend.close()
+
+
+if __name__ == "__main__":
+    main([Path(word) for word in sys.argv[1:]])

@@ -1,0 +1,172 @@
+"""IsolatedBackend: a Backend whose model is in a worker. Made by loader.py."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import socket
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from penstock.backends.backend import Binding
+from penstock.backends.errors import Code, DeviceLost, InferError
+from penstock.backends.signature import Signature
+from penstock.server.ipc.arena import WireError
+from penstock.server.ipc.lending import LendingChannel
+
+from .binding import IsolatedBinding
+from .kinds import BIND, FAILED, NUMBER, READY, STOP, read_failure, read_nodes, read_signature, write_binding
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from penstock.server.workers.worker import Worker
+
+    from .keeper import Keeper
+
+BIND_LIMIT_S = 60.0
+REASON_S = 1.0
+"""How long a run whose worker has gone waits to be told why."""
+CLOSE_LIMIT_S = 60.0
+"""More than what a worker is given to end, and a large process then takes."""
+
+logger = logging.getLogger("penstock.isolated")
+
+
+class IsolatedBackend:
+    """One model in one process. Once that is gone, nothing runs here any more: DeviceLost.
+
+    `threads_only`: a run waits for another process, so the event loop must not be the one that waits (backend.py).
+    Units: `limit_s` for a run, 0 for none. Threads: any; the Worker's own loop is the Keeper's.
+    Ownership: of the Worker, and of one use of the Keeper, until it is closed.
+    """
+
+    threads_only = True
+
+    def __init__(self, worker: Worker, keeper: Keeper, told: bytes, limit_s: float) -> None:
+        said: Mapping[str, Any] = json.loads(told)
+        self.graph = read_signature(said["graph"])
+        self.node_inputs: Sequence[Any] = read_nodes(said["inputs"])
+        self.node_outputs: Sequence[Any] = read_nodes(said["outputs"])
+        self.platform: str = said["platform"]
+        self.described: Mapping[str, Any] = said["described"]
+        self.limit_s = limit_s
+        self._worker = worker
+        self._keeper = keeper
+        self.label = worker.order.label
+        self._numbers = itertools.count(1)
+        self._bindings: weakref.WeakSet[IsolatedBinding] = weakref.WeakSet()
+        self._gone = threading.Event()
+        self._lock = threading.Lock()
+        self._told: Callable[[], None] | None = None
+        self._doomed = self._closed = False
+
+    def watch(self) -> None:
+        """Learn of the worker's end. Threads: its loop."""
+        self._worker.ended.add_done_callback(self._ended)
+
+    def _ended(self, _: asyncio.Future[None]) -> None:
+        with self._lock:
+            self._gone.set()
+            told, self._told = self._told, None
+        if told is not None and not self._closed:
+            told()
+
+    def tell_loss(self, told: Callable[[], None]) -> None:
+        """Have somebody told when the worker has ended, on its loop's thread; at once, if it has."""
+        with self._lock:
+            gone = self._gone.is_set()
+            self._told = None if gone else told
+        if gone:
+            told()
+
+    @property
+    def pid(self) -> int:
+        """The worker's process."""
+        return self._worker.pid
+
+    def bind(self, signature: Signature, capacity_rows: int) -> Binding:
+        """Have the worker allocate a Binding, with a socket of its own. Raises: what its Backend raises; DeviceLost."""
+        self.check()
+        number = next(self._numbers)
+        try:
+            mine, theirs = socket.socketpair()
+        except OSError as error:
+            text = f"{self.label}: no socket can be made for it: {error.strerror}"
+            raise InferError(Code.NOT_READY, text) from error
+        channel = LendingChannel(mine)
+        try:
+            with theirs:
+                self._keeper.run(self._tell(number, write_binding(signature, capacity_rows), theirs.fileno()))
+            self._hear(channel)
+        except BaseException:
+            channel.close()
+            raise
+        binding = IsolatedBinding(self, number, signature, capacity_rows, channel)
+        with self._lock:
+            self._bindings.add(binding)
+        return binding
+
+    async def _tell(self, number: int, body: bytes, descriptor: int) -> None:
+        self._worker.tell(BIND, number, body, None, (descriptor,))
+
+    def _hear(self, channel: LendingChannel) -> None:
+        """Wait until a Binding is there. Raises: InferError."""
+        try:
+            messages = channel.receive(BIND_LIMIT_S)
+        except (EOFError, OSError, WireError) as error:
+            raise DeviceLost(Code.NOT_READY, self.lost()) from error
+        for kind, _, body, _, _ in messages:
+            if kind == READY:
+                return
+            if kind == FAILED:
+                raise read_failure(body)
+        self.kill(f"a Binding was not there within {BIND_LIMIT_S:g} s")
+        raise DeviceLost(Code.NOT_READY, self.lost())
+
+    def check(self) -> None:
+        """See that the worker is there. Raises: DeviceLost."""
+        if self._doomed or self._gone.is_set() or not self._worker.serves:
+            raise DeviceLost(Code.NOT_READY, self.lost())
+
+    def lost(self) -> str:
+        """Say why the worker has ended; end it, if it has not, since it cannot be spoken with."""
+        if not self._gone.wait(REASON_S):
+            self.kill("it cannot be spoken with")
+            self._gone.wait(REASON_S)
+        return self._worker.why or f"{self.label} has ended"
+
+    def kill(self, why: str) -> None:
+        """End the worker, as soon as its loop gets to it; nothing is run there from now on."""
+        self._doomed = True
+        self.soon(self.kill_now, why)
+
+    def kill_now(self, why: str) -> None:
+        """End the worker. Threads: its loop."""
+        self._worker.kill(f"{self.label} was ended: {why}")
+
+    def soon(self, function: Callable[..., Any], *args: Any) -> None:
+        """Have something called on the worker's loop."""
+        self._keeper.soon(function, *args)
+
+    def stop_run(self, number: int, run: int) -> None:
+        """Ask the worker to end a run of one of its Bindings."""
+        self.soon(self._worker.tell, STOP, number, NUMBER.pack(run))
+
+    def close(self) -> None:
+        """End the worker, and wait until nothing of it is left."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self.soon(self._worker.stop)
+        if not self._gone.wait(CLOSE_LIMIT_S):
+            logger.error("%s does not end", self.label)
+        with self._lock:
+            bindings = list(self._bindings)
+        for binding in bindings:  # not before: a run that goes on against all promises reads from there
+            binding.release()
+        self._keeper.leave()

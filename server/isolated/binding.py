@@ -1,0 +1,128 @@
+"""IsolatedBinding: a Binding whose runs are in a worker: filled in shared memory, run over a socket of its own.
+
+Made by backend.py. Its inputs are written where the worker reads them, and its outputs are views of what the worker has
+written: nothing is copied here but tensors of a few kilobytes, and strings.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from penstock.backends.backend import Array
+from penstock.backends.errors import Code, DeviceLost, InferError, RunStopped
+from penstock.backends.signature import Signature
+from penstock.server.ipc.arena import WireError
+
+from .kinds import FAILED, RESULT, RUN, read_failure, write_run
+
+if TYPE_CHECKING:
+    from penstock.server.ipc.lending import Form, LendingChannel, Lent
+
+    from .backend import IsolatedBackend
+
+
+class IsolatedBinding:
+    """One run at a time. The thread that runs it waits for the answer.
+
+    `number` names it to the worker. Units: `limit_s` for a run, 0 for none.
+    Ownership: what is lent is valid until the next `lend`; an output for as long as somebody holds it, whatever becomes
+    of the worker.
+    Threads: as a Binding's; `_lock` is between the run's thread and those that stop it.
+    """
+
+    def __init__(
+        self, backend: IsolatedBackend, number: int, signature: Signature, capacity_rows: int, channel: LendingChannel
+    ) -> None:
+        self.capacity_rows = capacity_rows
+        self._backend = backend
+        self._number = number
+        self._dtypes = [spec.type.dtype for spec in signature.inputs]
+        self._outputs = len(signature.outputs)
+        self._channel = channel
+        self._lent: Lent | None = None
+        self._rows = 0
+        self._run = 0
+        self._stopped = -1
+        self._running = False
+        self._lock = threading.Lock()
+        self.release = weakref.finalize(self, channel.close)
+        """Ends the conversation, and with it the Binding over there."""
+        self.release.atexit = False
+
+    def lend(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:
+        """Give buffers in shared memory; small ones, and those of strings, are the server's own."""
+        if rows > self.capacity_rows:
+            raise ValueError(f"{rows} rows, capacity is {self.capacity_rows}")
+        self._backend.check()
+        if self._lent is not None:
+            self._channel.take_back(self._lent)
+        form: Form = tuple(
+            [None if shape is None else (dtype, shape) for dtype, shape in zip(self._dtypes, shapes, strict=True)]
+        )
+        self._lent = self._channel.lend(form)
+        self._rows = rows
+        self._run += 1
+        return self._lent.arrays
+
+    def run(self, wanted: Sequence[int]) -> list[Any]:
+        """Run the model on what was lent. Raises: DeviceLost when the worker has ended under it."""
+        lent = self._lent
+        if lent is None:
+            raise ValueError("run without lend")
+        with self._lock:
+            if self._stopped == self._run:
+                raise RunStopped(Code.EXPIRED, "the run was stopped")
+            self._running = True
+        try:
+            return self._answer(lent, wanted)
+        finally:
+            with self._lock:
+                self._running = False
+
+    def _answer(self, lent: Lent, wanted: Sequence[int]) -> list[Any]:
+        limit_s = self._backend.limit_s
+        try:
+            self._channel.send_lent(RUN, self._run, write_run(self._rows, wanted), lent)
+            messages = self._channel.receive(limit_s or None)
+        except (EOFError, OSError, WireError) as error:
+            raise self._loss() from error
+        if not messages:
+            text = f"run exceeded its limit of {limit_s * 1000:g} ms"
+            self._backend.kill(text)
+            raise RunStopped(Code.EXPIRED, f"{self._backend.label}: {text}")
+        ((kind, number, body, outputs, _), *more) = messages
+        if number == self._run and not more:
+            if kind == RESULT and len(outputs) == len(wanted) and all(each is not None for each in outputs):
+                return outputs
+            if kind == FAILED:
+                raise read_failure(body)
+        self._backend.kill("it has answered what was not asked")
+        raise self._loss()
+
+    def _loss(self) -> InferError:
+        """Say what has become of a run whose worker has ended."""
+        why = self._backend.lost()
+        if self._stopped == self._run:
+            return RunStopped(Code.EXPIRED, "the run was stopped, and its process with it")
+        return DeviceLost(Code.NOT_READY, why)
+
+    def stop(self) -> None:
+        """End the run under way: first the runtime is asked, and if it still runs when asked again, its process ends.
+
+        Others' runs there are lost with it.
+        """
+        with self._lock:
+            again, self._stopped = self._running and self._stopped == self._run, self._run
+        if again:
+            self._backend.soon(self._end, self._run)
+        else:
+            self._backend.stop_run(self._number, self._run)
+
+    def _end(self, run: int) -> None:
+        """End the worker, if it still runs that. Threads: the worker's loop."""
+        with self._lock:
+            if self._running and self._run == run:
+                self._backend.kill_now("a run did not stop when it was told to")

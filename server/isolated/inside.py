@@ -1,0 +1,194 @@
+"""Inside: the service of a worker that holds one Backend: loads it, and runs its Bindings, each on a thread of its own.
+
+Runs in the worker. It imports the Loader that its settings name, and so whatever runtime that needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import socket
+import threading
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.backends.backend import Array, Backend, Loader
+from penstock.backends.errors import Code, InferError, RunStopped
+from penstock.server.ipc.channel import Channel
+
+from .kinds import FAILED, NUMBER, READY, RESULT, read_binding, read_run, write_backend, write_failure
+
+END_S = 0.5
+"""For how long closing waits for a run that goes on."""
+
+
+def open_service(settings: dict[str, Any], channel: Channel) -> Isolated:
+    """Load the model that the settings name. Raises: what its Loader raises."""
+    if settings["cpus"]:
+        with contextlib.suppress(OSError):  # not there any more
+            os.sched_setaffinity(0, settings["cpus"])
+    return Isolated(_loader(settings["loader"])(Path(settings["path"]), settings["device"], settings["options"]))
+
+
+def _loader(name: str) -> Loader:
+    """Import a Loader. `name`: "module:function"."""
+    module, _, function = name.partition(":")
+    found: Loader = getattr(importlib.import_module(module), function)
+    return found
+
+
+class Isolated:
+    """One Backend. Threads: `told` and `told_with` on the one that listens."""
+
+    listens = True
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._places: dict[int, Place] = {}
+
+    def opened(self) -> tuple[bytes, None]:
+        """Say what the Backend says of its model."""
+        return write_backend(self._backend), None
+
+    def call(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> tuple[bytes, None]:
+        """Refuse: all that is called is over the Bindings' own sockets."""
+        raise InferError(Code.INTERNAL, f"no call is of kind {kind}")
+
+    def told(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
+        """End a run."""
+        place = self._places.get(number)
+        if place is not None:
+            place.stop(NUMBER.unpack(body)[0])
+
+    def told_with(self, number: int, body: bytes, descriptors: Sequence[int]) -> None:
+        """Make a Binding."""
+        place = self._places[number] = Place(self._backend, body, socket.socket(fileno=descriptors[0]))
+        place.start(lambda: self._places.pop(number, None))
+
+    def close(self) -> None:
+        """Free the model."""
+        for place in list(self._places.values()):
+            place.end()
+        self._backend.close()
+
+
+class Place:
+    """One Binding, and the thread that runs what comes over its socket, until that is closed.
+
+    A Binding with `run_on(arrays, wanted)`, and `begin`, which forgets a stop as `lend` does, runs on what came, where
+    it is; for others it is copied to what they lend.
+    A run that is told to stop before it has begun does not begin: what is told overtakes what is sent.
+    Threads: `stop` is called by another; `_lock` keeps it to the run that is meant.
+    """
+
+    def __init__(self, backend: Backend, body: bytes, sock: socket.socket) -> None:
+        self._backend = backend
+        self._body = body
+        self._channel = Channel(sock)
+        self._binding: Any = None
+        self._lock = threading.Lock()
+        self._running = self._stopped = 0
+        self._thread: threading.Thread | None = None
+
+    def start(self, ended: Any) -> None:
+        """Start the thread; `ended` is called at its end."""
+        self._thread = threading.Thread(target=self._main, args=(ended,), name="binding", daemon=True)
+        self._thread.start()
+
+    def stop(self, number: int) -> None:
+        """End the run of that number, if it is under way or yet to come."""
+        with self._lock:
+            self._stopped = number
+            if self._running == number:
+                self._binding.stop()
+
+    def end(self) -> None:
+        """End the conversation, and wait a little for the thread."""
+        self._channel.close()
+        if self._thread is not None:
+            self._thread.join(END_S)
+
+    def _main(self, ended: Any) -> None:
+        try:
+            if self._bind():
+                while True:
+                    for message in self._channel.receive()[::-1]:
+                        _, number, body, arrays, _ = message
+                        del message
+                        self._answer(number, body, arrays)
+        except (EOFError, OSError):
+            pass  # nobody is there any more
+        finally:
+            self._channel.close()
+            self._binding = None
+            ended()
+
+    def _bind(self) -> bool:
+        try:
+            self._binding = self._backend.bind(*read_binding(self._body))
+        except Exception as error:  # noqa: BLE001 - told to who has asked
+            self._channel.send(FAILED, 0, _said(error))
+            return False
+        self._channel.send(READY, 0)
+        return True
+
+    def _answer(self, number: int, body: bytes, arrays: list[Array | None]) -> None:
+        failure = b""
+        outputs: list[Array | None] = []
+        try:
+            outputs = self._run(number, *read_run(body), arrays)
+        except BaseException as error:  # noqa: BLE001 - sys.exit in a runtime harms its own run only
+            failure = _said(error)
+        arrays.clear()  # what came is told to be free together with the answer
+        if not failure:
+            try:
+                self._channel.send(RESULT, number, b"", outputs)
+            except OSError:
+                raise
+            except Exception as error:  # noqa: BLE001 - what cannot travel
+                failure = _said(error)
+        if failure:
+            self._channel.send(FAILED, number, failure)
+
+    def _run(self, number: int, rows: int, wanted: tuple[int, ...], arrays: list[Array | None]) -> list[Array | None]:
+        binding = self._binding
+        run_on = getattr(binding, "run_on", None)
+        if run_on is None:
+            shapes = [None if array is None else array.shape for array in arrays]
+            for buffer, array in zip(binding.lend(rows, shapes), arrays, strict=True):
+                if buffer is not None and array is not None:
+                    np.copyto(buffer, array)
+        else:
+            binding.begin()  # forgets a stop that was meant for the run before
+        with self._lock:
+            if self._stopped == number:
+                raise RunStopped(Code.EXPIRED, "the run was stopped")
+            self._running = number
+        try:
+            outputs = run_on(arrays, wanted) if run_on is not None else binding.run(wanted)
+        finally:
+            with self._lock:
+                self._running = 0
+        if len(outputs) != len(wanted):
+            raise ValueError(f"{len(outputs)} outputs, where {len(wanted)} are wanted")
+        return [_tensor(output) for output in outputs]
+
+
+def _tensor(output: Any) -> Array:
+    if isinstance(output, np.ndarray | np.generic):
+        return np.asarray(output)
+    text = f"an output that is no tensor, but a {type(output).__name__}, cannot leave the model's process"
+    raise InferError(Code.UNSUPPORTED, text)
+
+
+def _said(error: BaseException) -> bytes:
+    """Write what was raised; what is no refusal is in the log, too."""
+    if not isinstance(error, InferError):
+        with contextlib.suppress(Exception):
+            traceback.print_exception(error)
+    return write_failure(error)

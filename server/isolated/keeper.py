@@ -1,0 +1,82 @@
+"""Keeper: an event loop on a thread of its own, for the Workers of those who block. Used by loader.py."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Keeper:
+    """The loop is there for as long as somebody uses it: from the first `enter` to as many `leave`s.
+
+    Threads: any but the loop's own.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def enter(self) -> None:
+        """Begin to use it."""
+        with self._lock:
+            if not self._users:
+                self._loop = loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=_main, args=(loop,), name="isolated", daemon=True)
+                self._thread.start()
+            self._users += 1
+
+    def leave(self) -> None:
+        """Use it no more."""
+        with self._lock:
+            self._users -= 1
+            if self._users or self._loop is None or self._thread is None:
+                return
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+            self._loop = self._thread = None
+
+    def soon(self, function: Callable[..., Any], *args: Any) -> None:
+        """Have something called on the loop; nothing, if it is used no more."""
+        loop = self._loop
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has just ended
+                loop.call_soon_threadsafe(function, *args)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Have something done on the loop, and wait for it; if that is interrupted, it is cancelled, and waited for."""
+        if self._loop is None:
+            work.close()
+            raise RuntimeError("nobody uses the loop")
+        ended = threading.Event()
+
+        async def done() -> T:
+            try:
+                return await work
+            finally:
+                ended.set()
+
+        future = asyncio.run_coroutine_threadsafe(done(), self._loop)
+        try:
+            return future.result()
+        except (KeyboardInterrupt, SystemExit, CancelledError):
+            future.cancel()
+            ended.wait()
+            raise
+
+
+def _main(loop: asyncio.AbstractEventLoop) -> None:
+    # whoever was first may be kept to some CPUs (batching/placement.py), which are not meant for this
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, os.sched_getaffinity(os.getpid()))
+    asyncio.set_event_loop(loop)
+    loop.run_forever()

@@ -1,0 +1,105 @@
+"""Kinds: what the messages between a Backend's worker and its server are, and how what is in them is written.
+
+Read on both sides, so it needs no more than numpy. Over the Worker's own link goes what is told of Bindings; each
+Binding has a socket of its own besides, over which one run at a time goes there and comes back.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from penstock.backends.errors import Code, DeviceLost, InferError, OutOfMemory, RunStopped
+from penstock.backends.node import Node
+from penstock.backends.signature import Signature, TensorSpec
+
+BIND = 64
+"""Told with a socket: make a Binding behind it. Number: the Binding's. Body: JSON, what to bind."""
+STOP = 65
+"""Told: end a run. Number: the Binding's. Body: NUMBER, the run's."""
+RUN = 16
+"""Over a Binding's socket, number: the run's. Body: ROWS and the positions wanted, each a POSITION; tensors in."""
+READY = 17
+"""The Binding is there."""
+RESULT = 18
+"""Tensors out, in the order wanted."""
+FAILED = 19
+"""JSON, what was raised; there is no Binding if it was not there yet."""
+
+NUMBER = struct.Struct("<Q")
+ROWS = struct.Struct("<I")
+_CLASSES = {each.__name__: each for each in (InferError, OutOfMemory, DeviceLost, RunStopped)}
+_RETRY_AFTER_NS = 1_000_000_000
+
+
+def write_run(rows: int, wanted: Sequence[int]) -> bytes:
+    """Write what a run is asked."""
+    return struct.pack(f"<I{len(wanted)}I", rows, *wanted)
+
+
+def read_run(body: bytes) -> tuple[int, tuple[int, ...]]:
+    """Read what `write_run` has written."""
+    rows, *wanted = struct.unpack(f"<{len(body) // ROWS.size}I", body)
+    return rows, tuple(wanted)
+
+
+def write_binding(signature: Signature, capacity_rows: int) -> bytes:
+    """Write what to bind."""
+    return json.dumps([_signature(signature), capacity_rows]).encode()
+
+
+def read_binding(body: bytes) -> tuple[Signature, int]:
+    """Read what `write_binding` has written."""
+    signature, capacity_rows = json.loads(body)
+    return read_signature(signature), capacity_rows
+
+
+def write_backend(backend: Any) -> bytes:
+    """Write what a Backend says of its model."""
+    return json.dumps({
+        "graph": _signature(backend.graph),
+        "inputs": [Node.of(node).write() for node in backend.node_inputs],
+        "outputs": [Node.of(node).write() for node in backend.node_outputs],
+        "platform": backend.platform,
+        "described": dict(backend.described),
+    }).encode()  # fmt: skip
+
+
+def read_nodes(written: Sequence[Any]) -> list[Node]:
+    """Read the inputs or outputs of what `write_backend` has written."""
+    return [Node.read(each) for each in written]
+
+
+def _signature(signature: Signature) -> dict[str, Any]:
+    sides = {"inputs": signature.inputs, "outputs": signature.outputs}
+    return {"batched": signature.batched, **{side: [asdict(spec) for spec in specs] for side, specs in sides.items()}}
+
+
+def read_signature(written: Mapping[str, Any]) -> Signature:
+    """Read a Signature, all that is said of its tensors included."""
+    inputs, outputs = (tuple(_spec(each) for each in written[side]) for side in ("inputs", "outputs"))
+    return Signature(inputs, outputs, bool(written["batched"]))
+
+
+def _spec(written: Mapping[str, Any]) -> TensorSpec:
+    said: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in written.items()}
+    return TensorSpec(**said)
+
+
+def write_failure(error: BaseException) -> bytes:
+    """Write what was raised: an InferError with its class, anything else as the INTERNAL failure that it is."""
+    if isinstance(error, MemoryError):
+        error = OutOfMemory(Code.OVERLOADED, "no memory in the model's process", _RETRY_AFTER_NS)
+    if not isinstance(error, InferError):
+        error = InferError(Code.INTERNAL, f"inference failed: {type(error).__name__}")
+    name = next((each.__name__ for each in type(error).__mro__ if each.__name__ in _CLASSES), InferError.__name__)
+    return json.dumps([name, error.code.name, error.message, error.retry_after_ns]).encode()
+
+
+def read_failure(body: bytes) -> InferError:
+    """Read what `write_failure` has written."""
+    name, code, message, retry_after_ns = json.loads(body)
+    return _CLASSES[name](Code[code], str(message), int(retry_after_ns))

@@ -1,0 +1,124 @@
+"""IsolatedLoader: loads a model with a Loader that is run in a worker process. Made by the composition root.
+
+For runtimes that must not be in the server's process: TensorFlow takes threads, memory and the GIL as it likes, prints,
+and ends the process it is in.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from penstock.backends.backend import Loader
+from penstock.backends.errors import Code, InferError
+from penstock.backends.loading import ISOLATED
+from penstock.batching.spec import WorkerSpec
+from penstock.server.workers.order import NotBegunError, Order
+from penstock.server.workers.worker import Worker
+
+from .backend import IsolatedBackend
+from .keeper import Keeper
+
+SERVICE = "penstock.server.isolated.inside"
+OWN = "worker."
+"""How the options begin that are not the runtime's, but say where it runs."""
+Interpreters = Callable[[WorkerSpec, str], str]
+"""Gives the Python for a WorkerSpec and whose it is. Blocks, for minutes where an environment is to be made."""
+
+
+def with_isolated(
+    loaders: Mapping[str, Loader], interpreters: Interpreters, isolated: Mapping[str, Any] = ISOLATED
+) -> dict[str, Loader]:
+    """Give Loaders by backend name: `loaders` as they are, and those of `isolated` in workers, where they are not.
+
+    `isolated` are functions of modules: a worker imports them by their names.
+    """
+    made: dict[str, Loader] = {}
+    for word, load in isolated.items():
+        made[word] = IsolatedLoader(f"{load.__module__}:{load.__name__}", interpreters)
+    return {**made, **loaders}
+
+
+class IsolatedLoader:
+    """A Loader. Each load starts a worker, which is the Backend's until that is closed.
+
+    `loader` is "module:function", which workers import, `path` first on their sys.path. The thread that looks after
+    the workers is there while there are any.
+    Threads: any; it blocks.
+    """
+
+    def __init__(self, loader: str, interpreters: Interpreters, path: tuple[str, ...] = ()) -> None:
+        self._loader = loader
+        self._interpreters = interpreters
+        self._path = path
+        self._keeper = Keeper()
+
+    def __call__(self, path: Path, device: str, options: Mapping[str, str]) -> IsolatedBackend:
+        """Load a model. Raises: InferError: the Loader's own, or one that says how its process has ended."""
+        label = label_of(path)
+        theirs = {name: value for name, value in options.items() if not name.startswith(OWN)}
+        place = read_place({name: value for name, value in options.items() if name.startswith(OWN)}, label)
+        settings = {
+            "loader": self._loader, "path": str(path), "device": device, "options": theirs,
+            "cpus": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [],
+        }  # fmt: skip
+        order = Order(
+            SERVICE, settings, label, {"path": str(path)}, interpreter=self._interpreters(place, label),
+            path=self._path, memory_bytes=place.memory_bytes,
+        )  # fmt: skip
+        self._keeper.enter()
+        try:
+            return self._keeper.run(_opened(order, self._keeper, place.timeout_s))
+        except BaseException:
+            self._keeper.leave()
+            raise
+
+
+async def _opened(order: Order, keeper: Keeper, limit_s: float) -> IsolatedBackend:
+    worker = Worker(order)
+    try:
+        body, _ = await worker.ready
+        backend = IsolatedBackend(worker, keeper, body, limit_s)
+        backend.watch()
+    except BaseException as error:
+        worker.kill(f"{order.label} is not wanted any more")
+        await worker.ended
+        if isinstance(error, NotBegunError):
+            raise InferError(Code.NOT_READY, worker.why) from error
+        raise
+    return backend
+
+
+def read_place(said: Mapping[str, str], label: str) -> WorkerSpec:
+    """Read what options say of the worker. Raises: InferError (INVALID)."""
+    unknown = said.keys() - {f"{OWN}{word}" for word in ("interpreter", "requirements", "memory_mb", "timeout_s")}
+    if unknown:
+        raise InferError(Code.INVALID, f"{label}: unknown option '{min(unknown)}'")
+    requirements = said.get(f"{OWN}requirements", "")
+    return WorkerSpec(
+        interpreter=said.get(f"{OWN}interpreter", ""),
+        requirements=Path(requirements) if requirements else None,
+        timeout_s=_number(said, f"{OWN}timeout_s", label),
+        memory_bytes=int(_number(said, f"{OWN}memory_mb", label) * (1 << 20)),
+    )
+
+
+def _number(said: Mapping[str, str], name: str, label: str) -> float:
+    text = said.get(name, "") or "0"
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0.0 <= number < float("inf"):
+        raise InferError(Code.INVALID, f"{label}: option '{name}': got '{text}', wanted a number, at least 0")
+    return number
+
+
+def label_of(path: Path) -> str:
+    """Name a model by its path, in which its version stands behind its name: NAME/VERSION/FILE, or NAME/VERSION."""
+    for folder in (path, path.parent):
+        if folder.name.isdecimal() and folder.parent.name:
+            return f"model '{folder.parent.name}'"
+    return f"model '{path.name}'"

@@ -1,0 +1,42 @@
+"""Names: what a model is called by its path, and which paths are a model themselves. Called by scan.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from . import tensorflow
+from .versions import VERSION
+
+
+def is_single(path: Path) -> bool:
+    """Tell whether a path is a model itself: an .onnx file, or a SavedModel."""
+    return tensorflow.is_saved_model(path) if path.is_dir() else path.suffix == ".onnx" and path.is_file()
+
+
+def name_of(path: Path) -> str:
+    """Give the name of a model that is one path."""
+    return path.name.removesuffix(".savedmodel") if path.is_dir() else path.stem
+
+
+def bad_name(name: str) -> str | None:
+    """Say what is wrong with a model's name."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return f"the name {name!a} is not UTF-8"
+    return None if name.isprintable() else f"the name {name!a} has unprintable characters"
+
+
+def bad_single(path: Path) -> str | None:
+    """Say what is wrong with a path that is a model itself."""
+    if path.is_dir() and VERSION.fullmatch(path.name):
+        return f"is one version of a model; give the folder that holds the model's: {path.parent.parent}"
+    hidden = "a model's name must not start with '.'" if path.name.startswith(".") else None
+    return bad_name(name_of(path)) or hidden
+
+
+def no_model(path: Path) -> str:
+    """Say why a folder of a repository is no model."""
+    if is_single(path):
+        return "is a SavedModel without a version: its files belong in a folder 1 in it"
+    return "is no model: it has neither a version folder (1, 2, ...) nor a configuration"

@@ -1,0 +1,62 @@
+"""The TensorFlow Backend. It is never imported here: its cases (in_tensorflow.py) run in a process of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.backends.errors import Code, InferError
+from penstock.backends.loading import ISOLATED, LOADERS
+from tests.savedmodels import BUILT
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 300
+
+
+def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_the_cases_hold_in_a_process_of_their_own(savedmodels: Path) -> None:
+    cases = "tests/backends/in_tensorflow.py"
+    quiet = ("-q", "-p", "no:cacheprovider", "-o", "filterwarnings=default")
+
+    ended = python("-m", "pytest", *quiet, cases, **{BUILT: str(savedmodels)})
+
+    assert ended.returncode == 0, ended.stdout[-8000:] + ended.stderr[-2000:]
+
+
+@pytest.mark.slow
+def test_naming_its_loader_imports_nothing() -> None:
+    ended = python("-c", "import sys, penstock.backends.loading; print('tensorflow' in sys.modules)")
+
+    assert ended.stdout.strip() == "False"
+
+
+def test_it_is_not_to_be_loaded_in_the_servers_process() -> None:
+    assert set(LOADERS) == {"onnxruntime"}
+    assert set(ISOLATED) == {"tensorflow"}
+
+
+def test_where_it_is_not_installed_a_load_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    monkeypatch.delitem(sys.modules, "penstock.backends.tensorflow", raising=False)
+
+    with pytest.raises(InferError) as caught:
+        ISOLATED["tensorflow"](Path("model.savedmodel"), "cpu", {})
+
+    assert caught.value.code is Code.UNSUPPORTED
+    assert caught.value.message == "TensorFlow is not installed: pip install penstock[tensorflow]"

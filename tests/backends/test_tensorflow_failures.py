@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.backends.errors import Code, DeviceLost, InferError, OutOfMemory
+from penstock.backends.tensorflow_failures import MAX_WORDS, RETRY_AFTER_NS, load_error, run_error, words
+
+MODEL = Path("/models/iris/1/model.savedmodel")
+
+
+class OpError(Exception):
+    """What tf.errors.OpError has."""
+
+    def __init__(self, message: str, error_code: int) -> None:
+        super().__init__(message)
+        self.message = message
+        self.error_code = error_code
+
+
+# Recorded from TensorFlow 2.21, but for the last three, which are what older ones are known to say.
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("Matrix size-incompatible: In[0]: [2,3], In[1]: [4,4]\n\t [[{{node MatMul}}]]", None),
+        (
+            (
+                "assertion failed: [x is negative] [[1 -2]]\n"
+                "\t [[{{function_node Assert_AssertGuard_false_641}}{{node Assert}}]]"
+            ),
+            "assertion failed: [x is negative] [[1 -2]]",
+        ),
+        ("Loop execution was cancelled.\n\t [[{{node while/LoopCond/_12}}]]", "Loop execution was cancelled."),
+        (
+            (
+                "Graph execution error:\n\nDetected at node 'save/RestoreV2' defined at (most recent call last):\n"
+                "Node: 'save/RestoreV2'\nRead less bytes than requested\n\t [[{{node save/RestoreV2}}]]"
+            ),
+            "Read less bytes than requested",
+        ),
+        (
+            (
+                "Restoring from checkpoint failed. This is most likely due to a Variable name or other graph key that "
+                "is missing from the checkpoint. Please ensure that you have not altered the graph expected based on "
+                "the checkpoint. Original error:\n\nGraph execution error:\n\n"
+                "Detected at node 'save/RestoreV2' defined at (most recent call last):\nNode: 'save/RestoreV2'\n"
+                "Key weights_0 not found in checkpoint\n\t [[{{node save/RestoreV2}}]]"
+            ),
+            "Key weights_0 not found in checkpoint",
+        ),
+        (
+            (
+                "Cannot parse file b'/models/iris/1/model.savedmodel/saved_model.pb': Error parsing message with type "
+                "'tensorflow.SavedModel'."
+            ),
+            "Cannot parse file 'saved_model.pb': Error parsing message with type 'tensorflow.SavedModel'.",
+        ),
+        (
+            (
+                "OOM when allocating tensor with shape[70] and type float on "
+                "/job:localhost/replica:0/task:0/device:CPU:0 by allocator mklcpu\n"
+                "\t [[{{node random_uniform/RandomUniform}}]]\n"
+                "Hint: If you want to see a list of allocated tensors when OOM happens, add report_tensor_allocations"
+                "_upon_oom to RunOptions for current allocation info. This isn't available when running in Eager "
+                "mode.\n"
+            ),
+            "OOM when allocating tensor with shape[70] and type float on CPU:0 by allocator mklcpu",
+        ),
+        (
+            (
+                "2 root error(s) found.\n"
+                "  (0) INVALID_ARGUMENT: Incompatible shapes: [1,3] vs. [2]\n\t [[{{node mul}}]]\n"
+                "\t [[mul/_5]]\n  (1) INVALID_ARGUMENT: Incompatible shapes: [1,3] vs. [2]\n\t [[{{node mul}}]]\n"
+                "0 successful operations.\n0 derived errors ignored."
+            ),
+            "Incompatible shapes: [1,3] vs. [2]",
+        ),
+        (
+            (
+                "Graph execution error:\n\nDetected at node 'model/dense' defined at (most recent call last):\n"
+                "    File \"/home/ann/train.py\", line 3, in <module>\n      model.fit()\nNode: 'model/dense'\n"
+                "Matrix size-incompatible: In[0]: [1,3]\n\t [[{{node model/dense}}]] [Op:__inference_signature_1]"
+            ),
+            "Matrix size-incompatible: In[0]: [1,3]",
+        ),
+        (
+            "No space left\n\nOriginal stack trace for 'save':\n  File \"/home/ann/train.py\", line 3, in <module>",
+            "No space left",
+        ),
+    ],
+)
+def test_words_are_those_of_the_operation_alone(said: str, told: str | None) -> None:
+    assert words(OpError(said, 3), MODEL) == (said.partition("\n")[0] if told is None else told)
+
+
+@given(st.text(max_size=300))
+def test_words_never_name_the_models_folder(text: str) -> None:
+    assert str(MODEL) not in words(ValueError(f"{text} {MODEL}/variables {MODEL} {text}"), MODEL)
+
+
+@given(st.text(alphabet="abc [](){}:\n\t", max_size=200), st.integers(0, 20))
+def test_words_of_any_kind_are_told(text: str, code: int) -> None:
+    assert isinstance(run_error(OpError(text, code)), InferError)
+
+
+def test_words_have_an_end() -> None:
+    assert len(words(ValueError("9" * 100_000))) == MAX_WORDS + 3
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (3, Code.INVALID),
+        (11, Code.INVALID),
+        (1, Code.INTERNAL),
+        (5, Code.INTERNAL),
+        (9, Code.INTERNAL),
+        (12, Code.INTERNAL),
+        (13, Code.INTERNAL),
+    ],
+)
+def test_only_what_the_input_is_blamed_for_is_the_clients_fault(code: int, expected: Code) -> None:
+    error = run_error(OpError("no", code))
+
+    assert type(error) is InferError
+    assert (error.code, error.message) == (expected, "no")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OpError("OOM when allocating tensor", 8), OpError("failed: CUDA_ERROR_OUT_OF_MEMORY: out", 13), MemoryError()],
+)
+def test_too_little_memory_is_told_from_all_else(error: Exception) -> None:
+    told = run_error(error)
+
+    assert type(told) is OutOfMemory
+    assert (told.code, told.retry_after_ns) == (Code.OVERLOADED, RETRY_AFTER_NS)
+    assert told.message
+    assert load_error(MemoryError(), MODEL).code is Code.OVERLOADED
+
+
+def test_a_device_that_is_gone_is_told_where_there_is_one() -> None:
+    error = OpError("Failed to launch: CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered", 13)
+
+    assert type(run_error(error, on_gpu=True)) is DeviceLost
+    assert type(run_error(error)) is InferError
+
+
+def test_a_model_that_cannot_be_loaded_is_invalid() -> None:
+    assert load_error(OSError(f"Cannot read {MODEL}"), MODEL).message == "Cannot read the model's folder"
+    assert load_error(OSError("no"), MODEL).code is Code.INVALID

@@ -1,0 +1,107 @@
+"""What Triton's TensorFlow backend concludes of a SavedModel's signature, and of dims."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.backends.errors import Code, InferError
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching.completion import complete
+from penstock.batching.spec import BatchPolicy, ModelSpec
+
+X = TensorSpec("x", "FP32", (-1, 4))
+Y = TensorSpec("y", "FP32", (-1,))
+DEFAULT = 9
+
+
+def spec(
+    inputs: tuple[TensorSpec, ...] = (), outputs: tuple[TensorSpec, ...] = (), rows: int | None = None
+) -> ModelSpec:
+    policy = BatchPolicy(max_batch_rows=rows, default_max_batch_rows=DEFAULT)
+    return ModelSpec("m", 1, Path("m"), backend="tensorflow", inputs=inputs, outputs=outputs, policy=policy)
+
+
+def rows_of(said: ModelSpec, graph: Signature) -> int | None:
+    return complete(said, graph).policy.max_batch_rows
+
+
+def refusal(said: ModelSpec, graph: Signature) -> str:
+    with pytest.raises(InferError) as caught:
+        complete(said, graph)
+    assert caught.value.code is Code.INVALID
+    return caught.value.message
+
+
+GRAPH = Signature((X,), (Y,))
+
+
+def test_free_first_axes_mean_rows() -> None:
+    assert rows_of(spec(), GRAPH) == DEFAULT
+    assert rows_of(spec(rows=3), GRAPH) == 3
+    assert rows_of(spec(rows=0), GRAPH) == 0
+
+
+def test_dims_that_leave_the_rows_out_mean_rows_even_where_all_is_declared() -> None:
+    said = spec((replace(X, shape=(4,)),), (replace(Y, shape=(1,), reshape=()),))
+
+    assert rows_of(said, GRAPH) == DEFAULT
+
+
+def test_dims_that_have_every_axis_mean_none() -> None:
+    assert rows_of(spec((X,), (Y,)), GRAPH) == 0
+    assert rows_of(spec((X,)), GRAPH) == 0
+
+
+def test_dims_that_contradict_each_other_are_refused_in_tritons_words() -> None:
+    said = spec((replace(X, shape=(4,)),), (Y,))
+
+    assert refusal(said, GRAPH) == (
+        "unable to autofill for 'm', model tensor configurations are contradicting each other in terms of whether "
+        "batching is supported"
+    )
+
+
+@pytest.mark.parametrize("shape", [(1, 4), ()])
+def test_a_batch_size_that_the_signature_has_no_rows_for_is_refused_in_tritons_words(shape: tuple[int, ...]) -> None:
+    graph = Signature((replace(X, shape=shape),), (Y,))
+
+    assert refusal(spec(rows=8), graph) == (
+        "unable to autofill for 'm', configuration specified max-batch 8 but model signature does not support batching"
+    )
+    assert rows_of(spec(), graph) == 0
+
+
+@pytest.mark.parametrize(("rows", "front"), [(8, (-1,)), (0, ())])
+def test_what_has_no_known_rank_is_as_it_is_declared(rows: int, front: tuple[int, ...]) -> None:
+    graph = Signature((replace(X, shape=()),), (replace(Y, shape=()),))
+    done = complete(spec((replace(X, shape=(4,)),), (replace(Y, shape=(5, 2)),), rows=rows), graph)
+
+    assert done.signature is not None
+    assert done.signature.inputs[0].shape == (*front, 4)
+    assert done.signature.outputs[0].shape == (*front, 5, 2)
+
+
+def test_without_completion_what_is_said_is_all_there_is() -> None:
+    said = replace(spec((replace(X, shape=(4,)),), (replace(Y, shape=(1,), reshape=()),)), auto_complete=False)
+
+    assert "explicit tensor shape" not in refusal(said, GRAPH)  # no rows, so that the dims lack an axis
+    assert rows_of(replace(said, policy=BatchPolicy(max_batch_rows=2)), GRAPH) == 2
+
+
+@given(st.integers(1, 4), st.booleans())
+def test_a_declaration_copied_from_what_was_completed_completes_to_the_same(rank: int, batched: bool) -> None:
+    shape = (-1, *range(2, rank + 1))
+    graph = Signature((replace(X, shape=shape),), (replace(Y, shape=shape),))
+    first = complete(spec(rows=None if batched else 0), graph)
+    assert first.signature is not None
+    dims = (first.signature.inputs[0].shape[1:] or (1,)) if batched else first.signature.inputs[0].shape
+    reshape = () if batched and rank == 1 else None
+    said = spec((replace(X, shape=dims, reshape=reshape),), (replace(Y, shape=dims, reshape=reshape),))
+
+    # dims of [1] with an empty reshape say nothing of rows, as in Triton
+    assert rows_of(said, graph) == (DEFAULT if batched else 0)

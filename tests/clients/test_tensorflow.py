@@ -1,0 +1,401 @@
+"""SavedModels served to tritonclient over HTTP and gRPC, from processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import ml_dtypes
+import numpy as np
+import pytest
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton_http
+from tritonclient.utils import InferenceServerException
+
+from penstock.backends.datatypes import DATATYPES
+from penstock.server.cli import main
+from tests.clients.tensorflow_models import BROKEN, has_tensorflow, workers, write
+from tests.live import Live, live_server
+from tests.savedmodels import install
+from tests.server.python_models.repositories import left_behind
+
+pytestmark = pytest.mark.slow
+
+Ask = Callable[..., Any]
+PATIENCE_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory, savedmodels: Path) -> Path:
+    return write(tmp_path_factory.mktemp("models"), savedmodels)
+
+
+@pytest.fixture(scope="module")
+def live(root: Path) -> Iterator[Live]:
+    before = left_behind()
+    with live_server(root, model_control_mode="explicit", load_model=("*",)) as server:
+        yield server
+    assert left_behind() == before
+
+
+@pytest.fixture(params=[triton_http, triton_grpc], ids=["http", "grpc"])
+def triton(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.fixture
+def client(live: Live, triton: Any) -> Iterator[Any]:
+    with triton.InferenceServerClient(address(live, triton)) as made:
+        yield made
+
+
+@pytest.fixture
+def ask(client: Any, triton: Any) -> Ask:
+    """Ask a model one thing: `ask(model, x=array, **terms)`."""
+    return lambda model, version="", **tensors: client.infer(model, given(triton, tensors), version)
+
+
+def address(live: Live, triton: Any) -> str:
+    return live.address if triton is triton_http else live.grpc_address
+
+
+def given(triton: Any, tensors: dict[str, Any], **types: str) -> list[Any]:
+    inputs = []
+    for name, array in tensors.items():
+        kind = types.get(name) or next(each.name for each in DATATYPES.values() if each.dtype == array.dtype)
+        tensor = triton.InferInput(name, array.shape, kind)
+        tensor.set_data_from_numpy(array)
+        inputs.append(tensor)
+    return inputs
+
+
+def floats(*rows: Any) -> Any:
+    return np.array(rows, np.float32)
+
+
+def index(client: Any) -> dict[tuple[str, str], tuple[str, str]]:
+    told = client.get_model_repository_index()
+    if not isinstance(told, list):
+        told = [
+            {"name": each.name, "version": each.version, "state": each.state, "reason": each.reason}
+            for each in told.models
+        ]
+    return {(each["name"], each.get("version", "")): (each["state"], each.get("reason", "")) for each in told}
+
+
+def until(condition: Callable[[], Any]) -> None:
+    """Wait until something is so; the server tells nobody."""
+    end_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        if time.monotonic() > end_s:
+            raise TimeoutError("it never came to be so")
+
+
+class TestTensors:
+    def test_every_type_comes_back_as_it_went(self, client: Any, triton: Any) -> None:
+        random = np.random.default_rng(5)
+        tensors: dict[str, Any] = {}
+        for name, row in DATATYPES.items():
+            if name == "BYTES":
+                tensors[name] = np.array([[b"", "zwölf".encode(), b"\xff\x00"], [b"x" * 9000, b"a", b"b"]], np.object_)
+            elif name == "BF16":
+                tensors[name] = np.array([[1, -2, 0.5], [3, 4, 96]], ml_dtypes.bfloat16)
+            elif name == "BOOL":
+                tensors[name] = np.array([[True, False, True], [False, False, True]])
+            elif row.dtype.kind in "iu":
+                ends = np.iinfo(row.dtype)  # type: ignore[type-var]
+                tensors[name] = np.array([[ends.min, 0, ends.max], [1, 2, 3]], row.dtype)
+            else:
+                tensors[name] = random.standard_normal((2, 3)).astype(row.dtype)
+        result = client.infer("types", given(triton, tensors, **{name: name for name in tensors}))
+
+        for name, array in tensors.items():
+            assert np.array_equal(result.as_numpy(f"{name}_out"), array), name
+
+    @pytest.mark.parametrize("rows", [0, 1, 3, 64])
+    def test_any_number_of_rows_is_answered(self, ask: Ask, rows: int) -> None:
+        x = np.arange(rows * 2, dtype=np.float32).reshape(rows, 2)
+
+        assert np.array_equal(ask("right", x=x).as_numpy("y"), x + 2)
+
+    def test_text_goes_through_operations_on_text(self, ask: Ask) -> None:
+        result = ask("upper", text=np.array([b"iris", b"", "größe".encode()], np.object_))
+
+        assert result.as_numpy("upper").ravel().tolist() == [b"IRIS", b"", "GRößE".encode()]
+        assert result.as_numpy("length") is None  # not declared, so not served
+
+    def test_what_a_model_leaves_open_is_as_it_is_declared(self, ask: Ask) -> None:
+        assert ask("unranked", x=floats([1, 2], [3, 4])).as_numpy("y").tolist() == [[2, 4], [6, 8]]
+
+    def test_what_does_not_fit_is_refused_by_name(self, ask: Ask) -> None:
+        with pytest.raises(InferenceServerException, match=r"\[-1,2\].*\[1,3\]|\[1,3\].*\[-1,2\]"):
+            ask("right", x=floats([1, 2, 3]))
+        with pytest.raises(InferenceServerException, match="FP64"):
+            ask("right", x=np.zeros((1, 2)))
+
+
+class TestWhatIsTold:
+    def test_metadata_and_configuration_are_as_tritons(self, live: Live) -> None:
+        told = httpx.get(f"{live.url}/v2/models/mlp").json()
+        config = httpx.get(f"{live.url}/v2/models/mlp/config").json()
+
+        assert told["platform"] == "tensorflow_savedmodel"
+        assert told["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 64]}]
+        assert (config["platform"], config["backend"]) == ("tensorflow_savedmodel", "tensorflow")
+        assert config["default_model_filename"] == "model.savedmodel"
+        assert config["dynamic_batching"]["preferred_batch_size"] == [4, 8]
+        assert config["instance_group"][0]["count"] == 2
+
+    def test_the_layout_of_tensorflow_serving_is_served(self, client: Any, triton: Any) -> None:
+        lengths = {"sepal_length": 5.1, "sepal_width": 3.5, "petal_length": 1.4, "petal_width": 0.2}
+        said = given(triton, {name: np.array([length]) for name, length in lengths.items()})
+        shares = client.infer("flowers", said, "1700000000", parameters={"hooks": False}).as_numpy("probabilities")
+
+        assert shares.shape == (1, 3)
+        assert abs(float(shares.sum()) - 1) < 1e-5
+
+    def test_a_signature_is_served_by_its_key_and_without_one_by_the_rule(self, ask: Ask) -> None:
+        x = floats([1, 2])
+
+        assert ask("right", x=x).as_numpy("y").tolist() == [[3, 4]]
+        assert ask("versions", "1", x=x).as_numpy("y").tolist() == [[2, 3]]
+        assert ask("versions", "2", x=x).as_numpy("y").tolist() == [[4, 5]]
+        assert ask("versions", x=x).as_numpy("y").tolist() == [[4, 5]]
+
+    def test_what_is_broken_says_why_and_stops_nothing_else(self, client: Any) -> None:
+        states = index(client)
+
+        assert {name for (name, _), (state, _) in states.items() if state == "UNAVAILABLE"} == set(BROKEN)
+        assert states["wrong_key", "1"][1] == "the model has no signature 'nope': it has 'predict'"
+        assert "variables" in states["no_variables", "1"][1]
+        assert "saved_model.pb" in states["corrupt", "1"][1]
+        assert "model.savedmodel is no SavedModel: there is no saved_model.pb in it" in str(
+            [reason for (name, _), (_, reason) in states.items() if name == "empty"]
+        )
+        assert states["plus", "1"][0] == states["types", "1"][0] == "READY"
+        assert not client.is_model_ready("wrong_key")
+
+
+class TestRunning:
+    def test_requests_share_runs(self, live: Live, triton: Any) -> None:
+        before = counts(live)
+
+        def many(number: int) -> None:
+            with triton.InferenceServerClient(address(live, triton)) as client:
+                for turn in range(25):
+                    x = np.full((1, 64), number + turn, np.float32)
+                    assert client.infer("mlp", given(triton, {"x": x})).as_numpy("y").shape == (1, 10)
+
+        with ThreadPoolExecutor(12) as pool:
+            list(pool.map(many, range(12)))
+        inferences, executions = (after - then for after, then in zip(counts(live), before, strict=True))
+
+        assert inferences == 300
+        assert executions < 200
+
+    def test_the_server_has_no_tensorflow(self, live: Live) -> None:
+        assert "tensorflow" not in sys.modules
+        assert not has_tensorflow()
+        assert len(workers()) >= 8
+
+    def test_onnx_and_tensorflow_make_an_ensemble(self, ask: Ask) -> None:
+        # right adds 2, plus 10, and the first version 1
+        assert ask("chain", **{"in": floats([1, 2], [3, 4])}).as_numpy("out").tolist() == [[14, 15], [16, 17]]
+
+    def test_a_sequence_has_its_state(self, client: Any, triton: Any) -> None:
+        sums = []
+        for number in (1, 2, 3):
+            ends = {"sequence_start": number == 1, "sequence_end": number == 3}
+            said = given(triton, {"x": floats([number])})
+            sums.append(client.infer("accumulator", said, sequence_id=7, **ends).as_numpy("y").item())
+
+        assert sums == [1, 3, 6]
+
+    def test_requests_of_different_lengths_share_a_ragged_batch(self, live: Live, triton: Any) -> None:
+        def total(length: int) -> float:
+            with triton.InferenceServerClient(address(live, triton)) as client:
+                x = np.ones((1, length), np.float32)
+                return float(client.infer("ragged", given(triton, {"x": x})).as_numpy("y").item())
+
+        with ThreadPoolExecutor(8) as pool:
+            assert list(pool.map(total, range(1, 25))) == list(range(1, 25))
+
+    def test_hooks_stand_around_a_savedmodel(self, live: Live) -> None:
+        flower = {"sepal_length": 5.2, "sepal_width": 3.6, "petal_length": 1.4, "petal_width": 0.3}
+        answer = httpx.post(f"{live.url}/v2/models/flowers/predict", content=json.dumps(flower)).json()
+
+        assert answer["label"] == "setosa"
+        assert answer["inputs"][0] == ["sepal_length", "DT_DOUBLE", [None]]
+        assert "probabilities" in answer["outputs"]
+
+
+def counts(live: Live) -> tuple[int, int]:
+    (told,) = httpx.get(f"{live.url}/v2/models/mlp/stats").json()["model_stats"]
+    return told["inference_count"], told["execution_count"]
+
+
+class TestLoading:
+    @pytest.mark.parametrize("triton", [triton_grpc])
+    def test_a_model_is_loaded_anew_and_unloaded(
+        self, root: Path, savedmodels: Path, client: Any, ask: Ask, triton: Any
+    ) -> None:
+        install(savedmodels / "left_right", root / "changing" / "1")
+        client.load_model("changing")
+        assert ask("changing", x=floats([1, 2])).as_numpy("y").tolist() == [[2, 3]]
+
+        install(savedmodels / "special_keys", root / "changing" / "2")
+        client.load_model("changing")
+        assert ask("changing", x=floats([1, 2])).as_numpy("y").tolist() == [[4, 5]]
+
+        before = set(workers())
+        client.unload_model("changing")
+        until(lambda: not client.is_model_ready("changing") and len(workers()) == len(before) - 1)
+        shutil.rmtree(root / "changing")
+
+    def test_a_wrong_load_leaves_what_serves(self, client: Any, ask: Ask) -> None:
+        text = {"platform": "tensorflow_savedmodel", "parameters": {"TF_SIGNATURE_DEF": {"string_value": "gone"}}}
+        with pytest.raises(InferenceServerException, match="has no signature 'gone': it has 'left', 'right'"):
+            client.load_model("right", config=json.dumps(text))
+
+        assert ask("right", x=floats([1, 2])).as_numpy("y").tolist() == [[3, 4]]
+
+    @pytest.mark.parametrize("triton", [triton_http])
+    def test_a_model_comes_over_the_network_file_by_file(
+        self, savedmodels: Path, client: Any, ask: Ask, triton: Any
+    ) -> None:
+        place = savedmodels / "left_right"
+        files = {
+            f"file:1/model.savedmodel/{path.relative_to(place)}": path.read_bytes()
+            for path in place.rglob("*")
+            if path.is_file()
+        }
+        client.load_model("sent", config='{"platform": "tensorflow_savedmodel"}', files=files)
+
+        assert ask("sent", x=floats([1, 2])).as_numpy("y").tolist() == [[2, 3]]
+        client.unload_model("sent")
+
+
+class Clients:
+    """Clients of `mlp` that ask until they are stopped. `ledger`: how the requests of each ended."""
+
+    def __init__(self, live: Live, triton: Any, count: int = 6) -> None:
+        self.ledger: Counter[str] = Counter()
+        self._live, self._triton = live, triton
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(number,)) for number in range(count)]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self, number: int) -> None:
+        x = np.full((1, 64), number + 1, np.float32)
+        with self._triton.InferenceServerClient(address(self._live, self._triton)) as client:
+            want: Any = None
+            while not self._over.is_set():
+                self.ledger["sent"] += 1
+                try:
+                    found = client.infer("mlp", given(self._triton, {"x": x})).as_numpy("y")
+                except InferenceServerException as error:
+                    self.ledger[str(error.status())] += 1
+                    continue
+                want = found if want is None else want
+                self.ledger["right" if np.allclose(found, want, rtol=1e-4) else "wrong"] += 1
+
+    def stop(self) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+
+def test_a_killed_worker_costs_what_it_ran_at_most(live: Live, triton: Any) -> None:
+    async def pid() -> int:
+        return int(live.server.engine.model("mlp")._places[0].backend.pid)  # type: ignore[attr-defined]
+
+    clients = Clients(live, triton)
+    try:
+        until(lambda: clients.ledger["right"] > 50)
+        victim = live.call(pid())
+        os.kill(victim, signal.SIGKILL)
+        until(lambda: victim not in workers())
+        # others serve meanwhile
+        with triton.InferenceServerClient(address(live, triton)) as client:
+            assert client.infer("right", given(triton, {"x": floats([1, 2])})).as_numpy("y").tolist() == [[3, 4]]
+            assert client.is_server_live()
+            assert client.is_model_ready("right")
+            until(lambda: client.is_model_ready("mlp"))
+        so_far = clients.ledger["right"]
+        until(lambda: clients.ledger["right"] > so_far + 50)
+    finally:
+        clients.stop()
+    ledger = clients.ledger
+
+    assert live.call(pid()) != victim
+    failed = ledger["503"] + ledger["StatusCode.UNAVAILABLE"]
+    assert failed <= 16, ledger  # the batches that two instances ran
+    assert ledger["wrong"] == 0
+    assert ledger["sent"] == ledger["right"] + failed
+
+
+def test_a_front_end_serves_it_as_well(
+    root: Path, savedmodels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(savedmodels / "left_right", tmp_path / "m" / "1")
+    monkeypatch.setenv("PENSTOCK_TEST_FRONTS", "1")
+    with live_server(tmp_path) as live:
+        for triton in (triton_http, triton_grpc):
+            with triton.InferenceServerClient(address(live, triton)) as client:
+                assert client.infer("m", given(triton, {"x": floats([1, 2])})).as_numpy("y").tolist() == [[2, 3]]
+
+
+def test_polling_notices_new_variables(savedmodels: Path, tmp_path: Path) -> None:
+    place = install(savedmodels / "left_right", tmp_path / "m" / "1")
+    others = set(workers())
+    with (
+        live_server(tmp_path, model_control_mode="poll", repository_poll_secs=0.05) as live,
+        triton_http.InferenceServerClient(live.address) as client,
+    ):
+        before = set(workers()) - others
+        shutil.copytree(savedmodels / "special_keys", place, dirs_exist_ok=True)
+
+        def added() -> float:
+            return float(client.infer("m", given(triton_http, {"x": floats([1, 2])})).as_numpy("y")[0][0])
+
+        until(lambda: added() == 4)
+        until(lambda: not before & set(workers()))
+
+
+def test_a_check_says_what_is_wrong_and_where(
+    savedmodels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for word in ("PENSTOCK_TEST_SAVEDMODELS", "PENSTOCK_TEST_FRONTS"):
+        monkeypatch.delenv(word, raising=False)  # no settings
+    for name, savedmodel in (("keyed", "left_right"), ("cut", "corrupt"), ("good", "mlp")):
+        install(savedmodels / savedmodel, tmp_path / name / "1")
+    text = 'platform: "tensorflow_savedmodel"\n\nparameters { key: "TF_SIGNATURE_DEF" value { string_value: "nope" } }'
+    (tmp_path / "keyed" / "config.pbtxt").write_text(text)
+
+    assert main(["check", str(tmp_path)]) == 1
+    said = capsys.readouterr().out
+    assert f"{tmp_path}/keyed/config.pbtxt:3: the model has no signature 'nope': it has 'left', 'right'" in said
+    assert re.search(rf"{tmp_path}/cut/1/model.savedmodel: .*saved_model.pb", said)
+    assert "1 version would be served, 2 mistakes" in said
+
+
+def test_a_store_holds_savedmodels(savedmodels: Path, tmp_path: Path) -> None:
+    install(savedmodels / "left_right", tmp_path / "m" / "1")
+    with (
+        live_server(model_repository=(f"file://{tmp_path}",)) as live,
+        triton_http.InferenceServerClient(live.address) as client,
+    ):
+        assert client.infer("m", given(triton_http, {"x": floats([1, 2])})).as_numpy("y").tolist() == [[2, 3]]

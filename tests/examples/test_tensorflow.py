@@ -1,0 +1,37 @@
+"""The commands of examples/tensorflow/README.md make a model and answer as it says."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.perf.load import penstock
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.slow
+def test_what_it_makes_is_served_as_it_says(tmp_path: Path) -> None:
+    for name in ("iris", "tensorflow"):
+        shutil.copytree(EXAMPLES / name, tmp_path / name, ignore=shutil.ignore_patterns("1"))
+    text = (EXAMPLES / "tensorflow" / "README.md").read_text("utf-8")
+    (block,) = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    python, flag, program = shlex.split(block, comments=True)
+    (said,) = re.findall(r"with their classes, `(.*)`", text)
+    made = subprocess.run(
+        [sys.executable, tmp_path / "tensorflow" / "make.py"], capture_output=True, text=True, check=True
+    )
+    assert int(made.stdout.split()[0]) > 140
+
+    assert (python, flag) == (".venv/bin/python", "-c")
+    with penstock(tmp_path / "tensorflow" / "models") as server:
+        program = program.replace("127.0.0.1:8000", f"127.0.0.1:{server.port}")
+        ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert ended.stdout.strip() == said

@@ -1,0 +1,62 @@
+"""What the tests of isolated Backends share: Loaders, and a look at what they leave behind."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from penstock.batching.spec import WorkerSpec
+from penstock.server.isolated.backend import IsolatedBackend
+from penstock.server.isolated.loader import IsolatedLoader
+from tests.server.ipc.wires import kept
+from tests.server.workers.scene import children, descriptors
+
+HERE = str(Path(__file__).parent)
+PATIENCE_S = 20.0
+
+
+def own_python(spec: WorkerSpec, label: str) -> str:
+    """Give the interpreter that is named, as it is."""
+    return spec.interpreter
+
+
+def onnx_loader() -> IsolatedLoader:
+    """Load ONNX models in workers."""
+    return IsolatedLoader("penstock.backends.loading:load_onnx", own_python)
+
+
+def faulty_loader() -> IsolatedLoader:
+    """Load what `faulty.py` makes, in workers."""
+    return IsolatedLoader("faulty:load", own_python, (HERE,))
+
+
+@contextmanager
+def faulty(**said: Any) -> Iterator[IsolatedBackend]:
+    """Have a faulty Backend for as long as the block lasts."""
+    backend = faulty_loader()(Path("/models/faulty/1/model"), "cpu", {key: str(value) for key, value in said.items()})
+    try:
+        yield backend
+    finally:
+        backend.close()
+
+
+@contextmanager
+def nothing_left() -> Iterator[None]:
+    """See that a block leaves no process, descriptor, mapping or thread."""
+    mapped, opened, others, threads = kept()[1], descriptors(), children(), set(threading.enumerate())
+    yield
+    until(lambda: children() <= others and set(threading.enumerate()) <= threads)
+    assert kept()[1] <= mapped
+    assert descriptors() - opened == set()
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Look until something is so; what changes it is in other threads and processes."""
+    end_s = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < end_s, "it did not come to be"
+        time.sleep(0.002)

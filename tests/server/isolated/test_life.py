@@ -1,0 +1,271 @@
+"""Isolated models under an Engine: workers that end, and what becomes of the requests."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import uvloop
+
+from penstock.backends.errors import InferError
+from penstock.batching import instance as instance_module
+from penstock.batching.engine import Engine
+from penstock.batching.instance import ThreadInstance
+from penstock.batching.model import Model
+from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
+from penstock.server.isolated.backend import IsolatedBackend
+from penstock.server.isolated.binding import IsolatedBinding
+from tests.server.isolated.faulty import Fault
+from tests.server.isolated.stage import PATIENCE_S, faulty_loader, nothing_left, until
+from tests.server.workers.scene import children
+
+pytestmark = pytest.mark.slow
+CALLERS = 16
+
+
+class House:
+    """An Engine with one model, whose requests are rows of 4."""
+
+    def __init__(self, engine: Engine, model: Model) -> None:
+        self.engine = engine
+        self.model = model
+        self.ends: Counter[str] = Counter()
+        self.begun = 0
+
+    @property
+    def backend(self) -> IsolatedBackend:
+        instance = self.model.instances[0]
+        assert isinstance(instance, ThreadInstance)
+        backend = instance.place.backend
+        assert isinstance(backend, IsolatedBackend)
+        return backend
+
+    async def ask(self, value: float) -> str:
+        """Ask for one row, and give how that ended."""
+        self.begun += 1
+        try:
+            (y, *_) = await self.engine.infer(self.model, [np.full((1, 4), value, np.float32)])
+        except InferError as error:
+            end = error.code.name
+        else:
+            end = "right" if y.tolist() == [[2 * value] * 4] else "wrong"
+        self.ends[end] += 1
+        return end
+
+    async def lose_it(self) -> None:
+        """Kill the worker, and see that there is another and that it serves."""
+        backend, served = self.backend, self.ends["right"]
+        os.kill(backend.pid, signal.SIGKILL)
+        await come(lambda: self.backend is not backend and self.ends["right"] >= served + 200)
+
+    async def ask_together(self, *values: float) -> list[str]:
+        """Ask for several, which share a batch."""
+        return list(await asyncio.gather(*map(self.ask, values)))
+
+
+async def come(true: Callable[[], bool]) -> None:
+    """Look until something is so, on other threads and in other processes."""
+    while not true():  # noqa: ASYNC110 - nobody tells
+        await asyncio.sleep(0.001)
+
+
+def play(scene: Callable[[House], Awaitable[None]], *, instances: int = 1, options: Any = None, **policy: Any) -> None:
+    """Have a scene played, and see that nothing is left of it."""
+
+    async def main() -> None:
+        engine = Engine(asyncio.get_running_loop(), {"faulty": faulty_loader()})
+        said = BatchPolicy(**{"max_batch_rows": 8, "max_queue_delay_us": 2000, **policy})
+        spec = ModelSpec(
+            "m", 1, Path("/r/m/1/model"), "faulty", policy=said, instances=(InstanceGroup(instances),),
+            options={"width": "4", **(options or {})},
+        )  # fmt: skip
+        house = House(engine, await engine.load(spec))
+        try:
+            async with asyncio.timeout(3 * PATIENCE_S):
+                await scene(house)
+        finally:
+            await engine.stop(1.0)
+
+    uvloop.run(asyncio.sleep(0))
+    with nothing_left():
+        uvloop.run(main())
+
+
+@pytest.mark.parametrize("instances", [1, 2])
+def test_workers_that_are_killed_under_load_lose_nothing(instances: int) -> None:
+    async def scene(house: House) -> None:
+        done = asyncio.Event()
+
+        async def call(number: int) -> None:
+            turn = 0
+            while not done.is_set():
+                turn += 1
+                await house.ask(1000 * number + turn % 900)
+
+        callers = [asyncio.create_task(call(number)) for number in range(1, CALLERS + 1)]
+        for _ in range(3):
+            await house.lose_it()
+        done.set()
+        await asyncio.gather(*callers)
+
+        assert house.ends == {"right": house.begun}
+        assert house.model.events["instances_replaced"] == 3 * instances
+        assert len(children()) == 1
+
+    play(scene, instances=instances)
+
+
+def test_who_ends_the_worker_takes_nobody_along() -> None:
+    async def scene(house: House) -> None:
+        assert await house.ask_together(1, 2, Fault.CRASH, 4) == ["right", "right", "NOT_READY", "right"]
+        assert await house.ask_together(Fault.DIE) == ["NOT_READY"]
+        assert await house.ask_together(5, 6) == ["right", "right"]
+        assert house.model.healthy
+        assert house.model.events["instances_replaced"] == 4
+
+    play(scene)
+
+
+def test_two_who_end_the_worker_on_two_instances_take_nobody_along() -> None:
+    async def scene(house: House) -> None:
+        values = [1, Fault.DIE, 3, 4, 5, 6, 7, 8, 9, Fault.CRASH, 11, 12, 13, 14, 15, 16]
+        wanted = ["NOT_READY" if isinstance(value, Fault) else "right" for value in values]
+
+        assert await house.ask_together(*values) == wanted
+        assert len(children()) == 1
+
+    play(scene, instances=2)
+
+
+def test_a_run_over_its_limit_ends_with_its_worker_and_takes_nobody_along() -> None:
+    async def scene(house: House) -> None:
+        assert await house.ask_together(1, Fault.HANG, 3) == ["right", "EXPIRED", "right"]
+        assert await house.ask_together(Fault.WAIT) == ["EXPIRED"]
+        assert await house.ask_together(5) == ["right"]
+
+    play(scene, run_limit_us=300_000)
+
+
+def test_the_workers_own_limit_does_likewise() -> None:
+    async def scene(house: House) -> None:
+        assert await house.ask_together(1, Fault.HANG, 3) == ["right", "EXPIRED", "right"]
+
+    play(scene, options={"worker.timeout_s": "0.3"})
+
+
+def test_who_takes_too_much_memory_takes_nobody_along() -> None:
+    async def scene(house: House) -> None:
+        assert await house.ask_together(1, Fault.GROW, 3) == ["right", "NOT_READY", "right"]
+
+    play(scene, options={"worker.memory_mb": "200"})
+
+
+def test_what_the_runtime_refuses_is_found_in_its_batch_without_ending_anything() -> None:
+    async def scene(house: House) -> None:
+        pid = house.backend.pid
+
+        assert await house.ask_together(1, Fault.REFUSE, 3, Fault.RAISE) == ["right", "INVALID", "right", "INTERNAL"]
+        assert await house.ask_together(1, Fault.FEWER) == ["right", "INTERNAL"]
+        assert await house.ask_together(1, Fault.NONE) == ["right", "INTERNAL"]
+        assert house.backend.pid == pid
+
+    play(scene)
+
+
+@pytest.mark.parametrize("instances", [1, 2])
+def test_a_worker_that_ends_while_nothing_runs_is_started_again_before_anybody_asks(instances: int) -> None:
+    async def scene(house: House) -> None:
+        for times in (1, 2):
+            before = house.backend
+            os.kill(before.pid, signal.SIGKILL)
+            await come(lambda: house.model.events.get("instances_replaced", 0) == times * instances)  # noqa: B023
+
+            assert house.backend is not before
+            assert len(children()) == 1
+        assert await house.ask_together(1, 2) == ["right", "right"]
+        assert house.model.events["instances_replaced"] == 2 * instances
+
+    play(scene, instances=instances)
+
+
+def test_while_it_is_loaded_again_requests_wait_and_the_model_is_ready() -> None:
+    async def scene(house: House) -> None:
+        os.kill(house.backend.pid, signal.SIGSTOP)  # it will not answer before it is missed
+        asked = [asyncio.create_task(house.ask(value)) for value in range(4)]
+        await come(lambda: not house.model.waiting_requests)
+        os.kill(house.backend.pid, signal.SIGKILL)
+        ready = set()
+        while not all(task.done() for task in asked):
+            ready.add(house.model.ready)
+            await asyncio.sleep(0.001)
+
+        assert ready == {True}
+        assert house.ends == {"right": 4}
+
+    play(scene)
+
+
+def test_one_that_cannot_be_loaded_again_is_not_ready_until_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instance_module, "FIRST_RETRY_NS", 100_000_000)
+
+    async def scene(house: House) -> None:
+        options: Any = house.model.spec.options
+        options["load"] = str(int(Fault.DIE))
+        os.kill(house.backend.pid, signal.SIGKILL)
+
+        ends, ready = [await house.ask(1)], [house.model.ready]
+        del options["load"]
+        while not house.model.ready:
+            await house.ask(2)
+        ends.append(await house.ask(2))
+        ready.append(house.model.ready)
+
+        assert (ends, ready) == (["NOT_READY", "right"], [False, True])
+
+    play(scene)
+
+
+@pytest.mark.parametrize("executor", ["auto", "loop"])
+def test_the_event_loop_never_waits_for_a_worker(executor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: set[str] = set()
+    run = IsolatedBinding.run
+
+    def noted(binding: IsolatedBinding, wanted: Any) -> list[Any]:
+        threads.add(threading.current_thread().name)
+        return run(binding, wanted)
+
+    async def scene(house: House) -> None:
+        monkeypatch.setattr(IsolatedBinding, "run", noted)
+        for value in range(200):
+            assert await house.ask(value) == "right"
+
+    play(scene, executor=executor, max_queue_delay_us=0)
+
+    assert threads == {"m/1#0"}
+
+
+def test_a_model_that_is_loaded_and_unloaded_many_times_leaves_nothing() -> None:
+    async def scene(house: House) -> None:
+        for version in range(2, 5):
+            spec = ModelSpec("m", version, Path(f"/r/m/{version}/model"), "faulty", options={"width": "4"})
+            await house.engine.load(spec)
+            await house.engine.unload("m", version)
+        until(lambda: len(children()) == 1)
+
+    play(scene)
+
+
+def test_the_count_of_instances_may_be_found_by_measuring() -> None:
+    async def scene(house: House) -> None:
+        assert await house.ask_together(1, 2) == ["right", "right"]
+        assert len(children()) == 1
+
+    play(scene, instances=0)

@@ -1,0 +1,106 @@
+"""A server whose models are isolated, asked over HTTP while their worker is killed."""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import json
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.perf.ledger import RIGHT, WRONG, Ledger
+from penstock.server.isolated.backend import IsolatedBackend
+from tests.backends.onnx_models import contract_model
+from tests.live import Live, live_server
+from tests.server.isolated.stage import PATIENCE_S, nothing_left, onnx_loader, until
+from tests.server.workers.scene import lives
+
+pytestmark = pytest.mark.slow
+CALLERS = 6
+
+
+class Callers:
+    """Threads that ask for rows all the time, and write down how each request has ended."""
+
+    def __init__(self, port: int) -> None:
+        self.ledger = Ledger()
+        self.done = threading.Event()
+        self._port = port
+        self._numbers = itertools.count(1)
+        self._threads = [threading.Thread(target=self._call) for _ in range(CALLERS)]
+        for thread in self._threads:
+            thread.start()
+
+    def _call(self) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)
+        while not self.done.is_set():
+            number = next(self._numbers)
+            values = [float(number), 1.0, 2.0, 3.0]
+            asked = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": values}
+            self.ledger.begin(str(number), "rows", time.monotonic())
+            connection.request("POST", "/v2/models/m/infer", json.dumps({"inputs": [asked]}))
+            answer = connection.getresponse()
+            said: dict[str, Any] = json.loads(answer.read())
+            right = answer.status == 200 and _data(said, "doubled") == [2 * value for value in values]
+            self.ledger.end(str(number), RIGHT if right else WRONG, time.monotonic(), f"{answer.status} {said}")
+        connection.close()
+
+    @property
+    def right(self) -> int:
+        return self.ledger.counts().get("rows", Counter())[RIGHT]
+
+    def end(self) -> None:
+        self.done.set()
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+
+
+def _data(said: dict[str, Any], name: str) -> Any:
+    return next((output["data"] for output in said.get("outputs", ()) if output["name"] == name), None)
+
+
+def backend_of(live: Live) -> IsolatedBackend:
+    instance: Any = live.server.engine.model("m").instances[0]
+    backend = instance.place.backend
+    assert isinstance(backend, IsolatedBackend)
+    return backend
+
+
+def ready(live: Live) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", live.http_port, timeout=PATIENCE_S)
+    connection.request("GET", "/v2/models/m/ready")
+    status = connection.getresponse().status
+    connection.close()
+    return status == 200
+
+
+@pytest.mark.skipif(bool(os.environ.get("PENSTOCK_TEST_FRONTS")), reason="reaches into the engine's process")
+def test_every_request_has_one_end_and_the_right_answer_though_the_worker_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    contract_model("rows", tmp_path / "m" / "1" / "model.onnx")
+    with nothing_left():
+        with live_server(tmp_path, loaders={"onnxruntime": onnx_loader()}) as live:
+            callers = Callers(live.http_port)
+            pids = []
+            for _ in range(3):
+                backend, served = backend_of(live), callers.right
+                pids.append(backend.pid)
+                os.kill(backend.pid, signal.SIGKILL)
+                until(lambda old=backend: backend_of(live) is not old)  # type: ignore[misc]
+                until(lambda most=served + 100: callers.right > most)  # type: ignore[misc]
+                assert ready(live)
+            callers.end()
+
+            assert callers.ledger.not_right() == []
+            assert callers.ledger.without_end == callers.ledger.twice == 0
+            assert callers.right > 300
+            pids.append(backend_of(live).pid)
+        assert len(set(pids)) == 4
+        assert not any(map(lives, pids))

@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.backends.backend import needs_thread
+from penstock.backends.errors import Code, InferError
+from penstock.backends.loading import LOADERS
+from penstock.backends.node import Node
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching.spec import WorkerSpec
+from penstock.server.isolated.kinds import read_signature, write_binding
+from penstock.server.isolated.loader import IsolatedLoader, label_of, read_place, with_isolated
+from tests.fakes import FakeBackend, fake_loader
+from tests.server.isolated.faulty import Fault
+from tests.server.isolated.stage import HERE, faulty, faulty_loader, nothing_left, own_python
+from tests.server.workers.scene import lives
+
+PATH = Path("/models/faulty/1/model")
+
+
+def refusal(loader: IsolatedLoader, **options: Any) -> InferError:
+    with nothing_left(), pytest.raises(InferError) as caught:
+        loader(PATH, "cpu", {key.replace("worker_", "worker."): str(value) for key, value in options.items()})
+    return caught.value
+
+
+@pytest.mark.slow
+class TestLoading:
+    def test_a_model_says_what_it_says_in_its_own_process(self) -> None:
+        with nothing_left(), faulty(width=4) as backend:
+            assert backend.graph.inputs == (TensorSpec("x", "FP32", (-1, 4)),)
+            assert backend.node_inputs == [Node("x", "float", [None, "width"])]
+            assert backend.node_outputs == [Node("y", "float", [None, 4])]
+            assert backend.platform == "faulty"
+            assert backend.described == {"said": {"of": "it", "deep": [1, None]}}
+            assert backend.pid != os.getpid()
+
+    def test_what_its_loader_refuses_is_refused_in_its_words(self) -> None:
+        error = refusal(faulty_loader(), load=int(Fault.REFUSE))
+
+        assert (error.code, error.message) == (Code.INVALID, "not this one")
+
+    def test_a_process_that_ends_in_loading_is_said_with_its_last_words(self) -> None:
+        error = refusal(faulty_loader(), load=int(Fault.DIE))
+
+        assert error.message == "model 'faulty' ended while it was opened: exit status 7: this is the end"
+
+    def test_a_process_that_crashes_in_loading_is_said_with_its_signal(self) -> None:
+        error = refusal(faulty_loader(), load=int(Fault.CRASH))
+
+        assert error.message.startswith("model 'faulty' ended while it was opened: signal 11 (SIGSEGV)")
+
+    def test_one_that_takes_too_much_memory_is_ended_and_says_so(self) -> None:
+        error = refusal(faulty_loader(), load=int(Fault.GROW), worker_memory_mb=200)
+
+        assert "MiB of memory, more than its limit of 200 MiB" in error.message
+
+    def test_what_is_no_refusal_is_internal(self) -> None:
+        assert refusal(faulty_loader(), load=int(Fault.RAISE)).code is Code.INTERNAL
+
+    def test_a_loader_that_is_not_there_is_told_of(self) -> None:
+        error = refusal(IsolatedLoader("no_such_module:load", own_python))
+
+        assert "no_such_module" in error.message
+
+    def test_a_python_that_is_not_there_is_told_of(self) -> None:
+        error = refusal(faulty_loader(), worker_interpreter="/no/such/python")
+
+        assert error.code is Code.INVALID
+        assert "/no/such/python" in error.message
+
+    def test_the_python_is_asked_for_by_what_the_options_say(self, tmp_path: Path) -> None:
+        asked: list[tuple[WorkerSpec, str]] = []
+
+        def interpreters(spec: WorkerSpec, label: str) -> str:
+            asked.append((spec, label))
+            return sys.executable
+
+        options = {
+            "worker.requirements": "/a/requirements.txt",
+            "worker.interpreter": "python3",
+            "worker.timeout_s": "2",
+        }
+        backend = IsolatedLoader("faulty:load", interpreters, (HERE,))(PATH, "cpu", options)
+        limit_s = backend.limit_s
+        backend.close()
+
+        assert asked == [(WorkerSpec("python3", Path("/a/requirements.txt"), timeout_s=2.0), "model 'faulty'")]
+        assert limit_s == 2.0
+
+    def test_what_the_runtime_writes_is_in_the_log(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO, "penstock.workers")
+        with faulty(load=int(Fault.PRINT)):
+            pass
+
+        assert "model 'faulty': a line of the runtime" in caplog.messages
+        assert "model 'faulty': the model is closed" in caplog.messages
+
+    def test_nothing_is_left_of_a_model_that_is_closed_twice(self) -> None:
+        with nothing_left(), faulty() as backend:
+            pid = backend.pid
+            backend.close()
+            assert not lives(pid)
+
+    def test_the_thread_that_looks_after_workers_is_there_while_there_are_any(self) -> None:
+        loader = faulty_loader()
+
+        def watched() -> bool:
+            return any(thread.name == "isolated" for thread in threading.enumerate())
+
+        seen = [watched()]
+        backends = [loader(PATH, "cpu", {}) for _ in range(2)]
+        for backend in backends:
+            seen.append(watched())
+            backend.close()
+        seen.append(watched())
+        loader(PATH, "cpu", {}).close()
+
+        assert seen == [False, True, True, False]
+
+    def test_models_may_be_loaded_on_several_threads_at_once(self) -> None:
+        loader = faulty_loader()
+
+        def load() -> None:
+            loader(PATH, "cpu", {}).close()
+
+        with nothing_left():
+            threads = [threading.Thread(target=load) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+    def test_it_runs_where_the_thread_that_loads_it_may(self) -> None:
+        allowed = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {min(allowed)})
+        try:
+            with faulty() as backend:
+                kept = os.sched_getaffinity(backend.pid)
+        finally:
+            os.sched_setaffinity(0, allowed)
+        with faulty() as backend:
+            free = os.sched_getaffinity(backend.pid)
+
+        assert (kept, free) == ({min(allowed)}, allowed)
+
+
+class TestTheTable:
+    def test_tensorflow_runs_in_workers_and_what_the_caller_brings_goes_before(self) -> None:
+        brought = fake_loader(FakeBackend(Signature((), ()), list))
+        table = with_isolated(LOADERS, own_python)
+
+        assert isinstance(table["tensorflow"], IsolatedLoader)
+        assert table["onnxruntime"] is LOADERS["onnxruntime"]
+        assert with_isolated({"tensorflow": brought}, own_python)["tensorflow"] is brought
+
+    def test_only_what_says_so_needs_a_thread(self) -> None:
+        class Other:
+            threads_only = True
+
+        assert needs_thread(Other())  # type: ignore[arg-type]
+        assert not needs_thread(object())  # type: ignore[arg-type]
+
+
+class TestOptions:
+    @pytest.mark.parametrize(
+        ("path", "label"),
+        [
+            ("/r/iris/3/model.savedmodel", "model 'iris'"),
+            ("/r/iris/3", "model 'iris'"),
+            ("iris/3", "model 'iris'"),
+            ("/r/iris", "model 'iris'"),
+            ("3", "model '3'"),
+        ],
+    )
+    def test_a_model_is_named_by_its_path(self, path: str, label: str) -> None:
+        assert label_of(Path(path)) == label
+
+    @pytest.mark.parametrize("text", ["x", "-1", "nan", "inf"])
+    @pytest.mark.parametrize("name", ["worker.memory_mb", "worker.timeout_s"])
+    def test_a_number_that_is_none_is_refused(self, name: str, text: str) -> None:
+        with pytest.raises(InferError, match=f"model 'm': option '{name}': got '{text}', wanted a number, at least 0"):
+            read_place({name: text}, "model 'm'")
+
+    def test_an_option_of_the_worker_that_is_unknown_is_refused(self) -> None:
+        with pytest.raises(InferError, match=r"unknown option 'worker\.memory'"):
+            read_place({"worker.memory": "1"}, "model 'm'")
+
+    def test_units_are_as_named(self) -> None:
+        assert read_place({"worker.memory_mb": "1.5", "worker.timeout_s": "0.5"}, "m") == WorkerSpec(
+            timeout_s=0.5, memory_bytes=3 << 19
+        )
+
+    def test_all_that_is_said_of_a_signature_arrives(self) -> None:
+        import json
+
+        whole = Signature(
+            (TensorSpec("a", "FP32", (-1, 2), True, ("n", ""), (2, 1), ragged=True, is_shape=True),),
+            (TensorSpec("b", "BYTES", ()),),
+            batched=True,
+        )
+        written, capacity_rows = json.loads(write_binding(whole, 7))
+
+        assert (read_signature(written), capacity_rows) == (whole, 7)
+        assert read_signature(written).inputs[0].axes == ("n", "")

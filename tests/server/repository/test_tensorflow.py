@@ -1,0 +1,450 @@
+"""TensorFlow models on disk: when a folder is one, where its SavedModel is, and what its configurations may say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.backends.errors import Code, InferError
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching.completion import complete
+from penstock.batching.spec import ModelSpec
+from penstock.server.repository.changes import fingerprint
+from penstock.server.repository.check import check
+from penstock.server.repository.completed import completed, to_json
+from penstock.server.repository.fields.optimization import SHARE_COUNT, TENSORFLOW_PARAMETERS
+from penstock.server.repository.repository import Repository
+from penstock.server.repository.scan import Defaults, Entry, list_names, locate, read_folder, scan
+from tests.fakes import FakeBackend
+from tests.server.repository.folders import make, native
+
+DOCS = Path(__file__).parents[3] / "docs" / "compatibility-triton.md"
+PB = "saved_model.pb"
+GRAPH = Signature((TensorSpec("x", "FP32", (-1, 4)),), (TensorSpec("y", "FP32", (-1, 3)),))
+KNOWN_PARAMETERS = ", ".join((*TENSORFLOW_PARAMETERS, SHARE_COUNT))
+
+
+def read(root: Path, name: str = "m", defaults: Defaults | None = None) -> Entry:
+    entry = read_folder(root / name, defaults or Defaults())
+    assert entry is not None
+    return entry
+
+
+def mistakes(entry: Entry) -> list[tuple[int, str]]:
+    return [(finding.line, finding.message) for finding in entry.findings if finding.mistake]
+
+
+def only(entry: Entry) -> ModelSpec:
+    assert mistakes(entry) == []
+    (spec,) = entry.specs
+    return spec
+
+
+def parameters(**values: str) -> str:
+    return "".join(
+        f'\nparameters {{ key: "{name}" value {{ string_value: "{value}" }} }}' for name, value in values.items()
+    )
+
+
+SAVED = "m/1/model.savedmodel/saved_model.pb"
+SERVING = "m/1/saved_model.pb"
+SAID = 'platform: "tensorflow_savedmodel"'
+
+
+class TestWhatAFolderIs:
+    @pytest.mark.parametrize(
+        "config",
+        [
+            SAID,
+            'backend: "tensorflow"',
+            'platform: "tensorflow_savedmodel" backend: "tensorflow"',
+            'backend: "python" platform: "tensorflow_savedmodel"',
+            'default_model_filename: "model.savedmodel"',
+            "max_batch_size: 8",
+            None,
+        ],
+    )
+    @pytest.mark.parametrize("layout", [SAVED, SERVING])
+    def test_tritons_configurations_and_none_at_all_mean_tensorflow(
+        self, tmp_path: Path, config: str | None, layout: str
+    ) -> None:
+        spec = only(read(make(tmp_path, layout, **({} if config is None else {"m": config}))))
+
+        assert spec.backend == "tensorflow"
+        assert spec.path == (tmp_path / layout).parent
+
+    def test_another_folder_may_be_named(self, tmp_path: Path) -> None:
+        text = f'{SAID} default_model_filename: "mine"'
+
+        assert only(read(make(tmp_path, "m/1/mine/saved_model.pb", m=text))).path == tmp_path / "m" / "1" / "mine"
+
+    def test_a_graph_may_be_text(self, tmp_path: Path) -> None:
+        assert only(read(make(tmp_path, "m/1/saved_model.pbtxt"))).path == tmp_path / "m" / "1"
+
+    def test_penstock_toml_may_say_it(self, tmp_path: Path) -> None:
+        make(tmp_path, SAVED, "m/1/model.onnx")
+        native(tmp_path, "m", '[model]\nbackend = "tensorflow"\n')
+
+        assert only(read(tmp_path)).backend == "tensorflow"
+
+    def test_one_with_an_onnx_file_beside_it_is_not(self, tmp_path: Path) -> None:
+        assert only(read(make(tmp_path, SAVED, "m/1/model.onnx"))).backend == "onnxruntime"
+
+    def test_versions_may_have_either_layout(self, tmp_path: Path) -> None:
+        make(tmp_path, SAVED, "m/1700000000/saved_model.pb", m="version_policy { all {} }")
+
+        assert [spec.path.relative_to(tmp_path).parts for spec in read(tmp_path).specs] == [
+            ("m", "1", "model.savedmodel"),
+            ("m", "1700000000"),
+        ]
+
+    def test_a_python_model_with_that_platform_keeps_its_code(self, tmp_path: Path) -> None:
+        make(tmp_path, "m/1/model.py", SAVED, m='backend: "python" platform: "tensorflow_savedmodel"')
+
+        assert only(read(tmp_path)).backend == "python"
+
+    def test_the_latest_version_is_served_unless_a_policy_says_otherwise(self, tmp_path: Path) -> None:
+        make(tmp_path, SAVED, "m/2/model.savedmodel/saved_model.pb")
+
+        assert [spec.version for spec in read(tmp_path).specs] == [2]
+
+    @pytest.mark.parametrize("config", ['platform: "tensorflow_graphdef"', "", 'backend: "tensorflow"'])
+    def test_a_graphdef_is_refused_with_what_to_do_instead(self, tmp_path: Path, config: str) -> None:
+        entry = read(make(tmp_path, "m/1/model.graphdef", m=config))
+
+        (said,) = mistakes(entry)
+        assert said[1] == (
+            "platform 'tensorflow_graphdef' is not supported: save the graph as a SavedModel, and say "
+            "tensorflow_savedmodel (docs/tensorflow.md, GraphDefs)"
+        )
+        assert "GraphDefs" in (DOCS.parent / "tensorflow.md").read_text("utf-8")
+
+    def test_what_contradicts_itself_is_refused_in_tritons_words(self, tmp_path: Path) -> None:
+        entry = read(make(tmp_path, SAVED, m=f'{SAID}\nbackend: "onnxruntime"'))
+
+        assert mistakes(entry) == [
+            (1, "unexpected 'platform' and 'backend' pair, got:tensorflow_savedmodel, onnxruntime")
+        ]
+
+    def test_a_named_folder_that_is_not_there_is_told_with_what_is(self, tmp_path: Path) -> None:
+        (said,) = mistakes(read(make(tmp_path, SAVED, m=f'{SAID} default_model_filename: "mine"')))
+
+        assert said[1] == "there is no mine, which the configuration names (model.savedmodel is there)"
+
+    @pytest.mark.parametrize(
+        ("file", "text"),
+        [
+            ("m/1/model.savedmodel/other.pb", "model.savedmodel is no SavedModel: there is no saved_model.pb in it"),
+            ("m/1/frozen.pb", "there is no SavedModel: neither model.savedmodel nor saved_model.pb (frozen.pb is"),
+        ],
+    )
+    def test_what_is_not_there_is_told_with_what_is(self, tmp_path: Path, file: str, text: str) -> None:
+        (said,) = mistakes(read(make(tmp_path, file, m=SAID)))
+
+        assert text in said[1]
+
+
+class TestPaths:
+    def test_a_folder_of_tensorflow_serving_is_a_repository(self, tmp_path: Path) -> None:
+        make(tmp_path, "half/1/saved_model.pb", "half/1/variables/variables.index", "twice/00000123/saved_model.pb")
+        found, _ = scan([tmp_path], Defaults())
+
+        assert [(entry.name, len(entry.specs)) for entry in found] == [("half", 1)]
+
+    def test_one_models_folder_is_none(self, tmp_path: Path) -> None:
+        make(tmp_path, SERVING)
+        _, findings = scan([tmp_path / "m"], Defaults())
+
+        assert [finding.message for finding in findings] == [
+            f"is the folder of one model; give the folder that holds it: {tmp_path}"
+        ]
+
+    def test_one_version_is_none(self, tmp_path: Path) -> None:
+        make(tmp_path, SERVING)
+        _, findings = scan([tmp_path / "m" / "1"], Defaults())
+
+        assert [finding.message for finding in findings] == [
+            f"is one version of a model; give the folder that holds the model's: {tmp_path}"
+        ]
+
+    def test_a_savedmodel_in_a_repository_needs_a_version(self, tmp_path: Path) -> None:
+        make(tmp_path, "m/saved_model.pb")
+        _, (found, *_) = scan([tmp_path], Defaults())
+
+        assert found.message == "is a SavedModel without a version: its files belong in a folder 1 in it"
+
+    @pytest.mark.parametrize("folder", ["flowers", "flowers.savedmodel"])
+    def test_a_savedmodel_is_served_as_it_is(self, tmp_path: Path, folder: str) -> None:
+        make(tmp_path, f"{folder}/saved_model.pb")
+        (tmp_path / "flowers.toml").write_text('[runtime]\nsignature = "mine"\n[batching]\nmax_batch_size = 3\n')
+        path = tmp_path / folder
+        (found,), findings = scan([path], Defaults())
+
+        assert findings == []
+        spec = only(found)
+        assert (spec.name, spec.version, spec.path, spec.backend) == ("flowers", 1, path, "tensorflow")
+        assert spec.options == {"TF_SIGNATURE_DEF": "mine"}
+        assert spec.policy.max_batch_rows == 3
+        assert list_names([path]) == ["flowers"]
+        assert locate([path], "flowers") == [path]
+        assert locate([path], "variables") == []
+
+    def test_what_stands_beside_a_savedmodel_is_part_of_it(self, tmp_path: Path) -> None:
+        make(tmp_path, "flowers/saved_model.pb")
+        repository = Repository([tmp_path / "flowers"])
+        before = repository.fingerprint("flowers")
+        (tmp_path / "flowers.toml").write_text("[batching]\n")
+
+        assert repository.fingerprint("flowers") != before
+
+
+@pytest.mark.parametrize("file", ["variables/variables.index", "assets/words.txt", "assets.extra/deep/er/x", PB])
+def test_polling_notices_what_changes_within_a_savedmodel(tmp_path: Path, file: str) -> None:
+    place = make(tmp_path, SAVED, f"m/1/model.savedmodel/{file}") / "m"
+    before = fingerprint([place])
+    (place / "1" / "model.savedmodel" / file).write_text("other")
+
+    assert fingerprint([place]) != before
+
+
+class TestParameters:
+    def test_tritons_parameters_reach_the_loader(self, tmp_path: Path) -> None:
+        text = SAID + parameters(
+            TF_SIGNATURE_DEF="predict", TF_GRAPH_TAG="serve", TF_NUM_INTRA_THREADS="2", TF_NUM_INTER_THREADS="3",
+            TF_USE_PER_SESSION_THREADS="yes", MAX_SESSION_SHARE_COUNT="4",
+        )  # fmt: skip
+
+        assert only(read(make(tmp_path, SAVED, m=text))).options == {
+            "TF_SIGNATURE_DEF": "predict",
+            "TF_GRAPH_TAG": "serve",
+            "intra_op_thread_count": "2",
+            "inter_op_thread_count": "3",
+            "TF_USE_PER_SESSION_THREADS": "1",
+        }
+
+    def test_what_says_nothing_says_nothing(self, tmp_path: Path) -> None:
+        text = SAID + parameters(TF_SIGNATURE_DEF="", TF_NUM_INTRA_THREADS="0")
+
+        assert only(read(make(tmp_path, SAVED, m=text))).options == {}
+
+    @pytest.mark.parametrize(
+        ("name", "value", "text"),
+        [
+            ("MAX_SESSION_SHARE_COUNT", "0", "must be positive number for TensorFlow model 'm'"),
+            ("MAX_SESSION_SHARE_COUNT", "x", "must be positive number for TensorFlow model 'm'"),
+            ("TF_NUM_INTRA_THREADS", "-1", "is '-1', takes an integer from 0 to 4096"),
+            ("TF_USE_PER_SESSION_THREADS", "2", "is '2', takes true or false"),
+            ("TF_INIT_OPS_FILE", "init.json", "is for GraphDefs: a SavedModel says itself what is run first"),
+            ("intra_op_thread_count", "2", f"is not supported for TensorFlow models, known: {KNOWN_PARAMETERS}"),
+        ],
+    )
+    def test_others_are_refused_by_name_and_line(self, tmp_path: Path, name: str, value: str, text: str) -> None:
+        entry = read(make(tmp_path, SAVED, m=SAID + parameters(**{name: value})))
+
+        assert mistakes(entry) == [(2, f"parameter '{name}' {text}")]
+
+    @pytest.mark.parametrize("name", [*TENSORFLOW_PARAMETERS, SHARE_COUNT])
+    def test_every_one_is_in_the_docs(self, name: str) -> None:
+        assert f"| `{name}` |" in DOCS.read_text("utf-8")
+
+    def test_what_is_said_twice_and_differently_is_refused(self, tmp_path: Path) -> None:
+        make(tmp_path, SAVED, m=SAID + parameters(TF_SIGNATURE_DEF="a"))
+        native(tmp_path, "m", '[runtime]\nsignature = "b"\n')
+
+        assert mistakes(read(tmp_path)) == [(2, "runtime.signature is b here and a in config.pbtxt:2")]
+
+    @given(st.text(st.characters(codec="utf-8", exclude_characters='"\\\n', exclude_categories=("Cc", "Cs"))))
+    def test_a_signature_may_have_any_name(self, tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
+        root = make(tmp_path_factory.mktemp("r"), SAVED, m=SAID + parameters(TF_SIGNATURE_DEF=name))
+
+        assert only(read(root)).options == ({"TF_SIGNATURE_DEF": name} if name else {})
+
+
+class TestOptimization:
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "graph { level: 0 }",
+            "graph { level: -1 }",
+            'execution_accelerators { gpu_execution_accelerator { name: "gpu_io" } }',
+            "input_pinned_memory { enable: true }",
+        ],
+    )
+    def test_what_changes_no_answer_is_accepted(self, tmp_path: Path, text: str) -> None:
+        assert only(read(make(tmp_path, SAVED, m=f"{SAID} optimization {{ {text} }}"))).options == {}
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("graph { level: 1 }", "optimization.graph.level 1 is not supported for TensorFlow models, known: -1, 0"),
+            ("graph { level: 2 }", "optimization.graph.level 2 is not supported for TensorFlow models, known: -1, 0"),
+            (
+                'execution_accelerators { gpu_execution_accelerator { name: "tensorrt" } }',
+                "execution accelerator 'tensorrt' is not supported for TensorFlow models",
+            ),
+            (
+                'execution_accelerators { gpu_execution_accelerator { name: "auto_mixed_precision" } }',
+                "execution accelerator 'auto_mixed_precision' is not supported for TensorFlow models",
+            ),
+            (
+                'execution_accelerators { gpu_execution_accelerator { name: "cuda" } }',
+                "unknown Execution Accelerator 'cuda' is requested",
+            ),
+            (
+                'execution_accelerators { cpu_execution_accelerator { name: "openvino" } }',
+                "field 'optimization.execution_accelerators.cpu_execution_accelerator' is not supported",
+            ),
+        ],
+    )
+    def test_what_is_not_had_is_refused_by_name_and_line(self, tmp_path: Path, text: str, message: str) -> None:
+        ((line, said),) = mistakes(read(make(tmp_path, SAVED, m=f"{SAID}\noptimization {{ {text} }}")))
+
+        assert line == 2
+        assert said.startswith(message)
+
+
+class TestPenstockToml:
+    def test_where_its_process_runs_goes_by_the_options(self, tmp_path: Path) -> None:
+        make(tmp_path, SAVED, "m/requirements.txt")
+        native(
+            tmp_path, "m",
+            '[worker]\ninterpreter = "python3"\nrequirements = "requirements.txt"\nmemory_mb = 900\ntimeout_s = 2.5\n',
+        )  # fmt: skip
+
+        spec = only(read(tmp_path))
+        assert spec.options == {
+            "worker.interpreter": "python3",
+            "worker.requirements": str(tmp_path / "m" / "requirements.txt"),
+            "worker.memory_mb": "900",
+            "worker.timeout_s": "2.5",
+        }
+        assert spec.worker.interpreter == "python3"
+
+    def test_memory_of_a_gpu_that_is_set_apart_does_not_grow(self, tmp_path: Path) -> None:
+        make(tmp_path, SAVED)
+        native(tmp_path, "m", "[runtime]\ngpu_memory_fraction = 0.5\n")
+
+        assert only(read(tmp_path)).options == {"gpu_memory_fraction": "0.5", "allow_growth": "0"}
+
+    def test_the_servers_word_is_for_those_that_say_nothing(self, tmp_path: Path) -> None:
+        defaults = Defaults(tensorflow_options={"gpu_memory_fraction": "0.25"}, tensorflow_rows=7)
+        make(tmp_path, SAVED, "n/1/saved_model.pb")
+        native(tmp_path, "m", "[runtime]\ngpu_memory_fraction = 0\n")
+
+        assert only(read(tmp_path, "m", defaults)).options == {"gpu_memory_fraction": "0.0"}
+        spec = only(read(tmp_path, "n", defaults))
+        assert spec.options == {"gpu_memory_fraction": "0.25", "allow_growth": "0"}
+        assert complete(spec, GRAPH).policy.max_batch_rows == 7
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("[runtime]\nmem_arena = true", "runtime.mem_arena means nothing for a TensorFlow model: it is for ONNX"),
+            ('[runtime]\ngraph_level = "all"', "runtime.graph_level means nothing for a TensorFlow model: it is for"),
+            ('[batching]\nexecutor = "loop"', "batching.executor means nothing for a TensorFlow model: it runs in a"),
+            ("[runtime]\ngpu_memory_fraction = 2", "runtime.gpu_memory_fraction: got 2 (integer), takes a number from"),
+        ],
+    )
+    def test_what_means_nothing_for_it_is_refused(self, tmp_path: Path, text: str, message: str) -> None:
+        make(tmp_path, SAVED)
+        native(tmp_path, "m", text)
+
+        ((line, said),) = mistakes(read(tmp_path))
+        assert line == 2
+        assert said.startswith(message)
+
+    def test_what_is_for_it_means_nothing_for_others(self, tmp_path: Path) -> None:
+        make(tmp_path, "m/1/model.onnx")
+        native(tmp_path, "m", '[runtime]\nsignature = "x"\n')
+
+        assert mistakes(read(tmp_path)) == [(2, "runtime.signature is for TensorFlow models")]
+
+
+class TestWhatIsReported:
+    def report(self, root: Path) -> dict[str, Any]:
+        entry = read(root)
+        spec = complete(only(entry), GRAPH)
+        return to_json(completed(entry.config, spec, "tensorflow_savedmodel"))
+
+    def test_it_is_as_tritons(self, tmp_path: Path) -> None:
+        told = self.report(make(tmp_path, SAVED, m=SAID + parameters(TF_NUM_INTRA_THREADS="2", TF_SIGNATURE_DEF="p")))
+
+        assert (told["platform"], told["backend"]) == ("tensorflow_savedmodel", "tensorflow")
+        assert told["default_model_filename"] == "model.savedmodel"
+        assert told["max_batch_size"] == 64
+        assert told["dynamic_batching"]["preferred_batch_size"] == [64]
+        assert told["parameters"] == {
+            "TF_NUM_INTRA_THREADS": {"string_value": "2"},
+            "TF_SIGNATURE_DEF": {"string_value": "p"},
+        }
+        assert [each["name"] for each in told["input"]] == ["x"]
+
+    def test_what_penstock_toml_says_is_there_by_tritons_names(self, tmp_path: Path) -> None:
+        make(tmp_path, SERVING)
+        native(tmp_path, "m", '[runtime]\nintra_op_threads = 2\nsignature = "p"\n')
+        told = self.report(tmp_path)
+
+        assert told["parameters"].keys() == {"TF_NUM_INTRA_THREADS", "TF_SIGNATURE_DEF"}
+        assert told["default_model_filename"] == "saved_model.pb"
+
+
+class TestChecking:
+    """`penstock check`, the Loader a fake one: what is loaded for real is in tests/clients/test_tensorflow.py."""
+
+    def found(self, root: Path, message: str = "", code: Code = Code.INVALID) -> list[str]:
+        def load(path: Path, device: str, options: Any) -> Any:
+            if message:
+                raise InferError(code, message)
+            return FakeBackend(GRAPH, lambda inputs: [])
+
+        report = check([root], {"tensorflow": load})
+        return [str(finding).removeprefix(f"{root}/") for finding in report.mistakes] or str(report).splitlines()
+
+    def test_a_signature_that_is_not_there_is_told_with_its_line(self, tmp_path: Path) -> None:
+        text = "the model has no signature 'nope': it has 'predict'"
+        make(tmp_path, SAVED, m=SAID + parameters(TF_SIGNATURE_DEF="nope"))
+
+        assert self.found(tmp_path, text) == [f"m/config.pbtxt:2: {text}"]
+
+    def test_likewise_in_penstock_toml(self, tmp_path: Path) -> None:
+        text = "the model has no signature 'nope': it has 'predict'"
+        make(tmp_path, SAVED)
+        native(tmp_path, "m", '[runtime]\n\nsignature = "nope"\n')
+
+        assert self.found(tmp_path, text) == [f"m/penstock.toml:3: {text}"]
+
+    @pytest.mark.parametrize("config", [None, SAID])
+    def test_what_cannot_be_loaded_is_told_with_its_folder(self, tmp_path: Path, config: str | None) -> None:
+        make(tmp_path, SAVED, **({} if config is None else {"m": config}))
+
+        assert self.found(tmp_path, "TensorFlow is not installed: pip install", Code.UNSUPPORTED) == [
+            "m/1/model.savedmodel: TensorFlow is not installed: pip install"
+        ]
+
+    def test_a_python_that_is_not_there_is_told_with_its_line(self, tmp_path: Path) -> None:
+        make(tmp_path, SAVED)
+        native(tmp_path, "m", '[worker]\ninterpreter = "/no/python"\n')
+
+        assert self.found(tmp_path) == [
+            "m/penstock.toml:2: model 'm', worker.interpreter: '/no/python' is not there, or may not be run"
+        ]
+
+    def test_what_is_right_is_described(self, tmp_path: Path) -> None:
+        make(tmp_path, SAVED, m=SAID + parameters(TF_SIGNATURE_DEF="predict"))
+        native(tmp_path, "m", "[worker]\nmemory_mb = 900\n")
+
+        assert self.found(tmp_path) == [
+            f"m version 1, tensorflow, {tmp_path}/m/1/model.savedmodel",
+            "  inputs     x: FP32 [-1, 4]",
+            "  outputs    y: FP32 [-1, 3]",
+            "  batching   up to 64 rows, cap learned, queue of 1024 rows",
+            "  instances  1 on cpu",
+            "  runtime    TF_SIGNATURE_DEF predict",
+            "  worker     Python: that of the server, memory: at most 900 MB",
+            "",
+            "1 version would be served, 0 mistakes",
+        ]
