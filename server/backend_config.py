@@ -1,31 +1,79 @@
-"""Backend config: the rules of --backend-config, Triton's way of saying what a backend completes. For Settings."""
+"""Backend config: the rules of --backend-config, Triton's way of telling a backend what all its models have in common.
+
+Called by Settings, and where models are read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-BACKEND = "onnxruntime"
+ONNX, TENSORFLOW = "onnxruntime", "tensorflow"
 SETTING = "default-max-batch-size"
 _MOST_ROWS = 2**20
 
 
-def parse(rules: Sequence[str]) -> int:
-    """Read rules of the form `[BACKEND,]SETTING=VALUE`; one of a backend goes before one of all.
+def parse(rules: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Read rules of the form `[BACKEND,]SETTING=VALUE`.
 
-    Returns: the max_batch_size that is completed, 0 where none is said. Raises: ValueError.
+    Returns: by backend what is set, "" for all of them. Raises: ValueError.
     """
-    sizes: dict[str, int] = {}
+    found: dict[str, dict[str, str]] = {"": {}, ONNX: {}, TENSORFLOW: {}}
     for rule in rules:
         named, equals, value = rule.partition("=")
         backend, _, setting = named.rpartition(",")
         if not equals or not setting:
             raise ValueError(f"got {rule!r}, wanted [BACKEND,]SETTING=VALUE")
-        if backend not in {"", BACKEND}:
-            raise ValueError(f"{rule!r}: there is no backend '{backend}' with such settings, only '{BACKEND}'")
-        if setting != SETTING:
-            raise ValueError(f"{rule!r}: '{setting}' cannot be set, only '{SETTING}'")
-        if not (value.isascii() and value.isdigit() and 1 <= int(value) <= _MOST_ROWS):
-            raise ValueError(f"{rule!r}: got {value!r}, wanted a whole number from 1 to {_MOST_ROWS}")
-        if sizes.setdefault(backend, int(value)) != int(value):
+        if backend not in found:
+            known = f"'{ONNX}' and '{TENSORFLOW}'"
+            raise ValueError(f"{rule!r}: there is no backend '{backend}' with such settings, only {known}")
+        checks = {SETTING: _rows} | (_TENSORFLOW if backend == TENSORFLOW else {})
+        if setting not in checks:
+            raise ValueError(f"{rule!r}: '{setting}' cannot be set, only {_listed(checks)}")
+        if (problem := checks[setting](value)) is not None:
+            raise ValueError(f"{rule!r}: got {value!r}, {problem}")
+        if found[backend].setdefault(setting, value) != value:
             raise ValueError(f"{rule!r}: said twice, and differently")
-    return sizes.get(BACKEND) or sizes.get("", 0)
+    return found
+
+
+def rows_of(rules: Sequence[str], backend: str) -> int:
+    """Give the max_batch_size that is completed for a backend's models, 0 where none is said. Its own goes first."""
+    found = parse(rules)
+    return int(found[backend].get(SETTING) or found[""].get(SETTING, "0"))
+
+
+def tensorflow_options(rules: Sequence[str]) -> Mapping[str, str]:
+    """Give what the Loader of TensorFlow models is told for all of them."""
+    fraction = parse(rules)[TENSORFLOW].get("gpu-memory-fraction")
+    return {} if fraction is None else {"gpu_memory_fraction": str(float(fraction))}
+
+
+def _rows(value: str) -> str | None:
+    fits = value.isascii() and value.isdigit() and 1 <= int(value) <= _MOST_ROWS
+    return None if fits else f"wanted a whole number from 1 to {_MOST_ROWS}"
+
+
+def _fraction(value: str) -> str | None:
+    try:
+        fits = 0 <= float(value) <= 1
+    except ValueError:
+        fits = False
+    return None if fits else "wanted a number from 0 to 1"
+
+
+def _placement(value: str) -> str | None:
+    return None if value.lower() in {"true", "on", "1"} else "wanted true: TensorFlow 2 always places softly"
+
+
+def _version(value: str) -> str | None:
+    return None if value == "2" else "wanted 2: SavedModels of TensorFlow 1 are served, by TensorFlow 2"
+
+
+_TENSORFLOW: dict[str, Callable[[str], str | None]] = {
+    "gpu-memory-fraction": _fraction, "allow-soft-placement": _placement, "version": _version,
+}  # fmt: skip
+"""What else Triton's TensorFlow backend is told. Source: its README."""
+
+
+def _listed(names: Mapping[str, object]) -> str:
+    return ", ".join(f"'{name}'" for name in names)

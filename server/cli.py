@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from .foreign_flags import foreign
-from .setting import Setting
-from .settings import FALSE_WORDS, TRUE_WORDS, SettingError, Settings, known_settings, nearest, resolve, shown
+from .setting import Setting, shown
+from .settings import FALSE_WORDS, TRUE_WORDS, SettingError, Settings, known_settings, nearest, resolve
 
 USAGE_STATUS = 2
 _NO_SETTINGS = {"command", "paths", "invariance"}
 _CHECK = "say what `serve` with the same arguments would serve, and every mistake, without serving"
+_PATH = "a model repository, its URL, or one model; with --dialect cortex, a project's folder"
 _INVARIANCE = "also run each model, to say whether its answers depend on who shares their batch"
 _PLAN = "predict latency, throughput and the devices for a target, from measured run times"
 _PAGES = "Every flag is also an environment name (--http-port: PENSTOCK_HTTP_PORT) and a key of the settings file."
@@ -78,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
             word, help=text, usage=f"penstock {word} PATH... [--FLAG VALUE ...]", epilog=_PAGES, allow_abbrev=False,
             formatter_class=_wide,
         )  # fmt: skip
-        command.add_argument("paths", nargs="*", metavar="PATH", help="a model repository, its URL, or one .onnx file")
+        command.add_argument("paths", nargs="*", metavar="PATH", help=_PATH)
         command.add_argument("--config", metavar="FILE", help="a TOML file of settings")
         if word == "check":
             command.add_argument("--invariance", action="store_true", help=_INVARIANCE)
@@ -129,8 +130,16 @@ def _settings(args: argparse.Namespace) -> Settings:
 
 
 def _check(settings: Settings, invariance: bool) -> int:
+    if settings.dialect == "cortex":
+        from .cortex.check import check_projects
+
+        projects = check_projects(settings, invariance=invariance)
+        print(projects)
+        return projects.status
     from penstock.backends.loading import LOADERS
 
+    from .environments.environments import Environments
+    from .isolated.loader import with_isolated
     from .repository.check import check
     from .repository.mirrors import Mirrors, defaults_of
     from .repository.remote import RemoteError
@@ -139,8 +148,10 @@ def _check(settings: Settings, invariance: bool) -> int:
     try:
         mirrors.open()
         failures, stray = mirrors.refresh_all()
-        report = check(mirrors.paths, LOADERS, defaults_of(settings), invariance=invariance)
-        report.findings += [*failures.values(), *stray]
+        loaders = with_isolated(LOADERS, Environments.of(settings).interpreter)
+        report = check(mirrors.paths, loaders, defaults_of(settings), invariance=invariance)
+        hint = mirrors.project()
+        report.findings += [*failures.values(), *stray, *([hint] if hint else ())]
         print(mirrors.spelled(str(report)))
     except RemoteError as error:
         print(f"penstock: {error}", file=sys.stderr)

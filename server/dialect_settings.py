@@ -23,3 +23,10 @@ class DialectSettings(RunningSettings):
         "", "Dialects", "Folder that stands for S3: `s3://bucket/key` is `bucket/key` in it; empty: models at such "
         "addresses are fetched, where s3fs is installed.", unit="path",
     )  # fmt: skip
+
+
+def lacks(dialect: str, *, fronts: bool) -> str:
+    """Say what a dialect does not have; "" if nothing that was asked for. `fronts`: --http-workers was given."""
+    if dialect == "cortex" and fronts:
+        return "--http-workers: Cortex projects are served by one process: leave it out"
+    return ""

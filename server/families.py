@@ -72,6 +72,12 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "penstock_process_restarts_total", "counter", "Processes that ended unasked and were started again, by role"
     ),
+    Family("cortex_status_code_total", "counter", "Answers to predictions of a Cortex API, by class of status code"),
+    Family("cortex_latency_ms", "histogram", "Time from a request to its answer, of a Cortex API, in milliseconds"),
+    Family("cortex_prediction_total", "counter", "Predictions of a Cortex API with a classification tracker, by class"),
+    Family("cortex_prediction_value", "summary", "Values that a Cortex API with a regression tracker has predicted"),
+    Family("cortex_prediction_value_min", "gauge", "The least value that a Cortex API has predicted"),
+    Family("cortex_prediction_value_max", "gauge", "The greatest value that a Cortex API has predicted"),
     Family("penstock_chaos_faults_total", "counter", "Faults made on purpose; there only where --chaos asks for them"),
     Family("process_cpu_seconds_total", "counter", "CPU time of the server process, user and system"),
     Family("process_resident_memory_bytes", "gauge", "Resident memory of the server process"),

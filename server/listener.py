@@ -40,7 +40,7 @@ _ABSENT = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 
 
 class StartError(Exception):
-    """Why a server cannot start, in one line for the operator."""
+    """Why a server cannot start, for the operator: a line for each reason."""
 
 
 class ListenError(Exception):

@@ -160,7 +160,8 @@ class _Process:
         try:
             failed = await self._until_asked(server)
         except StartError as error:
-            logger.critical("%s", error)
+            for line in str(error).splitlines():
+                logger.critical("%s", line)
             await server.close()
             return 1
         dropped = await server.drain()

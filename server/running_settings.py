@@ -16,8 +16,10 @@ class RunningSettings(ObservingSettings):
     """What answers are remembered, and what Instances share."""
 
     backend_config: tuple[str, ...] = setting(
-        (), "Models", "`default-max-batch-size=N` or `onnxruntime,default-max-batch-size=N`: Triton's way of saying "
-        "--default-max-batch-size, which it goes before. Repeatable.", unit="RULE",
+        (), "Models", "`default-max-batch-size=N`, of all backends or, as in `onnxruntime,default-max-batch-size=N`, "
+        "of one: Triton's way of saying --default-max-batch-size, which it goes before. "
+        "`tensorflow,gpu-memory-fraction=F`: the part of a GPU's memory that each TensorFlow model's process takes at "
+        "once. Repeatable.", unit="RULE",
     )  # fmt: skip
     disable_auto_complete_config: bool = setting(
         False, "Models", "Take nothing from the model that its configuration leaves out: one that does not declare its "

@@ -20,11 +20,13 @@ from penstock.backends.loading import LOADERS
 from penstock.batching.cache import Cache
 
 from .cache_config import parse as parse_cache
+from .dialects import CORTEX, in_front, sources_of
 from .environments.environments import Environments
 from .faults import Faults, own_workers
 from .grpc.tls import TlsError, context_for
 from .health import Health
 from .hooks.engine import HookedEngine
+from .isolated.loader import with_isolated
 from .lanes import grpc_lane, http_lane, metrics_lane
 from .listener import ListenError, Port, StartError
 from .metrics import create_metrics_app
@@ -36,7 +38,8 @@ from .repository.control import EVERY, Choices, ModelControl
 from .repository.fields.batching import hold_requests
 from .repository.fields.identity import PYTHON
 from .repository.fields.sequences import HOLD_BACKLOG
-from .repository.mirrors import Mirrors, defaults_of
+from .repository.findings import MistakesError
+from .repository.mirrors import defaults_of
 from .repository.remote import RemoteError
 from .repository.transitions import Opens
 from .settings import Settings
@@ -90,16 +93,16 @@ class Server:
         self._loop = asyncio.get_running_loop()
         self._stopped = False
         self.faults = Faults(settings, {"worker": own_workers})
-        self.engine = self.faults.engine(self._loop, loaders)
+        self.environments = Environments.of(settings)
+        self.engine = self.faults.engine(self._loop, with_isolated(loaders, self.environments.interpreter))
         self.engine.devices = devices_of(settings)
         if cache_bytes := parse_cache(settings.cache_config):
             self.engine.cache = Cache(cache_bytes)
-        self.environments = Environments.of(settings)
         self._models = models(self.engine, self.environments)
-        self._mirrors = Mirrors.of(settings.model_repository)
+        self._sources = sources_of(settings)
         held, backlog = hold_requests(os.environ), hold_requests(os.environ, HOLD_BACKLOG)
         defaults = replace(defaults_of(settings), hold_requests=held, hold_backlog=backlog)
-        self.repository = self._mirrors.repository(defaults)
+        self.repository = self._sources.repository(defaults)
         self.control = ModelControl(self.repository, self._models, Choices.of(settings))
         self.health = Health(self.repository, self.engine, strict=settings.strict_readiness)
         self.observing = Observing(settings, self.engine)
@@ -119,7 +122,11 @@ class Server:
                 Forwarding.of(settings.http_header_forward_pattern),
             )  # fmt: skip
             inference.restricted = self.observing.http_restricted
-            self._http = http_lane(settings, self.app(), inference)
+            service, counted = in_front(
+                settings, self.engine, self.repository, self._models.hooks_of, inference, self.health.ready
+            )
+            self.metrics.more = lambda: (*custom.render(), *counted())
+            self._http = http_lane(settings, self.app(), service)
         if settings.allow_grpc:
             self._grpc = grpc_lane(settings, self.grpc_methods(), self._loop)
         if settings.allow_metrics:
@@ -213,27 +220,30 @@ class Server:
         # numpy's error state goes with the context, which connections inherit: a number that no float32 can hold is
         # the client's infinity, and not worth a warning per request
         np.seterr(all="ignore")
-        for path in self._mirrors.local:
-            if not path.exists():
-                raise StartError(f"{path}: no such file or folder")
-            if not path.is_dir() and path.suffix != ".onnx":
-                raise StartError(f"{path}: neither a model repository nor an .onnx file")
+        if wrong := self._sources.wrong():
+            raise StartError(str(wrong))
         if self._settings.load_model and not self.control.allowed:
             raise StartError("--load-model needs --model-control-mode explicit")
         if EVERY in self._settings.load_model and len(self._settings.load_model) > 1:
             raise StartError(f"--load-model {EVERY} loads every model: it can not be given with another --load-model")
         try:
-            await asyncio.to_thread(self._mirrors.open)
+            await asyncio.to_thread(self._sources.open)
             if self._grpc:
                 self._grpc.tls = context_for(self._settings)
             for port in self._ports:
                 await port.open()
-        except (ListenError, TlsError, RemoteError) as error:
+        except (ListenError, TlsError, RemoteError, MistakesError) as error:
             raise StartError(str(error)) from error
 
     async def load(self) -> list[str]:
-        """Read the repository and load what is in it. Returns: why each version that is not served is not."""
+        """Read the repository and load what is in it.
+
+        Returns: why each version that is not served is not. Raises: StartError, of Cortex projects that leave nothing.
+        """
         failures = await self.control.start()
+        if failures and self._settings.dialect == CORTEX and not self.engine.models():
+            # as a container of Cortex, which ended with its API
+            raise StartError("\n".join(["no API can be served:", *failures]))
         self.faults.begin()
         return failures
 
@@ -270,7 +280,7 @@ class Server:
             self._stopped = True
             await self.control.stop()
             await self._models.stop(0.0)
-        await asyncio.to_thread(self._mirrors.close)
+        await asyncio.to_thread(self._sources.close)
         await self.observing.stop()
 
 

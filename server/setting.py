@@ -53,3 +53,12 @@ class Setting:
             kind = "a whole number" if isinstance(self.default, int) else "a number"
             return f"{kind} from {self.bounds[0]:.15g} to {self.bounds[1]:.15g}"
         return "a list of texts" if isinstance(self.default, tuple) else "a text"
+
+
+def shown(value: object) -> str:
+    """Write a default as a person would type it; nothing for none."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (int, float)):
+        return f"{value:.15g}"
+    return str(value or "")

@@ -17,13 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from . import chaos
+from .backend_config import ONNX, rows_of
 from .backend_config import parse as parse_backend
 from .cache_config import parse as parse_cache
+from .dialect_settings import lacks
 from .http.limits import Limits
 from .metrics_config import parse as parse_metrics
 from .process_settings import ProcessSettings
 from .restricted import GRPC_PREFIX, Restricted
-from .setting import COUNT, PORTS, PREFIX, SECONDS, Setting, setting
+from .setting import COUNT, PORTS, PREFIX, SECONDS, Setting, setting, shown
 from .sharing import parse_host_policies, parse_resources
 from .tracing.config import parse as parse_tracing
 from .v2.forwarding import Forwarding
@@ -66,8 +68,8 @@ class Settings(ProcessSettings):
 
     model_repository: tuple[str, ...] = setting(
         (), "Models",
-        "What to serve: a model repository, here or at a URL, or a single .onnx file. Repeatable; the same as PATH "
-        "arguments.",
+        "What to serve: a model repository, here or at a URL, or a single .onnx file or SavedModel. Repeatable; the "
+        "same as PATH arguments.",
         unit="path",
     )  # fmt: skip
     model_load_thread_count: int = setting(
@@ -172,13 +174,16 @@ class Settings(ProcessSettings):
                 read(getattr(self, name))
             except ValueError as error:
                 raise SettingError(f"--{name.replace('_', '-')}: {error}") from None
-        if lacking := chaos.lacks(self.chaos, allowed=self.allow_chaos, fronts=self.http_workers > 0):
+        fronts = self.http_workers > 0
+        if lacking := chaos.lacks(self.chaos, allowed=self.allow_chaos, fronts=fronts) or lacks(
+            self.dialect, fronts=fronts
+        ):
             raise SettingError(lacking)
 
     @property
     def completed_max_batch_size(self) -> int:
         """The max_batch_size of a model whose configuration does not say, where its graph has room for rows."""
-        return parse_backend(self.backend_config) or self.default_max_batch_size
+        return rows_of(self.backend_config, ONNX) or self.default_max_batch_size
 
     def limits(self) -> Limits:
         """Give the fast lane's part."""
@@ -335,15 +340,6 @@ def page() -> str:
             f"| `{item.flag}` | `{item.environment}` | {shown(item.default) or 'none'} | {value} | {item.text} |"
         )
     return "\n".join(lines) + "\n"
-
-
-def shown(value: object) -> str:
-    """Write a default as a person would type it; nothing for none."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, (int, float)):
-        return f"{value:.15g}"
-    return str(value or "")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ class Api:
     "onnx" or "tensorflow". `model` is where the model is, as it was written; `handler` is the request handler's path as
     it was written, relative to `project`, "" for none, and `python_path` likewise. `metadata` is the user's own.
     `generation` is the version of the format of its part of the file: "0.9" or "0.10". `relaxed_shapes`, which is ours:
-    free axes are as long as the values that come, where Cortex made them 1. `line` is where in cortex.yaml it begins.
+    free axes are as long as the values that come, where Cortex made them 1. `line` is where in cortex.yaml it begins,
+    and `lines` where the keys of its model are, and `compute`.
     """
 
     project: Path
@@ -42,6 +43,7 @@ class Api:
     generation: str = "0.10"
     relaxed_shapes: bool = False
     line: int = 0
+    lines: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from penstock.server.settings import Settings
 from .locks import Lock
 from .making import Making
 from .pythons import Python, ask
-from .recipe import Recipe, read_recipe
+from .recipe import Recipe, recipe_of
 
 logger = logging.getLogger("penstock.environments")
 
@@ -68,15 +68,15 @@ class Environments:
         `label` says whose it is in messages and logs ("the hooks of model 'iris'").
         Raises: InferError that says what to do: INVALID; NOT_READY when the server is stopping.
         """
-        if spec.requirements is None:
+        if spec.requirements is None and not spec.packages:
             return self._as_it_is(spec.interpreter, spec, label) if spec.interpreter else ""
-        if spec.requirements.is_dir():  # an environment that is unpacked already
+        if spec.requirements is not None and spec.requirements.is_dir():  # an environment that is unpacked already
             python = spec.requirements / "bin" / "python"
             if not python.exists():
                 text = f"{label}: requirements: the folder {spec.requirements} is no environment: it has no bin/python"
                 raise InferError(Code.INVALID, text)
             return self._as_it_is(str(python), spec, label)
-        recipe = read_recipe(spec.requirements, label)
+        recipe = recipe_of(spec.requirements, spec.packages, label)
         base = ask(spec.interpreter, (), spec.environment, label) if spec.interpreter else Python.own()
         if recipe.python and not f"{base.spelled}.".startswith(f"{recipe.python}."):
             raise InferError(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -62,6 +63,20 @@ class Digest:
 
     def __str__(self) -> str:
         return self._hash.hexdigest()
+
+
+def recipe_of(path: Path | None, packages: Sequence[str], label: str) -> Recipe:
+    """Read what an environment is to be made of, and add packages; of packages alone, where there is no file.
+
+    A packed environment is as it is. Raises: InferError (INVALID).
+    """
+    recipe = Recipe(Path(", ".join(packages)), "") if path is None else read_recipe(path, label)
+    if recipe.packed or not packages:
+        return recipe
+    digest = Digest()
+    for part in (recipe.digest, *packages):
+        digest.add(part)
+    return replace(recipe, digest=str(digest), installs=(*recipe.installs, Install(tuple(packages))))
 
 
 def read_recipe(path: Path, label: str) -> Recipe:

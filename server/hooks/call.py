@@ -8,26 +8,24 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
 
-from .conversions import Conversions
+from .bound import Bound, Maker
 from .holding import Holding
-from .loading import PRE, HookFunction, brief
+from .loading import PRE, brief
 from .packing import (
     ASKED,
     CALL,
     FULL_JSON,
     FULL_PARAMETERS,
-    INPUTS,
     read_made,
     write_json,
     write_outputs,
     write_sample,
 )  # fmt: skip
-from .native import Maker
 
 Written = tuple[int, bytes, list[Array | None] | None]
 """What a worker process is sent: kind, body, tensors."""
@@ -69,14 +67,6 @@ class Form:
     wanted: tuple[int, ...] | None
 
 
-class Bound(NamedTuple):
-    """What the calls of one replica run with. `makers`: see `native.makers`."""
-
-    functions: Mapping[str, HookFunction | None]
-    rules: Conversions
-    makers: tuple[Maker, Maker, Maker]
-
-
 class Call:
     """One call of a hook, or the load of the file.
 
@@ -113,7 +103,7 @@ class Call:
 
     def invoke(self, bound: Bound) -> Any:
         """Run the hook; of an `async` one it gives what is to be awaited. Threads: called on the replica's."""
-        value = self.value if self.hook is PRE else bound.rules.prediction(self.value, self.parameters)
+        value = self.value if self.hook == PRE else bound.rules.prediction(self.value, self.parameters)
         self.in_hook = True
         return bound.functions[self.hook](value, self.parameters)  # type: ignore[misc]
 
@@ -161,12 +151,12 @@ def log_lines(message: str, about: Mapping[str, str], lines: str) -> None:
         logger.handle(record)
 
 
-def refusal(call: Call, error: BaseException, rules: Conversions) -> InferError:
+def refusal(call: Call, error: BaseException, bound: Bound) -> InferError:
     """Make what the client is told when a hook raised; give the request an id if the rest is in the log only.
 
     A hook may raise InferError itself, and so choose code and text, where the dialect has no words of its own.
     """
-    worded = words(rules, call.hook, error) if call.in_hook else None
+    worded = bound.words(call.hook, error) if call.in_hook else None
     if worded is not None:
         worded.__cause__ = error
         return worded
@@ -175,14 +165,6 @@ def refusal(call: Call, error: BaseException, rules: Conversions) -> InferError:
     refused = blame(call, brief(error), sample=isinstance(error, Exception))
     refused.__cause__ = error
     return refused
-
-
-def words(rules: Conversions, hook: str, error: BaseException) -> InferError | None:
-    """Give what the dialect says of what user code has raised, whose own `__str__` may raise too."""
-    try:
-        return rules.failure(hook, error)
-    except Exception:  # noqa: BLE001 - the user's class
-        return None
 
 
 def blame(call: Call, text: str, *, sample: bool) -> InferError:

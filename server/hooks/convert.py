@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from penstock.backends.datatypes import DATATYPES
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 
+_SEEN_OTHERWISE = frozenset(("BYTES", "BF16"))
 _BY_DTYPE = {row.dtype: row.name for row in DATATYPES.values() if row.name != "BF16"}
 
 
@@ -84,10 +86,17 @@ def _typed(value: Any, spec: TensorSpec) -> Array:
 def _shaped(array: Array, shape: tuple[int, ...]) -> Array:
     if _fits(array.shape, shape):
         return array
-    row = tuple(1 if dim < 0 else dim for dim in shape)
-    if array.size != math.prod(row) and shape and shape[0] in {-1, 1} and _fits(array.shape, shape[1:]):
+    row, size = _one_row(shape)
+    if array.size != size and shape and shape[0] in {-1, 1} and _fits(array.shape, shape[1:]):
         return array[np.newaxis]
     return array.reshape(row)
+
+
+@lru_cache(1024)
+def _one_row(shape: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
+    """Give a shape with 1 for every free axis, and how many elements that has."""
+    row = tuple(1 if dim < 0 else dim for dim in shape)
+    return row, math.prod(row)
 
 
 def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
@@ -129,7 +138,10 @@ def to_prediction(outputs: Sequence[Any], signature: Signature) -> list[Any]:
     Ownership: the list is new, its arrays are the request's own. BF16 is widened to FP32. A BYTES output that is not
     UTF-8 throughout is left as `bytes`.
     """
-    return [_seen(output, spec) for output, spec in zip(outputs, signature.outputs, strict=True)]
+    return [
+        _seen(output, spec) if spec.datatype in _SEEN_OTHERWISE else output
+        for output, spec in zip(outputs, signature.outputs, strict=True)
+    ]
 
 
 def _seen(output: Any, spec: TensorSpec) -> Any:
@@ -138,9 +150,7 @@ def _seen(output: Any, spec: TensorSpec) -> Any:
             return _each(output, lambda element: element.decode() if isinstance(element, bytes) else element)
         except UnicodeDecodeError:
             return output
-    if spec.datatype == "BF16":
-        return (output.astype("<u4") << 16).view("<f4")
-    return output
+    return (output.astype("<u4") << 16).view("<f4")
 
 
 def to_tensors(result: Any, signature: Signature) -> dict[str, Array]:

@@ -23,9 +23,10 @@ from penstock.backends.errors import InferError
 from penstock.backends.node import Node
 from penstock.server.ipc.channel import Channel
 
-from .convert import to_inputs, to_prediction, to_tensors
-from .encode import to_json
+from .bound import bind
+from .conversions import Described, make
 from .loading import POST, PRE, HookModule, brief
+from .mounts import install
 from .packing import (
     ANSWER,
     ASKED,
@@ -63,9 +64,12 @@ Reply = tuple[bytes, Sequence[Array | None] | None]
 
 def open_service(settings: dict[str, Any], channel: Channel) -> Inside:
     """Load the hook file. Raises: InferError (INVALID) for what is wrong with it."""
-    path, on_path = Path(settings["path"]), FolderOnPath(Path(settings["path"]).parent)
+    # before any of the user's code is there, which stays for the life of the process
+    install(settings["mounts"])
+    path, roots = Path(settings["path"]), tuple(map(Path, settings["roots"]))
+    on_path = FolderOnPath(*(roots or (path.parent,)))
     try:
-        module = HookModule(path, decoupled=settings["decoupled"])
+        module = HookModule(path, decoupled=settings["decoupled"], roots=roots, dialect=settings["dialect"])
     except InferError as error:
         if error.__cause__ is not None:
             sys.stderr.write(_traceback(error.__cause__))
@@ -96,14 +100,18 @@ class Inside:
         self._module = module
         self._on_path = on_path
         self._channel = channel
-        self._signature = read_signature(settings["signature"])
-        metadata = unpack(settings["metadata"])
+        signature = read_signature(settings["signature"])
         inputs, outputs = (list(map(Node.read, settings[side])) for side in ("inputs", "outputs"))
-        functions = module.bound(inputs, outputs, metadata)
-        self._hooks = functions[PRE], functions[POST]
+        described = Described(signature, inputs, outputs, settings["described"], settings["dialect_settings"])
+        rules = make(settings["dialect"], described)
+        self._bound = bind(module, rules, signature, unpack(settings["metadata"]))
+        self._hooks, self._makers = (self._bound.functions[PRE], self._bound.functions[POST]), self._bound.makers
+        self._prediction = rules.prediction
+        self._in_hook = False
+        self._takes = [bool(settings["dialect"]) or module.takes_parameters(hook) for hook in (PRE, POST)]
         self._keeps = module.takes_parameters(PRE) and module.takes_parameters(POST)
         self._kept: dict[int, dict[str, Any]] = {}
-        self._generators: dict[int, Iterator[Any]] = {}
+        self._generators: dict[int, tuple[Iterator[Any], dict[str, Any]]] = {}
         self._hushed: set[int] = set()
         self._give_way = 0
         self._told_ns = 0
@@ -113,17 +121,18 @@ class Inside:
     def opened(self) -> Reply:
         """Say what the file has."""
         has = {"pre": self._hooks[0] is not None, "post": self._hooks[1] is not None, "yields": self._module.yields}
-        takes = [self._module.takes_parameters(PRE), self._module.takes_parameters(POST)]
-        return json.dumps(has | {"takes": takes}).encode(), None
+        return json.dumps(has | {"takes": self._takes, "keeps": self._keeps}).encode(), None
 
     def call(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> Any:
         """Run a hook, or some steps of a generator. What goes wrong is part of the reply."""
-        start_ns = time.monotonic_ns()
+        start_ns, self._in_hook = time.monotonic_ns(), False
         try:
             if kind == CALL:
                 hook, form, value, parameters = self._asked(body, 0, arrays)
                 start_ns = time.monotonic_ns()
-                return self._done(start_ns, *self._made(form, hook(value, parameters)))
+                self._in_hook = True
+                result = hook(value, parameters)
+                return self._done(start_ns, *self._made(form, result, parameters))
             if kind == TURN:
                 for _ in self._turn(body, arrays):
                     pass
@@ -146,18 +155,20 @@ class Inside:
             parameters = read_json(body[start : start + size], full) if size else {}
             if self._keeps and not position:
                 self._kept[request] = parameters
-        value = read_value(body[start + size :], how & ~FULL_PARAMETERS, arrays)
+        if how == PLAIN_JSON:
+            value = orjson.loads(body[start + size :])
+        else:
+            value = read_value(body[start + size :], how & ~FULL_PARAMETERS, arrays)
         if position:
-            value = to_prediction(value, self._signature)
+            value = self._prediction(value, parameters)
         return self._hooks[position], form, value, parameters
 
-    def _made(self, form: int, result: Any) -> Reply:
+    def _made(self, form: int, result: Any, parameters: Mapping[str, Any]) -> Reply:
+        self._in_hook = False
+        made = self._makers[form](result, parameters)
         if form == INPUTS:
-            return b"", to_inputs(result, self._signature)
-        if form == JSON:
-            return to_json(result), None
-        tensors: Mapping[str, Array] = to_tensors(result, self._signature)
-        return orjson.dumps(list(tensors)), list(tensors.values())
+            return b"", made
+        return (made, None) if form == JSON else (orjson.dumps(list(made)), list(made.values()))
 
     def _wrong(self, start_ns: int, error: BaseException, body: bytes) -> Reply:
         """Write what was raised, in full unless it is about the sample and the last such was told just before."""
@@ -165,13 +176,15 @@ class Inside:
         if is_pre:
             self._kept.pop(ASKED.unpack_from(body)[-1], None)
         took_ns = now_ns - start_ns
-        if isinstance(error, InferError):
+        worded = self._bound.words(PRE if is_pre else POST, error) if self._in_hook else None
+        if worded is None and isinstance(error, InferError):
             return REPLIED.pack(REFUSED, took_ns, 0) + write_refusal(error), None
         plain, lines = isinstance(error, Exception), ""
         if not (is_pre and plain) or now_ns - self._told_ns > _TELL_NS:
             self._told_ns = now_ns
             lines = _traceback(error)
-        return REPLIED.pack(RAISED, took_ns, 0) + json.dumps([brief(error), plain, lines]).encode(), None
+        told = write_refusal(worded).decode() if worded is not None else ""
+        return REPLIED.pack(RAISED, took_ns, 0) + json.dumps([brief(error), plain, lines, told]).encode(), None
 
     # -- generators --------------------------------------------------------------------------------------------
 
@@ -187,16 +200,19 @@ class Inside:
                 start_ns = time.monotonic_ns()
                 if number not in self._generators:
                     hook, _, value, parameters = self._asked(body, STEPS.size, arrays)
-                    self._generators[number] = iter(hook(value, parameters))
+                    self._in_hook = True
+                    self._generators[number] = iter(hook(value, parameters)), parameters
                     del value
                     arrays.clear()
+                self._in_hook = True
+                steps_of, parameters = self._generators[number]
                 try:
-                    value = next(self._generators[number])
+                    value = next(steps_of)
                 except StopIteration:
                     self._generators.pop(number)
                     self._ended_ns = time.monotonic_ns() - start_ns
                     return
-                made_bytes += self._tell(number, form, value, start_ns)
+                made_bytes += self._tell(number, value, start_ns, form, parameters)
                 yield
         except BaseException:
             self._shut(number)
@@ -204,13 +220,13 @@ class Inside:
         if number in self._hushed:
             self._shut(number)
 
-    def _tell(self, number: int, form: int, value: Any, start_ns: int) -> int:
+    def _tell(self, number: int, value: Any, start_ns: int, form: int, parameters: dict[str, Any]) -> int:
         computed_ns = time.monotonic_ns()
         infer_ns = computed_ns - start_ns
         if isinstance(value, InferError):
             self._channel.send(ANSWER, number, YIELDED.pack(REFUSED, infer_ns, 0, 0) + write_refusal(value))
             return 0
-        text, tensors = self._made(form, value)
+        text, tensors = self._made(form, value, parameters)
         nbytes = tensor_bytes(tensors) if tensors else len(text)
         output_ns = time.monotonic_ns() - computed_ns
         self._channel.send(ANSWER, number, YIELDED.pack(DONE, infer_ns, output_ns, nbytes) + text, tensors)
@@ -219,7 +235,7 @@ class Inside:
     def _shut(self, number: int) -> None:
         """Close a generator, if it is under way: its `finally` runs. Raises what that raises."""
         self._hushed.discard(number)
-        close = getattr(self._generators.pop(number, None), "close", None)
+        close = getattr(self._generators.pop(number, (None,))[0], "close", None)
         if close is not None:
             close()
 
@@ -252,13 +268,16 @@ class AwaitingInside(Inside):
 
     async def call(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> Reply:
         """Run a hook, or some steps of a generator, between which the loop hears what is told."""
-        start_ns = time.monotonic_ns()
+        start_ns, self._in_hook = time.monotonic_ns(), False
         try:
             if kind == CALL:
                 hook, form, value, parameters = self._asked(body, 0, arrays)
                 start_ns = time.monotonic_ns()
+                self._in_hook = True
                 result = hook(value, parameters)
-                return self._done(start_ns, *self._made(form, await result if inspect.isawaitable(result) else result))
+                if inspect.isawaitable(result):
+                    result = await result
+                return self._done(start_ns, *self._made(form, result, parameters))
             if kind == TURN:
                 for _ in self._turn(body, arrays):
                     await asyncio.sleep(0)

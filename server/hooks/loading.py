@@ -6,16 +6,18 @@ Called on a replica's thread when a model is loaded, and by `penstock check`, wh
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from penstock.backends.errors import Code, InferError
 
 from .scopes import own_nodes
 from .siblings import Siblings
-from .writes import HOOK_NAMES, parsed
+from .writes import HOOK_NAMES, PICKLES, parsed
 
 PRE, POST = HOOK_NAMES
 
@@ -26,6 +28,7 @@ FORMS: dict[str, tuple[tuple[str, ...], ...]] = {
     name: ((value, *_MORE[:2]), (value, "metadata"), (value, *_MORE))
     for name, value in ((PRE, "sample"), (POST, "prediction"))
 }
+_CORTEX_FORMS = {name: forms[:2] for name, forms in FORMS.items()}
 
 HookFunction = Callable[[Any, Any], Any]
 """A hook with its signature and metadata filled in: takes the sample or prediction, and the request's parameters."""
@@ -38,15 +41,17 @@ class HookModule:
     a decoupled model may have.
     """
 
-    def __init__(self, path: Path, *, decoupled: bool = False) -> None:
-        """Run the file and find its hooks.
+    def __init__(self, path: Path, *, decoupled: bool = False, roots: Sequence[Path] = (), dialect: str = "") -> None:
+        """Run the file and find its hooks. Its own modules are those of `roots`, or else those beside it.
 
+        `dialect` says which forms hooks may have, and in whose words they are refused.
         Raises: InferError (INVALID); the file's own exception, if it raised one, is the cause.
         """
-        self._siblings = Siblings(path)
+        rules = _rules(dialect)
+        self._siblings = Siblings(path, roots, rules.folders)
         try:
-            self._functions = _found(path, self._siblings)
-            self.yields = _yields(path, self._functions, decoupled=decoupled)
+            self._functions = _found(path, self._siblings, rules)
+            self.yields = _yields(path, self._functions, rules, decoupled=decoupled)
         except BaseException:
             self._siblings.close()
             raise
@@ -69,7 +74,7 @@ class HookModule:
 
     def bound(self, inputs: Sequence[Any], outputs: Sequence[Any], metadata: Any) -> dict[str, HookFunction | None]:
         """Give both, with what describes the model on their side of it."""
-        return {PRE: self.bind(PRE, list(inputs), metadata), POST: self.bind(POST, list(outputs), metadata)}
+        return {PRE: self.bind(PRE, inputs, metadata), POST: self.bind(POST, outputs, metadata)}
 
     def takes_parameters(self, name: str) -> bool:
         """Tell whether the file has a hook that is given the request's own parameters."""
@@ -81,52 +86,129 @@ class HookModule:
         self._siblings.close()
 
 
-def _found(path: Path, siblings: Siblings) -> dict[str, Callable[..., Any]]:
+class _Rules:
+    """What the hooks of a file may look like, and what is said of those that do not."""
+
+    forms = FORMS
+    folders: tuple[Path, ...] = ()
+    needed = True
+    tells_where = False
+
+    def wrong_form(self, name: str, found: str, *, plain: bool = True) -> str:
+        """Say what arguments a hook was to have; `plain`: it has nothing but plain ones."""
+        return f"function {name}: expected function arguments {self._wanted(name)} but found {found}"
+
+    def no_function(self, name: str, found: Any) -> str:
+        """Say that a name is none."""
+        return f"{name} is no function: {type(found).__name__}"
+
+    def wrong_kind(self, name: str, *, is_async: bool, yields: bool, decoupled: bool) -> str:
+        """Say why a hook may not be what it is; "" if it may."""
+        if not yields:
+            return ""
+        if name == PRE:
+            return f"{PRE} yields, and a sample makes one set of inputs; {POST} may"
+        if is_async:
+            return f"{POST} yields in an async def; one that yields is a plain def"
+        if not decoupled:
+            text = f"{POST} yields, and this model has one answer for each request"
+            return f"{text}: model_transaction_policy {{ decoupled: true }} in its config.pbtxt says otherwise"
+        return ""
+
+    def _wanted(self, name: str) -> str:
+        return " or ".join(f"({', '.join(form)})" for form in self.forms[name])
+
+
+class _CortexRules(_Rules):
+    """Cortex's, of both generations. Source: Cortex 0.10, which knew the longer form; the texts begin as its do."""
+
+    forms = _CORTEX_FORMS
+    folders = (Path(__file__).parents[1] / "cortex" / "importable",)
+    needed = False
+    tells_where = True
+
+    def wrong_form(self, name: str, found: str, *, plain: bool = True) -> str:
+        if not plain:
+            return f"function {name}: invalid function signature, can only accept positional arguments: {found}"
+        return f"function {name}: expected function arguments arguments {self._wanted(name)} but found {found}"
+
+    def no_function(self, name: str, found: Any) -> str:
+        return f"function {name}: not a function: {type(found).__name__}"
+
+    def wrong_kind(self, name: str, *, is_async: bool, yields: bool, decoupled: bool) -> str:
+        if not (is_async or yields):
+            return ""
+        what = "yields" if yields else "is an async def"
+        return f"function {name}: it {what}, and is called for its value: a plain def that returns it is wanted"
+
+
+def _rules(dialect: str) -> _Rules:
+    return _CortexRules() if dialect == "cortex" else _Rules()
+
+
+def _found(path: Path, siblings: Siblings, rules: _Rules) -> dict[str, Callable[..., Any]]:
     if not path.is_file():
         raise InferError(Code.INVALID, f"hooks file {path}: no such file")
     try:
-        module = siblings.run()
+        module = _unpickled(path) if path.suffix in PICKLES else siblings.run()
     except SyntaxError as error:
         where = Path(error.filename).name if error.filename else path.name
         raise InferError(Code.INVALID, f"hooks file {path}: {where}, line {error.lineno}: {error.msg}") from error
+    except InferError:
+        raise
     except BaseException as error:  # a module may well call sys.exit
-        raise InferError(Code.INVALID, f"hooks file {path} cannot be loaded: {brief(error)}") from error
+        text = f"hooks file {path} cannot be loaded: {brief(error)}"
+        text += _place(error, siblings) if rules.tells_where else ""
+        raise InferError(Code.INVALID, text) from error
     functions = {name: getattr(module, name) for name in HOOK_NAMES if hasattr(module, name)}
-    if not functions:
+    if not functions and rules.needed:
         raise InferError(Code.INVALID, _neither(path))
     for name, function in functions.items():
         if not callable(function):
-            raise InferError(Code.INVALID, f"hooks file {path}: {name} is no function: {type(function).__name__}")
+            raise InferError(Code.INVALID, f"hooks file {path}: {rules.no_function(name, function)}")
         names, plain, text = _parameters(function)
-        if not plain or names not in FORMS[name]:
-            raise InferError(Code.INVALID, f"hooks file {path}: {_wrong_form(name, text)}")
+        if not plain or names not in rules.forms[name]:
+            raise InferError(Code.INVALID, f"hooks file {path}: {rules.wrong_form(name, text, plain=plain)}")
     return functions
 
 
-def _yields(path: Path, functions: Mapping[str, Callable[..., Any]], *, decoupled: bool) -> bool:
+def _unpickled(path: Path) -> SimpleNamespace:
+    """Read a dict of functions. Raises: InferError (INVALID), and whatever reading raises."""
+    try:
+        dill = importlib.import_module("dill")
+    except ModuleNotFoundError as error:
+        text = f"hooks file {path}: it is a pickle of functions, and this Python has no dill: pip install dill"
+        raise InferError(Code.INVALID, text) from error
+    with path.open("rb") as file:
+        functions = dill.load(file)
+    if not isinstance(functions, Mapping):
+        text = f"hooks file {path}: wanted a pickled dict of functions, got {type(functions).__name__}"
+        raise InferError(Code.INVALID, text)
+    return SimpleNamespace(**{name: functions[name] for name in HOOK_NAMES if name in functions})
+
+
+def _place(error: BaseException, siblings: Siblings) -> str:
+    """Say where in the user's files it was raised, the innermost place; "" where that is not theirs."""
+    frames, place = error.__traceback__, ""
+    while frames is not None:
+        if siblings.has(Path(frames.tb_frame.f_code.co_filename)):
+            place = f" ({Path(frames.tb_frame.f_code.co_filename).name}, line {frames.tb_lineno})"
+        frames = frames.tb_next
+    return place
+
+
+def _yields(path: Path, functions: Mapping[str, Callable[..., Any]], rules: _Rules, *, decoupled: bool) -> bool:
     """Tell whether post_inference is a generator function. Raises: InferError (INVALID) where none may be."""
-    yields = False
+    any_yields = False
     for name, function in functions.items():
         own = (function, inspect.unwrap(function))
-        is_async = any(map(inspect.isasyncgenfunction, own))
-        if is_async or any(map(inspect.isgeneratorfunction, own)):
-            problem = _wrong_generator(name, is_async=is_async, decoupled=decoupled)
-            if problem:
-                raise InferError(Code.INVALID, f"hooks file {path}: {problem}")
-            yields = True
-    return yields
-
-
-def _wrong_generator(name: str, *, is_async: bool, decoupled: bool) -> str:
-    """Say why a hook may not yield; "" if it may."""
-    if name == PRE:
-        return f"{PRE} yields, and a sample makes one set of inputs; {POST} may"
-    if is_async:
-        return f"{POST} yields in an async def; one that yields is a plain def"
-    if not decoupled:
-        text = f"{POST} yields, and this model has one answer for each request"
-        return f"{text}: model_transaction_policy {{ decoupled: true }} in its config.pbtxt says otherwise"
-    return ""
+        yields_async = any(map(inspect.isasyncgenfunction, own))
+        yields = yields_async or any(map(inspect.isgeneratorfunction, own))
+        is_async = yields_async or any(map(inspect.iscoroutinefunction, own))
+        if problem := rules.wrong_kind(name, is_async=is_async, yields=yields, decoupled=decoupled):
+            raise InferError(Code.INVALID, f"hooks file {path}: {problem}")
+        any_yields = any_yields or yields
+    return any_yields
 
 
 def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, ...], bool, str]:
@@ -147,11 +229,6 @@ def _neither(path: Path) -> str:
     return f"hooks file {path} defines neither {PRE} nor {POST}"
 
 
-def _wrong_form(name: str, found: str) -> str:
-    forms = " or ".join(f"({', '.join(form)})" for form in FORMS[name])
-    return f"function {name}: expected function arguments {forms} but found {found}"
-
-
 def brief(error: BaseException) -> str:
     """Write an exception on one line, type first, for somebody who cannot see the traceback."""
     try:
@@ -161,8 +238,11 @@ def brief(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:500]}" if text else type(error).__name__
 
 
-def check_file(path: Path, *, decoupled: bool = False) -> list[str]:
+def check_file(path: Path, *, decoupled: bool = False, dialect: str = "") -> list[str]:
     """Find what would keep a hook file from loading, as `file:line: problem`, without running it."""
+    rules = _rules(dialect)
+    if path.suffix in PICKLES:
+        return [] if path.is_file() else [f"{path}: no such file"]
     try:
         tree = parsed(path.read_bytes())
     except OSError as error:
@@ -172,16 +252,18 @@ def check_file(path: Path, *, decoupled: bool = False) -> list[str]:
     except ValueError as error:  # null bytes
         return [f"{path}: {error}"]
     problems = []
-    found = False
+    found = not rules.needed
     for node in _module_level(tree.body):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in HOOK_NAMES:
             found = True
-            if not node.decorator_list and (text := _written(node.args)) not in map(_joined, FORMS[node.name]):
-                problems.append(f"{path}:{node.lineno}: {_wrong_form(node.name, f'({text})')}")
-            if any(isinstance(inner, ast.Yield | ast.YieldFrom) for inner in own_nodes(node.body)):
-                is_async = isinstance(node, ast.AsyncFunctionDef)
-                wrong = _wrong_generator(node.name, is_async=is_async, decoupled=decoupled)
-                problems += [f"{path}:{node.lineno}: {wrong}"] if wrong else []
+            if not node.decorator_list and (text := _written(node.args)) not in map(_joined, rules.forms[node.name]):
+                plain = not set(text) & {"*", "="}
+                problems.append(f"{path}:{node.lineno}: {rules.wrong_form(node.name, f'({text})', plain=plain)}")
+            wrong = rules.wrong_kind(
+                node.name, is_async=isinstance(node, ast.AsyncFunctionDef), decoupled=decoupled,
+                yields=any(isinstance(inner, ast.Yield | ast.YieldFrom) for inner in own_nodes(node.body)),
+            )  # fmt: skip
+            problems += [f"{path}:{node.lineno}: {wrong}"] if wrong else []
         elif not found:
             found = _may_bind_hook(node)
     return problems if found else [*problems, f"{path}: {_neither(path)}"]

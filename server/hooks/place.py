@@ -16,7 +16,8 @@ from penstock.batching.model import Model
 from penstock.batching.spec import HookSpec, WorkerSpec
 
 from .holding import Holding
-from .replicas import Passage, Plan, Replicas, plan
+from .plan import Plan, plan
+from .replicas import Passage, Replicas
 from .siblings import FolderOnPath
 from .worker_replicas import Interpreters, WorkerReplicas
 
@@ -77,7 +78,7 @@ class Place:
         replicas = Replicas(self._model, self._spec, decided, self._loop)
         if self._spec.workers is None:
             self._holding = replicas.holding = Holding(self._loop, replicas.runs, self._found)
-        on_path = FolderOnPath(self._spec.path.parent)
+        on_path = FolderOnPath(*(self._spec.roots or (self._spec.path.parent,)))
         try:
             first = await replicas.start()
         except BaseException:
@@ -122,7 +123,8 @@ class Place:
     def _sensible(self) -> int:
         """Give how many workers there are to be: no more instances of the file than its owner has allowed."""
         said = self._spec.replicas
-        allowed = 1 if said == "shared" else said if isinstance(said, int) else MOST_WORKERS
+        alone = self._decided is not None and self._decided.alone
+        allowed = 1 if alone or said == "shared" else said if isinstance(said, int) else MOST_WORKERS
         return max(1, min(MOST_WORKERS, usable_cpus(), allowed))
 
     async def _move(self, count: int) -> None:

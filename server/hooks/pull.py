@@ -10,14 +10,16 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.backends.backend import Array
 from penstock.backends.errors import InferError
 
+from .bound import Bound
 from .call import Call, MovedError
-from .loading import POST, HookFunction
+from .loading import POST
+from .packing import INPUTS
 
 if TYPE_CHECKING:
     from .replica import Replica
@@ -55,15 +57,14 @@ class Pull(Call):
     """
 
     __slots__ = (
-        "_ahead", "_arrived", "_closed", "_convert", "_generator", "_lock", "_loop", "_paused", "_replica", "_turn",
+        "_ahead", "_arrived", "_closed", "_generator", "_lock", "_loop", "_paused", "_replica", "_turn",
         "_woken", "ended_ns",
     )  # fmt: skip
 
-    def __init__(self, prediction: Any, convert: Callable[[Any], Any], request_id: str) -> None:
+    def __init__(self, outputs: list[Any], form: int, request_id: str) -> None:
         # a deadline is for waiting: what the model has run for is finished
-        super().__init__(POST, prediction, nothing, 0, request_id)
+        super().__init__(POST, outputs, form, 0, request_id)
         self.ended_ns = -1
-        self._convert = convert
         self._turn: asyncio.Future[Any] | None = None
         self._loop = asyncio.get_running_loop()
         self._arrived = asyncio.Event()
@@ -129,7 +130,7 @@ class Pull(Call):
 
     # -- on the replica's own thread ---------------------------------------------------------------------------
 
-    def invoke(self, functions: Mapping[str, HookFunction | None]) -> None:
+    def invoke(self, bound: Bound) -> None:
         """Step until enough is ahead, another call waits, or it ends. Raises what a step raises."""
         steps = 0
         try:
@@ -137,23 +138,28 @@ class Pull(Call):
                 steps += 1
                 self.since_ns = start_ns = time.monotonic_ns()
                 if self._generator is None:
-                    self._begin(functions)
+                    self._begin(bound)
+                self.in_hook = True
                 try:
                     value = next(self._generator)  # type: ignore[arg-type]
                 except StopIteration:
                     self._forget()
                     self.ended_ns = time.monotonic_ns() - start_ns
                     return
-                self._put(self._answer(value, start_ns))
+                self.in_hook = False
+                self._put(self._answer(bound, value, start_ns))
         except BaseException:
             self.shut()
             raise
         if self._closed:
             self.shut()
 
-    def _begin(self, functions: Mapping[str, HookFunction | None]) -> None:
+    def made(self, bound: Bound, result: Any) -> None:
+        pass
+
+    def _begin(self, bound: Bound) -> None:
         self.begun = True
-        self._generator = iter(functions[POST](self.value, self.parameters))  # type: ignore[misc]
+        self._generator = iter(super().invoke(bound))
         self.value = None
         self._replica.pulls.add(self)  # type: ignore[union-attr]
 
@@ -168,11 +174,11 @@ class Pull(Call):
         ahead = list(self._ahead)
         return len(ahead) >= AHEAD or sum(each.nbytes for each in ahead) >= AHEAD_BYTES
 
-    def _answer(self, value: Any, start_ns: int) -> Answer:
+    def _answer(self, bound: Bound, value: Any, start_ns: int) -> Answer:
         computed_ns = time.monotonic_ns()
         if isinstance(value, InferError):
             return Answer({}, value, infer_ns=computed_ns - start_ns)
-        outputs = self._convert(value)
+        outputs = super().made(bound, value)
         infer_ns, output_ns = computed_ns - start_ns, time.monotonic_ns() - computed_ns
         return Answer(outputs, infer_ns=infer_ns, output_ns=output_ns, nbytes=size_of(outputs))
 
@@ -213,16 +219,14 @@ class _Closing(Call):
     __slots__ = ("_pull",)
 
     def __init__(self, pull: Pull) -> None:
-        super().__init__(CLOSING, None, nothing, 0, pull.request_id)
+        super().__init__(CLOSING, None, INPUTS, 0, pull.request_id)
         self._pull = pull
 
-    def invoke(self, functions: Mapping[str, HookFunction | None]) -> None:
+    def invoke(self, bound: Bound) -> None:
         self._pull.shut()
 
-
-def nothing(result: Any) -> Any:
-    """Leave a result as it is."""
-    return result
+    def made(self, bound: Bound, result: Any) -> None:
+        pass
 
 
 def size_of(outputs: Any) -> int:

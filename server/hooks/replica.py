@@ -14,15 +14,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, InferError
+from penstock.batching.memory import resident_bytes
 from penstock.batching.model import Model
 from penstock.batching.spec import HookSpec
 
-from .call import Bound, Call, MovedError, Owner, log, refusal, tell
-from .conversions import Conversions, of_model
+from .bound import Bound, bind
+from .call import Call, MovedError, Owner, log, refusal, tell
+from .conversions import of_model
 from .holding import LONG_NS
 from .interrupt import interrupt
 from .loading import POST, PRE, HookModule
-from .native import makers
 from .packing import INPUTS
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ class Replica:
 
     Invariant: every call's future is settled, exactly once: by the hook's result or error, by the limit, by
     `MovedError`, or by its own cancellation.
-    `yields`, once `ready`: its post_inference is a generator function. `pulls` are the generators that it has begun.
+    `has_pre`, `has_post`, `yields`, once `ready`: what the file has; its post_inference is a generator function.
+    `load_bytes` is about what the process has grown by. `pulls` are the generators that it has begun.
     Threads: the event loop's, but for what `_main` calls and `pulls`; `_lock` decides between a hook that ends and a
     limit that strikes. An `async` hook runs on an asyncio loop that this thread keeps running, so that its tasks live
     on between calls.
@@ -54,10 +56,10 @@ class Replica:
         self._loop = loop
         self._owner = owner
         self._limit_ns = int(spec.timeout_s * 1e9)
-        self._bound: Bound | None = None
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._done: deque[Call] = deque()
-        self._woken = self.yields = False
+        self._woken = self.has_pre = self.has_post = self.yields = False
+        self.load_bytes = 0
         self._lock = threading.Lock()
         self._running: Call | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -74,14 +76,9 @@ class Replica:
     # -- on the event loop -------------------------------------------------------------------------------------
 
     @property
-    def has_pre(self) -> bool:
-        """Whether the file has a pre_inference; known once `ready`."""
-        return self._bound is not None and self._bound.functions.get(PRE) is not None
-
-    @property
-    def has_post(self) -> bool:
-        """Whether the file has a post_inference; known once `ready`."""
-        return self._bound is not None and self._bound.functions.get(POST) is not None
+    def load_ns(self) -> int:
+        """How long it took to load, once `ready`."""
+        return self._load.end_ns - self._load.start_ns
 
     @property
     def serves(self) -> bool:
@@ -207,7 +204,7 @@ class Replica:
             return False
         try:
             ended = self._running is None or not self._thread.is_alive()
-            return ended or interrupt(self._thread.ident or 0, self._spec.path.parent)
+            return ended or interrupt(self._thread.ident or 0, self._spec.path.parent, *self._spec.roots)
         finally:
             self._lock.release()
 
@@ -238,8 +235,14 @@ class Replica:
             if call is None or not self._begin(call):
                 return
             try:
-                module = self._loaded()
-                bound = self._bound = self._bind(module)
+                before_bytes = resident_bytes()
+                spec, decoupled = self._spec, self._model.spec.decoupled
+                module = HookModule(spec.path, decoupled=decoupled, roots=spec.roots, dialect=spec.dialect)
+                metadata, self.yields = copy.deepcopy(dict(spec.metadata)), module.yields
+                rules = of_model(self._model, for_hooks=True)
+                bound = bind(module, rules, self._model.signature, metadata)
+                self.has_pre, self.has_post = (bound.functions[hook] is not None for hook in (PRE, POST))
+                self.load_bytes = resident_bytes() - before_bytes
             except InferError as error:
                 call.error = error
                 if error.__cause__ is not None:
@@ -262,23 +265,13 @@ class Replica:
             self._ended = True
             self._wake()
 
-    def _loaded(self) -> HookModule:
-        return HookModule(self._spec.path, decoupled=self._model.spec.decoupled)
-
-    def _bind(self, module: HookModule) -> Bound:
-        """Give each hook the arguments that stay the same on every call of this replica."""
-        rules = of_model(self._model, for_hooks=True)
-        metadata = copy.deepcopy(dict(self._spec.metadata))
-        self.yields = module.yields
-        return Bound(module.bound(*rules.signatures, metadata), rules, makers(rules, self._model.signature))
-
     def _serve(self, bound: Bound) -> None:
         while (call := self._calls.get()) is not None:
             if self._begin(call):
                 try:
                     call.result = call.made(bound, call.invoke(bound))
                 except BaseException as error:  # noqa: BLE001 - sys.exit in a hook harms its own request only
-                    self._refuse(call, error, bound.rules)
+                    self._refuse(call, error, bound)
             if not self._end(call):
                 return
             del call  # or what it brought would stay until the next one comes
@@ -307,7 +300,7 @@ class Replica:
                     result = call.invoke(bound)
                     call.result = call.made(bound, await result if inspect.isawaitable(result) else result)
                 except BaseException as error:  # noqa: BLE001 - as in _serve
-                    self._refuse(call, error, bound.rules)
+                    self._refuse(call, error, bound)
             if not self._end(call) or (task is not None and task.cancelling()):
                 # abandoned; or a task of the user's has ended the loop, which cancels all others on its way out
                 return
@@ -348,8 +341,8 @@ class Replica:
                 # the loop is closed, and nobody waits
                 self._stopping = True
 
-    def _refuse(self, call: Call, error: BaseException, rules: Conversions) -> None:
-        call.error = refusal(call, error, rules)
+    def _refuse(self, call: Call, error: BaseException, bound: Bound) -> None:
+        call.error = refusal(call, error, bound)
         if not self._abandoned:
             self._told_ns = tell(call, error, self._about(call), self._told_ns)
 

@@ -10,7 +10,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from penstock.backends.errors import Code, InferError
@@ -19,53 +18,20 @@ from penstock.batching.spec import HookSpec
 from penstock.batching.statistics import OTHER
 
 from .call import Call, Form, MovedError
-from .convert import to_prediction
 from .holding import Holding
 from .loading import POST
+from .plan import Plan
 from .pull import Answer, Pull
 from .replica import Replica
-from .writes import written_globals
 
-DEFAULT_REPLICAS = 8
+LIGHT_LOAD_NS = 100_000_000
+LIGHT_BYTES = 8 << 20
+"""What loading an instance more may take, of time and of memory, for it to be light."""
 MAX_HANGING = 8
 """Abandoned replicas whose threads have not ended; past that many, no fresh one is made until one of them ends."""
 
 logger = logging.getLogger("penstock.hooks")
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How a hook file is instantiated, and why. `shared`: one instance for all requests, called once at a time."""
-
-    replicas: int
-    shared: bool
-    reason: str
-
-
-def plan(spec: HookSpec) -> Plan:
-    """Decide by what the configuration says, and where it is silent by whether the file writes globals.
-
-    Raises: InferError (INVALID) for a file that does not parse or a setting out of range.
-    """
-    if spec.replicas == "shared":
-        return Plan(1, shared=True, reason="one instance for all requests, as configured")
-    if isinstance(spec.replicas, int) and not isinstance(spec.replicas, bool) and spec.replicas > 0:
-        return Plan(spec.replicas, shared=False, reason=f"up to {spec.replicas} instances, as configured")
-    if spec.replicas is not None:
-        text = f'hooks file {spec.path}: replicas: got {spec.replicas!r}, takes an integer above 0 or "shared"'
-        raise InferError(Code.INVALID, text)
-    try:
-        writes = written_globals(spec.path)
-    except SyntaxError as error:
-        raise InferError(Code.INVALID, f"hooks file {spec.path}: line {error.lineno}: {error.msg}") from error
-    except (OSError, ValueError) as error:
-        raise InferError(Code.INVALID, f"hooks file {spec.path}: {error}") from error
-    if not writes:
-        return Plan(1, shared=True, reason="one instance for all requests, no globals are written")
-    listed = ", ".join(map(str, writes[:5])) + (f" and {len(writes) - 5} more" if len(writes) > 5 else "")
-    reason = f"up to {DEFAULT_REPLICAS} instances, globals are written: {listed}"
-    return Plan(DEFAULT_REPLICAS, shared=False, reason=reason)
 
 
 class Replicas:
@@ -85,6 +51,7 @@ class Replicas:
         self._spec = spec
         self._loop = loop
         self._limit = decided.replicas
+        self._light_limit = decided.light
         self._max_waiting = max(model.spec.policy.max_queue_rows, 1)
         self._live: list[Any] = []
         self._free: list[Any] = []
@@ -214,7 +181,7 @@ class Replicas:
     # -- growing -----------------------------------------------------------------------------------------------
 
     def _grow(self) -> None:
-        if self._closing or self._making is not None or len(self._live) >= self._limit:
+        if self._closing or self._making is not None or len(self._live) >= max(self._limit, self._light_limit):
             return
         self._hanging = [replica for replica in self._hanging if replica.hangs]
         if len(self._hanging) >= MAX_HANGING:
@@ -238,13 +205,15 @@ class Replicas:
         if replica is None or self._closing:
             return
         if error is None:
+            if self._live and not (replica.load_ns <= LIGHT_LOAD_NS and replica.load_bytes <= LIGHT_BYTES):
+                self._light_limit = 0
             self._live.append(replica)
             self.freed(replica)
             if self._waiters:
                 self._grow()
         elif self._live:
             # those there are will do: a file that cannot be loaded again is not tried at every request
-            self._limit = len(self._live)
+            self._limit, self._light_limit = len(self._live), 0
             logger.warning("staying at %d replicas", self._limit, extra={"model": self._model.name})
         elif isinstance(error, InferError):
             self._refuse(error)
@@ -282,11 +251,11 @@ class Passage:
 
     def pull(self, outputs: list[Any], form: Form, request_id: str) -> Pull:
         """Make the Pull of what the request's hook yields for a prediction."""
-        return Pull(to_prediction(outputs, self._model.signature), form.of_result, request_id)
+        return Pull(outputs, form.code, request_id)
 
     def post(self, outputs: list[Any], form: Form, request_id: str) -> Call:
         """Make the call of post_inference. A deadline is for waiting: what the model has run for is finished."""
-        return Call(POST, to_prediction(outputs, self._model.signature), form.of_result, 0, request_id)
+        return Call(POST, outputs, form.code, 0, request_id)
 
     async def next(self, pull: Pull) -> Answer | None:
         """Give what the request's hook yields next, None after the last. Raises: InferError."""

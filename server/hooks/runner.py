@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -19,13 +19,14 @@ from penstock.batching.model import Model
 from penstock.batching.own_outputs import OwnAnswer, OwnOutputs, regular
 from penstock.batching.request import NO_TERMS, Terms
 
+from .bound import Maker
 from .call import Call, Form
 from .coded import Asked, streams, told
-from .convert import to_inputs, to_prediction, to_tensors
-from .encode import to_json
+from .conversions import of_model
+from .convert import to_inputs
 from .loading import PRE
 from .order import Order
-from .packing import JSON, TENSORS
+from .packing import INPUTS, JSON, TENSORS
 from .place import Place, own_interpreter
 from .pull import Answer
 from .replicas import Passage
@@ -93,14 +94,19 @@ class Hooks:
         self._model = model
         self._place: Place | None = None
         names = [spec.name for spec in model.signature.outputs]
+        rules = of_model(model, for_hooks=False)
         self._as_json = Form(
-            "predict", JSON, to_json, lambda outputs: to_json(to_prediction(regular(outputs), model.signature)), None
+            "predict",
+            JSON,
+            rules.inputs,
+            lambda outputs, parameters: rules.answer(rules.prediction(regular(outputs), parameters), parameters),
+            None,
         )
         self._as_tensors = Form(
             "generate",
             TENSORS,
-            lambda result: to_tensors(result, model.signature),
-            lambda outputs: _named([names[at] for at in model.all_outputs], outputs),
+            lambda tensors, _: to_inputs(tensors, model.signature),
+            lambda outputs, _: _named([names[at] for at in model.all_outputs], outputs),
             model.all_outputs,
         )
         self._counted = AnswerStatistics()
@@ -122,7 +128,7 @@ class Hooks:
         too long; NOT_READY where a worker ends as it loads the file).
         """
         hooks = cls(engine, model)
-        if model.spec.hooks is not None:
+        if model.spec.hooks is not None and model.spec.hooks.has_file:
             place = Place(model, model.spec.hooks, interpreters)
             first = await place.open()
             hooks._place = place
@@ -237,17 +243,17 @@ class Hooks:
                 call = trip.passage.post(outputs, form, request_id)
                 call.parameters = trip.parameters
                 return await trip.passage.call(call)
-            return await _converted(form.of_outputs, outputs, _is_big(outputs))
+            return await _converted(form.of_outputs, outputs, trip.parameters)
 
     async def _run(self, sample: Any, form: Form, trip: _Trip) -> list[Any]:
         """Carry a request through pre_inference and its model."""
         said = trip.terms.sequence
         if said is None or self._model.spec.sequence is None:
-            inputs = await self._prepared(sample, trip)
+            inputs = await self._prepared(sample, form, trip)
         else:
             turn = self._order.turn(said.id)
             try:
-                inputs = await self._prepared(sample, trip)
+                inputs = await self._prepared(sample, form, trip)
                 await turn.come()
             finally:
                 # the next one wakes after this one is in the queue
@@ -258,10 +264,10 @@ class Hooks:
             self._model, inputs, wanted=wanted, terms=trip.terms, id=trip.request_id, **more
         )
 
-    async def _prepared(self, sample: Any, trip: _Trip) -> list[Array | None]:
+    async def _prepared(self, sample: Any, form: Form, trip: _Trip) -> list[Array | None]:
         if trip.passage is None or not self.has_pre:
-            return await _converted(self._inputs, sample, _is_big(sample))  # type: ignore[no-any-return]
-        call = Call(PRE, sample, self._inputs, trip.terms.deadline_ns, trip.request_id)
+            return await _converted(form.of_sample, sample, trip.parameters)  # type: ignore[no-any-return]
+        call = Call(PRE, sample, INPUTS, trip.terms.deadline_ns, trip.request_id)
         call.parameters = trip.parameters
         return await trip.passage.call(call)  # type: ignore[no-any-return]
 
@@ -299,9 +305,6 @@ class Hooks:
         if self._drained is not None and not self._in_flight:
             self._drained.set()
 
-    def _inputs(self, value: Any) -> list[Array | None]:
-        return to_inputs(value, self._model.signature)
-
 
 def _named(names: list[str], outputs: list[Any]) -> dict[str, Any]:
     """Give outputs by name; of user code's those that there are, with what is said with them."""
@@ -311,8 +314,9 @@ def _named(names: list[str], outputs: list[Any]) -> dict[str, Any]:
     return OwnAnswer([(name, output) for name, output in named if output is not None], outputs.parameters)
 
 
-async def _converted(convert: Callable[[Any], Any], value: Any, big: bool) -> Any:
-    return await asyncio.to_thread(convert, value) if big else convert(value)
+async def _converted(convert: Maker, value: Any, parameters: dict[str, Any]) -> Any:
+    """Convert what no hook's thread does, on a thread where there is much of it."""
+    return await asyncio.to_thread(convert, value, parameters) if _is_big(value) else convert(value, parameters)
 
 
 def _is_big(value: Any) -> bool:

@@ -16,7 +16,8 @@ COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 class Scope:
     """One namespace.
 
-    `aliases`: local names, with the expressions they were bound to. `carried`: parameters that stand for something that
+    `imports`: names that `import` binds; `imported`: import statements of either form; `functions`: names that `def`
+    binds. `aliases`: local names, with the expressions they were bound to. `carried`: parameters that stand for what
     outlives the call, with what to call it.
     """
 
@@ -27,6 +28,8 @@ class Scope:
     global_names: set[str] = field(default_factory=set)
     nonlocal_names: set[str] = field(default_factory=set)
     imports: set[str] = field(default_factory=set)
+    imported: list[ast.AST] = field(default_factory=list)
+    functions: set[str] = field(default_factory=set)
     aliases: dict[str, list[ast.expr]] = field(default_factory=dict)
     carried: dict[str, str] = field(default_factory=dict)
 
@@ -83,6 +86,10 @@ def bind(scope: Scope, nodes: list[ast.AST]) -> None:
         elif isinstance(node, COMPREHENSIONS):
             # a walrus in a comprehension binds here
             bind(scope, [inner for inner in ast.walk(node) if isinstance(inner, ast.NamedExpr)])
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            scope.imported.append(node)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            scope.functions.add(node.name)
         for target, value in _bindings(node):
             scope.aliases.setdefault(target, []).append(value)
 

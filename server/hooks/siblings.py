@@ -1,4 +1,6 @@
-"""Importing the modules beside a hook file: for one instance of it alone, at load and inside hooks alike.
+"""Importing the modules of a hook file: for one instance of it alone, at load and inside hooks alike.
+
+They lie beside the file, or in the folders that are said to be its roots.
 
 Two models may each have an `encoder.py`, and a replica's globals must be its own, those of its `encoder` included. So
 the hook file and its neighbours are modules of a package whose name is unique, `import encoder` there means that
@@ -45,13 +47,17 @@ class Siblings:
     attributes of the package, and a global of the user's may have the name of a file beside it.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, roots: Sequence[Path] = (), last: Sequence[Path] = ()) -> None:
         self._path = path
-        self._folder = str(path.parent)
+        self._folders = [str(folder) for folder in (*(roots or (path.parent,)), *last)]
         self._stem = path.stem.replace(".", "_")
-        self._beside: dict[str, bool] = {self._stem: True}
+        self._beside: dict[str, bool] = {}
+        if not roots or self._is_itself(self._stem):
+            self._beside[self._stem] = True
+        else:
+            self._stem += "@"  # handlers/keras.py is not what `import keras` means, there and elsewhere
         self._builtins = {**vars(builtins), "__import__": self._import}
-        self._package = _reserve(self._stem, self._folder)
+        self._package = _reserve(self._stem.removesuffix("@"), self._folders)
         self._prefix = self._package + "."
         sys.meta_path.insert(0, self)
 
@@ -59,6 +65,10 @@ class Siblings:
         """Run the hook file. Raises whatever it raises."""
         importlib.invalidate_caches()
         return importlib.import_module(self._prefix + self._stem)
+
+    def has(self, file: Path) -> bool:
+        """Tell whether a file is one of those that the user has written."""
+        return file == self._path or any(Path(folder) in file.parents for folder in self._folders)
 
     def close(self) -> None:
         """Forget the instance; what still refers to its modules may go on using them."""
@@ -103,48 +113,54 @@ class Siblings:
             known = self._beside[top] = self._find(top)
         return known
 
+    def _is_itself(self, top: str) -> bool:
+        spec = PathFinder.find_spec(top, self._folders)
+        return spec is not None and spec.origin == str(self._path)
+
     def _find(self, top: str) -> bool:
         # a file or a package beside the hook file comes first, as for a script; a mere folder comes last
-        spec = PathFinder.find_spec(top, [self._folder])
+        spec = PathFinder.find_spec(top, self._folders)
         if spec is None:
             return False
         if spec.origin is not None:
             return True
-        elsewhere = [entry for entry in sys.path if entry != self._folder]
+        elsewhere = [entry for entry in sys.path if entry not in self._folders]
         return top not in sys.modules and PathFinder.find_spec(top, elsewhere) is None
 
 
-def _reserve(stem: str, folder: str) -> str:
+def _reserve(stem: str, folders: list[str]) -> str:
     """Put an empty package into `sys.modules` under a free name; @ keeps it apart from all that `import` can say."""
     number = 1
     while True:
         package = ModuleType(f"{stem}@{number}")
-        package.__path__ = [folder]
+        package.__path__ = list(folders)
         if sys.modules.setdefault(package.__name__, package) is package:
             return package.__name__
         number += 1
 
 
 class FolderOnPath:
-    """The folder of a hook file at the end of `sys.path`, from construction to `close`.
+    """The folders of a hook file's modules at the end of `sys.path`, from construction to `close`.
 
     For what finds modules by name but not by an import statement of the user's: pickle, joblib, importlib. Such a
     module is the process's, shared by all replicas. Last on the path, it hides nothing that is installed.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, *folders: Path) -> None:
+        self._folders = folders
         self._before = frozenset(sys.modules)
-        sys.path.append(str(folder))
+        sys.path += map(str, folders)
 
     def close(self) -> None:
-        """Take the folder off the path, and forget what was found there, so that a later load finds it anew."""
-        backwards = sys.path[::-1]
-        if str(self._folder) in backwards:
-            del sys.path[-1 - backwards.index(str(self._folder))]
+        """Take the folders off the path, and forget what was found there, so that a later load finds it anew."""
+        for folder in reversed(self._folders):
+            backwards = sys.path[::-1]
+            if str(folder) in backwards:
+                del sys.path[-1 - backwards.index(str(folder))]
         for name in [name for name in list(sys.modules) if name not in self._before]:
             top = name.partition(".")[0]
             file = getattr(sys.modules.get(name), "__file__", None)
-            places = (self._folder / f"{top}.py", self._folder / top)
-            if file and (Path(file) == places[0] or places[1] in Path(file).parents):
-                sys.modules.pop(name, None)
+            for folder in self._folders:
+                places = (folder / f"{top}.py", folder / top)
+                if file and (Path(file) == places[0] or places[1] in Path(file).parents):
+                    sys.modules.pop(name, None)

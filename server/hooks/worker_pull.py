@@ -11,6 +11,7 @@ from penstock.backends.backend import Array
 from .call import Call, MovedError, Written
 from .packing import (
     HUSH,
+    INPUTS,
     NUMBER,
     REFUSED,
     SHUT,
@@ -20,7 +21,7 @@ from .packing import (
     read_made,
     read_refusal,
 )  # fmt: skip
-from .pull import AHEAD, AHEAD_BYTES, CLOSING, Answer, Pull, nothing
+from .pull import AHEAD, AHEAD_BYTES, CLOSING, Answer, Pull
 
 
 class WorkerPull(Pull):
@@ -33,8 +34,7 @@ class WorkerPull(Pull):
     __slots__ = ("most", "turn")
 
     def __init__(self, outputs: list[Any], form: int, request_id: str) -> None:
-        super().__init__(outputs, nothing, request_id)
-        self.form = form
+        super().__init__(outputs, form, request_id)
         self.turn = 0
         self.most = AHEAD
 
@@ -83,7 +83,7 @@ class _Shutting(Call):
     __slots__ = ()
 
     def __init__(self, pull: WorkerPull) -> None:
-        super().__init__(CLOSING, None, nothing, 0, pull.request_id)
+        super().__init__(CLOSING, None, INPUTS, 0, pull.request_id)
         self.number = pull.number
 
     def written(self, takes: Sequence[bool]) -> Written:

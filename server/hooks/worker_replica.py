@@ -214,12 +214,11 @@ class WorkerReplica:
         try:
             has = json.loads(opened.result()[0])
             self.has_pre, self.has_post, self.yields = has["pre"], has["post"], has["yields"]
-            self._takes = tuple(has["takes"])
+            self._takes, self.keeps = tuple(has["takes"]), has["keeps"]
         except (ValueError, TypeError, LookupError) as wrong:
             self.kill()
             self.ready.set_exception(InferError(Code.INTERNAL, f"{self._worker.order.label}: {wrong!r}"))
             return
-        self.keeps = all(self._takes)
         self.ready.set_result(None)
 
     def _answered(self, body: bytes, arrays: list[Array | None], error: Exception | None) -> None:
@@ -276,8 +275,8 @@ class WorkerReplica:
             if error.code is Code.INTERNAL:
                 log(f"{call.hook}: {error.message}", self._about(call))
             return error
-        raised, plain, lines = json.loads(text)
-        error = blame(call, raised, sample=plain)
+        raised, plain, lines, worded = json.loads(text)
+        error = read_refusal(worded) if worded else blame(call, raised, sample=plain)
         log_lines(f"{call.hook} raised {raised}", self._about(call), lines)
         return error
 

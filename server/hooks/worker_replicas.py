@@ -24,9 +24,10 @@ from penstock.server.workers.order import Order
 from .call import Call, Form, MovedError
 from .loading import POST
 from .packing import FORGET, pack, write_signature
-from .pull import Answer, Pull, nothing
+from .plan import Plan
+from .pull import Answer, Pull
 from .replica import LOAD_LIMIT_S
-from .replicas import Passage, Plan, Replicas
+from .replicas import Passage, Replicas
 from .worker_pull import WorkerPull
 from .worker_replica import WorkerReplica
 
@@ -44,7 +45,12 @@ def order_of(model: Model, spec: HookSpec, interpreter: str) -> Order:
     place = spec.worker
     settings = {
         "path": str(spec.path),
+        "roots": [str(root) for root in spec.roots],
+        "mounts": dict(spec.mounts),
         "decoupled": model.spec.decoupled,
+        "dialect": spec.dialect,
+        "dialect_settings": dict(spec.dialect_settings),
+        "described": dict(model.described),
         "signature": write_signature(model.signature),
         "inputs": [Node.of(node).write() for node in model.node_inputs],
         "outputs": [Node.of(node).write() for node in model.node_outputs],
@@ -53,7 +59,8 @@ def order_of(model: Model, spec: HookSpec, interpreter: str) -> Order:
     return Order(
         "penstock.server.hooks.inside", settings, f"the hooks of model '{model.name}'", {"model": model.name},
         interpreter=interpreter, path=place.path, environment=place.environment, memory_bytes=place.memory_bytes,
-        open_limit_s=LOAD_LIMIT_S, count=model.count,
+        open_limit_s=LOAD_LIMIT_S, count=model.count, mounts=spec.mounts,
+        folder=spec.roots[0] if spec.roots else None,
     )  # fmt: skip
 
 
@@ -288,12 +295,6 @@ class WorkerPassage(Passage):
         pull.number = self._number
         self._left = False
         return pull
-
-    def post(self, outputs: list[Any], form: Form, request_id: str) -> Call:
-        """Make the call of post_inference."""
-        call = Call(POST, outputs, nothing, 0, request_id)
-        call.form = form.code
-        return call
 
     async def next(self, pull: Pull) -> Answer | None:
         """Give what the request's hook yields next, None after the last. Raises: InferError."""

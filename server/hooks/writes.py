@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import ast
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from .scopes import COMPREHENSIONS, FUNCTIONS, Function, Scope, bind, own_comprehension, own_nodes
 
 HOOK_NAMES = ("pre_inference", "post_inference")
+PICKLES = (".pickle", ".pkl")
+"""How files end that are no source: a dict of functions, as Cortex's Python client wrote it."""
+INSTANCE, PROCESS, MACHINE = "instance", "process", "machine"
+"""What a write reaches: the instance of the file that makes it, all those in the process, or other processes too."""
 
 _FILES = 200
 _ATTEMPTS = 10
@@ -43,6 +47,7 @@ class GlobalWrite:
     name: str
     line: int
     file: str = ""
+    reach: str = INSTANCE
 
     def __str__(self) -> str:
         return f"{self.name} ({self.file}:{self.line})" if self.file else f"{self.name} (line {self.line})"
@@ -56,7 +61,7 @@ def writes_globals(source: str | bytes) -> list[GlobalWrite]:
     change their object; and methods, constructors apart, that write attributes of their own instance.
     Raises: SyntaxError, ValueError (source with null bytes).
     """
-    return _of_tree(parsed(source))
+    return of_tree(parsed(source))
 
 
 def parsed(source: str | bytes) -> ast.Module:
@@ -70,12 +75,29 @@ def parsed(source: str | bytes) -> ast.Module:
     return ast.parse(source)
 
 
-def written_globals(path: Path) -> list[GlobalWrite]:
-    """Find the same in a file and, transitively, in the modules beside it that it imports.
+def written_globals(path: Path, *, roots: Sequence[Path] = (), strict: bool = False) -> list[GlobalWrite]:
+    """Find the same in a file and, transitively, in the modules beside it, or below `roots`, that it imports.
 
+    `strict`: everything that may keep something is found, where it is not known to only read (keeping.py).
     Raises: OSError, SyntaxError, ValueError for `path` itself; a module beside it that cannot be read writes nothing.
     """
+    if path.suffix in PICKLES:
+        return [GlobalWrite("what it holds", 0, path.name, PROCESS)]
+    if strict:
+        from .keeping import kept
+
+        return kept(path, roots)
     found = []
+    for file, tree in files_of(path, roots):
+        found += [GlobalWrite(write.name, write.line, file.name) for write in of_tree(tree)]
+    return found
+
+
+def files_of(path: Path, roots: Sequence[Path] = ()) -> Iterator[tuple[Path, ast.Module]]:
+    """Give a file and, transitively, the modules beside it, or below `roots`, that it imports.
+
+    Raises: OSError, SyntaxError, ValueError for `path` itself; other modules that cannot be read are left out.
+    """
     waiting, seen = [path], {path}
     while waiting and len(seen) <= _FILES:
         file = waiting.pop()
@@ -85,11 +107,11 @@ def written_globals(path: Path) -> list[GlobalWrite]:
             if file == path:
                 raise
             continue
-        found += [GlobalWrite(write.name, write.line, file.name) for write in _of_tree(tree)]
-        fresh = [beside for beside in _imported(tree, path.parent, file.parent) if beside not in seen]
+        yield file, tree
+        folders = roots or (path.parent,)
+        fresh = [beside for root in folders for beside in _imported(tree, root, file.parent) if beside not in seen]
         seen.update(fresh)
         waiting += fresh
-    return found
 
 
 def _imported(tree: ast.Module, root: Path, folder: Path) -> Iterator[Path]:
@@ -111,7 +133,8 @@ def _imported(tree: ast.Module, root: Path, folder: Path) -> Iterator[Path]:
                 place /= part
 
 
-def _of_tree(tree: ast.Module) -> list[GlobalWrite]:
+def of_tree(tree: ast.Module) -> list[GlobalWrite]:
+    """Find the writes of one module."""
     module = Scope()
     nodes = list(own_nodes(tree.body))
     bind(module, nodes)

@@ -28,8 +28,9 @@ class HttpError(Exception):
 class Head:
     """One parsed head. Shared by every request that sends the same bytes; never changed after `parse`.
 
-    `path` and `query` are as they were sent. `length` is the body's, -1 when chunked. `header` holds lower-cased names; of a repeated one the last value.
-    `route` is what the fast lane's router gave for the target, None for paths that it does not answer.
+    `path` and `query` are as they were sent. `length` is the body's, -1 when chunked. `header` holds lower-cased names;
+    of a repeated one the last value. `route` is what the fast lane's router gave for the target, None for paths that it
+    does not answer.
     """
 
     __slots__ = ("expects", "header", "keep_alive", "length", "method", "old", "path", "query", "route")

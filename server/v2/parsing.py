@@ -36,7 +36,7 @@ def parse(text: bytes, max_depth: int, *, simd: bool = True) -> Any:
     Raises: InferError (INVALID) when it is no JSON, or nested deeper than `max_depth`.
     """
     # a depth takes two brackets, so that most small texts need no look at theirs
-    if len(text) > 2 * max_depth and text.count(b"[") + text.count(b"{") > max_depth and _depth(text) > max_depth:
+    if len(text) > 2 * max_depth and text.count(b"[") + text.count(b"{") > max_depth and depth_of(text) > max_depth:
         raise InferError(Code.INVALID, f"JSON nesting depth exceeds maximum allowed limit ({max_depth})")
     if simd and len(text) >= SIMD_BYTES:
         document = parse_simd(text)
@@ -69,7 +69,8 @@ def _integer(digits: str) -> int | float:
     return float(digits)
 
 
-def _depth(text: bytes) -> int:
+def depth_of(text: bytes) -> int:
+    """Tell how deep a JSON text in UTF-8 is nested."""
     brackets = np.frombuffer(_STRINGS.sub(b"", text).translate(None, _NOT_BRACKETS), np.uint8)
     # '[' and '{' have bit 1 set and bit 2 clear in their low nibble (b), ']' and '}' are d
     steps = np.where((brackets & 0x07) == 0x03, 1, -1)

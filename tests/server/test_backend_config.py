@@ -4,21 +4,29 @@ import re
 
 import pytest
 
-from penstock.server.backend_config import parse
+from penstock.server.backend_config import parse, rows_of, tensorflow_options
 
 
 @pytest.mark.parametrize(
-    ("rules", "rows"),
+    ("rules", "rows", "of_tensorflow"),
     [
-        ((), 0),
-        (("onnxruntime,default-max-batch-size=5",), 5),
-        (("default-max-batch-size=6",), 6),
-        (("default-max-batch-size=6", "onnxruntime,default-max-batch-size=5"), 5),
-        (("default-max-batch-size=6", "default-max-batch-size=6"), 6),
+        ((), 0, 0),
+        (("onnxruntime,default-max-batch-size=5",), 5, 0),
+        (("tensorflow,default-max-batch-size=5",), 0, 5),
+        (("default-max-batch-size=6",), 6, 6),
+        (("default-max-batch-size=6", "onnxruntime,default-max-batch-size=5"), 5, 6),
+        (("default-max-batch-size=6", "default-max-batch-size=6"), 6, 6),
     ],
 )
-def test_a_batch_size_is_set_for_all_or_for_the_backend(rules: tuple[str, ...], rows: int) -> None:
-    assert parse(rules) == rows
+def test_a_batch_size_is_set_for_all_or_for_the_backend(rules: tuple[str, ...], rows: int, of_tensorflow: int) -> None:
+    assert (rows_of(rules, "onnxruntime"), rows_of(rules, "tensorflow")) == (rows, of_tensorflow)
+
+
+def test_what_tensorflow_is_told_besides_goes_to_its_loader() -> None:
+    rules = ("tensorflow,gpu-memory-fraction=.5", "tensorflow,allow-soft-placement=true", "tensorflow,version=2")
+
+    assert tensorflow_options(rules) == {"gpu_memory_fraction": "0.5"}
+    assert tensorflow_options(rules[1:]) == {}
 
 
 @pytest.mark.parametrize(
@@ -28,7 +36,12 @@ def test_a_batch_size_is_set_for_all_or_for_the_backend(rules: tuple[str, ...], 
         ("=3", "wanted [BACKEND,]SETTING=VALUE"),
         ("onnxruntime,enable-global-threadpool=1", "'enable-global-threadpool' cannot be set"),
         ("cmdline-unknown=1", "'cmdline-unknown' cannot be set"),
-        ("tensorflow,default-max-batch-size=5", "there is no backend 'tensorflow' with such settings"),
+        ("onnxruntime,gpu-memory-fraction=0.5", "'gpu-memory-fraction' cannot be set"),
+        ("tensorflow,memory-limit-mb=0:20", "'memory-limit-mb' cannot be set, only 'default-max-batch-size', 'gpu-"),
+        ("tensorflow,gpu-memory-fraction=2", "got '2', wanted a number from 0 to 1"),
+        ("tensorflow,gpu-memory-fraction=nan", "got 'nan', wanted a number from 0 to 1"),
+        ("tensorflow,allow-soft-placement=false", "got 'false', wanted true"),
+        ("tensorflow,version=1", "got '1', wanted 2"),
         ("python,shm-region-prefix-name=x", "there is no backend 'python' with such settings"),
         ("default-max-batch-size=0", "got '0', wanted a whole number from 1 to 1048576"),
         ("default-max-batch-size=x", "got 'x', wanted a whole number"),

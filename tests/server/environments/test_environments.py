@@ -8,6 +8,7 @@ import os
 import tarfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -364,3 +365,42 @@ def test_what_is_no_packed_environment_is_told(tmp_path: Path, kept: Path) -> No
 def test_environments_are_kept_in_the_users_cache_folder() -> None:
     assert default_folder({"XDG_CACHE_HOME": "/c"}) == Path("/c/penstock/environments")
     assert default_folder({"XDG_CACHE_HOME": "relative"}) == Path.home() / ".cache" / "penstock" / "environments"
+
+
+# -- packages beside what a file says ----------------------------------------------------------------------------
+
+
+def _installs(python: FakePython) -> list[str]:
+    return [line.split(" off ")[1] for line in python.told if line.startswith("-m pip")]
+
+
+def test_packages_are_installed_after_the_requirements(kept: Path, spec: WorkerSpec, python: FakePython) -> None:
+    Environments(kept).interpreter(replace(spec, packages=("boto3", "dill")), LABEL)
+
+    assert _installs(python) == [f"-r {spec.requirements}", "boto3 dill"]
+
+
+def test_packages_alone_are_an_environment(kept: Path, python: FakePython, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    spec = WorkerSpec(str(python.path), packages=("boto3", "dill"))
+    first = Environments(kept).interpreter(spec, LABEL)
+    second = Environments(kept, offline=True).interpreter(spec, LABEL)
+
+    assert first == second
+    assert _installs(python) == ["boto3 dill"]
+    assert f"{LABEL}: making the environment of boto3, dill in" in caplog.text
+
+
+def test_other_packages_are_another_environment(kept: Path, spec: WorkerSpec) -> None:
+    for packages in ((), ("boto3",), ("boto3", "dill")):
+        Environments(kept).interpreter(replace(spec, packages=packages), LABEL)
+
+    assert len(made(kept)) == 3
+
+
+def test_packages_are_not_fetched_offline(kept: Path, python: FakePython) -> None:
+    spec = WorkerSpec(str(python.path), packages=("boto3",))
+
+    with pytest.raises(InferError, match=r"environment of boto3 is not kept in .*, and --offline says"):
+        Environments(kept, offline=True).interpreter(spec, LABEL)
+    assert _installs(python) == []

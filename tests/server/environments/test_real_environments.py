@@ -82,6 +82,20 @@ def test_requirements_and_constraints_are_pips_own(tmp_path: Path, wheels: Path)
     assert subprocess.run([script, "--version"], capture_output=True, check=True).stdout
 
 
+def test_packages_beside_requirements_and_alone(tmp_path: Path, wheels: Path) -> None:
+    write_wheel(wheels, "beside", "1.0", "from tiny import VALUE\n")
+    (tmp_path / "requirements.txt").write_text("tiny==1.0\n")
+    environments = Environments(tmp_path / "kept", needs=())
+    command = ["-c", "import beside, tiny; print(beside.VALUE)"]
+
+    spec = WorkerSpec(requirements=tmp_path / "requirements.txt", packages=("beside", "tiny"))
+    both = environments.interpreter(spec, LABEL)
+    alone = environments.interpreter(WorkerSpec(packages=("beside", "tiny")), LABEL)
+
+    for python, version in ((both, "1.0"), (alone, "2.0")):
+        assert subprocess.run([python, *command], capture_output=True, text=True, check=True).stdout.strip() == version
+
+
 def test_a_locked_pipfile_with_a_project_beside_it(tmp_path: Path, wheels: Path) -> None:
     wheel = wheels / "tiny-1.0-py3-none-any.whl"
     mine = write_wheel(tmp_path / "lib", "mine", "1.0", "VALUE = 'mine'\n")

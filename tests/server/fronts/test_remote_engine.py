@@ -24,6 +24,7 @@ from penstock.batching.spec import BatchPolicy, HookSpec
 from penstock.server.fronts.kinds import ANSWER, DONE, FAILED
 from penstock.server.fronts.remote_engine import LOST, NO_ENGINE, UNREADABLE
 from penstock.server.fronts.submission import own_said, packed_outputs, unpacked_outputs
+from penstock.server.ipc.wire import Message
 from tests.fakes import Gate, ListSink
 
 from .pair import SPEC, EngineSide, FrontSide, joined, request, until
@@ -249,9 +250,10 @@ async def test_an_answer_that_cannot_be_read_ends_its_own_request_and_no_other(k
         spoiled, sound = request(model, 1, sink), request(model, 2, sink)
         for each in (spoiled, sound):
             front.engine.submit(each)
-        messages = [(kind, spoiled.number, body, [], []), (DONE, sound.number, b"", list(sound.inputs), [])]
+        unreadable: Message = (kind, spoiled.number, body, [], [])
+        readable: Message = (DONE, sound.number, b"", list(sound.inputs), [])
 
-        assert front.engine.take(messages) == []
+        assert front.engine.take([unreadable, readable]) == []
 
         assert [each.error and each.error.message for each in (spoiled, sound)] == [UNREADABLE, None]
         assert len(sink.requests) == 2

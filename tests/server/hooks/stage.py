@@ -85,10 +85,22 @@ class Stage:
             path = self._folder / "hooks.py"
             path.write_text(textwrap.dedent(source))
             hooks = HookSpec(path, **options)
+        return await self.load_spec(hooks, signature, engine, policy=policy, decoupled=decoupled)
+
+    async def load_spec(
+        self,
+        hooks: HookSpec | None,
+        signature: Signature | None = None,
+        engine: PuppetEngine | None = None,
+        **said: Any,
+    ) -> Hooks:
+        inputs, described = said.pop("node_inputs", None), said.pop("described", {})
         self.model = fake_model(signature=signature, hooks=hooks)
         nodes = [Node(each.name, each.datatype, list(each.shape)) for each in self.model.signature.outputs]
         self.model.node_outputs = nodes
-        self.model.spec = replace(self.model.spec, policy=policy, decoupled=decoupled)
+        self.model.node_inputs = inputs or self.model.node_inputs
+        self.model.described = described
+        self.model.spec = replace(self.model.spec, **said)
         self._open.append(await Hooks.load(engine or PuppetEngine(at_once=True), self.model))
         return self._open[-1]
 

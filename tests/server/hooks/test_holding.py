@@ -6,10 +6,13 @@ import asyncio
 import json
 import logging
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.backends.node import Node
+from penstock.batching.spec import HookSpec
 from penstock.server.hooks.holding import ENOUGH, LATE_NS, LONG_NS, Holding
 from penstock.server.hooks.place import Place
 from penstock.server.hooks.runner import Hooks
@@ -178,6 +181,17 @@ class TestMoving:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load(COMPUTES, replicas=replicas)
             assert place_of(hooks)._sensible() == min(most, len(os.sched_getaffinity(0)))
+
+        act(scene)
+
+    def test_what_other_processes_see_is_written_by_one(self, act: Act, tmp_path: Path) -> None:
+        async def scene(stage: Stage) -> None:
+            path = tmp_path / "hooks.py"
+            path.write_text("def pre_inference(sample, metadata):\n    open('/tmp/last', 'w').write(sample)\n")
+            spec = HookSpec(path, dialect="cortex", dialect_settings={"kind": "onnx"})
+            node = Node("x", "tensor(float)", [None, 4])
+            hooks = await stage.load_spec(spec, node_inputs=[node])
+            assert place_of(hooks)._sensible() == 1
 
         act(scene)
 

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -390,3 +392,242 @@ class TestSeveralAnswers:
 
         assert refused.value.message == f"hooks file {path}: {text}"
         assert check_file(path, decoupled=decoupled) == [f"{path}:1: {text}"]
+
+
+class TestRoots:
+    """Modules of a project whose hook file is not beside them."""
+
+    @pytest.fixture
+    def project(self, tmp_path: Path) -> Path:
+        for name, source in {
+            "handlers/keras.py": """
+                import json
+                from encoder import get_encoder
+                from parts import first
+                from bare.inner import z
+                import only_there, parts.deep.last as last
+                encoder = get_encoder()
+                def pre_inference(sample, signature, metadata):
+                    import late
+                    encoder.seen.append(sample)
+                    return encoder.seen, first.x, z, only_there.y, last.w, late.y, json.loads("1")
+            """,
+            "encoder.py": "class Encoder:\n    def __init__(self): self.seen = []\ndef get_encoder(): return Encoder()",
+            "late.py": "from only_there import y",
+            "parts/__init__.py": "from . import first",
+            "parts/first.py": "x = 1",
+            "parts/deep/__init__.py": "",
+            "parts/deep/last.py": "from ..first import x as w",
+            "bare/inner.py": "z = 3",
+            "src/only_there.py": "y = 2",
+            "src/encoder.py": "1 / 0",
+        }.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(textwrap.dedent(source))
+        return tmp_path
+
+    def test_imports_are_found_in_the_roots_in_turn_by_each_instance_for_itself(self, project: Path) -> None:
+        path, roots = project / "handlers" / "keras.py", (project, project / "src")
+        one, two = (HookModule(path, roots=roots, dialect="cortex") for _ in range(2))
+
+        assert _pre(one)("a") == (["a"], 1, 3, 2, 1, 2, 1)
+        assert _pre(one)("b")[0] == ["a", "b"]
+        assert _pre(two)("c")[0] == ["c"]
+        one.close()
+        two.close()
+
+    def test_a_file_may_have_the_name_of_what_it_imports(self, project: Path) -> None:
+        (project / "handlers" / "statistics.py").write_text(
+            "import statistics\ndef pre_inference(sample, metadata): return statistics.mean(sample), __name__\n"
+        )
+        module = HookModule(project / "handlers" / "statistics.py", roots=(project,), dialect="cortex")
+
+        mean, name = _pre(module)([1, 3])
+        assert mean == 2
+        assert name.startswith("statistics@")
+        module.close()
+
+    def test_a_file_in_a_root_is_the_module_of_its_name(self, project: Path) -> None:
+        (project / "handler.py").write_text(
+            "import other\ndef pre_inference(sample, metadata): return other.read()\nx = 1"
+        )
+        (project / "other.py").write_text("def read():\n    import handler\n    return handler.x\n")
+        module = HookModule(project / "handler.py", roots=(project,), dialect="cortex")
+
+        assert _pre(module)("s") == 1
+        module.close()
+
+    def test_what_lies_beside_the_file_is_not_found_unless_that_is_a_root(self, project: Path) -> None:
+        (project / "handlers" / "beside.py").write_text("")
+        (project / "handlers" / "handler.py").write_text("import beside")
+
+        with pytest.raises(InferError, match="No module named 'beside'"):
+            HookModule(project / "handlers" / "handler.py", roots=(project,), dialect="cortex")
+
+    def test_all_roots_are_on_the_path_for_what_is_found_by_name(self, project: Path) -> None:
+        (project / "src" / "shapes_of_theirs.py").write_text("class Shape: pass")
+        folders = FolderOnPath(project, project / "src")
+
+        assert sys.path[-2:] == [str(project), str(project / "src")]
+        assert type(pickle.loads(b"cshapes_of_theirs\nShape\n(tR.")).__name__ == "Shape"
+        folders.close()
+
+
+class TestCortex:
+    """The forms that Cortex knew, of both generations, and what it said of others."""
+
+    PRE = "function pre_inference: expected function arguments arguments (sample, signature, metadata) or"
+
+    def test_the_generations_are_told_apart_for_each_function(self, write: Write) -> None:
+        source = """
+            def pre_inference(sample, metadata): return metadata
+            def post_inference(prediction, signature, metadata): return metadata
+        """
+        module = HookModule(write(source), dialect="cortex")
+        post = module.bind(POST, "S", "M")
+
+        assert _pre(module)("s") == "S"
+        assert post is not None
+        assert post("p", {}) == "M"
+        module.close()
+
+    def test_a_file_without_hooks_is_as_good_as_none(self, write: Write) -> None:
+        path = write("x = 1")
+        module = HookModule(path, dialect="cortex")
+
+        assert module.bound("I", "O", "M") == {PRE: None, POST: None}
+        assert check_file(path, dialect="cortex") == []
+        module.close()
+
+    @pytest.mark.parametrize(
+        ("function", "text"),
+        [
+            ("def pre_inference(p, metadata): pass", f"{PRE} (sample, metadata) but found (p, metadata)"),
+            ("def pre_inference(sample): pass", f"{PRE} (sample, metadata) but found (sample)"),
+            (
+                "def pre_inference(sample, signature, metadata, parameters): pass",
+                f"{PRE} (sample, metadata) but found (sample, signature, metadata, parameters)",
+            ),
+            (
+                "def post_inference(p, signature, metadata): pass",
+                (
+                    "function post_inference: expected function arguments arguments (prediction, signature, metadata) "
+                    "or (prediction, metadata) but found (p, signature, metadata)"
+                ),
+            ),
+            (
+                "def pre_inference(sample, metadata=None): pass",
+                (
+                    "function pre_inference: invalid function signature, can only accept positional arguments: "
+                    "(sample, metadata=None)"
+                ),
+            ),
+            (
+                "def pre_inference(sample, *metadata): pass",
+                (
+                    "function pre_inference: invalid function signature, can only accept positional arguments: "
+                    "(sample, *metadata)"
+                ),
+            ),
+            (
+                "async def pre_inference(sample, metadata): pass",
+                (
+                    "function pre_inference: it is an async def, and is called for its value: a plain def that "
+                    "returns it is wanted"
+                ),
+            ),
+            (
+                "def post_inference(prediction, metadata): yield 1",
+                (
+                    "function post_inference: it yields, and is called for its value: a plain def that returns it is "
+                    "wanted"
+                ),
+            ),
+        ],
+    )
+    def test_other_forms_fail_the_load_and_the_check_in_its_words(self, write: Write, function: str, text: str) -> None:
+        path = write(f"x = 1\n{function}\n")
+
+        assert self._refusal(path) == f"hooks file PATH: {text}"
+        assert check_file(path, dialect="cortex") == [f"{path}:2: {text}"]
+
+    @pytest.mark.parametrize(
+        ("source", "text"),
+        [
+            ("x = 1\ndef f(:\n", "hooks file PATH: hooks.py, line 2: invalid syntax"),
+            ("\nimport nothing_like_it", "ModuleNotFoundError: No module named 'nothing_like_it' (hooks.py, line 2)"),
+            ("import broken", "ZeroDivisionError: division by zero (broken.py, line 2)"),
+            ("def f():\n    return {}['x']\nf()", "KeyError: 'x' (hooks.py, line 2)"),
+            ("pre_inference = 3", "hooks file PATH: function pre_inference: not a function: int"),
+        ],
+    )
+    def test_what_is_wrong_with_a_file_is_told_with_its_place(self, write: Write, source: str, text: str) -> None:
+        assert self._refusal(write(source, broken="\n1 / 0")).endswith(text)
+
+    def test_the_logger_of_cortex_is_there_to_import(self, write: Write, caplog: pytest.LogCaptureFixture) -> None:
+        source = """
+            from cortex.lib.log import get_logger
+            logger = get_logger()
+            def pre_inference(sample, metadata): logger.info("got %s", sample)
+        """
+        one, two = (HookModule(write(source), dialect="cortex") for _ in range(2))
+        _pre(one)("s")
+
+        assert [(record.name, record.getMessage()) for record in caplog.records] == [("cortex", "got s")]
+        assert "cortex" not in sys.modules
+        one.close()
+        two.close()
+
+    def test_a_project_may_have_a_cortex_of_its_own(self, write: Write) -> None:
+        source = "from cortex import x\ndef pre_inference(sample, metadata): return x"
+        module = HookModule(write(source, cortex="x = 1"), dialect="cortex")
+
+        assert _pre(module)("s") == 1
+        module.close()
+
+    @staticmethod
+    def _refusal(path: Path) -> str:
+        with pytest.raises(InferError) as refused:
+            HookModule(path, dialect="cortex")
+        assert refused.value.code is Code.INVALID
+        return refused.value.message.replace(str(path), "PATH")
+
+
+class TestPickles:
+    """What Cortex's Python client has made of functions."""
+
+    @pytest.fixture
+    def dill(self, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+        made = SimpleNamespace(load=lambda file: {"functions": self._functions(), "list": []}[file.read().decode()])
+        monkeypatch.setitem(sys.modules, "dill", made)
+        return made
+
+    @staticmethod
+    def _functions() -> dict[str, Any]:
+        names: dict[str, Any] = {}
+        exec("def pre_inference(sample, signature, metadata): return [sample]\ndef other(): pass", names)
+        return {name: names[name] for name in ("pre_inference", "other")}
+
+    @pytest.mark.usefixtures("dill")
+    def test_a_pickled_dict_of_functions_is_a_hook_file(self, tmp_path: Path) -> None:
+        (tmp_path / "handler.pickle").write_text("functions")
+        module = HookModule(tmp_path / "handler.pickle", roots=(tmp_path,), dialect="cortex")
+
+        assert _pre(module)("s") == ["s"]
+        assert module.bind(POST, "S", "M") is None
+        assert check_file(tmp_path / "handler.pickle", dialect="cortex") == []
+        module.close()
+
+    @pytest.mark.usefixtures("dill")
+    def test_a_pickle_of_something_else_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "handler.pickle").write_text("list")
+
+        assert _refusal(tmp_path / "handler.pickle").endswith("wanted a pickled dict of functions, got list")
+
+    def test_without_dill_it_says_what_to_install(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "dill", None)
+        (tmp_path / "handler.pickle").write_text("functions")
+
+        assert _refusal(tmp_path / "handler.pickle") == (
+            "hooks file PATH: it is a pickle of functions, and this Python has no dill: pip install dill"
+        )

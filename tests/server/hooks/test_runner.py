@@ -14,7 +14,8 @@ import pytest
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.request import Terms
-from penstock.server.hooks.replicas import DEFAULT_REPLICAS, MAX_HANGING
+from penstock.server.hooks.plan import DEFAULT_REPLICAS
+from penstock.server.hooks.replicas import MAX_HANGING
 from tests.server.hooks.stage import GUARD_S, Act, PuppetEngine, Stage, is_set, refusal
 
 SEED_003 = """

@@ -14,6 +14,11 @@ def test_a_status_without_a_name_has_an_empty_one() -> None:
     assert Answers().head(299, []) == b"HTTP/1.1 299 \r\n"
 
 
+def test_a_loud_one_has_its_reason_in_capitals() -> None:
+    assert Answers(loud=True).head(406, []) == b"HTTP/1.1 406 NOT ACCEPTABLE\r\n"
+    assert Answers(loud=True).ok_json([]).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
 def test_the_usual_answer_lacks_its_length_only() -> None:
     assert Answers().ok_json(DATE) % 7 == (
         b"HTTP/1.1 200 OK\r\ndate: Sat, 01 Jan 2000 00:00:00 GMT\r\n"

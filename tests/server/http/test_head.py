@@ -29,7 +29,10 @@ def test_holds_what_the_fast_lane_needs_to_frame_a_request() -> None:
 
 
 def test_a_query_is_no_part_of_the_path() -> None:
-    assert head(first="GET /v2/health/live?verbose=1&x=?/ HTTP/1.1").path == b"/v2/health/live"
+    parsed = head(first="GET /v2/health/live?verbose=1&x=?/ HTTP/1.1")
+
+    assert (parsed.path, parsed.query) == (b"/v2/health/live", b"verbose=1&x=?/")
+    assert head(first="GET / HTTP/1.1").query == b""
 
 
 def test_without_a_length_there_is_no_body() -> None:

@@ -1,0 +1,69 @@
+"""Answering: what the Services of the fast lane share.
+
+Work that would hold the loop, tasks that hold on to a model, compressed answers, and failures that are our own. Called
+by v2/inference.py and cortex/service.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from penstock.backends.errors import Code, InferError
+
+from .http.coding import MIN_BYTES, compress
+
+if TYPE_CHECKING:
+    from penstock.batching.model import Model
+
+    from .engines import Serves
+    from .http.fastlane import FastLane
+
+LARGE_BYTES = 256 << 10
+"""JSON from this size on is decoded on a thread, and bodies from this size on are compressed on one."""
+
+logger = logging.getLogger("penstock.server")
+T = TypeVar("T")
+
+
+async def off_loop(size: int, function: Callable[..., T], *args: Any) -> T:
+    """Call here when there is little to do, on a thread when it would hold the loop."""
+    if size < LARGE_BYTES:
+        return function(*args)
+    return await asyncio.get_running_loop().run_in_executor(None, function, *args)
+
+
+def on_task(connection: FastLane, engine: Serves, model: Model, work: Coroutine[Any, Any, None]) -> None:
+    """Begin what takes more than one step; a version that is swapped meanwhile stays until it is through."""
+    engine.hold(model)
+    connection.task = asyncio.get_running_loop().create_task(work)
+    connection.task.add_done_callback(lambda _: engine.release(model))
+
+
+def off_task(connection: FastLane) -> None:
+    """Note that this task has given its answer, which may have begun the next request of the connection."""
+    if connection.task is asyncio.current_task():
+        connection.task = None
+
+
+def answer_coded(connection: FastLane, body: bytes, content_type: bytes, extra: bytes, coding: bytes) -> None:
+    """Answer 200, compressed if a coding is given and it is worth it."""
+    if not coding or len(body) < MIN_BYTES:
+        connection.answer(200, body, content_type, extra)
+        return
+    extra += b"content-encoding: %b\r\n" % coding
+    if len(body) < LARGE_BYTES:
+        connection.answer(200, compress(body, coding), content_type, extra)
+        return
+    packed = asyncio.get_running_loop().run_in_executor(None, compress, body, coding)
+    packed.add_done_callback(lambda future: connection.answer(200, future.result(), content_type, extra))
+
+
+def internal(error: Exception, model: str, request_id: str) -> InferError:
+    """Log what happened under an id, and tell the client the id only."""
+    request_id = request_id or uuid.uuid4().hex
+    logger.error("request failed", exc_info=error, extra={"request_id": request_id, "model": model})
+    return InferError(Code.INTERNAL, f"internal error, request id {request_id}")

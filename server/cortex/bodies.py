@@ -1,0 +1,88 @@
+"""Bodies: what Flask made of the body of a request. Called by `service.py`.
+
+Source: Flask 1.1.1 and Werkzeug 0.16, `Request.get_json`, as Cortex 0.9 to 0.11 called it.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from typing import Any
+
+import orjson
+
+from penstock.server.v2.parsing import depth_of
+
+_MEDIA_TYPE = re.compile(rb"\s*([^;,\s]+)")
+_DIGITS = bytes(b"0"[0] if 0x30 <= byte <= 0x39 else b"."[0] if byte == 0x2E else b" "[0] for byte in range(256))
+_LONG, _FRACTION = b"0" * 19, b"." + b"0" * 19
+"""Looked for in what `_DIGITS` makes of a body: 0.25 us for 80 bytes where a regular expression takes 0.9."""
+_MARKS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_BE, "utf-32"), (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF16_BE, "utf-16"), (codecs.BOM_UTF16_LE, "utf-16"),
+)  # fmt: skip
+_ZEROS = (
+    (re.compile(b"\x01\x01\x01[\x00\x01]"), "utf-32-be"),
+    (re.compile(b"\x01[\x00\x01]\x01[\x00\x01]|\x01[\x00\x01]"), "utf-16-be"),
+    (re.compile(b"[\x00\x01]\x01\x01\x01"), "utf-32-le"),
+    (re.compile(b"[\x00\x01]\x01[\x00\x01]\x01|[\x00\x01]\x01"), "utf-16-le"),
+)
+"""Which of the first four bytes, or of two that are all, are 0, for which 1 stands here; in the order of asking."""
+
+
+class MalformedError(ValueError):
+    """A body that is no JSON."""
+
+
+def is_json(content_type: bytes) -> bool:
+    """Tell whether a Content-Type says that the body is JSON; where it does not, the sample is None."""
+    found = _MEDIA_TYPE.match(content_type)
+    media_type = found[1].lower() if found else b""
+    return media_type == b"application/json" or (
+        media_type.startswith(b"application/") and media_type.endswith(b"+json")
+    )
+
+
+def sample_of(body: bytes, max_depth: int) -> Any:
+    """Parse a body as Python's own json does: the last of equal keys, NaN and infinities, integers of any size.
+
+    Raises: MalformedError for what is no JSON, or is nested deeper than `max_depth`.
+    """
+    # orjson makes floats of integers above 64 bits; all else that it takes, json takes to be the same
+    if not _has_long_integer(body):
+        try:
+            sample = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            pass
+        else:
+            _bound(body, max_depth)
+            return sample
+    try:
+        text = body.decode(encoding_of(body))
+        _bound(text.encode(), max_depth)
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise MalformedError(str(error)) from None
+
+
+def _has_long_integer(body: bytes) -> bool:
+    """Tell whether there may be an integer of 19 digits: a run of so many that is no fraction, or is twice as long."""
+    digits = body.translate(_DIGITS)
+    return _LONG in digits and digits.count(_LONG) != digits.count(_FRACTION)
+
+
+def _bound(body: bytes, max_depth: int) -> None:
+    if len(body) > 2 * max_depth and body.count(b"[") + body.count(b"{") > max_depth and depth_of(body) > max_depth:
+        raise MalformedError(f"JSON nesting depth exceeds maximum allowed limit ({max_depth})")
+
+
+def encoding_of(body: bytes) -> str:
+    """Tell in which UTF a JSON text is written: by its mark, or by where its first bytes are 0."""
+    head = body[:4]
+    for mark, encoding in _MARKS:
+        if head.startswith(mark):
+            return encoding
+    zeros = bytes(byte == 0 for byte in head)
+    return next((encoding for pattern, encoding in _ZEROS if pattern.fullmatch(zeros)), "utf-8")

@@ -1,0 +1,121 @@
+"""Casting: arrays of what users give, as the numpy of Cortex's time made them, with the words it failed in.
+
+Called by `onnx_values.py` and `tensor_values.py`. Every function raises CastError, whatever was wrong.
+Source: numpy 1.17.3 on Python 3.6, which was run for it. What it did otherwise than numpy 2: an integer that does not
+fit wraps around, text becomes a bool by way of int(), and its texts are older.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+from penstock.backends.backend import Array
+
+_SEQUENCE = "setting an array element with a sequence."
+_SCALAR = re.compile(r"np\.str_\((.*)\)$", re.DOTALL)
+_NO_COMPLEX = re.compile(r"^(float|int)\(\) argument must be .*, not 'complex'$")
+
+
+class CastError(ValueError):
+    """A value that cannot be had as the type that is wanted. Its text is numpy's of the time."""
+
+
+def as_array(value: Any, dtype: np.dtype[Any]) -> Array:
+    """Make an array of anything, as `np.array(value, dtype)` made it."""
+    try:
+        with np.errstate(all="ignore"):
+            if isinstance(value, np.generic):
+                return np.asarray(value).astype(dtype)
+            return np.array(value, dtype=dtype)
+    except OverflowError as error:
+        return _wrapped(np.array(value, dtype=np.object_), dtype, error)
+    except Exception as error:
+        # whatever numpy, or the value's own __array__, says
+        if str(error).startswith(_SEQUENCE):
+            return _uneven(value, dtype)
+        raise CastError(_words(error)) from error
+
+
+def cast(array: Array, dtype: np.dtype[Any]) -> Array:
+    """Cast an array, as `array.astype(dtype)` did."""
+    try:
+        with np.errstate(all="ignore"):
+            if array.dtype.kind == "S" and not dtype.hasobject:
+                array = array.astype(np.str_)
+            if array.dtype.kind == "U" and dtype == np.bool_:
+                array = array.astype(np.int64)
+            elif array.dtype.kind == "c" and dtype.kind in "biuf":
+                array = array.real if dtype.kind != "b" else array != 0
+            return array.astype(dtype)
+    except OverflowError as error:
+        return _wrapped(array.astype(np.object_), dtype, error)
+    except Exception as error:
+        # elements of an array of objects may say anything
+        raise CastError(_words(error)) from error
+
+
+def to_bfloat16(array: Array) -> Array:
+    """Round to nearest even, on the bits, and give them as `uint16`, as the house carries them."""
+    if array.dtype.name == "bfloat16":
+        return array.view(np.uint16)
+    exact = np.ascontiguousarray(cast(array, np.dtype("<f4"))).reshape(array.shape)
+    bits = exact.view("<u4").astype(np.uint64)
+    rounded = (bits + 0x7FFF + ((bits >> np.uint64(16)) & np.uint64(1))) >> np.uint64(16)
+    quiet_nan = (bits >> np.uint64(16)) | np.uint64(0x40)
+    return np.where(np.isnan(exact), quiet_nan, rounded).astype("<u2").reshape(array.shape)
+
+
+def _wrapped(array: Array, dtype: np.dtype[Any], error: OverflowError) -> Array:
+    """Make integers of what has no room in them, by their lowest bits."""
+    if dtype.kind not in "iu":
+        raise CastError(_words(error)) from error
+    # an unsigned long was tried where a long was too small, for these two only
+    most = 2**64 if dtype.kind == "u" and dtype.itemsize >= 4 else 2**63
+    mask = 2 ** (8 * dtype.itemsize) - 1
+    kept: list[int] = []
+    try:
+        for element in array.ravel().tolist():
+            if isinstance(element, list | tuple):
+                raise CastError(_SEQUENCE)
+            number = int(element)
+            if not -(2**63) <= number < most:
+                raise CastError("Python int too large to convert to C long")
+            kept.append(number & mask)
+    except CastError:
+        raise
+    except Exception as other:
+        raise CastError(_words(other)) from other
+    return np.array(kept, f"<u{dtype.itemsize}").view(dtype).reshape(array.shape)
+
+
+def _uneven(value: Any, dtype: np.dtype[Any]) -> Array:
+    """Say what is wrong with lists of different lengths; as bools, each is true that is not empty."""
+    try:
+        array = np.array(value, dtype=np.object_)
+        if dtype == np.bool_:
+            return array.astype(dtype)
+        elements = array.ravel().tolist()
+    except Exception as error:
+        raise CastError(_SEQUENCE) from error
+    # the first that is wrong is named, were it before the first list
+    for element in elements:
+        if isinstance(element, list | tuple | np.ndarray):
+            break
+        as_array(element, dtype)
+    raise CastError(_SEQUENCE)
+
+
+def _words(error: Exception) -> str:
+    """Give what the numpy and the Python of the time said."""
+    text = str(error)
+    if text.startswith(_SEQUENCE):
+        return _SEQUENCE
+    found = _NO_COMPLEX.match(text)
+    if found:
+        return f"can't convert complex to {found[1]}"
+    if text == "could not convert string to float: ''":
+        return "could not convert string to float: "
+    return _SCALAR.sub(r"\1", text).replace(" or a real number, not '", " or a number, not '")

@@ -1,0 +1,50 @@
+"""`penstock check --dialect cortex`: what projects would serve, where, and all mistakes. Called by the command line."""
+
+from __future__ import annotations
+
+from penstock.backends.loading import LOADERS
+from penstock.batching.spec import HookSpec
+from penstock.server.environments.environments import Environments
+from penstock.server.isolated.loader import with_isolated
+from penstock.server.repository.check import Report, check_entries
+from penstock.server.repository.findings import Finding
+from penstock.server.repository.mirrors import defaults_of
+from penstock.server.settings import Settings
+
+from .api import Api
+from .environment import needs_of
+from .projects import Projects
+
+
+def check_projects(settings: Settings, *, invariance: bool = False) -> Report:
+    """Read the projects, load each model once to complete it, and free it again. Handlers are read, not run.
+
+    Nothing of a project with a mistake in its cortex.yaml would be served.
+    """
+    projects = Projects(settings.model_repository, settings.s3_root)
+    mistakes: list[Finding] = []
+    repository = projects.repository(defaults_of(settings), mistakes.extend)
+    if wrong := projects.wrong():
+        return Report(findings=[wrong])
+    try:
+        entries, findings, _ = repository.scan()
+        loaders = with_isolated(LOADERS, Environments.of(settings).interpreter)
+        report = check_entries(entries, [*mistakes, *findings], loaders, invariance=invariance)
+    finally:
+        projects.close()
+    hooks = {entry.name: spec.hooks for entry in entries for spec in entry.specs}
+    report.notes = {name: _described(api, hooks.get(name)) for name, api in repository.apis.items()}
+    return report
+
+
+def _described(api: Api, hooks: HookSpec | None) -> list[str]:
+    """Say of an API what its ModelSpec does not."""
+    lines = []
+    if hooks is not None and hooks.workers:
+        reasons = needs_of(api.project, hooks.path, hooks.roots).reasons
+        lines += [f"  {'' if number else 'because':<11}{reason}" for number, reason in enumerate(reasons)]
+    lines += [f"  endpoint   POST {api.endpoint}", f"  project    {api.project}, as of Cortex {api.generation}"]
+    if api.tracker is not None:
+        of = f" of {api.tracker.key!r}" if api.tracker.key else ""
+        lines.append(f"  tracker    {api.tracker.model_type}{of}")
+    return lines

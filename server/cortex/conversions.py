@@ -1,0 +1,86 @@
+"""Cortex's Conversions: its rules of values for one model, and its words for what goes wrong.
+
+Called on a replica's thread or in its process, and on the event loop where a model lacks the hook. An InferError's code
+says what `service.py` makes of it: INVALID is `prediction failed: ` and its message, UNKNOWN an answer that cannot be
+encoded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from penstock.backends.backend import Array
+from penstock.backends.errors import Code, InferError
+from penstock.server.hooks.conversions import Conversions, Described
+
+from . import debugging
+from .encode import to_json
+from .failing import refusal
+from .onnx_values import OnnxValues
+from .tensor_values import TensorValues
+from .tracking import tracked
+
+
+class Values(Protocol):
+    """The rules of a kind of model."""
+
+    signatures: tuple[Any, Any]
+
+    def inputs(self, value: Any) -> list[Array | None]:
+        """Make the model's inputs, in its order. Raises: InferError."""
+
+    def prediction(self, outputs: Sequence[Any]) -> Any:
+        """Make what post_inference is given. Raises: InferError."""
+
+
+class CortexConversions:
+    """The rules of one API's model. `parameters`: `debug` has the values logged, `tracked` has `answer` say more."""
+
+    def __init__(self, values: Values, settings: Mapping[str, Any]) -> None:
+        self.signatures = values.signatures
+        self._values = values
+        self._handler = str(settings.get("handler") or "")
+        self._tracker: Mapping[str, Any] | None = settings.get("tracker")
+
+    def inputs(self, value: Any, parameters: Mapping[str, Any]) -> list[Array | None]:
+        """See `Conversions`, as the others."""
+        if parameters.get("debug") is True and self._handler:
+            debugging.show("pre_inference", value)
+        return self._values.inputs(value)
+
+    def prediction(self, outputs: Sequence[Any], parameters: Mapping[str, Any]) -> Any:
+        """Give a list of all outputs, or a dict of flat lists for TensorFlow."""
+        made = self._values.prediction(outputs)
+        if parameters.get("debug") is True:
+            debugging.show("inference", made)
+        return made
+
+    def answer(self, result: Any, parameters: Mapping[str, Any]) -> bytes:
+        """Give JSON and a newline; where `parameters` ask for it, after a line of JSON that says what is tracked."""
+        if parameters.get("debug") is True and self._handler:
+            debugging.show("post_inference", result)
+        body = to_json(result)
+        if parameters.get("tracked") is not True:
+            return body
+        said = {} if self._tracker is None else tracked(self._tracker, result)
+        return json.dumps(said).encode() + b"\n" + body
+
+    def failure(self, hook: str, error: BaseException) -> InferError | None:
+        """Name the file and the hook, and say what was raised, whatever it was."""
+        try:
+            text = str(error)
+        except Exception:  # noqa: BLE001 - a class of the user's own
+            text = type(error).__name__
+        return refusal(self._handler, f"{hook} request handler", text, "runtime exception")
+
+
+def conversions(described: Described) -> Conversions:
+    """Give Cortex's rules for a model. Raises: InferError (UNSUPPORTED) for an input that nothing can be made of."""
+    kind = described.settings.get("kind")
+    if kind == "onnx":
+        return CortexConversions(OnnxValues(described), described.settings)
+    if kind == "tensorflow":
+        return CortexConversions(TensorValues(described), described.settings)
+    raise InferError(Code.UNSUPPORTED, f"Cortex knows models of ONNX and TensorFlow, none of {kind!r}")

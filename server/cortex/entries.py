@@ -1,0 +1,108 @@
+"""Entries: an API as what the rest of the server serves, with what of it is on disk. Called by repository.py.
+
+Source of the texts: Cortex v0.10, pkg/operator/api/userconfig/errors.go.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock.backends.errors import InferError
+from penstock.batching.spec import BatchPolicy, HookSpec, InstanceGroup, ModelSpec
+from penstock.server.hooks.plan import LIGHT_REPLICAS
+from penstock.server.hooks.writes import written_globals
+from penstock.server.repository.findings import Finding, inside
+from penstock.server.repository.pbtxt import model_config_pb2
+from penstock.server.repository.scan import Defaults, Entry
+
+from .api import Api
+from .environment import roots_of, worker_of
+from .models import MOUNT, Located, ModelError, Models
+from .project import CONFIG
+
+HOOK_TIMEOUT_S = 600.0
+"""Cortex set none. Of what does not end in this time nobody waits for the answer any more."""
+_GPU = Path("/dev/nvidia0")
+
+
+def entry_of(api: Api, models: Models, defaults: Defaults) -> Entry:
+    """Find what an API says that there is, and make what serves it; it blocks.
+
+    What is not there keeps this API from being served, and no other.
+    """
+    findings: list[Finding] = []
+    located, hooks = _located(api, models, findings), _hooks(api, findings)
+    config = model_config_pb2().ModelConfig(name=api.name)
+    specs: tuple[ModelSpec, ...] = ()
+    if located is not None and hooks is not None:
+        specs = (_spec(api, located, hooks, defaults, findings),)
+    return Entry(api.name, api.project, specs, config, tuple(findings))
+
+
+def finding(api: Api, key: str, message: str, *, mistake: bool = True) -> Finding:
+    """Say something of a key of an API's model."""
+    part = api.kind if api.generation == "0.10" else ""
+    text = ": ".join(word for word in ("api", api.name, part, key, message) if word)
+    return Finding(api.project / CONFIG, text, api.lines.get(key, api.line), mistake=mistake, model=api.name)
+
+
+def _located(api: Api, models: Models, findings: list[Finding]) -> Located | None:
+    try:
+        return models.find(api)
+    except ModelError as error:
+        findings.append(finding(api, "model", str(error)))
+        return None
+
+
+def _hooks(api: Api, findings: list[Finding]) -> HookSpec | None:
+    """Say how the handler runs; None where it cannot. Without one, the rules of its values remain."""
+    settings = {**api.settings, "project": str(api.project)}
+    if not api.handler:
+        return HookSpec(Path(), dialect="cortex", dialect_settings=settings)
+    path = inside(api.project, api.handler)
+    if path is None or Path(api.handler).is_absolute() or not path.is_file():
+        findings.append(finding(api, "request_handler", f"{api.handler}: implementation file does not exist"))
+        return None
+    path = api.project / api.handler
+    try:
+        roots = roots_of(api.project, api.python_path)
+    except InferError as error:
+        findings.append(finding(api, "python_path", error.message))
+        return None
+    workers, worker = worker_of(api.project, path, roots)
+    most: int = api.compute["max_replicas"]
+    fewer = workers is None and most < LIGHT_REPLICAS and _writes(path, roots)
+    workers = workers and min(workers, most)
+    return HookSpec(
+        path, replicas=most if fewer else None, timeout_s=HOOK_TIMEOUT_S,
+        metadata=api.metadata, workers=workers, worker=worker, roots=roots, mounts={MOUNT: str(api.project)},
+        dialect="cortex", dialect_settings=settings,
+    )  # fmt: skip
+
+
+def _writes(path: Path, roots: tuple[Path, ...]) -> bool:
+    """Tell whether a handler writes globals, so that each request needs an instance of it; no, if it cannot be read."""
+    try:
+        return bool(written_globals(path, roots=roots, strict=True))
+    except (OSError, SyntaxError, ValueError):
+        return False  # loading it says what is wrong
+
+
+def _spec(api: Api, located: Located, hooks: HookSpec, defaults: Defaults, findings: list[Finding]) -> ModelSpec:
+    rows, options = defaults.max_batch_rows, dict[str, str]()
+    if api.kind == "tensorflow":
+        rows, more = defaults.of_tensorflow
+        options |= more
+        options |= {"TF_SIGNATURE_DEF": api.signature_key} if api.signature_key else {"cortex_signature": "1"}
+    device = "cpu"
+    if api.compute["gpu"]:
+        if _GPU.exists():
+            device = "cuda:0"
+        else:
+            text = f"api: {api.name}: compute: gpu: there is none here: it is served on the CPU"
+            findings.append(Finding(api.project / CONFIG, text, api.lines["compute"], mistake=False, model=api.name))
+    return ModelSpec(
+        api.name, located.version, located.path, backend="tensorflow" if api.kind == "tensorflow" else "onnxruntime",
+        policy=BatchPolicy(default_max_batch_rows=rows, hold_requests=defaults.hold_requests),
+        instances=(InstanceGroup(devices=(device,)),), hooks=hooks, options=options, frees_rows=api.kind == "onnx",
+    )  # fmt: skip

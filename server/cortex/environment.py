@@ -1,0 +1,236 @@
+"""Where a project's handler runs: in the server, or in workers, and on which Python. Asked where its HookSpec is made.
+
+Cortex ran each replica in a container: with the packages below, the project's requirements, the project as its folder
+and at /mnt/project, and processes of its own. Here a handler that relies on none of that runs in the server's process,
+where a call costs least, and any other in workers.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import platform
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from penstock.backends.cpus import usable_cpus
+from penstock.backends.errors import Code, InferError
+from penstock.batching.spec import WorkerSpec
+from penstock.server.hooks.writes import MACHINE, PICKLES, PROCESS, GlobalWrite, files_of, written_globals
+
+SHARED_WORKERS = 4
+"""The most that are started for a handler that keeps nothing: any of them takes any call, and one request after
+another goes into the model while it runs, so that batches do not need more than there are CPUs."""
+EXCLUSIVE_WORKERS = 8
+"""For one that may keep something between its hooks: each has one request at a time, so that a batch has no more rows
+than there are workers. As many as instances in the server."""
+_TENSORFLOW = "tensorflow-cpu" if platform.machine() in {"x86_64", "AMD64"} else "tensorflow"
+PREINSTALLED: Mapping[str, str] = {
+    "boto3": "boto3", "botocore": "boto3", "dill": "dill", "msgpack": "msgpack", "numpy": "numpy",
+    "onnxruntime": "onnxruntime", "requests": "requests", "tensorflow": _TENSORFLOW,
+}  # fmt: skip
+"""What Cortex had installed, by what it is imported as. Without its versions: those of 2019 have no wheels for a Python
+of today. Source: Cortex 0.9 and 0.10."""
+HEAVY = frozenset((
+    "catboost", "cupy", "fastai", "flair", "jax", "keras", "lightgbm", "mxnet", "paddle", "pyspark",
+    "pytorch_lightning", "ray", "spacy", "tensorflow", "tensorflow_hub", "tensorflow_probability", "tensorflow_text",
+    "theano", "torch", "torchvision", "transformers", "xgboost",
+))  # fmt: skip
+"""What the server's process does not import: with threads and libraries of its own, which fight with onnxruntime's."""
+_OPENS = frozenset((
+    "Path", "chdir", "exists", "fromfile", "genfromtxt", "getcwd", "glob", "iglob", "imread", "isdir", "isfile",
+    "listdir", "load_model", "load_workbook", "loadtxt", "open", "read_csv", "read_excel", "read_json", "read_parquet",
+    "read_pickle", "read_table", "scandir", "walk",
+))  # fmt: skip
+"""Functions that are given paths, which may be relative to the project."""
+_LOADERS = frozenset(("joblib", "numpy", "np", "pickle", "dill"))
+_SETS_LOGGING = frozenset(
+    ("basicConfig", "dictConfig", "fileConfig", "disable", "captureWarnings", "setLoggerClass", "shutdown")
+)
+_TEXTS = (".py", ".json", ".yaml", ".yml", ".txt", ".cfg", ".ini", ".toml", ".csv")
+_MENTIONED = b"/mnt"
+_MOST_FILES, _MOST_BYTES = 500, 256 << 10
+_COMMENT = re.compile(r"(^|\s)#.*$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a handler relies on. `reasons`: why it has workers, for a person; none: it runs in the server.
+
+    `writes` are the places where it may keep something. `packages` are those that its environment is to have beside
+    `requirements`.
+    """
+
+    reasons: tuple[str, ...] = ()
+    requirements: Path | None = None
+    packages: tuple[str, ...] = ()
+    writes: tuple[GlobalWrite, ...] = ()
+    heavy: bool = field(default=False)
+
+    @property
+    def workers(self) -> int:
+        """How many workers there are to be."""
+        reaches = {write.reach for write in self.writes}
+        if MACHINE in reaches:
+            return 1  # what it leaves on the disk must be its request's until the end
+        if self.writes:
+            return max(2, min(usable_cpus(), EXCLUSIVE_WORKERS)) if self.heavy else EXCLUSIVE_WORKERS
+        return max(1, min(usable_cpus(), SHARED_WORKERS))
+
+
+def roots_of(project: Path, python_path: str) -> tuple[Path, ...]:
+    """Give the folders that a project's modules are in, the project first. Raises: InferError (INVALID)."""
+    if not python_path:
+        return (project,)
+    folder = (project / python_path).resolve()
+    if not folder.is_dir() or not folder.is_relative_to(project.resolve()):
+        raise InferError(Code.INVALID, f"python_path: {python_path}: no such folder in the project")
+    return (project,) if folder == project.resolve() else (project, project / folder.relative_to(project.resolve()))
+
+
+def worker_of(project: Path, handler: Path | None, roots: Sequence[Path] = ()) -> tuple[int | None, WorkerSpec]:
+    """Give `HookSpec.workers` and `HookSpec.worker` of a handler; None: in the server, until it is measured to hold it.
+
+    Nothing is run. A handler that cannot be read is left to who loads it.
+    """
+    if handler is None:
+        return None, WorkerSpec()
+    needs = needs_of(project, handler, roots)
+    if not needs.reasons:
+        return None, WorkerSpec()
+    return needs.workers, WorkerSpec(requirements=needs.requirements, packages=needs.packages)
+
+
+def needs_of(project: Path, handler: Path, roots: Sequence[Path] = ()) -> Needs:
+    """Find what a handler relies on."""
+    roots = tuple(roots) or (project,)
+    trees = _trees(handler, roots)
+    imported = set(_imported(trees, roots)) | ({"dill"} if handler.suffix in PICKLES else set())
+    writes = _writes(handler, roots)
+    requirements = _requirements(project)
+    reasons = list(_reasons(project, handler, trees))
+    wanted = {PREINSTALLED[name] for name in imported if name in PREINSTALLED}
+    lacking = sorted(name for name in imported if name in PREINSTALLED and importlib.util.find_spec(name) is None)
+    heavy = sorted(imported & HEAVY)
+    if requirements is not None:
+        reasons.insert(0, f"{requirements.name} says what is to be installed")
+    if lacking:
+        reasons.append(f"it imports {', '.join(lacking)}, which the server's Python lacks")
+    if heavy:
+        reasons.append(f"it imports {', '.join(heavy)}, which does not go into the server's process")
+    reasons += sorted({f"it may keep {write}" for write in writes if write.reach in {PROCESS, MACHINE}})
+    packages: tuple[str, ...] = ()
+    if requirements is not None or lacking:
+        named = _named(requirements) if requirements is not None else ""
+        packages = tuple(sorted(each for each in wanted - {"numpy"} if not _says(named, each)))
+    return Needs(tuple(reasons), requirements, packages, tuple(writes), bool(heavy))
+
+
+def _trees(handler: Path, roots: Sequence[Path]) -> list[ast.Module]:
+    if handler.suffix in PICKLES:
+        return []
+    try:
+        return [tree for _, tree in files_of(handler, roots)]
+    except (OSError, SyntaxError, ValueError):
+        return []  # loading says what is wrong
+
+
+def _writes(handler: Path, roots: Sequence[Path]) -> list[GlobalWrite]:
+    try:
+        return written_globals(handler, roots=roots, strict=True)
+    except (OSError, SyntaxError, ValueError):
+        return []
+
+
+def _imported(trees: Sequence[ast.Module], roots: Sequence[Path]) -> Iterator[str]:
+    """Give the first names of what is imported, but for modules of the project."""
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names = [node.module or ""]
+        for top in {name.partition(".")[0] for name in names}:
+            if not any((root / f"{top}.py").is_file() or (root / top / "__init__.py").is_file() for root in roots):
+                yield top
+
+
+def _requirements(project: Path) -> Path | None:
+    """Give the file that says what is to be installed; None: nothing is."""
+    listed = project / "requirements.txt"
+    if listed.is_file() and _named(listed).strip():
+        return listed
+    pipfile = next((project / name for name in ("Pipfile", "Pipfile.lock") if (project / name).is_file()), None)
+    return pipfile if not listed.is_file() else None
+
+
+def _named(requirements: Path) -> str:
+    try:
+        return _COMMENT.sub("", requirements.read_text("utf-8", "replace"))
+    except OSError:
+        return "?"  # making the environment says what is wrong
+
+
+def _says(named: str, package: str) -> bool:
+    """Tell whether a requirements file or Pipfile names a package, or another build of it."""
+    word = "tensorflow" if package.startswith("tensorflow") else package
+    builds = r"([_-](cpu|gpu))?" if word in {"tensorflow", "onnxruntime"} else ""
+    return (
+        re.search(rf'^["\s]*{re.escape(word)}{builds}\s*($|[\[=<>!~;@"])', named, re.MULTILINE | re.IGNORECASE)
+        is not None
+    )
+
+
+def _reasons(project: Path, handler: Path, trees: Sequence[ast.Module]) -> Iterator[str]:
+    """Say what of its code relies on a process, or a folder, of its own."""
+    if any(_MENTIONED in content for content in _contents(project)):
+        yield "its files name /mnt, where the project is"
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    if handler.suffix not in PICKLES and _opens_files(project, nodes):
+        yield "it may open files, with the project as its folder"
+    calls = {getattr(node.func, "attr", getattr(node.func, "id", "")) for node in nodes if isinstance(node, ast.Call)}
+    if settings := sorted(calls & _SETS_LOGGING):
+        yield f"it calls {', '.join(settings)}, which would be the server's logging"
+    if "subprocess" in {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}:
+        yield "it starts programs, with the project as their folder"
+
+
+def _opens_files(project: Path, nodes: Sequence[ast.AST]) -> bool:
+    for node in nodes:
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            owner = getattr(getattr(node.func, "value", None), "id", "")
+            if name in _OPENS and not (name == "open" and owner in {"Image", "webbrowser"} and not _has_text(node)):
+                return True
+            if name == "load" and owner in _LOADERS:
+                return True
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _names_file(project, node.value):
+            return True
+    return False
+
+
+def _has_text(call: ast.Call) -> bool:
+    """Tell whether a call's first argument may be a path: `Image.open(BytesIO(...))` opens none."""
+    return not (call.args and isinstance(call.args[0], ast.Call))
+
+
+def _names_file(project: Path, text: str) -> bool:
+    if not text or len(text) > 255 or "\n" in text or "\0" in text or text in {".", "..", "/"}:
+        return False
+    return not text.startswith("/") and ("." in text or "/" in text) and (project / text).exists()
+
+
+def _contents(project: Path) -> Iterator[bytes]:
+    """Give the contents of the project's small texts."""
+    count = 0
+    for path in sorted(project.rglob("*")):
+        hidden = any(part.startswith(".") or part == "site-packages" for part in path.relative_to(project).parts)
+        if hidden or path.suffix not in _TEXTS or not path.is_file():
+            continue
+        count += 1
+        if count > _MOST_FILES:
+            return
+        if path.stat().st_size <= _MOST_BYTES:
+            yield path.read_bytes()

@@ -1,0 +1,1 @@
+"""The package that Cortex's logger is in."""

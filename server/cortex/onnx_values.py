@@ -1,0 +1,186 @@
+"""Values of ONNX models: what Cortex made a model's inputs of, and what it gave a handler of the outputs.
+
+Called by `conversions.py`. Source: Cortex 0.9 and 0.10, onnx_serve, as its process was seen to behave.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.backends.backend import Array
+from penstock.backends.signature import TensorSpec
+from penstock.server.hooks.conversions import Described
+
+from .casting import CastError, as_array, cast
+from .failing import bare, key, refusal
+
+TYPES: Mapping[str, str] = {
+    "tensor(float16)": "float16",
+    "tensor(float)": "float32",
+    "tensor(double)": "float64",
+    "tensor(int8)": "int8",
+    "tensor(int16)": "int16",
+    "tensor(int32)": "int32",
+    "tensor(int64)": "int64",
+    "tensor(uint8)": "uint8",
+    "tensor(uint16)": "uint16",
+    "tensor(uint32)": "uint32",
+    "tensor(uint64)": "uint64",
+    "tensor(bool)": "bool",
+    "tensor(string)": "object",
+}
+"""ONNX's type names to numpy's. An input of any other type cannot be filled."""
+
+
+class _Input:
+    """One input. `target` is its shape in the graph with 1 for every axis that is free."""
+
+    def __init__(self, node: Any, spec: TensorSpec | None, relaxed: bool) -> None:
+        self.name = str(node.name)
+        self._kind = str(node.type)
+        self._type = TYPES.get(self._kind, "")
+        self._dtype = np.dtype(self._type or np.object_)
+        self._is_number = bool(np.issubdtype(self._dtype, np.number))
+        dims = [dim if isinstance(dim, int) else None for dim in node.shape]
+        self._target = tuple(1 if dim is None else dim for dim in dims)
+        self._free = [axis for axis, dim in enumerate(dims) if dim is None] if relaxed else []
+        self._spec = spec
+
+    def convert(self, value: Any, *prefix: str) -> Array:
+        """Make it of a value. Raises: InferError, with `prefix` before what is wrong."""
+        if not self._type:
+            raise bare(repr(self._kind))
+        try:
+            array = self._shaped(self._typed(value))
+        except ValueError as error:
+            raise refusal(*prefix, "failed to convert to numpy array", str(error)) from error
+        if self._dtype.hasobject:
+            array = _each(array, _bytes)
+        return fitted(array, self._spec)
+
+    def _typed(self, value: Any) -> Array:
+        # as Cortex: an array of another class, such as a matrix, is built anew like a list
+        if type(value) is not np.ndarray:
+            return as_array(value, self._dtype)
+        if value.dtype == self._dtype:
+            return value
+        if np.issubdtype(value.dtype, np.number) is not self._is_number:
+            raise CastError(f"expected dtype '{self._type}' but found '{value.dtype}'")
+        return cast(value, self._dtype)
+
+    def _shaped(self, array: Array) -> Array:
+        if self._free:
+            shape, target = array.shape, self._target
+            if len(shape) == len(target) and all(
+                shape[axis] == length or axis in self._free for axis, length in enumerate(target)
+            ):
+                return array
+            if len(self._free) == 1:
+                return array.reshape([-1 if axis in self._free else length for axis, length in enumerate(target)])
+            if len(shape) + 1 == len(target) and self._free[0] == 0:
+                return self._shaped(array[np.newaxis])
+        return array.reshape(self._target)
+
+
+class OnnxValues:
+    """The rules of one ONNX model.
+
+    Shapes: a value is reshaped to the input's shape with 1 for every free axis, so that it is one row. Where shapes are
+    relaxed: a value that has the input's rank and fits it is taken as it is, as many rows as it has; otherwise the one
+    free axis is as long as it comes out; where several are free, a value of one axis less is one row.
+    """
+
+    def __init__(self, described: Described) -> None:
+        self.signatures: tuple[Any, Any] = (list(described.inputs), list(described.outputs))
+        specs = described.signature.input
+        relaxed = bool(described.settings.get("relaxed_shapes"))
+        self._inputs = [_Input(node, specs.get(str(node.name)), relaxed) for node in described.inputs]
+        names = [each.name for each in self._inputs]
+        self._order = [names.index(spec.name) if spec.name in names else None for spec in described.signature.inputs]
+        nodes = {str(node.name): node for node in described.outputs}
+        self._outputs = [_restored(spec, nodes.get(spec.name)) for spec in described.signature.outputs]
+
+    def inputs(self, value: Any) -> list[Array | None]:
+        """Make the model's inputs, in its order. Raises: InferError."""
+        if len(self._inputs) == 1:
+            only = self._inputs[0]
+            if isinstance(value, dict):
+                arrays = [only.convert(_member(value, only.name))]
+            else:
+                arrays = [only.convert(value, key(only.name))]
+        elif self._inputs and not isinstance(value, dict):
+            names = ", ".join(f'"{each.name}"' for each in self._inputs)
+            raise refusal(f"expected sample to be a dictionary with keys {names}")
+        else:
+            arrays = [each.convert(_member(value, each.name), key(each.name)) for each in self._inputs]
+        return [None if at is None else arrays[at] for at in self._order]
+
+    def prediction(self, outputs: Sequence[Any]) -> list[Any]:
+        """Give arrays, of `str` where they hold text, and lists of dicts, each as from a run alone.
+
+        Ownership: the list is new, its arrays are the request's own.
+        """
+        return [restore(output) for restore, output in zip(self._outputs, outputs, strict=True)]
+
+
+def _member(value: dict[Any, Any], name: str) -> Any:
+    found = value.get(name)
+    if found is None:
+        raise refusal(f'missing key "{name}"')
+    return found
+
+
+def fitted(array: Array, spec: TensorSpec | None) -> Array:
+    """Give an array the shape that the Engine knows its input by, which has an axis where the graph has a scalar."""
+    if spec is None or array.ndim == len(spec.shape):
+        return array
+    shape = tuple(1 if dim < 0 else dim for dim in spec.shape)
+    return array.reshape(shape) if math.prod(shape) == array.size else array
+
+
+def _restored(spec: TensorSpec, node: Any) -> Callable[[Any], Any]:
+    """Give what makes an output what the runtime gave alone."""
+    # a graph's scalar is (1,) to the Engine; a rank that nobody knows is written like a scalar's, and has this shape
+    # too where it is one number
+    is_scalar = node is not None and not list(node.shape) and spec.shape == (1,)
+
+    def restore(output: Any) -> Any:
+        if not isinstance(output, np.ndarray):
+            return output
+        if spec.datatype == "BYTES":
+            output = _each(output, _text)
+        elif spec.datatype == "BF16":
+            output = (output.astype("<u4") << 16).view("<f4")
+        return output.reshape(()) if is_scalar and output.shape == (1,) else output
+
+    return restore
+
+
+def _each(array: Array, change: Callable[[Any], Any]) -> Array:
+    changed = np.empty(array.size, np.object_)
+    changed[:] = [change(element) for element in array.ravel().tolist()]
+    return changed.reshape(array.shape)
+
+
+def _bytes(element: Any) -> bytes:
+    """Give an element of a string tensor as ONNX Runtime read it: whatever it is, as str() has it."""
+    if isinstance(element, bytes):
+        return element
+    try:
+        return str(element).encode("utf-8", "surrogatepass")
+    except Exception as error:
+        # the value's own __str__
+        raise bare(str(error)) from error
+
+
+def _text(element: Any) -> Any:
+    if not isinstance(element, bytes):
+        return element
+    try:
+        return element.decode()
+    except UnicodeDecodeError:
+        return element

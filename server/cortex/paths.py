@@ -1,0 +1,63 @@
+"""Paths: what each URL of a server of Cortex APIs means. Asked by `service.py`, once for each head.
+
+Source: Cortex 0.9 (`/<deployment>/<api>`, and `/signature` under it), 0.10 (`/predict`, which the gateway put in the
+place of the endpoint), 0.11 (GET on the endpoint itself).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .api import Api
+
+ENDPOINT, SIGNATURE, HEALTH = "endpoint", "signature", "health"
+"""What a path is for: a POST asks for a prediction and a GET for the summary; the signature document; the probe."""
+
+PREDICT_PATH, HEALTH_PATH = "/predict", "/healthz"
+_METHODS = {ENDPOINT: (b"GET", b"HEAD", b"OPTIONS", b"POST")}
+_READ_ONLY = (b"GET", b"HEAD", b"OPTIONS")
+_OURS = frozenset(("/v2", "/metrics", "/docs", "/openapi.json"))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a path is for, and of which API; the probe is of none."""
+
+    purpose: str
+    api: Api | None = None
+
+    @property
+    def methods(self) -> tuple[bytes, ...]:
+        """The methods that it answers."""
+        return _METHODS.get(self.purpose, _READ_ONLY)
+
+
+class Paths:
+    """All paths of some APIs, given by name."""
+
+    def __init__(self, apis: Mapping[str, Api]) -> None:
+        self.apis = apis
+        self._count = len(apis)
+        self._places: dict[str, Place] = {HEALTH_PATH: Place(HEALTH)}
+        if len(apis) == 1:
+            self._add(PREDICT_PATH, *apis.values())
+        for api in apis.values():
+            self._add(api.endpoint, api)
+
+    def _add(self, path: str, api: Api) -> None:
+        self._places.setdefault(path.rstrip("/") + "/signature", Place(SIGNATURE, api))
+        self._places[path] = Place(ENDPOINT, api)
+
+    def are_of(self, apis: Mapping[str, Api]) -> bool:
+        """Whether they are those of these APIs still: a repository that has read its projects has another mapping."""
+        return apis is self.apis and len(apis) == self._count
+
+    def find(self, path: str) -> Place | None:
+        """Find what a path is for."""
+        return self._places.get(path)
+
+
+def is_ours(path: str) -> bool:
+    """Whether a path is one of Penstock's own protocol or of its control plane, unless an API has it."""
+    return path in _OURS or path.startswith("/v2/")

@@ -1,0 +1,50 @@
+"""Projects: the PATHs of a server that serves Cortex projects. Made by the composition root and by `penstock check`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from penstock.server.repository.address import is_remote
+from penstock.server.repository.findings import Finding, MistakesError, log_all
+from penstock.server.repository.scan import Defaults
+
+from .models import Models
+from .project import CONFIG, project_file
+from .repository import CortexRepository
+
+
+class Projects:
+    """Folders with a cortex.yaml each. It stands where Mirrors stand for model repositories."""
+
+    def __init__(self, paths: Iterable[str], s3_root: str = "") -> None:
+        given = list(dict.fromkeys(paths))
+        self._remote = [path for path in given if is_remote(path)]
+        local = [Path(path).absolute() for path in given if not is_remote(path)]
+        self.local = tuple({project_file(path).resolve(): path for path in local}.values())
+        self.models = Models(s3_root)
+
+    def repository(self, defaults: Defaults, tell: Callable[[Iterable[Finding]], None] = log_all) -> CortexRepository:
+        """Give the Repository of their APIs. `tell` hears what is wrong with a project, once."""
+        return CortexRepository(self.local, defaults, self.models, tell)
+
+    def wrong(self) -> Finding | None:
+        """Say which path is no project; None if all are."""
+        for url in self._remote:
+            return Finding(Path(url), "a Cortex project is served from a folder on this machine")
+        for path in self.local:
+            if not path.exists():
+                return Finding(path, "no such file or folder")
+            if not project_file(path).is_file() or project_file(path).name != CONFIG:
+                return Finding(path, f"no Cortex project: there is no {CONFIG}")
+        return None
+
+    def open(self) -> None:
+        """Read every cortex.yaml, and fetch nothing. Raises: MistakesError, of any mistake in any of them."""
+        mistakes = self.repository(Defaults()).check()
+        if mistakes:
+            raise MistakesError(mistakes)
+
+    def close(self) -> None:
+        """Remove what was fetched and unpacked."""
+        self.models.close()

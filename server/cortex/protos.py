@@ -1,0 +1,150 @@
+"""What TensorFlow's make_tensor_proto took for a value of each type, and its words for what it did not take.
+
+Called by `tensor_values.py`. It needs no TensorFlow. Source: TensorFlow 1.14.0, which was run for it.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from penstock.backends.backend import Array
+from penstock.backends.errors import Code, InferError
+
+from .casting import CastError, as_array, cast, to_bfloat16
+
+_INTEGERS = (int, np.integer, numbers.Integral)  # asked in this order, and an abstract class is slow to ask
+_REALS = (float, int, np.integer, np.floating, numbers.Real)
+_OF_NUMPY = (np.ndarray, np.generic)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One type: TensorFlow's name of it, numpy's, and what an element in a list may be."""
+
+    name: str
+    dtype: np.dtype[Any]
+    taken: tuple[type, ...]
+
+
+def _kinds() -> Iterator[tuple[str, Kind]]:
+    for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"):
+        yield f"DT_{name.upper()}", Kind(name, np.dtype(name), _INTEGERS)
+    for word, name in (("HALF", "float16"), ("FLOAT", "float32"), ("DOUBLE", "float64")):
+        yield f"DT_{word}", Kind(name, np.dtype(name), _REALS)
+    yield "DT_BFLOAT16", Kind("bfloat16", np.dtype("float32"), _REALS)
+    yield "DT_BOOL", Kind("bool", np.dtype("bool"), (bool,))
+    yield "DT_STRING", Kind("string", np.dtype("object"), (str, bytes))
+
+
+KINDS: Mapping[str, Kind] = dict(_kinds())
+
+
+def kind_of(word: str) -> Kind:
+    """Give the type that a signature names. Raises: InferError (UNSUPPORTED)."""
+    try:
+        return KINDS[word.removesuffix("_REF")]  # of a variable in TensorFlow 1
+    except KeyError:
+        raise InferError(
+            Code.UNSUPPORTED, f"an input is {word or 'of no type'}, which nothing can be made of"
+        ) from None
+
+
+def tensor(value: Any, kind: Kind) -> Array:
+    """Make an array of a value. Shapes: the value's own. BYTES are `bytes`, BF16 its bits. Raises: CastError."""
+    if isinstance(value, _OF_NUMPY):
+        if kind.name == "string" and not isinstance(value, np.ndarray):
+            raise CastError(f"'{type(value.item()).__name__}' object has no attribute 'dtype'")
+        return _of_array(np.asarray(value), kind)
+    if hasattr(value, "__array__"):
+        # pandas' and the like, which it meant to take and failed on
+        return _of_array(as_array(value, np.dtype("object")), kind)
+    if value is None:
+        raise CastError("None values not supported.")
+    mismatch = _mismatch(value, kind.taken)
+    if mismatch:
+        (found,) = mismatch
+        raise CastError(f"Expected {kind.name}, got {_written(found)} of type '{_type_name(found)}' instead.")
+    array = as_array(value, kind.dtype)
+    wanted = _dense(value)
+    if list(array.shape) != wanted:
+        text = f"Argument must be a dense tensor: {value} - got shape {list(array.shape)}, but wanted {wanted}."
+        raise CastError(text)
+    if kind.name == "string":
+        # an element that is a list counts as one in the shape, and is as many strings as it has
+        flat = np.empty(array.size, np.object_)
+        flat[:] = list(_leaves(value))[: array.size]
+        return _strings(flat.reshape(array.shape))
+    return to_bfloat16(array) if kind.name == "bfloat16" else array
+
+
+def _of_array(array: Array, kind: Kind) -> Array:
+    """Cast an array. Its numbers are cast whatever they are, where those of a list are refused."""
+    if kind.name == "bfloat16":
+        return array if array.dtype == np.uint16 else to_bfloat16(array)
+    if kind.name == "string":
+        return _strings(array.astype(np.object_))
+    return cast(array, kind.dtype)
+
+
+def _strings(array: Array) -> Array:
+    made = np.empty(array.size, np.object_)
+    made[:] = [_bytes(element) for element in array.ravel().tolist()]
+    return made.reshape(array.shape)
+
+
+def _bytes(element: Any) -> bytes:
+    if isinstance(element, str):
+        try:
+            return element.encode()
+        except UnicodeEncodeError as error:
+            raise CastError(str(error)) from error
+    if isinstance(element, bytes | bytearray):
+        return bytes(element)
+    raise CastError(f"Expected binary or unicode string, got {_written(element)}")
+
+
+def _mismatch(value: Any, taken: tuple[type, ...]) -> tuple[Any] | None:
+    """Find the first element that is none of these types."""
+    if not isinstance(value, list | tuple):
+        return None if isinstance(value, taken) else (value,)
+    if all(issubclass(each, taken) for each in set(map(type, value))):
+        return None
+    return next((found for each in value if (found := _mismatch(each, taken))), None)
+
+
+def _dense(value: Any) -> list[int]:
+    """Give the shape that nested lists have along their first elements."""
+    shape: list[int] = []
+    while isinstance(value, list | tuple):
+        shape.append(len(value))
+        if not value:
+            break
+        value = value[0]
+    return shape
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, list | tuple):
+        for each in value:
+            yield from _leaves(each)
+    else:
+        yield value
+
+
+def _type_name(value: Any) -> str:
+    if isinstance(value, np.bool_):
+        return "bool_"  # numpy 2 has another name for it
+    # it stood for None in messages
+    return "_Message" if value is None else type(value).__name__
+
+
+def _written(value: Any) -> str:
+    """Give a value as the numpy of the time wrote it."""
+    if isinstance(value, np.generic):
+        return repr(value.item()) if value.dtype.kind in "US" else str(value)
+    return repr(value)

@@ -1,0 +1,27 @@
+"""Quantities: amounts as Kubernetes writes them: `200m`, `0.5`, `2Gi`, `1e3`. Called by project.py."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+
+_PATTERN = r"^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$"
+_FORM = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))(?:([numkMGTPE]|[KMGTPE]i)?|[eE]([-+]?[0-9]{1,3}))")
+_DECIMAL = {"n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
+
+NO_QUANTITY = f"quantities must match the regular expression '{_PATTERN}'"
+"""Source: k8s.io/apimachinery, quantity.go."""
+
+
+def parse_quantity(text: str) -> Decimal:
+    """Read an amount. Raises: ValueError, with what Kubernetes says of a text that is none."""
+    found = _FORM.fullmatch(text)
+    if found is None:
+        raise ValueError(NO_QUANTITY)
+    number, suffix, exponent = Decimal(found[1]), found[2], found[3]
+    if exponent is not None:
+        return number.scaleb(int(exponent))
+    if suffix in _BINARY:
+        return number * Decimal(1024 ** _BINARY[suffix])
+    return number.scaleb(_DECIMAL.get(suffix or "", 0))

@@ -1,0 +1,49 @@
+"""Scalars: what the plain words of a cortex.yaml mean, by the rules of Cortex's YAML reader. Called by yaml_nodes.py.
+
+They differ from PyYAML's: `1e-3` is a number, `12:30` and `2019-01-02` are texts. Source: go-yaml 2, resolve.go.
+"""
+
+from __future__ import annotations
+
+import re
+
+_NULLS = frozenset({"", "~", "null", "Null", "NULL"})
+_TRUE = frozenset({"y", "Y", "yes", "Yes", "YES", "true", "True", "TRUE", "on", "On", "ON"})
+_FALSE = frozenset({"n", "N", "no", "No", "NO", "false", "False", "FALSE", "off", "Off", "OFF"})
+_SPECIAL = re.compile(r"([-+]?)\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_INTEGER = re.compile(r"[-+]?(0[xX][0-9a-fA-F]+|0[bB][01]+|0[oO][0-7]+|0[0-7]*|[1-9][0-9]*)")
+_MAX_DIGITS = 64
+
+Scalar = str | int | float | bool | None
+
+
+def resolve(text: str) -> Scalar:
+    """Give what a plain word means."""
+    if text in _NULLS:
+        return None
+    if text in _TRUE or text in _FALSE:
+        return text in _TRUE
+    if found := _SPECIAL.fullmatch(text):
+        return float(found[1] + "inf" if found[2] else "nan")
+    plain = text.replace("_", "")
+    if len(plain) <= _MAX_DIGITS and _INTEGER.fullmatch(plain):
+        number = _whole(plain)
+        if -(2**63) <= number < 2**64:
+            return number
+    return float(plain) if len(plain) <= _MAX_DIGITS and _FLOAT.fullmatch(plain) else text
+
+
+def _whole(plain: str) -> int:
+    sign, digits = (-1, plain[1:]) if plain.startswith("-") else (1, plain.removeprefix("+"))
+    if len(digits) > 1 and digits[0] == "0" and digits[1].isdigit():
+        digits = f"0o{digits[1:]}"
+    return sign * int(digits, 0)
+
+
+def named(tag: str, text: str) -> Scalar:
+    """Give what a word means that is written with a tag (`!!str 5`), of YAML's own; any other is a text."""
+    if tag in {"int", "float", "bool", "null"}:
+        value = resolve(text)
+        return float(value) if tag == "float" and type(value) is int else value
+    return text

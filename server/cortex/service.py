@@ -1,0 +1,293 @@
+"""CortexService: the Service that answers Cortex's URLs on the fast lane, as the original's Flask application did.
+
+Made by the composition root. What is Penstock's own (`paths.is_ours`) it leaves to the Service that it is given, and to
+uvicorn. Nothing here logs or starts more than one task for a request.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import parse_qsl, unquote_to_bytes
+
+from penstock.backends.errors import Code, InferError
+from penstock.server.answering import LARGE_BYTES, answer_coded, internal, off_loop, off_task, on_task
+from penstock.server.errors import retry_after_line
+from penstock.server.http.coding import choose, decompress
+from penstock.server.http.head import HttpError
+from penstock.server.restricted import Restricted
+from penstock.server.v2.said import PLAIN
+
+from . import debugging, pages
+from .bodies import MalformedError, is_json, sample_of
+from .paths import ENDPOINT, HEALTH, HEALTH_PATH, SIGNATURE, Paths, Place, is_ours
+from .tracked import Tracked, TrackedApi
+
+if TYPE_CHECKING:
+    from penstock.batching.model import Model
+    from penstock.server.engines import Serves
+    from penstock.server.hooks.runner import Hooks
+    from penstock.server.http.connection import Connection
+    from penstock.server.http.fastlane import FastLane
+    from penstock.server.http.head import Head
+    from penstock.server.http.limits import Limits
+    from penstock.server.http.service import Service
+
+    from .api import Api
+
+_ORIGIN = b"access-control-allow-origin: *\r\naccess-control-allow-headers: %b\r\n"
+
+
+class Apis(Protocol):
+    """What is read of the repository of projects: its APIs by name, another mapping when they have changed."""
+
+    @property
+    def apis(self) -> Mapping[str, Api]: ...
+
+
+class Route:
+    """One API as requests come to it. `model` is right while `generation` is the Engine's."""
+
+    __slots__ = ("api", "counted", "generation", "model", "parameters")
+
+    def __init__(self, api: Api, counted: TrackedApi) -> None:
+        self.api = api
+        self.counted = counted
+        self.generation = -1
+        self.model: Model | None = None
+        self.parameters = {"tracked": True} if api.tracker is not None else {}
+
+
+class Claim:
+    """What a head says: what its path is for, and the header fields that matter. Kept with the head's bytes.
+
+    `lines` are the header lines of its answers, whatever they are; `route` is where a prediction is asked of,
+    `parameters` what is said with it. `json` is whether the body is read at all.
+    """
+
+    __slots__ = ("accept", "coding", "json", "lines", "method", "parameters", "path", "paths", "place",
+                 "request_id", "route")  # fmt: skip
+
+    def __init__(self, head: Head, path: str) -> None:
+        self.method = head.method
+        self.path = path
+        self.paths: Paths | None = None
+        self.place: Place | None = None
+        self.route: Route | None = None
+        self.json = is_json(head.header.get(b"content-type", b""))
+        self.coding = head.header.get(b"content-encoding", b"").strip().lower()
+        self.accept = choose(head.header.get(b"accept-encoding", b""))
+        self.request_id = head.header.get(b"x-request-id", b"").decode("latin-1")[:128]
+        self.lines = _ORIGIN % head.header.get(b"access-control-request-headers", b"*")
+        self.parameters: dict[str, Any] = {"debug": True} if is_debug(head.query) else {}
+
+    def resolve(self, paths: Paths, route_of: Callable[[Api], Route]) -> None:
+        """Find what the path is for."""
+        self.paths = paths
+        self.place = place = paths.find(self.path)
+        asked = place is not None and place.purpose == ENDPOINT and self.method == b"POST"
+        self.route = route_of(place.api) if asked and place is not None and place.api is not None else None
+
+
+class CortexService:
+    """Answers for the APIs of one server. `ready` is asked by the probe; `others` answers what is Penstock's own.
+
+    Threads: the event loop's, but for large bodies that are parsed or compressed.
+    """
+
+    def __init__(
+        self, engine: Serves, repository: Apis, hooks_of: Callable[[Model], Hooks], limits: Limits, others: Service,
+        ready: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        self._engine = engine
+        self._repository = repository
+        self._hooks_of = hooks_of
+        self._limits = limits
+        self._others = others
+        self._ready = ready
+        self._paths = Paths({})
+        self._routes: dict[str, Route] = {}
+        self.tracked = Tracked()
+        self.restricted = Restricted()
+
+    # -- the Service -------------------------------------------------------------------------------------------
+
+    def claim(self, head: Head) -> Any:
+        """Claim every path, but for those that are Penstock's own and no API's."""
+        path = unquote_to_bytes(head.path).decode("utf-8", "replace")
+        if is_ours(path) and self._current().find(path) is None:
+            return self._others.claim(head)
+        if path != HEALTH_PATH:
+            self.restricted.demand("inference", head.header)
+        return Claim(head, path)
+
+    def turn_away(self, head: Head) -> Any:
+        """Give the error of a prediction that is refused whatever it brings: its body need not be kept."""
+        claim = head.route
+        if type(claim) is not Claim:
+            return self._others.turn_away(head)
+        self._resolve(claim)
+        model = claim.route.model if claim.route is not None else None
+        return None if model is None else self._engine.turn_away(model)
+
+    def refuse(self, connection: FastLane, error: Any) -> None:
+        """Answer with an error."""
+        claim = connection.head.route if connection.head is not None else None
+        if type(claim) is Claim:
+            self._refuse(connection, claim, error, time.monotonic_ns())
+        else:
+            self._others.refuse(connection, error)
+
+    def begin(self, connection: FastLane, head: Head, body: bytes) -> None:
+        """Answer one request, or begin to."""
+        claim = head.route
+        if type(claim) is not Claim:
+            self._others.begin(connection, head, body)
+            return
+        if claim.paths is not self._paths or not self._paths.are_of(self._repository.apis):
+            self._resolve(claim)
+        if claim.route is None:
+            self._answer_page(connection, claim)
+        else:
+            self._predict(connection, claim, claim.route, body)
+
+    def abandon(self, connection: Connection) -> None:
+        """Cancel what a gone client asked for."""
+        self._others.abandon(connection)
+
+    # -- what a request is for ---------------------------------------------------------------------------------
+
+    def _current(self) -> Paths:
+        apis = self._repository.apis
+        if not self._paths.are_of(apis):
+            self._paths = Paths(apis)
+            self._routes = {name: route for name, route in self._routes.items() if apis.get(name) == route.api}
+        return self._paths
+
+    def _resolve(self, claim: Claim) -> None:
+        claim.resolve(self._current(), self._route)
+
+    def _route(self, api: Api) -> Route:
+        route = self._routes.get(api.name)
+        if route is None:
+            route = self._routes[api.name] = Route(api, self.tracked.of(api))
+        return route
+
+    def _model(self, api: Api) -> Model:
+        """Give the model of an API. Raises: InferError (NOT_READY)."""
+        try:
+            return self._engine.model(api.name)
+        except InferError:
+            text = f"API '{api.name}' is not ready: it is being loaded, or the log says why it cannot be"
+            raise InferError(Code.NOT_READY, text) from None
+
+    # -- predictions -------------------------------------------------------------------------------------------
+
+    def _predict(self, connection: FastLane, claim: Claim, route: Route, body: bytes) -> None:
+        began_ns = time.monotonic_ns()
+        try:
+            if route.generation != self._engine.generation:
+                route.model = self._model(route.api)
+                route.generation = self._engine.generation
+            model = route.model
+            if model is None:
+                raise InferError(Code.NOT_READY, f"model '{route.api.name}' is not loaded")
+            scheduler = model.scheduler
+            if scheduler.full() or scheduler.target_ns:
+                refusal = self._engine.turn_away(model)
+                if refusal is not None:
+                    raise refusal
+            on_task(connection, self._engine, model, self._run(connection, claim, model, body, began_ns))
+        except InferError as error:
+            self._refuse(connection, claim, error, began_ns)
+        except Exception as error:  # noqa: BLE001 - as in _run
+            self._refuse(connection, claim, _broken(error, route, claim), began_ns)
+
+    async def _run(self, connection: FastLane, claim: Claim, model: Model, body: bytes, began_ns: int) -> None:
+        route: Route = claim.route  # type: ignore[assignment]
+        try:
+            sample = None
+            if claim.json:
+                if claim.coding:
+                    body = await off_loop(len(body), decompress, body, claim.coding, self._limits)
+                depth = self._limits.max_json_depth
+                small = len(body) < LARGE_BYTES
+                sample = sample_of(body, depth) if small else await off_loop(len(body), sample_of, body, depth)
+            parameters = route.parameters
+            if claim.parameters:
+                debugging.show("sample", sample)
+                parameters = parameters | claim.parameters
+            terms = PLAIN.terms(time.monotonic_ns(), model.spec.policy)
+            answer = await self._hooks_of(model).predict(sample, claim.request_id, terms, parameters)
+            if route.parameters:
+                line, _, answer = answer.partition(b"\n")
+                route.counted.track(line)
+            route.counted.count(200, time.monotonic_ns() - began_ns)
+            answer_coded(connection, answer, pages.JSON, claim.lines, claim.accept)
+        except (MalformedError, HttpError):
+            route.counted.count(400, time.monotonic_ns() - began_ns)
+            connection.answer(400, pages.MALFORMED[route.api.kind], pages.HTML, claim.lines)
+        except InferError as error:
+            self._refuse(connection, claim, error, began_ns)
+        except Exception as error:  # noqa: BLE001 - logged under an id, and the client gets an answer whatever it is
+            self._refuse(connection, claim, _broken(error, route, claim), began_ns)
+        finally:
+            off_task(connection)
+
+    @staticmethod
+    def _refuse(connection: FastLane, claim: Claim, error: InferError, began_ns: int) -> None:
+        status, body, content_type = pages.refused(error)
+        again = retry_after_line(error) if status == 503 else b""
+        if claim.route is not None:
+            claim.route.counted.count(status, time.monotonic_ns() - began_ns)
+        connection.answer(status, body, content_type, claim.lines + again)
+
+    # -- everything else ---------------------------------------------------------------------------------------
+
+    def _answer_page(self, connection: FastLane, claim: Claim) -> None:
+        place, lines = claim.place, claim.lines
+        if place is None:
+            connection.answer(500, pages.error_page(pages.NOT_FOUND), pages.JSON, lines)
+        elif claim.method not in place.methods:
+            connection.answer(500, pages.error_page(pages.NOT_ALLOWED), pages.JSON, lines)
+        elif claim.method == b"OPTIONS":
+            connection.answer(200, b"", pages.HTML, b"allow: %b\r\n%b" % (b", ".join(place.methods), lines))
+        elif place.purpose == HEALTH:
+            ready = self._ready()
+            connection.answer(200 if ready else 503, pages.READY if ready else pages.NOT_READY, pages.JSON, lines)
+        else:
+            self._answer_signature(connection, claim, place)
+
+    def _answer_signature(self, connection: FastLane, claim: Claim, place: Place) -> None:
+        api: Api = place.api  # type: ignore[assignment]
+        write = pages.signature_page if place.purpose == SIGNATURE else pages.summary_page
+        try:
+            signature = _signature(api, self._model(api))
+            connection.answer(200, write(signature), pages.JSON, claim.lines)
+        except InferError as error:
+            self._refuse(connection, claim, error, 0)
+        except Exception as error:  # noqa: BLE001 - as in _run
+            self._refuse(connection, claim, _broken(error, api, claim), 0)
+
+
+def is_debug(query: bytes) -> bool:
+    """Tell whether a query asks for the values on the way to be logged: its first `debug` is true, in any case."""
+    if b"debug" not in query and b"%" not in query:
+        return False
+    asked = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
+    return next((value.lower() == "true" for name, value in asked if name == "debug"), False)
+
+
+def _signature(api: Api, model: Model) -> pages.Document:
+    return (
+        pages.tensorflow_signature(model.described)
+        if api.kind == "tensorflow"
+        else pages.onnx_signature(model.node_inputs)
+    )
+
+
+def _broken(error: Exception, about: Api | Route, claim: Claim) -> InferError:
+    """Log what is our own fault, and have it answered as a failure outside the prediction."""
+    name = about.api.name if isinstance(about, Route) else about.name
+    return InferError(Code.UNKNOWN, internal(error, name, claim.request_id).message)

@@ -1,0 +1,77 @@
+"""Stored: a model at a URL, as files that can be listed and copied. fsspec is imported here. Called by models.py."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from penstock.server.repository.address import Address
+from penstock.server.repository.overrides import is_component
+from penstock.server.repository.remote import INSTALL, RemoteError, reason_of, stamp_of
+
+
+class Stored:
+    """What is at one URL. Threads: any; it blocks."""
+
+    def __init__(self, url: str) -> None:
+        self._address = Address.of(url)
+        self._files: dict[str, Mapping[str, Any]] = {}
+        self._store: Any = None
+
+    def look(self) -> str:
+        """List what is there now. Returns: what changes when it does; "" if nothing is there. Raises: RemoteError."""
+        with self._told():
+            self._files = {}
+            self._store, top = self._reached()
+            top = top.rstrip("/")
+            for name, entry in self._store.find(top, detail=True).items():
+                inner = str(name).strip("/").removeprefix(top.strip("/")).strip("/")
+                if entry["type"] == "file" and _is_inside(inner):
+                    self._files[inner] = entry
+            return "\n".join(f"{name} {stamp_of(entry)}" for name, entry in sorted(self._files.items()))
+
+    @property
+    def names(self) -> list[str]:
+        """The files beneath, "" for the one that the URL itself is."""
+        return list(self._files)
+
+    def copy(self, names: Iterable[str], into: Path) -> None:
+        """Copy some of them into a folder, by their paths; the one without a path as `model`. Raises: RemoteError."""
+        for name in names:
+            to = into / (name or "model")
+            to.parent.mkdir(parents=True, exist_ok=True)
+            with self._told():
+                self._store.get_file(self._files[name]["name"], str(to))
+
+    def _reached(self) -> tuple[Any, str]:
+        try:
+            from fsspec.core import url_to_fs
+
+            store, top = url_to_fs(self._address.url, **self._address.options)
+        except ImportError as error:
+            text = f"{self._address}: models at such addresses need fsspec and its part for them ({error}): {INSTALL}"
+            if str(self._address).startswith("s3:"):
+                text += " s3fs; or give --s3-root DIR, for files that are here"
+            raise RemoteError(text) from None
+        store.invalidate_cache()
+        return store, str(top)
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Turn whatever the store's client raises into RemoteError, without what only the server may know."""
+        try:
+            yield
+        except RemoteError:
+            raise
+        except FileNotFoundError:
+            self._files = {}
+            raise RemoteError(f"{self._address}: not found or insufficient permissions") from None
+        except Exception as error:  # noqa: BLE001 - every store raises errors of its own
+            raise RemoteError(f"{self._address}: {self._address.clean(reason_of(error))}") from None
+
+
+def _is_inside(name: str) -> bool:
+    """Tell whether what a store calls a file names one beneath; "" is the URL's own."""
+    return all(is_component(part) and part not in {".", ".."} for part in name.split("/") if name)

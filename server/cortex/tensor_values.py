@@ -1,0 +1,202 @@
+"""Values of TensorFlow models: what Cortex made a model's inputs of, and the flat prediction it gave a handler.
+
+Called by `conversions.py`. Source: Cortex 0.9 and 0.10, tf_api, as its process was seen to behave: inputs went through
+TensorFlow 1.14's make_tensor_proto, answers through protobuf's JSON. `protos.py` has the former's rules.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+
+from penstock.backends.backend import Array
+from penstock.backends.errors import InferError
+from penstock.backends.signature import TensorSpec
+from penstock.server.hooks.conversions import Described
+
+from .casting import CastError
+from .failing import bare, key, refusal
+from .protos import Kind, kind_of, tensor
+
+
+class _Input:
+    """One input of the signature."""
+
+    def __init__(self, name: str, said: Mapping[str, Any], spec: TensorSpec | None, batched: bool) -> None:
+        self.name = name
+        self.spec = spec
+        self._kind: Kind = kind_of(str(said.get("dtype", "")))
+        self._dims = [int(dim.get("size", 0)) for dim in said.get("tensorShape", {}).get("dim", ())]
+        self._batched = batched
+
+    def convert(self, value: Any) -> Array:
+        """Make it of a value. Shapes: whole, with rows where the model has them. Raises: InferError."""
+        try:
+            array = tensor(value, self._kind)
+        except CastError as error:
+            raise self.refusal(str(error)) from error
+        return self._shaped(array)
+
+    def refusal(self, text: str) -> InferError:
+        return refusal(key(self.name), f"expected shape {self._dims}", text)
+
+    def _shaped(self, array: Array) -> Array:
+        wanted = self.spec.shape if self.spec is not None else ()
+        if array.ndim == len(wanted) or self.spec is None:
+            return array
+        if self._batched and array.ndim + 1 == len(wanted):
+            return array[np.newaxis]
+        one = tuple(1 if dim < 0 else dim for dim in wanted)
+        if math.prod(one) == array.size:
+            return array.reshape(one)
+        if wanted.count(-1) == 1 and not self._batched and array.size and array.size % math.prod(one) == 0:
+            return array.reshape(wanted)
+        raise self.refusal(f"got shape {list(array.shape)}")
+
+
+class TensorValues:
+    """The rules of one TensorFlow model.
+
+    Shapes: Cortex checked none. Where requests share batches, a value of one axis less than the input is one row, and
+    one of the input's rank as many rows as it has.
+    """
+
+    def __init__(self, described: Described) -> None:
+        # a copy, since a handler may write to it
+        signatures = copy.deepcopy(dict(described.described["signature_def"]))
+        self.signatures: tuple[Any, Any] = (signatures, signatures)
+        said = described.described["signature_def"][described.described["signature_key"]]
+        signature = described.signature
+        self._batched = signature.batched
+        self._inputs = {
+            name: _Input(name, each, signature.input.get(name), signature.batched)
+            for name, each in said.get("inputs", {}).items()
+        }
+        self._optional = {spec.name for spec in signature.inputs if spec.optional}
+        self._order = [spec.name for spec in signature.inputs]
+        kinds = {name: str(each.get("dtype", "")) for name, each in said.get("outputs", {}).items()}
+        self._outputs = [(spec.name, _flat(kinds.get(spec.name, ""))) for spec in signature.outputs]
+
+    def inputs(self, value: Any) -> list[Array | None]:
+        """Make the model's inputs, in its order. Raises: InferError.
+
+        A list or array alone is taken for the only input of a model, which Cortex said and did not do.
+        """
+        if len(self._inputs) == 1 and isinstance(value, list | tuple | np.ndarray):
+            value = {next(iter(self._inputs)): value}
+        arrays: dict[str, Array] = {}
+        for name, each in self._items(value):
+            try:
+                found = self._inputs.get(name)
+            except TypeError as error:  # a key that nothing can be looked up by
+                raise bare(str(error)) from error
+            if found is None:
+                raise bare(repr(name))
+            arrays[name] = found.convert(each)
+        if self._batched:
+            self._agree(arrays)
+        return [arrays.get(name) for name in self._order]
+
+    def _items(self, value: Any) -> list[tuple[Any, Any]]:
+        """Give the members of a value, in its own order, that has all that are wanted."""
+        if isinstance(value, Mapping):
+            for name in self._inputs:
+                if name not in value and name not in self._optional:
+                    raise refusal(f'missing key "{name}"')
+            return list(value.items())
+        if not hasattr(type(value), "__contains__") and not hasattr(type(value), "__iter__"):
+            raise bare(f"argument of type '{type(value).__name__}' is not iterable")
+        for name in self._inputs:
+            if not _holds(value, name):
+                raise refusal(f'missing key "{name}"')
+        raise bare(f"'{type(value).__name__}' object has no attribute 'items'")
+
+    def _agree(self, arrays: Mapping[str, Array]) -> None:
+        """See that all have as many rows. Raises: InferError."""
+        first, rows = "", -1
+        for name, array in arrays.items():
+            if rows < 0:
+                first, rows = name, len(array)
+            elif len(array) != rows:
+                raise self._inputs[name].refusal(f"got {len(array)} rows where {key(first)} has {rows}")
+
+    def prediction(self, outputs: Sequence[Any]) -> dict[str, Any]:
+        """Give the outputs by name as flat lists of what JSON has. Raises: InferError."""
+        return {name: flatten(output) for (name, flatten), output in zip(self._outputs, outputs, strict=True)}
+
+
+def _holds(value: Any, name: str) -> bool:
+    try:
+        return name in value
+    except Exception as error:
+        # the value's own way of comparing
+        raise bare(str(error)) from error
+
+
+def _flat(kind: str) -> Callable[[Any], list[Any]]:
+    """Give what makes a flat list of an output of a type."""
+    row = _FLAT.get(kind)
+    if row is None:
+
+        def fail(_: Any) -> list[Any]:
+            raise bare(repr(kind))
+
+        return fail
+    member, elements = row
+
+    def flatten(output: Any) -> list[Any]:
+        if not output.size:
+            # protobuf's JSON leaves out what is empty, and Cortex looked for it
+            raise bare(repr(member))
+        return elements(output.ravel())
+
+    return flatten
+
+
+def _singles(array: Array) -> list[Any]:
+    """Give float32s by their shortest text that tells one from the next, as protobuf does."""
+    if np.isfinite(array).all():
+        made: list[Any] = orjson.loads(orjson.dumps(np.ascontiguousarray(array), option=orjson.OPT_SERIALIZE_NUMPY))
+        return made
+    return [_number(float(str(element))) for element in array]
+
+
+def _doubles(array: Array) -> list[Any]:
+    if np.isfinite(array).all():
+        return list(array.tolist())
+    return [_number(element) for element in array.tolist()]
+
+
+def _number(value: float) -> Any:
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _texts(array: Array) -> list[str]:
+    return [base64.b64encode(each.encode() if isinstance(each, str) else each).decode() for each in array.tolist()]
+
+
+def _pairs(array: Array) -> list[Any]:
+    parts = np.stack([array.real, array.imag], axis=-1).ravel()
+    return _singles(parts) if parts.dtype == np.float32 else _doubles(parts)
+
+
+_FLAT: Mapping[str, tuple[str, Callable[[Array], list[Any]]]] = {
+    "DT_INT32": ("intVal", np.ndarray.tolist),
+    "DT_INT64": ("int64Val", lambda array: [str(each) for each in array.tolist()]),
+    "DT_FLOAT": ("floatVal", _singles),
+    "DT_DOUBLE": ("doubleVal", _doubles),
+    "DT_STRING": ("stringVal", _texts),
+    "DT_BOOL": ("boolVal", np.ndarray.tolist),
+    "DT_HALF": ("halfVal", lambda array: array.view(np.uint16).tolist()),
+    "DT_COMPLEX64": ("scomplexVal", _pairs),
+    "DT_COMPLEX128": ("dcomplexVal", _pairs),
+}
+"""Where protobuf keeps the values of TensorFlow's types, and what its JSON has of them. Others Cortex did not know."""

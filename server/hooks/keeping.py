@@ -1,0 +1,186 @@
+"""Whether hooks may keep anything between two of their calls: read in their source, in doubt they may.
+
+Called by `writes.py` for dialects that promise that a request has its replica to itself. Where `writes.py` looks for
+what writes, this looks for what is known not to: from the two hooks on, through the functions of the project that they
+call, a module-level object may be used only in ways that are known to read it, and only if it is of a known kind.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .reading import Reading
+from .sources import Project, Source, Value, inner
+from .writes import HOOK_NAMES, INSTANCE, PROCESS, GlobalWrite, files_of
+
+_STORES = (ast.Store, ast.Del)
+_REWRITES = {"__builtins__", "delattr", "eval", "exec", "globals", "locals", "setattr", "vars"}
+"""What may make a name stand for something else than its module says, wherever it is called."""
+
+
+def kept(path: Path, roots: Sequence[Path]) -> list[GlobalWrite]:
+    """Find the places where the hooks of a file may keep something, or find what another call has kept.
+
+    Raises: OSError, SyntaxError, ValueError.
+    """
+    project = Project(roots or (path.parent,))
+    source = project.read(path)
+    keeping = Keeping(project)
+    for file, tree in files_of(path, roots):
+        project.filled.look(tree)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name) and node.id in _REWRITES:
+                keeping.note(Source(file, source.scope), node.lineno, node.id, PROCESS)
+    for name in HOOK_NAMES:
+        for what in source.bound.get(name, ()):
+            keeping.begin(name, what, source)
+        if name in source.scope.bound and not source.bound.get(name):
+            keeping.note(source, 1, name, INSTANCE)
+    if source.stars:
+        keeping.note(source, 1, "import *", INSTANCE)
+    keeping.run()
+    return sorted(keeping.found, key=lambda write: (write.file, write.line, write.name))
+
+
+class Keeping(Reading):
+    """One reading of a project: statements; expressions are Reading's. `found` is what may keep something."""
+
+    def __init__(self, project: Project) -> None:
+        super().__init__(project)
+        self._seen: set[int] = set()
+        self._waiting: list[tuple[Any, Source, str]] = []
+
+    def begin(self, name: str, what: Any, source: Source) -> None:
+        """Take up what is bound to the name of a hook."""
+        if isinstance(what, Value) and what.kind == "OWN" and isinstance(what.of, tuple):
+            elsewhere, inside = what.of
+            for other in elsewhere.bound.get(inside, ()) or [None]:
+                self.begin(name, other, elsewhere)
+        elif isinstance(what, tuple) and isinstance(what[0], ast.FunctionDef | ast.AsyncFunctionDef):
+            node, where = what
+            if node.decorator_list:
+                self.note(where, node.lineno, name, INSTANCE)
+            self._waiting.append((node, where, name))
+        else:
+            self.note(source, getattr(what, "lineno", 1), name, INSTANCE)
+
+    def reach(self, value: Value) -> None:
+        """Have a function of the project read too."""
+        node, source = value.of
+        self._waiting.append((node, source, ""))
+
+    def run(self) -> None:
+        """Read all that can be reached."""
+        while self._waiting:
+            node, source, hook = self._waiting.pop()
+            if id(node) not in self._seen:
+                self._seen.add(id(node))
+                self._function(node, source, source.scope, hook)
+
+    def _function(self, node: Any, source: Source, around: Any, hook: str = "", *, top: bool = True) -> None:
+        scope, _ = inner(around, node)
+        if hook:
+            # signature and metadata are the same objects on every call
+            names = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)]
+            scope.carried = {name: name for name in names[1:3]}
+        if top:
+            for default in (*node.args.defaults, *filter(None, node.args.kw_defaults)):
+                if self.at_load(default, source, source.scope).kind != "FIXED":
+                    self.note(source, default.lineno, f"a default of {getattr(node, 'name', 'a lambda')}", INSTANCE)
+        if isinstance(node, ast.Lambda):
+            self.goes_out(self.value(node.body, source, scope), node.body, source)
+        else:
+            self._statements(node.body, source, scope, is_hook=bool(hook))
+
+    def _statements(self, body: Sequence[ast.stmt], source: Source, scope: Any, *, is_hook: bool) -> None:
+        for statement in body:
+            self._statement(statement, source, scope, is_hook=is_hook)
+            for part in ("body", "orelse", "finalbody"):
+                if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                    self._statements(getattr(statement, part, ()), source, scope, is_hook=is_hook)
+            for part in ("handlers", "cases"):
+                for each in getattr(statement, part, ()):
+                    if isinstance(each, ast.match_case):
+                        self._patterns(each, source, scope)
+                    elif each.type is not None:
+                        self.value(each.type, source, scope)
+                    self._statements(each.body, source, scope, is_hook=is_hook)
+
+    def _patterns(self, case: ast.match_case, source: Source, scope: Any) -> None:
+        if case.guard is not None:
+            self.value(case.guard, source, scope)
+        if any(isinstance(node, ast.MatchClass | ast.MatchValue) for node in ast.walk(case.pattern)):
+            for node in ast.walk(case.pattern):
+                if isinstance(node, ast.expr) and not isinstance(node, ast.Constant):
+                    self.note(source, node.lineno, ast.unparse(node), INSTANCE)
+
+    def _statement(self, node: ast.stmt, source: Source, scope: Any, *, is_hook: bool) -> None:
+        match node:
+            case ast.Global(names=names):
+                for name in names:
+                    self.note(source, node.lineno, name, INSTANCE)
+            case ast.Return(value=ast.expr() as value):
+                given = self.value(value, source, scope)
+                if not is_hook:
+                    self.goes_out(given, value, source)
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                for each in (*node.decorator_list, *node.args.defaults, *filter(None, node.args.kw_defaults)):
+                    self.goes_out(self.value(each, source, scope), each, source)
+                self._function(node, source, scope, top=False)
+            case ast.ClassDef():
+                # one that a call makes and forgets; what its methods see of the outside is read as any function's
+                for each in (*node.decorator_list, *node.bases, *(keyword.value for keyword in node.keywords)):
+                    self.goes_out(self.value(each, source, scope), each, source)
+                self._statements(node.body, source, scope, is_hook=False)
+            case _:
+                self._plain(node, source, scope)
+
+    def _plain(self, node: ast.stmt, source: Source, scope: Any) -> None:
+        """Read a statement's own expressions: what is stored, and where to."""
+        stored, target_values = self._parts(node, source, scope)
+        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            before = self.value(ast.copy_location(ast.Name(node.target.id, ast.Load()), node.target), source, scope)
+            if before.held and before.kind != "FIXED":  # in place for a list or an array
+                self.note(source, node.lineno, before.held, INSTANCE)
+            for value in target_values:
+                if value.kind == "PLAIN":
+                    self.goes_out(value, node, source)
+        for target in stored:
+            self.store(target, target_values, source, scope)
+
+    def _parts(self, node: ast.stmt, source: Source, scope: Any) -> tuple[list[ast.expr], list[Value]]:
+        """Give what a statement stores to, and the values of its other expressions."""
+        stored: list[ast.expr] = []
+        target_values: list[Value] = []
+        for name, part in ast.iter_fields(node):
+            parts = part if isinstance(part, list) else [part]
+            for each in parts:
+                if isinstance(each, ast.withitem):
+                    target_values.append(self.value(each.context_expr, source, scope))
+                    stored += [each.optional_vars] if each.optional_vars is not None else []
+                elif isinstance(each, ast.expr) and name in {"target", "targets"}:
+                    stored.append(each)
+                elif isinstance(each, ast.expr) and name != "annotation":
+                    target_values.append(self.value(each, source, scope))
+        if isinstance(node, ast.Match):  # patterns bind parts of it
+            for value in target_values:
+                self.goes_out(value, node, source)
+        return stored, target_values
+
+    def store(self, target: ast.expr, values: Sequence[Value], source: Source, scope: Any) -> None:
+        """Read a target: nothing that is held may be changed, nor go where it is lost sight of."""
+        for each in ast.walk(target):
+            if isinstance(each, ast.Attribute | ast.Subscript) and isinstance(each.ctx, _STORES):
+                owner = self.value(each.value, source, scope)
+                if isinstance(each, ast.Subscript):
+                    self.value(each.slice, source, scope)
+                elif each.attr.startswith("__"):
+                    self.note(source, each.lineno, each.attr, PROCESS)
+                if owner.held:
+                    reach = PROCESS if owner.kind in {"MODULE", "BUILTIN", "LOGGER"} else INSTANCE
+                    self.note(source, each.lineno, owner.held, reach)
+                for value in values:
+                    self.goes_out(value, each, source)

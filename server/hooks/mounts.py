@@ -1,0 +1,195 @@
+"""Mounts: folders that user code finds at other paths than those where they are, in the process that runs it.
+
+Installed in a worker process before the user's code is loaded. Where the system allows it, the process has a mount
+namespace of its own already (server/workers/child.py), which holds for all code there is, and nothing is done here.
+Otherwise Python's own ways to a file are led there: what `open`, `os`, and all that stands on them (pathlib, shutil,
+glob, tempfile, zipfile, numpy, PIL, ...) are given, the import system, and the arguments and folder of programs that
+are started. Not led there: C libraries that open files by themselves (sqlite3, cv2.imread, h5py, a runtime that is
+given a model's path), `io.FileIO`, command lines for a shell, and the listing of the folder above.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from importlib.abc import PathEntryFinder
+from pathlib import Path
+from typing import Any
+
+# Functions of os, by how many paths they begin with.
+_PATHS = {
+    1: (
+        "access", "chdir", "chmod", "chown", "getxattr", "lchown", "listdir", "listxattr", "lstat", "mkdir", "mkfifo",
+        "mknod", "open", "pathconf", "readlink", "remove", "removexattr", "rmdir", "scandir", "setxattr", "stat",
+        "statvfs", "truncate", "unlink", "utime",
+    ),
+    2: ("link", "rename", "replace", "symlink"),
+}  # fmt: skip
+_NAMED = frozenset(("path", "file", "filename", "src", "dst"))
+_SUPPORTS = ("supports_dir_fd", "supports_effective_ids", "supports_fd", "supports_follow_symlinks")
+
+
+class Redirect:
+    """Where paths lead: below a key of `mounts` to the same below its value, everywhere else to where they say."""
+
+    def __init__(self, mounts: Mapping[str, str]) -> None:
+        # the innermost first
+        self._mounts = sorted(
+            ((os.path.normpath(key), os.path.normpath(value)) for key, value in mounts.items()), reverse=True
+        )
+
+    def __call__(self, path: Any) -> Any:
+        """Give the path to use: what it was given, unless that is below a mount. Descriptors stay what they are."""
+        if isinstance(path, str):
+            return self._of(path)
+        if isinstance(path, bytes):
+            text = os.fsdecode(path)
+            leads = self._of(text)
+            return path if leads is text else os.fsencode(leads)
+        if isinstance(path, os.PathLike):
+            plain = os.fspath(path)
+            leads = self(plain)
+            return path if leads is plain else leads
+        return path
+
+    def _of(self, path: str) -> str:
+        if not path.startswith("/"):
+            return path
+        plain = os.path.normpath(path) if "//" in path or "/." in path else path
+        plain = "/" + plain.lstrip("/")
+        for key, value in self._mounts:
+            if plain == key or plain.startswith(f"{key}/"):
+                return value + plain[len(key) :]
+        return path
+
+
+class _Led:
+    """A function whose paths are led; no descriptor, as the built-in functions that it stands for are none."""
+
+    def __init__(self, function: Callable[..., Any], lead: Redirect, count: int) -> None:
+        self.__wrapped__ = function
+        self._function = function
+        self._lead = lead
+        self._count = count
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        lead = self._lead
+        if named:
+            named = {name: lead(value) if name in _NAMED else value for name, value in named.items()}
+        return self._function(*map(lead, args[: self._count]), *args[self._count :], **named)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._function, name)
+
+    def __repr__(self) -> str:
+        return repr(self._function)
+
+
+class Mounts:
+    """What has been installed, until `close`. In a worker it stays until the process ends."""
+
+    def __init__(self, mounts: Mapping[str, str]) -> None:
+        self._lead = Redirect(mounts)
+        self._keys = [os.path.normpath(key) for key in mounts]
+        self._undo: list[tuple[dict[Any, Any], Any, Any]] = []
+        self._supporting: list[tuple[set[Any], Any]] = []
+        self._led: dict[int, _Led] = {}
+        self._originals: list[Any] = []
+        if mounts:
+            self._install()
+
+    def _install(self) -> None:
+        for count, names in _PATHS.items():
+            for name in names:
+                if (function := getattr(os, name, None)) is not None:
+                    self._prepare(function, count)
+        self._prepare(io.open, 1)
+        self._prepare(io.open_code, 1)
+        for module in list(sys.modules.values()):
+            # whoever has imported one of them by its name has it in its own names
+            if type(module) is type(os) and not str(getattr(module, "__name__", "")).startswith(__name__):
+                self._replace_in(vars(module))
+        openers = getattr(sys.modules.get("numpy.lib._datasource"), "_file_openers", None)
+        self._replace_in(getattr(openers, "_file_openers", {}))
+        self._support()
+        sys.path_hooks.insert(0, self._hook)
+        self._forget(sys.path_importer_cache)
+        fork = getattr(subprocess, "_fork_exec", None)
+        if fork is not None:
+            self._undo.append((vars(subprocess), "_fork_exec", fork))
+            vars(subprocess)["_fork_exec"] = self._forked(fork)
+
+    def _prepare(self, function: Any, count: int) -> None:
+        self._originals.append(function)  # while it is here, nothing else has its id
+        self._led[id(function)] = _Led(function, self._lead, count)
+
+    def _replace_in(self, names: dict[Any, Any]) -> None:
+        for name, value in list(names.items()):
+            led = self._led.get(id(value))
+            if led is not None:
+                self._undo.append((names, name, value))
+                names[name] = led
+
+    def _support(self) -> None:
+        """Have os say of them what it says of those they stand for."""
+        for name in _SUPPORTS:
+            functions: set[Any] = getattr(os, name)
+            for function in list(functions):
+                if (led := self._led.get(id(function))) is not None:
+                    functions.add(led)
+                    self._supporting.append((functions, led))
+
+    def _hook(self, entry: str) -> PathEntryFinder:
+        """Find modules in a folder of sys.path that is below a mount (called by the import system)."""
+        leads = self._lead(entry)
+        if leads is entry:
+            raise ImportError("not below a mount")
+        finder = pkgutil.get_importer(leads)
+        if finder is None:
+            raise ImportError(f"{leads} cannot be imported from")
+        return finder  # type: ignore[return-value]
+
+    def _forked(self, fork: Callable[..., Any]) -> Callable[..., Any]:
+        lead = self._lead
+
+        def start(args: Iterable[Any], programs: Iterable[Any], close: Any, keep: Any, folder: Any, *more: Any) -> Any:
+            return fork([*map(lead, args)], tuple(map(lead, programs)), close, keep, lead(folder), *more)
+
+        return start
+
+    def _forget(self, cache: dict[str, Any]) -> None:
+        for entry in [entry for entry in cache if self._lead(entry) is not entry]:
+            del cache[entry]
+
+    def close(self) -> None:
+        """Take it all back."""
+        for names, name, value in reversed(self._undo):
+            names[name] = value
+        for functions, led in self._supporting:
+            functions.discard(led)
+        if self._undo:
+            sys.path_hooks.remove(self._hook)
+            self._forget(sys.path_importer_cache)
+        self._undo, self._supporting = [], []
+
+
+def install(mounts: Mapping[str, str]) -> Mounts:
+    """Have this process find at each key what is at its value. Does nothing where the system does so already.
+
+    Raises: ValueError for a key that is no absolute path, or is the root.
+    """
+    for key in mounts:
+        if not key.startswith("/") or not os.path.normpath(key).strip("/"):
+            raise ValueError(f"mount '{key}': wanted an absolute path below the root")
+    return Mounts({key: value for key, value in mounts.items() if not _is_there(key, value)})
+
+
+def _is_there(key: str, value: str) -> bool:
+    try:
+        return Path(key).samefile(value)
+    except OSError:
+        return False

@@ -1,0 +1,44 @@
+"""Our own Conversions.
+
+Called on a replica's thread or in its process, and on the event loop where a model lacks the hook.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock.backends.backend import Array
+from penstock.backends.errors import InferError
+
+from .conversions import Conversions, Described
+from .convert import to_inputs, to_prediction
+from .encode import to_json
+
+
+class Native:
+    """The rules of models that name no dialect. `signatures` are lists of what the runtime says, one for each side."""
+
+    def __init__(self, described: Described) -> None:
+        self._signature = described.signature
+        self.signatures: tuple[Any, Any] = (list(described.inputs), list(described.outputs))
+
+    def inputs(self, value: Any, _: Mapping[str, Any]) -> list[Array | None]:
+        """See `Conversions`, as the others."""
+        return to_inputs(value, self._signature)
+
+    def prediction(self, outputs: Sequence[Any], _: Mapping[str, Any]) -> Any:
+        """Give a list of arrays, and of dicts."""
+        return to_prediction(outputs, self._signature)
+
+    def answer(self, result: Any, _: Mapping[str, Any]) -> bytes:
+        """Give JSON."""
+        return to_json(result)
+
+    def failure(self, hook: str, error: BaseException) -> InferError | None:
+        """Leave the words to `call.py`."""
+
+
+def conversions(described: Described) -> Conversions:
+    """Give our own rules for a model."""
+    return Native(described)

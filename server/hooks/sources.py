@@ -1,0 +1,239 @@
+"""Sources: the files of a project that its hooks are made of, and what the names of their modules are bound to.
+
+Made by `keeping.py` for one reading.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .pure import KEEPS_NOTHING, MUTATORS, PASSES_ON
+from .scopes import Function, Scope, bind, own_nodes
+from .writes import of_tree, parsed
+
+_FILES = 200
+
+
+class Value(NamedTuple):
+    """What an expression gives, as far as that can be read.
+
+    `kind`: FIXED (numbers, texts and tuples of such, which nothing can change), FLAT (a container of FIXED), ARRAY,
+    PLAIN (containers of such, at any depth), FUNCTION and CLASS (of the project), MODULE (or something in one, `path`
+    says which), OWN (a module of the project), LOGGER, BUILTIN, or UNKNOWN. `held` names what has it, or part of it,
+    between calls; "": nothing does. `of` is the definition, or the Source.
+    """
+
+    kind: str
+    held: str = ""
+    path: str = ""
+    of: Any = None
+
+
+FRESH = Value("UNKNOWN")
+Bound = list[Any]
+"""What binds a name: expressions, definitions, and Values of imports."""
+
+
+@dataclass(eq=False, slots=True)
+class Source:
+    """One file.
+
+    `bound` has what binds each name of its module; `stars`: it has names that only running it tells. `iterated` has the
+    ids of the expressions in `bound` whose items the name is bound to, not their value.
+    """
+
+    path: Path
+    scope: Scope
+    bound: dict[str, Bound] = field(default_factory=dict)
+    stars: bool = False
+    iterated: set[int] = field(default_factory=set)
+
+
+class Filled:
+    """What the modules of a project do to their own names beside binding them, by name, whichever module's it is.
+
+    `put`: expressions whose values become part of what it names. `changed`: it may hold anything by now. `rebound`:
+    functions give it other values.
+    """
+
+    def __init__(self, roots: Sequence[Path]) -> None:
+        self._roots = roots
+        self._libraries: set[str] = set()
+        self.put: dict[str, list[ast.expr]] = {}
+        self.changed: set[str] = set()
+        self.rebound: set[str] = set()
+
+    def look(self, tree: ast.Module) -> None:
+        """Read a module."""
+        self._libraries = set(self._imported(tree))
+        written = {write.name for write in of_tree(tree)}
+        self.changed |= written
+        self.rebound |= written
+        for node in own_nodes(tree.body):
+            match node:
+                case ast.Assign(targets=targets, value=value):
+                    for target in targets:
+                        self._stored(target, value)
+                    self._escapes(value)
+                case ast.AugAssign(target=ast.Name(id=name), value=value):
+                    self.put.setdefault(name, []).append(value)
+                case ast.AugAssign(target=target, value=value) | ast.AnnAssign(target=target, value=value):
+                    self._stored(target, value)
+                case ast.For(target=target) | ast.withitem(optional_vars=ast.expr() as target):
+                    self._stored(target, None)
+                case ast.Call():
+                    self._called(node)
+                case ast.List(elts=parts, ctx=ast.Load()) | ast.Tuple(elts=parts, ctx=ast.Load()):
+                    self._escape(parts)
+                case ast.Set(elts=parts) | ast.Dict(values=parts):
+                    self._escape(parts)
+
+    def _imported(self, tree: ast.Module) -> Iterator[str]:
+        """Give the names that modules, and what is in them, have here, but for those of the project."""
+        for node in own_nodes(tree.body):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                for alias in node.names:
+                    module = alias.name if isinstance(node, ast.Import) else node.module or "."
+                    top = module.partition(".")[0]
+                    own = getattr(node, "level", 0) or any(
+                        (root / top).exists() or (root / f"{top}.py").exists() for root in self._roots
+                    )
+                    if not own:
+                        yield alias.asname or alias.name.partition(".")[0]
+
+    def _stored(self, target: ast.expr, value: ast.expr | None) -> None:
+        match target:
+            case ast.Subscript(value=ast.Name(id=name)) if value is not None:
+                self.put.setdefault(name, []).append(value)
+            case ast.Subscript() | ast.Attribute():
+                self._change(target)
+            case ast.Tuple(elts=parts) | ast.List(elts=parts):
+                for part in parts:
+                    self._stored(part, None)
+
+    def _called(self, call: ast.Call) -> None:
+        given = [*call.args, *(keyword.value for keyword in call.keywords)]
+        match call.func:
+            case ast.Attribute(value=ast.Name(id=name), attr=attribute) if attribute in MUTATORS:
+                self.put.setdefault(name, []).extend(given)
+            case ast.Attribute(value=owner, attr=attribute) if attribute in MUTATORS:
+                self._change(owner)
+            case ast.Name(id=name) if name in KEEPS_NOTHING | PASSES_ON:
+                return
+        top = call.func
+        while isinstance(top, ast.Attribute):
+            top = top.value
+        if isinstance(top, ast.Name) and top.id in self._libraries:
+            return
+        for each in given:
+            self._escapes(each)
+
+    def _escape(self, values: Sequence[ast.expr]) -> None:
+        for value in values:
+            self._escapes(value)
+
+    def _escapes(self, value: ast.expr) -> None:
+        """Note a name whose object gets another one, by which it may be changed."""
+        inside = value.value if isinstance(value, ast.Starred) else value
+        if isinstance(inside, ast.Name):
+            self.changed.add(inside.id)
+
+    def _change(self, target: ast.expr) -> None:
+        for node in ast.walk(target):
+            if isinstance(node, ast.Name):
+                self.changed.add(node.id)
+            elif isinstance(node, ast.Attribute):
+                self.changed.add(node.attr)
+
+
+class Project:
+    """The files below `roots`, read when they are asked for; `read` alone raises OSError, SyntaxError, ValueError."""
+
+    def __init__(self, roots: Sequence[Path]) -> None:
+        self.roots = tuple(roots)
+        self.filled = Filled(self.roots)
+        self._sources: dict[Path, Source | None] = {}
+
+    def read(self, path: Path) -> Source:
+        """Read a file."""
+        tree = parsed(path.read_bytes())
+        scope = Scope()
+        nodes = list(own_nodes(tree.body))
+        bind(scope, nodes)
+        source = self._sources[path] = Source(path, scope)
+        for name, values in scope.aliases.items():
+            source.bound.setdefault(name, []).extend(values)
+        source.iterated = {id(node.iter) for node in nodes if isinstance(node, ast.For)}
+        for node in nodes:
+            for name, what in self.bindings(node, source):
+                source.bound.setdefault(name, []).append(what)
+        source.stars = "*" in source.bound
+        return source
+
+    def bindings(self, node: ast.AST, source: Source) -> Iterator[tuple[str, Any]]:
+        """Give the names that an import or a definition binds, and what to."""
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name, (node, source)
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                top = alias.name.partition(".")[0]
+                yield alias.asname or top, self._module(alias.name if alias.asname else top, self.roots)
+        elif isinstance(node, ast.ImportFrom):
+            start = self.roots if not node.level else (source.path.parents[node.level - 1],)
+            for alias in node.names:
+                yield (
+                    alias.asname or alias.name,
+                    self._imported(node.module or "", alias.name, start, own=node.level > 0),
+                )
+
+    def _module(self, dotted: str, roots: Sequence[Path]) -> Value:
+        own = self._own(dotted, roots)
+        return Value("OWN", dotted, dotted, own) if own is not None else Value("MODULE", dotted, dotted)
+
+    def _imported(self, module: str, name: str, roots: Sequence[Path], *, own: bool) -> Value:
+        """Give what `from module import name` binds."""
+        below = self._own(f"{module}.{name}".strip("."), roots)
+        if below is not None:
+            return Value("OWN", name, f"{module}.{name}", below)
+        source = self._own(module, roots) if module else None
+        if source is not None:
+            return Value("OWN", name, name, (source, name))
+        return Value("UNKNOWN", name) if own else Value("MODULE", name, f"{module}.{name}")
+
+    def _own(self, dotted: str, roots: Sequence[Path]) -> Source | None:
+        for root in roots:
+            place = root.joinpath(*dotted.split("."))
+            for file in (place / "__init__.py", place.with_name(f"{place.name}.py")):
+                if dotted and file.is_file():
+                    return self._known(file)
+        return None
+
+    def _known(self, file: Path) -> Source | None:
+        """Give a file that can be read; one that cannot holds names of which nothing is known."""
+        if file not in self._sources:
+            self._sources[file] = Source(file, Scope(), stars=True)
+            if len(self._sources) <= _FILES:
+                try:
+                    self.read(file)
+                except (OSError, SyntaxError, ValueError):
+                    self._sources[file] = Source(file, Scope(), stars=True)
+        return self._sources[file]
+
+    def below(self, source: Source, name: str) -> Source | None:
+        """Give the module `name` of a package."""
+        return self._own(name, (source.path.parent,)) if source.path.name == "__init__.py" else None
+
+
+def inner(scope: Scope, node: Function) -> tuple[Scope, list[ast.AST]]:
+    """Give the scope of a function, and its nodes."""
+    made = Scope(scope, in_function=True)
+    arguments = node.args
+    made.bound.update(argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs))
+    made.bound.update(argument.arg for argument in (arguments.vararg, arguments.kwarg) if argument)
+    nodes = list(own_nodes([node.body] if isinstance(node, ast.Lambda) else node.body))
+    bind(made, nodes)
+    return made, nodes

@@ -1,0 +1,412 @@
+"""The cases of the specification about ONNX models, byte for byte, against a live server with a project on disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.backends.onnx_models import FLOAT
+from tests.clients.models import INT32
+from tests.cortex.projects import (
+    FLOWER,
+    HTML_TYPE,
+    JSON,
+    JSON_TYPE,
+    PROBABILITIES,
+    SAMPLE,
+    TEXTS,
+    Answer,
+    Project,
+    ask,
+    iris_as_told,
+    post,
+    write_identities,
+    write_iris,
+    write_not,
+    write_picky,
+)
+from tests.live import live_server
+
+pytestmark = pytest.mark.slow
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "cortex"
+SHAPE = 'prediction failed: error: key "input": failed to convert to numpy array: '
+
+FORMS = """
+import numpy as np
+
+flower = [5.2, 3.6, 1.4, 0.3]
+forms = {
+    "float64": np.array(flower),
+    "float64 of a row": np.array([flower]),
+    "ints": np.array([5, 3, 1, 0]),
+    "nested": [flower],
+    "column": [[length] for length in flower],
+    "tuple": tuple(flower),
+    "texts": ["5.2", "3.6", "1.4", "0.3"],
+    "by name": {"input": flower, "more": 1},
+    "array of texts": np.array(["5.2", "3.6", "1.4", "0.3"]),
+    "array of bools": np.array([True, False, True, True]),
+    "two rows": [flower, flower],
+    "nothing": None,
+    "named nothing": {"input": None},
+}
+
+
+def pre_inference(sample, signature, metadata):
+    return forms[sample]
+"""
+
+RESULTS = """
+import datetime
+import numpy as np
+
+asked = None
+results = {
+    "none": None,
+    "tuple": (1, 2),
+    "set": {1},
+    "date": datetime.date(2019, 1, 2),
+    "complex": 1 + 2j,
+    "text": "a\\u00e9",
+    "integer": 7,
+    "float32": np.float32(0.1),
+    "array": np.array([[1, 2], [3, 4]]),
+    "keys": {"b": 1, "a": [float("nan"), float("inf")]},
+    "bytes": b"abc",
+    "object": object(),
+    "mixed keys": {"a": 1, 2: 3},
+    "numpy keys": {np.int64(1): 2},
+}
+
+
+def pre_inference(sample, signature, metadata):
+    global asked
+    asked = sample
+    return [5.2, 3.6, 1.4, 0.3]
+
+
+def post_inference(prediction, signature, metadata):
+    return results[asked]
+"""
+
+SEEN = """
+calls = 0
+
+
+def pre_inference(sample, signature, metadata):
+    global calls
+    calls += 1
+    metadata["calls"] = metadata.get("calls", 0) + 1
+    seen = [(node.name, node.shape, node.type) for node in signature]
+    if sample == "raise":
+        raise KeyError("gone")
+    pre_inference.seen = [type(signature).__name__, seen, sample]
+    return {signature[0].name: [5.2, 3.6, 1.4, 0.3]}
+
+
+def post_inference(prediction, signature, metadata):
+    if pre_inference.seen[2] == "late":
+        raise ValueError("too late")
+    return {
+        "pre": pre_inference.seen,
+        "post": [type(signature).__name__, [(node.name, node.shape, node.type) for node in signature]],
+        "prediction": [type(prediction).__name__, [type(each).__name__ for each in prediction]],
+        "metadata": metadata,
+    }
+"""
+
+MIXED = """
+def pre_inference(sample, metadata):
+    return {metadata[0].name: sample}
+
+
+def post_inference(prediction, signature, metadata):
+    return [signature[0].name, metadata]
+"""
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    project = Project(tmp_path_factory.mktemp("cortex"))
+    fixed = write_iris(project.model("fixed.onnx"))
+    free = write_iris(project.model("free.onnx"), None)
+    named = write_iris(project.model("named.onnx"), "N")
+    project.api("classifier", fixed, (EXAMPLES / "onnx-0.10" / "handler.py").read_text())
+    project.api("fixed", fixed)
+    project.api("free", free)
+    project.api("named", named)
+    project.api("forms", free, FORMS)
+    project.api("forms-fixed", fixed, FORMS)
+    project.api("relaxed", free, FORMS, _relaxed_shapes=True)
+    project.api("results", named, RESULTS)
+    project.api("seen", fixed, SEEN, _metadata={"labels": ["a"], "depth": 2})
+    project.api("mixed", free, MIXED)
+    project.api("maps", write_iris(project.model("maps.onnx"), mapped=True))
+    several: dict[str, tuple[int, list[int | str | None]]] = {
+        "a": (FLOAT, [1, 2]),
+        "c": (FLOAT, ["N", 2]),
+        "i": (INT32, [2]),
+    }
+    project.api("several", write_identities(project.model("several.onnx"), several))
+    project.api("texts", write_identities(project.model("texts.onnx"), {"x": (TEXTS, [2])}))
+    project.api("bools", write_not(project.model("bools.onnx")))
+    project.api("picky", write_picky(project.model("picky.onnx")))
+    project.api("elsewhere", named, endpoint="/some/where/else")
+    with live_server(project.folder, dialect="cortex") as live:
+        yield live.http_port
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The numbers in the answers."""
+    return iris_as_told(tmp_path_factory.mktemp("told"))
+
+
+@pytest.fixture(scope="module")
+def plain(told: list[float]) -> bytes:
+    """The answer for a flower without hooks."""
+    return b"[[0],[[" + ",".join(map(repr, told)).encode() + b"]]]\n"
+
+
+def said(port: int, api: str, value: Any) -> Answer:
+    return post(port, f"/iris/{api}", value)
+
+
+def failed(answer: Answer) -> str:
+    """Give the text of a failed prediction."""
+    assert (answer.line, answer.headers["content-type"]) == ("HTTP/1.1 406 NOT ACCEPTABLE", HTML_TYPE)
+    return answer.body.decode()
+
+
+class TestTheSeedOfTen:
+    def test_c1_a_flower_is_answered_with_its_name(self, port: int) -> None:
+        assert said(port, "classifier", SAMPLE).seen == (200, b'"iris-setosa"\n', JSON_TYPE)
+
+    def test_c3_without_a_json_content_type_the_sample_is_none(self, port: int) -> None:
+        answer = ask(port, "POST", "/iris/classifier", json.dumps(SAMPLE).encode())
+
+        assert failed(answer) == (
+            "prediction failed: error: handler.py: pre_inference request handler: 'NoneType' object is not "
+            "subscriptable: runtime exception"
+        )
+
+    @pytest.mark.parametrize("body", [b"{bad", b""])
+    def test_c4_what_is_no_json_is_malformed(self, port: int, body: bytes) -> None:
+        answer = ask(port, "POST", "/iris/classifier", body, JSON)
+
+        assert answer.seen == (400, b"malformed json", HTML_TYPE)
+        assert answer.line == "HTTP/1.1 400 BAD REQUEST"
+
+    def test_c5_what_a_hook_raises_is_told(self, port: int) -> None:
+        assert failed(said(port, "classifier", {"sepal_length": 5.2})) == (
+            "prediction failed: error: handler.py: pre_inference request handler: 'sepal_width': runtime exception"
+        )
+
+
+class TestTheSeedOfNine:
+    def test_c2_a_flower_is_answered_with_its_class(self, tmp_path: Path, told: list[float]) -> None:
+        project = Project(tmp_path)
+        write_iris(project.model("m.onnx"), swapped=True)
+        handler = (EXAMPLES / "onnx-0.9" / "handler.py").read_text()
+        project.api("classifier", "models/m.onnx", handler, old=True)
+        with live_server(project.folder, dialect="cortex") as live:
+            answer = post(live.http_port, "/iris/classifier", SAMPLE)
+
+        assert answer.status == 200
+        assert answer.json["class_index"] == 0
+        assert answer.json["class_label"] == "iris-setosa"
+        assert answer.json["probabilities"] == pytest.approx(PROBABILITIES, abs=1e-6)
+        numbers = ",".join(map(repr, told))
+        assert answer.body.decode() == (
+            f'{{"class_index":0,"class_label":"iris-setosa","probabilities":[{numbers}]}}\n'
+        )
+
+
+class TestConversion:
+    @pytest.mark.parametrize("api", ["fixed", "free", "named"])
+    @pytest.mark.parametrize("value", [{"input": FLOWER}, FLOWER, [FLOWER], {"input": [FLOWER], "more": 1}])
+    def test_c7_lists_are_what_the_model_takes(self, port: int, plain: bytes, api: str, value: Any) -> None:
+        assert said(port, api, value).seen == (200, plain, JSON_TYPE)
+
+    @pytest.mark.parametrize(("value", "size"), [([1, 2], 2), (None, 1), ([FLOWER, FLOWER], 8)])
+    def test_c8_c10_another_number_of_values_is_refused(self, port: int, value: Any, size: int) -> None:
+        for api in ("fixed", "free", "named"):
+            assert failed(said(port, api, value)) == f"{SHAPE}cannot reshape array of size {size} into shape (1,4)"
+
+    @pytest.mark.parametrize("value", [{"inputs": [1, 2, 3, 4]}, {}, {"input": None}])
+    def test_c9_a_missing_key_is_named(self, port: int, value: Any) -> None:
+        assert failed(said(port, "fixed", value)) == 'prediction failed: error: missing key "input"'
+
+    @pytest.mark.parametrize("api", ["forms", "forms-fixed"])
+    @pytest.mark.parametrize(
+        "form", ["float64", "float64 of a row", "nested", "column", "tuple", "texts", "by name"]
+    )  # fmt: skip
+    def test_c12_what_pre_inference_returns_may_have_many_forms(
+        self, port: int, plain: bytes, api: str, form: str
+    ) -> None:
+        assert said(port, api, form).seen == (200, plain, JSON_TYPE)
+
+    def test_c12_an_array_of_integers_is_cast(self, port: int) -> None:
+        assert said(port, "forms", "ints").json[0] == [0]
+
+    @pytest.mark.parametrize(("form", "found"), [("array of texts", "<U3"), ("array of bools", "bool")])
+    def test_c13_arrays_of_other_kinds_are_refused(self, port: int, form: str, found: str) -> None:
+        assert failed(said(port, "forms", form)) == f"{SHAPE}expected dtype 'float32' but found '{found}'"
+
+    @pytest.mark.parametrize("form", ["nothing", "named nothing", "two rows"])
+    def test_a_hook_that_returns_what_does_not_fit_fails_its_request_alone(self, port: int, form: str) -> None:
+        assert failed(said(port, "forms", form)).startswith("prediction failed: error: ")
+        assert said(port, "forms", "tuple").status == 200
+
+    @pytest.mark.parametrize("value", [[1, 2], "a", None, 3])
+    def test_c17_several_inputs_want_a_dictionary(self, port: int, value: Any) -> None:
+        assert failed(said(port, "several", value)) == (
+            'prediction failed: error: expected sample to be a dictionary with keys "a", "c", "i"'
+        )
+
+    def test_several_inputs_are_cast_and_named_where_they_fail(self, port: int) -> None:
+        value = {"a": [1, "2.5"], "c": [[3, True]], "i": [6.9, "7"]}
+        assert said(port, "several", value).json == [[[1.0, 2.5]], [[3.0, 1.0]], [6, 7]]
+        assert failed(said(port, "several", {"a": [1, 2], "i": [1, 2]})) == 'prediction failed: error: missing key "c"'
+        assert failed(said(port, "several", value | {"c": [1]})) == (
+            'prediction failed: error: key "c": failed to convert to numpy array: cannot reshape array of size 1 into '
+            "shape (1,2)"
+        )
+
+    def test_one_input_that_is_named_fails_without_its_name(self, port: int) -> None:
+        assert failed(said(port, "fixed", {"input": [1]})) == (
+            "prediction failed: error: failed to convert to numpy array: cannot reshape array of size 1 into shape "
+            "(1,4)"
+        )
+
+    def test_c19_texts_are_texts(self, port: int) -> None:
+        answer = ask(port, "POST", "/iris/texts", '["x","ñ"]'.encode(), JSON)
+
+        assert answer.seen == (200, b'[["x","\\u00f1"]]\n', JSON_TYPE)
+
+    def test_c20_numbers_are_read_as_booleans(self, port: int) -> None:
+        assert said(port, "bools", [True, 0]).seen == (200, b"[[false,true]]\n", JSON_TYPE)
+
+    def test_c21_maps_have_their_keys_as_text(self, port: int, told: list[float]) -> None:
+        entries = ",".join(f'"{number}":{probability!r}' for number, probability in enumerate(told))
+
+        assert said(port, "maps", FLOWER).seen == (200, f"[[0],[{{{entries}}}]]\n".encode(), JSON_TYPE)
+
+    def test_relaxed_shapes_take_several_rows(self, port: int) -> None:
+        assert said(port, "relaxed", "two rows").json[0] == [0, 0]
+
+    def test_what_the_model_refuses_is_a_failed_prediction(self, port: int) -> None:
+        assert said(port, "picky", [1]).json == [[[8]]]
+        assert failed(said(port, "picky", [70])).startswith("prediction failed: ")
+        assert said(port, "picky", [2]).json == [[[9]]]
+
+
+class TestAnswers:
+    @pytest.mark.parametrize(
+        ("name", "body"),
+        [
+            ("none", b"null\n"), ("tuple", b"[1,2]\n"), ("set", b"[1]\n"), ("date", b'"2019-01-02"\n'),
+            ("complex", b"[1.0,2.0]\n"), ("text", b'"a\\u00e9"\n'), ("integer", b"7\n"),
+            ("float32", b"0.10000000149011612\n"), ("array", b"[[1,2],[3,4]]\n"),
+            ("keys", b'{"a":[NaN,Infinity],"b":1}\n'),
+        ],
+    )  # fmt: skip
+    def test_c23_a_hook_may_return_what_json_can_say(self, port: int, name: str, body: bytes) -> None:
+        assert said(port, "results", name).seen == (200, body, JSON_TYPE)
+
+    @pytest.mark.parametrize(("name", "named"), [("bytes", "bytes"), ("object", "object")])
+    def test_c24_what_json_cannot_say_is_an_error_that_names_the_type(self, port: int, name: str, named: str) -> None:
+        answer = said(port, "results", name)
+
+        assert answer.line == "HTTP/1.1 500 INTERNAL SERVER ERROR"
+        assert named in answer.json["error"]
+
+    @pytest.mark.parametrize("name", ["mixed keys", "numpy keys"])
+    def test_keys_that_cannot_be_sorted_or_written_are_an_error(self, port: int, name: str) -> None:
+        answer = said(port, "results", name)
+
+        assert answer.status == 500
+        assert list(answer.json) == ["error"]
+
+
+class TestHooks:
+    def test_they_see_the_runtime_s_own_descriptions(self, port: int) -> None:
+        found = said(port, "seen", [1, "two", {"three": None}]).json
+
+        assert found["pre"] == ["list", [["input", [1, 4], "tensor(float)"]], [1, "two", {"three": None}]]
+        assert found["post"] == [
+            "list", [["label", [1], "tensor(int64)"], ["probabilities", [1, 3], "tensor(float)"]],
+        ]  # fmt: skip
+        assert found["prediction"] == ["list", ["ndarray", "ndarray"]]
+
+    def test_metadata_is_the_project_s_and_stays(self, port: int) -> None:
+        first, second = (said(port, "seen", "x").json["metadata"] for _ in range(2))
+
+        assert first["labels"] == ["a"]
+        assert first["depth"] == 2
+        assert second["calls"] == first["calls"] + 1
+
+    def test_each_hook_is_of_the_generation_of_its_arguments(self, port: int) -> None:
+        assert said(port, "mixed", FLOWER).json == ["label", {}]
+
+    def test_what_either_raises_names_it(self, port: int) -> None:
+        assert failed(said(port, "seen", "raise")) == (
+            "prediction failed: error: seen.py: pre_inference request handler: 'gone': runtime exception"
+        )
+        assert failed(said(port, "seen", "late")) == (
+            "prediction failed: error: seen.py: post_inference request handler: too late: runtime exception"
+        )
+
+
+class TestSignatures:
+    @pytest.mark.parametrize(("api", "rows"), [("fixed", "1"), ("free", "null"), ("named", '"N"')])
+    def test_c14_the_signature_has_its_page(self, port: int, api: str, rows: str) -> None:
+        body = f'{{"signature":{{"input":{{"shape":[{rows},4],"type":"float32"}}}}}}\n'.encode()
+
+        assert ask(port, "GET", f"/iris/{api}/signature").seen == (200, body, JSON_TYPE)
+
+    def test_c15_the_endpoint_says_what_to_do(self, port: int) -> None:
+        answer = ask(port, "GET", "/iris/fixed")
+
+        assert (answer.status, answer.headers["content-type"]) == (200, JSON_TYPE)
+        assert answer.body == (
+            b'{"message":"make a prediction by sending a post request to this endpoint with a json sample",'
+            b'"model_signature":{"input":{"shape":[1,4],"type":"float32"}}}\n'
+        )
+
+    def test_texts_are_objects(self, port: int) -> None:
+        assert ask(port, "GET", "/iris/texts/signature").json == {"signature": {"x": {"shape": [2], "type": "object"}}}
+
+
+class TestPaths:
+    def test_an_endpoint_takes_the_place_of_the_path(self, port: int, plain: bytes) -> None:
+        assert post(port, "/some/where/else", FLOWER).seen == (200, plain, JSON_TYPE)
+        assert ask(port, "GET", "/some/where/else/signature").status == 200
+        assert post(port, "/iris/elsewhere", FLOWER).status == 500
+
+    def test_what_is_not_there_and_what_is_not_allowed_are_errors_of_the_server(self, port: int) -> None:
+        for path in ("/", "/iris/nothing", "/predict"):
+            answer = post(port, path, 1)
+            assert (answer.line, answer.headers["content-type"]) == ("HTTP/1.1 500 INTERNAL SERVER ERROR", JSON_TYPE)
+            assert answer.body == (
+                b'{"error":"404 Not Found: The requested URL was not found on the server. If you entered the URL '
+                b'manually please check your spelling and try again."}\n'
+            )
+        assert ask(port, "PUT", "/iris/fixed").seen == (
+            500, b'{"error":"405 Method Not Allowed: The method is not allowed for the requested URL."}\n', JSON_TYPE,
+        )  # fmt: skip
+
+    def test_an_only_api_is_under_predict_too(self, tmp_path: Path, plain: bytes) -> None:
+        project = Project(tmp_path)
+        write_iris(project.model("m.onnx"))
+        project.api("classifier", "models/m.onnx")
+        with live_server(project.folder, dialect="cortex") as live:
+            assert post(live.http_port, "/predict", FLOWER).body == plain
+            assert ask(live.http_port, "GET", "/predict/signature").status == 200
+            assert ask(live.http_port, "GET", "/healthz").seen == (200, b'{"ok":true}\n', JSON_TYPE)
+            assert ask(live.http_port, "GET", "/v2/models/classifier", check=False).status == 200

@@ -1,0 +1,161 @@
+"""The cases of the specification about TensorFlow models, against a live server with a project on disk."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cortex.projects import HTML_TYPE, JSON, JSON_TYPE, PROBABILITIES, SAMPLE, Answer, Project, ask, post
+from tests.live import live_server
+from tests.savedmodels import install
+
+pytestmark = pytest.mark.slow
+
+LABELS = ["iris-setosa", "iris-versicolor", "iris-virginica"]
+IRIS = f"""
+labels = {LABELS}
+
+
+def post_inference(prediction, signature, metadata):
+    return labels[int(prediction["class_ids"][0])]
+"""
+SEEN = """
+seen = None
+
+
+def pre_inference(sample, metadata):
+    global seen
+    seen = metadata
+    return {name: sample[name] for name in metadata["predict"]["inputs"]}
+
+
+def post_inference(prediction, signature, metadata):
+    return {"pre": seen, "post": signature, "type": type(signature).__name__, "metadata": metadata}
+"""
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory, savedmodels: Path) -> Iterator[int]:
+    folder = tmp_path_factory.mktemp("cortex")
+    project = Project(folder / "project")
+    install(savedmodels / "iris", folder / "export" / "1523423423", triton=False)
+    shutil.make_archive(str(project.model("iris")), "zip", folder / "export")
+    install(savedmodels / "corrupt", project.model("export") / "deep" / "9", triton=False)
+    install(savedmodels / "iris", project.model("export") / "deep" / "1523423423", triton=False)
+    install(savedmodels / "iris_keys", project.model("iris_keys") / "1", triton=False)
+    project.api("plain", "models/iris.zip", kind="tensorflow")
+    project.api("classifier", project.model("export"), IRIS, old=True, model_format="tensorflow")
+    project.api("seen", project.model("iris_keys"), SEEN, kind="tensorflow")
+    project.api("keyed", project.model("iris_keys"), kind="tensorflow", _signature_key="classification")
+    with live_server(project.folder, dialect="cortex") as live:
+        yield live.http_port
+
+
+def said(port: int, api: str, value: Any) -> Answer:
+    return post(port, f"/iris/{api}", value)
+
+
+def failed(answer: Answer) -> str:
+    """Give the text of a failed prediction."""
+    assert (answer.line, answer.headers["content-type"]) == ("HTTP/1.1 406 NOT ACCEPTABLE", HTML_TYPE)
+    return answer.body.decode()
+
+
+class TestAnswers:
+    @pytest.mark.parametrize("rows", [1, 3])
+    def test_c25_outputs_are_flat_and_their_numbers_as_protobuf_writes_them(self, port: int, rows: int) -> None:
+        sample = SAMPLE if rows == 1 else {name: [length] * rows for name, length in SAMPLE.items()}
+        answer = said(port, "plain", sample)
+        found = answer.json
+
+        assert list(found) == ["class_ids", "classes", "isbig", "logits", "probabilities"]
+        assert (found["class_ids"], found["classes"]) == (["0"] * rows, ["MA=="] * rows)
+        assert found["isbig"] == [True] * rows
+        assert found["logits"] == pytest.approx([2.5000002, 2.0700002, -1.0000005] * rows, abs=1e-5)
+        assert found["probabilities"] == pytest.approx(PROBABILITIES * rows, abs=1e-6)
+        assert answer.body.startswith(b'{"class_ids":["0"')
+
+    def test_c26_a_handler_reads_the_class_from_its_text(self, port: int) -> None:
+        assert said(port, "classifier", SAMPLE).seen == (200, b'"iris-setosa"\n', JSON_TYPE)
+
+    def test_the_signature_is_a_dictionary_with_all_keys(self, port: int) -> None:
+        found = said(port, "seen", SAMPLE).json
+
+        assert found["pre"] == found["post"], "metadata is the signature for a hook of 0.9"
+        assert (found["type"], found["metadata"]) == ("dict", {})
+        assert set(found["pre"]) >= {"predict", "serving_default", "classification"}
+        predict = found["pre"]["predict"]
+        assert predict["methodName"] == "tensorflow/serving/predict"
+        assert predict["inputs"]["sepal_width"] == {
+            "name": "sepal_width:0", "dtype": "DT_DOUBLE", "tensorShape": {"dim": [{"size": "-1"}]},
+        }  # fmt: skip
+
+    def test_the_key_that_is_configured_is_used(self, port: int) -> None:
+        assert set(said(port, "keyed", SAMPLE).json) == {"classes", "scores"}
+
+
+class TestFailures:
+    def test_c28_a_missing_key_is_named(self, port: int) -> None:
+        text = failed(said(port, "plain", {"sepal_length": [5.2]}))
+
+        assert text in {f'prediction failed: error: missing key "{name}"' for name in list(SAMPLE)[1:]}
+
+    @pytest.mark.parametrize("body", [b"{bad", b""])
+    def test_c29_what_is_no_json_is_malformed(self, port: int, body: bytes) -> None:
+        assert ask(port, "POST", "/iris/plain", body, JSON).seen == (400, b"Malformed JSON", HTML_TYPE)
+
+    def test_a_key_too_many_is_told_bare(self, port: int) -> None:
+        assert failed(said(port, "plain", SAMPLE | {"zz": 1})) == "prediction failed: 'zz'"
+
+    def test_a_value_of_another_type_is_told_with_the_shape(self, port: int) -> None:
+        assert failed(said(port, "plain", SAMPLE | {"petal_width": "a"})) == (
+            "prediction failed: error: key \"petal_width\": expected shape [-1]: Expected float64, got 'a' of type "
+            "'str' instead."
+        )
+
+    def test_what_fails_in_the_graph_fails_its_request_alone(self, port: int) -> None:
+        sample = {name: [length] * 2 for name, length in SAMPLE.items()} | {"sepal_width": [1.0]}
+
+        assert failed(said(port, "plain", sample)).startswith("prediction failed: ")
+        assert said(port, "plain", SAMPLE).status == 200
+
+
+class TestPages:
+    def test_the_signature_is_the_selected_one_with_tensorflow_s_names(self, port: int) -> None:
+        inputs = ",".join(f'"{name}":{{"shape":[-1],"type":"float64"}}' for name in sorted(SAMPLE))
+
+        assert ask(port, "GET", "/iris/plain/signature").seen == (
+            200, f'{{"signature":{{{inputs}}}}}\n'.encode(), JSON_TYPE,
+        )  # fmt: skip
+
+
+class TestFolders:
+    def test_the_highest_version_below_a_folder_is_served(self, port: int) -> None:
+        assert said(port, "classifier", SAMPLE).status == 200
+
+    def test_a_zip_is_served(self, port: int) -> None:
+        assert said(port, "plain", SAMPLE).status == 200
+
+
+class TestStart:
+    def test_what_cannot_be_served_says_why_and_the_others_are(
+        self, tmp_path: Path, savedmodels: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        project = Project(tmp_path / "project")
+        for name in ("iris", "keras", "no_variables", "corrupt"):
+            install(savedmodels / name, project.model(name) / "1", triton=False)
+            project.api(name.replace("_", "-"), project.model(name), kind="tensorflow")
+        project.api("wrong-key", project.model("keras"), kind="tensorflow", _signature_key="nothing")
+        with live_server(project.folder, dialect="cortex") as live:
+            statuses = [said(live.http_port, name, SAMPLE).status for name in ("iris", "keras", "corrupt", "wrong-key")]
+
+        assert statuses == [200, 503, 503, 503]
+        for words in (
+            "no signature 'nothing': it has 'serve', 'serving_default'", "several signatures",
+            "without variables/variables.index", "Cannot parse file 'saved_model.pb'",
+        ):  # fmt: skip
+            assert words in caplog.text

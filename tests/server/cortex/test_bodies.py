@@ -1,0 +1,153 @@
+"""What Flask made of a body: which are read, what they are read as, and what is malformed."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.server.cortex.bodies import MalformedError, encoding_of, is_json, sample_of
+
+DEPTH = 100
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+ENCODINGS = ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"]
+
+
+def same(one: Any, other: Any) -> bool:
+    """Compare types too, and NaN with itself."""
+    return repr(one) == repr(other)
+
+
+def depth(value: Any) -> int:
+    """Count the lists and dicts around the innermost value."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if inner is None else 1 + max(map(depth, inner), default=0)
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    ["application/json", "Application/JSON; charset=latin-1", "application/vnd.api+json", " application/json",
+     "application/json,x"],
+)  # fmt: skip
+def test_a_body_of_json_is_read(content_type: str) -> None:
+    assert is_json(content_type.encode())
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    ["", "text/plain", "text/json", "application/x-www-form-urlencoded", "application/jsonp", ";", "text/x+json"],
+)  # fmt: skip
+def test_a_body_of_anything_else_is_not(content_type: str) -> None:
+    assert not is_json(content_type.encode())
+
+
+@given(JSON, st.sampled_from(ENCODINGS), st.booleans())
+def test_what_python_writes_is_read_back_in_every_encoding(value: Any, encoding: str, ascii_only: bool) -> None:
+    text = json.dumps(value, ensure_ascii=ascii_only)
+    try:
+        body = text.encode(encoding)
+    except UnicodeEncodeError:  # a lone surrogate, which only an escape can say
+        return
+
+    assert same(sample_of(body, DEPTH), json.loads(text))
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_are_read_as_python_s_json_reads_them(body: bytes) -> None:
+    try:
+        wanted = json.loads(body.decode(encoding_of(body)))
+    except ValueError:
+        with pytest.raises(MalformedError):
+            sample_of(body, DEPTH)
+    else:
+        assert same(sample_of(body, DEPTH), wanted)
+
+
+@given(st.text('[]{}":,0123456789.-+eE ntfalsru\\NIiy', max_size=40))
+def test_anything_like_json_is_read_as_python_s_json_reads_it(text: str) -> None:
+    try:
+        wanted = json.loads(text)
+    except ValueError:
+        with pytest.raises(MalformedError):
+            sample_of(text.encode(), DEPTH)
+    else:
+        assert same(sample_of(text.encode(), DEPTH), wanted)
+
+
+def test_the_last_of_equal_keys_counts() -> None:
+    assert sample_of(b'{"a": 1, "a": 2}', DEPTH) == {"a": 2}
+
+
+def test_numbers_are_those_of_python() -> None:
+    found = sample_of(b"[NaN, -Infinity, 1e400, 123456789012345678901234567890, -9223372036854775809, 1.0]", DEPTH)
+
+    assert math.isnan(found[0])
+    assert found[1:3] == [-math.inf, math.inf]
+    assert same(found[3:], [123456789012345678901234567890, -9223372036854775809, 1.0])
+
+
+@given(st.lists(st.integers(-(10**45), 10**45) | st.floats(allow_nan=False), max_size=5))
+def test_long_numbers_are_those_of_python_beside_fractions(numbers: list[float]) -> None:
+    text = json.dumps([*numbers, 0.0012345678901234567])
+
+    assert same(sample_of(text.encode(), DEPTH), json.loads(text))
+
+
+@given(st.integers(1, 45), st.integers(1, 60), st.integers(1, 60))
+def test_digits_before_and_behind_a_point_are_all_read(before: int, behind: int, other: int) -> None:
+    text = f'[{"7" * before}.{"3" * behind}, {"8" * before}, {{"a": -{"9" * other}}}, 0.{"1" * other}]'
+
+    assert same(sample_of(text.encode(), DEPTH), json.loads(text))
+
+
+@given(JSON, st.integers(1, 6))
+def test_only_what_is_too_deep_is_refused_for_its_depth(value: Any, most: int) -> None:
+    body = json.dumps(value).encode()
+    if depth(value) > most and len(body) > 2 * most:
+        with pytest.raises(MalformedError):
+            sample_of(body, most)
+    elif depth(value) <= most:
+        assert same(sample_of(body, most), json.loads(body))
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b" ", b"{bad", b"{'a': 1}", b"[1,]", b'"\xff"', b'"\xed\xa0\x80"', b"\x00", b"1 2"]
+)
+def test_what_is_no_json_is_malformed(body: bytes) -> None:
+    with pytest.raises(MalformedError):
+        sample_of(body, DEPTH)
+
+
+@pytest.mark.parametrize("opening", [b"[", b'{"a":'])
+@pytest.mark.parametrize("count", [101, 5000, 200_000])
+def test_what_is_nested_too_deep_is_malformed(opening: bytes, count: int) -> None:
+    with pytest.raises(MalformedError):
+        sample_of(opening * count + b"1" + (b"]" if opening == b"[" else b"}") * count, DEPTH)
+
+
+def test_brackets_in_texts_are_no_depth() -> None:
+    texts = ['[{"' * 50, "\\", '"]'] * 3
+
+    assert sample_of(json.dumps(texts).encode(), DEPTH) == texts
+    assert sample_of(b"[" * 100 + b"]" * 100, DEPTH) is not None
+
+
+@pytest.mark.parametrize(
+    ("head", "encoding"),
+    [
+        (b"\xef\xbb\xbf{", "utf-8-sig"), (b"{}", "utf-8"), (b"", "utf-8"), (b"\0\0\0[", "utf-32-be"),
+        (b"[\0\0\0", "utf-32-le"), (b"\0[\0]", "utf-16-be"), (b"[\0]\0", "utf-16-le"), (b"\x001", "utf-16-be"),
+        (b"1\0", "utf-16-le"), (b"\xff\xfe[\0", "utf-16"), (b"\0\0\xfe\xff", "utf-32"), (b"1\x002", "utf-8"),
+        (b"1\x002x", "utf-8"),
+    ],
+)  # fmt: skip
+def test_the_encoding_is_told_by_the_first_bytes(head: bytes, encoding: str) -> None:
+    assert encoding_of(head) == encoding

@@ -1,0 +1,62 @@
+"""F15, F16, F21: values against what the originals made of them (original/README.md)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.server.cortex.casting import CastError, as_array, cast
+from penstock.server.cortex.protos import KINDS, tensor
+
+ORIGINAL = Path(__file__).parent / "original"
+
+
+def _cases(name: str) -> list[tuple[str, Any, dict[str, Any]]]:
+    return [tuple(line) for line in json.loads((ORIGINAL / name).read_text("utf-8"))]
+
+
+def _value(kind: str, value: Any) -> Any:
+    return np.array(value["array"], dtype=value["dtype"]) if kind == "a" else value
+
+
+def _same(found: Any, wanted: Any) -> bool:
+    if isinstance(found, float) and isinstance(wanted, float) and math.isnan(found):
+        return math.isnan(wanted)
+    return type(found) is type(wanted) and bool(found == wanted)
+
+
+def _assert_is(found: Any, wanted: Any) -> None:
+    if isinstance(wanted, str):
+        assert found == wanted
+        return
+    assert not isinstance(found, str), found
+    elements = [each.decode("latin-1") if isinstance(each, bytes) else each for each in found.ravel().tolist()]
+    assert list(found.shape) == wanted[0]
+    assert len(elements) == len(wanted[1])
+    assert all(map(_same, elements, wanted[1])), (elements, wanted[1])
+
+
+def _made(make: Callable[[Any, Any], Any], value: Any, wanted: Any) -> Any:
+    try:
+        return make(value, wanted)
+    except CastError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(("kind", "value", "results"), _cases("numpy_1_17.json"))
+def test_f15_f16_arrays_are_those_of_the_numpy_of_the_time(kind: str, value: Any, results: dict[str, Any]) -> None:
+    for name, result in results.items():
+        if not str(result).startswith("expected dtype"):  # decided before a cast: test_conversions_onnx.py
+            _assert_is(_made(cast if kind == "a" else as_array, _value(kind, value), np.dtype(name)), result)
+
+
+@pytest.mark.parametrize(("kind", "value", "results"), _cases("tensorflow_1_14.json"))
+def test_f21_tensors_are_those_of_tensorflow_1_14(kind: str, value: Any, results: dict[str, Any]) -> None:
+    for word, result in results.items():
+        _assert_is(_made(tensor, _value(kind, value), KINDS[word]), result)

@@ -1,0 +1,270 @@
+"""F20 to F22 and their cases: what a TensorFlow model is given, and the flat prediction of its outputs."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as limits
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from penstock.backends.errors import Code, InferError
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.server.cortex.conversions import conversions
+from penstock.server.hooks.conversions import Conversions, Described
+from tests.server.cortex.values import NONE, flowers, refused, settings, tensorflow
+
+S = {"sepal_length": 5.2, "sepal_width": 3.6, "petal_length": 1.4, "petal_width": 0.3}
+
+
+def _one(kind: str, dims: list[int], value: Any, batched: bool = False) -> np.ndarray[Any, Any]:
+    (array,) = tensorflow({"x": (kind, dims)}, None, batched).inputs({"x": value}, NONE)
+    assert array is not None
+    return array
+
+
+class TestInputs:
+    def test_f6_the_signature_is_the_whole_map_for_both_hooks(self) -> None:
+        pre, post = flowers().signatures
+
+        assert pre is post
+        assert type(pre) is dict
+        assert list(pre) == ["predict", "other"]
+        assert pre["predict"]["inputs"]["sepal_width"] == {
+            "name": "sepal_width:0", "dtype": "DT_DOUBLE", "tensorShape": {"dim": [{"size": "-1"}]},
+        }  # fmt: skip
+
+    def test_f6_what_a_hook_does_to_it_changes_nothing_else(self) -> None:
+        signature = Signature((TensorSpec("x", "FP32", (-1,)),), ())
+        shared = {"signature_def": {"k": {"inputs": {"x": {"dtype": "DT_FLOAT"}}}}, "signature_key": "k"}
+        first, other = (conversions(Described(signature, [], [], shared, settings("tensorflow"))) for _ in "ab")
+
+        first.signatures[0]["k"]["inputs"].clear()
+
+        assert first.signatures[1] == {"k": {"inputs": {}}}
+        assert other.signatures[0] == {"k": {"inputs": {"x": {"dtype": "DT_FLOAT"}}}}
+        assert first.inputs({"x": [1]}, NONE)[0] == [1.0]
+
+    @pytest.mark.parametrize("batched", [True, False])
+    def test_c25_f21_scalars_are_one_row(self, batched: bool) -> None:
+        found = flowers(batched).inputs(S, NONE)
+
+        assert [array.tolist() for array in found if array is not None] == [[5.2], [3.6], [1.4], [0.3]]
+        assert all(array is not None and array.dtype == np.float64 for array in found)
+
+    def test_inputs_come_in_the_models_order(self) -> None:
+        found = flowers().inputs(OrderedDict(reversed(S.items())), NONE)
+
+        assert [float(array[0]) for array in found if array is not None] == [5.2, 3.6, 1.4, 0.3]
+        assert flowers().inputs(MappingProxyType(S), NONE)[0] == 5.2
+
+    def test_f21_a_value_of_the_inputs_rank_is_as_many_rows_as_it_has(self) -> None:
+        found = flowers().inputs({name: [value, value] for name, value in S.items()}, NONE)
+
+        assert [array.shape for array in found if array is not None] == [(2,)] * 4
+
+    def test_f21_all_must_have_as_many_rows(self) -> None:
+        text = 'error: key "sepal_width": expected shape [-1]: got 2 rows where key "sepal_length" has 1'
+
+        assert refused(flowers(), S | {"sepal_width": [1.0, 2.0]}) == text
+
+    def test_c28_f20_a_missing_key_is_named(self) -> None:
+        assert refused(flowers(), {"sepal_length": [5.2]}) == 'error: missing key "sepal_width"'
+
+    @pytest.mark.parametrize(("name", "text"), [("zz", "'zz'"), (5, "5"), (None, "None")])
+    def test_f20_a_key_that_is_no_input_is_all_that_is_said(self, name: Any, text: str) -> None:
+        assert refused(flowers(), S | {name: 1}) == text
+
+    def test_f21_a_value_of_another_type_is_named(self) -> None:
+        text = "error: key \"petal_width\": expected shape [-1]: Expected float64, got 'a' of type 'str' instead."
+
+        assert refused(flowers(), S | {"petal_width": "a"}) == text
+        assert refused(flowers(), S | {"petal_width": ["a"]}) == text
+
+    def test_f20_members_are_taken_in_the_values_own_order(self) -> None:
+        assert refused(flowers(), {"zz": 1} | S | {"petal_width": "a"}) == "'zz'"
+        assert refused(flowers(), S | {"petal_width": "a", "zz": 1}).startswith("error: key")
+
+    @pytest.mark.parametrize(
+        ("value", "text"),
+        [
+            (None, "argument of type 'NoneType' is not iterable"),
+            (5, "argument of type 'int' is not iterable"),
+            (True, "argument of type 'bool' is not iterable"),
+            ("abc", 'error: missing key "sepal_length"'),
+            ([5.2, 3.6, 1.4, 0.3], 'error: missing key "sepal_length"'),
+            (list(S), "'list' object has no attribute 'items'"),
+            (" ".join(S), "'str' object has no attribute 'items'"),
+        ],
+    )
+    def test_f20_what_is_no_dict_fails_as_python_said_it(self, value: Any, text: str) -> None:
+        assert refused(flowers(), value) == text
+
+    @pytest.mark.parametrize("value", [[5, 6], (5, 6), np.array([5, 6])])
+    def test_t5_a_list_alone_is_the_only_input(self, value: Any) -> None:
+        rules = tensorflow({"x": ("DT_FLOAT", [-1])})
+
+        (array,) = rules.inputs(value, NONE)
+
+        assert array is not None
+        assert array.tolist() == [5.0, 6.0]
+
+    def test_f21_lists_are_checked_and_arrays_are_cast(self) -> None:
+        text = "Expected int32, got 1.5 of type 'float' instead."
+
+        assert _one("DT_INT32", [-1], np.array([1.5])).tolist() == [1]
+        assert _one("DT_FLOAT", [-1], [1, True]).tolist() == [1.0, 1.0]
+        assert _one("DT_INT64", [-1], [True]).tolist() == [1]
+        with pytest.raises(InferError, match=r"expected shape \[-1\]: " + text):
+            _one("DT_INT32", [-1], [1.5])
+
+    @pytest.mark.parametrize(
+        ("dims", "value", "shape"),
+        [
+            ([], 5, (1,)),
+            ([-1, 2], [[1, 2], [3, 4]], (2, 2)),
+            ([-1, 2], [1, 2], (1, 2)),
+            ([-1, 2], [1, 2, 3, 4], (2, 2)),
+            ([2, 2], [1, 2, 3, 4], (2, 2)),
+            ([1, 1], 5, (1, 1)),
+            ([4], [[1, 2], [3, 4]], (4,)),
+        ],
+    )
+    def test_f21_without_rows_ranks_are_made_to_fit(self, dims: list[int], value: Any, shape: tuple[int, ...]) -> None:
+        assert _one("DT_FLOAT", dims, value).shape == shape
+
+    @pytest.mark.parametrize(
+        ("dims", "value", "shape"),
+        [([-1], 5, (1,)), ([-1, 2], [1, 2], (1, 2)), ([-1, 2], [[1, 2], [3, 4]], (2, 2)), ([-1, 1], 5, (1, 1))],
+    )
+    def test_f21_with_rows_one_axis_less_is_one_row(self, dims: list[int], value: Any, shape: tuple[int, ...]) -> None:
+        assert _one("DT_FLOAT", dims, value, batched=True).shape == shape
+
+    def test_a_rank_that_cannot_be_had_is_refused(self) -> None:
+        text = 'error: key "x": expected shape [-1]: got shape [1, 2]'
+
+        assert refused(tensorflow({"x": ("DT_FLOAT", [-1])}), {"x": [[1, 2]]}) == text
+
+    def test_strings_are_bytes_for_the_engine(self) -> None:
+        assert _one("DT_STRING", [-1], ["a", "ñ", b"\xff\x00"]).tolist() == [b"a", "ñ".encode(), b"\xff\x00"]
+        assert _one("DT_STRING", [-1], "a", batched=True).tolist() == [b"a"]
+        assert _one("DT_STRING", [-1], np.array([b"a"], object)).tolist() == [b"a"]
+
+    def test_bfloat16_is_its_bits(self) -> None:
+        array = _one("DT_BFLOAT16", [-1], [1.5, 3.140625, math.nan])
+
+        assert array.dtype == np.uint16
+        assert ((array[:2].astype("<u4") << 16).view("<f4")).tolist() == [1.5, 3.140625]
+        assert math.isnan((array[2:].astype("<u4") << 16).view("<f4")[0])
+        assert _one("DT_BFLOAT16", [-1], np.array([0x3FC0], np.uint16)).tolist() == [0x3FC0]
+
+    def test_an_input_that_nothing_can_be_made_of_is_refused_when_it_is_loaded(self) -> None:
+        with pytest.raises(InferError) as error:
+            tensorflow({"x": ("DT_RESOURCE", [])})
+
+        assert error.value.code is Code.UNSUPPORTED
+
+    @given(hnp.arrays(np.int64, hnp.array_shapes(min_dims=0, max_dims=3, max_side=3)))
+    def test_f21_a_list_has_the_numbers_and_the_shape_of_its_array(self, array: Any) -> None:
+        dims = [-1] * array.ndim
+        found = _one("DT_INT64", dims, array.tolist())
+
+        assert found.tolist() == np.atleast_1d(array).tolist()
+        assert np.array_equal(found, _one("DT_INT64", dims, array))
+
+
+def _flat(kind: str, array: Any) -> Any:
+    return tensorflow({}, {"y": (kind, [-1])}).prediction([np.asarray(array)], NONE)["y"]
+
+
+class TestPrediction:
+    def test_c25_f22(self) -> None:
+        outputs = [
+            np.array([[0]]),
+            np.array([[b"0"]], object),
+            np.array([[0.59498787, 0.387045, 0.017967064]], np.float32),
+            np.array([[2.5000002, 2.0700002, -1.0000005]], np.float32),
+            np.array([True]),
+        ]
+        rules = flowers()
+
+        prediction = rules.prediction(outputs, NONE)
+
+        assert type(prediction) is dict
+        assert int(prediction["class_ids"][0]) == 0  # C26
+        assert rules.answer(prediction, NONE) == (
+            b'{"class_ids":["0"],"classes":["MA=="],"isbig":[true],"logits":[2.5000002,2.0700002,-1.0000005],'
+            b'"probabilities":[0.59498787,0.387045,0.017967064]}\n'
+        )
+
+    def test_f22_a_shape_is_lost(self) -> None:
+        assert _flat("DT_INT32", np.arange(6, dtype=np.int32).reshape(2, 3)) == [0, 1, 2, 3, 4, 5]
+        assert _flat("DT_DOUBLE", np.array(2.5)) == [2.5]
+        assert _flat("DT_DOUBLE", np.arange(4.0).reshape(2, 2).T) == [0.0, 2.0, 1.0, 3.0]
+
+    def test_f22_every_type_has_its_form(self) -> None:
+        assert _flat("DT_INT64", np.array([2**62, -1])) == ["4611686018427387904", "-1"]
+        assert _flat("DT_STRING", np.array([b"\xff", b""], object)) == ["/w==", ""]
+        assert _flat("DT_HALF", np.array([1.5, -2], np.float16)) == [15872, 49152]
+        assert _flat("DT_BOOL", np.array([True, False])) == [True, False]
+        assert _flat("DT_COMPLEX64", np.array([0.1 + 2j], np.complex64)) == [0.1, 2.0]
+        assert _flat("DT_COMPLEX128", np.array([0.1 + 2j])) == [0.1, 2.0]
+
+    @pytest.mark.parametrize("size", [3, 300])
+    @pytest.mark.parametrize(("kind", "dtype"), [("DT_FLOAT", np.float32), ("DT_DOUBLE", np.float64)])
+    def test_f22_what_has_no_digits_is_a_string(self, kind: str, dtype: Any, size: int) -> None:
+        array = np.ones(size, dtype)
+        array[:3] = [np.nan, np.inf, -np.inf]
+
+        assert _flat(kind, array) == ["NaN", "Infinity", "-Infinity"] + [1.0] * (size - 3)
+
+    @pytest.mark.parametrize(
+        "kind", ["DT_UINT8", "DT_INT8", "DT_INT16", "DT_UINT16", "DT_UINT32", "DT_UINT64", "DT_BFLOAT16"]
+    )
+    def test_f22_an_output_of_another_type_fails(self, kind: str) -> None:
+        with pytest.raises(InferError) as error:
+            _flat(kind, np.zeros(1, np.uint8))
+
+        assert (error.value.code, error.value.message) == (Code.INVALID, f"'{kind}'")
+
+    @pytest.mark.parametrize(
+        ("kind", "text"), [("DT_FLOAT", "'floatVal'"), ("DT_INT64", "'int64Val'"), ("DT_STRING", "'stringVal'")]
+    )
+    def test_f22_an_output_of_no_elements_fails(self, kind: str, text: str) -> None:
+        with pytest.raises(InferError) as error:
+            _flat(kind, np.zeros((1, 0)))
+
+        assert (error.value.code, error.value.message) == (Code.INVALID, text)
+
+    @limits(max_examples=40)
+    @given(hnp.arrays(np.float32, hnp.array_shapes(max_dims=2, max_side=8), elements={"allow_subnormal": False}))
+    def test_f22_float32s_are_their_shortest_text_and_the_same_numbers(self, array: Any) -> None:
+        found = _flat("DT_FLOAT", array)
+
+        assert [each if isinstance(each, str) else float(str(np.float32(each))) for each in found] == found
+        back = np.array([float(each) for each in found], np.float32).reshape(array.shape)
+        assert np.array_equal(back, array, equal_nan=True)
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=8))
+def test_f21_any_value_of_json_is_taken_or_refused(value: Any) -> None:
+    rules: Conversions = tensorflow({"x": ("DT_FLOAT", [-1])})
+    try:
+        (array,) = rules.inputs({"x": value}, NONE)
+    except InferError:
+        assert refused(rules, {"x": value}).startswith('error: key "x": expected shape [-1]: ')
+    else:
+        assert array is not None
+        assert array.dtype == np.float32
+        assert array.ndim == 1
+
+
+def test_only_the_two_kinds_of_models_are_known() -> None:
+    with pytest.raises(InferError):
+        conversions(Described(Signature((), ()), [], [], {}, settings("pytorch")))

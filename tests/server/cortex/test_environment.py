@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import importlib.util
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock.backends.errors import Code, InferError
+from penstock.batching.spec import WorkerSpec
+from penstock.server.cortex import environment
+from penstock.server.cortex.environment import EXCLUSIVE_WORKERS, Needs, needs_of, roots_of, worker_of
+
+Ask = Callable[..., Needs]
+
+READS = "def pre_inference(sample, signature, metadata):\n    return sample\n"
+KEEPS = "last = None\ndef pre_inference(sample, signature, metadata):\n    global last\n    last = sample\n"
+
+
+@pytest.fixture(autouse=True)
+def _there_are_so_many_packages_and_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have this Python import requests and numpy, of those that matter here, whatever it has; and 4 CPUs."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name in {"requests", "numpy"} or None)
+    monkeypatch.setattr(environment, "usable_cpus", lambda: 4)
+
+
+@pytest.fixture
+def ask(tmp_path: Path) -> Ask:
+    def asked(source: str, files: dict[str, str] | None = None, handler: str = "handler.py") -> Needs:
+        for name, text in {handler: source, **(files or {})}.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(textwrap.dedent(text))
+        needs = needs_of(tmp_path, tmp_path / handler, (tmp_path,))
+        count, worker = worker_of(tmp_path, tmp_path / handler, (tmp_path,))
+        expected = WorkerSpec(requirements=needs.requirements, packages=needs.packages)
+        assert (count, worker) == ((needs.workers, expected) if needs.reasons else (None, WorkerSpec()))
+        return needs
+
+    return asked
+
+
+# -- in the server ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        READS,
+        KEEPS,
+        "import requests, json, numpy as np\nlabels = requests.get('https://example.com').text.split()\n" + READS,
+        "from PIL import Image\nfrom io import BytesIO\nread = lambda sample: Image.open(BytesIO(sample))\n" + READS,
+        "import logging\nlogger = logging.getLogger('x')\n" + READS,
+        "def pre_inference(sample:\n",
+    ],
+)
+def test_a_handler_that_relies_on_nothing_runs_in_the_server(ask: Ask, source: str) -> None:
+    assert ask(source).reasons == ()
+
+
+def test_no_handler_has_no_workers(tmp_path: Path) -> None:
+    assert worker_of(tmp_path, None) == (None, WorkerSpec())
+
+
+def test_requirements_that_say_nothing_are_none(ask: Ask) -> None:
+    assert ask(READS, {"requirements.txt": "# boto3\n\n"}).reasons == ()
+
+
+# -- why it does not -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("config = '/mnt/project/config.json'\n" + READS, "its files name /mnt, where the project is"),
+        ("import sys\nsys.path.append('/mnt/project')\n" + READS, "its files name /mnt, where the project is"),
+        ("labels = open('labels.txt').read()\n" + READS, "it may open files, with the project as its folder"),
+        ("from pathlib import Path\nx = Path('x')\n" + READS, "it may open files, with the project as its folder"),
+        ("import numpy as np\nx = np.load('mean.npy')\n" + READS, "it may open files, with the project as its folder"),
+        ("import x\ny = x.Thing('there/labels.txt')\n" + READS, "it may open files, with the project as its folder"),
+        ("import tensorflow as tf\n" + READS, "it imports tensorflow, which does not go into the server's process"),
+        ("from torch import nn\n" + READS, "it imports torch, which does not go into the server's process"),
+        ("import boto3\n" + READS, "it imports boto3, which the server's Python lacks"),
+        ("def f():\n    from botocore import x\n", "it imports botocore, which the server's Python lacks"),
+        (
+            "import logging.config\nlogging.config.dictConfig({})\n" + READS,
+            "it calls dictConfig, which would be the server's logging",
+        ),
+        ("import subprocess\n" + READS, "it starts programs, with the project as their folder"),
+        ("import json\ndef pre_inference(sample, metadata):\n    json.x = sample\n", "it may keep json (handler.py:3)"),
+    ],
+)  # fmt: skip
+def test_a_handler_that_relies_on_more_has_workers(ask: Ask, source: str, reason: str) -> None:
+    assert reason in ask(source, {"there/labels.txt": "a"}).reasons
+
+
+def test_what_a_module_of_the_project_relies_on_counts(ask: Ask) -> None:
+    needs = ask("from parts import clean\n" + READS, {"parts/__init__.py": "from .deep import clean\n",
+                "parts/deep.py": "import msgpack\ndef clean(x): return x\n"})  # fmt: skip
+
+    assert needs.reasons == ("it imports msgpack, which the server's Python lacks",)
+    assert needs.packages == ("msgpack",)
+
+
+def test_a_module_of_the_project_is_no_package(ask: Ask) -> None:
+    assert ask("import dill, boto3\n" + READS, {"dill.py": "", "boto3/__init__.py": ""}).reasons == ()
+
+
+def test_a_pickle_is_read_with_dill(ask: Ask) -> None:
+    needs = ask("", handler="handler.pickle")
+
+    assert needs.packages == ("dill",)
+    assert "it imports dill, which the server's Python lacks" in needs.reasons
+
+
+def test_files_that_are_hidden_or_large_or_of_another_kind_are_not_looked_at(ask: Ask) -> None:
+    files = {
+        ".git/config.txt": "/mnt",
+        "venv/site-packages/x.py": "/mnt",
+        "model.onnx": "/mnt",
+        "big.txt": "/mnt" * 99999,
+    }
+
+    assert ask(READS, files).reasons == ()
+
+
+# -- on which Python -------------------------------------------------------------------------------------------
+
+
+def test_requirements_are_installed_with_what_cortex_had_installed_and_the_code_imports(
+    ask: Ask, tmp_path: Path
+) -> None:
+    needs = ask("import requests, boto3, numpy, PIL\n" + READS, {"requirements.txt": "pillow\n"})
+
+    assert needs.requirements == tmp_path / "requirements.txt"
+    assert needs.packages == ("boto3", "requests")
+    assert needs.reasons[0] == "requirements.txt says what is to be installed"
+
+
+@pytest.mark.parametrize(
+    "line", ["Boto3", "boto3==1.9", "boto3[crt]>=1", "boto3 ; python_version > '3'", "  boto3  # x"]
+)
+def test_what_the_requirements_name_is_theirs(ask: Ask, line: str) -> None:
+    assert ask("import boto3, dill\n" + READS, {"requirements.txt": f"boto3-stubs\n{line}\n"}).packages == ("dill",)
+
+
+@pytest.mark.parametrize("line", ["tensorflow", "tensorflow-gpu==2.15", "tensorflow_cpu"])
+def test_another_build_of_tensorflow_is_tensorflow(ask: Ask, line: str) -> None:
+    assert ask("import tensorflow\n" + READS, {"requirements.txt": f"{line}\n"}).packages == ()
+
+
+def test_a_pipfile_is_as_good(ask: Ask, tmp_path: Path) -> None:
+    needs = ask("import boto3\n" + READS, {"Pipfile": '[packages]\n"boto3" = "*"\n'})
+
+    assert (needs.requirements, needs.packages) == (tmp_path / "Pipfile", ())
+
+
+def test_packages_that_are_there_need_no_environment(ask: Ask) -> None:
+    needs = ask("import requests, torch\n" + READS)
+
+    assert (needs.requirements, needs.packages) == (None, ())
+
+
+# -- how many --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        (READS, 4),
+        (KEEPS, EXCLUSIVE_WORKERS),
+        ("import torch\n" + KEEPS, 4),
+        ("def pre_inference(sample, metadata):\n    open('x', 'w').write(sample)\n", 1),
+    ],
+)
+def test_there_are_so_many_workers_as_batches_and_the_promise_need(ask: Ask, source: str, count: int) -> None:
+    assert ask(source, {"requirements.txt": "pillow\n"}).workers == count
+
+
+# -- folders of modules ----------------------------------------------------------------------------------------
+
+
+def test_modules_are_in_the_project_and_in_its_python_path(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+
+    assert roots_of(tmp_path, "") == (tmp_path,)
+    assert roots_of(tmp_path, ".") == (tmp_path,)
+    assert roots_of(tmp_path, "src/") == (tmp_path, tmp_path / "src")
+
+
+@pytest.mark.parametrize("folder", ["none", "..", "/tmp", "handler.py"])
+def test_a_python_path_that_is_no_folder_of_the_project_is_refused(tmp_path: Path, folder: str) -> None:
+    (tmp_path / "handler.py").write_text("")
+
+    with pytest.raises(InferError, match=f"python_path: {folder}: no such folder in the project") as refused:
+        roots_of(tmp_path, folder)
+    assert refused.value.code is Code.INVALID
+
+
+def test_nothing_of_the_project_is_run(ask: Ask, tmp_path: Path) -> None:
+    ask("open('ran', 'w')\nraise SystemExit\n" + READS)
+
+    assert not (tmp_path / "ran").exists()

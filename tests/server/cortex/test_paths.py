@@ -1,0 +1,76 @@
+"""What each URL of a server of Cortex APIs means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.server.cortex.api import Api
+from penstock.server.cortex.paths import ENDPOINT, HEALTH, SIGNATURE, Paths, is_ours
+
+
+def api(name: str, endpoint: str = "") -> Api:
+    """Give an API of deployment `iris`."""
+    return Api(Path("project"), "iris", name, endpoint or f"/iris/{name}", "onnx", "model.onnx")
+
+
+ONE, OTHER = api("classifier"), api("other", "/somewhere/else")
+
+
+def purpose(paths: Paths, path: str) -> tuple[str, str] | None:
+    place = paths.find(path)
+    return (place.purpose, place.api.name if place.api else "") if place is not None else None
+
+
+def test_an_only_api_is_found_by_its_endpoint_and_under_predict() -> None:
+    paths = Paths({"classifier": ONE})
+
+    for path in ("/iris/classifier", "/predict"):
+        assert purpose(paths, path) == (ENDPOINT, "classifier")
+        assert purpose(paths, path + "/signature") == (SIGNATURE, "classifier")
+    assert purpose(paths, "/healthz") == (HEALTH, "")
+
+
+def test_of_several_apis_each_is_found_by_its_endpoint_alone() -> None:
+    paths = Paths({"classifier": ONE, "other": OTHER})
+
+    assert purpose(paths, "/iris/classifier") == (ENDPOINT, "classifier")
+    assert purpose(paths, "/somewhere/else/signature") == (SIGNATURE, "other")
+    assert paths.find("/predict") is None
+    assert paths.find("/iris/other") is None, "an endpoint takes the place of the path by default"
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/iris", "/iris/classifier/", "/iris/classifier/x", "//iris/classifier", "/Predict"]
+)
+def test_other_paths_are_nobody_s(path: str) -> None:
+    assert Paths({"classifier": ONE}).find(path) is None
+
+
+def test_an_endpoint_comes_before_the_signature_of_another() -> None:
+    paths = Paths({"one": api("one", "/a"), "two": api("two", "/a/signature")})
+
+    assert purpose(paths, "/a/signature") == (ENDPOINT, "two")
+
+
+def test_the_root_may_be_an_endpoint() -> None:
+    paths = Paths({"one": api("one", "/"), "two": api("two")})
+
+    assert purpose(paths, "/") == (ENDPOINT, "one")
+    assert purpose(paths, "/signature") == (SIGNATURE, "one")
+
+
+def test_paths_are_made_anew_when_the_apis_are_others() -> None:
+    apis = {"classifier": ONE}
+    paths = Paths(apis)
+
+    assert paths.are_of(apis)
+    assert not paths.are_of({"classifier": ONE})
+    apis["other"] = OTHER
+    assert not paths.are_of(apis)
+
+
+def test_penstock_s_own_paths_are_left_alone() -> None:
+    assert all(map(is_ours, ("/v2", "/v2/health/ready", "/v2/models/m/infer", "/metrics", "/docs", "/openapi.json")))
+    assert not any(map(is_ours, ("/", "/healthz", "/predict", "/v2x/y", "/docs/classifier", "/metrics/x", "/v1/x")))

@@ -1,0 +1,350 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from penstock.batching.spec import HookSpec, ModelSpec
+from penstock.server.cortex import entries
+from penstock.server.cortex.models import Models
+from penstock.server.cortex.repository import CortexRepository
+from penstock.server.repository.control import Choices, ModelControl
+from penstock.server.repository.scan import Defaults, Entry
+from tests.cortex.projects import Project
+from tests.server.repository.folders import FakeEngine
+
+HANDLER = "def post_inference(prediction, signature, metadata):\n    return 1\n"
+STATEFUL = (
+    "def pre_inference(sample, signature, metadata):\n    global seen\n    seen = sample\n    return sample\n\n\n"
+    + HANDLER
+)
+
+
+@pytest.fixture
+def models() -> Iterator[Models]:
+    made = Models()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    """A project with one API, whose model is an empty file."""
+    made = Project(tmp_path / "iris")
+    made.model("m.onnx").touch()
+    made.api("classifier", "models/m.onnx", HANDLER)
+    return made
+
+
+def repository(models: Models, *projects: Project, **defaults: Any) -> CortexRepository:
+    return CortexRepository([each.folder for each in projects], Defaults(**defaults), models)
+
+
+def spec_of(entry: Entry | None) -> ModelSpec:
+    assert entry is not None
+    assert [finding for finding in entry.findings if finding.mistake] == []
+    (spec,) = entry.specs
+    return spec
+
+
+def hooks_of(spec: ModelSpec) -> HookSpec:
+    assert spec.hooks is not None
+    return spec.hooks
+
+
+def said(entry: Entry | None) -> list[str]:
+    assert entry is not None
+    return [str(finding).replace(f"{finding.path.parent}/", "") for finding in entry.findings]
+
+
+class TestAnApi:
+    def test_is_a_model_of_its_name(self, project: Project, models: Models) -> None:
+        (entry,), stray, prints = repository(models, project).scan()
+
+        spec = spec_of(entry)
+        assert (spec.name, spec.version, spec.backend) == ("classifier", 1, "onnxruntime")
+        assert spec.path == project.folder / "models/m.onnx"
+        assert spec.frees_rows
+        assert (stray, set(prints)) == ([], {"classifier"})
+
+    def test_has_its_handler_run_by_the_rules_of_cortex(self, project: Project, models: Models) -> None:
+        hooks = hooks_of(spec_of(repository(models, project).read("classifier")[0]))
+
+        assert (hooks.path, hooks.dialect) == (project.folder / "handler.py", "cortex")
+        assert hooks.roots == (project.folder,)
+        assert hooks.mounts == {"/mnt/project": str(project.folder)}
+        assert hooks.dialect_settings == {
+            "kind": "onnx", "handler": "handler.py", "relaxed_shapes": False, "tracker": None,
+            "project": str(project.folder),
+        }  # fmt: skip
+        assert (hooks.replicas, hooks.timeout_s) == (None, 600.0)
+
+    def test_without_a_handler_has_the_rules_alone(self, project: Project, models: Models) -> None:
+        project.api("bare", "models/m.onnx")
+
+        hooks = hooks_of(spec_of(repository(models, project).read("bare")[0]))
+
+        assert not hooks.has_file
+        assert (hooks.dialect, hooks.dialect_settings["kind"]) == ("cortex", "onnx")
+
+    def test_gives_its_metadata_to_its_handler(self, project: Project, models: Models) -> None:
+        project.api("b", "models/m.onnx", HANDLER, _metadata={"labels": ["x"]}, _python_path="lib")
+        project.file("lib/inner.py", "")
+
+        hooks = hooks_of(spec_of(repository(models, project).read("b")[0]))
+
+        assert hooks.metadata == {"labels": ["x"]}
+        assert set(hooks.roots) == {project.folder, project.folder / "lib"}
+
+    @pytest.mark.parametrize(("handler", "replicas"), [(STATEFUL, 2), (HANDLER, None)])
+    def test_has_no_more_instances_than_it_had_replicas_where_they_differ(
+        self, handler: str, replicas: int | None, project: Project, models: Models
+    ) -> None:
+        project.api("b", "models/m.onnx", handler, compute={"max_replicas": 2})
+
+        assert hooks_of(spec_of(repository(models, project).read("b")[0])).replicas == replicas
+
+    def test_of_tensorflow_is_the_version_of_its_folder(self, project: Project, models: Models) -> None:
+        for name in ("saved_model.pb", "variables/variables.index", "variables/variables.data-00000-of-00001"):
+            project.file(f"export/1560263597/{name}", "")
+        project.api("t", "export", kind="tensorflow")
+        project.api("u", "export", kind="tensorflow", _signature_key="predict")
+        found = repository(models, project, tensorflow_rows=7, tensorflow_options={"allow_growth": "0"})
+
+        plain, keyed = spec_of(found.read("t")[0]), spec_of(found.read("u")[0])
+
+        assert (plain.version, plain.backend) == (1560263597, "tensorflow")
+        assert plain.path == project.folder / "export/1560263597"
+        assert plain.options == {"allow_growth": "0", "cortex_signature": "1"}
+        assert keyed.options == {"allow_growth": "0", "TF_SIGNATURE_DEF": "predict"}
+        assert plain.policy.default_max_batch_rows == 7
+        assert not plain.frees_rows
+
+    def test_that_asks_for_a_gpu_gets_one_where_there_is_one(
+        self, project: Project, models: Models, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        project.api("g", "models/m.onnx", compute={"gpu": 1})
+        found = repository(models, project)
+        monkeypatch.setattr(entries, "_GPU", tmp_path / "none")
+
+        without = found.read("g")[0]
+        monkeypatch.setattr(entries, "_GPU", tmp_path)
+        with_one = found.read("g")[0]
+
+        assert spec_of(without).instances[0].devices == ("cpu",)
+        assert said(without) == [
+            "cortex.yaml:12: warning: api: g: compute: gpu: there is none here: it is served on the CPU"
+        ]
+        assert spec_of(with_one).instances[0].devices == ("cuda:0",)
+
+
+class TestWhatIsNotThere:
+    @pytest.mark.parametrize(
+        ("api", "message"),
+        [
+            ({"model": "x.onnx"}, "model: x.onnx: not found or insufficient permissions"),
+            ({"_request_handler": "x.py"}, "request_handler: x.py: implementation file does not exist"),
+            ({"_request_handler": "../x.py"}, "request_handler: ../x.py: implementation file does not exist"),
+            ({"_request_handler": "/etc/passwd"}, "request_handler: /etc/passwd: implementation file does not exist"),
+        ],
+    )
+    def test_keeps_its_api_from_being_served_and_no_other(
+        self, api: dict[str, Any], message: str, project: Project, models: Models
+    ) -> None:
+        project.api("broken", **({"model": "models/m.onnx"} | api))
+
+        (broken, good), _, _ = repository(models, project).scan()
+
+        assert broken.specs == ()
+        assert [text.partition(" ")[2] for text in said(broken)] == [f"api: broken: onnx: {message}"]
+        assert good.specs
+
+    def test_is_told_with_its_line(self, project: Project, models: Models) -> None:
+        project.api("broken", "models/m.onnx", _request_handler="x.py")
+        lines = (project.folder / "cortex.yaml").read_text("utf-8").splitlines()
+
+        entry, _ = repository(models, project).read("broken")
+
+        assert entry is not None
+        assert lines[entry.findings[0].line - 1] == "    request_handler: x.py"
+
+    def test_is_told_in_the_words_of_its_generation(self, project: Project, models: Models) -> None:
+        project.api("broken", "x.onnx", old=True)
+
+        texts = said(repository(models, project).read("broken")[0])
+
+        assert [text.partition(" ")[2] for text in texts] == [
+            "api: broken: model: x.onnx: not found or insufficient permissions"
+        ]
+
+    def test_the_folder_of_python_path(self, project: Project, models: Models) -> None:
+        project.api("broken", "models/m.onnx", HANDLER, _python_path="lib")
+
+        (text,) = said(repository(models, project).read("broken")[0])
+
+        assert "api: broken: onnx: python_path: " in text
+
+    def test_an_api_by_another_name(self, project: Project, models: Models) -> None:
+        assert repository(models, project).read("other") == (None, b"")
+
+
+class TestSeveralProjects:
+    def test_serve_together(self, project: Project, models: Models, tmp_path: Path) -> None:
+        other = Project(tmp_path / "other", "second")
+        other.model("n.onnx").touch()
+        other.api("b", "models/n.onnx")
+        found = repository(models, project, other)
+
+        names = [entry.name for entry in found.scan()[0]]
+
+        assert names == found.names() == ["b", "classifier"]
+        assert {name: api.endpoint for name, api in found.apis.items()} == {
+            "b": "/second/b", "classifier": "/iris/classifier",
+        }  # fmt: skip
+
+    def test_have_no_name_twice(self, project: Project, models: Models, tmp_path: Path) -> None:
+        other = Project(tmp_path / "other", "second")
+        other.api("classifier", "m.onnx")
+        found = repository(models, project, other)
+
+        (entry,), _, _ = found.scan()
+
+        assert entry.specs == ()
+        text = 'name "classifier" must be unique across apis (defined in iris/cortex.yaml and other/cortex.yaml)'
+        assert {finding.message for finding in entry.findings} == {f"api: classifier: {text}"}
+        assert {finding.path.parent for finding in entry.findings} == {project.folder, other.folder}
+        assert found.names() == ["classifier", "classifier"]
+
+    def test_have_no_endpoint_twice(self, project: Project, models: Models, tmp_path: Path) -> None:
+        other = Project(tmp_path / "other", "second")
+        other.api("b", "m.onnx", endpoint="/iris/classifier")
+
+        taken, kept = repository(models, project, other).scan()[0]
+
+        assert said(taken) == [
+            'cortex.yaml:3: api: b: endpoint is already in use by an API named "classifier" in the "iris" deployment'
+        ]
+        assert kept.specs
+
+
+class TestChanges:
+    @pytest.mark.parametrize("file", ["handler.py", "models/m.onnx", "encoder.py", "config.json"])
+    def test_of_any_file_of_the_project_are_seen(self, file: str, project: Project, models: Models) -> None:
+        found = repository(models, project)
+        before = found.fingerprints()
+
+        project.file(file, "changed = 1\n")
+
+        after = found.fingerprints()
+        assert after["classifier"] != before["classifier"]
+        assert after["classifier"] == found.read("classifier")[1] == found.fingerprint("classifier")
+
+    def test_of_a_model_elsewhere_are_seen(self, project: Project, models: Models, tmp_path: Path) -> None:
+        (tmp_path / "far.onnx").touch()
+        project.api("far", str(tmp_path / "far.onnx"))
+        found = repository(models, project)
+        before = found.fingerprints()
+
+        (tmp_path / "far.onnx").write_text("x", "utf-8")
+
+        assert {name for name, print_ in found.fingerprints().items() if before[name] != print_} == {"far"}
+
+    def test_that_are_wrong_change_nothing_and_are_told_once(
+        self, project: Project, models: Models, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        found = repository(models, project)
+        found.scan()
+        file = project.folder / "cortex.yaml"
+        good = file.read_text("utf-8")
+        apis = found.apis
+        file.write_text(good + "  nonsense: 1\n", "utf-8")
+
+        with caplog.at_level(logging.WARNING, "penstock"):
+            prints = [found.fingerprints() for _ in range(3)]
+
+        assert [record.getMessage() for record in caplog.records] == [
+            f'{file}:8: api: classifier: key "nonsense" is not supported'
+        ]
+        assert found.apis is apis
+        assert prints[0].keys() == {"classifier"}
+        assert spec_of(found.read("classifier")[0]).name == "classifier"
+
+    def test_make_other_apis(self, project: Project, models: Models) -> None:
+        found = repository(models, project)
+        found.scan()
+        before = found.apis
+        assert found.fingerprints()
+        assert found.apis is before
+
+        project.api("b", "models/m.onnx", endpoint="/b")
+
+        assert set(found.fingerprints()) == {"classifier", "b"}
+        assert found.apis["b"].endpoint == "/b"
+
+    def test_are_loaded_where_models_are_polled(self, project: Project, models: Models) -> None:
+        async def run() -> None:
+            engine, found = FakeEngine(), repository(models, project)
+            control = ModelControl(found, engine, Choices("poll", poll_s=3600))
+            assert await control.start() == []
+            assert set(engine.served) == {"classifier"}
+
+            project.api("b", "models/m.onnx")
+            await control.poll()
+
+            assert set(engine.served) == {"classifier", "b"}
+            await control.stop()
+
+        asyncio.run(run())
+
+
+class TestAModelInAStore:
+    def test_is_fetched_when_it_is_loaded_and_again_when_it_has_changed(self, project: Project, models: Models) -> None:
+        store = fsspec.filesystem("memory")
+        store.pipe("/bucket/far.onnx", b"1")
+        project.api("far", "memory://bucket/far.onnx")
+        found = repository(models, project)
+        try:
+            first, before = found.read("far")
+            again, same = found.read("far")
+            store.pipe("/bucket/far.onnx", b"2")
+            changed, after = found.read("far")
+        finally:
+            store.store.clear()
+
+        assert spec_of(first).path == spec_of(again).path
+        assert before == same != after
+        assert [spec_of(entry).path.read_bytes() for entry in (first, changed)] == [b"1", b"2"]
+
+
+class TestControl:
+    def test_an_api_is_loaded_by_its_name(self, project: Project, models: Models) -> None:
+        async def run() -> None:
+            project.api("b", "models/m.onnx")
+            engine, found = FakeEngine(), repository(models, project)
+            control = ModelControl(found, engine, Choices("explicit", names=("b",)))
+            await control.start()
+            assert set(engine.served) == {"b"}
+            await control.load("classifier")
+            assert set(engine.served) == {"classifier", "b"}
+            await control.stop()
+
+        asyncio.run(run())
+
+    def test_a_configuration_of_a_request_is_refused(self, project: Project, models: Models) -> None:
+        entry, _ = repository(models, project).read("classifier", config=object())
+
+        assert said(entry) == ["cortex.yaml:3: takes no configuration: the project says it"]
+
+    def test_the_apis_that_cannot_be_loaded_are_known(self, project: Project, models: Models) -> None:
+        project.api("broken", "x.onnx")
+        found = repository(models, project)
+        found.scan()
+
+        assert set(found.apis) == {"classifier", "broken"}
+        assert replace(found.apis["broken"], line=0).model == "x.onnx"

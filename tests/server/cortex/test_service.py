@@ -1,0 +1,441 @@
+"""CortexService as the Service of a connection, over a fake transport, with hooks that answer when told."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.backends.errors import Code, InferError
+from penstock.batching.model import Model
+from penstock.server.cortex.api import Api, Tracker
+from penstock.server.cortex.service import CortexService, is_debug
+from penstock.server.http.limits import Limits
+from penstock.server.http.service import Shared
+from penstock.server.restricted import Restricted
+from tests.fakes import fake_model
+from tests.server.http.lane import Lane, Own, in_chunks, run, turns
+from tests.server.v2.test_inference import HeldEngine
+
+API = Api(Path("project"), "iris", "m", "/iris/m", "onnx", "model.onnx")
+JSON = "content-type: application/json"
+NOT_FOUND = (
+    b'{"error":"404 Not Found: The requested URL was not found on the server. If you entered the URL manually please '
+    b'check your spelling and try again."}\n'
+)
+NOT_ALLOWED = b'{"error":"405 Method Not Allowed: The method is not allowed for the requested URL."}\n'
+
+
+def asked(path: str, body: bytes = b"", *lines: str, method: str = "POST", version: str = "1.1") -> bytes:
+    """Write a request with a Content-Length."""
+    head = [f"{method} {path} HTTP/{version}", "host: x", f"content-length: {len(body)}", *lines, "", ""]
+    return "\r\n".join(head).encode() + body
+
+
+@dataclass
+class HeldHooks:
+    """Answers what the test says, when it says so, and keeps what it was asked."""
+
+    answer: bytes = b'"iris-setosa"\n'
+    error: Exception | None = None
+    asked: list[tuple[Any, str, Mapping[str, Any]]] = field(default_factory=list)
+    open: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def predict(self, sample: Any, request_id: str, terms: Any, parameters: Mapping[str, Any]) -> bytes:
+        self.asked.append((sample, request_id, parameters))
+        await self.open.wait()
+        if self.error is not None:
+            raise self.error
+        return self.answer
+
+
+class CortexEngine(HeldEngine):
+    """An Engine with one model, or with none."""
+
+    absent: InferError | None = None
+
+    def model(self, name: str, version: str = "") -> Model:
+        if self.absent is not None:
+            raise self.absent
+        return super().model(name, version)
+
+
+class Served(Lane):
+    """A connection whose Service is CortexService, beside one that answers paths below /v2/own."""
+
+    def __init__(self, *apis: Api, held: bool = False, limits: Limits | None = None) -> None:
+        self.engine, self.hooks = CortexEngine(), HeldHooks()
+        if not held:
+            self.hooks.open.set()
+        self.repository = SimpleNamespace(apis={api.name: api for api in apis or (API,)})
+        self.ready = True
+        self.beside = OwnV2()
+        self.service = CortexService(
+            cast(Any, self.engine), self.repository, lambda model: cast(Any, self.hooks), limits or Limits(),
+            self.beside, lambda: self.ready,
+        )  # fmt: skip
+        super().__init__(shared=Shared(self.service, limits or Limits(), loud=True))
+
+    async def one(self, raw: bytes) -> tuple[int, bytes, dict[str, str]]:
+        """Feed one request, and read its answer."""
+        self.transport.written.clear()
+        [answer] = await self.fed(raw)
+        assert answer.headers["access-control-allow-origin"] == "*"
+        return answer.status, answer.body, answer.headers
+
+    @property
+    def counted(self) -> list[int]:
+        """What was counted of 2XX, 4XX and 5XX."""
+        statuses = self.service.tracked.of(next(iter(self.repository.apis.values()))).statuses
+        return [statuses[1], statuses[3], statuses[4]]
+
+
+class OwnV2(Own):
+    """Answers paths below /v2/own."""
+
+    def claim(self, head: Any) -> Any:
+        return "own" if head.path.startswith(b"/v2/own") else None
+
+    def abandon(self, connection: Any) -> None:
+        self.abandoned += 1
+        if connection.task is not None:
+            connection.task.cancel()
+
+
+class TestPredictions:
+    def test_one_is_answered_with_what_the_conversions_wrote(self) -> None:
+        async def main() -> None:
+            served = Served()
+            status, body, headers = await served.one(asked("/iris/m", b'{"a": 1}', JSON, "x-request-id: me"))
+
+            assert (status, body, headers["content-type"]) == (200, b'"iris-setosa"\n', "application/json")
+            assert headers["access-control-allow-headers"] == "*"
+            assert served.hooks.asked == [({"a": 1}, "me", {})]
+            assert served.counted == [1, 0, 0]
+
+        run(main)
+
+    @pytest.mark.parametrize("path", ["/predict", "/iris%2fm", "/iris/m?x=1&debug=no"])
+    def test_an_only_api_has_several_paths(self, path: str) -> None:
+        async def main() -> None:
+            assert (await Served().one(asked(path, b"1", JSON)))[0] == 200
+
+        run(main)
+
+    def test_a_body_that_does_not_say_it_is_json_is_none(self) -> None:
+        async def main() -> None:
+            served = Served()
+            for line in ("content-type: text/plain", "x: y", "content-type: application/x-www-form-urlencoded"):
+                await served.one(asked("/iris/m", b"{bad", line))
+
+            assert [sample for sample, _, _ in served.hooks.asked] == [None] * 3
+
+        run(main)
+
+    @pytest.mark.parametrize(("kind", "text"), [("onnx", b"malformed json"), ("tensorflow", b"Malformed JSON")])
+    @pytest.mark.parametrize("body", [b"", b"{bad"])
+    def test_a_body_that_is_no_json_is_said_to_be_malformed(self, kind: str, text: bytes, body: bytes) -> None:
+        async def main() -> None:
+            served = Served(replace(API, kind=kind))
+            status, answer, headers = await served.one(asked("/iris/m", body, JSON))
+
+            assert (status, answer, headers["content-type"]) == (400, text, "text/html; charset=utf-8")
+            assert served.transport.written.startswith(b"HTTP/1.1 400 BAD REQUEST\r\n")
+            assert served.counted == [0, 1, 0]
+
+        run(main)
+
+    def test_bodies_come_in_chunks_and_compressed(self) -> None:
+        async def main() -> None:
+            served = Served()
+            chunked = in_chunks("/iris/m", b'{"a"', b": 1}").replace(b"host: x", b"host: x\r\n" + JSON.encode())
+            await served.one(chunked)
+            await served.one(asked("/iris/m", gzip.compress(b'{"a": 1}'), JSON, "content-encoding: gzip"))
+
+            assert [sample for sample, _, _ in served.hooks.asked] == [{"a": 1}] * 2
+            assert (await served.one(asked("/iris/m", b"junk", JSON, "content-encoding: gzip")))[0] == 400
+
+        run(main)
+
+    def test_an_answer_is_compressed_for_who_takes_it(self) -> None:
+        async def main() -> None:
+            served = Served()
+            served.hooks.answer = b'"' + b"a" * 1000 + b'"\n'
+            _, body, headers = await served.one(asked("/iris/m", b"1", JSON, "accept-encoding: gzip"))
+
+            assert headers["content-encoding"] == "gzip"
+            assert gzip.decompress(body) == served.hooks.answer
+
+        run(main)
+
+    def test_large_bodies_are_parsed_off_the_loop(self) -> None:
+        async def main() -> None:
+            served = Served()
+            sample = ["x" * 1000] * 400
+            served.feed(asked("/iris/m", json.dumps(sample).encode(), JSON))
+            async with asyncio.timeout(5):
+                while not served.answers:  # noqa: ASYNC110 - a thread tells nobody
+                    await asyncio.sleep(0)
+
+            assert served.hooks.asked[0][0] == sample
+
+        run(main)
+
+    @pytest.mark.parametrize(
+        ("code", "status", "text"),
+        [
+            (Code.INVALID, 406, b"prediction failed: it is so"),
+            (Code.INTERNAL, 406, b"prediction failed: it is so"),
+            (Code.OVERLOADED, 503, b"prediction failed: it is so"),
+            (Code.NOT_READY, 503, b"prediction failed: it is so"),
+            (Code.EXPIRED, 503, b"prediction failed: it is so"),
+            (Code.UNKNOWN, 500, b'{"error":"it is so"}\n'),
+        ],
+    )
+    def test_what_fails_is_answered_by_its_code(self, code: Code, status: int, text: bytes) -> None:
+        async def main() -> None:
+            served = Served()
+            served.hooks.error = InferError(code, "it is so")
+            found, body, headers = await served.one(asked("/iris/m", b"1", JSON))
+
+            assert (found, body) == (status, text)
+            assert headers["content-type"] == ("application/json" if status == 500 else "text/html; charset=utf-8")
+            assert ("retry-after" in headers) == (code in {Code.OVERLOADED, Code.NOT_READY})
+            assert served.counted == [0, int(status == 406), int(status >= 500)]
+
+        run(main)
+
+    def test_a_fault_of_ours_is_told_by_an_id(self) -> None:
+        async def main() -> None:
+            served = Served()
+            served.hooks.error = ZeroDivisionError("secret")
+            status, body, _ = await served.one(asked("/iris/m", b"1", JSON))
+
+            assert status == 500
+            assert json.loads(body)["error"].startswith("internal error, request id ")
+
+        run(main)
+
+    def test_a_model_that_is_not_there_yet_is_unavailable(self) -> None:
+        async def main() -> None:
+            served = Served()
+            served.engine.absent = InferError(Code.NOT_FOUND, "model 'm' is not loaded")
+            for raw in (asked("/iris/m", b"1", JSON), asked("/iris/m/signature", method="GET")):
+                status, body, _ = await served.one(raw)
+                assert status == 503
+                assert body.startswith(b"prediction failed: API 'm' is not ready")
+            served.engine.absent = None
+            served.engine.generation += 1
+
+            assert (await served.one(asked("/iris/m", b"1", JSON)))[0] == 200
+
+        run(main)
+
+    def test_a_full_queue_is_told_before_a_large_body_has_come(self) -> None:
+        async def main() -> None:
+            served = Served()
+            served.engine.refusal = InferError(Code.OVERLOADED, "full")
+            await served.one(asked("/iris/m", b"1", JSON))
+            status, body, _ = await served.one(asked("/iris/m", b'"' + b"a" * 100_000 + b'"', JSON))
+
+            assert (status, body) == (503, b"prediction failed: full")
+
+        run(main)
+
+    def test_a_client_that_goes_away_has_its_request_cancelled(self) -> None:
+        async def main() -> None:
+            served = Served(held=True)
+            await served.fed(asked("/iris/m", b"1", JSON))
+            served.transport.lose(None)
+            await turns()
+
+            assert served.engine.loaded.holds == 0
+            assert served.beside.abandoned == 1
+            assert served.counted == [0, 0, 0]
+
+        run(main)
+
+    def test_pipelined_requests_are_answered_in_order(self) -> None:
+        async def main() -> None:
+            served = Served(held=True)
+            pipelined = asked("/iris/m", b"1", JSON) + asked("/nothing", method="GET") + asked("/iris/m", b"2", JSON)
+            assert await served.fed(pipelined) == []
+            served.hooks.open.set()
+            await turns()
+
+            assert served.statuses == [200, 500, 200]
+
+        run(main)
+
+    def test_one_over_http_1_0_ends_the_connection(self) -> None:
+        async def main() -> None:
+            served = Served()
+            status, _, headers = await served.one(asked("/iris/m", b"1", JSON, version="1.0"))
+
+            assert (status, headers["connection"]) == (200, "close")
+
+        run(main)
+
+
+class TestTracking:
+    def test_what_was_tracked_is_cut_off_the_answer(self) -> None:
+        async def main() -> None:
+            served = Served(replace(API, tracker=Tracker("classification")))
+            served.hooks.answer = b'{"class":"iris-setosa"}\n"iris-setosa"\n'
+            status, body, _ = await served.one(asked("/iris/m", b"1", JSON))
+
+            assert (status, body) == (200, b'"iris-setosa"\n')
+            assert served.hooks.asked[0][2] == {"tracked": True}
+            assert served.service.tracked.of(served.repository.apis["m"]).classes == {"iris-setosa": 1}
+
+        run(main)
+
+    def test_only_predictions_are_counted(self) -> None:
+        async def main() -> None:
+            served = Served()
+            for path, method in (("/iris/m", "GET"), ("/nothing", "POST"), ("/healthz", "GET"), ("/iris/m", "PUT")):
+                await served.one(asked(path, method=method))
+
+            assert served.counted == [0, 0, 0]
+
+        run(main)
+
+
+class TestDebug:
+    @pytest.mark.parametrize(
+        "query", ["debug=true", "debug=TRUE", "a=b&debug=True", "%64ebug=true", "debug=true&debug=no"]
+    )
+    def test_it_is_asked_for_in_any_case(self, query: str) -> None:
+        async def main() -> None:
+            served = Served()
+            await served.one(asked(f"/iris/m?{query}", b"1", JSON))
+
+            assert served.hooks.asked[0][2] == {"debug": True}
+
+        run(main)
+
+    @given(st.binary(max_size=30))
+    def test_any_query_can_be_read(self, query: bytes) -> None:
+        assert is_debug(query) in {True, False}
+        assert not is_debug(b"debug=false&debug=true&" + query)
+
+
+class TestOtherPaths:
+    @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "OPTIONS"])
+    @pytest.mark.parametrize("path", ["/", "/iris", "/iris/m/", "/iris/m/signatures", "/v1", "/%ff"])
+    def test_what_is_nobody_s_is_not_found(self, path: str, method: str) -> None:
+        async def main() -> None:
+            served = Served()
+            status, body, headers = await served.one(asked(path, method=method))
+
+            assert (status, body, headers["content-type"]) == (500, NOT_FOUND, "application/json")
+            assert served.transport.written.startswith(b"HTTP/1.1 500 INTERNAL SERVER ERROR\r\n")
+
+        run(main)
+
+    @pytest.mark.parametrize(
+        ("path", "method"),
+        [("/iris/m", "PUT"), ("/iris/m", "DELETE"), ("/iris/m/signature", "POST"), ("/healthz", "POST")],
+    )
+    def test_another_method_is_not_allowed(self, path: str, method: str) -> None:
+        async def main() -> None:
+            status, body, _ = await Served().one(asked(path, method=method))
+
+            assert (status, body) == (500, NOT_ALLOWED)
+
+        run(main)
+
+    @pytest.mark.parametrize(
+        ("path", "allowed"), [("/iris/m", "GET, HEAD, OPTIONS, POST"), ("/healthz", "GET, HEAD, OPTIONS")]
+    )
+    def test_options_are_told(self, path: str, allowed: str) -> None:
+        async def main() -> None:
+            fields = "access-control-request-headers: content-type, x-mine"
+            status, body, headers = await Served().one(asked(path, b"", fields, method="OPTIONS"))
+
+            assert (status, body, headers["allow"]) == (200, b"", allowed)
+            assert headers["content-type"] == "text/html; charset=utf-8"
+            assert headers["access-control-allow-headers"] == "content-type, x-mine"
+
+        run(main)
+
+    def test_the_probe_tells_whether_it_is_ready(self) -> None:
+        async def main() -> None:
+            served = Served()
+            assert (await served.one(asked("/healthz", method="GET")))[:2] == (200, b'{"ok":true}\n')
+            served.ready = False
+
+            assert (await served.one(asked("/healthz", method="GET")))[0] == 503
+
+        run(main)
+
+    def test_head_has_no_body(self) -> None:
+        async def main() -> None:
+            served = Served()
+            served.feed(asked("/healthz", method="HEAD"))
+
+            assert b"content-length: 12\r\n" in served.transport.written
+            assert served.transport.written.endswith(b"\r\n\r\n")
+
+        run(main)
+
+    def test_the_signature_has_a_page_and_a_summary(self) -> None:
+        async def main() -> None:
+            served = Served()
+            node = SimpleNamespace(name="input", shape=[None, 4], type="tensor(float)")
+            served.engine.loaded = fake_model()
+            served.engine.loaded.node_inputs = [node]
+            signature = b'{"input":{"shape":[null,4],"type":"float32"}}'
+
+            for path in ("/iris/m", "/predict"):
+                found = (await served.one(asked(path + "/signature", method="GET")))[1]
+                assert found == b'{"signature":%b}\n' % signature
+                summary = json.loads((await served.one(asked(path, method="GET")))[1])
+                assert summary["model_signature"] == json.loads(signature)
+
+        run(main)
+
+    def test_what_is_penstock_s_is_left_to_it(self) -> None:
+        async def main() -> None:
+            served = Served()
+            await served.fed(asked("/v2/own", b"x"), asked("/metrics"), asked("/iris/m", b"1", JSON))
+
+            assert served.bodies == [b"own /v2/own x", b"app /metrics ", b'"iris-setosa"\n']
+            served.beside.full = True
+            served.feed(asked("/v2/own", b"x" * 100_000))
+            assert served.statuses[-1] == 503
+
+        run(main)
+
+    def test_apis_may_come_and_go(self) -> None:
+        async def main() -> None:
+            served = Served()
+            assert (await served.one(asked("/iris/n", b"1", JSON)))[0] == 500
+            served.repository.apis = {"m": replace(API, endpoint="/iris/n")}
+
+            assert (await served.one(asked("/iris/n", b"1", JSON)))[0] == 200
+            assert (await served.one(asked("/iris/m", b"1", JSON)))[0] == 500
+
+        run(main)
+
+    def test_a_restriction_of_inference_holds_for_all_but_the_probe(self) -> None:
+        async def main() -> None:
+            served = Served()
+            served.service.restricted = Restricted.parse(("inference:key=secret",))
+            assert (await served.one(asked("/healthz", method="GET")))[0] == 200
+            assert (await served.one(asked("/iris/m", b"1", JSON, "key: secret")))[0] == 200
+            served.transport.written.clear()
+            await served.fed(asked("/iris/m", b"1", JSON))
+
+            assert served.statuses == [403]
+
+        run(main)

@@ -1,0 +1,357 @@
+"""A dialect: whose rules values go by around hooks and where there are none, and in whose words hooks fail."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.backends.backend import Array
+from penstock.backends.errors import Code, InferError
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching.spec import HookSpec
+from penstock.server.hooks.conversions import DIALECTS, Described, make
+from penstock.server.hooks.inside import Inside, open_service
+from penstock.server.hooks.packing import (
+    ASKED,
+    CALL,
+    DONE,
+    INPUTS,
+    JSON,
+    PLAIN_JSON,
+    RAISED,
+    REFUSED,
+    REPLIED,
+    STEPS,
+    TURN,
+    read_refusal,
+    write_signature,
+)  # fmt: skip
+from penstock.server.hooks.plan import DEFAULT_REPLICAS, LIGHT_REPLICAS, Plan, plan
+from tests.fakes import fake_model
+from tests.server.hooks.stage import Act, Stage, refusal
+
+ONE = Signature((TensorSpec("x", "FP32", (-1, 1)),), (TensorSpec("y", "FP32", (-1, 1)),))
+LOUD: dict[str, Any] = {"signature": ONE, "dialect": "shouting", "dialect_settings": {"loudness": 10}}
+BOTH = """
+    def pre_inference(sample, signature, metadata):
+        return sample["n"]
+
+    def post_inference(prediction, signature, metadata):
+        return {"said": prediction["heard"], "by": signature["side"]}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _shouting(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("shouting", "cortex"):
+        monkeypatch.setitem(DIALECTS, name, "tests.server.hooks.shouting")
+
+
+def x(*values: float) -> dict[str, Array]:
+    return {"x": np.array(values, np.float32)[:, np.newaxis]}
+
+
+class TestOurOwn:
+    def test_signatures_are_lists_of_their_own_each_time(self) -> None:
+        described = Described(ONE, ONE.inputs, ONE.outputs, {}, {})
+        first, second = make("", described), make("", described)
+        assert first.signatures == ([*ONE.inputs], [*ONE.outputs])
+        assert first.signatures[0] is not second.signatures[0]
+
+    def test_failures_are_told_in_the_words_of_the_machinery(self) -> None:
+        assert make("", Described(ONE, (), (), {}, {})).failure("pre_inference", KeyError("x")) is None
+
+
+class TestValues:
+    def test_those_of_hooks_go_by_its_rules(self, act: Act) -> None:
+        async def scene(stage: Stage) -> None:
+            hooks = await stage.load(BOTH, **LOUD)
+            assert await hooks.predict({"n": 2}) == b'{"SAID": 20.0, "BY": "OUT"}!'
+
+        act(scene)
+
+    def test_so_do_those_of_an_absent_pre_inference(self, act: Act) -> None:
+        async def scene(stage: Stage) -> None:
+            hooks = await stage.load("def post_inference(prediction, metadata): return prediction", **LOUD)
+            assert await hooks.predict(3) == b'{"HEARD": 30.0}!'
+            assert await refusal(hooks.predict("three")) == (Code.INVALID, "STR?")
+
+        act(scene)
+
+    def test_so_do_those_of_an_absent_post_inference(self, act: Act) -> None:
+        async def scene(stage: Stage) -> None:
+            hooks = await stage.load("def pre_inference(sample, metadata): return sample", **LOUD)
+            assert await hooks.predict(3) == b'{"HEARD": 30.0}!'
+            assert await refusal(hooks.predict("three")) == (Code.INVALID, "STR?")
+
+        act(scene)
+
+    def test_the_requests_parameters_reach_every_rule(self, act: Act) -> None:
+        async def scene(stage: Stage) -> None:
+            expected = b'{"HEARD": 35.0, "MORE": 5}!!'
+            for source in ("def pre_inference(sample, metadata): return sample",
+                           "def post_inference(prediction, metadata): return prediction"):  # fmt: skip
+                hooks = await stage.load(source, **LOUD)
+                assert await hooks.predict(3, parameters={"more": 5}) == expected
+
+        act(scene)
+
+    def test_tensors_without_pre_inference_are_taken_as_they_are(self, act: Act) -> None:
+        async def scene(stage: Stage) -> None:
+            source = "def post_inference(prediction, metadata): return prediction['heard']"
+            hooks = await stage.load(source, **LOUD)
+            assert (await hooks.infer(x(4, 5)))["y"] == [4]
+
+        act(scene)
+
+    def test_tensors_go_through_both_hooks_by_its_rules_and_are_answered_by_ours(self, act: Act) -> None:
+        async def scene(stage: Stage) -> None:
+            source = """
+                def pre_inference(sample, metadata):
+                    return float(sample["x"].sum())
+
+                def post_inference(prediction, metadata):
+                    return {"z": prediction["heard"]}
+            """
+            hooks = await stage.load(source, **LOUD)
+            assert (await hooks.infer(x(1, 2)))["z"] == [30]
+
+        act(scene)
+
+    def test_what_cannot_be_answered_is_refused_in_its_words(self, act: Act) -> None:
+        async def scene(stage: Stage) -> None:
+            hooks = await stage.load("def post_inference(prediction, metadata): return object()", **LOUD)
+            assert await refusal(hooks.predict(1)) == (Code.UNKNOWN, "CANNOT SAY THAT")
+
+        act(scene)
+
+    def test_each_replica_has_signatures_of_its_own(self, act: Act) -> None:
+        async def scene(stage: Stage) -> None:
+            source = """
+                def pre_inference(sample, signature, metadata):
+                    signature["seen"] = signature.get("seen", 0) + 1
+                    sample["began"].set()
+                    sample["gate"].wait()
+                    return signature["seen"]
+            """
+            hooks = await stage.load(source, replicas=2, **LOUD)
+            assert await hooks.predict(stage.sample(is_open=True)) == b'{"HEARD": 10.0}!'
+            assert await hooks.predict(stage.sample(is_open=True)) == b'{"HEARD": 20.0}!'
+            first, second = stage.sample(), stage.sample(is_open=True)
+            waiting = asyncio.ensure_future(hooks.predict(first))
+            await asyncio.to_thread(first["began"].wait)
+            assert await hooks.predict(second) == b'{"HEARD": 10.0}!'
+            stage.open_all()
+            assert await waiting == b'{"HEARD": 30.0}!'
+
+        act(scene)
+
+
+class TestNoFile:
+    SPEC = HookSpec(Path(), dialect="shouting", dialect_settings={"loudness": 3})
+
+    def test_samples_are_converted_by_the_dialect_alone(self, act: Act) -> None:
+        async def scene(stage: Stage) -> None:
+            hooks = await stage.load_spec(self.SPEC, ONE)
+            assert (hooks.has_pre, hooks.has_post) == (False, False)
+            assert await hooks.predict(2, parameters={"more": 1}) == b'{"HEARD": 7.0, "MORE": 1}!!'
+
+        act(scene)
+
+    def test_there_are_no_instances_to_plan(self) -> None:
+        assert not self.SPEC.has_file
+        assert plan(self.SPEC).replicas == 0
+
+    def test_a_file_with_neither_hook_is_none_either(self, act: Act) -> None:
+        async def scene(stage: Stage) -> None:
+            hooks = await stage.load("labels = []", **LOUD | {"dialect": "cortex"})
+            assert await hooks.predict(2) == b'{"HEARD": 20.0}!'
+
+        act(scene)
+
+
+class TestFailures:
+    WAYS = (
+        "raise ValueError('no')",
+        "import sys; sys.exit('no')",
+        "from penstock.backends.errors import Code, InferError; raise InferError(Code.OVERLOADED, 'no')",
+    )
+
+    @pytest.mark.parametrize("way", WAYS)
+    @pytest.mark.parametrize("form", ["def", "async def"])
+    @pytest.mark.parametrize(("hook", "value"), [("pre_inference", "sample"), ("post_inference", "prediction")])
+    def test_whatever_a_hook_raises_is_told_in_its_words(
+        self, act: Act, way: str, form: str, hook: str, value: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async def scene(stage: Stage) -> None:
+            hooks = await stage.load(f"{form} {hook}({value}, metadata):\n    {way}", **LOUD)
+            assert await refusal(hooks.predict(1, "r1")) == (Code.INVALID, f"{hook} SAYS no")
+            (told,) = [each for each in caplog.records if "raised" in each.getMessage()]
+            assert told.exc_info is not None
+            assert (told.request_id, told.model) == ("r1", "m")  # type: ignore[attr-defined]
+
+        act(scene)
+
+    def test_where_it_has_none_ours_are_told(self, act: Act) -> None:
+        async def scene(stage: Stage) -> None:
+            hooks = await stage.load(BOTH, **LOUD)
+            assert await refusal(hooks.predict({})) == (Code.INVALID, "pre_inference: KeyError: 'n'")
+
+        act(scene)
+
+    def test_words_that_cannot_be_found_are_ours(self, act: Act) -> None:
+        async def scene(stage: Stage) -> None:
+            source = """
+                class Mute(Exception):
+                    def __str__(self):
+                        raise RuntimeError
+
+                def pre_inference(sample, metadata):
+                    raise Mute
+            """
+            hooks = await stage.load(source, **LOUD)
+            assert await refusal(hooks.predict(1)) == (Code.INVALID, "pre_inference: Mute")
+            assert await refusal(hooks.predict(1)) == (Code.INVALID, "pre_inference: Mute")
+
+        act(scene)
+
+    def test_a_step_of_a_generator_fails_in_its_words(self, act: Act) -> None:
+        async def scene(stage: Stage) -> None:
+            source = """
+                def post_inference(prediction, metadata):
+                    yield {"y": prediction["heard"]}
+                    raise ValueError("no")
+            """
+            hooks = await stage.load(source, decoupled=True, **LOUD)
+            answers = hooks.stream(x(6))
+            assert (await anext(answers)).outputs["y"] == [6]
+            assert await refusal(anext(answers)) == (Code.INVALID, "post_inference SAYS no")
+            await answers.aclose()
+
+        act(scene)
+
+
+class TestInAWorker:
+    """The same in the service that runs there; how it is reached is another matter (test_in_workers.py)."""
+
+    @staticmethod
+    def opened(folder: Path, source: str) -> Inside:
+        path = folder / "hooks.py"
+        path.write_text(source)
+        model = fake_model(signature=ONE)
+        settings = {
+            "path": str(path), "roots": [], "mounts": {}, "decoupled": True, "dialect": "shouting",
+            "dialect_settings": {"loudness": 10}, "described": {"key": "k"}, "inputs": [], "outputs": [],
+            "signature": write_signature(model.signature), "metadata": {"map": []},
+        }  # fmt: skip
+        nobody: Any = None
+        return open_service(settings, nobody)
+
+    @staticmethod
+    def called(inside: Inside, position: int, form: int, value: bytes, **parameters: Any) -> tuple[int, bytes, Any]:
+        written = json.dumps(parameters).encode()
+        arrays: list[Array | None] = [np.full((1, 1), 3, np.float32)] if position else []
+        how = 2 if position else PLAIN_JSON
+        body = ASKED.pack(position, form, how, len(written), 1) + written + (b"" if position else value)
+        reply, tensors = inside.call(CALL, 0, body, arrays)
+        return REPLIED.unpack_from(reply)[0], reply[REPLIED.size :], tensors
+
+    def test_values_go_by_its_rules_with_the_parameters(self, tmp_path: Path) -> None:
+        source = (
+            "def pre_inference(sample, signature, metadata): return sample + len(signature)\n"
+            "def post_inference(prediction, signature, metadata): return [prediction, signature]\n"
+        )
+        inside = self.opened(tmp_path, source)
+        try:
+            has = json.loads(inside.opened()[0])
+            assert (has["takes"], has["keeps"]) == ([True, True], False)
+            how, _, (made,) = self.called(inside, 0, INPUTS, b"4", more=5)
+            assert (how, made.tolist()) == (DONE, [[65]])
+            how, text, _ = self.called(inside, 1, JSON, b"", more=5)
+            assert (how, text) == (DONE, b'[{"HEARD": 3.0, "MORE": 5}, {"SIDE": "OUT"}]!!')
+        finally:
+            inside.close()
+
+    def test_failures_travel_in_its_words_with_the_traceback(self, tmp_path: Path) -> None:
+        source = (
+            "def pre_inference(sample, metadata): raise ValueError('no')\n"
+            "def post_inference(prediction, metadata): raise SystemExit('no')\n"
+        )
+        inside = self.opened(tmp_path, source)
+        try:
+            for position, hook, form in ((0, "pre_inference", INPUTS), (1, "post_inference", JSON)):
+                how, text, _ = self.called(inside, position, form, b"4")
+                said, _, lines, worded = json.loads(text)
+                assert (how, said.endswith("no")) == (RAISED, True)
+                assert lines.startswith("Traceback")
+                error = read_refusal(worded)
+                assert (error.code, error.message, error.retry_after_ns) == (Code.INVALID, f"{hook} SAYS no", 7)
+        finally:
+            inside.close()
+
+    def test_what_a_conversion_refuses_is_no_failure_of_the_hook(self, tmp_path: Path) -> None:
+        inside = self.opened(tmp_path, "def pre_inference(sample, metadata): return sample\n")
+        try:
+            how, text, _ = self.called(inside, 0, INPUTS, b'"four"')
+            assert (how, read_refusal(text).message) == (REFUSED, "STR?")
+        finally:
+            inside.close()
+
+    def test_a_step_fails_in_its_words(self, tmp_path: Path) -> None:
+        source = "def post_inference(prediction, metadata):\n    yield from ()\n    raise InterruptedError('no')\n"
+        inside = self.opened(tmp_path, source)
+        try:
+            body = STEPS.pack(1, 1, JSON, 8, 1 << 20) + ASKED.pack(1, JSON, 2, 0, 1)
+            reply, _ = inside.call(TURN, 0, body, [np.zeros((1, 1), np.float32)])
+            assert REPLIED.unpack_from(reply)[0] == RAISED
+            assert read_refusal(json.loads(reply[REPLIED.size :])[3]).message == "post_inference SAYS no"
+        finally:
+            inside.close()
+
+
+def test_an_error_that_is_told_is_not_one_of_the_users(act: Act) -> None:
+    async def scene(stage: Stage) -> None:
+        hooks = await stage.load(BOTH, **LOUD)
+        with pytest.raises(InferError) as refused:
+            await hooks.predict({"n": "two"})
+        assert refused.value.message == "STR?"
+
+    act(scene)
+
+
+class TestThePlanOfAPromise:
+    """A dialect whose replicas are promised to have one request at a time."""
+
+    @staticmethod
+    def planned(folder: Path, name: str, source: str) -> Plan:
+        path = folder / name
+        path.write_text(source)
+        return plan(HookSpec(path, dialect="cortex"))
+
+    def test_what_keeps_nothing_is_shared(self, tmp_path: Path) -> None:
+        found = self.planned(tmp_path, "hooks.py", "def pre_inference(sample, metadata): return sample['x']\n")
+        assert (found.shared, found.replicas) == (True, 1)
+
+    def test_what_writes_globals_has_instances_and_more_of_them_where_they_are_light(self, tmp_path: Path) -> None:
+        source = "n = 0\ndef pre_inference(sample, metadata):\n    global n\n    n = sample\n    return n\n"
+        found = self.planned(tmp_path, "hooks.py", source)
+        assert (found.shared, found.replicas, found.light, found.alone) == (
+            False,
+            DEFAULT_REPLICAS,
+            LIGHT_REPLICAS,
+            False,
+        )
+
+    def test_what_the_whole_process_sees_has_one_request_at_a_time_there(self, tmp_path: Path) -> None:
+        found = self.planned(tmp_path, "hooks.pickle", "")
+        assert (found.shared, found.replicas, found.light, found.alone) == (False, 1, 0, False)
+
+    def test_what_other_processes_see_has_one_instance_anywhere(self, tmp_path: Path) -> None:
+        source = "def pre_inference(sample, metadata):\n    open('/tmp/last', 'w').write(sample)\n    return sample\n"
+        found = self.planned(tmp_path, "hooks.py", source)
+        assert (found.shared, found.replicas, found.alone) == (False, 1, True)
