@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+import orjson
+
 from penstock.server.families import FAMILIES
 from penstock.server.metrics import decimal, label_value
 
@@ -58,7 +60,7 @@ class TrackedApi:
 
     def track(self, line: bytes) -> None:
         """Count what the conversions say of a prediction (conversions.py): a line of JSON."""
-        said: dict[str, Any] = json.loads(line)
+        said = _read(line)
         if "class" in said:
             name = str(said["class"])
             if name not in self.classes and len(self.classes) >= MOST_CLASSES:
@@ -134,6 +136,14 @@ def identity(api: Api) -> str:
     """Give the id of an API, as the dimension that Cortex had: one that is configured differently has another."""
     said: Mapping[str, Any] = asdict(api) | {"project": api.project.name, "line": 0, "lines": {}}
     return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def _read(line: bytes) -> dict[str, Any]:
+    try:
+        said: dict[str, Any] = orjson.loads(line)
+    except orjson.JSONDecodeError:  # NaN, infinities, lone surrogates
+        said = json.loads(line)
+    return said
 
 
 def _number(value: float) -> str:

@@ -30,6 +30,7 @@ from .pure import (
     SIMPLE_BASES,
     TAKES,
     TEXT_METHODS,
+    place_of_out,
 )  # fmt: skip
 from .sources import FRESH, Source, Value
 from .writes import INSTANCE, MACHINE, PROCESS
@@ -258,6 +259,9 @@ class Calls:
             self.note(source, given.call.lineno, path, MACHINE)
         if "out" in given.named:
             self.goes_out(given.named["out"], given.call, source)
+        if path.startswith("numpy."):
+            for value in given.values[place_of_out(path) :]:
+                self.goes_out(value, given.call, source)
         if leaf in MUTATORS and given.values and not copies:
             self.goes_out(given.values[0], given.call, source)
         self._take_functions(given, source)

@@ -19,6 +19,7 @@ from .writes import HOOK_NAMES, INSTANCE, PROCESS, GlobalWrite, files_of
 _STORES = (ast.Store, ast.Del)
 _REWRITES = {"__builtins__", "delattr", "eval", "exec", "globals", "locals", "setattr", "vars"}
 """What may make a name stand for something else than its module says, wherever it is called."""
+_OF_LOGGING = ("Handler", "Filter", "Formatter")
 
 
 def kept(path: Path, roots: Sequence[Path]) -> list[GlobalWrite]:
@@ -34,6 +35,9 @@ def kept(path: Path, roots: Sequence[Path]) -> list[GlobalWrite]:
         for node in ast.walk(tree):
             if isinstance(node, ast.Name) and node.id in _REWRITES:
                 keeping.note(Source(file, source.scope), node.lineno, node.id, PROCESS)
+            if isinstance(node, ast.ClassDef) and any(ast.unparse(base).endswith(_OF_LOGGING) for base in node.bases):
+                # a logger, which all instances share, calls it
+                keeping.note(Source(file, source.scope), node.lineno, node.name, PROCESS)
     for name in HOOK_NAMES:
         for what in source.bound.get(name, ()):
             keeping.begin(name, what, source)

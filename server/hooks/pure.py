@@ -5,7 +5,13 @@ Read by `keeping.py`. What is not listed here counts as keeping something, or as
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
+import sys
+from typing import Any
+
+import numpy as np
 
 MUTATORS = frozenset((
     "add", "append", "appendleft", "clear", "difference_update", "discard", "extend", "extendleft", "fill", "insert",
@@ -70,7 +76,7 @@ SETS = re.compile(
     r"^_?(seed|set|put|store|register|unregister|setlocale|simplefilter|filterwarnings|basicConfig|disable|enable|reset"
     r"|configure|install|init|initialize|push|cache|memoize|add|append|update|clear|patch|use|activate|global|keep"
     r"|remember|save_state|restore|getcontext|setcontext|localcontext|field_size_limit|install_opener|addLevelName"
-    r"|captureWarnings|shutdown|capture|warn|warn_explicit|register_error|setstate)(?![a-z])"
+    r"|captureWarnings|pack_into|shutdown|capture|warn|warn_explicit|register_error|setstate)(?![a-z])"
 )
 """Names of functions that set something: what a library would keep, another call may find."""
 NOT_SETS = re.compile(r"(numpy|operator|cv2|tensorflow|torch)\.(math\.)?(add\w*|append|put\w*)")
@@ -78,7 +84,7 @@ COPIES = re.compile(
     r"json\.dumps|copy\.deepcopy|math\.\w+|numpy\.(array|sum|mean|dot|matmul|argmax|argmin|argsort|max|min|exp|log|sqrt"
     r"|add|subtract|multiply|divide|concatenate|stack|vstack|hstack|append|sort|insert|delete|resize|partition|unique"
     r"|where|isin|allclose|array_equal|float\d+|int\d+|uint8|linalg\.\w+)|re\.\w+|os\.path\.\w+|base64\.\w+|hashlib\.\w+"
-    r"|datetime\.\w+(\.\w+)?|time\.\w+|statistics\.\w+|struct\.\w+|string\.\w+|urllib\.parse\.\w+"
+    r"|datetime\.\w+(\.\w+)?|time\.\w+|statistics\.\w+|struct\.(pack|unpack|iter_unpack|unpack_from|calcsize)|string\.\w+|urllib\.parse\.\w+"
 )
 """Functions whose result has no part of what they were given."""
 CONSTANTS = re.compile(r"(numpy|math|string|tensorflow)\.\w+$")
@@ -114,3 +120,18 @@ TEXT_METHODS = {
 TEXT_ATTRIBUTES = frozenset(("text", "content", "status_code"))
 SAFE_DUNDERS = frozenset(("__name__", "__doc__", "__len__", "__version__", "__file__"))
 SIMPLE_BASES = re.compile(r"(\w+\.)*(\w*(Error|Exception|Warning)|NamedTuple|Enum|IntEnum|TypedDict|Protocol)")
+
+
+@functools.cache
+def place_of_out(path: str) -> int:
+    """Tell at which place a function of numpy takes the array that it is to write to; none has so many."""
+    function: Any = np
+    for name in path.split(".")[1:]:
+        function = getattr(function, name, None)
+    if isinstance(function, np.ufunc):
+        return int(function.nin)
+    try:
+        names = [*inspect.signature(function).parameters]
+    except (TypeError, ValueError):
+        return 2
+    return names.index("out") if "out" in names else sys.maxsize

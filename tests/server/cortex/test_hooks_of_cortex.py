@@ -123,7 +123,7 @@ class TestAnAnswer:
             )
             loaded = await served(stage, stated)
             body = await loaded.predict(FLOWER, parameters={"tracked": True})
-            assert body == b'{"class": "iris-setosa"}\n"iris-setosa"\n'
+            assert body == b'{"class":"iris-setosa"}\n"iris-setosa"\n'
 
         act(scene)
 
