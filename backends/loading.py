@@ -6,12 +6,14 @@ Called by the composition root, which gives `LOADERS` to the Engine, and by the 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 from .backend import Backend, Loader
 from .errors import Code, InferError
+from .partial import import_parts
 
 
 def load_onnx(path: Path, device: str, options: Mapping[str, str]) -> Backend:
@@ -33,12 +35,19 @@ def load_onnx(path: Path, device: str, options: Mapping[str, str]) -> Backend:
     return onnx.load(path, device, options)
 
 
+def begin_tensorflow() -> None:
+    """Import of TensorFlow what tensorflow.py needs. Raises: ImportError."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors only; TensorFlow reads it when it is imported
+    import_parts("tensorflow", ("python.client.session", "python.saved_model.loader_impl"))
+
+
 def load_tensorflow(path: Path, device: str, options: Mapping[str, str]) -> Backend:
     """Load a SavedModel with TensorFlow, in a process that is not the server's.
 
     Raises: InferError; UNSUPPORTED when TensorFlow is not installed or cannot be imported.
     """
     try:
+        begin_tensorflow()
         from . import tensorflow
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "tensorflow":
@@ -55,3 +64,10 @@ LOADERS: Mapping[str, Loader] = MappingProxyType({"onnxruntime": load_onnx})
 
 ISOLATED: Mapping[str, Loader] = MappingProxyType({"tensorflow": load_tensorflow})
 """What is loaded in a process of its own only (server/isolated)."""
+
+NOISE: tuple[str, ...] = (
+    "All log messages before absl::InitializeLog() is called",
+    "oneDNN custom operations are on.",
+)
+"""Words of the lines that the runtimes of `ISOLATED` write with every load though there is nothing to tell. No setting
+keeps TensorFlow from it."""

@@ -16,14 +16,14 @@ from typing import Any
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as ort
 
-from .backend import Binding
+from .backend import FREE_ROWS, Binding
 from .cpus import usable_cpus
 from .datatypes import BY_ONNX_NAME
 from .errors import Code, InferError
 from .node import Node
 from .onnx_binding import OnnxBinding
 from .onnx_failures import words
-from .onnx_rows import FREE_ROWS, with_free_rows
+from .onnx_rows import with_free_rows
 from .signature import Signature, TensorSpec
 
 _GRAPH_LEVELS = {

@@ -15,8 +15,6 @@ from google.protobuf.message import DecodeError
 
 from .errors import Code, InferError
 
-FREE_ROWS = "penstock.free_rows"
-"""The option of `onnx.load` that asks for it, "1"."""
 ROWS = "penstock_rows"
 """What the axis is named."""
 _FIELD = descriptor_pb2.FieldDescriptorProto

@@ -9,7 +9,6 @@ without a look at the shapes that its placeholders declare.
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -17,21 +16,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors only; TensorFlow reads it when it is imported
-
-import tensorflow as tf
 from google.protobuf.json_format import MessageToDict
 from tensorflow.core.protobuf import config_pb2
+from tensorflow.python.client.session import Session as TensorflowSession
+from tensorflow.python.framework import config as devices
+from tensorflow.python.framework import dtypes, tensor_util, versions
+from tensorflow.python.framework.ops import Graph
+from tensorflow.python.ops import gen_resource_variable_ops as variables
+from tensorflow.python.platform import tf_logging
 from tensorflow.python.saved_model import loader_impl
 
-from .backend import Binding
+from .backend import FREE_ROWS, Binding
 from .cpus import usable_cpus
 from .errors import Code, InferError
 from .node import Node
 from .signature import Signature
 from .tensorflow_binding import TensorflowBinding
 from .tensorflow_failures import load_error
-from .tensorflow_rows import FREE_ROWS, free_placeholders, with_free_rows
+from .tensorflow_rows import free_placeholders, with_free_rows
 from .tensorflow_signature import Serving, choose_key, read_signature
 
 MAX_CALLABLES = 32
@@ -44,8 +46,6 @@ _IN_TURN_REFUSES = "Single-threaded executor does not"
 _GRAPH_FILES = ("saved_model.pb", "saved_model.pbtxt")
 _TRUE = {"1", "true", "on", "yes"}
 _FALSE = {"0", "false", "off", "no"}
-
-v1 = tf.compat.v1
 
 
 def load(path: Path, device: str, options: Mapping[str, str]) -> TensorflowBackend:
@@ -61,13 +61,15 @@ def load(path: Path, device: str, options: Mapping[str, str]) -> TensorflowBacke
     config = session_config(device, options)
     if not any((path / name).is_file() for name in _GRAPH_FILES):
         raise InferError(Code.NOT_FOUND, f"there is no SavedModel: '{path.name}' has no {_GRAPH_FILES[0]}")
-    tf.get_logger().setLevel("ERROR")  # it tells of every restored variable
+    tf_logging.get_logger().setLevel("ERROR")  # it tells of every restored variable
     return TensorflowBackend(path, config, options, on_gpu=device != "cpu")
 
 
 def session_config(device: str, options: Mapping[str, str]) -> Any:
     """Make the session's configuration from the model's options. Raises: InferError."""
-    config = v1.ConfigProto(allow_soft_placement=True)  # a graph may name a device of the machine that trained it
+    config = config_pb2.ConfigProto(
+        allow_soft_placement=True
+    )  # a graph may name a device of the machine that trained it
     intra = _threads(options, "TF_NUM_INTRA_THREADS", "intra_op_thread_count")
     config.intra_op_parallelism_threads = intra or usable_cpus()
     asked = _threads(options, "TF_NUM_INTER_THREADS", "inter_op_thread_count")
@@ -88,9 +90,9 @@ def session_config(device: str, options: Mapping[str, str]) -> Any:
     kind, _, index = device.partition(":")
     if kind != "cuda" or not index.isdecimal():
         raise InferError(Code.INVALID, f"device '{device}': expected 'cpu' or 'cuda:<number>'")
-    seen = len(tf.config.list_physical_devices("GPU"))
+    seen = len(devices.list_physical_devices("GPU"))
     if int(index) >= seen:
-        text = f"device '{device}' was asked for, but the TensorFlow {tf.__version__} here sees {seen or 'no'} GPU"
+        text = f"device '{device}' was asked for, but the TensorFlow {versions.VERSION} here sees {seen or 'no'} GPU"
         raise InferError(Code.UNSUPPORTED, text if seen else f"{text}: pip install tensorflow[and-cuda]")
     config.gpu_options.visible_device_list = index
     return config
@@ -107,7 +109,7 @@ class TensorflowBackend:
 
     def __init__(self, path: Path, config: Any, options: Mapping[str, str], *, on_gpu: bool) -> None:
         self.on_gpu = on_gpu
-        self.bfloat16: Any = tf.bfloat16.as_numpy_dtype
+        self.bfloat16: Any = dtypes.bfloat16.as_numpy_dtype
         self._path, self._config = path, config
         self._tags = (options.get("TF_GRAPH_TAG") or "serve").split(",")
         self._bindings: weakref.WeakSet[TensorflowBinding] = weakref.WeakSet()
@@ -183,8 +185,8 @@ class TensorflowBackend:
 
     def _open(self) -> tuple[Session, Any]:
         """Load the graph into a session of its own: variables restored, tables and assets initialised."""
-        graph = tf.Graph()
-        session = v1.Session(graph=graph, config=self._config)
+        graph = Graph()
+        session = TensorflowSession(graph=graph, config=self._config)
         try:
             loader = loader_impl.SavedModelLoader(str(self._path))
             described = loader.get_meta_graph_def_from_tags(self._tags)
@@ -192,6 +194,7 @@ class TensorflowBackend:
                 free_placeholders(described.graph_def, self._freed)
             with graph.as_default():
                 loader.load(session, self._tags)
+                _fill_unread(graph, session)
         except Exception as error:
             session.close()
             if self.gives_way(error):
@@ -242,6 +245,29 @@ class Session:
         self._session.close()
 
 
+def _fill_unread(graph: Any, session: Any) -> None:
+    """Fill the variables that a load leaves empty, from those that were saved as copies of them.
+
+    `tf.saved_model.save` of a model of Keras 3 makes a second variable of each, initialised with the first, and only
+    those second ones are read from the files; what runs uses the first. TensorFlow's loader for Python finds them by
+    their objects; Triton, TensorFlow Serving and others that run the graph fail: "Could not find variable".
+    """
+    pairs = []
+    for copying in graph.get_operations():
+        if copying.type != "AssignVariableOp" or copying.inputs[1].op.type != "ReadVariableOp":
+            continue
+        first, second = copying.inputs[1].op.inputs[0], copying.inputs[0]
+        if first.op.type == second.op.type == "VarHandleOp" and first is not second:
+            pairs.append((first, second, copying.inputs[1].dtype))
+    filled = [variables.var_is_initialized_op(resource=end) for first, second, _ in pairs for end in (first, second)]
+    states = session.run(filled) if pairs else []
+    session.run([
+        variables.assign_variable_op(resource=first, value=variables.read_variable_op(resource=second, dtype=kind))
+        for (first, second, kind), there, copied in zip(pairs, states[::2], states[1::2], strict=True)
+        if copied and not there
+    ])  # fmt: skip
+
+
 def _as_json(described: Any) -> dict[str, Any]:
     return {key: MessageToDict(signature) for key, signature in described.signature_def.items()}
 
@@ -257,7 +283,7 @@ def _serving(session: Session, described: Any, options: Mapping[str, str]) -> tu
         if not session.has(tensor):
             raise InferError(Code.INVALID, f"{kind} '{name}' is '{tensor}', which the model's graph does not have")
     defaults = getattr(described.signature_def[key], "defaults", {})  # TensorFlow has them since 2.14
-    return serving, {name: tf.make_ndarray(value) for name, value in defaults.items()}
+    return serving, {name: tensor_util.MakeNdarray(value) for name, value in defaults.items()}
 
 
 def _threads(options: Mapping[str, str], *names: str) -> int:

@@ -18,7 +18,10 @@ MAX_WORDS = 2000
 INVALID_ARGUMENT, EXHAUSTED, OUT_OF_RANGE = 3, 8, 11
 """Codes of tf.errors. Source: absl's StatusCode."""
 
-_STACK = re.compile(r"\s*\n\s*(?:Original stack trace for|Errors may have originated|Stack trace for).*", re.DOTALL)
+_STACK = re.compile(
+    r"\s*\n\s*(?:Original stack trace for|Errors may have originated|Stack trace for|Traceback \(most recent call ).*",
+    re.DOTALL,
+)
 _BEFORE = re.compile(
     # what comes before the operation's own words: the place where Python drew it
     r"^.*?Graph execution error:\s*(?:Detected at node .*?\n(?:Node: '[^']*'|<stack traces [^>]*>)\n)?",
@@ -40,6 +43,8 @@ _LOST = re.compile(
     r"|device-side assert triggered|uncorrectable (?:ECC|NVLink) error|no CUDA-capable device is detected"
 )
 """CUDA's errors after which every call of the process's context fails, as TensorFlow words them."""
+_NO_PYTHON = "Missing py trampoline"
+"""What a model says that was saved with a Python function in it: nobody can run it but who has saved it."""
 _NO_MEMORY = re.compile(r"CUDA_ERROR_OUT_OF_MEMORY|CUDNN_STATUS_ALLOC_FAILED|CUBLAS_STATUS_ALLOC_FAILED|std::bad_alloc")
 
 
@@ -50,10 +55,15 @@ def run_error(error: Exception, *, on_gpu: bool = False) -> InferError:
     request may fit when others have ended. `on_gpu`: whether there is a device that can be lost.
     """
     text, code = words(error), getattr(error, "error_code", None)
+    if isinstance(error, UnicodeDecodeError):
+        code = INVALID_ARGUMENT  # the words of an OpError that names what it was given, which is no text
     if isinstance(error, MemoryError) or code == EXHAUSTED or _NO_MEMORY.search(text):
         return OutOfMemory(Code.OVERLOADED, text or "out of memory", RETRY_AFTER_NS)
     if on_gpu and _LOST.search(text):
         return DeviceLost(Code.NOT_READY, text)
+    if _NO_PYTHON in text:
+        text = "the model calls a function of Python (tf.py_function, tf.numpy_function)"
+        return InferError(Code.INTERNAL, f"{text}, which a SavedModel does not hold")
     return InferError(Code.INVALID if code in {INVALID_ARGUMENT, OUT_OF_RANGE} else Code.INTERNAL, text)
 
 
@@ -68,6 +78,8 @@ def load_error(error: Exception, model: Path) -> InferError:
 def words(error: Exception, model: Path | None = None) -> str:
     """Give TensorFlow's words, its graph's nodes and stacks, its names of devices and the model's folder left out."""
     text = str(getattr(error, "message", None) or error)
+    if isinstance(error, UnicodeDecodeError):
+        text = error.object.decode("utf-8", "backslashreplace")
     text = _HINT.sub("", _STACK.sub("", _BEFORE.sub("", text)))
     text = _ROOTS.sub(r"\1", _WHERE.sub("", text).strip()).strip()
     if model is not None:

@@ -12,8 +12,6 @@ from typing import Any
 from .errors import Code, InferError
 from .signature import Signature, TensorSpec
 
-FREE_ROWS = "penstock.free_rows"
-"""The option of `tensorflow.load` that asks for it, "1"; the same as that of `onnx.load`."""
 _SHAPES = "_output_shapes"
 
 

@@ -34,6 +34,8 @@ def max_batch_rows(spec: ModelSpec, graph: Signature, others: Collection[str]) -
         raise InferError(Code.INVALID, f"{text} does not support batching")
     if said:
         return said
+    if tensors and not counted:
+        return 0  # neither the model nor anything that is said knows of rows
     if all(each.optional for each in graph.inputs):
         return 0  # nothing a caller sends could say how many rows it wants
     return spec.policy.default_max_batch_rows if _leaves_rows_out(spec, graph, others) else 0

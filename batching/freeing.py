@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.backends.backend import Array, Backend, Binding, Loader
+from penstock.backends.backend import FREE_ROWS, Array, Backend, Binding, Loader
 from penstock.backends.errors import InferError
 from penstock.backends.signature import Signature, TensorSpec
 
@@ -23,8 +23,6 @@ from .spec import ModelSpec
 
 logger = logging.getLogger("penstock.batching")
 
-FREE_ROWS = "penstock.free_rows"
-"""The Loader's option, as backends/onnx_rows.py has it."""
 SIZES = (2, 3, 8)
 LENGTHS = (1, 3)
 """What axes that are free already are tried with."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
 import itertools
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from .foreign_flags import foreign
@@ -17,8 +18,14 @@ from .settings import FALSE_WORDS, TRUE_WORDS, SettingError, Settings, known_set
 
 USAGE_STATUS = 2
 _NO_SETTINGS = {"command", "paths", "invariance"}
+_ABOUT = "An inference server for ONNX models, TensorFlow SavedModels, Python models and Cortex projects."
 _CHECK = "say what `serve` with the same arguments would serve, and every mistake, without serving"
 _PATH = "a model repository, its URL, or one model; with --dialect cortex, a project's folder"
+_NOTHING = {
+    "triton": "nothing to serve: give the PATH of a model repository, of an .onnx file or of a SavedModel; "
+    "with --dialect cortex, a project's folder",
+    "cortex": "nothing to serve: give the PATH of a project, the folder with its cortex.yaml",
+}
 _INVARIANCE = "also run each model, to say whether its answers depend on who shares their batch"
 _PLAN = "predict latency, throughput and the devices for a target, from measured run times"
 _PAGES = "Every flag is also an environment name (--http-port: PENSTOCK_HTTP_PORT) and a key of the settings file."
@@ -60,7 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SettingError as error:
         print(f"penstock: {error}", file=sys.stderr)
         return USAGE_STATUS
-    return _check(settings, args.invariance) if args.command == "check" else _serve(settings)
+    if args.command == "serve":
+        return _serve(settings)
+    with _told_once():
+        return _check(settings, args.invariance)
 
 
 def _installed(word: str, words: Sequence[str]) -> int:
@@ -72,7 +82,7 @@ def _installed(word: str, words: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="penstock", description="An inference server for ONNX and Python models.", allow_abbrev=False)
+    parser = _Parser(prog="penstock", description=_ABOUT, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     for word, text in (("serve", "serve models"), ("check", _CHECK)):
         command = commands.add_parser(
@@ -125,8 +135,22 @@ def _settings(args: argparse.Namespace) -> Settings:
         flags["model_repository"] = paths
     settings = resolve(flags, os.environ)
     if not settings.model_repository:
-        raise SettingError("nothing to serve: give the PATH of a model repository or of an .onnx file")
+        raise SettingError(_NOTHING[settings.dialect])
     return settings
+
+
+@contextlib.contextmanager
+def _told_once() -> Iterator[None]:
+    """Keep what a report says from being on the screen twice: why a worker could not be opened."""
+    import logging
+
+    logger = logging.getLogger("penstock.workers")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _check(settings: Settings, invariance: bool) -> int:

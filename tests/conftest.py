@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 from collections.abc import Iterator
@@ -30,6 +31,19 @@ def _level() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def savedmodels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a folder with the SavedModels of tests/savedmodels.py, not to be written to: `savedmodels / "iris"`."""
-    built = os.environ.get(BUILT)
-    return Path(built) if built else build(tmp_path_factory.mktemp("savedmodels"))
+    """Give a folder with the SavedModels of tests/savedmodels.py, not to be written to: `savedmodels / "iris"`.
+
+    It is built once for all processes of a run: whoever is first does so, and the others wait.
+    """
+    if BUILT in os.environ:
+        return Path(os.environ[BUILT])
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return build(tmp_path_factory.mktemp("savedmodels"))
+    folder = tmp_path_factory.getbasetemp().parent / "savedmodels"
+    with folder.with_suffix(".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not lock.seek(0, os.SEEK_END):
+            folder.mkdir(exist_ok=True)
+            build(folder)
+            lock.write("built")
+    return folder

@@ -210,6 +210,14 @@ def keras(path: Path) -> None:
     model.export(str(path), verbose=False)
 
 
+def keras_saved(path: Path) -> None:
+    """The same, saved by TensorFlow in place of Keras: inputs FP32 [-1,4] -> output_0 FP32 [-1,3]."""
+    dense = tf.keras.layers.Dense(3, activation="softmax", name="scores")
+    model = tf.keras.Sequential([tf.keras.layers.Input((4,), name="x"), dense])
+    dense.set_weights([IRIS_WEIGHTS, IRIS_BIAS])
+    tf.saved_model.save(model, str(path))
+
+
 class _Module(tf.Module):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()

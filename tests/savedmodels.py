@@ -23,6 +23,7 @@ NAMES = (
     "left_right",
     "special_keys",
     "keras",
+    "keras_saved",
     "module",
     "mlp",
     "references",

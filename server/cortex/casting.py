@@ -7,6 +7,7 @@ fit wraps around, text becomes a bool by way of int(), and its texts are older.
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import Any
 
@@ -16,6 +17,7 @@ from penstock.backends.backend import Array
 
 _SEQUENCE = "setting an array element with a sequence."
 _SCALAR = re.compile(r"np\.str_\((.*)\)$", re.DOTALL)
+_UNWRITABLE = re.compile(r"could not convert string to float: (['\"].*\\ud.*)$", re.DOTALL)
 _NO_COMPLEX = re.compile(r"^(float|int)\(\) argument must be .*, not 'complex'$")
 
 
@@ -118,4 +120,16 @@ def _words(error: Exception) -> str:
         return f"can't convert complex to {found[1]}"
     if text == "could not convert string to float: ''":
         return "could not convert string to float: "
+    unwritable = _UNWRITABLE.match(text)
+    if unwritable:
+        return _no_utf8(ast.literal_eval(unwritable[1])) or text
     return _SCALAR.sub(r"\1", text).replace(" or a real number, not '", " or a number, not '")
+
+
+def _no_utf8(text: str) -> str:
+    """Say why a text has no UTF-8, through which it became a float; nothing where it has."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return str(error)
+    return ""

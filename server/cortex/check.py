@@ -12,6 +12,7 @@ from penstock.server.repository.mirrors import defaults_of
 from penstock.server.settings import Settings
 
 from .api import Api
+from .entries import finding
 from .environment import needs_of
 from .projects import Projects
 
@@ -32,9 +33,18 @@ def check_projects(settings: Settings, *, invariance: bool = False) -> Report:
         report = check_entries(entries, [*mistakes, *findings], loaders, invariance=invariance)
     finally:
         projects.close()
+    report.findings = [_placed(found, repository.apis.get(found.model)) for found in report.findings]
     hooks = {entry.name: spec.hooks for entry in entries for spec in entry.specs}
     report.notes = {name: _described(api, hooks.get(name)) for name, api in repository.apis.items()}
     return report
+
+
+def _placed(found: Finding, api: Api | None) -> Finding:
+    """Give what keeps a model from being loaded the place where the project names it."""
+    if api is None or not found.version:
+        return found
+    keys = ("signature_key", "tf_signature_key") if "signature" in found.message else ()
+    return finding(api, next((key for key in keys if key in api.lines), "model"), found.message)
 
 
 def _described(api: Api, hooks: HookSpec | None) -> list[str]:

@@ -19,7 +19,7 @@ from penstock.server.hooks.conversions import Conversions, Described
 
 from . import debugging
 from .encode import to_json
-from .failing import refusal
+from .failing import bare, refusal
 from .onnx_values import OnnxValues
 from .tensor_values import TensorValues
 from .tracking import tracked
@@ -73,9 +73,16 @@ class CortexConversions:
         """Name the file and the hook, and say what was raised, whatever it was."""
         try:
             text = str(error)
-        except Exception:  # noqa: BLE001 - a class of the user's own
-            text = type(error).__name__
+        except Exception as other:  # noqa: BLE001 - a class of the user's own, whose failure was told in its place
+            return bare(_text_of(other))
         return refusal(self._handler, f"{hook} request handler", text, "runtime exception")
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - as above
+        return type(error).__name__
 
 
 def _line(said: Mapping[str, Any]) -> bytes:

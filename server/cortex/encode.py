@@ -130,7 +130,8 @@ def _attributes(value: Any) -> Any:
         raise TypeError(f"{text} because it appears to be a lambda or function.")
     try:
         # whether an instance can be made without arguments is how it was told what is data
-        value.__new__(value.__class__)
+        if isinstance(value, type) or _can_be_tried(value.__new__):
+            value.__new__(value.__class__)
     except TypeError as error:
         more = "perhaps because it's __new__ method cannot be called because it requires extra parameters"
         raise TypeError(f"{text}, {more}") from error
@@ -142,6 +143,15 @@ def _attributes(value: Any) -> Any:
         if name != "__dict__":
             attributes[name] = getattr(value, name)
     return attributes
+
+
+def _can_be_tried(make: Any) -> bool:
+    """Tell whether a `__new__` is Python's or a user's.
+
+    What one of compiled code makes may end the process when it goes, as an empty one of numpy's own functions does.
+    """
+    owner = getattr(make, "__self__", None)
+    return not isinstance(owner, type) or owner.__module__ == "builtins"
 
 
 def _refuse(value: Any) -> Any:

@@ -104,5 +104,5 @@ def _spec(api: Api, located: Located, hooks: HookSpec, defaults: Defaults, findi
     return ModelSpec(
         api.name, located.version, located.path, backend="tensorflow" if api.kind == "tensorflow" else "onnxruntime",
         policy=BatchPolicy(default_max_batch_rows=rows, hold_requests=defaults.hold_requests),
-        instances=(InstanceGroup(devices=(device,)),), hooks=hooks, options=options, frees_rows=api.kind == "onnx",
+        instances=(InstanceGroup(devices=(device,)),), hooks=hooks, options=options, frees_rows=True,
     )  # fmt: skip

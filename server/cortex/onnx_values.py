@@ -171,7 +171,9 @@ def _bytes(element: Any) -> bytes:
     if isinstance(element, bytes):
         return element
     try:
-        return str(element).encode("utf-8", "surrogatepass")
+        return str(element).encode()
+    except UnicodeEncodeError as error:
+        raise bare("Unable to extract string contents! (encoding issue)") from error
     except Exception as error:
         # the value's own __str__
         raise bare(str(error)) from error

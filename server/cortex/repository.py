@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,8 @@ from .api import Api
 from .entries import entry_of
 from .models import ModelError, Models
 from .project import CONFIG, Project, project_file, read_project
+
+logger = logging.getLogger("penstock.repository")
 
 _AT_ONCE = 4
 """How many models are fetched or unpacked at once."""
@@ -109,6 +112,8 @@ class CortexRepository(Repository):
         if not project.mistakes:
             self._good[path] = project
             self._wrong.pop(path, None)
+            for api in project.apis:
+                logger.info("api %s of %s is asked at POST %s", api.name, project.deployment, api.endpoint)
         elif self._wrong.get(path) != project.findings:
             self._wrong[path] = project.findings
             self._tell(project.findings)

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
     from .api import Api
 
-_ORIGIN = b"access-control-allow-origin: *\r\naccess-control-allow-headers: %b\r\n"
+_LINES = b"access-control-allow-origin: *\r\naccess-control-allow-headers: *\r\n"
+"""The header lines of all answers, whatever they are."""
 
 
 class Apis(Protocol):
@@ -62,11 +63,11 @@ class Route:
 class Claim:
     """What a head says: what its path is for, and the header fields that matter. Kept with the head's bytes.
 
-    `lines` are the header lines of its answers, whatever they are; `route` is where a prediction is asked of,
-    `parameters` what is said with it. `json` is whether the body is read at all.
+    `route` is where a prediction is asked of, `parameters` what is said with it. `json` is whether the body is read at
+    all.
     """
 
-    __slots__ = ("accept", "coding", "json", "lines", "method", "parameters", "path", "paths", "place",
+    __slots__ = ("accept", "coding", "json", "method", "parameters", "path", "paths", "place",
                  "request_id", "route")  # fmt: skip
 
     def __init__(self, head: Head, path: str) -> None:
@@ -79,7 +80,6 @@ class Claim:
         self.coding = head.header.get(b"content-encoding", b"").strip().lower()
         self.accept = choose(head.header.get(b"accept-encoding", b""))
         self.request_id = head.header.get(b"x-request-id", b"").decode("latin-1")[:128]
-        self.lines = _ORIGIN % head.header.get(b"access-control-request-headers", b"*")
         self.parameters: dict[str, Any] = {"debug": True} if is_debug(head.query) else {}
 
     def resolve(self, paths: Paths, route_of: Callable[[Api], Route]) -> None:
@@ -115,7 +115,7 @@ class CortexService:
 
     def claim(self, head: Head) -> Any:
         """Claim every path, but for those that are Penstock's own and no API's."""
-        path = unquote_to_bytes(head.path).decode("utf-8", "replace")
+        path = unquote_to_bytes(_own_path(head.path)).decode("utf-8", "replace")
         if is_ours(path) and self._current().find(path) is None:
             return self._others.claim(head)
         if path != HEALTH_PATH:
@@ -224,10 +224,10 @@ class CortexService:
                 line, _, answer = answer.partition(b"\n")
                 route.counted.track(line)
             route.counted.count(200, time.monotonic_ns() - began_ns)
-            answer_coded(connection, answer, pages.JSON, claim.lines, claim.accept)
+            answer_coded(connection, answer, pages.JSON, _LINES, claim.accept)
         except (MalformedError, HttpError):
             route.counted.count(400, time.monotonic_ns() - began_ns)
-            connection.answer(400, pages.MALFORMED[route.api.kind], pages.HTML, claim.lines)
+            connection.answer(400, pages.MALFORMED[route.api.kind], pages.HTML, _LINES)
         except InferError as error:
             self._refuse(connection, claim, error, began_ns)
         except Exception as error:  # noqa: BLE001 - logged under an id, and the client gets an answer whatever it is
@@ -241,21 +241,21 @@ class CortexService:
         again = retry_after_line(error) if status == 503 else b""
         if claim.route is not None:
             claim.route.counted.count(status, time.monotonic_ns() - began_ns)
-        connection.answer(status, body, content_type, claim.lines + again)
+        connection.answer(status, body, content_type, _LINES + again)
 
     # -- everything else ---------------------------------------------------------------------------------------
 
     def _answer_page(self, connection: FastLane, claim: Claim) -> None:
-        place, lines = claim.place, claim.lines
+        place = claim.place
         if place is None:
-            connection.answer(500, pages.error_page(pages.NOT_FOUND), pages.JSON, lines)
+            connection.answer(500, pages.error_page(pages.NOT_FOUND), pages.JSON, _LINES)
         elif claim.method not in place.methods:
-            connection.answer(500, pages.error_page(pages.NOT_ALLOWED), pages.JSON, lines)
+            connection.answer(500, pages.error_page(pages.NOT_ALLOWED), pages.JSON, _LINES)
         elif claim.method == b"OPTIONS":
-            connection.answer(200, b"", pages.HTML, b"allow: %b\r\n%b" % (b", ".join(place.methods), lines))
+            connection.answer(200, b"", pages.HTML, b"allow: %b\r\n%b" % (b", ".join(place.methods), _LINES))
         elif place.purpose == HEALTH:
             ready = self._ready()
-            connection.answer(200 if ready else 503, pages.READY if ready else pages.NOT_READY, pages.JSON, lines)
+            connection.answer(200 if ready else 503, pages.READY if ready else pages.NOT_READY, pages.JSON, _LINES)
         else:
             self._answer_signature(connection, claim, place)
 
@@ -264,11 +264,18 @@ class CortexService:
         write = pages.signature_page if place.purpose == SIGNATURE else pages.summary_page
         try:
             signature = _signature(api, self._model(api))
-            connection.answer(200, write(signature), pages.JSON, claim.lines)
+            connection.answer(200, write(signature), pages.JSON, _LINES)
         except InferError as error:
             self._refuse(connection, claim, error, 0)
         except Exception as error:  # noqa: BLE001 - as in _run
             self._refuse(connection, claim, _broken(error, api, claim), 0)
+
+
+def _own_path(target: bytes) -> bytes:
+    """Give the path of a target; one of absolute form (RFC 9112, 3.2.2) names scheme and host before it."""
+    if target.startswith((b"http://", b"https://")):
+        return b"/" + target.split(b"/", 3)[3] if target.count(b"/") > 2 else b"/"
+    return target
 
 
 def is_debug(query: bytes) -> bool:

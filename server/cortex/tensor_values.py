@@ -47,11 +47,15 @@ class _Input:
         return refusal(key(self.name), f"expected shape {self._dims}", text)
 
     def _shaped(self, array: Array) -> Array:
-        wanted = self.spec.shape if self.spec is not None else ()
-        if array.ndim == len(wanted) or self.spec is None:
+        if self.spec is None:
             return array
+        wanted = self.spec.shape
         if self._batched and array.ndim + 1 == len(wanted):
-            return array[np.newaxis]
+            array = array[np.newaxis]
+        if array.ndim == len(wanted):
+            if any(dim not in (-1, length) for dim, length in zip(wanted, array.shape, strict=True)):
+                raise self.refusal(f"got shape {list(array.shape)}")
+            return array
         one = tuple(1 if dim < 0 else dim for dim in wanted)
         if math.prod(one) == array.size:
             return array.reshape(one)

@@ -14,7 +14,6 @@ from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
 
 from .bound import Bound, Maker
-from .holding import Holding
 from .loading import PRE, brief
 from .packing import (
     ASKED,
@@ -39,12 +38,25 @@ class MovedError(Exception):
 
 
 class Owner(Protocol):
-    """Whoever keeps replicas. Threads: called on the event loop.
+    """Whoever keeps replicas. Threads: called on the event loop, but for `measures`: each call's processor time counts.
 
-    `holding`, where there is one, hears what each call has computed.
+    `several`: other replicas take the same calls. `quiet`: no other call is likely to come in this turn of the loop.
     """
 
-    holding: Holding | None
+    @property
+    def measures(self) -> bool: ...
+
+    @property
+    def quiet(self) -> bool: ...
+
+    @property
+    def several(self) -> bool: ...
+
+    def took(self, call: Call, took_ns: int) -> None:
+        """Hear of a call that took long, or of any while `measures`."""
+
+    def idle(self, replica: Any) -> None:
+        """Hear that nothing waits for the replica, where there are `several`."""
 
     def freed(self, replica: Any) -> None:
         """Hear that the replica was given back, and that no hook of it runs any more."""
@@ -75,7 +87,7 @@ class Call:
     user's.
     Units: stamps in monotonic nanoseconds; `deadline_ns` 0 is none, and counts until the hook begins. `since_ns` is
     when what its time limit is for began: the call, or the step of a generator. `begun`: no other replica can take it.
-    For a worker process, `number` says which request it is of, and `replica` who ran it.
+    `replica` is who runs it. For a worker process, `number` says which request it is of.
     """
 
     __slots__ = (
@@ -100,6 +112,17 @@ class Call:
         self.result: Any = None
         self.error: InferError | None = None
         self.future: asyncio.Future[Any]
+
+    def begins(self, now_ns: int) -> bool:
+        """Note that its turn has come; False: it is not to be run any more. Threads: called on the replica's."""
+        if self.future.done():
+            return False
+        if self.deadline_ns and now_ns >= self.deadline_ns:
+            self.error = InferError(Code.EXPIRED, "Request timeout expired")
+            return False
+        self.start_ns = self.since_ns = now_ns
+        self.cpu_ns = 0
+        return True
 
     def invoke(self, bound: Bound) -> Any:
         """Run the hook; of an `async` one it gives what is to be awaited. Threads: called on the replica's."""

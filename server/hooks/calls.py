@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from .scopes import Scope
 
 _CONTAINED = {"FIXED", "FLAT", "ARRAY", "PLAIN"}
-_BY_PLACE = {"FUNCTION", "CLASS", "OWN", "LOGGER"}
 _WRITING = re.compile("[wax+]")
 _MODE = re.compile(r"[wax][bt]?\+?[bt]?(:\w*)?|r[bt]?\+[bt]?")
 _ONE_OF = {"max", "min", "sum"}

@@ -57,6 +57,8 @@ from .pull import tensor_bytes
 from .siblings import FolderOnPath
 
 _TELL_NS = 1_000_000_000
+_ASKED_BYTES = ASKED.size
+_PACK_REPLIED, _UNPACK_ASKED, _LOADS = REPLIED.pack, ASKED.unpack_from, orjson.loads
 _OURS = (str(Path(__file__).parent), "<frozen importlib", importlib.__file__)
 """Whose code comes before the user's in a traceback."""
 Reply = tuple[bytes, Sequence[Array | None] | None]
@@ -125,14 +127,19 @@ class Inside:
 
     def call(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> Any:
         """Run a hook, or some steps of a generator. What goes wrong is part of the reply."""
-        start_ns, self._in_hook = time.monotonic_ns(), False
+        start_ns, self._in_hook = 0, False
         try:
             if kind == CALL:
                 hook, form, value, parameters = self._asked(body, 0, arrays)
                 start_ns = time.monotonic_ns()
                 self._in_hook = True
                 result = hook(value, parameters)
+                if form == INPUTS:  # as `_made`, for what every small request needs
+                    self._in_hook = False
+                    made = self._makers[INPUTS](result, parameters)
+                    return _PACK_REPLIED(DONE, time.monotonic_ns() - start_ns, 0), made
                 return self._done(start_ns, *self._made(form, result, parameters))
+            start_ns = time.monotonic_ns()
             if kind == TURN:
                 for _ in self._turn(body, arrays):
                     pass
@@ -147,8 +154,10 @@ class Inside:
         return REPLIED.pack(DONE, time.monotonic_ns() - start_ns, ended_ns + 1) + text, tensors
 
     def _asked(self, body: bytes, start: int, arrays: list[Array | None]) -> tuple[Any, int, Any, dict[str, Any]]:
-        position, form, how, size, request = ASKED.unpack_from(body, start)
-        start += ASKED.size
+        position, form, how, size, request = _UNPACK_ASKED(body, start)
+        start += _ASKED_BYTES
+        if not (position or how or size or self._keeps):
+            return self._hooks[0], form, _LOADS(body[start:]), {}
         parameters = self._kept.pop(request, None) if position else None
         if parameters is None:
             full = FULL_JSON if how & FULL_PARAMETERS else PLAIN_JSON
@@ -175,7 +184,7 @@ class Inside:
         now_ns, is_pre = time.monotonic_ns(), body[:1] == b"\0"
         if is_pre:
             self._kept.pop(ASKED.unpack_from(body)[-1], None)
-        took_ns = now_ns - start_ns
+        took_ns = now_ns - start_ns if start_ns else 0
         worded = self._bound.words(PRE if is_pre else POST, error) if self._in_hook else None
         if worded is None and isinstance(error, InferError):
             return REPLIED.pack(REFUSED, took_ns, 0) + write_refusal(error), None

@@ -17,8 +17,9 @@ from penstock.batching.spec import HookSpec, WorkerSpec
 
 from .holding import Holding
 from .plan import Plan, plan
-from .replicas import Passage, Replicas
+from .replicas import Replicas
 from .siblings import FolderOnPath
+from .visit import Visit
 from .worker_replicas import Interpreters, WorkerReplicas
 
 MOST_WORKERS = 4
@@ -99,7 +100,7 @@ class Place:
             await replicas.ended()
             raise
 
-    def admit(self) -> Passage:
+    def admit(self) -> Visit:
         """Let a request in. Raises: InferError (OVERLOADED, NOT_READY)."""
         return self.replicas.admit()
 
@@ -112,11 +113,13 @@ class Place:
 
     def _found(self, hook: str, computed_ns: int, late_ns: int) -> None:
         count = self._sensible()
+        # another dialect's projects have no penstock.toml
+        way = f". hooks.workers = {count} in penstock.toml has them there from the start, 0 keeps them"
         logger.warning(
             "%s of model '%s' computes for %.1f ms a call, and holds up the server's event loop by %.1f ms: the hooks "
-            "move to %d worker %s. hooks.workers = %d in penstock.toml has them there from the start, 0 keeps them",
+            "move to %d worker %s%s",
             hook, self._model.name, computed_ns / 1e6, late_ns / 1e6, count, "processes" if count > 1 else "process",
-            count, extra={"model": self._model.name},
+            "" if self._spec.dialect else way, extra={"model": self._model.name},
         )  # fmt: skip
         self._moving = asyncio.ensure_future(self._move(count))
 

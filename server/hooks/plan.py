@@ -5,31 +5,40 @@ Called when a model is loaded and by `penstock check`.
 
 from __future__ import annotations
 
+import ast
+import re
 from dataclasses import dataclass
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.spec import HookSpec
 
-from .writes import INSTANCE, MACHINE, written_globals
+from .writes import INSTANCE, MACHINE, PICKLES, files_of, written_globals
 
 DEFAULT_REPLICAS = 8
 LIGHT_REPLICAS = 32
 """Where a dialect promises an instance to every request, and they are light: as many requests can share a batch, and be
 on their way to a model that is far."""
 
+_OF_THREADS = re.compile(
+    r"\b_?(threading|thread|greenlet|gevent|eventlet|contextvars|asyncio|decimal|sqlite3|local|scoped_session|signal"
+    r"|seterr\w*|errstate|get_ident|get_native_id|current_thread|importlib|__import__|exec|eval)\b|_local\b|_thread\w*"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How a hook file is instantiated, and why. `shared`: one instance for all requests, called once at a time.
 
-    `light`: how many there may be while they are light. `alone`: what they write, other processes see, so that there
-    can be no other instance anywhere.
+    `light`: how many there may be while they are light; of a shared one, beside it, while its hooks wait. `together`:
+    they need no thread each. `alone`: what they write, other processes see, so that there can be no other instance
+    anywhere.
     """
 
     replicas: int
     shared: bool
     reason: str
     light: int = 0
+    together: bool = False
     alone: bool = False
 
 
@@ -55,7 +64,8 @@ def plan(spec: HookSpec) -> Plan:
     except (OSError, ValueError) as error:
         raise InferError(Code.INVALID, f"hooks file {spec.path}: {error}") from error
     if not writes:
-        return Plan(1, shared=True, reason="one instance for all requests, no globals are written")
+        reason = "one instance for all requests, no globals are written"
+        return Plan(1, shared=True, reason=reason, light=LIGHT_REPLICAS)
     listed = ", ".join(map(str, writes[:5])) + (f" and {len(writes) - 5} more" if len(writes) > 5 else "")
     reaches = {write.reach for write in writes} - {INSTANCE} if spec.dialect else set()
     if reaches:
@@ -64,4 +74,12 @@ def plan(spec: HookSpec) -> Plan:
         return Plan(1, shared=False, reason=reason, alone=MACHINE in reaches)
     light = LIGHT_REPLICAS if spec.dialect else DEFAULT_REPLICAS
     reason = f"up to {light} instances, globals are written: {listed}"
-    return Plan(DEFAULT_REPLICAS, shared=False, reason=reason, light=light)
+    together = not knows_threads(spec)
+    return Plan(DEFAULT_REPLICAS, shared=False, reason=reason, light=light, together=together)
+
+
+def knows_threads(spec: HookSpec) -> bool:
+    """Tell whether the user's files name something that is another thing in another thread."""
+    if spec.path.suffix in PICKLES:
+        return True
+    return any(_OF_THREADS.search(ast.unparse(tree)) for _, tree in files_of(spec.path, spec.roots))

@@ -1,6 +1,6 @@
 """Replicas: how many instances of a model's hook file there are, and which request holds which.
 
-Called by `runner.py`, on the event loop.
+Called by `place.py` and by each request's Visit, on the event loop.
 """
 
 from __future__ import annotations
@@ -9,29 +9,29 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
 from penstock.batching.spec import HookSpec
-from penstock.batching.statistics import OTHER
 
-from .call import Call, Form, MovedError
-from .holding import Holding
-from .loading import POST
+from .bench import Bench
+from .call import Call
+from .holding import LONG_NS, Holding
 from .plan import Plan
-from .pull import Answer, Pull
 from .replica import Replica
+from .visit import Visit
+from .waits import Waits
 
 LIGHT_LOAD_NS = 100_000_000
 LIGHT_BYTES = 8 << 20
 """What loading an instance more may take, of time and of memory, for it to be light."""
+FIRST_BYTES = 256 << 20
+"""What the first one may take for a second to be tried where one would do: it brings the libraries too."""
 MAX_HANGING = 8
 """Abandoned replicas whose threads have not ended; past that many, no fresh one is made until one of them ends."""
 
 logger = logging.getLogger("penstock.hooks")
-T = TypeVar("T")
 
 
 class Replicas:
@@ -39,6 +39,8 @@ class Replicas:
 
     Invariant: unless the plan is shared, a replica is held by at most one request, from `take` or `wait` to `leave`.
     A replica more is made when a request has to wait, one at a time. One that hangs or dies is replaced likewise.
+    A shared one has others beside it, as good, while its hooks wait (waits.py) and are light; they go when they idle
+    and it no longer does. Where the plan has replicas together, they share threads: as many as the hooks wait.
     `guests` are the requests under way. `holding`, where there is one, hears what each call has computed.
     """
 
@@ -52,6 +54,9 @@ class Replicas:
         self._loop = loop
         self._limit = decided.replicas
         self._light_limit = decided.light
+        self._together = decided.together
+        self._bench: Bench | None = None
+        self._waits = Waits(decided.light if decided.shared or decided.together else 1)
         self._max_waiting = max(model.spec.policy.max_queue_rows, 1)
         self._live: list[Any] = []
         self._free: list[Any] = []
@@ -68,13 +73,13 @@ class Replicas:
         """
         return await self.wait(0)
 
-    def admit(self) -> Passage:
+    def admit(self) -> Visit:
         """Let a request in, or refuse it at the door when too many wait. Raises: InferError (OVERLOADED)."""
         waiting = len(self._waiters)
-        if self.shared and self._live:
-            waiting += self._live[0].waiting
+        if self.shared:
+            waiting += sum([replica.waiting for replica in self._live])
         self._check(waiting)
-        return Passage(self, self._model)
+        return Visit(self, self._model)
 
     def _check(self, waiting: int) -> None:
         if waiting >= self._max_waiting:
@@ -82,14 +87,31 @@ class Replicas:
             raise InferError(Code.OVERLOADED, text)
 
     def take(self) -> Any:
-        """Take a replica if one is free."""
+        """Take a replica if one is free; of shared ones, that which the fewest calls wait for."""
         if self.shared:
-            return self._live[0] if self._live and self._live[0].serves else None
+            live = self._live
+            replica = live[0] if live else None
+            if self._waits.wanted > 1 or len(live) > 1:
+                replica = self._take_shared()
+            return replica if replica is not None and replica.serves else None
         while self._free:
             replica = self._free.pop()
             if replica.serves:
                 return replica
         return None
+
+    def _take_shared(self) -> Any:
+        live = self._live
+        if len(live) > self._waits.wanted:
+            idle = [replica for replica in live if not replica.waiting]
+            if len(idle) > self._waits.wanted:
+                # one that hangs is no reason to do without the others
+                live.remove(idle[-1])
+                idle[-1].stop()
+        replica = min(live, key=_waiting, default=None)
+        if replica is not None and replica.waiting:
+            self._grow_shared()
+        return replica
 
     async def wait(self, deadline_ns: int) -> Any:
         """Wait for a replica; requests are served in the order they came.
@@ -153,6 +175,37 @@ class Replicas:
 
     # -- called by replicas ------------------------------------------------------------------------------------
 
+    @property
+    def measures(self) -> bool:
+        """Whether each call's processor time is to be told. Threads: any."""
+        return self._waits.measures or (self.holding is not None and self.holding.measures)
+
+    @property
+    def quiet(self) -> bool:
+        """Whether no other call is likely to come in this turn of the loop: there is one request, or one replica."""
+        return self.guests <= 1 or (self._bench is None and not self.shared)
+
+    @property
+    def several(self) -> bool:
+        """Whether any of several replicas takes any call."""
+        return self.shared and len(self._live) > 1
+
+    def took(self, call: Call, took_ns: int) -> None:
+        """Learn from a call."""
+        holding = self.holding
+        if holding is not None and (took_ns > LONG_NS or holding.measures):
+            holding.took(call.hook, call.cpu_ns if holding.measures else 0)
+        if self._waits.took(took_ns, call.cpu_ns):
+            if self._bench is not None:
+                self._bench.wanted = self._waits.wanted
+            if self._awaited():
+                self._grow_shared()
+
+    def idle(self, replica: Any) -> None:
+        """Have a replica that nothing waits for do what waits for another."""
+        if replica in self._live:
+            replica.relieve(max(self._live, key=_waiting))
+
     def freed(self, replica: Any) -> None:
         """Hand a replica to the request that has waited longest."""
         if replica not in self._live:
@@ -180,6 +233,16 @@ class Replicas:
 
     # -- growing -----------------------------------------------------------------------------------------------
 
+    def _grow_shared(self) -> None:
+        """Make another that is as good, if it is worth it and the first was no heavy one to load."""
+        live = self._live
+        worth = self.shared and live and len(live) < self._waits.wanted
+        if worth and not live[0].yields and live[0].load_bytes <= FIRST_BYTES:
+            self._grow()
+
+    def _awaited(self) -> bool:
+        return any(replica.waiting > 1 for replica in self._live)
+
     def _grow(self) -> None:
         if self._closing or self._making is not None or len(self._live) >= max(self._limit, self._light_limit):
             return
@@ -188,7 +251,8 @@ class Replicas:
             self._refuse_to_grow()
             return
         self._refusing = False
-        self._making = Replica(self._model, self._spec, self._loop, self)
+        bench = None if self._bench is None or self._bench.stopped else self._bench
+        self._making = Replica(self._model, self._spec, self._loop, self, bench)
         self._making.ready.add_done_callback(self._made)
 
     def _refuse_to_grow(self) -> None:
@@ -208,8 +272,14 @@ class Replicas:
             if self._live and not (replica.load_ns <= LIGHT_LOAD_NS and replica.load_bytes <= LIGHT_BYTES):
                 self._light_limit = 0
             self._live.append(replica)
+            if self._together and not (replica.is_async or replica.yields):
+                self._bench = replica.bench
             self.freed(replica)
-            if self._waiters:
+            if self.several:
+                self.idle(replica)
+                if self._awaited():
+                    self._grow_shared()
+            elif self._waiters:
                 self._grow()
         elif self._live:
             # those there are will do: a file that cannot be loaded again is not tried at every request
@@ -230,68 +300,6 @@ class Replicas:
             future.set_exception(InferError(Code.EXPIRED, "Request timeout expired"))
 
 
-class Passage:
-    """One request's way through the hooks: the replica it holds, from its first hook until `leave`."""
-
-    __slots__ = ("_begun", "_model", "_replica", "_replicas")
-
-    def __init__(self, replicas: Any, model: Model) -> None:
-        self._replicas = replicas
-        self._model = model
-        self._replica: Any = None
-        self._begun = False
-        replicas.guests += 1
-
-    async def call(self, call: Call) -> Any:
-        """Run one of the request's hooks, on the replica it holds or on the first that is free.
-
-        Raises: InferError.
-        """
-        return await self._on_replica(call, lambda replica: replica.submit(call))
-
-    def pull(self, outputs: list[Any], form: Form, request_id: str) -> Pull:
-        """Make the Pull of what the request's hook yields for a prediction."""
-        return Pull(outputs, form.code, request_id)
-
-    def post(self, outputs: list[Any], form: Form, request_id: str) -> Call:
-        """Make the call of post_inference. A deadline is for waiting: what the model has run for is finished."""
-        return Call(POST, outputs, form.code, 0, request_id)
-
-    async def next(self, pull: Pull) -> Answer | None:
-        """Give what the request's hook yields next, None after the last. Raises: InferError."""
-        return await self._on_replica(pull, pull.next)
-
-    async def _on_replica(self, call: Call, work: Callable[[Any], Awaitable[T]]) -> T:
-        start_ns = time.monotonic_ns()
-        try:
-            while True:
-                if self._replica is None:
-                    self._replica = self._replicas.take() or await self._replicas.wait(call.deadline_ns)
-                try:
-                    result = await work(self._replica)
-                except MovedError:
-                    if call.begun or self._is_bound():
-                        # what pre_inference left in that replica's globals has gone with it
-                        raise self._gone() from None
-                    self._replica = None
-                else:
-                    self._begun = True
-                    return result
-        except InferError:
-            self._model.statistics.record_failure(OTHER, start_ns, time.monotonic_ns())
-            raise
-
-    def _is_bound(self) -> bool:
-        """Whether no other replica can go on with the request."""
-        return self._begun and not self._replicas.shared
-
-    def _gone(self) -> InferError:
-        """Make what the client is told when the replica that it needs is gone."""
-        return InferError(Code.INTERNAL, f"the hooks of model '{self._model.name}' ended their thread")
-
-    def leave(self) -> None:
-        """Give back what is held. To be called once."""
-        if self._replica is not None:
-            self._replicas.leave(self._replica)
-            self._replica = None
-        self._replicas.departed()
+def _waiting(replica: Any) -> int:
+    waiting: int = replica.waiting
+    return waiting

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Coroutine, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,7 +29,7 @@ from .order import Order
 from .packing import INPUTS, JSON, TENSORS
 from .place import Place, own_interpreter
 from .pull import Answer
-from .replicas import Passage
+from .visit import Visit
 from .worker_replicas import Interpreters
 
 Parameters = Mapping[str, Any] | None
@@ -69,15 +69,15 @@ class _Trip:
     request_id: str
     terms: Terms
     parameters: dict[str, Any]
-    passage: Passage | None = None
-    start_ns: int = field(default_factory=time.monotonic_ns)
+    visit: Visit | None = None
+    start_ns: int = 0
 
     @property
-    def held(self) -> Passage:
+    def held(self) -> Visit:
         """The way through the replicas of one whose model has hooks."""
-        if self.passage is None:
+        if self.visit is None:
             raise InferError(Code.INTERNAL, "hooks without replicas")
-        return self.passage
+        return self.visit
 
 
 class Hooks:
@@ -160,26 +160,24 @@ class Hooks:
         if self._place is not None:
             self._place.watch(now_ns)
 
-    async def predict(
+    def predict(
         self, sample: Any, request_id: str = "", terms: Terms = NO_TERMS, parameters: Parameters = None
-    ) -> bytes:
+    ) -> Coroutine[Any, Any, bytes]:
         """Take any JSON value; answer what post_inference returns, or else the list of outputs, as JSON.
 
         Raises: InferError.
         """
-        answer: bytes = await self._pass(sample, self._as_json, request_id, terms, parameters)
-        return answer
+        return self._pass(sample, self._as_json, request_id, terms, parameters)
 
-    async def infer(
+    def infer(
         self, inputs: Mapping[str, Array], request_id: str = "", terms: Terms = NO_TERMS, parameters: Parameters = None
-    ) -> dict[str, Array]:
+    ) -> Coroutine[Any, Any, dict[str, Array]]:
         """Take tensors by name; answer what post_inference returns as tensors by name, or else the outputs.
 
         Ownership: the arrays are given to the hook as they are, and may be views of the request's body.
         Raises: InferError.
         """
-        answer: dict[str, Array] = await self._pass(dict(inputs), self._as_tensors, request_id, terms, parameters)
-        return answer
+        return self._pass(dict(inputs), self._as_tensors, request_id, terms, parameters)
 
     async def stream(
         self, inputs: Mapping[str, Array], request_id: str = "", terms: Terms = NO_TERMS, parameters: Parameters = None
@@ -191,21 +189,26 @@ class Hooks:
         """
         if self.streams:
             call = Asked(dict(inputs), request_id, terms, parameters)
-            with self._admitted():
+            visit = self._admit()
+            try:
                 async with contextlib.aclosing(told(self._engine, self._model, call, self._counted)) as answers:
                     async for answer in answers:
                         yield answer
+            finally:
+                self._leave(visit)
             return
         if not self.yields:
             yield Answer(await self.infer(inputs, request_id, terms, parameters), final=True)
             return
         form = self._as_tensors
-        trip = _Trip(request_id, terms, dict(parameters or {}))
-        with self._admitted() as trip.passage:
+        trip = _Trip(request_id, terms, dict(parameters or {}), self._admit(), time.monotonic_ns())
+        try:
             outputs = await self._run(dict(inputs), form, trip)
             async with contextlib.aclosing(self._pull(outputs, form, trip)) as answers:
                 async for answer in answers:
                     yield answer
+        finally:
+            self._leave(trip.visit)
 
     async def _pull(self, outputs: list[Any], form: Form, trip: _Trip) -> AsyncGenerator[Answer, None]:
         """Give what post_inference yields for a prediction, and count it."""
@@ -234,16 +237,20 @@ class Hooks:
     async def _pass(self, sample: Any, form: Form, request_id: str, terms: Terms, parameters: Parameters) -> Any:
         """Carry one request from its sample to its answer."""
         # those of a request whose like is remembered are every such request's
-        trip = _Trip(request_id, terms, dict(parameters or {}))
-        with self._admitted() as trip.passage:
+        visit = self._admit()
+        began_ns = time.monotonic_ns() if self.yields else 0
+        trip = _Trip(request_id, terms, dict(parameters or {}), visit, began_ns)
+        try:
             outputs = await self._run(sample, form, trip)
             if self.yields:
                 return await self._only(outputs, form, trip)
-            if trip.passage is not None and self.has_post:
-                call = trip.passage.post(outputs, form, request_id)
+            if visit is not None and self.has_post:
+                call = visit.post(outputs, form, request_id)
                 call.parameters = trip.parameters
-                return await trip.passage.call(call)
+                return await visit.call(call)
             return await _converted(form.of_outputs, outputs, trip.parameters)
+        finally:
+            self._leave(visit)
 
     async def _run(self, sample: Any, form: Form, trip: _Trip) -> list[Any]:
         """Carry a request through pre_inference and its model."""
@@ -265,11 +272,11 @@ class Hooks:
         )
 
     async def _prepared(self, sample: Any, form: Form, trip: _Trip) -> list[Array | None]:
-        if trip.passage is None or not self.has_pre:
+        if trip.visit is None or not self.has_pre:
             return await _converted(form.of_sample, sample, trip.parameters)  # type: ignore[no-any-return]
         call = Call(PRE, sample, INPUTS, trip.terms.deadline_ns, trip.request_id)
         call.parameters = trip.parameters
-        return await trip.passage.call(call)  # type: ignore[no-any-return]
+        return await trip.visit.call(call)  # type: ignore[no-any-return]
 
     async def _only(self, outputs: list[Any], form: Form, trip: _Trip) -> Any:
         """Give the one answer of a post_inference that yields. Raises: InferError, where there are more or none."""
@@ -286,21 +293,18 @@ class Hooks:
             raise not_one
         return found.outputs
 
-    @contextlib.contextmanager
-    def _admitted(self) -> Iterator[Passage | None]:
+    def _admit(self) -> Visit | None:
         """Count a request in, and give its way through the replicas, where there are any. Raises: InferError."""
         if self._drained is not None:
             raise InferError(Code.NOT_READY, f"model '{self._model.name}' is being unloaded")
-        passage = None if self._place is None else self._place.admit()
+        visit = None if self._place is None else self._place.admit()
         self._in_flight += 1
-        try:
-            yield passage
-        finally:
-            if passage is not None:
-                passage.leave()
-            self._leave()
+        return visit
 
-    def _leave(self) -> None:
+    def _leave(self, visit: Visit | None) -> None:
+        """Count a request out that `_admit` has let in."""
+        if visit is not None:
+            visit.leave()
         self._in_flight -= 1
         if self._drained is not None and not self._in_flight:
             self._drained.set()

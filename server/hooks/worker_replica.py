@@ -26,6 +26,8 @@ AHEAD_NS = 1_000_000
 """What a worker has in hand beside the call that it is at: what it does in so long, so that it need not be woken for
 each, and no call waits there long that another worker could take."""
 MOST_AHEAD = 32
+_QUICK_NS = AHEAD_NS / MOST_AHEAD
+_REPLIED_BYTES = REPLIED.size
 _DOUBT_NS = 1_000_000
 _STATISTICS_NAME = {PRE: "pre", POST: "post"}
 
@@ -55,6 +57,7 @@ class WorkerReplica:
     def __init__(self, model: Model, spec: HookSpec, order: Order, owner: WorkerOwner) -> None:
         self._model = model
         self._owner = owner
+        self._count_hook = model.statistics.record_hook
         self._limit_ns = int(spec.timeout_s * 1e9)
         self._loop = asyncio.get_running_loop()
         self._line: deque[Call] = deque()
@@ -163,7 +166,7 @@ class WorkerReplica:
             self._send(self._line.popleft())
 
     def _send(self, call: Call) -> None:
-        now_ns = time.monotonic_ns()
+        now_ns = time.monotonic_ns() if call.deadline_ns or not self._sent else 0
         error: Exception | None = None
         if call.future.done():
             self._forget(call)
@@ -185,14 +188,16 @@ class WorkerReplica:
     def _put(self, call: Call, now_ns: int) -> None:
         if self._turns_sent:
             self.tell(GIVE_WAY, self._turns)
-        if isinstance(call, WorkerPull):
+        pull = call if isinstance(call, WorkerPull) else None
+        if pull is not None:
             self._turns += 1
-            call.turn = self._turns
-            call.most = AHEAD if self.waiting == 1 else 1
-        self._worker.ask(self._answered, *call.written(self._takes))
-        if isinstance(call, WorkerPull):
+            pull.turn = self._turns
+            pull.most = AHEAD if self.waiting == 1 else 1
+        kind, body, arrays = call.written(self._takes)
+        self._worker.ask(self._answered, kind, body, arrays)
+        if pull is not None:
             self._turns_sent += 1
-            self._generators[call.number] = call
+            self._generators[pull.number] = pull
         else:
             self.room -= 1
         call.replica = self
@@ -228,7 +233,8 @@ class WorkerReplica:
         self.waiting -= 1
         if self._sent:
             self._sent[0].since_ns = time.monotonic_ns()
-        if isinstance(call, WorkerPull):
+        pull = call if isinstance(call, WorkerPull) else None
+        if pull is not None:
             self._turns_sent -= 1
         else:
             self.room += 1
@@ -244,8 +250,8 @@ class WorkerReplica:
             error = MovedError()
         if error is not None and not call.future.done():
             call.future.set_exception(error)
-        if isinstance(call, WorkerPull) and (error is not None or call.ended_ns >= 0):
-            self._generators.pop(call.number, None)
+        if pull is not None and (error is not None or pull.ended_ns >= 0):
+            self._generators.pop(pull.number, None)
         self._go_on()
         if self._leaving and not self.waiting:
             self._leaving = False
@@ -255,14 +261,15 @@ class WorkerReplica:
 
     def _read(self, call: Call, body: bytes, arrays: list[Array | None]) -> InferError | None:
         how, took_ns, ended_ns = REPLIED.unpack_from(body)
-        text = body[REPLIED.size :]
+        text = body[_REPLIED_BYTES:]
         name = _STATISTICS_NAME.get(call.hook)
         if name is not None:
             self._mean_ns = mean_ns = self._mean_ns + (took_ns - self._mean_ns) / 8
-            most = MOST_AHEAD if mean_ns * MOST_AHEAD <= AHEAD_NS else 1 + int(AHEAD_NS / mean_ns)
-            self.room += most - self._most
-            self._most = most
-            self._model.statistics.record_hook(name, took_ns)
+            most = MOST_AHEAD if mean_ns <= _QUICK_NS else 1 + int(AHEAD_NS / mean_ns)
+            if most != self._most:
+                self.room += most - self._most
+                self._most = most
+            self._count_hook(name, took_ns)
         if how == DONE:
             result = call.taken(text, arrays, ended_ns - 1)
             if call.future.done():

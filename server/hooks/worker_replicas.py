@@ -27,7 +27,8 @@ from .packing import FORGET, pack, write_signature
 from .plan import Plan
 from .pull import Answer, Pull
 from .replica import LOAD_LIMIT_S
-from .replicas import Passage, Replicas
+from .replicas import Replicas
+from .visit import Visit
 from .worker_pull import WorkerPull
 from .worker_replica import WorkerReplica
 
@@ -121,10 +122,12 @@ class WorkerReplicas(Replicas):
 
     # -- a request's way ---------------------------------------------------------------------------------------
 
-    def admit(self) -> WorkerPassage:
+    def admit(self) -> WorkerVisit:
         """Let a request in, or refuse it at the door when too many wait. Raises: InferError (OVERLOADED)."""
-        self._check(len(self._waiters) + len(self._line))
-        return WorkerPassage(self, self._model, next(self._numbers))
+        waiting = len(self._waiters) + len(self._line)
+        if waiting:
+            self._check(waiting)
+        return WorkerVisit(self, self._model, next(self._numbers))
 
     def take(self) -> Any:
         """Take a replica if one is free; of shared ones, any."""
@@ -147,9 +150,11 @@ class WorkerReplicas(Replicas):
         return await super().wait(deadline_ns)
 
     def submit(self, call: Call) -> asyncio.Future[Any]:
-        """Have a call run by whichever has room first."""
-        future = call.future = self._loop.create_future()
+        """Have a call run by whichever has room first. Raises: MovedError, where none would ever run it."""
         replica = None if self._line else self._roomiest()
+        if replica is None and self.take() is None:
+            raise MovedError
+        future = call.future = self._loop.create_future()
         if replica is None:
             self._line.append(call)
         else:
@@ -244,7 +249,7 @@ class WorkerReplicas(Replicas):
             await asyncio.wait(set(self._ended), timeout=ENDED_S)
 
 
-class WorkerPassage(Passage):
+class WorkerVisit(Visit):
     """One request's way through the hooks in workers.
 
     Where pre_inference may leave something for post_inference in the parameters, both run in one process.
@@ -253,9 +258,12 @@ class WorkerPassage(Passage):
     __slots__ = ("_left", "_number")
 
     def __init__(self, replicas: WorkerReplicas, model: Model, number: int) -> None:
-        super().__init__(replicas, model)
+        self._replicas = replicas
+        self._model = model
+        self._replica = None
+        self._begun = self._left = False
         self._number = number
-        self._left = False
+        replicas.guests += 1
 
     async def call(self, call: Call) -> Any:
         """Run one of the request's hooks. Raises: InferError."""
@@ -263,25 +271,21 @@ class WorkerPassage(Passage):
         if call.hook == POST:
             self._left = False
         replicas = self._replicas
-        if replicas.shared and not self._is_bound() and replicas.take() is not None:
-            result = await self._anywhere(replicas, call)
+        if replicas.shared and not (self._begun and self._is_bound()):
+            # in whichever worker has room first: as `_on_replica`, less 1 us of what that is asked for
+            start_ns = time.monotonic_ns()
+            try:
+                result = await replicas.submit(call)
+                self._begun = True
+            except MovedError:
+                result = await self._on_replica(call, lambda replica: self._submitted(call, replica))
+            except InferError:
+                self._model.statistics.record_failure(OTHER, start_ns, time.monotonic_ns())
+                raise
         else:
             result = await self._on_replica(call, lambda replica: self._submitted(call, replica))
         if call.replica.keeps and call.hook != POST:
             self._replica, self._left = call.replica, True
-        return result
-
-    async def _anywhere(self, replicas: WorkerReplicas, call: Call) -> Any:
-        """Run a hook in whichever worker has room first: as `_on_replica`, less 1 us of what that is asked for."""
-        start_ns = time.monotonic_ns()
-        try:
-            result = await replicas.submit(call)
-        except MovedError:
-            return await self._on_replica(call, lambda replica: self._submitted(call, replica))
-        except InferError:
-            self._model.statistics.record_failure(OTHER, start_ns, time.monotonic_ns())
-            raise
-        self._begun = True
         return result
 
     def _submitted(self, call: Call, replica: Any) -> asyncio.Future[Any]:

@@ -54,9 +54,10 @@ class Channel:
         wire = self._wire
         if wire.mirror.freed or wire.arena.dropped:
             wire.put_freed()
-        data = wire.out[0] if len(wire.out) == 1 else b"".join(wire.out)
-        wire.out.clear()
-        sent = 0
+        out = wire.out
+        data = out[0] if len(out) == 1 else b"".join(out)
+        out.clear()
+        sent = 0 if wire.descriptors else self._sock.send(data)
         while sent < len(data):
             sent += send_once(self._sock, memoryview(data)[sent:] if sent else data, wire.descriptors)
 

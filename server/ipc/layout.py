@@ -17,9 +17,11 @@ import numpy as np
 
 from penstock.backends.backend import Array
 
-from .arena import WireError
+from .arena import Mirror, WireError
 
 ALIGNMENT = 64
+NO_SLOT = 0xFFFF_FFFF
+SLOT = struct.Struct("<I")
 _KINDS = "biufO"
 MOST_TENSORS = 4096
 _MOST_AXES = 64
@@ -36,16 +38,23 @@ class Layout:
 
     `offsets` and `nbytes` are where each tensor is in the payload, and how much there is, where no strings are.
     `padding` is the sender's: what follows the bytes of a small tensor that is alone and as it travels, else None.
+    `alone` is the receiver's: with how many bytes the one tensor that there is travels in a frame; 0 where there are
+    others, or strings, or none has come yet.
     """
 
-    __slots__ = ("nbytes", "number", "offsets", "padding", "parts", "strings")
+    __slots__ = ("alone", "nbytes", "number", "offsets", "padding", "parts", "strings")
 
     def __init__(self, number: int, parts: Sequence[Part | None]) -> None:
         self.number = number
         self.parts = parts
         self.padding: bytes | None = None
+        self.alone = 0
         self.strings = sum(part is not None and part[2] < 0 for part in parts)
         self.offsets, self.nbytes = place([part[2] if part else 0 for part in parts]) if not self.strings else ([], 0)
+
+    def written(self) -> bytes:
+        """Write it for the other process."""
+        return write_parts(self.parts)
 
 
 def place(sizes: Sequence[int]) -> tuple[list[int], int]:
@@ -141,3 +150,27 @@ def unpack_strings(payload: memoryview, shape: tuple[int, ...]) -> Array:
     array = np.empty(len(elements), np.object_)
     array[:] = elements
     return array.reshape(shape)
+
+
+def read_strings(layout: Layout, data: memoryview, mirror: Mirror) -> list[Array | None]:
+    """Read tensors of which some are strings, whose sizes come with them. Raises: WireError, and what numpy raises."""
+    (slot,) = SLOT.unpack_from(data)
+    start = 4 + 4 * layout.strings
+    told = iter(struct.unpack_from(f"<{layout.strings}I", data, 4))
+    sizes = [0 if part is None else next(told) if part[2] < 0 else part[2] for part in layout.parts]
+    offsets, nbytes = place(sizes)
+    if slot == NO_SLOT:
+        if len(data) - start != nbytes:
+            raise WireError(f"{len(data) - start} bytes of tensors where {nbytes} should be")
+        buffer: Any = bytearray(data[start:])
+    else:
+        buffer = mirror.view(slot, nbytes)
+    arrays: list[Array | None] = []
+    for part, begin, size in zip(layout.parts, offsets, sizes, strict=True):
+        if part is None:
+            arrays.append(None)
+        elif part[2] < 0:
+            arrays.append(unpack_strings(memoryview(buffer).cast("B")[begin : begin + size], part[1]))
+        else:
+            arrays.append(np.ndarray(part[1], part[0], buffer, begin))
+    return arrays

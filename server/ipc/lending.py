@@ -13,8 +13,8 @@ import numpy as np
 from penstock.backends.backend import Array
 
 from .channel import Channel
-from .layout import Part, place
-from .wire import ARENA_BYTES, HEADER, INLINE_BYTES, NO_SLOT, SLOT, Wire
+from .layout import NO_SLOT, SLOT, Part, place
+from .wire import ARENA_BYTES, HEADER, INLINE_BYTES, Wire
 
 Form = tuple[tuple[np.dtype[Any], tuple[int, ...]] | None, ...]
 """Datatype and shape of each tensor; None for one that is absent."""

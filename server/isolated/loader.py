@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.backends.backend import Loader
 from penstock.backends.errors import Code, InferError
-from penstock.backends.loading import ISOLATED
+from penstock.backends.loading import ISOLATED, NOISE
 from penstock.batching.spec import WorkerSpec
 from penstock.server.workers.order import NotBegunError, Order
 from penstock.server.workers.worker import Worker
@@ -66,7 +66,7 @@ class IsolatedLoader:
         }  # fmt: skip
         order = Order(
             SERVICE, settings, label, {"path": str(path)}, interpreter=self._interpreters(place, label),
-            path=self._path, memory_bytes=place.memory_bytes,
+            path=self._path, memory_bytes=place.memory_bytes, noise=NOISE,
         )  # fmt: skip
         self._keeper.enter()
         try:

@@ -269,7 +269,8 @@ def _tensor(tensor: TensorSpec) -> str:
 def _batching(spec: ModelSpec) -> str:
     policy = spec.policy
     if not policy.max_batch_rows:
-        return "none: the model has no axis for rows"
+        found = spec.frees_rows and any(tensor.shape[:1] == (1,) for tensor in spec.signature.inputs)  # type: ignore[union-attr]
+        return f"none: the model has no axis for rows{', unless running it shows that its 1 is one' if found else ''}"
     parts = [f"up to {_count(policy.max_batch_rows, 'row')}"]
     if spec.ensemble is not None:
         return parts[0]

@@ -30,9 +30,23 @@ def bad_name(name: str) -> str | None:
 def bad_single(path: Path) -> str | None:
     """Say what is wrong with a path that is a model itself."""
     if path.is_dir() and VERSION.fullmatch(path.name):
-        return f"is one version of a model; give the folder that holds the model's: {path.parent.parent}"
+        return one_version(path)
     hidden = "a model's name must not start with '.'" if path.name.startswith(".") else None
     return bad_name(name_of(path)) or hidden
+
+
+def one_version(path: Path) -> str:
+    """Say what to give in the place of a version's folder."""
+    return f"is one version of a model; give the folder that holds the model's: {path.parent.parent}"
+
+
+def no_path(path: Path) -> str:
+    """Say why a path is nothing that can be served."""
+    if not path.exists():
+        return "is not there"
+    if path.name in tensorflow.GRAPH_FILES:
+        return f"is a part of a SavedModel; give the folder: {path.parent}"
+    return "is neither a folder nor an .onnx file"
 
 
 def no_model(path: Path) -> str:

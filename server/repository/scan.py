@@ -20,7 +20,7 @@ from .findings import TWICE, Finding, MistakeError
 from .misfits import NATIVE_FILE, misfits
 from .model_config import MODEL_FILE
 from .model_config import read as read_config
-from .names import bad_name, bad_single, is_single, name_of, no_model
+from .names import bad_name, bad_single, is_single, name_of, no_model, no_path, one_version
 from .pbtxt import model_config_pb2, parse
 from .penstock_toml import read_toml
 from .statement import Statement
@@ -91,8 +91,7 @@ def scan(paths: Iterable[Path], defaults: Defaults) -> tuple[list[Entry], list[F
             elif path.is_dir():
                 found, more = _repository(path, defaults)
             else:
-                what = "is neither a folder nor an .onnx file" if path.exists() else "is not there"
-                found, more = [], [Finding(path, what)]
+                found, more = [], [Finding(path, no_path(path))]
         except OSError as error:
             found, more = [], [Finding(path, f"cannot be read: {error.strerror}")]
         entries += found
@@ -191,8 +190,15 @@ def _repository(root: Path, defaults: Defaults) -> tuple[list[Entry], list[Findi
         except OSError as error:
             findings.append(Finding(path, f"cannot be read: {error.strerror}"))
     if not entries and not any(finding.mistake for finding in findings):
-        findings.append(Finding(root, "holds no models", mistake=False))
+        return [], _without_models(root, known, findings)
     return entries, findings
+
+
+def _without_models(root: Path, known: Iterable[str], findings: list[Finding]) -> list[Finding]:
+    """Say why there is nothing in a repository, beside what was found; a version's folder may be meant."""
+    if VERSION.fullmatch(root.name) and any(path for name in known for path in root.glob(name)):
+        return [Finding(root, one_version(root))]
+    return [*findings, Finding(root, "holds no models", mistake=False)]
 
 
 def _single(path: Path, defaults: Defaults) -> tuple[list[Entry], list[Finding]]:

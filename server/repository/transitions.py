@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -129,7 +130,7 @@ class Transitions:
                         return
                     again = f"; trying again, at most {left} times" if left else ""
                     logger.error("model %s version %d: %s%s", spec.name, spec.version, reason, again)
-            failures[spec.version] = _hidden(reason, entry)
+            failures[spec.version] = hidden(reason, entry)
 
         await asyncio.gather(*map(open_one, entry.specs))
         return failures
@@ -205,10 +206,11 @@ def _mistakes(entry: Entry) -> dict[int, str]:
             text = TWICE if finding.message == TWICE else str(finding)
             found = reasons.setdefault(finding.version, [])
             if text not in found:
-                found.append(_hidden(text, entry))
+                found.append(hidden(text, entry))
     return {version: "; ".join(texts) for version, texts in reasons.items()}
 
 
-def _hidden(text: str, entry: Entry) -> str:
+def hidden(text: str, entry: Entry) -> str:
     """Leave out where a model's folder is: reasons go to clients. The log has the whole place."""
-    return text.replace(f"{entry.path}/", "").replace(str(entry.path), entry.name)
+    place = re.escape(str(entry.path))
+    return re.sub(rf"{place}(?![\w.-])", lambda _: entry.name, re.sub(rf"{place}/", "", text))

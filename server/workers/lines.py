@@ -8,7 +8,7 @@ import fcntl
 import logging
 import os
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 LINE_BYTES = 8 << 10
 LINES_PER_S = 500
@@ -96,11 +96,13 @@ class Lines:
 class Output:
     """One worker's output: a pipe that is read on the loop.
 
-    The worker does not wait for the log, unless it writes more than 25 MB/s. `last` is its last line so far.
+    The worker does not wait for the log, unless it writes more than 25 MB/s. `last` is its last line so far. Lines
+    that have one of `noise` in them are for debugging only, and never the last.
     """
 
-    def __init__(self, descriptor: int, label: str, about: Mapping[str, str]) -> None:
+    def __init__(self, descriptor: int, label: str, about: Mapping[str, str], noise: Sequence[str] = ()) -> None:
         self.last = ""
+        self._noise = noise
         self._descriptor = descriptor
         self._label = label
         self._about = dict(about)
@@ -147,8 +149,13 @@ class Output:
 
     def _log(self, most: int) -> None:
         for _ in range(min(len(self._waiting), most)):
-            self.last = self._waiting.popleft()
-            logger.info("%s: %s", self._label, self.last, extra=self._about)
+            line = self._waiting.popleft()
+            level = logging.INFO
+            if any(words in line for words in self._noise):
+                level = logging.DEBUG
+            else:
+                self.last = line
+            logger.log(level, "%s: %s", self._label, line, extra=self._about)
 
     def close(self) -> None:
         """Log what is left, and close the pipe."""

@@ -29,6 +29,7 @@ Reply = tuple[bytes, Sequence[Array | None] | None]
 """A body and tensors."""
 GRACE_S = 0.5
 """For how long a call may run on when the server has gone."""
+_MADV_WIPEONFORK = 18
 _NUMBER = struct.Struct("<Q")
 
 
@@ -91,6 +92,7 @@ class Calls:
         self._channel = channel
         self._begun = begun
         self._pid = os.getpid()
+        self._mark = _mark()
         self._service: Any = None
         self._waiting: deque[Message | None] = deque()
         self._early: list[Message] = []
@@ -98,22 +100,29 @@ class Calls:
 
     def serve(self) -> None:
         """Do what is called until CLOSE is, or the server has gone."""
-        while (message := self._next()) is not None:
+        waiting, begin, begun, mark = self._waiting, _NUMBER.pack_into, self._begun, self._mark
+        while (message := waiting.popleft() if waiting else self._next()) is not None:
             kind, number, body, arrays, _ = message
             del message
-            _NUMBER.pack_into(self._begun, 0, number)
+            begin(begun, 0, number)
             try:
-                reply = self._done(kind, number, body, arrays)
+                if kind >= FIRST_CALL:
+                    reply = self._service.call(kind, number, body, arrays)
+                else:
+                    reply = self._done(kind, number, body, arrays)
             except BaseException as error:  # noqa: BLE001 - sys.exit in user code harms its own call only
                 self._end_fork(error)
                 self._refuse(number, error)
                 if kind == OPEN:
                     return
             else:
-                self._end_fork()
+                if not mark[0]:
+                    self._end_fork()
                 self._answer(number, reply)
                 del reply
             del arrays
+            if kind >= FIRST_CALL:
+                continue
             if kind == CLOSE:
                 return
             if kind == OPEN and getattr(self._service, "awaits", False):
@@ -248,6 +257,20 @@ class Calls:
             self._service.told_with(number, body, descriptors)
         else:
             self._service.told(kind, number, body, arrays)
+
+
+def _mark() -> mmap.mmap | bytes:
+    """Give memory whose first byte is 0 in a child of this process; 0 everywhere, where the system cannot do that.
+
+    To ask it for the process's id at each call costs 0.2 us more. Source: madvise(2).
+    """
+    memory = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory.madvise(_MADV_WIPEONFORK)
+    except (OSError, AttributeError):
+        return bytes(1)
+    memory[0] = 1
+    return memory
 
 
 def error_body(error: InferError) -> bytes:

@@ -40,21 +40,13 @@ logger = logging.getLogger("penstock.workers")
 Reply = tuple[bytes, list[Array | None]]
 Answered = Callable[[bytes, list[Array | None], Exception | None], None]
 """Who is told how a call has ended: its reply, or why there is none."""
+_Call = tuple[int, Answered, float]
+"""A call under way: its number, who is told of its end, and its limit in seconds from when it is the first in line, 0
+for none."""
 _NUMBER = struct.Struct("<Q")
 _FIRST = 1
 """The number of OPEN."""
 _ANSWERS = frozenset((REPLY, ERROR))
-
-
-class _Call:
-    """A call under way. Units: `limit_s` seconds from when it is the first in line, 0 for none."""
-
-    __slots__ = ("answered", "limit_s", "number")
-
-    def __init__(self, number: int, answered: Answered, limit_s: float) -> None:
-        self.number = number
-        self.answered = answered
-        self.limit_s = limit_s
 
 
 class Worker:
@@ -122,7 +114,7 @@ class Worker:
             undo.callback(os.close, written)
             self._process = Process(order, (sock, begun, written), self._exited)
             undo.pop_all()
-        self._output = Output(read, order.label, order.about)
+        self._output = Output(read, order.label, order.about, order.noise)
         self._link = Link(here, self._take, self._unlinked)
 
     @property
@@ -161,12 +153,14 @@ class Worker:
         number = self._last + 1
         self._link.send(kind, number, body, arrays)
         self._last = number
-        if not self._calls:
+        alone = not self._calls
+        self._calls.append((number, answered, limit_s))
+        if alone:
             self._since_s = time.monotonic()
-        self._calls.append(_Call(number, answered, limit_s))
-        within_s = limit_s if 0.0 < limit_s < LOOK_S else LOOK_S
-        if self._loop.time() + within_s < self._due_s:
-            self._look_in(within_s)
+        if alone or 0.0 < limit_s < LOOK_S:  # or it is looked after in time as it is
+            within_s = limit_s if 0.0 < limit_s < LOOK_S else LOOK_S
+            if self._loop.time() + within_s < self._due_s:
+                self._look_in(within_s)
 
     def tell(
         self, kind: int, number: int, body: bytes = b"", arrays: Sequence[Array | None] | None = None,
@@ -204,21 +198,22 @@ class Worker:
             self.kill(f"{self.order.label} has said what cannot be")
 
     def _take_each(self, messages: list[Message]) -> None:
+        now_s = time.monotonic()
         for kind, number, body, arrays, _ in messages:
             if kind not in _ANSWERS:
                 if self._said is not None:
                     self._said(kind, number, body, arrays)
                 continue
-            if not self._calls or self._calls[0].number != number:
+            if not self._calls or self._calls[0][0] != number:
                 self.kill(f"{self.order.label} answered what was not asked")
                 return
             error = read_error(body) if kind == ERROR else None
-            call = self._calls.popleft()
-            self._since_s = time.monotonic()
+            _, answered, _ = self._calls.popleft()
+            self._since_s = now_s
             if error is None:
-                call.answered(body, arrays, None)
+                answered(body, arrays, None)
                 continue
-            call.answered(b"", [], error)
+            answered(b"", [], error)
             if number == _FIRST:
                 self.kill(f"{self.order.label} could not be opened: {error.message}", reason="open")
 
@@ -243,7 +238,7 @@ class Worker:
             self._pinged, within_s = self._last, LOOK_S
         elif self.order.memory_bytes:
             within_s = LOOK_S
-        pinged = bool(self._calls) and self._calls[0].number == self._pinged
+        pinged = bool(self._calls) and self._calls[0][0] == self._pinged
         seen = see(self._process.pid, memory=self.order.memory_bytes > 0) if self._process.pid else None
         wrong = self._watch.look(now_s, seen, pinged=pinged) if seen else None
         if wrong is not None:
@@ -253,12 +248,12 @@ class Worker:
 
     def _left_s(self, now_s: float) -> float:
         """Give when to look again; a call past its limit ends the worker."""
-        call = self._calls[0] if self._calls else None
-        limit_s = call.limit_s if call is not None else CLOSE_LIMIT_S if self._stopping else 0.0
+        number, _, limit_s = self._calls[0] if self._calls else (self._last, None, CLOSE_LIMIT_S)
+        if not self._calls and not self._stopping:
+            limit_s = 0.0
         left_s = self._since_s + limit_s - now_s
         if not limit_s or left_s >= LOOK_S:
             return LOOK_S
-        number = call.number if call is not None else self._last
         if left_s > 0.0:
             return left_s
         if self._doubted != number:
@@ -297,7 +292,7 @@ class Worker:
                 timer.cancel()
         self._link.close()
         self._output.close()
-        opening = bool(self._calls) and self._calls[0].number == _FIRST
+        opening = bool(self._calls) and self._calls[0][0] == _FIRST
         ending = ending_of(self.order, self._exit, self._output.last if opening else None)
         orderly = self._stopping and not self.why
         if not self.why:
@@ -319,9 +314,9 @@ class Worker:
         """Tell the callers: at its end, or a little after it was killed, for large processes take long to end."""
         (begun,) = _NUMBER.unpack_from(self._begun)
         calls, self._calls = self._calls, deque()
-        for call in calls:
-            ran = call.number <= max(begun, _FIRST)
-            call.answered(b"", [], WorkerLost(self.why, self._code) if ran else NotBegunError())
+        for number, answered, _ in calls:
+            ran = number <= max(begun, _FIRST)
+            answered(b"", [], WorkerLost(self.why, self._code) if ran else NotBegunError())
 
 
 def _nobody(_: Worker) -> None:

@@ -21,14 +21,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.backends.backend import Array
+from penstock.backends.backend import FREE_ROWS, Array
 from penstock.backends.cpus import usable_cpus
 from penstock.backends.datatypes import DATATYPES
 from penstock.backends.errors import Code, InferError, RunStopped
 from penstock.backends.loading import ISOLATED
 from penstock.backends.tensorflow import MAX_CALLABLES, TensorflowBackend, load, session_config
 from penstock.backends.tensorflow_binding import MAX_PLANS, TensorflowBinding
-from penstock.backends.tensorflow_rows import FREE_ROWS
 from penstock.batching.freeing import obstacle
 from tests.backends.contract import ENDLESS, PATIENCE_S, BackendContract, batched, infer
 
@@ -189,6 +188,14 @@ class TestSecondGeneration:
 
         assert backend.graph.outputs[0].shape == (-1, 3)
         np.testing.assert_allclose(found, [[0.59498787, 0.387045, 0.017967064]] * 2, atol=1e-6)
+
+    def test_a_keras_model_that_tensorflow_has_saved_runs(self, savedmodels: Path) -> None:
+        backend = load(savedmodels / "keras_saved", "cpu", {})
+
+        for _ in range(2):
+            found = infer(bind(backend), [np.array([list(SAMPLE.values())] * 2, np.float32)])[0]
+            np.testing.assert_allclose(found, [[0.59498787, 0.387045, 0.017967064]] * 2, atol=1e-6)
+            backend.opened().close()  # what a run that is stopped does: the next session is as good
 
     def test_a_module_runs_with_its_variables(self, savedmodels: Path) -> None:
         backend = load(savedmodels / "module", "cpu", {})

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.backends.errors import Code, InferError
-from penstock.backends.loading import LOADERS
+from penstock.backends.loading import LOADERS, NOISE
 from tests.backends.contract import MODELS
 from tests.backends.onnx_models import contract_model
 
@@ -52,3 +52,19 @@ def test_a_loader_refuses_with_an_infer_error(tmp_path: Path) -> None:
     with pytest.raises(InferError) as caught:
         LOADERS["onnxruntime"](tmp_path / "model.onnx", "cpu", {})
     assert caught.value.code is Code.NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    ("line", "noise"),
+    [
+        ("WARNING: All log messages before absl::InitializeLog() is called are written to STDERR", True),
+        (
+            "I0000 00:00:1795377466.496685   22499 port.cc:153] oneDNN custom operations are on. Slightly.",
+            True,
+        ),
+        ("E0000 00:00:1795379460.931690    4087 util.cc:131] oneDNN supports DT_HALF only on platforms", False),
+        ("signature 'serving_default': output 'r' is a composite tensor, which Penstock cannot carry", False),
+    ],
+)
+def test_what_tensorflow_writes_with_every_load_is_noise_and_nothing_else(line: str, noise: bool) -> None:
+    assert any(words in line for words in NOISE) is noise

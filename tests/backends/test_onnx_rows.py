@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
+from penstock.backends.backend import FREE_ROWS
 from penstock.backends.errors import InferError
 from penstock.backends.loading import load_onnx
-from penstock.backends.onnx_rows import FREE_ROWS, ROWS, with_free_rows
+from penstock.backends.onnx_rows import ROWS, with_free_rows
 from penstock.backends.signature import Signature
 
 FREED = {FREE_ROWS: "1"}

@@ -15,6 +15,14 @@ from tests.savedmodels import BUILT
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 300
+RUN = """
+import sys
+import pytest
+from penstock.backends.loading import begin_tensorflow
+
+begin_tensorflow()  # as a worker does
+sys.exit(pytest.main(sys.argv[1:]) or "tensorflow.keras" in sys.modules or "tensorflow._api" in sys.modules)
+"""
 
 
 def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -34,7 +42,7 @@ def test_the_cases_hold_in_a_process_of_their_own(savedmodels: Path) -> None:
     cases = "tests/backends/in_tensorflow.py"
     quiet = ("-q", "-p", "no:cacheprovider", "-o", "filterwarnings=default")
 
-    ended = python("-m", "pytest", *quiet, cases, **{BUILT: str(savedmodels)})
+    ended = python("-c", RUN, *quiet, cases, **{BUILT: str(savedmodels)})
 
     assert ended.returncode == 0, ended.stdout[-8000:] + ended.stderr[-2000:]
 

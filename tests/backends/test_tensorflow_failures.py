@@ -71,6 +71,14 @@ class OpError(Exception):
         ),
         (
             (
+                "ValueError: Could not find callback with key=pyfunc_0 in the registry.\n"
+                'Traceback (most recent call last):\n\n  File "/home/ann/script_ops.py", line 257, in __call__\n'
+                "    raise ValueError(token)\n\nValueError: Could not find callback with key=pyfunc_0 in the registry."
+            ),
+            "ValueError: Could not find callback with key=pyfunc_0 in the registry.",
+        ),
+        (
+            (
                 "2 root error(s) found.\n"
                 "  (0) INVALID_ARGUMENT: Incompatible shapes: [1,3] vs. [2]\n\t [[{{node mul}}]]\n"
                 "\t [[mul/_5]]\n  (1) INVALID_ARGUMENT: Incompatible shapes: [1,3] vs. [2]\n\t [[{{node mul}}]]\n"
@@ -104,6 +112,23 @@ def test_words_never_name_the_models_folder(text: str) -> None:
 @given(st.text(alphabet="abc [](){}:\n\t", max_size=200), st.integers(0, 20))
 def test_words_of_any_kind_are_told(text: str, code: int) -> None:
     assert isinstance(run_error(OpError(text, code)), InferError)
+
+
+def test_words_that_are_no_text_are_told_as_far_as_they_are_and_blame_the_request() -> None:
+    said = b"Could not parse example input, value: '\xff\xfegarbage'\n\t [[{{node ParseExample/ParseExampleV2}}]]"
+    with pytest.raises(UnicodeDecodeError) as caught:
+        said.decode()
+
+    refusal = run_error(caught.value)
+    assert refusal.code is Code.INVALID
+    assert refusal.message == "Could not parse example input, value: '\\xff\\xfegarbage'"
+
+
+def test_a_function_of_python_is_told_to_be_missing() -> None:
+    refusal = run_error(OpError("Missing py trampoline. Most likely, it is a link error.\n\t [[{{node PyFunc}}]]", 3))
+
+    assert refusal.code is Code.INTERNAL
+    assert "tf.numpy_function" in refusal.message
 
 
 def test_words_have_an_end() -> None:

@@ -86,6 +86,14 @@ def test_what_has_no_known_rank_is_as_it_is_declared(rows: int, front: tuple[int
     assert done.signature.outputs[0].shape == (*front, 5, 2)
 
 
+def test_where_no_rank_is_known_nothing_said_of_rows_means_none() -> None:
+    graph = Signature((replace(X, shape=()),), (replace(Y, shape=()),))
+
+    assert rows_of(spec((replace(X, shape=(1,)),), (replace(Y, shape=(1,)),)), graph) == 0
+    # one that is known decides for the others
+    assert rows_of(spec((replace(X, shape=(4,)),), (replace(Y, shape=()),)), Signature((X,), graph.outputs)) == DEFAULT
+
+
 def test_without_completion_what_is_said_is_all_there_is() -> None:
     said = replace(spec((replace(X, shape=(4,)),), (replace(Y, shape=(1,), reshape=()),)), auto_complete=False)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from penstock.backends.backend import FREE_ROWS
 from penstock.backends.loading import LOADERS, load_onnx
-from penstock.batching.freeing import FREE_ROWS, freed
+from penstock.batching import freeing
+from penstock.batching.freeing import freed
 from penstock.batching.opening import close_model, open_model
 from penstock.batching.spec import ModelSpec
 
@@ -49,6 +51,55 @@ def is_freed(path: Path) -> bool:
     return spec.options.get(FREE_ROWS) == "1"
 
 
+class Closing:
+    """A Backend whose end is noted, under what it was loaded as."""
+
+    def __init__(self, backend: Any, name: str, closed: list[str]) -> None:
+        self._backend, self._name, self._closed = backend, name, closed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def close(self) -> None:
+        self._closed.append(self._name)
+        self._backend.close()
+
+
+@pytest.mark.parametrize(("axis", "closes"), [(1, "as it is"), (0, "freed")])
+def test_of_the_two_that_were_loaded_the_one_that_is_not_kept_is_closed(axis: int, closes: str, tmp_path: Path) -> None:
+    node = helper.make_node("Softmax", ["x"], ["y"], axis=axis)
+    path = model(tmp_path / "m.onnx", [node], {"x": (FLOAT, [1, 4])}, {"y": (FLOAT, [1, 4])})
+    closed: list[str] = []
+
+    def load(path: Path, device: str, options: Mapping[str, str]) -> Any:
+        return Closing(load_onnx(path, device, options), "freed" if options.get(FREE_ROWS) else "as it is", closed)
+
+    _, kept = freed(ModelSpec("m", 1, path), load, "cpu", load(path, "cpu", {}))
+
+    assert closed == [closes]
+    kept.close()
+
+
+def test_a_comparison_that_is_broken_off_closes_what_it_has_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[str] = []
+
+    def broken(*_: Any) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(freeing, "obstacle", broken)
+    path = iris(tmp_path / "m.onnx")
+
+    with pytest.raises(KeyboardInterrupt):
+        freed(
+            ModelSpec("m", 1, path), lambda *said: Closing(load_onnx(*said), "freed", closed), "cpu",
+            Closing(load_onnx(path, "cpu", {}), "as it is", closed),
+        )  # fmt: skip
+
+    assert closed == ["freed"]
+
+
 def test_a_classifier_of_one_row_takes_many(tmp_path: Path) -> None:
     path = iris(tmp_path / "m.onnx")
     opened = open_model(ModelSpec("m", 1, path, frees_rows=True), LOADERS, lambda *_: None)
@@ -70,7 +121,14 @@ def test_nothing_is_freed_unless_it_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_model_with_rows_of_its_own_is_left_as_it_is(tmp_path: Path) -> None:
-    assert not is_freed(iris(tmp_path / "m.onnx", rows="N"))
+    def load(path: Path, device: str, options: Mapping[str, str]) -> Any:
+        raise AssertionError("it need not be loaded once more")
+
+    path = iris(tmp_path / "m.onnx", rows="N")
+    spec, backend = ModelSpec("m", 1, path), load_onnx(path, "cpu", {})
+
+    assert freed(spec, load, "cpu", backend) == (spec, backend)
+    backend.close()
 
 
 @pytest.mark.parametrize(
@@ -101,6 +159,18 @@ def test_free_axes_beside_the_rows_are_tried_too(tmp_path: Path) -> None:
     assert is_freed(path)
 
 
+def test_free_axes_beside_the_rows_are_tried_longer_than_one(tmp_path: Path) -> None:
+    """Turned and put into its shape again, what is 1 wide stays as it is, whatever its rows, and all else is mixed."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Transpose", ["x"], ["turned"]),
+        helper.make_node("Reshape", ["turned", "shape"], ["y"]),
+    ]
+    for width, free in (("n", False), (1, True)):
+        path = model(tmp_path / "m.onnx", nodes, {"x": (FLOAT, [1, width])}, {"y": (FLOAT, [1, width])})
+        assert is_freed(path) is free
+
+
 def test_indices_that_must_be_small_are_drawn_small(tmp_path: Path) -> None:
     node = helper.make_node("Gather", ["table", "x"], ["y"])
     table = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -108,15 +178,17 @@ def test_indices_that_must_be_small_are_drawn_small(tmp_path: Path) -> None:
     assert is_freed(path)
 
 
-def test_maps_of_a_classifier_are_compared_by_their_entries(tmp_path: Path) -> None:
+@pytest.mark.parametrize("axis", [1, 0])
+def test_maps_of_a_classifier_are_compared_by_their_entries(tmp_path: Path, axis: int) -> None:
     nodes = [
-        helper.make_node("Softmax", ["x"], ["p"], axis=1),
+        helper.make_node("Softmax", ["x"], ["p"], axis=axis),
         helper.make_node("ZipMap", ["p"], ["maps"], domain="ai.onnx.ml", classlabels_int64s=[0, 1, 2]),
+        helper.make_node("Relu", ["x"], ["y"]),
     ]
     value = helper.make_map_type_proto(INT64, helper.make_tensor_type_proto(FLOAT, None))
     maps = helper.make_value_info("maps", helper.make_sequence_type_proto(value))
-    tensors = helper.make_tensor_value_info("x", FLOAT, [1, 3]), helper.make_tensor_value_info("p", FLOAT, [1, 3])
+    tensors = helper.make_tensor_value_info("x", FLOAT, [1, 3]), helper.make_tensor_value_info("y", FLOAT, [1, 3])
     graph = helper.make_graph(nodes, "g", [tensors[0]], [tensors[1], maps])
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "m.onnx")
-    assert is_freed(tmp_path / "m.onnx")
+    assert is_freed(tmp_path / "m.onnx") is bool(axis)

@@ -264,6 +264,7 @@ class TestLoading:
         until(lambda: not client.is_model_ready("changing") and len(workers()) == len(before) - 1)
         shutil.rmtree(root / "changing")
 
+    @pytest.mark.parametrize("triton", [triton_http])
     def test_a_wrong_load_leaves_what_serves(self, client: Any, ask: Ask) -> None:
         text = {"platform": "tensorflow_savedmodel", "parameters": {"TF_SIGNATURE_DEF": {"string_value": "gone"}}}
         with pytest.raises(InferenceServerException, match="has no signature 'gone': it has 'left', 'right'"):
@@ -347,12 +348,12 @@ def test_a_killed_worker_costs_what_it_ran_at_most(live: Live, triton: Any) -> N
     assert ledger["sent"] == ledger["right"] + failed
 
 
-def test_a_front_end_serves_it_as_well(
-    root: Path, savedmodels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_front_end_serves_those_of_a_store_as_well(
+    savedmodels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(savedmodels / "left_right", tmp_path / "m" / "1")
     monkeypatch.setenv("PENSTOCK_TEST_FRONTS", "1")
-    with live_server(tmp_path) as live:
+    with live_server(model_repository=(f"file://{tmp_path}",)) as live:
         for triton in (triton_http, triton_grpc):
             with triton.InferenceServerClient(address(live, triton)) as client:
                 assert client.infer("m", given(triton, {"x": floats([1, 2])})).as_numpy("y").tolist() == [[2, 3]]
@@ -390,12 +391,3 @@ def test_a_check_says_what_is_wrong_and_where(
     assert f"{tmp_path}/keyed/config.pbtxt:3: the model has no signature 'nope': it has 'left', 'right'" in said
     assert re.search(rf"{tmp_path}/cut/1/model.savedmodel: .*saved_model.pb", said)
     assert "1 version would be served, 2 mistakes" in said
-
-
-def test_a_store_holds_savedmodels(savedmodels: Path, tmp_path: Path) -> None:
-    install(savedmodels / "left_right", tmp_path / "m" / "1")
-    with (
-        live_server(model_repository=(f"file://{tmp_path}",)) as live,
-        triton_http.InferenceServerClient(live.address) as client,
-    ):
-        assert client.infer("m", given(triton_http, {"x": floats([1, 2])})).as_numpy("y").tolist() == [[2, 3]]

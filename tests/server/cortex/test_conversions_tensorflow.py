@@ -151,10 +151,23 @@ class TestInputs:
 
         assert refused(tensorflow({"x": ("DT_FLOAT", [-1])}), {"x": [[1, 2]]}) == text
 
+    @pytest.mark.parametrize(
+        ("value", "shape"), [([[1]], "[1, 1]"), ([1, 2, 3, 4], "[1, 4]"), ([[], []], "[2, 0]"), ([[1], [2]], "[2, 1]")]
+    )
+    def test_rows_of_another_length_are_refused_by_their_key(self, value: Any, shape: str) -> None:
+        text = f'error: key "x": expected shape [-1, 2]: got shape {shape}'
+
+        assert refused(tensorflow({"x": ("DT_FLOAT", [-1, 2])}, batched=True), {"x": value}) == text
+
     def test_strings_are_bytes_for_the_engine(self) -> None:
         assert _one("DT_STRING", [-1], ["a", "ñ", b"\xff\x00"]).tolist() == [b"a", "ñ".encode(), b"\xff\x00"]
         assert _one("DT_STRING", [-1], "a", batched=True).tolist() == [b"a"]
         assert _one("DT_STRING", [-1], np.array([b"a"], object)).tolist() == [b"a"]
+
+    def test_a_string_that_is_no_text_fails_as_python_said_it(self) -> None:
+        text = "'utf-8' codec can't encode character '\\ud800' in position 1: surrogates not allowed"
+
+        assert refused(tensorflow({"x": ("DT_STRING", [-1])}), {"x": ["a\ud800"]}).endswith(f": {text}")
 
     def test_bfloat16_is_its_bits(self) -> None:
         array = _one("DT_BFLOAT16", [-1], [1.5, 3.140625, math.nan])

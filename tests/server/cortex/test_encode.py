@@ -279,6 +279,8 @@ class TestManyNumbers:
         assert to_json(np.array([1e-05, 1.5e-7, -2e300, 1e16, 0.0001] * 20)).startswith(
             b"[1e-05,1.5e-07,-2e+300,1e+16,0.0001,1e-05"
         )
+        assert to_json(np.array([1e16, 1.0, -2e300] * 40)).startswith(b"[1e+16,1.0,-2e+300,1e+16")
+        assert to_json(np.array([1e-05, 1.0, 0.0] * 40)).startswith(b"[1e-05,1.0,0.0,1e-05")
 
 
 _VALUES: st.SearchStrategy[Any] = st.recursive(
@@ -291,3 +293,15 @@ _VALUES: st.SearchStrategy[Any] = st.recursive(
 @given(_VALUES)
 def test_f26_any_value_is_as_by_the_book(value: Any) -> None:
     assert to_json(value) == _by_the_book(value) + b"\n"
+
+
+def test_what_compiled_code_makes_is_not_made_to_see_whether_it_can_be() -> None:
+    # an empty one of numpy's own functions ends the process when it goes
+    with pytest.raises(InferError, match="cannot be encoded because it appears to be a lambda or function"):
+        to_json(np.sum)
+
+
+@pytest.mark.parametrize("value", [int, np.int32, Exception])
+def test_a_class_is_no_instance_of_itself(value: type) -> None:
+    with pytest.raises(InferError, match="perhaps because it's __new__ method cannot be called"):
+        to_json(value)

@@ -180,6 +180,14 @@ class TestAnArchive:
         with pytest.raises(ArchiveError, match="more bytes than a model may have"):
             unpack(tmp_path / "m.zip", tmp_path / "into", max_bytes=20)
 
+    def test_that_becomes_as_large_as_it_may_is_taken(self, tmp_path: Path) -> None:
+        write_zip(tmp_path / "m.zip", "")
+        size = sum(map(len, SAVED_MODEL))
+
+        assert unpack(tmp_path / "m.zip", tmp_path / "into", max_bytes=size) == ""
+        with pytest.raises(ArchiveError, match="more bytes than a model may have"):
+            unpack(tmp_path / "m.zip", tmp_path / "again", max_bytes=size - 1)
+
     def test_without_a_saved_model_is_refused(self, models: Models, tmp_path: Path) -> None:
         with zipfile.ZipFile(tmp_path / "m.zip", "w") as archive:
             archive.writestr("x", "")

@@ -211,8 +211,33 @@ class TestChecking:
         assert f'{other.folder}/cortex.yaml:7: api: b: key "nonsense" is not supported\n' in said
         assert f"{project.folder}/cortex.yaml:21: api: lost: onnx: model: models/lost.onnx: not found" in said
         assert f"{project.folder}/wrong.py:1: function pre_inference: expected function arguments" in said
-        assert f"{project.folder}/models/broken.onnx: " in said
+        assert f"{project.folder}/cortex.yaml:17: api: broken: onnx: model: onnx runtime error 7: " in said
         assert said.endswith("1 version would be served, 4 mistakes\n")
+
+    def test_says_that_a_row_that_is_fixed_may_be_freed(
+        self, project: Project, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        write_iris(project.model("one.onnx"))
+        project.api("one", "models/one.onnx")
+
+        assert self.check(project.folder) == 0
+        said = capsys.readouterr().out
+        assert said.count("none: the model has no axis for rows, unless running it shows that its 1 is one\n") == 1
+
+    @pytest.mark.slow
+    def test_says_where_a_signature_is_named_that_is_not_there(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        examples = Path(__file__).parents[3] / "examples" / "cortex"
+        made = Project(tmp_path / "iris")
+        made.api("a", "s3://penstock-examples/iris/tensorflow", old=True, tf_signature_key="predct")
+
+        assert cli.main(["check", "--dialect", "cortex", "--s3-root", f"{examples}/s3", str(made.folder)]) == 1
+        told = capsys.readouterr()
+        text = "api: a: tf_signature_key: the model has no signature 'predct': it has 'predict'\n"
+        assert f"{made.folder}/cortex.yaml:" in told.out
+        assert text in told.out
+        assert told.err == ""
 
     @pytest.mark.slow
     def test_reads_several_models_at_once_in_a_process_that_has_read_none(self, project: Project) -> None:

@@ -125,11 +125,12 @@ Act = Callable[[Callable[[Stage], Awaitable[None]]], None]
 
 
 def left_behind() -> list[str]:
-    """Wait for the threads of closed hooks; give what they forgot to take with them."""
+    """Wait for the threads of closed hooks; give those that stay, and what the others forgot to take with them."""
     threads = [thread for thread in threading.enumerate() if thread.name.startswith("hooks-")]
     for thread in threads:
         thread.join(GUARD_S)
-    return [name for name in list(sys.modules) if name.startswith("hooks@")]
+    alive = [thread.name for thread in threads if thread.is_alive()]
+    return alive + [name for name in list(sys.modules) if name.startswith("hooks@")]
 
 
 async def is_set(event: threading.Event) -> None:

@@ -240,6 +240,12 @@ SMUGGLES = {
     "an object that was put in by another name": "original[0].encode(sample)",
     "an object that another function was given": "given[0].encode(sample)",
     "an object deep inside": "nested['a'][0].encode(sample)",
+    "a list that stands in a new one": "[sample, rows][1].append(sample)",
+    "a list that a new one is named by": "pair = [sample, rows]; pair[1].append(sample)",
+    "one of two": "(rows if sample else labels).append(sample)",
+    "one of two objects": "(box if sample else memory).keep(sample)",
+    "the other of two": "(sample or rows).append(sample)",
+    "one of two of two kinds": "(box if sample else rows).append(sample)",
 }  # fmt: skip
 
 PROCESS_WIDE = {
@@ -572,10 +578,11 @@ def test_packages_relative_imports_and_second_roots_are_followed(tmp_path: Path)
         "import functools\ndef d(f): return f\n@d\ndef pre_inference(sample, metadata): return sample",
         "from nowhere_at_all import pre_inference",
         "class Pre:\n    def __call__(self, sample, metadata): return sample\npre_inference = Pre()",
+        "import beside as pre_inference",
     ],
 )
 def test_hooks_that_are_no_plain_functions_may_keep_something(read: Read, source: str) -> None:
-    assert read(source) != []
+    assert read(source, beside="x = 1") != []
 
 
 def test_a_module_that_cannot_be_read_may_keep_something(read: Read) -> None:

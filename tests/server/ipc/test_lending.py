@@ -13,8 +13,9 @@ from hypothesis.extra import numpy as hnp
 
 from penstock.server.ipc.arena import SEGMENT_BYTES
 from penstock.server.ipc.channel import Channel
+from penstock.server.ipc.layout import NO_SLOT
 from penstock.server.ipc.lending import Form, LendingChannel, LendingWire
-from penstock.server.ipc.wire import FIRST_KIND, INLINE_BYTES, NO_SLOT, Wire
+from penstock.server.ipc.wire import FIRST_KIND, INLINE_BYTES, Wire
 from tests.server.ipc.wires import carry, kept, same, sockets
 
 PATIENCE_S = 10.0

@@ -14,7 +14,8 @@ from hypothesis.extra import numpy as npst
 from penstock.backends.datatypes import DATATYPES
 from penstock.server.ipc import wire as wire_module
 from penstock.server.ipc.arena import SEGMENT_BYTES, SMALLEST_BYTES, Arena, WireError
-from penstock.server.ipc.wire import FIRST_KIND, INLINE_BYTES, LAST_KIND, NO_SLOT, Wire
+from penstock.server.ipc.layout import NO_SLOT
+from penstock.server.ipc.wire import FIRST_KIND, INLINE_BYTES, LAST_KIND, Wire
 from tests.server.ipc.wires import carry, descriptors, kept, mappings, pair, same
 
 HEADER = struct.Struct("<IHHQII")
@@ -115,6 +116,34 @@ def test_more_layouts_than_are_remembered_are_told_again() -> None:
             assert [len(message[3][0]) for message in come] == list(range(1500))  # type: ignore[arg-type]
         assert len(both.here._told) <= 1024
         assert len(both.there._known) <= 1024
+
+
+def test_a_tensor_like_the_one_before_is_read_as_it_is_when_all_layouts_were_told_anew() -> None:
+    alone = np.arange(3, dtype=np.float32)
+    with pair() as both:
+        for _ in range(3):
+            both.here.put(FIRST_KIND, 0, b"", [alone])
+        for size in range(1500):
+            both.here.put(FIRST_KIND, 1, b"", [np.zeros(size, np.uint8), None])
+        both.here.put(FIRST_KIND, 2, b"", [alone])
+        come = both.pass_on()
+
+        for _, _, _, arrays, _ in (*come[:3], come[-1]):
+            assert arrays[0] is not None
+            assert (arrays[0].dtype, arrays[0].tolist()) == (np.dtype(np.float32), [0.0, 1.0, 2.0])
+
+
+@given(st.lists(st.sampled_from([(1, "f4"), (4, "f4"), (4, "i8"), (0, "f4"), (3, ">f4"), (5000, "f4")]), max_size=20))
+def test_whatever_came_before_a_tensor_it_is_read_as_it_is(forms: list[tuple[int, str]]) -> None:
+    with pair() as both:
+        for number, (size, dtype) in enumerate(forms):
+            both.here.put(FIRST_KIND, number, b"body", [np.full(size, number, dtype)])
+        for (kind, number, body, arrays, _), (size, dtype) in zip(both.pass_on(), forms, strict=True):
+            assert (kind, body, len(arrays)) == (FIRST_KIND, b"body", 1)
+            assert arrays[0] is not None
+            assert arrays[0].dtype == np.dtype(dtype).newbyteorder("=")
+            assert arrays[0].tolist() == [number] * size
+            arrays.clear()
 
 
 def test_a_tensor_is_copied_when_it_is_put() -> None:

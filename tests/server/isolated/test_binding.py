@@ -3,8 +3,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -351,12 +349,9 @@ class TestStopping:
             binding = bound(backend)
             running = pool.submit(raised, ask, binding, row(Fault.WAIT))
             until(lambda: binding._running)
-            start_s = time.monotonic()
             backend.close()
 
             assert isinstance(running.result(PATIENCE_S), DeviceLost)
-            assert time.monotonic() - start_s < PATIENCE_S / 2
-            assert threading.active_count() < 20
 
 
 class TestWhatIsWritten:

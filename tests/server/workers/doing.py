@@ -121,6 +121,13 @@ class Doing:
             time.sleep(60)
         return pid
 
+    def come_back_twice(self, rest: str) -> int:
+        """Fork, by Python or behind its back, and come back from the call in the child too."""
+        return os.fork() if rest == "python" else int(GIL_HOLDERS.fork())
+
+    def status_of(self, rest: str) -> int:
+        return os.waitpid(int(rest), 0)[1]
+
     def bomb(self, rest: str) -> None:
         """Have processes start others all the time, no more than so many at once."""
         for _ in range(int(rest)):

@@ -237,6 +237,19 @@ def test_a_fork_bomb_ends_with_it() -> None:
     assert not group_members(group)
 
 
+@pytest.mark.parametrize("by", [b"python", b"c"])
+def test_a_child_that_comes_back_from_a_call_ends_and_answers_nobody(by: bytes) -> None:
+    async def work() -> None:
+        worker = Worker(order())
+        child = (await worker.call(CALL, b"come_back_twice " + by))[0]
+        assert int(child) > 0
+        assert (await worker.call(CALL, b"status_of " + child))[0] == b"0"
+        assert (await worker.call(CALL, b"still there"))[0] == b"still there"
+        await ended(worker)
+
+    scene(work())
+
+
 def test_a_child_that_keeps_its_socket_does_not_keep_its_callers() -> None:
     async def work() -> None:
         worker = Worker(order())

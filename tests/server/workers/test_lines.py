@@ -107,6 +107,21 @@ class TestOutput:
             ("the test's worker: you", "iris"),
         ]
 
+    def test_what_means_nothing_is_told_to_those_who_debug(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.DEBUG, "penstock.workers")
+
+        async def work() -> None:
+            worker = Worker(order(noise=("is on", "is off")))
+            await worker.call(CALL, b"print a: oneDNN is on.\nan error")
+            await ended(worker)
+
+        scene(work())
+
+        assert [(record.levelname, record.getMessage()) for record in caplog.records][:2] == [
+            ("DEBUG", "the test's worker: a: oneDNN is on."),
+            ("INFO", "the test's worker: an error"),
+        ]
+
     def test_the_last_words_of_one_that_dies_are_logged(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO)
 

@@ -1,0 +1,338 @@
+"""Bench: the threads that run the calls of a replica, or of several. Made by `replicas.py`, used by `replica.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from .call import Call, log
+from .seat import Seat
+
+if TYPE_CHECKING:
+    from .replica import Replica
+
+SLOW_NS = 50_000_000
+"""A call that runs for so long has its thread to itself, where replicas share threads."""
+_RETRY_NS = 100_000_000
+"""Between looks at a hook that has just been abandoned, or is to be."""
+
+
+class Bench:
+    """Threads that take calls from one line, each the next that there is.
+
+    Invariants: every call that was put is settled by its replica on the event loop, or handed back. Of each replica one
+    call is put at a time, unless it has the bench to itself; then there is one thread. A thread whose hook is past its
+    limit is abandoned, with the replica whose hook it is and no other: a fresh one takes its place.
+    What comes in one turn of the loop is begun at the turn's end: woken sooner, the threads would only wait for the
+    interpreter. `wanted` is how many threads there are to be while so many calls wait.
+    Threads: the event loop's, but for what `_run` calls. An `async` hook runs on an asyncio loop that the thread keeps
+    running, so that its tasks live on between calls.
+    """
+
+    def __init__(self, model: str, version: str, loop: asyncio.AbstractEventLoop) -> None:
+        self.wanted = 1
+        self._model = model
+        self._name = f"hooks-{model}/{version}"
+        self._loop = loop
+        self._line: deque[Call] = deque()
+        self._done: deque[Call] = deque()
+        self._replicas: list[Replica] = []
+        self._seats: list[Seat] = []
+        self._lost: list[Seat] = []
+        self._open = 0
+        self._lock = threading.Lock()
+        self._ringing = self._woken = self._stopping = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    # -- on the event loop -------------------------------------------------------------------------------------
+
+    @property
+    def awaited(self) -> bool:
+        """Whether a call waits for one that runs to end. Threads: any."""
+        return bool(self._line)
+
+    @property
+    def seats(self) -> int:
+        """How many threads take calls."""
+        return len(self._seats)
+
+    def join(self, replica: Replica) -> None:
+        """Run the calls of a replica from now on."""
+        self._replicas.append(replica)
+        if not self._seats:
+            self._seat()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether its threads end, or have ended."""
+        return self._stopping
+
+    def _seat(self) -> None:
+        seat = Seat(self._run, self._name)
+        with self._lock:
+            self._open += 1
+        self._seats.append(seat)
+        seat.thread.start()
+
+    def put(self, call: Call, *, at_once: bool) -> None:
+        """Have a call run; `at_once`: no other comes in this turn of the loop."""
+        self._line.append(call)
+        if at_once:
+            self._ring()
+        elif not self._ringing:
+            self._ringing = True
+            self._loop.call_soon(self._ring_all)
+        if self._timer is None:
+            replica: Replica = call.replica
+            look_s = SLOW_NS / 1e9 if len(self._replicas) > 1 else replica.limit_ns / 1e9
+            self._timer = self._loop.call_later(min(look_s, replica.limit_ns / 1e9), self._look)
+
+    def _ring_all(self) -> None:
+        self._ringing = False
+        self._ring()
+
+    def _ring(self) -> None:
+        count = len(self._line)
+        for seat in tuple(self._seats):
+            if not count:
+                return
+            if seat.asleep:
+                seat.ring()
+                count -= 1
+        while count > 0 and len(self._seats) < min(self.wanted, len(self._replicas)):
+            self._seat()
+            count -= 1
+
+    def leave(self, replica: Replica) -> None:
+        """Run no more calls of a replica; without any, the threads end when they have done what they were asked."""
+        if replica in self._replicas:
+            if len(self._replicas) == 1:
+                self._stop()
+            else:
+                self._replicas.remove(replica)
+                self._line.append(replica.ending())
+                self._ring()
+
+    def _stop(self) -> None:
+        self._stopping = True
+        for seat in tuple(self._seats):
+            seat.ring()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def take_one(self) -> Call | None:
+        """Give the call that has waited longest, if any waits."""
+        return self._line.popleft() if self._line else None
+
+    def take_back(self, replica: Replica) -> list[Call]:
+        """Give the calls of a replica that have not begun."""
+        taken = [call for call in tuple(self._line) if call.replica is replica]
+        back = []
+        for call in taken:
+            # a thread may take it first
+            with contextlib.suppress(ValueError):
+                self._line.remove(call)
+                back.append(call)
+        return back
+
+    def _drain(self) -> None:
+        # cleared first: a call that ends while this runs asks for another turn
+        self._woken = False
+        done = self._done
+        while done:
+            call = done.popleft()
+            call.replica.settle(call)
+        if not self._stopping:
+            for seat in tuple(self._seats):
+                if seat.ended and seat in self._seats:
+                    self._seats.remove(seat)
+                    self._ended(seat)
+
+    def _ended(self, seat: Seat) -> None:
+        """Go on without a thread that the user's code has ended."""
+        replica = seat.running.replica if seat.running is not None else self._replicas[0]
+        running, seat.running = seat.running, None
+        self._forsake(replica)
+        replica.died(running)
+
+    def _forsake(self, replica: Replica) -> None:
+        self._replicas.remove(replica)
+        if not self._replicas:
+            self._stop()
+        elif not self._seats:
+            self._seat()
+
+    def _look(self) -> None:
+        """Look after the running hooks. One timer, however many calls; it goes off now and then."""
+        self._timer = None
+        left_ns = self.watch(time.monotonic_ns())
+        if left_ns and self._timer is None:
+            self._timer = self._loop.call_later(left_ns / 1e9, self._look)
+
+    def watch(self, now_ns: int) -> int:
+        """Abandon the hooks that are past their limit by `now_ns`.
+
+        Returns: in how many nanoseconds to look again; 0 for not before the next call.
+        """
+        self._drain()
+        waits = [self._watch(seat, now_ns) for seat in tuple(self._seats)]
+        self._lost = [seat for seat in self._lost if not seat.interrupted()]
+        if self._lost:
+            waits.append(_RETRY_NS)
+        return min(filter(None, waits), default=0)
+
+    def _watch(self, seat: Seat, now_ns: int) -> int:
+        running = seat.running
+        if self._stopping or not any(replica.waiting for replica in self._replicas):
+            return 0
+        shared = len(self._replicas) > 1
+        if running is None:
+            return SLOW_NS if shared else self._replicas[0].limit_ns
+        limit_ns = running.replica.limit_of(running)
+        left_ns: int = running.since_ns + limit_ns - now_ns
+        if left_ns > 0:
+            if shared and now_ns - running.since_ns > SLOW_NS:
+                self._make_way(seat)
+            return min(left_ns, SLOW_NS) if shared else left_ns
+        with seat.lock:
+            if seat.running is not running:
+                return _RETRY_NS
+            seat.guilty = running.replica
+        with self._lock:
+            self._open -= 1
+        self._seats.remove(seat)
+        self._lost.append(seat)
+        self._forsake(seat.guilty)
+        seat.guilty.abandoned(running, seat, limit_ns)
+        if seat.nudge is not None:
+            seat.nudge()
+        self._ring()
+        return 0
+
+    def _make_way(self, seat: Seat) -> None:
+        """Have another thread run what waits behind a call that takes long."""
+        seat.slow = True
+        if self._line and all(each.slow for each in self._seats):
+            self._seat()
+
+    # -- on the threads ----------------------------------------------------------------------------------------
+
+    def _run(self, seat: Seat) -> None:
+        stays = False
+        try:
+            stays = self._serve(seat)
+        except BaseException as error:  # noqa: BLE001 - a task of the user's may raise SystemExit through the loop
+            if seat.guilty is None:
+                log("the thread of the hooks ended", {"model": self._model}, error)
+        finally:
+            seat.nudge = None
+            for replica in self._abandoned_with(seat):
+                replica.shut()
+            seat.ended = not stays
+            self.wake()
+
+    def _abandoned_with(self, seat: Seat) -> Sequence[Replica]:
+        """Give the replicas that nothing of runs any more when a thread ends."""
+        with seat.lock:
+            if seat.guilty is not None:
+                return (seat.guilty,)
+        with self._lock:
+            self._open -= 1
+            return () if self._open else tuple(self._replicas)
+
+    def _serve(self, seat: Seat) -> bool:
+        """Run calls. Returns: whether the bench goes on without this thread."""
+        while (call := self._next(seat)) is not None:
+            replica: Replica = call.replica
+            if seat.begin(call):
+                try:
+                    call.result = call.made(replica.bound, call.invoke(replica.bound))
+                except BaseException as error:  # noqa: BLE001 - sys.exit in a hook harms its own request only
+                    replica.refuse(call, error, kept=seat.guilty is None)
+            if not self._end(seat, call):
+                return False
+            if replica.is_async:
+                with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+                    runner.run(self._serve_async(seat))
+                return False
+            del call  # or what it brought would stay until the next one comes
+        return not self._stopping
+
+    def _next(self, seat: Seat) -> Call | None:
+        line = self._line
+        while True:
+            try:
+                return line.popleft()
+            except IndexError:
+                if self._stopping or (len(self._seats) > 1 and self._is_spare(seat)):
+                    return None
+            seat.asleep = True
+            # what was put before that rings nobody
+            if not line and not self._stopping:
+                seat.bell.get()
+            seat.asleep = False
+
+    def _is_spare(self, seat: Seat) -> bool:
+        with self._lock:
+            if sum(not each.slow for each in self._seats) <= self.wanted or seat not in self._seats:
+                return False
+            self._seats.remove(seat)
+            return True
+
+    async def _serve_async(self, seat: Seat) -> None:
+        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+        task = asyncio.current_task()
+
+        def nudge() -> None:
+            wake = task.cancel if seat.guilty is not None and task is not None else arrived.set
+            with contextlib.suppress(RuntimeError):  # that loop has just been closed
+                loop.call_soon_threadsafe(wake)
+
+        seat.nudge = nudge
+        while True:
+            arrived.clear()
+            seat.asleep = True
+            try:
+                call = self._line.popleft()
+            except IndexError:
+                if self._stopping:
+                    return
+                await arrived.wait()
+                continue
+            replica: Replica = call.replica
+            if seat.begin(call):
+                try:
+                    result = call.invoke(replica.bound)
+                    made = await result if inspect.isawaitable(result) else result
+                    call.result = call.made(replica.bound, made)
+                except BaseException as error:  # noqa: BLE001 - as in _serve
+                    replica.refuse(call, error, kept=seat.guilty is None)
+            if not self._end(seat, call) or (task is not None and task.cancelling()):
+                # abandoned; or a task of the user's has ended the loop, which cancels all others on its way out
+                return
+            del call
+            result = made = None
+
+    def _end(self, seat: Seat, call: Call) -> bool:
+        """Report a call; False: the thread has been abandoned, and is to end."""
+        if not seat.end(call):
+            return False
+        self._done.append(call)
+        self.wake()
+        return True
+
+    def wake(self) -> None:
+        """Have what is done settled."""
+        if not self._woken:
+            self._woken = True
+            try:
+                self._loop.call_soon_threadsafe(self._drain)
+            except RuntimeError:
+                # the loop is closed, and nobody waits
+                self._stopping = True

@@ -1,0 +1,74 @@
+"""Seat: one thread of a Bench, and what it is at. Made by `bench.py`."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from .call import Call
+
+if TYPE_CHECKING:
+    from .replica import Replica
+
+
+class Seat:
+    """One thread of a bench. `running` is what it is at, `slow` that this takes long; `guilty` is set when abandoned.
+
+    `lock` decides between a hook that ends and a limit that strikes.
+    """
+
+    __slots__ = ("asleep", "bell", "ended", "guilty", "lock", "nudge", "running", "slow", "thread")
+
+    def __init__(self, run: Callable[[Seat], None], name: str) -> None:
+        self.asleep = self.ended = self.slow = False
+        self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.guilty: Replica | None = None
+        self.lock = threading.Lock()
+        self.nudge: Callable[[], Any] | None = None
+        self.running: Call | None = None
+        self.thread = threading.Thread(target=run, args=(self,), name=name, daemon=True)
+
+    def interrupted(self) -> bool:
+        """End the hook of an abandoned thread if it spins, which would hold the interpreter half the time.
+
+        Returns: whether there is no more to do. One that waits in a C function ends when that returns, if ever; a
+        daemon thread does not keep the process.
+        """
+        if not self.lock.acquire(blocking=False):
+            return False
+        try:
+            ended = self.running is None or not self.thread.is_alive() or self.guilty is None
+            return ended or self.guilty.interrupt(self.thread)  # type: ignore[union-attr]
+        finally:
+            self.lock.release()
+
+    def ring(self) -> None:
+        """Wake its thread."""
+        self.asleep = False
+        if self.nudge is not None:
+            self.nudge()
+        else:
+            self.bell.put(None)
+
+    # -- on the thread -----------------------------------------------------------------------------------------
+
+    def begin(self, call: Call) -> bool:
+        """Note what the thread is at from now on; False: it is not to be run."""
+        if not call.begins(time.monotonic_ns()):
+            return False
+        if call.replica.measures:
+            call.cpu_ns = time.thread_time_ns()
+        self.running = call
+        return True
+
+    def end(self, call: Call) -> bool:
+        """Note that a call has ended; False: the thread has been abandoned."""
+        call.end_ns = time.monotonic_ns()
+        if call.cpu_ns:
+            call.cpu_ns = max(time.thread_time_ns() - call.cpu_ns, 1)
+        with self.lock:
+            self.running, self.slow = None, False
+            return self.guilty is None

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.backends.partial import import_parts
+
+PACKAGE = "partial_stock"
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package that says what is imported of it."""
+    folder = tmp_path / PACKAGE
+    (folder / "inner").mkdir(parents=True)
+    (folder / "__init__.py").write_text("from partial_stock.inner import part\nfrom . import heavy\nwhole = True\n")
+    (folder / "heavy.py").write_text("")
+    (folder / "inner" / "__init__.py").write_text("")
+    (folder / "inner" / "part.py").write_text("from partial_stock.inner import other\nvalue = 3\n")
+    (folder / "inner" / "other.py").write_text("")
+    (folder / "inner" / "late.py").write_text("import partial_stock\nseen = partial_stock.whole\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield folder
+    for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:
+        del sys.modules[name]
+
+
+def imported() -> set[str]:
+    return {name.partition(".")[2] for name in sys.modules if name.startswith(f"{PACKAGE}.")}
+
+
+def test_parts_come_without_the_rest() -> None:
+    import_parts(PACKAGE, ["inner.part"])
+
+    assert imported() == {"inner", "inner.part", "inner.other"}
+
+
+def test_who_wants_more_gets_the_whole() -> None:
+    import_parts(PACKAGE, ["inner.part"])
+    part = sys.modules[f"{PACKAGE}.inner.part"]
+    import_parts(PACKAGE, ["inner.late"])  # is there, so that nothing is done
+    late = __import__(f"{PACKAGE}.inner.late", fromlist=["seen"])
+
+    assert late.seen is True
+    assert "heavy" in imported()
+    assert sys.modules[f"{PACKAGE}.inner.part"] is part
+
+
+def test_where_a_part_cannot_be_imported_the_whole_is() -> None:
+    import_parts(PACKAGE, ["inner.part", "inner.gone"])
+
+    assert sys.modules[PACKAGE].whole is True
+    assert "heavy" in imported()
+
+
+def test_what_is_there_stays_as_it_is_and_what_is_not_installed_is_no_failure() -> None:
+    whole = __import__(PACKAGE)
+    import_parts(PACKAGE, ["inner.part"])
+    import_parts("partial_stock_that_nobody_has", ["part"])
+
+    assert sys.modules[PACKAGE] is whole
