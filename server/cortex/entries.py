@@ -94,6 +94,7 @@ def _spec(api: Api, located: Located, hooks: HookSpec, defaults: Defaults, findi
         rows, more = defaults.of_tensorflow
         options |= more
         options |= {"TF_SIGNATURE_DEF": api.signature_key} if api.signature_key else {"cortex_signature": "1"}
+        options["worker.name"] = api.name
     device = "cpu"
     if api.compute["gpu"]:
         if _GPU.exists():

@@ -24,6 +24,8 @@ from .keeper import Keeper
 SERVICE = "penstock.server.isolated.inside"
 OWN = "worker."
 """How the options begin that are not the runtime's, but say where it runs."""
+NAME = "worker.name"
+"""The option that says the model's name, where its path does not."""
 Interpreters = Callable[[WorkerSpec, str], str]
 """Gives the Python for a WorkerSpec and whose it is. Blocks, for minutes where an environment is to be made."""
 
@@ -57,9 +59,10 @@ class IsolatedLoader:
 
     def __call__(self, path: Path, device: str, options: Mapping[str, str]) -> IsolatedBackend:
         """Load a model. Raises: InferError: the Loader's own, or one that says how its process has ended."""
-        label = label_of(path)
         theirs = {name: value for name, value in options.items() if not name.startswith(OWN)}
-        place = read_place({name: value for name, value in options.items() if name.startswith(OWN)}, label)
+        said = {name: value for name, value in options.items() if name.startswith(OWN)}
+        label = label_of(path, said.pop(NAME, ""))
+        place = read_place(said, label)
         settings = {
             "loader": self._loader, "path": str(path), "device": device, "options": theirs,
             "cpus": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [],
@@ -116,8 +119,10 @@ def _number(said: Mapping[str, str], name: str, label: str) -> float:
     return number
 
 
-def label_of(path: Path) -> str:
-    """Name a model by its path, in which its version stands behind its name: NAME/VERSION/FILE, or NAME/VERSION."""
+def label_of(path: Path, name: str = "") -> str:
+    """Name a model by its name, or else by its path, where its version stands behind it: NAME/VERSION[/FILE]."""
+    if name:
+        return f"model '{name}'"
     for folder in (path, path.parent):
         if folder.name.isdecimal() and folder.parent.name:
             return f"model '{folder.parent.name}'"

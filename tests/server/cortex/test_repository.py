@@ -121,8 +121,8 @@ class TestAnApi:
 
         assert (plain.version, plain.backend) == (1560263597, "tensorflow")
         assert plain.path == project.folder / "export/1560263597"
-        assert plain.options == {"allow_growth": "0", "cortex_signature": "1"}
-        assert keyed.options == {"allow_growth": "0", "TF_SIGNATURE_DEF": "predict"}
+        assert plain.options == {"allow_growth": "0", "cortex_signature": "1", "worker.name": plain.name}
+        assert keyed.options == {"allow_growth": "0", "TF_SIGNATURE_DEF": "predict", "worker.name": keyed.name}
         assert plain.policy.default_max_batch_rows == 7
         assert not plain.frees_rows
 

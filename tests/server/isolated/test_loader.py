@@ -183,6 +183,9 @@ class TestOptions:
     def test_a_model_is_named_by_its_path(self, path: str, label: str) -> None:
         assert label_of(Path(path)) == label
 
+    def test_a_name_that_is_said_is_taken(self) -> None:
+        assert label_of(Path("/models/tensorflow/1"), "classifier") == "model 'classifier'"
+
     @pytest.mark.parametrize("text", ["x", "-1", "nan", "inf"])
     @pytest.mark.parametrize("name", ["worker.memory_mb", "worker.timeout_s"])
     def test_a_number_that_is_none_is_refused(self, name: str, text: str) -> None:
