@@ -124,7 +124,7 @@ class TestAnApi:
         assert plain.options == {"allow_growth": "0", "cortex_signature": "1", "worker.name": plain.name}
         assert keyed.options == {"allow_growth": "0", "TF_SIGNATURE_DEF": "predict", "worker.name": keyed.name}
         assert plain.policy.default_max_batch_rows == 7
-        assert not plain.frees_rows
+        assert plain.frees_rows
 
     def test_that_asks_for_a_gpu_gets_one_where_there_is_one(
         self, project: Project, models: Models, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
