@@ -312,7 +312,7 @@ REFUSED = {
         "TRITON_BATCH_STRATEGY_PATH",
     ),
     "in_tensorrt": ('platform: "tensorrt_plan"', "'tensorrt_plan'"),
-    "in_tensorflow": ('platform: "tensorflow_savedmodel"', "'tensorflow_savedmodel'"),
+    "in_tensorflow_graphs": ('platform: "tensorflow_graphdef"', "'tensorflow_graphdef'"),
     "has_agents": ('model_repository_agents { agents [ { name: "checksum" } ] }', "model_repository_agents"),
     "iterates": (
         "sequence_batching { iterative_sequence: true oldest { max_candidate_sequences: 1 } }",

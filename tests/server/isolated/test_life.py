@@ -21,11 +21,11 @@ from penstock.batching.engine import Engine
 from penstock.batching.instance import ThreadInstance
 from penstock.batching.model import Model
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
+from penstock.server.faults import own_workers
 from penstock.server.isolated.backend import IsolatedBackend
 from penstock.server.isolated.binding import IsolatedBinding
 from tests.server.isolated.faulty import Fault
 from tests.server.isolated.stage import PATIENCE_S, faulty_loader, nothing_left, until
-from tests.server.workers.scene import children
 
 pytestmark = pytest.mark.slow
 CALLERS = 16
@@ -118,7 +118,7 @@ def test_workers_that_are_killed_under_load_lose_nothing(instances: int) -> None
 
         assert house.ends == {"right": house.begun}
         assert house.model.events["instances_replaced"] == 3 * instances
-        assert len(children()) == 1
+        assert len(own_workers()) == 1
 
     play(scene, instances=instances)
 
@@ -140,7 +140,7 @@ def test_two_who_end_the_worker_on_two_instances_take_nobody_along() -> None:
         wanted = ["NOT_READY" if isinstance(value, Fault) else "right" for value in values]
 
         assert await house.ask_together(*values) == wanted
-        assert len(children()) == 1
+        assert len(own_workers()) == 1
 
     play(scene, instances=2)
 
@@ -189,7 +189,7 @@ def test_a_worker_that_ends_while_nothing_runs_is_started_again_before_anybody_a
             await come(lambda: house.model.events.get("instances_replaced", 0) == times * instances)  # noqa: B023
 
             assert house.backend is not before
-            assert len(children()) == 1
+            assert len(own_workers()) == 1
         assert await house.ask_together(1, 2) == ["right", "right"]
         assert house.model.events["instances_replaced"] == 2 * instances
 
@@ -258,7 +258,7 @@ def test_a_model_that_is_loaded_and_unloaded_many_times_leaves_nothing() -> None
             spec = ModelSpec("m", version, Path(f"/r/m/{version}/model"), "faulty", options={"width": "4"})
             await house.engine.load(spec)
             await house.engine.unload("m", version)
-        until(lambda: len(children()) == 1)
+        until(lambda: len(own_workers()) == 1)
 
     play(scene)
 
@@ -266,6 +266,6 @@ def test_a_model_that_is_loaded_and_unloaded_many_times_leaves_nothing() -> None
 def test_the_count_of_instances_may_be_found_by_measuring() -> None:
     async def scene(house: House) -> None:
         assert await house.ask_together(1, 2) == ["right", "right"]
-        assert len(children()) == 1
+        assert len(own_workers()) == 1
 
     play(scene, instances=0)
