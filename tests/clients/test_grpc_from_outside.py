@@ -40,11 +40,13 @@ def framed(folder: Path, content: bytes) -> Path:
     return path
 
 
-def run(*words: str) -> bytes:
+def run(*words: str, statuses: tuple[int, ...] = (0,)) -> bytes:
     if not shutil.which(words[0]):
         pytest.skip(f"{words[0]} is not installed")
     headers = [word for field in FIELDS for word in ("-H", field)]
-    return subprocess.run([words[0], *headers, *words[1:]], capture_output=True, timeout=60, check=True).stdout
+    ended = subprocess.run([words[0], *headers, *words[1:]], capture_output=True, timeout=60)
+    assert ended.returncode in statuses, ended
+    return ended.stdout
 
 
 def test_curl_gets_a_message_and_its_trailers(live: Live, body: Path) -> None:
@@ -60,7 +62,9 @@ def test_curl_gets_a_message_and_its_trailers(live: Live, body: Path) -> None:
 
 def test_curl_gets_an_error_as_trailers_only(live: Live, body: Path) -> None:
     url = f"http://{live.grpc_address}{SERVICE}/Nothing"
-    answer = run("curl", "-si", "--http2-prior-knowledge", "--data-binary", f"@{body}", url)
+    # the answer may be there before the body is: then curl has it, and calls the stream's end an error (92) though it is
+    # NO_ERROR, as RFC 9113, 8.1 has it
+    answer = run("curl", "-si", "--http2-prior-knowledge", "--data-binary", f"@{body}", url, statuses=(0, 92))
 
     assert answer.startswith(b"HTTP/2 200")
     assert b"grpc-status: 12" in answer
