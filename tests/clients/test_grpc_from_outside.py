@@ -62,8 +62,8 @@ def test_curl_gets_a_message_and_its_trailers(live: Live, body: Path) -> None:
 
 def test_curl_gets_an_error_as_trailers_only(live: Live, body: Path) -> None:
     url = f"http://{live.grpc_address}{SERVICE}/Nothing"
-    # the answer may be there before the body is: then curl has it, and calls the end of the stream an error (92), though
-    # it is NO_ERROR, as RFC 9113 has it in 8.1
+    # the answer may be there before the body is: then curl has it, and calls the end of the stream an error (92),
+    # though it is NO_ERROR, as RFC 9113 has it in 8.1
     answer = run("curl", "-si", "--http2-prior-knowledge", "--data-binary", f"@{body}", url, statuses=(0, 92))
 
     assert answer.startswith(b"HTTP/2 200")
