@@ -45,5 +45,9 @@ class DeviceLost(InferError):  # noqa: N818
     """A run met an error of the device that stays: nothing runs on this session any more."""
 
 
+class DeviceTaken(DeviceLost):
+    """A device that somebody took away from outside, by all that is known: what ran there need not be why."""
+
+
 class RunStopped(InferError):  # noqa: N818
     """A run was ended from outside because it took too long (`Binding.stop`)."""

@@ -11,7 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from penstock.backends.errors import Code, DeviceLost, InferError
+from penstock.backends.errors import Code, DeviceLost, DeviceTaken, InferError
 
 from .isolation import LostBatch, cut, execute, execute_alone, refuse
 from .placement import keep_to
@@ -22,13 +22,14 @@ if TYPE_CHECKING:
     from .batch import Batch
     from .model import Model
     from .placement import Placement
+    from .request import InferRequest
 
 logger = logging.getLogger("penstock.batching")
 
 FIRST_RETRY_NS = 1_000_000_000
 LAST_RETRY_NS = 60_000_000_000
 """How long a device that was lost is left alone before the model is loaded on it again: doubled with each failure."""
-MOST_LOSSES = 4
+MOST_LOSSES = 5
 """A device that was lost more often, with no run between that went well, is left alone: it is not the requests."""
 
 
@@ -187,10 +188,12 @@ class ThreadInstance:
         """Load the model again, and run there what its device was lost under, one request after another.
 
         Who ends what runs it is found so, and takes nobody along: it is answered with the loss, and the others go on.
+        Whose device was taken from outside is not guilty of that, and runs once more.
         One Instance at a time does so, so that no other's guilty request makes this one's look so.
         """
         ran: list[Batch] = []
         rest: Batch | None = lost.rest
+        spared: InferRequest | None = None
         with self.place.trial:
             while self._losses < MOST_LOSSES and self._replace(lost.error):
                 if rest is None:
@@ -206,7 +209,9 @@ class ThreadInstance:
                 ran += self._went_well(lost.ran)
                 self._losses += 1
                 rest = lost.rest
-                if lost.begun:
+                if lost.begun and isinstance(lost.error, DeviceTaken) and rest.requests[0] is not spared:
+                    spared = rest.requests[0]
+                elif lost.begun:
                     ran += refuse(cut(rest, 0, 1), DeviceLost(lost.error.code, lost.error.message, -1))
                     rest = cut(rest, 1) if len(rest.requests) > 1 else None
             else:

@@ -88,6 +88,11 @@ class IsolatedBackend:
         """The worker's process."""
         return self._worker.pid
 
+    @property
+    def taken(self) -> bool:
+        """Whether the worker was ended from outside."""
+        return self._worker.taken
+
     def bind(self, signature: Signature, capacity_rows: int) -> Binding:
         """Have the worker allocate a Binding, with a socket of its own. Raises: what its Backend raises; DeviceLost."""
         self.check()

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.backend import Array
-from penstock.backends.errors import Code, DeviceLost, InferError, RunStopped
+from penstock.backends.errors import Code, DeviceLost, DeviceTaken, InferError, RunStopped
 from penstock.backends.signature import Signature
 from penstock.server.ipc.arena import WireError
 
@@ -107,7 +107,7 @@ class IsolatedBinding:
         why = self._backend.lost()
         if self._stopped == self._run:
             return RunStopped(Code.EXPIRED, "the run was stopped, and its process with it")
-        return DeviceLost(Code.NOT_READY, why)
+        return (DeviceTaken if self._backend.taken else DeviceLost)(Code.NOT_READY, why)
 
     def stop(self) -> None:
         """End the run under way: first the runtime is asked, and if it still runs when asked again, its process ends.

@@ -133,6 +133,11 @@ def ending_of(order: Order, ended: int | OSError | None, last: str | None) -> tu
     return reason, f"{order.label} ended: {status}", Code.NOT_READY
 
 
+def is_taken(ended: int | OSError | None) -> bool:
+    """Whether a process that nobody here has killed was ended from outside: by an operator, or by the kernel."""
+    return isinstance(ended, int) and -ended in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
 def _python(order: Order) -> str:
     return order.interpreter or sys.executable
 

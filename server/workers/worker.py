@@ -26,7 +26,7 @@ from penstock.server.ipc.wire import Message
 from .kinds import CLOSE, ERROR, OPEN, PING, REPLY
 from .lines import Output
 from .order import ENDED, STARTED, NotBegunError, Order, WorkerLost
-from .process import Process, ending_of
+from .process import Process, ending_of, is_taken
 from .watch import LOOK_S, Watch, see
 
 IDLE_S = 5.0
@@ -186,6 +186,11 @@ class Worker:
             self.serves = False
             self._process.kill()
             self._kill_timer = self._loop.call_later(END_S, self._settle)
+
+    @property
+    def taken(self) -> bool:
+        """Whether it was ended from outside, and not by what it ran or by this server."""
+        return self.reason == "signal" and is_taken(self._exit)
 
     # -- what comes back ---------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from penstock.backends.backend import Binding
-from penstock.backends.errors import Code, DeviceLost, InferError
+from penstock.backends.errors import Code, DeviceLost, DeviceTaken, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching import instance as instance_module
 from penstock.batching.batch import Batch
@@ -269,6 +269,7 @@ class Losing:
 
     losses: int = 0
     runs: int = 0
+    kind: type[DeviceLost] = DeviceLost
     lost: threading.Event = field(default_factory=threading.Event)
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
@@ -276,7 +277,7 @@ class Losing:
         if self.losses > 0:
             self.losses -= 1
             self.lost.set()
-            raise DeviceLost(Code.NOT_READY, "CUDA failure 700")
+            raise self.kind(Code.NOT_READY, "CUDA failure 700")
         return list(inputs)
 
 
@@ -338,6 +339,24 @@ class TestALostDevice:
             assert requests[0].error.retry_after_ns < 0  # a client that repeats it would end the model again
             assert reopen.asked == 2
             assert house.model.healthy
+
+    def test_who_ran_when_it_was_taken_from_outside_runs_once_more(self, device: Device) -> None:
+        losing = Losing(2, kind=DeviceTaken)
+        reopen = Reopening(losing)
+        with opened(losing, device, reopen=reopen) as house:
+            requests = house.add(3)
+            house.ended(requests)
+
+            assert [request.error for request in requests] == [None] * 3
+            assert reopen.asked == 2
+
+    def test_and_not_more_than_once(self, device: Device) -> None:
+        losing = Losing(3, kind=DeviceTaken)
+        with opened(losing, device, reopen=Reopening(losing)) as house:
+            requests = house.add(3)
+            house.ended(requests)
+
+            assert [request.error is None for request in requests] == [False, True, True]
 
     def test_who_ends_the_model_each_time_is_found_alone_and_the_others_are_served(self, device: Device) -> None:
         def function(inputs: list[Any]) -> list[Any]:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.backends.backend import Array
-from penstock.backends.errors import Code, DeviceLost, InferError, OutOfMemory, RunStopped
+from penstock.backends.errors import Code, DeviceLost, DeviceTaken, InferError, OutOfMemory, RunStopped
 from penstock.server.isolated.backend import IsolatedBackend
 from penstock.server.isolated.binding import IsolatedBinding
 from penstock.server.isolated.kinds import read_failure, read_run, write_failure, write_run
@@ -229,7 +229,7 @@ class TestTheEndOfAWorker:
             errors = [each.result(PATIENCE_S) for each in running]
 
             assert [(type(each), each.message) for each in errors] == [
-                (DeviceLost, "model 'faulty' ended: signal 9 (SIGKILL)")
+                (DeviceTaken, "model 'faulty' ended: signal 9 (SIGKILL)")
             ] * 3
 
     def test_one_that_takes_too_much_memory_is_ended_and_the_run_told_why(self) -> None:
