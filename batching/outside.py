@@ -28,7 +28,7 @@ class Takes(Protocol):
     """Who takes what comes of the Batches of an Outside: an OutsideInstance."""
 
     def freed(self, batch: Batch, answered: Sequence[InferRequest]) -> None: ...
-    def late(self, batch: Batch, request: InferRequest) -> None: ...
+    def late(self, batch: Batch, answered: Sequence[InferRequest]) -> None: ...
     def unrun(self, batch: Batch) -> None: ...
     def down(self, failure: InferError, *, hopeless: bool) -> None: ...
     def up(self) -> None: ...
@@ -38,8 +38,9 @@ class Takes(Protocol):
 class Outside(Protocol):
     """One executor in another process. It runs one Batch at a time.
 
-    What it owes for each Batch: `freed` once, with those of its requests that are answered by then, and `late` for each
-    of the others; or `unrun`, if nothing of it was begun. `down` says that it cannot run now, `up` that it can again.
+    What it owes for each Batch: `freed` once, with requests that are answered by then, and `late` with those that were
+    answered before, or are after; or `unrun`, if nothing of it was begun. `down` says that it cannot run now, `up` that
+    it can again.
     Threads: the event loop's.
     """
 
@@ -130,9 +131,9 @@ class OutsideInstance:
             model.hand_over(parted(batch, answered))
         self._look()
 
-    def late(self, batch: Batch, request: InferRequest) -> None:
-        """Hand out a request that was answered after its Batch."""
-        self._model.hand_over(parted(batch, [request]))
+    def late(self, batch: Batch, answered: Sequence[InferRequest]) -> None:
+        """Hand out requests that were answered before or after their Batch was freed."""
+        self._model.hand_over(parted(batch, answered))
 
     def count(self, event: str) -> None:
         """Count what has happened to its process, for the metrics page."""

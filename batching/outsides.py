@@ -103,9 +103,9 @@ class _Rehearsal:
         if not self._left and not self.done.done():
             self.done.set_result(batch.requests)
 
-    def late(self, batch: Batch, request: InferRequest) -> None:
+    def late(self, batch: Batch, answered: Sequence[InferRequest]) -> None:
         """Likewise."""
-        self.freed(batch, [request])
+        self.freed(batch, answered)
 
     def unrun(self, batch: Batch) -> None:
         """Do nothing: what is wrong is told."""

@@ -6,11 +6,9 @@ Made by loading.py. What a worker tells of other matters goes to its Dealings (d
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,9 +16,8 @@ import orjson
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.stream import Told
-from penstock.server.workers.backoff import Backoff
-from penstock.server.workers.order import NotBegunError, Order, WorkerLost
-from penstock.server.workers.worker import Worker
+from penstock.server.workers.kept import Kept
+from penstock.server.workers.order import NotBegunError, Order
 
 from .messages import ANSWER, CANCEL, EXECUTE
 from .requests import Names, error_of
@@ -30,6 +27,7 @@ if TYPE_CHECKING:
     from penstock.batching.batch import Batch
     from penstock.batching.outside import Takes
     from penstock.batching.request import InferRequest
+    from penstock.server.workers.worker import Worker
 
 logger = logging.getLogger("penstock.python_models")
 NOT_ONE = (
@@ -73,74 +71,36 @@ class Host:
     """
 
     def __init__(self, order: Order, names: Names, deal: Callable[[Worker], Dealings], limit_s: float = 0.0) -> None:
-        self._order = replace(order, count=self._count)
-        self._counted: list[str] = []
+        self._order = order
+        self._kept = Kept(order, self)
         self._names = names
         self._deal = deal
         self._limit_s = limit_s
         self._loop = asyncio.get_running_loop()
         self._takes: Takes | None = None
-        self._worker: Worker | None = None
         self._dealings: Dealings | None = None
-        self._backoff = Backoff()
-        self._restarting: asyncio.Task[None] | None = None
         self._last = 0
         self._open: dict[int, _Open] = {}
         self._numbers: dict[InferRequest, int] = {}
         self._unbegun: Batch | None = None
-        self._closing = False
 
     @property
     def pid(self) -> int:
         """The worker's process id, 0 for none."""
-        return self._worker.pid if self._worker is not None else 0
+        return self._kept.pid
 
     async def start(self) -> None:
         """Start the worker, and have it initialize the model. Raises: InferError."""
-        worker = Worker(self._order, self._lost, self._said)
-        self._dealings = self._deal(worker)
-        try:
-            await worker.ready
-            if not worker.serves:
-                raise NotBegunError
-        except BaseException as error:
-            self._dealings.end()
-            worker.kill(f"{self._order.label} is not wanted any more")
-            await worker.ended
-            if isinstance(error, NotBegunError):
-                raise InferError(Code.NOT_READY, f"{self._order.label} has ended") from error
-            raise
-        self._worker = worker
-        self._backoff.serves(self._loop.time())
+        await self._kept.start()
 
     def attach(self, instance: Takes) -> None:
         """Take whom to tell."""
         self._takes = instance
-        while self._counted:
-            instance.count(self._counted.pop(0))
-
-    def _count(self, event: str) -> None:
-        if self._takes is None:
-            self._counted.append(event)
-        else:
-            self._takes.count(event)
+        self._kept.count_with(instance.count)
 
     async def close(self) -> None:
         """Have the worker finalize the model and end."""
-        self._closing = True
-        if self._restarting is not None:
-            self._restarting.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._restarting
-        worker, self._worker = self._worker, None
-        if self._dealings is not None:
-            self._dealings.end()
-        if worker is None:
-            return
-        if self._open:
-            worker.kill(f"{self._order.label} is ended: the server stops")
-        worker.stop()
-        await worker.ended
+        await self._kept.close(kill=bool(self._open))
 
     # -- requests ----------------------------------------------------------------------------------------------
 
@@ -150,12 +110,12 @@ class Host:
         self._last += len(opened)
         try:
             body, arrays = self._names.packed(batch, [each.number for each in opened])
-            if self._worker is None:
+            if self._kept.worker is None:
                 raise NotBegunError
-            called = self._worker.call(EXECUTE, body, arrays, limit_s=self._limit_s)
+            called = self._kept.worker.call(EXECUTE, body, arrays, limit_s=self._limit_s)
         except NotBegunError:
             self._unbegun = batch
-            if self._worker is None:
+            if self._kept.worker is None:
                 self._loop.call_soon(self._hand_back)
             return
         except Exception as error:  # noqa: BLE001 - a tensor that cannot travel, whatever says so
@@ -172,8 +132,8 @@ class Host:
     def abandon(self, request: InferRequest) -> None:
         """Tell the worker that nobody takes a request's answers any more."""
         number = self._numbers.get(request)
-        if number is not None and self._worker is not None:
-            self._worker.tell(CANCEL, number)
+        if number is not None and self._kept.worker is not None:
+            self._kept.worker.tell(CANCEL, number)
 
     def _called(self, batch: Batch, opened: list[_Open], called: asyncio.Future[Any]) -> None:
         """Take the end of a call."""
@@ -196,8 +156,8 @@ class Host:
         except Exception as wrong:
             logger.exception("%s: an answer that cannot be read", self._order.label)
             self._free(batch, opened, InferError(Code.INTERNAL, f"{self._order.label}: {wrong!r}"))
-            if self._worker is not None:
-                self._worker.kill(f"{self._order.label} gave an answer that cannot be read")
+            if self._kept.worker is not None:
+                self._kept.worker.kill(f"{self._order.label} gave an answer that cannot be read")
         else:
             self._free(batch, opened, None)
 
@@ -230,7 +190,8 @@ class Host:
 
     # -- answers -----------------------------------------------------------------------------------------------
 
-    def _said(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
+    def said(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
+        """Take an answer, or what else the worker tells."""
         if kind != ANSWER:
             if self._dealings is not None:
                 self._dealings.take(kind, number, body, arrays)
@@ -286,7 +247,7 @@ class Host:
         elif request.error is None:
             self._complete(each, request)
         if each.later and self._takes is not None:
-            self._takes.late(each.batch, request)
+            self._takes.late(each.batch, [request])
 
     def _complete(self, each: _Open, request: InferRequest) -> None:
         if getattr(request, "answers", None) is not None:
@@ -303,40 +264,36 @@ class Host:
         self._open.pop(each.number, None)
         self._numbers.pop(each.request, None)
 
-    # -- the worker's end --------------------------------------------------------------------------------------
+    # -- as Kept tells it --------------------------------------------------------------------------------------
 
-    def _lost(self, worker: Worker) -> None:
-        if worker is not self._worker:
-            return
-        self._worker = None
+    def moved_in(self, worker: Worker) -> None:
+        """Have somebody for what the worker has to do with the server."""
+        self._dealings = self._deal(worker)
+
+    def moved_out(self) -> None:
+        """Let go of that."""
         if self._dealings is not None:
             self._dealings.end()
             self._dealings = None
-        failure = WorkerLost(f"{self._order.label} has ended: it is started again")
-        if self._takes is not None and not self._closing:
+
+    def lost(self, failure: InferError) -> None:
+        """Leave what waits to others, and end what was under way."""
+        if self._takes is not None and not self._kept.closing:
             self._takes.down(failure, hopeless=False)
         self._hand_back()
         for each in list(self._open.values()):
             if each.later:
                 self._end(each, failure)
-        if not self._closing:
-            self._restarting = self._loop.create_task(self._restart())
 
-    async def _restart(self) -> None:
-        while True:
-            await asyncio.sleep(self._backoff.ended(self._loop.time()))
-            try:
-                await self.start()
-            except Exception as error:  # whatever it is, the next start may go well
-                text = error.message if isinstance(error, InferError) else type(error).__name__
-                unknown = None if isinstance(error, InferError) else error
-                logger.log(logging.ERROR, "%s cannot be started again: %s", self._order.label, text, exc_info=unknown)
-                if self._takes is not None:
-                    self._takes.down(InferError(Code.NOT_READY, text), hopeless=True)
-                continue
-            if self._takes is not None:
-                self._takes.up()
-            return
+    def hopeless(self, failure: InferError) -> None:
+        """Have what waits answered, if nobody else can run it."""
+        if self._takes is not None:
+            self._takes.down(failure, hopeless=True)
+
+    def back(self) -> None:
+        """Go on."""
+        if self._takes is not None:
+            self._takes.up()
 
 
 def _wrong_count(requests: int, answers: int) -> str:

@@ -94,7 +94,7 @@ class Elsewhere:
         if answers is not None:
             answers.tell(Told({"y": request.inputs[0]}))
         _settle(request, fails=False)
-        self.takes.late(batch, request)
+        self.takes.late(batch, [request])
 
     def _down(self) -> None:
         assert self.takes is not None
