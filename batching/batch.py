@@ -13,12 +13,13 @@ class Batch:
     the batch shares them. `cost_ns` is what it was predicted to take when it was closed, 0 for a Key never run.
     `places` are the rows of the run at which the requests stand, ascending, where they do not follow one another: a
     direct sequence has a row of its own. Rows between them run empty, and so do those after them up to `span_rows`.
-    None: they follow one another.
+    None: they follow one another. `runs` is in how many runs they ran: more than one where they were sent to another
+    process together and ran there one after another.
     """
 
     __slots__ = (
         "compute_end_ns", "compute_start_ns", "cost_ns", "exec_end_ns", "exec_start_ns", "key", "places", "requests",
-        "rows", "span_rows",
+        "rows", "runs", "span_rows",
     )  # fmt: skip
 
     def __init__(self, requests: list[InferRequest], rows: int, key: Key, exec_start_ns: int) -> None:
@@ -32,3 +33,4 @@ class Batch:
         self.cost_ns = 0.0
         self.places: list[int] | None = None
         self.span_rows = rows
+        self.runs = 1

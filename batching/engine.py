@@ -82,10 +82,10 @@ class Engine:
             model = open_ensemble(spec)
             self._ensembles.adopt(model)
             return self._with_cache(model)
-        finished = self._turns.finished_on_thread
         outside = self.outsides.get(spec.backend)
         if outside is not None:
-            return self._with_cache(await open_outside(spec, outside, finished, self.devices))
+            return self._with_cache(await open_outside(spec, outside, self._turns.finished_on_loop, self.devices))
+        finished = self._turns.finished_on_thread
         model = await self._loop.run_in_executor(None, open_model, spec, self._loaders, finished, self.devices)
         if spec.policy.run_limit_us:
             model.watchdog = self._watchdog

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from .model import Model
     from .rates import Claim, RateLimiter
-    from .request import InferRequest
+    from .request import InferRequest, Key
 
 logger = logging.getLogger("penstock.batching")
 
@@ -39,10 +39,13 @@ class Outside(Protocol):
     """One executor in another process. It runs one Batch at a time.
 
     What it owes for each Batch: `freed` once, with requests that are answered by then, and `late` with those that were
-    answered before, or are after; or `unrun`, if nothing of it was begun. `down` says that it cannot run now, `up` that
-    it can again.
+    answered before, or are after; or `unrun` with those that were not begun, if there are any, and `late` before with
+    the others. `down` says that it cannot run now, `up` that it can again.
     Threads: the event loop's.
     """
+
+    def most_ns(self, key: Key) -> int:
+        """Give what a Batch of a Key may be predicted to take, since others could run it; 0: as long as it likes."""
 
     def attach(self, instance: Takes) -> None:
         """Take whom to tell."""
@@ -79,7 +82,7 @@ class OutsideInstance:
         self._limiter = limiter
         self._claim: Any = claim
         self._asked = self._turn = self._busy = self._stopping = False
-        self._kept: Batch | None = None
+        self.kept: Batch | None = None
         self.idle = True
         self.hopeless = False
         self.failure: InferError | None = None
@@ -140,21 +143,31 @@ class OutsideInstance:
         self._model.count(event)
 
     def unrun(self, batch: Batch) -> None:
-        """Run a Batch elsewhere, or here again when that can be: nothing of it was begun."""
+        """Run a Batch elsewhere, or here again when that can be: nothing of what it holds was begun."""
         self._busy = False
         self._end_turn(more=False)
-        peers = [each for each in self._model.instances if isinstance(each, OutsideInstance)]
-        taker = next((each for each in peers if each.free), self)
+        taker = next((each for each in self._peers() if each.free), self)
         taker.keep(batch)
+
+    def _peers(self) -> list[OutsideInstance]:
+        return [each for each in self._model.instances if isinstance(each, OutsideInstance)]
+
+    def _left_over(self) -> Batch | None:
+        """Give a Batch that was taken from the queue before: its own, or one whose keeper cannot run it now."""
+        keeper = self
+        if self.kept is None:
+            keeper = next((each for each in self._peers() if each.kept is not None and each.failure is not None), self)
+        batch, keeper.kept = keeper.kept, None
+        return batch
 
     @property
     def free(self) -> bool:
         """Whether it would run a Batch at once."""
-        return not self._busy and self._kept is None and self.failure is None
+        return not self._busy and self.kept is None and self.failure is None
 
     def keep(self, batch: Batch) -> None:
         """Take a Batch that was taken from the queue by another, or by itself: it is the next to run."""
-        self.idle, self._kept = False, batch
+        self.idle, self.kept = False, batch
         self._loop.call_soon(self._look)
 
     def down(self, failure: InferError, *, hopeless: bool) -> None:
@@ -181,7 +194,7 @@ class OutsideInstance:
             return
         if not self._in_turn():
             return
-        batch, self._kept = self._kept or self._take(), None
+        batch = self._left_over() or self._take()
         if batch is None:
             self._end_turn(more=False)
             return
@@ -207,7 +220,10 @@ class OutsideInstance:
     def _take(self) -> Batch | None:
         model = self._model
         with model.lock:
-            batch = model.scheduler.take(time.monotonic_ns())
+            now_ns = time.monotonic_ns()
+            lane = model.scheduler.next_lane(now_ns)
+            most_ns = self.outside.most_ns(lane.key) if lane is not None else 0
+            batch = model.scheduler.take_from(lane, now_ns, most_ns) if lane is not None else None
             self.idle = batch is None
             left = model.scheduler.live > 0
             if batch is not None and left:
@@ -218,8 +234,8 @@ class OutsideInstance:
 
     def _refuse_all(self, failure: InferError) -> None:
         model = self._model
-        while (batch := self._kept or self._take()) is not None:
-            self._kept = None
+        while (batch := self.kept or self._take()) is not None:
+            self.kept = None
             with model.lock:
                 model.scheduler.finished(batch, time.monotonic_ns())
             model.hand_over(refuse(batch, failure))
@@ -239,4 +255,5 @@ def _part(batch: Batch, requests: list[InferRequest]) -> Batch:
     part = Batch(requests, sum([request.rows for request in requests]), batch.key, batch.exec_start_ns)
     part.compute_start_ns, part.compute_end_ns = batch.compute_start_ns, batch.compute_end_ns
     part.exec_end_ns = batch.exec_end_ns
+    part.runs = min(batch.runs, len(requests))
     return part

@@ -44,7 +44,7 @@ ROWS_BOUNDS: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _PENDING = 1024
 # A model may meet any number of batch sizes; past this many, a new one is rounded up to a power of two.
 _BATCH_SIZES = 512
-_STAMPS_PER_BATCH = 7
+_STAMPS_PER_BATCH = 8
 _STAMPS_PER_HIT = 4
 _STAMPS_PER_MISS = 3
 
@@ -193,6 +193,7 @@ class ModelStatistics:
             batch.compute_end_ns,
             batch.exec_end_ns,
             end_ns,
+            batch.runs,
         )
         if len(self._starts) >= _PENDING:
             self._count_batches()
@@ -276,13 +277,13 @@ class ModelStatistics:
         batches = np.array(self._batches, np.int64).reshape(-1, _STAMPS_PER_BATCH)
         starts, queued = np.array(self._starts, np.int64), np.array(self._queued, np.int64)
         self._starts, self._queued, self._batches = [], [], []
-        sizes, rows, stamps, ends = batches[:, 0], batches[:, 1], batches[:, 2:6], batches[:, 6]
+        sizes, rows, stamps, ends, runs = batches[:, 0], batches[:, 1], batches[:, 2:6], batches[:, 6], batches[:, 7]
         # Stamps come from two threads and may be shared by a loop turn: a difference just below 0 is 0.
         total = np.maximum(np.repeat(ends, sizes) - starts, 0)
         queue = np.maximum(np.repeat(stamps[:, 0], sizes) - queued, 0)
-        parts = np.maximum(stamps[:, 1:] - stamps[:, :-1], 0)
+        parts = np.maximum(stamps[:, 1:] - stamps[:, :-1], 0) // runs[:, None]
         self._success_count += len(starts)
-        self._execution_count += len(batches)
+        self._execution_count += int(runs.sum())
         self._inference_count, self._unused_rows = self._inference_count + int(rows.sum()) - self._unused_rows, 0
         self._success_ns += int(total.sum())
         self._queue_ns += int(queue.sum())
@@ -293,9 +294,7 @@ class ModelStatistics:
         if self.answers is None:
             self._first_response.add(total)
         self._queue.add(queue)
-        self._compute.add(parts.sum(axis=1))
-        self._rows.add(rows)
-        self._count_by_rows(rows, parts)
+        self._count_runs(np.repeat(rows // runs, runs), np.repeat(parts, runs, axis=0))
         if self._quantiles:
             windows = np.repeat(ends // WINDOW_NS, sizes)
             for name, values in zip(LATENCIES, (total, queue, *np.repeat(parts, sizes, axis=0).T), strict=True):
@@ -333,15 +332,16 @@ class ModelStatistics:
         if self._quantiles:
             self._quantiles["cache_miss"].add(lookups + insertions, ends // WINDOW_NS)
 
-    def _count_by_rows(self, rows: _Ints, parts: _Ints) -> None:
+    def _count_runs(self, rows: _Ints, parts: _Ints) -> None:
+        self._compute.add(parts.sum(axis=1))
+        self._rows.add(rows)
         order = np.argsort(rows, kind="stable")
         sizes, first, counts = np.unique(rows[order], return_index=True, return_counts=True)
         sums = np.add.reduceat(parts[order], first, axis=0)
         for size, count, more in zip(sizes.tolist(), counts.tolist(), sums.tolist(), strict=True):
             known = size in self._by_rows or len(self._by_rows) < _BATCH_SIZES
             entry = self._by_rows.setdefault(size if known else 1 << (size - 1).bit_length(), [0, 0, 0, 0])
-            for position, value in enumerate((count, *more)):
-                entry[position] += value
+            entry[:] = [before + value for before, value in zip(entry, (count, *more), strict=True)]
 
     def _count_hook(self, hook: str) -> None:
         pending = self._hook_ns[hook]

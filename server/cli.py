@@ -17,17 +17,20 @@ from .setting import Setting, shown
 from .settings import FALSE_WORDS, TRUE_WORDS, SettingError, Settings, known_settings, nearest, resolve
 
 USAGE_STATUS = 2
+SELDON = "seldon-core-microservice"
 _NO_SETTINGS = {"command", "paths", "invariance"}
-_ABOUT = "An inference server for ONNX models, TensorFlow SavedModels, Python models and Cortex projects."
+_ABOUT = "An inference server for ONNX models, TensorFlow SavedModels, Python models, Cortex and Seldon Core."
 _CHECK = "say what `serve` with the same arguments would serve, and every mistake, without serving"
-_PATH = "a model repository, its URL, or one model; with --dialect cortex, a project's folder"
+_PATH = "a model repository, its URL, or one model; with --dialect cortex or seldon, a project's or component's folder"
 _NOTHING = {
     "triton": "nothing to serve: give the PATH of a model repository, of an .onnx file or of a SavedModel; "
     "with --dialect cortex, a project's folder",
     "cortex": "nothing to serve: give the PATH of a project, the folder with its cortex.yaml",
+    "seldon": "nothing to serve: give the PATH of a component, its folder or its Name.py, or of a graph",
 }
 _INVARIANCE = "also run each model, to say whether its answers depend on who shares their batch"
 _PLAN = "predict latency, throughput and the devices for a target, from measured run times"
+_SELDON = "serve a component of Seldon Core, as the program of that name did (docs/seldon.md)"
 _PAGES = "Every flag is also an environment name (--http-port: PENSTOCK_HTTP_PORT) and a key of the settings file."
 
 
@@ -52,10 +55,16 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit status: 0 done, 1 failed, 2 wrong usage."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if argv is None and os.path.basename(sys.argv[0]) == SELDON:  # noqa: PTH119 - pathlib is 5 ms
+        words.insert(0, SELDON)
+    if words[:1] == [SELDON]:
+        from .seldon.command import run
+
+        return run(words[1:], _serve)
     if words[:1] == ["plan"]:
         return _installed("plan", words[1:])
     parser = _parser()
-    args = parser.parse_args(_with_values(words))
+    args = parser.parse_args(with_values(words))
     if args.command is None:
         parser.print_help()
         return USAGE_STATUS
@@ -97,7 +106,8 @@ def _parser() -> argparse.ArgumentParser:
         for item in known_settings():
             if item.group not in groups:
                 groups[item.group] = command.add_argument_group(item.group)
-            _add(groups[item.group], item)
+            add_flag(groups[item.group], item)
+    commands.add_parser(SELDON, help=_SELDON, add_help=False)
     commands.add_parser("plan", help=_PLAN, add_help=False)
     commands.add_parser("version", help="print the version")
     return parser
@@ -107,7 +117,8 @@ def _wide(prog: str) -> argparse.HelpFormatter:
     return argparse.HelpFormatter(prog, max_help_position=36)
 
 
-def _add(group: argparse._ArgumentGroup, item: Setting) -> None:
+def add_flag(group: argparse._ActionsContainer, item: Setting) -> None:
+    """Let a parser take a setting, by its name; what is not given is not there."""
     repeated = isinstance(item.default, tuple)
     metavar = item.unit.split()[-1].upper() if item.unit else "|".join(item.choices)
     if isinstance(item.default, bool):
@@ -119,7 +130,7 @@ def _add(group: argparse._ArgumentGroup, item: Setting) -> None:
     )  # fmt: skip
 
 
-def _with_values(words: Sequence[str]) -> list[str]:
+def with_values(words: Sequence[str]) -> list[str]:
     """Complete `--access-log` to `--access-log=true`, so that what follows is not taken for its value."""
     booleans = {item.flag for item in known_settings() if isinstance(item.default, bool)}
     return [
@@ -160,6 +171,12 @@ def _check(settings: Settings, invariance: bool) -> int:
         projects = check_projects(settings, invariance=invariance)
         print(projects)
         return projects.status
+    if settings.dialect == "seldon":
+        from .seldon.check import check_components
+
+        components = check_components(settings)
+        print(components)
+        return components.status
     from penstock.backends.loading import LOADERS
 
     from .environments.environments import Environments

@@ -12,14 +12,18 @@ if TYPE_CHECKING:
     from penstock.batching.model import Model
 
     from .engines import Serves
+    from .environments.environments import Environments
     from .hooks.runner import Hooks
     from .http.service import Service
     from .repository.findings import Finding
     from .repository.repository import Repository
     from .repository.scan import Defaults
+    from .seldon.dialect import Seldon
     from .v2.inference import Inference
 
-CORTEX = "cortex"
+CORTEX, SELDON = "cortex", "seldon"
+ALONE = {CORTEX: "API", SELDON: "component"}
+"""Formats whose containers ended when what they served could not be: what that was called."""
 
 
 class Sources(Protocol):
@@ -47,7 +51,20 @@ def sources_of(settings: Settings) -> Sources:
         from .cortex.projects import Projects
 
         return Projects(settings.model_repository, settings.s3_root)
+    if settings.dialect == SELDON:
+        from .seldon.components import Components
+
+        return Components(settings)
     return Mirrors.of(settings.model_repository)
+
+
+def seldon_of(settings: Settings, environments: Environments, repository: Repository) -> Seldon | None:
+    """Give what serves Seldon components, if that is what the PATHs hold."""
+    if settings.dialect != SELDON:
+        return None
+    from .seldon.dialect import Seldon
+
+    return Seldon(settings, environments, repository)
 
 
 def in_front(

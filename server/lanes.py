@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .grpc.connection import GrpcShared
 from .grpc.listening import GrpcListener
-from .http.access import LoggedFastLane
+from .http.access import LoggedFastLane, QuietFastLane
 from .http.fastlane import FastLane
 from .http.service import Service, Shared
 from .listener import Listener, make_config
@@ -47,7 +47,7 @@ def http_lane(settings: Settings, app: ASGIApp, service: Service) -> Listener:
 def metrics_lane(settings: Settings, app: ASGIApp) -> Listener:
     """Make the metrics port."""
     place = settings.metrics_address or settings.http_address, settings.metrics_port
-    return _listener(settings, "metrics", place, app, Unclaimed())
+    return _listener(settings, "metrics", place, app, Unclaimed(), logged=settings.metrics_access_log)
 
 
 def grpc_lane(settings: Settings, methods: Mapping[str, Method], loop: asyncio.AbstractEventLoop) -> GrpcListener:
@@ -58,9 +58,17 @@ def grpc_lane(settings: Settings, methods: Mapping[str, Method], loop: asyncio.A
     return listener
 
 
-def _listener(settings: Settings, name: str, place: tuple[str, int], app: ASGIApp, service: Service) -> Listener:
-    shared = Shared(service, settings.limits(), loud=settings.dialect == "cortex")
-    lane = LoggedFastLane if settings.access_log else FastLane
+def _listener(
+    settings: Settings, name: str, place: tuple[str, int], app: ASGIApp, service: Service, *, logged: bool = True
+) -> Listener:  # fmt: skip
+    shared = Shared(service, settings.limits(), loud=settings.dialect in ("cortex", "seldon"))
+    if settings.dialect == "seldon":
+        from .seldon.pages import failure
+
+        shared.failure = failure
+    lane: type[FastLane] = FastLane
+    if settings.access_log:
+        lane = LoggedFastLane if logged else QuietFastLane
     protocol = type("Connection", (lane,), {"shared": shared})
     config = make_config(app, protocol, idle_s=settings.http_idle_timeout_secs, access_log=settings.access_log)
     listener = Listener(name, *place, config, shared.sweep)

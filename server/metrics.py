@@ -80,6 +80,8 @@ class Metrics:
         self.processes: Mapping[str, int] = {}
         """Of a server that is several: what its supervisor has counted, by metric and label."""
         self.more: Callable[[], Iterable[str]] = tuple
+        self.content_type = CONTENT_TYPE
+        """Of the page on its own port."""
 
     async def render(self) -> bytes:
         """Give the page as of now.
@@ -139,8 +141,8 @@ class Metrics:
             lines[name].append(f"{name}_count{{{labels}}} {summed.count}")
 
 
-def create_metrics_app(metrics: Metrics) -> ASGIApp:
-    """Make the ASGI application of the metrics port: GET /metrics and nothing else."""
+def create_metrics_app(metrics: Metrics, path: str = "/metrics") -> ASGIApp:
+    """Make the ASGI application of the metrics port: GET of one path and nothing else."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -148,12 +150,12 @@ def create_metrics_app(metrics: Metrics) -> ASGIApp:
             return
         if scope["type"] != "http":
             raise ValueError(f"the metrics port speaks HTTP, not {scope['type']}")
-        if scope["path"] != "/metrics":
+        if scope["path"] != path:
             await _answer(send, 404, "application/json", error_body("Not Found"))
         elif scope["method"] != "GET":
             await _answer(send, 405, "application/json", error_body("Method Not Allowed"))
         else:
-            await _answer(send, 200, CONTENT_TYPE, await metrics.render())
+            await _answer(send, 200, metrics.content_type, await metrics.render())
 
     return app
 

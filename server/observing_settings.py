@@ -33,6 +33,8 @@ class ObservingSettings(GrpcSettings):
     metrics_port: int = setting(
         8002, "Metrics", "Port of the metrics; 0 lets the system choose.", unit="TCP port", bounds=PORTS
     )
+    metrics_path: str = setting("/metrics", "Metrics", "Path of the metrics on their own port.", unit="path")
+    metrics_access_log: bool = setting(True, "Metrics", "Let --access-log have the requests of the metrics port.")
     metrics_interval_ms: int = setting(
         2000, "Metrics", "How old the figures of the machine and its GPUs may be. Read only while somebody scrapes.",
         unit="milliseconds", bounds=(1, 3_600_000),

@@ -60,7 +60,7 @@ class Serving(Protocol):
 
     @property
     def places(self) -> str:
-        """Where it listens, in words."""
+        """Where it listens, in words; "" if it does once it has loaded."""
 
     @property
     def serves(self) -> str:
@@ -173,19 +173,28 @@ class _Process:
     async def _until_asked(self, server: Serving) -> bool:
         """Serve until a signal comes. Returns: whether it ends for what could not be loaded."""
         await server.open()
-        version = importlib.metadata.version("penstock")
-        logger.info("penstock %s: %s", version, server.places)
+        listens = self._tell_places(server)
         loading = asyncio.ensure_future(server.load())
         if not await first(loading, self._asked.wait()):
             return False
         reasons = loading.result()
         settle_memory()
+        if not listens:
+            self._tell_places(server)
         logger.info("%s", server.serves)
         if self._settings.exit_on_error and reasons:
             logger.critical("stopping, as --exit-on-error says: %s", "; ".join(reasons))
             return True
         await self._asked.wait()
         return False
+
+    @staticmethod
+    def _tell_places(server: Serving) -> bool:
+        """Log where a server listens, if it does. Returns: whether."""
+        places = server.places
+        if places:
+            logger.info("penstock %s: %s", importlib.metadata.version("penstock"), places)
+        return bool(places)
 
 
 def settle_memory() -> None:

@@ -164,11 +164,13 @@ def guarded(path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Ca
     return checked
 
 
-def restricted_methods(methods: Mapping[str, Method], restricted: Restricted) -> dict[str, Method]:
+def restricted_methods(
+    methods: Mapping[str, Method], restricted: Restricted, categories: Mapping[str, str] = GRPC_CATEGORIES
+) -> dict[str, Method]:
     """Put the check before every method that has a category; an unrestricted server's methods stay as they are."""
     if not restricted:
         return dict(methods)
-    return {path: _checked(method, restricted, GRPC_CATEGORIES.get(path)) for path, method in methods.items()}
+    return {path: _checked(method, restricted, categories.get(path)) for path, method in methods.items()}
 
 
 class _Gate:

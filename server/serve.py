@@ -20,7 +20,7 @@ from penstock.backends.loading import LOADERS
 from penstock.batching.cache import Cache
 
 from .cache_config import parse as parse_cache
-from .dialects import CORTEX, in_front, sources_of
+from .dialects import ALONE, in_front, seldon_of, sources_of
 from .environments.environments import Environments
 from .faults import Faults, own_workers
 from .grpc.tls import TlsError, context_for
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from .grpc.listening import GrpcListener
     from .grpc.method import Method
     from .hooks.runner import Hooks
+    from .http.service import Service
     from .listener import Listener
     from .observing import Port as Connected
 
@@ -81,8 +82,8 @@ class Models(Opens, Protocol):
 class Server:
     """One server on the running event loop: `open`, `load`, and in the end `drain` and `close`.
 
-    Invariants: it answers from `open` on, and is ready once `load` has ended well. From the start of `drain` on it is
-    not ready; whatever was sent on a connection that it had accepted is still answered.
+    Invariants: it answers from `open` on, or from the end of `load`, and is ready once that has ended well. From the
+    start of `drain` on it is not ready; whatever was sent on a connection that it had accepted is still answered.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Server:
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         self._stopped = False
+        self._listens = False
         self.faults = Faults(settings, {"worker": own_workers})
         self.environments = Environments.of(settings)
         self.engine = self.faults.engine(self._loop, with_isolated(loaders, self.environments.interpreter))
@@ -113,24 +115,33 @@ class Server:
         self.elsewhere: tuple[Connected, Connected] | None = None
         self.metrics = made_metrics(settings, self.engine, self._connected, self.faults.counts())
         custom = CustomMetrics()
-        self.metrics.more = custom.render
         beside = Beside(self.engine, custom, self._models.hooks_of, self.control)
         self.engine.outsides[PYTHON] = PythonModels(beside, self.environments, defaults)
+        self._seldon = seldon_of(settings, self.environments, self.repository)
+        if self._seldon is not None:
+            self.engine.outsides[self._seldon.backend] = self._seldon.models
+            self.metrics.content_type = self._seldon.metrics_type
+        service, counted = self._in_front()
+        self.metrics.more = lambda: (*custom.render(), *counted())
         if settings.allow_http:
-            inference = Inference(
-                self.engine, settings.limits(), self._models.hooks_of, self.shared_memory.regions,
-                Forwarding.of(settings.http_header_forward_pattern),
-            )  # fmt: skip
-            inference.restricted = self.observing.http_restricted
-            service, counted = in_front(
-                settings, self.engine, self.repository, self._models.hooks_of, inference, self.health.ready
-            )
-            self.metrics.more = lambda: (*custom.render(), *counted())
             self._http = http_lane(settings, self.app(), service)
         if settings.allow_grpc:
             self._grpc = grpc_lane(settings, self.grpc_methods(), self._loop)
         if settings.allow_metrics:
-            self._metrics = metrics_lane(settings, create_metrics_app(self.metrics))
+            self._metrics = metrics_lane(settings, create_metrics_app(self.metrics, settings.metrics_path))
+
+    def _in_front(self) -> tuple[Service, Callable[[], Iterable[str]]]:
+        """Make what answers requests over HTTP. Returns: also what gives the lines that it has for the metrics page."""
+        inference = Inference(
+            self.engine, self._settings.limits(), self._models.hooks_of, self.shared_memory.regions,
+            Forwarding.of(self._settings.http_header_forward_pattern),
+        )  # fmt: skip
+        inference.restricted = self.observing.http_restricted
+        if self._seldon is not None:
+            return self._seldon.service(self.engine, inference), self._seldon.render
+        return in_front(
+            self._settings, self.engine, self.repository, self._models.hooks_of, inference, self.health.ready
+        )
 
     def _connected(self) -> Iterable[Connected | None]:
         """Give what has the connections over HTTP and over gRPC: `elsewhere`, where those are other processes'."""
@@ -155,7 +166,8 @@ class Server:
 
     def grpc_methods(self) -> dict[str, Method]:
         """Give the RPCs by path."""
-        return methods(
+        dialect = self._seldon.grpc_methods(self.engine, self.observing.grpc_restricted) if self._seldon else {}
+        own = methods(
             Parts(
                 engine=self.engine,
                 repository=self.repository,
@@ -171,8 +183,10 @@ class Server:
                 system=self.shared_memory.system,
                 cuda=self.shared_memory.cuda,
                 forwarding=Forwarding.of(self._settings.grpc_header_forward_pattern),
+                files=self._seldon.grpc_files() if self._seldon is not None else (),
             )
         )
+        return {**own, **dialect}
 
     @property
     def http_port(self) -> int:
@@ -191,7 +205,9 @@ class Server:
 
     @property
     def places(self) -> str:
-        """Where it listens, in words."""
+        """Where it listens, in words; "" while it does not."""
+        if not self._listens:
+            return ""
         return ", ".join(f"{each.name} on {each.url}" for each in self._ports) or "nowhere"
 
     @property
@@ -213,7 +229,7 @@ class Server:
         """Nothing outlives its process."""
 
     async def open(self) -> None:
-        """Listen, and answer: live, not yet ready.
+        """Listen, and answer: live, not yet ready. With components of Seldon Core `load` does that.
 
         Raises: StartError.
         """
@@ -230,20 +246,31 @@ class Server:
             await asyncio.to_thread(self._sources.open)
             if self._grpc:
                 self._grpc.tls = context_for(self._settings)
+        except (TlsError, RemoteError, MistakesError) as error:
+            raise StartError(str(error)) from error
+        if self._seldon is None:
+            await self._listen()
+
+    async def _listen(self) -> None:
+        try:
             for port in self._ports:
                 await port.open()
-        except (ListenError, TlsError, RemoteError, MistakesError) as error:
+        except ListenError as error:
             raise StartError(str(error)) from error
+        self._listens = True
 
     async def load(self) -> list[str]:
         """Read the repository and load what is in it.
 
-        Returns: why each version that is not served is not. Raises: StartError, of Cortex projects that leave nothing.
+        Returns: why each version that is not served is not. Raises: StartError, of other formats that leave nothing.
         """
         failures = await self.control.start()
-        if failures and self._settings.dialect == CORTEX and not self.engine.models():
-            # as a container of Cortex, which ended with its API
-            raise StartError("\n".join(["no API can be served:", *failures]))
+        if failures and (word := ALONE.get(self._settings.dialect)) and not self.engine.models():
+            # as their containers, which ended with what they served
+            raise StartError("\n".join([f"no {word} can be served:", *failures]))
+        if self._seldon is not None:
+            # probes that look for an open port take it for a component that is ready, as in its container
+            await self._listen()
         self.faults.begin()
         return failures
 

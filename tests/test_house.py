@@ -25,10 +25,17 @@ TREES = {name: ast.parse(path.read_text("utf-8")) for name, path in MODULES.item
 MODULE_LINES, FUNCTION_LINES, PARAMETERS = 350, 50, 6
 EXCEPTIONS: dict[str, str] = {
     "server/python_models/inside/requests.py::__init__": "the parameters of Triton's pb_utils.InferenceRequest",
+    "server/seldon/importable/seldon_core/utils.py::construct_response": "the parameters of seldon_core's",
+    "server/seldon/importable/seldon_core/utils.py::construct_response_json": "the parameters of seldon_core's",
 }
 
+_SHIM = "server/seldon/importable/seldon_core"
 NAMED_BY_OTHERS = {
-    "server/python_models/importable/triton_python_backend_utils.py": "what a model.py of Triton's imports"
+    "server/python_models/importable/triton_python_backend_utils.py": "what a model.py of Triton's imports",
+    **{
+        f"{_SHIM}/{name}.py": "what components import of seldon-core"
+        for name in ("utils", "flask_utils", "env_utils", "imports_helper")
+    },
 }
 BANNED = {"manager", "handler", "util", "utils", "helper", "helpers", "common", "data", "info"}
 HEAVY = ("onnxruntime", "tensorflow", "fastapi", "uvicorn", "simdjson", "google.protobuf", "tritonclient", "pynvml")

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 from uvicorn.protocols.utils import get_remote_addr
 
 from .fastlane import FastLane
 
 logger = logging.getLogger("uvicorn.access")
+
+
+class QuietFastLane(FastLane):
+    """A connection that logs nothing, also not what uvicorn answers, although others do."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.access_log = False
 
 
 class LoggedFastLane(FastLane):

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from penstock.server.errors import error_body
-
 from .head import HttpError
 
 if TYPE_CHECKING:
@@ -123,7 +121,7 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing() or not self._withdraw():
             self._close()
             return
-        body = error_body(error.text)
+        body = self.shared.failure(error.text)
         lines = self.shared.answers.head(error.status, self.server_state.default_headers)
         self.transport.write(
             b"%bconnection: close\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"

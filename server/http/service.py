@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from penstock.server.errors import error_body
+
 from .answers import Answers
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .connection import Connection
     from .fastlane import FastLane
     from .head import Head
@@ -39,7 +43,7 @@ class Service(Protocol):
 
 
 class Shared:
-    """What all connections of one server share."""
+    """What all connections of one server share. `failure` writes the JSON body of what is refused as no request."""
 
     def __init__(self, service: Service, limits: Limits, *, loud: bool = False) -> None:
         self.service = service
@@ -48,6 +52,7 @@ class Shared:
         self.answers = Answers(loud=loud)
         self.connections: set[Connection] = set()
         self.draining = False
+        self.failure: Callable[[str], bytes] = error_body
 
     def remember(self, raw: bytes, head: Head) -> None:
         """Keep a parsed head by its bytes."""

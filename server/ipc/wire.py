@@ -80,6 +80,9 @@ class Wire:
         """
         if len(body) > _MOST_BYTES:
             raise ValueError(f"a message of {len(body)} bytes is too long")
+        if arrays is None and not descriptors:
+            self.out.append(HEADER.pack(len(body), kind, 0, number, len(body), 0) + body)  # 0.25 us instead of 0.37
+            return
         duplicates = _duplicated(descriptors) if descriptors else ()
         try:
             if arrays is None:

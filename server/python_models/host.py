@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from penstock.backends.backend import Array
     from penstock.batching.batch import Batch
     from penstock.batching.outside import Takes
-    from penstock.batching.request import InferRequest
+    from penstock.batching.request import InferRequest, Key
     from penstock.server.workers.worker import Worker
 
 logger = logging.getLogger("penstock.python_models")
@@ -128,6 +128,10 @@ class Host:
             self._numbers[each.request] = each.number
         batch.compute_start_ns = time.monotonic_ns()
         called.add_done_callback(partial(self._called, batch, opened))
+
+    def most_ns(self, key: Key) -> int:
+        """Take as much as there is."""
+        return 0
 
     def abandon(self, request: InferRequest) -> None:
         """Tell the worker that nobody takes a request's answers any more."""

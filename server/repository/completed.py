@@ -28,8 +28,9 @@ def completed(declared: Any, spec: ModelSpec, platform: str) -> Any:
     config.backend = "" if spec.ensemble is not None else spec.backend or BACKEND
     if config.backend == PYTHON:
         config.platform = ""
-    config.max_batch_size = spec.policy.max_batch_rows or 0
     signature = spec.signature
+    # calls of user code are sent together where no tensor has an axis for rows, too
+    config.max_batch_size = (spec.policy.max_batch_rows or 0) if signature is None or signature.batched else 0
     if signature is not None:
         _tensors(config.input, signature.inputs, signature.batched)
         _tensors(config.output, signature.outputs, signature.batched)
@@ -89,7 +90,7 @@ def _batching(config: Any, spec: ModelSpec) -> None:
     One whose requests run alone has it if it was declared. Levels and policies are reported as they were declared.
     """
     policy, kind = spec.policy, config.WhichOneof("scheduling_choice")
-    rows = policy.max_batch_rows or 0
+    rows = config.max_batch_size
     if kind == "sequence_batching":
         sequences.report(config, rows)
     if kind not in {None, "dynamic_batching"}:

@@ -24,6 +24,10 @@ logger = logging.getLogger("penstock.repository")
 
 CORTEX_FILE = "cortex.yaml"
 """What the folder of a project holds, which may be taken for a model repository."""
+_S2I = Path(".s2i", "environment")
+"""Likewise of a Seldon component; seldon/modules.py reads it."""
+_SELDON_FILES = frozenset({".py", ".yaml", ".yml", ".json"})
+"""What a file of a Seldon component, or of a graph of them, is called."""
 
 _NOT_COPIED = b"not copied"
 """The fingerprint of a model that could never be copied: while it is so, polling has nothing new to load."""
@@ -70,7 +74,8 @@ class Mirrors:
             if not path.exists():
                 return Finding(path, "no such file or folder")
             if not path.is_dir() and path.suffix != ".onnx" and path.name != CORTEX_FILE:
-                return Finding(path, "neither a model repository nor an .onnx file")
+                hint = "; of Seldon Core? Say --dialect seldon" if path.suffix in _SELDON_FILES else ""
+                return Finding(path, f"neither a model repository nor an .onnx file{hint}")
         return self.project()
 
     def project(self) -> Finding | None:
@@ -78,6 +83,8 @@ class Mirrors:
         for path in self.local:
             if path.name == CORTEX_FILE or ((path / CORTEX_FILE).is_file() and not list_names([path])):
                 return Finding(path, "is a Cortex project: serve it with --dialect cortex")
+            if (path / _S2I).is_file() and not list_names([path]):
+                return Finding(path, "is a Seldon component: serve it with --dialect seldon")
         return None
 
     def repository(self, defaults: Defaults) -> Repository:

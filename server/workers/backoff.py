@@ -10,7 +10,8 @@ class Backoff:
     """How long to wait before the next start. Told the time, of any clock.
 
     Invariants: the first wait is 0 s, the next `first_s`, each one after that twice as long, none above `most_s`. All
-    begins anew once a start has served for `forget_s`. A start that never served is a failure, however long it took.
+    begins anew once a start has served for `forget_s`, or with `forget`. A start that never served is a failure, however
+    long it took.
     """
 
     def __init__(self, first_s: float = 1.0, most_s: float = 60.0, forget_s: float = 5.0) -> None:
@@ -24,6 +25,10 @@ class Backoff:
     def serves(self, now_s: float) -> None:
         """Say that what was started serves now."""
         self._since_s = now_s
+
+    def forget(self) -> None:
+        """Say that it has done what it is there for, or that its end is no failure: the next start is at once."""
+        self.failures = 0
 
     def ended(self, now_s: float) -> float:
         """Say that it has ended, or could not be started. Returns: seconds to wait until the next start."""

@@ -113,6 +113,19 @@ class Kept:
         worker.stop()
         await worker.ended
 
+    def proved(self) -> None:
+        """Learn that the worker does what it is asked: if something ends it, another is started at once."""
+        self._backoff.forget()
+
+    def renew(self) -> None:
+        """Let the worker do what it was asked, and end; then start another."""
+        worker = self.worker
+        if worker is None or self.closing or not worker.serves:
+            return
+        self._backoff.forget()
+        worker.stop()
+        worker.ended.add_done_callback(lambda _: self._lost(worker))
+
     def _lost(self, worker: Worker) -> None:
         if worker is not self.worker:
             return

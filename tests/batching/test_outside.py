@@ -21,7 +21,7 @@ from penstock.batching.outside import Outside, Takes, parted
 from penstock.batching.outsides import Opened, complete_outside
 from penstock.batching.placement import Devices
 from penstock.batching.rates import RateLimiter
-from penstock.batching.request import InferRequest
+from penstock.batching.request import InferRequest, Key
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec, Resource
 from penstock.batching.stream import Told, stream
 
@@ -55,6 +55,9 @@ class Elsewhere:
         self.seen.set()
         batch.compute_start_ns = time.monotonic_ns()
         self._soon(3, lambda: self._end(batch, self._plan()))
+
+    def most_ns(self, key: Key) -> int:
+        return 0
 
     def abandon(self, request: InferRequest) -> None:
         self.abandoned.append(request.id)
@@ -235,6 +238,19 @@ def test_what_was_not_begun_runs_on_another() -> None:
     assert (len(first.begun), len(second.begun)) == (1, 1)
 
 
+def test_what_one_keeps_that_never_comes_back_is_run_by_another_that_was_busy() -> None:
+    plans = iter(["unbegun"])
+    first, second = Elsewhere(lambda: next(plans, "answer"), hopeless=True), Elsewhere(lambda: "answer")
+
+    async def scene(engine: Engine, model: Model) -> None:
+        found = await asyncio.gather(*(engine.infer(model, x(each)) for each in range(8)))
+        assert [float(outputs[0][0, 0]) for outputs in found] == list(range(8))
+
+    run([first, second], scene)
+
+    assert (len(first.begun), len(second.begun)) == (1, 2)
+
+
 def test_what_waits_is_answered_when_nothing_will_come_back() -> None:
     plans = iter(["die"])
     outside = Elsewhere(lambda: next(plans, "answer"), hopeless=True)
@@ -318,6 +334,21 @@ def test_instances_that_share_a_resource_run_one_after_another() -> None:
 
     assert running == [0, 1]
     assert all(each.begun for each in outsides)
+
+
+def test_an_executor_is_given_no_more_than_it_says() -> None:
+    class Brief(Elsewhere):
+        def most_ns(self, key: Key) -> int:
+            return 1
+
+    outside = Brief(lambda: "answer")
+
+    async def scene(engine: Engine, model: Model) -> None:
+        await submit_all(engine, model, 20, Ledger())
+
+    run([outside], scene)
+
+    assert [len(ids) for ids in outside.begun[1:]] == [1] * (len(outside.begun) - 1)
 
 
 def test_those_that_went_well_are_delivered_together() -> None:

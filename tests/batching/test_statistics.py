@@ -103,6 +103,20 @@ def test_batch_stats_are_per_execution_and_by_rows() -> None:
     )
 
 
+def test_requests_that_ran_one_after_another_are_executions_of_their_own() -> None:
+    statistics = ModelStatistics()
+    stamps = Stamps(((1, 0, 0), (1, 0, 0), (1, 0, 0)), 10 * US, 0, 90 * US, 0, 0)
+    batch = stamps.batch()
+    batch.runs = 3
+    statistics.record_batch(batch, stamps.end_ns)
+
+    counted = statistics.snapshot()
+
+    assert (counted.inference_count, counted.execution_count) == (3, 3)
+    assert counted.compute_infer == Duration(3, 90 * US)
+    assert counted.batch_stats == (BatchSizeStatistics(1, 3, 0, 90 * US, 0),)
+
+
 def test_a_request_without_rows_counts_as_one_inference() -> None:
     empty = Stamps(((0, 1, 1), (2, 1, 1)), 2, 1, 1, 1, 1)
     alone = Stamps(((0, 1, 1),), 2, 1, 1, 1, 1)

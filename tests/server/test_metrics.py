@@ -351,9 +351,9 @@ def test_the_pinned_pool_that_is_not_there_is_empty() -> None:
 # -- the metrics port ------------------------------------------------------------------------------------------
 
 
-def _call(method: str, path: str) -> httpx.Response:
+def _call(method: str, path: str, served: str = "/metrics") -> httpx.Response:
     async def main() -> httpx.Response:
-        transport = httpx.ASGITransport(create_metrics_app(_metrics(fake_model("iris"))))
+        transport = httpx.ASGITransport(create_metrics_app(_metrics(fake_model("iris")), served))
         async with httpx.AsyncClient(transport=transport, base_url="http://penstock") as client:
             return await client.request(method, path)
 
@@ -375,6 +375,11 @@ def test_the_metrics_port_answers_nothing_else(method: str, path: str, status: i
     response = _call(method, path)
 
     assert (response.status_code, list(response.json())) == (status, ["error"])
+
+
+def test_the_metrics_may_have_another_path() -> None:
+    assert _call("GET", "/prometheus", "/prometheus").status_code == 200
+    assert _call("GET", "/metrics", "/prometheus").status_code == 404
 
 
 def test_the_metrics_port_starts_and_stops_with_its_server() -> None:

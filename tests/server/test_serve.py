@@ -278,6 +278,21 @@ def test_the_access_log_has_every_request_once_and_only_when_asked_for(
         assert lines == (wanted if asked else [])
 
 
+@pytest.mark.parametrize("logged", [True, False], ids=["logged", "not logged"])
+def test_the_access_log_has_the_metrics_port_unless_it_is_said(
+    logged: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "uvicorn.access")
+
+    with live_server(tmp_path, access_log=True, metrics_access_log=logged) as live:
+        ask(live.metrics_port, "GET", "/metrics")
+        ask(live.http_port, "GET", "/v2")
+
+    lines = [record.getMessage().partition(" - ")[2] for record in caplog.records if "access" in record.name]
+    wanted = ['"GET /metrics HTTP/1.1" 200', '"GET /v2 HTTP/1.1" 200']
+    assert lines == (wanted if logged else wanted[1:])
+
+
 # -- the process ---------------------------------------------------------------------------------------------------
 
 

@@ -24,16 +24,16 @@ _MOST_UNSENT = 64
 
 
 class Reflection:
-    """What is served, by file and by symbol: our files only, whatever else the process has loaded."""
+    """What is served, by file and by symbol: our files, and a dialect's, whatever else the process has loaded."""
 
-    def __init__(self, health: Health, pulse: Pulse) -> None:
+    def __init__(self, health: Health, pulse: Pulse, files: Iterable[Any] = ()) -> None:
         self.health = health
         self.pulse = pulse
         self._files: dict[str, Any] = {}
         self._symbols: dict[str, str] = {}
         self._services: list[str] = []
         generated = [_proto(module.DESCRIPTOR) for module in (model_config_pb2(), service_pb2())]
-        for file in (*generated, *own_files()):
+        for file in (*generated, *own_files(), *files):
             self._files[file.name] = file
             self._services += [f"{file.package}.{service.name}" for service in file.service]
             self._symbols |= dict.fromkeys(_symbols(file), file.name)

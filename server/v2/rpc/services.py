@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.server.grpc.method import Method
 from penstock.server.restricted import Restricted, restricted_methods
@@ -48,7 +48,10 @@ class InferenceParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts(InferenceParts):
-    """What the methods stand on. What is None is not served: UNIMPLEMENTED. `name` is the server's."""
+    """What the methods stand on. What is None is not served: UNIMPLEMENTED. `name` is the server's.
+
+    `files` are the FileDescriptorProtos of a dialect, for reflection to tell of beside ours.
+    """
 
     repository: Configurations
     name: str = "triton"
@@ -58,6 +61,7 @@ class Parts(InferenceParts):
     cuda: CudaMemory | None = None
     traces: Traces | None = None
     logs: Logging | None = None
+    files: Sequence[Any] = ()
 
 
 def methods(parts: Parts) -> dict[str, Method]:
@@ -70,7 +74,7 @@ def methods(parts: Parts) -> dict[str, Method]:
         *MemoryRpcs(parts.system, parts.cuda).methods(),
         *SettingsRpcs(parts.traces, parts.logs).methods(),
         *HealthRpcs(parts.health, pulse).methods(),
-        *Reflection(parts.health, pulse).methods(),
+        *Reflection(parts.health, pulse, parts.files).methods(),
     )
     return restricted_methods({method.path: method for method in served}, parts.restricted or Restricted())
 

@@ -22,4 +22,6 @@ def field_head(number: int, size: int) -> bytes:
 
 def field(number: int, value: bytes) -> bytes:
     """Write a whole field: a string, bytes or a message."""
+    if len(value) < 0x80 and number < 16:  # most are, and small messages have many
+        return bytes((number << 3 | 2, len(value))) + value
     return field_head(number, len(value)) + value

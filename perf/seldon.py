@@ -1,0 +1,292 @@
+"""Seldon: a numpy class behind Penstock and behind the original, side by side. `python -m penstock.perf.seldon`.
+
+Both are asked in turns, by the same load, each as it starts by default: the original with one worker, over REST with a
+connection per request, since it closes each. CPU is that of all processes of a side. The original is an environment
+with seldon-core 1.17.1: `--original PYTHON`, or SELDON_ORIGINAL. With `--batching`: ours with shared batches
+beside ours without, for a class that a batch costs little more than a row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from .load import HOST, READY_WITHIN_S, Call, Load, Process, drive, free_port
+
+JSON = {"Content-Type": "application/json"}
+PREDICT, METHOD = "/api/v1.0/predictions", "/seldon.protos.Model/Predict"
+CONNECTIONS, GRPC_CONNECTIONS, STREAMS = 64, 8, 8
+TIMES_REST, TIMES_GRPC, TIMES_BATCHED = 20, 5, 3
+"""What issue 8 asks: requests/s at least so many times the original's, and those of ours without batches."""
+WARM_UP_S = 1
+
+LINEAR = """
+import numpy as np
+
+
+class Linear:
+    def __init__(self):
+        self.weights = np.random.default_rng(5).random((4, 3))
+
+    def predict(self, X, names):
+        return X @ self.weights
+"""
+WIDE = """
+import numpy as np
+
+
+class Wide:
+    def __init__(self):
+        random = np.random.default_rng(5)
+        self.first = random.random((4, 2048), np.float32)
+        self.weights = random.random((2048, 2048), np.float32) / 2048
+        self.last = random.random((2048, 3), np.float32)
+
+    def predict(self, X, names):
+        return np.tanh(X.astype(np.float32) @ self.first) @ self.weights @ self.last
+"""
+FLOWER = [5.1, 3.5, 1.4, 0.2]
+
+
+class Family(Process):
+    """A server and all processes that it has started."""
+
+    def __init__(self, pid: int, port: int, grpc_port: int) -> None:
+        super().__init__(pid, port)
+        self.grpc_port = grpc_port
+
+    def pids(self) -> list[int]:
+        """Give the processes that live, the first of them first."""
+        parents = {}
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                parents[int(stat.parent.name)] = int(stat.read_text("utf-8").rpartition(")")[2].split()[1])
+        found = [self.pid]
+        for pid in found:
+            found += [child for child, parent in parents.items() if parent == pid]
+        return found
+
+    def cpu_s(self) -> float:
+        """CPU time so far of all processes together."""
+        total = 0.0
+        for pid in self.pids():
+            with contextlib.suppress(OSError):
+                total += Process(pid, 0).cpu_s()
+        return total
+
+
+@contextlib.contextmanager
+def served(command: Sequence[str], folder: Path) -> Iterator[Family]:
+    """Run a server in a folder, from when it answers until the block ends."""
+    port, grpc_port, metrics_port = free_port(), free_port(), free_port()
+    words = [*command, "--http-port", str(port), "--grpc-port", str(grpc_port), "--metrics-port", str(metrics_port)]
+    with tempfile.TemporaryFile() as log, subprocess.Popen(words, cwd=folder, stdout=log, stderr=log) as child:
+        family = Family(child.pid, port, grpc_port)
+        try:
+            _await_ready(family, child)
+            yield family
+        finally:
+            pids = family.pids()
+            child.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(3)
+            for pid in pids:  # the original's gRPC process does not end with it
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def _await_ready(family: Family, child: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + READY_WITHIN_S
+    while True:
+        try:
+            family.request("GET", "/health/ping")
+            family.request("POST", PREDICT, body(), JSON)
+            _called(family)
+        except (OSError, http.client.HTTPException, RuntimeError, grpc.RpcError) as error:
+            if child.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(f"{child.args!r} did not get ready: {error}") from error
+            time.sleep(0.05)
+        else:
+            return
+
+
+def body() -> bytes:
+    """Write what REST sends."""
+    return json.dumps({"data": {"ndarray": [FLOWER]}}).encode()
+
+
+def message() -> bytes:
+    """Write what gRPC sends: a SeldonMessage with data.tensor; by hand, for who measures need not have its classes."""
+    tensor = b"\n\x02\x01\x04" + b"\x12" + bytes([8 * len(FLOWER)]) + struct.pack(f"<{len(FLOWER)}d", *FLOWER)
+    datum = b"\x12" + bytes([len(tensor)]) + tensor
+    return b"\x1a" + bytes([len(datum)]) + datum
+
+
+def _called(family: Family) -> int:
+    """Have one gRPC request answered. Returns: the bytes of the answer. Raises: grpc.RpcError."""
+    with grpc.insecure_channel(f"{HOST}:{family.grpc_port}") as channel:
+        return len(channel.unary_unary(METHOD)(message(), timeout=10))
+
+
+def _h2load(family: Family, words: Sequence[str]) -> str:
+    with tempfile.NamedTemporaryFile() as file:
+        content = message()
+        file.write(b"\0" + len(content).to_bytes(4, "big") + content)
+        file.flush()
+        command = ["h2load", *words, "-d", file.name, "-H", "content-type: application/grpc", "-H", "te: trailers"]
+        url = f"http://{HOST}:{family.grpc_port}{METHOD}"
+        return subprocess.run([*command, url], capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+def drive_rest(family: Family, seconds: int) -> Load:
+    """Keep 64 connections busy."""
+    return drive(family, Call(PREDICT, (body(),), JSON), CONNECTIONS, seconds)
+
+
+def drive_grpc(family: Family, seconds: int) -> Load:
+    """Keep 64 streams busy, on 8 connections. Their times are those of another second, which writes them down.
+
+    h2load does not read `grpc-status`: what failed is seen by its answer, which has no message.
+    """
+    streams = [f"-c{GRPC_CONNECTIONS}", f"-m{STREAMS}"]
+    nbytes = _called(family) + 5  # as a gRPC message is framed
+    before_s = family.cpu_s()
+    said = _h2load(family, [*streams, f"-D{seconds}"])
+    cpu_s = family.cpu_s() - before_s
+    found = re.search(r"(\d+) succeeded, (\d+) failed, (\d+) errored, (\d+) timeout", said)
+    data = re.search(r"\((\d+)\) data", said)
+    if found is None or data is None:
+        raise RuntimeError(f"h2load said:\n{said}")
+    succeeded, *failed = map(int, found.groups())
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder, "log")
+        _h2load(family, [*streams, "-D1", f"--log-file={log}"])
+        took_us = sorted(int(line.rsplit("\t", 1)[1]) for line in log.read_text("ascii").splitlines())
+    return Load(
+        requests_per_s=succeeded / seconds,
+        p50_ms=took_us[len(took_us) // 2] / 1e3,
+        p99_ms=took_us[len(took_us) * 99 // 100] / 1e3,
+        cpu_us=cpu_s * 1e6 / max(succeeded, 1),
+        refused=max(0, succeeded - int(data[1]) // nbytes),
+        broken=sum(failed),
+    )
+
+
+WIRES: dict[str, Callable[[Family, int], Load]] = {"REST": drive_rest, "gRPC": drive_grpc}
+
+
+@dataclass(slots=True)
+class Line:
+    """What the rounds gave for one side over one wire."""
+
+    loads: list[Load] = field(default_factory=list)
+
+    def median(self, name: str) -> float:
+        """Give the median of one figure of Load."""
+        return float(statistics.median(getattr(load, name) for load in self.loads))
+
+
+Sides = dict[str, contextlib.AbstractContextManager[Family]]
+Lines = dict[tuple[str, str], Line]
+
+
+def measure(sides: Sides, rounds: int, seconds: int) -> Lines:
+    """Ask all in turns, once more than counts. Raises: RuntimeError where some were not answered."""
+    lines: Lines = {(wire, side): Line() for wire in WIRES for side in sides}
+    with contextlib.ExitStack() as stack:
+        families = {side: stack.enter_context(served) for side, served in sides.items()}
+        for number in range(rounds + 1):
+            for (wire, side), line in lines.items():
+                load = WIRES[wire](families[side], seconds if number else WARM_UP_S)
+                if load.refused:
+                    raise RuntimeError(f"{side} over {wire} refused {load.refused}")
+                if number:
+                    line.loads.append(load)
+    return lines
+
+
+def report(lines: Lines, wanted: dict[str, float]) -> Iterator[str]:
+    """Write the medians, and for each wire what the first side is to the second. `wanted`: times, at least, by wire."""
+    yield f"{'':<6}{'':<22}{'req/s':>9}{'CPU us':>9}{'p50 ms':>9}{'p99 ms':>9}"
+    for (wire, side), line in lines.items():
+        figures = (line.median(name) for name in ("requests_per_s", "cpu_us", "p50_ms", "p99_ms"))
+        rate, cpu_us, p50_ms, p99_ms = figures
+        broken = sum(load.broken for load in line.loads)
+        failed = f"  {broken} FAILED" if broken else ""
+        yield f"{wire:<6}{side:<22}{rate:>9,.0f}{cpu_us:>9.1f}{p50_ms:>9.2f}{p99_ms:>9.2f}{failed}"
+    sides = list(dict.fromkeys(side for _, side in lines))
+    for wire, times in wanted.items():
+        if len(sides) > 1:
+            ours, theirs = (lines[wire, side] for side in sides)
+            gain = ours.median("requests_per_s") / theirs.median("requests_per_s")
+            lower = ours.median("p99_ms") < theirs.median("p99_ms")
+            less = theirs.median("cpu_us") / ours.median("cpu_us")
+            yield (
+                f"{wire}: {gain:.1f} times the requests/s, at least {times:g}: {_holds(gain >= times)}; "
+                f"a p99 that is lower: {_holds(lower)}; {less:.1f} times less CPU"
+            )
+
+
+def _holds(what: bool) -> str:
+    return "holds" if what else "DOES NOT HOLD"
+
+
+def ours(folder: Path, name: str, *words: str) -> contextlib.AbstractContextManager[Family]:
+    """Serve a class of a folder with Penstock, by the original's command."""
+    command = [sys.executable, "-m", "penstock.server.cli", "seldon-core-microservice", name]
+    return served([*command, *words], folder)
+
+
+def original(python: str, folder: Path, name: str) -> contextlib.AbstractContextManager[Family]:
+    """Serve it with the original."""
+    return served([python, "-m", "seldon_core.microservice", name], folder)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m penstock.perf.seldon", description=__doc__)
+    parser.add_argument("--original", default=os.environ.get("SELDON_ORIGINAL", ""), metavar="PYTHON")
+    parser.add_argument("--batching", action="store_true", help="what batches are worth, instead of the original")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=int, default=3, help="of load per side, wire and round")
+    asked = parser.parse_args()
+    for program, package in (("wrk", "wrk"), ("h2load", "nghttp2-client")):
+        if not shutil.which(program):
+            raise SystemExit(f"this needs {program}: apt-get install {package}")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "Linear.py").write_text(LINEAR)
+        (folder / "Wide.py").write_text(WIDE)
+        print(f"{os.cpu_count()} CPUs; REST: {CONNECTIONS} connections, gRPC: {GRPC_CONNECTIONS} of {STREAMS} streams")
+        if asked.batching:
+            sides = {"penstock --batching": ours(folder, "Wide", "--batching"), "penstock": ours(folder, "Wide")}
+            wanted: dict[str, float] = dict.fromkeys(WIRES, TIMES_BATCHED)
+        else:
+            sides, wanted = {"penstock": ours(folder, "Linear")}, {"REST": TIMES_REST, "gRPC": TIMES_GRPC}
+            if asked.original:
+                sides["seldon-core 1.17.1"] = original(asked.original, folder, "Linear")
+            else:
+                print("the original is left out: no --original PYTHON, and no SELDON_ORIGINAL")
+        for line in report(measure(sides, asked.rounds, asked.seconds), wanted):
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

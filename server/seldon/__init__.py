@@ -1,0 +1,1 @@
+"""Seldon Core's Python components, served unchanged: docs/seldon.md."""

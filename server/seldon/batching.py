@@ -1,0 +1,110 @@
+"""Sharing: which calls of a component may share a batch, and what is sent to its worker when they do (`--batching`).
+
+Made by loading.py. The server reads a body that may share a batch as the worker would, with the same functions; what it
+does not understand, or has a reason not to touch, travels as it came. What the worker does is in inside/rows.py.
+
+A message of kind ROWS: JSON, {"form", "kind", "names", "rows": [of each request], "rests": [bytes of each]}, a line
+feed, the rests, and the requests' rows: small ones already in one array. Its answer: TOGETHER, the length of each
+answer, and the answers, each as that of a CALL; or APART, or NEVER.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+
+from .calls import SeldonCall
+from .messages import NEVER, TOGETHER, Description, Endpoint, Form
+from .reading import NDARRAY, TENSOR, Rows, rows_of_json, rows_of_proto
+
+if TYPE_CHECKING:
+    from penstock.backends.backend import Array
+    from penstock.batching.model import Model
+    from penstock.batching.request import Sink
+
+MOST_FAILURES = 8
+"""After so many batches in a row that had to run apart no more are shared: the component takes a request at a time."""
+SMALL_BYTES = 64 << 10
+"""Rows of no more than so many bytes are put together here; larger ones in the worker, which has time for it."""
+KINDS = (TENSOR, NDARRAY)
+NUMBERS = "biuf"
+"""Kinds of arrays that may be put together: they stay what they are next to others of their datatype."""
+_LENGTH = struct.Struct("<I")
+
+
+class Sharing:
+    """The rules of one component, and what was learned of it.
+
+    `allowed`: whether batches are shared. A component may put an end to that: one that answers with a SeldonResponse of
+    tags or metrics for each call, or whose batches never go well. Units: `most_rows` in a batch.
+    """
+
+    def __init__(self, description: Description, most_rows: int, *, strict: bool = True) -> None:
+        self.allowed = description.batches
+        self._strict = strict
+        self._takes_meta = description.takes_meta
+        self._most_rows = most_rows
+        self._failures = 0
+
+    def call_of(self, model: Model, endpoint: Endpoint, form: Form, payload: bytes, sink: Sink) -> SeldonCall:
+        """Make a call, one that may share a batch if it is such.
+
+        Threads: any; bodies that are large (answering.LARGE_BYTES) should not be read on the event loop.
+        """
+        call = SeldonCall(model, endpoint, form, payload, sink)
+        if not self.allowed or endpoint is not Endpoint.PREDICT or form is Form.HTTP:
+            return call
+        found = rows_of_json(payload) if form is Form.JSON else rows_of_proto(payload, exact=self._strict)
+        if found is not None and self._may_share(found):
+            array = found.array
+            key = (array.shape[1:], (form, KINDS.index(found.kind), array.dtype.num), found.names)
+            call.share(array, key, found.rest)  # type: ignore[arg-type]
+        return call
+
+    def _may_share(self, found: Rows) -> bool:
+        array = found.array
+        return (
+            array.ndim > 1
+            and array.dtype.kind in NUMBERS
+            and 0 < len(array) <= self._most_rows
+            and not (self._takes_meta and found.has_meta)
+        )
+
+    # -- messages ----------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def packed(calls: Sequence[SeldonCall]) -> tuple[bytes, list[Array | None]]:
+        """Write calls of one Key. Ownership: larger arrays are the calls' own."""
+        _, (form, kind, _), names = calls[0].key  # type: ignore[misc]
+        head = {
+            "form": form, "kind": KINDS[kind], "names": names, "rows": [call.rows for call in calls],
+            "rests": [len(call.rest) for call in calls],
+        }  # fmt: skip
+        body = b"".join((orjson.dumps(head), b"\n", *(call.rest for call in calls)))
+        arrays: list[Any] = [call.inputs[0] for call in calls]
+        if sum(array.nbytes for array in arrays) <= SMALL_BYTES:
+            arrays = [np.concatenate(arrays)]
+        return body, arrays
+
+    def went(self, outcome: int) -> bool:
+        """Learn how a batch has gone. Returns: whether its requests have run together."""
+        if outcome == TOGETHER:
+            self._failures = 0
+            return True
+        self._failures += 1
+        if outcome == NEVER or self._failures >= MOST_FAILURES:
+            self.allowed = False
+        return False
+
+    @staticmethod
+    def take(calls: Sequence[SeldonCall], body: bytes) -> None:
+        """Give each call its reply, from what follows TOGETHER."""
+        sizes = struct.unpack_from(f"<{len(calls)}I", body)
+        at = _LENGTH.size * len(calls)
+        for call, size in zip(calls, sizes, strict=True):
+            call.reply = body[at : at + size]
+            at += size

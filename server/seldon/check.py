@@ -1,0 +1,80 @@
+"""`penstock check --dialect seldon`: what would be served, and every mistake. Called by the command line.
+
+None of a component's code is run.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from penstock.batching.spec import ModelSpec
+from penstock.server.repository.check import Report
+from penstock.server.repository.findings import Finding
+from penstock.server.settings import Settings
+
+from . import parameters
+from .components import Components
+from .modules import names_of
+
+
+def check_components(settings: Settings) -> Report:
+    """Read the PATH."""
+    components = Components(settings)
+    if wrong := components.wrong():
+        return Report(findings=[wrong])
+    if components.graph:
+        from .graph.check import check_graph
+
+        return check_graph(settings)
+    if mistakes := components.mistakes():
+        return Report(findings=mistakes)
+    spec = components.spec()
+    findings = mistakes_of(spec)
+    if any(finding.mistake for finding in findings):
+        return Report(findings=findings)
+    return Report(specs=[replace(spec, options={})], findings=findings, notes={spec.name: described(spec)})
+
+
+def mistakes_of(spec: ModelSpec) -> list[Finding]:
+    """Find what would keep a component from being opened, as far as its files say it."""
+    worker = spec.worker
+    found = list(_module_mistakes(spec.path, spec.options["component"]))
+    if worker.interpreter and shutil.which(worker.interpreter) is None:
+        found.append(Finding(Path(worker.interpreter), "--seldon-interpreter: is not there, or may not be run"))
+    if worker.requirements is not None and not worker.requirements.exists():
+        found.append(Finding(worker.requirements, "--seldon-requirements: no such file or folder"))
+    return found
+
+
+def _module_mistakes(folder: Path, component: str) -> list[Finding]:
+    *parts, name = component.split(".")
+    place = folder.joinpath(*(parts or [name]))
+    module = next((path for path in (place / "__init__.py", place.with_suffix(".py")) if path.is_file()), None)
+    if module is None:
+        text = f"no module {'.'.join(parts or [name])} here: if it is not installed, '{component}' cannot be imported"
+        return [Finding(folder, text, mistake=not parts)]
+    try:
+        names = names_of(module)
+    except SyntaxError as error:
+        return [Finding(module, error.msg, error.lineno or 0)]
+    except (OSError, ValueError) as error:
+        return [Finding(module, f"cannot be read: {error}")]
+    if name in names or names & {"*", "__getattr__"}:
+        return []
+    return [Finding(module, f"has no class {name}")]
+
+
+def described(spec: ModelSpec) -> list[str]:
+    """Say of a component what its ModelSpec does not."""
+    given = ", ".join(f"{name}={value!r}" for name, value in parameters.read(spec.options["parameters"]).items())
+    worker = spec.worker
+    lines = [f"  component  {spec.options['component']}({given})"]
+    if worker.interpreter or worker.requirements is not None:
+        said = [f"Python: {worker.interpreter or 'that of the server'}"]
+        said += [f"environment: {worker.requirements}"] if worker.requirements is not None else []
+        lines.append(f"  worker     {', '.join(said)}")
+    if spec.options["batching"] == "true":
+        lines.append("  shares     calls of predict, where answers stay the same")
+    return lines

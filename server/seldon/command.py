@@ -1,0 +1,250 @@
+"""The command line of `seldon-core-microservice`, and the variables that it reads, as settings. Called by cli.py.
+
+Source: seldon-core 1.17.1, microservice.py: names, defaults, which values are refused and with which exit status.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from penstock.server.setting import PREFIX
+from penstock.server.settings import SettingError, Settings, known_settings, resolve
+
+NAME = "seldon-core-microservice"
+ANNOTATIONS = Path("/etc/podinfo/annotations")
+REST_TIMEOUT, GRPC_SIZE = "seldon.io/rest-timeout", "seldon.io/grpc-max-message-size"
+TIMEOUT_S = 5000
+"""After which the original's server ended a process that had not answered; so large for want of a conversion."""
+KEEPALIVE_S = 2
+"""The default, which said nothing: the original's server closed after every answer."""
+UNKNOWN_STATUS, FAILED_STATUS = 255, 1
+ALL_ADDRESSES = "0.0.0.0"  # noqa: S104 - what a container's command listens on
+_TYPES = ("MODEL", "ROUTER", "TRANSFORMER", "COMBINER", "OUTLIER_DETECTOR")
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+_NUMBERS = {"CRITICAL": 50, "FATAL": 50, "ERROR": 40, "WARNING": 30, "WARN": 30, "INFO": 20, "DEBUG": 10, "NOTSET": 0}
+_OURS = "Every flag of `penstock serve` is taken, too; --batching is --seldon-batching. See docs/seldon.md."
+_ALIASES = {"--batching": "--seldon-batching"}
+_THREADS = "calls of one process run one after another; --workers has more of them"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a command line asks for. `notes` tell of what has no effect here. `pidfile` "": none."""
+
+    settings: Settings
+    pidfile: str = ""
+    notes: list[str] = field(default_factory=list)
+
+
+class _Environment:
+    """The variables that the original read. Raises: SettingError of those that it could not read."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.environ = environ
+
+    def number(self, name: str, default: int) -> int:
+        text = self.environ.get(name, str(default))
+        try:
+            return int(text)
+        except ValueError:
+            raise SettingError(f"{name}: got {text!r}, wanted a whole number") from None
+
+    def truth(self, name: str, *, default: bool = False) -> bool:
+        text = self.environ.get(name)
+        return default if text is None else text.lower() in {"1", "true", "t"}
+
+
+def run(argv: Sequence[str], serve: Callable[[Settings], int]) -> int:
+    """Serve what a command line asks for. Returns: the exit status. Raises: SystemExit, for a wrong command line."""
+    try:
+        asked = ask(argv, os.environ, Path.cwd())
+    except SettingError as error:
+        _tell(str(error))
+        return FAILED_STATUS
+    for note in asked.notes:
+        _tell(note)
+    with _noted(asked.pidfile):
+        return serve(asked.settings)
+
+
+def ask(argv: Sequence[str], environ: Mapping[str, str], folder: Path, annotations: Path = ANNOTATIONS) -> Asked:
+    """Read a command line. `folder` is where it was given, and where the component is.
+
+    What is said on the command line goes before PENSTOCK_ variables, and those before the original's.
+    Raises: SettingError; SystemExit with the original's status for arguments that it refused.
+    """
+    ours, words = _ours(argv)
+    variables = _Environment(environ)
+    parser = _parser(variables)
+    given, unknown = parser.parse_known_args(words)
+    if unknown:
+        _tell(f"Unknown args {unknown}. Note since 1.5.0 this CLI does not take API type (REST, GRPC)")
+        raise SystemExit(UNKNOWN_STATUS)
+    said = vars(given)
+    default = {name for name, value in said.items() if value == parser.get_default(name)}
+    wanted = _settings(given, variables, _annotations(annotations))
+    flags: dict[str, str | Sequence[str]] = {}
+    below: dict[str, str] = {}
+    for name, (source, value) in wanted.items():
+        if source in default or source == "":
+            below[PREFIX + name.upper()] = value
+        else:
+            flags[name] = value
+    flags |= ours
+    # what is served is this command's to say
+    flags |= {"dialect": "seldon", "model_repository": [str(folder)], "seldon_component": given.interface_name}
+    return Asked(resolve(flags, {**below, **environ}), given.pidfile or "", list(_notes(given)))
+
+
+def _ours(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Take the flags that are Penstock's alone. Returns: these by setting, and the other words."""
+    from penstock.server.cli import add_flag, with_values
+
+    theirs = {option for action in _parser(_Environment({}))._actions for option in action.option_strings}  # noqa: SLF001
+    parser = argparse.ArgumentParser(prog=NAME, add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", default=argparse.SUPPRESS)
+    for item in known_settings():
+        if item.flag not in theirs:
+            add_flag(parser, item)
+    words = []
+    for word in argv:
+        flag, equals, value = word.partition("=")
+        words.append(_ALIASES.get(flag, flag) + equals + value)
+    taken, others = parser.parse_known_args(with_values(words))
+    return vars(taken), others
+
+
+def _parser(variables: _Environment) -> argparse.ArgumentParser:
+    """Make the original's parser: it also takes the beginnings of flags, and `--debug false` for true."""
+    parser = argparse.ArgumentParser(prog=NAME, epilog=_OURS)
+    text, number = variables.environ.get, variables.number
+    parser.add_argument("interface_name", help="the component: Name, or package.module.Class")
+    parser.add_argument("--service-type", choices=_TYPES, default="MODEL", help="makes no difference")
+    parser.add_argument("--persistence", nargs="?", default=0, const=1, type=int, help="makes no difference")
+    parser.add_argument("--parameters", default=text("PREDICTIVE_UNIT_PARAMETERS", "[]"), help="of its constructor")
+    parser.add_argument("--log-level", choices=_LEVELS, default="INFO", help="what is logged")
+    parser.add_argument("--pidfile", help="a file for the process id")
+    for flag, name, about in (
+        ("--debug", "SELDON_DEBUG", "log every request"),
+        ("--access-log", "GUNICORN_ACCESS_LOG", "log every request"),
+    ):
+        parser.add_argument(flag, nargs="?", type=bool, default=variables.truth(name), const=True, help=about)
+    tracing = number("TRACING", 0)
+    parser.add_argument("--tracing", nargs="?", type=int, default=tracing, const=1, help="has no effect")
+    for flag, name, usual, about in (
+        ("--workers", "GUNICORN_WORKERS", 1, "processes, each with a copy of the component"),
+        ("--threads", "GUNICORN_THREADS", 1, "has no effect"),
+        ("--max-requests", "GUNICORN_MAX_REQUESTS", 0, "calls after which a process is ended"),
+        ("--max-requests-jitter", "GUNICORN_MAX_REQUESTS_JITTER", 0, "at most so many more, at random"),
+        ("--keepalive", "GUNICORN_KEEPALIVE", KEEPALIVE_S, "seconds that a connection may be idle, if it is said"),
+        ("--single-threaded", "FLASK_SINGLE_THREADED", 0, "makes no difference"),
+        ("--http-port", "PREDICTIVE_UNIT_HTTP_SERVICE_PORT", 9000, "of REST"),
+        ("--grpc-port", "PREDICTIVE_UNIT_GRPC_SERVICE_PORT", 5000, "of gRPC"),
+        ("--metrics-port", "PREDICTIVE_UNIT_METRICS_SERVICE_PORT", 6000, "of the metrics"),
+    ):
+        parser.add_argument(flag, type=int, default=number(name, usual), help=about)
+    # these two are read as arguments are, so that a wrong one is wrong usage
+    parser.add_argument("--grpc-threads", type=int, default=text("GRPC_THREADS", "1"), help="has no effect")
+    parser.add_argument("--grpc-workers", type=int, default=text("GRPC_WORKERS", "1"), help="0: no gRPC")
+    return parser
+
+
+def _settings(
+    given: argparse.Namespace, variables: _Environment, annotations: Mapping[str, str]
+) -> dict[str, tuple[str, str]]:
+    """Give settings: what each takes its value from, an argument or "" for what is no argument; and the value."""
+    timeout_s: int = TIMEOUT_S
+    if REST_TIMEOUT in annotations:
+        timeout_s = _number(annotations, REST_TIMEOUT) // 1000 or 1
+    logged = given.access_log or given.debug
+    found = {
+        "http_address": ("", ALL_ADDRESSES),
+        "grpc_address": ("", ALL_ADDRESSES),
+        "http_port": ("http_port", str(given.http_port)),
+        "grpc_port": ("grpc_port", str(given.grpc_port)),
+        "metrics_port": ("metrics_port", str(given.metrics_port)),
+        "metrics_path": ("", variables.environ.get("PREDICTIVE_UNIT_METRICS_ENDPOINT", "/metrics")),
+        "metrics_access_log": ("", _word(not variables.truth("FILTER_METRICS_ACCESS_LOGS", default=not given.debug))),
+        "access_log": ("access_log" if given.access_log else "debug", _word(logged)),
+        "allow_grpc": ("grpc_workers", _word(int(given.grpc_workers) > 0)),
+        "seldon_workers": ("workers", str(given.workers)),
+        "seldon_parameters": ("parameters", given.parameters),
+        "seldon_max_requests": ("max_requests", str(given.max_requests)),
+        "seldon_max_requests_jitter": ("max_requests_jitter", str(given.max_requests_jitter)),
+        "seldon_timeout_secs": ("", str(timeout_s)),
+        **_levels(variables.environ.get("SELDON_LOG_LEVEL", given.log_level)),
+    }
+    if GRPC_SIZE in annotations:
+        found["grpc_max_message_bytes"] = ("", str(_number(annotations, GRPC_SIZE)))
+    if given.keepalive != KEEPALIVE_S:
+        found["http_idle_timeout_secs"] = ("keepalive", str(max(0.01, given.keepalive)))
+    return found
+
+
+def _levels(word: str) -> dict[str, tuple[str, str]]:
+    """Give what a level logs. Raises: SettingError."""
+    if word not in _NUMBERS:
+        raise SettingError(f"Invalid log level: {word}")
+    level = _NUMBERS[word]
+    return {
+        "log_verbose": ("log_level", str(int(level < _NUMBERS["INFO"]))),
+        "log_info": ("log_level", _word(level <= _NUMBERS["INFO"])),
+        "log_warning": ("log_level", _word(level <= _NUMBERS["WARNING"])),
+        "log_error": ("log_level", _word(level <= _NUMBERS["ERROR"])),
+    }
+
+
+def _notes(given: argparse.Namespace) -> Iterator[str]:
+    """Say what was asked for and has no effect."""
+    if given.threads > 1 and not given.single_threaded:
+        yield f"--threads has no effect: {_THREADS}"
+    if int(given.grpc_workers) > 1 or int(given.grpc_threads) > 1:
+        yield "--grpc-workers and --grpc-threads have no effect but for 0: gRPC and REST share the --workers"
+    if given.tracing:
+        yield "--tracing and JAEGER_* have no effect: --trace-config says where traces go (docs/tracing.md)"
+    if given.persistence:
+        yield "Persistence: ignored, persistence is deprecated"
+
+
+def _annotations(path: Path) -> dict[str, str]:
+    """Read the annotations of a pod: `name="value"` lines; {} where there are none."""
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return {}
+    pairs = (line.partition("=") for line in lines)
+    return {name.strip(): value.strip()[1:-1] for name, equals, value in pairs if equals}
+
+
+def _number(annotations: Mapping[str, str], name: str) -> int:
+    try:
+        return int(annotations[name])
+    except ValueError:
+        raise SettingError(f"annotation {name}: got {annotations[name]!r}, wanted a whole number") from None
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(f"{NAME}: {text}\n")
+
+
+def _word(truth: bool) -> str:
+    return str(truth).lower()
+
+
+@contextlib.contextmanager
+def _noted(pidfile: str) -> Iterator[None]:
+    """Keep the process id in a file, for as long as the block lasts."""
+    if pidfile:
+        Path(pidfile).write_text(f"{os.getpid()}\n", "utf-8")
+    try:
+        yield
+    finally:
+        if pidfile:
+            Path(pidfile).unlink(missing_ok=True)

@@ -1,0 +1,51 @@
+"""Addresses: which URL of a graph's server is for what, also with what an ingress had before it. Pure.
+
+Source: Seldon Core 1.17.1, the executor's routes; `/ping` was the engine's.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+PREDICTIONS, FEEDBACK, STATUS, METADATA, GRAPH = "predictions", "feedback", "status", "metadata", "graph"
+READY, LIVE, PING = "ready", "live", "ping"
+CALLED = (PREDICTIONS, FEEDBACK, STATUS, METADATA)
+"""What each is for; these are what metrics call the service, GRAPH counts as metadata."""
+_POST, _GET, _ANY = (b"POST", b"OPTIONS"), (b"GET", b"OPTIONS"), ()
+_VERSIONS = (b"v1.0", b"v0.1")
+
+
+class Address(NamedTuple):
+    """What a path is for. `methods`: those that it has, none for all. `node` is the node that it names."""
+
+    purpose: str
+    methods: tuple[bytes, ...] = _ANY
+    node: str = ""
+
+
+_PROBES = {b"ready": Address(READY), b"live": Address(LIVE), b"ping": Address(PING)}
+
+
+def find(path: bytes, deployment: str, namespace: str) -> Address | None:
+    """Find what a decoded path is for; None for nothing.
+
+    A path may begin with /seldon/NAMESPACE/DEPLOYMENT; of a deployment without a namespace, any is taken.
+    """
+    _, *parts = path.split(b"/")
+    if parts[0] == b"seldon" and len(parts) > 3:
+        said, name = parts[1].decode("utf-8", "replace"), parts[2].decode("utf-8", "replace")
+        if name != deployment or (namespace and said != namespace):
+            return None
+        parts = parts[3:]
+    if len(parts) == 1:
+        return _PROBES.get(parts[0])
+    if len(parts) < 3 or parts[0] != b"api" or parts[1] not in _VERSIONS:
+        return None
+    word = parts[2].decode("utf-8", "replace")
+    if len(parts) == 3:
+        if word in {PREDICTIONS, FEEDBACK}:
+            return Address(word, _POST)
+        return Address(GRAPH, _GET) if word == METADATA and parts[1] == b"v1.0" else None
+    if len(parts) == 4 and word in {STATUS, METADATA}:
+        return Address(word, _GET, parts[3].decode("utf-8", "replace"))
+    return None

@@ -1,0 +1,86 @@
+"""Built in: the nodes that need no code. Called by walk.py.
+
+Source: Seldon Core 1.17.1, the executor (RANDOM_ABTEST), and the Java engine before it (the other three), which the
+executor no longer had.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .nodes import ABTEST, Node
+from .wires import GraphError
+
+Dict = dict[str, Any]
+CLASSES, VALUES = ("class0", "class1", "class2"), (0.1, 0.9, 0.5)
+METRICS = (("mymetric_counter", "COUNTER", 1), ("mymetric_gauge", "GAUGE", 100), ("mymetric_timer", "TIMER", 22.1))
+
+
+def route(node: Node, chance: random.Random) -> int:
+    """Choose a child: of an A/B test by its `ratioA`, the first one's share, one half if it is not said."""
+    if node.implementation != ABTEST:
+        return 0
+    said = [each["value"] for each in node.parameters if each["name"] == "ratioA"]
+    return 0 if chance.random() < (float(said[0]) if said else 0.5) else 1
+
+
+def predict(message: Dict) -> Dict:
+    """Answer as the model that is always the same did: texts and bytes with themselves, all else with three numbers."""
+    answer: Dict = {key: message[key] for key in ("strData", "binData") if key in message}
+    if not answer or "data" in message:
+        answer = {"data": {"names": [*CLASSES], "tensor": {"shape": [1, len(VALUES)], "values": [*VALUES]}}}
+    meta = _merged([message])
+    meta["metrics"] = [*meta.get("metrics", ()), *({"key": k, "type": t, "value": v} for k, t, v in METRICS)]
+    return {**answer, "meta": meta}
+
+
+def average(messages: Sequence[Dict]) -> Dict:
+    """Give the mean of arrays of one shape, encoded as the first. Raises: GraphError."""
+    arrays = [_array(message) for message in messages]
+    first = arrays[0]
+    for array in arrays[1:]:
+        if array.shape != first.shape:
+            raise GraphError(f"an average is made of arrays of one shape, not of {first.shape} and {array.shape}")
+    mean = sum(arrays[1:], first) / len(arrays)
+    said: Dict = messages[0]["data"]
+    content = (
+        {"tensor": {"shape": [*first.shape], "values": mean.ravel().tolist()}}
+        if "tensor" in said
+        else {"ndarray": mean.tolist()}
+    )
+    names = {"names": said["names"]} if "names" in said else {}
+    return {"data": {**names, **content}, "meta": _merged(messages)}
+
+
+def _array(message: Dict) -> Any:
+    content = message.get("data")
+    try:
+        if "tensor" in content:  # type: ignore[operator]
+            said = content["tensor"]  # type: ignore[index]
+            array = np.array(said["values"], np.float64).reshape([int(length) for length in said["shape"]])
+        else:
+            array = np.array(content["ndarray"], np.float64)  # type: ignore[index]
+    except (TypeError, ValueError, KeyError, OverflowError):
+        raise GraphError("an average is made of arrays of numbers, as tensor or ndarray") from None
+    if array.ndim != 2:
+        raise GraphError(f"an average is made of arrays of two dimensions, not of {array.ndim}")
+    return array
+
+
+def _merged(messages: Sequence[Dict]) -> Dict:
+    """Merge what messages say of themselves, as a component's `aggregate` does."""
+    metas: list[Dict] = [message["meta"] for message in messages if isinstance(message.get("meta"), dict)]
+    merged: Dict = {}
+    for meta in metas:
+        for key in ("tags", "requestPath"):
+            if isinstance(meta.get(key), dict) and meta[key]:
+                merged[key] = merged.get(key, {}) | meta[key]
+        if isinstance(meta.get("metrics"), list):
+            merged["metrics"] = [*merged.get("metrics", ()), *meta["metrics"]]
+    if metas and metas[0].get("puid"):
+        merged["puid"] = metas[0]["puid"]
+    return merged

@@ -1,0 +1,52 @@
+"""`penstock check --dialect seldon` of a graph: its nodes, how they stand to each other, and all mistakes.
+
+Called by seldon/check.py. None of a component's code is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from penstock.server.repository.check import Report
+from penstock.server.repository.mirrors import defaults_of
+from penstock.server.seldon.check import described, mistakes_of
+from penstock.server.settings import Settings
+
+from .nodes import Deployment, Node
+from .reading import read
+from .repository import GraphRepository
+
+
+def check_graph(settings: Settings) -> Report:
+    """Read the file."""
+    file = Path(settings.model_repository[0])
+    deployment = read(file)
+    if deployment.mistakes:
+        return Report(findings=[*deployment.findings])
+    entries, findings, _ = GraphRepository(settings, file, defaults_of(settings)).scan()
+    report = Report(findings=findings)
+    for entry in entries:
+        for spec in entry.specs:
+            report.specs.append(replace(spec, options={}))  # what they say is said below
+            report.findings += mistakes_of(spec)
+            report.notes[spec.name] = described(spec)
+    if report.specs:
+        report.notes[report.specs[-1].name] += ["", *_drawn(deployment)]
+    return report
+
+
+def _drawn(deployment: Deployment) -> Iterator[str]:
+    """Draw the graphs, a line for each node."""
+    for predictor in deployment.predictors:
+        share = "a shadow" if predictor.shadow else f"{predictor.weight} % of the requests"
+        yield f"{deployment.name}, predictor {predictor.name}: {share}"
+        yield from _under(predictor.graph, 1)
+
+
+def _under(node: Node, depth: int) -> Iterator[str]:
+    methods = ", ".join(sorted(node.methods))
+    yield f"{'  ' * depth}{node.name}: {node.implementation or node.type}{f' ({methods})' if methods else ''}"
+    for child in node.children:
+        yield from _under(child, depth + 1)

@@ -1,0 +1,93 @@
+"""Counted: the orchestrator's Prometheus series: how long requests took, and the calls of nodes they were made of.
+
+Counted by service.py, rpc.py and walk.py, once for each; read by the metrics page.
+Source: Seldon Core 1.17.1, the executor, whose names, labels and buckets these are. It had each as a summary, too.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+
+from penstock.server.metrics import decimal, label_value
+from penstock.server.seldon.messages import Endpoint
+
+from .nodes import Node, Predictor
+
+SERVER, CLIENT = "seldon_api_executor_server_requests_seconds", "seldon_api_executor_client_requests_seconds"
+EDGES = ("0.005", "0.01", "0.025", "0.05", "0.075", "0.1", "0.25", "0.5", "0.75", "1", "2.5", "5", "7.5", "10")
+_BOUNDS_NS = tuple(int(float(edge) * 1e9) for edge in EDGES)
+_HEADS = {
+    SERVER: "How long requests of a graph took.",
+    CLIENT: "How long the calls of its nodes took.",
+}
+_METHODS = {
+    Endpoint.PREDICT: ("/predict", "/seldon.protos.Model/Predict"),
+    Endpoint.FEEDBACK: ("/send-feedback", "/seldon.protos.Model/SendFeedback"),
+    Endpoint.TRANSFORM_INPUT: ("/transform-input", "/seldon.protos.Transformer/TransformInput"),
+    Endpoint.TRANSFORM_OUTPUT: ("/transform-output", "/seldon.protos.OutputTransformer/TransformOutput"),
+    Endpoint.ROUTE: ("/route", "/seldon.protos.Router/Route"),
+    Endpoint.AGGREGATE: ("/aggregate", "/seldon.protos.Combiner/Aggregate"),
+    Endpoint.HEALTH: ("/health/status", "/health/status"),
+}
+"""What a call is called, over HTTP and over gRPC."""
+GRPC_CODES = (
+    "OK", "Canceled", "Unknown", "InvalidArgument", "DeadlineExceeded", "NotFound", "AlreadyExists", "PermissionDenied",
+    "ResourceExhausted", "FailedPrecondition", "Aborted", "OutOfRange", "Unimplemented", "Internal", "Unavailable",
+    "DataLoss", "Unauthenticated",
+)  # fmt: skip
+
+
+class Counted:
+    """All series of one server, a histogram each. Threads: the event loop's."""
+
+    def __init__(self, deployment: str) -> None:
+        self.deployment = deployment
+        self._series: dict[tuple[str, ...], list[int]] = {}
+
+    def request(self, predictor: Predictor, service: str, method: str, code: str, spent_ns: int) -> None:
+        """Count one request of the graph."""
+        self._count((SERVER, predictor.name, predictor.version, service, method, code), spent_ns)
+
+    def call(self, predictor: Predictor, node: Node, endpoint: Endpoint, status: int, spent_ns: int) -> None:
+        """Count one call of a node; its status is HTTP's, or gRPC's, which are smaller, -1: it is none."""
+        if status < 0:
+            return
+        http = status > len(GRPC_CODES)
+        service = _METHODS[endpoint][not http]
+        method, code = ("post", str(status)) if http else ("unary", GRPC_CODES[status])
+        image, _, version = node.image.partition(":")
+        key = (CLIENT, predictor.name, predictor.version, service, method, code, node.name, image, version)
+        self._count(key, spent_ns)
+
+    def _count(self, key: tuple[str, ...], spent_ns: int) -> None:
+        counts = self._series.get(key)
+        if counts is None:
+            counts = self._series[key] = [0] * (len(EDGES) + 2)
+        counts[bisect_left(_BOUNDS_NS, spent_ns)] += 1
+        counts[-1] += spent_ns
+
+    def render(self) -> Iterator[str]:
+        """Give the lines of the page."""
+        for name in (SERVER, CLIENT):
+            keys = [key for key in self._series if key[0] == name]
+            if keys:
+                yield f"# HELP {name} {_HEADS[name]}"
+                yield f"# TYPE {name} histogram"
+            for key in keys:
+                yield from self._lines(key, self._series[key])
+
+    def _lines(self, key: tuple[str, ...], counts: list[int]) -> Iterator[str]:
+        name, predictor, version, service, method, code, *node = key
+        said = {
+            "code": code, "deployment_name": self.deployment, "method": method,
+            **dict(zip(("model_name", "model_image", "model_version"), node, strict=False)),
+            "predictor_name": predictor, "predictor_version": version, "service": service,
+        }  # fmt: skip
+        labels = ",".join(f'{label}="{label_value(value)}"' for label, value in sorted(said.items()))
+        below = 0
+        for edge, count in zip((*EDGES, "+Inf"), counts, strict=False):
+            below += count
+            yield f'{name}_bucket{{{labels},le="{edge}"}} {below}'
+        yield f"{name}_sum{{{labels}}} {decimal(counts[-1], 9)}"
+        yield f"{name}_count{{{labels}}} {below}"

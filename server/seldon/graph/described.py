@@ -1,0 +1,74 @@
+"""Described: what a graph says of itself: its nodes' metadata, and what goes in and comes out. Pure.
+
+Source: Seldon Core 1.17.1, the executor. Built-in nodes say nothing, where the executor failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from penstock.server.seldon.pages import written
+
+from .nodes import BUILT_IN, Node, Predictor
+
+if TYPE_CHECKING:
+    from penstock.server.seldon.messages import Description
+
+_KEYS = ("name", "platform", "versions", "inputs", "outputs", "custom")
+Dict = dict[str, Any]
+
+
+class NotDescribedError(Exception):
+    """A node says nothing that is valid."""
+
+    def __init__(self, node: str) -> None:
+        super().__init__(f"node '{node}' has no valid metadata")
+
+
+def metadata_of(node: Node, described: Mapping[str, Description]) -> Dict:
+    """Give what one node says of itself. Raises: NotDescribedError."""
+    if node.implementation in BUILT_IN:
+        return {"name": node.name, "platform": "", "versions": [], "inputs": [], "outputs": []}
+    found = described.get(node.model)
+    if found is None or found.metadata is None:
+        raise NotDescribedError(node.name)
+    return found.metadata
+
+
+def page_of(node: Node, described: Mapping[str, Description]) -> bytes:
+    """Give the same as it is written. Raises: NotDescribedError."""
+    metadata, found = metadata_of(node, described), described.get(node.model)
+    return found.page.encode() if found is not None and found.page else written(metadata)
+
+
+def graph_metadata(predictor: Predictor, described: Mapping[str, Description]) -> Dict:
+    """Give what a graph says of itself. Raises: NotDescribedError."""
+    models = {node.name: metadata_of(node, described) for node in predictor.graph.all() if node.code is not None}
+    said = {
+        name: {key: models[name][key] for key in _KEYS if _counts(models[name].get(key))} for name in sorted(models)
+    }
+    first, last = _edges(predictor.graph)
+    return {
+        "name": predictor.name,
+        "models": said,
+        "graphinputs": models[first.name].get("inputs") if first.name in models else None,
+        "graphoutputs": models[last.name].get("outputs") if last.name in models else None,
+    }
+
+
+def _edges(node: Node) -> tuple[Node, Node]:
+    """Give the nodes that a request goes into and an answer comes out of: of several children, the first counts."""
+    if not node.children:
+        return node, node
+    first, last = _edges(node.children[0])
+    if node.type in {"MODEL", "TRANSFORMER"}:
+        return node, last
+    if node.type in {"OUTPUT_TRANSFORMER", "COMBINER"}:
+        return first, node
+    return first, last
+
+
+def _counts(value: Any) -> bool:
+    """Tell whether a value is written: empty texts and maps are not, empty lists are but for `versions`."""
+    return value is not None and value not in ("", {})

@@ -1,0 +1,97 @@
+"""GraphRepository: the nodes of a graph as the models of a Repository. Made by components.py."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+from penstock.server.repository.changes import fingerprint
+from penstock.server.repository.findings import Finding, log_all
+from penstock.server.repository.pbtxt import model_config_pb2
+from penstock.server.repository.repository import Repository
+from penstock.server.repository.scan import Defaults, Entry
+from penstock.server.seldon.components import spec_of
+from penstock.server.settings import Settings
+
+from .nodes import Node
+from .reading import read
+
+
+class GraphRepository(Repository):
+    """One file, each of whose nodes with code is a model, with workers of its own.
+
+    Invariant: a file that has become wrong changes nothing: what it said before goes on, which is `deployment`.
+    `served` is what requests go through, as Graph says: its nodes stay until that is the latest, too.
+    Threads: any, for what blocks; `deployment` and `served` are the event loop's.
+    """
+
+    def __init__(self, settings: Settings, file: Path, defaults: Defaults) -> None:
+        super().__init__((file,), defaults)
+        self._settings = settings
+        self._file = file
+        self._print: bytes | None = None
+        self._turn = threading.Lock()
+        self.deployment = self.served = read(file)
+
+    def scan(self) -> tuple[list[Entry], list[Finding], dict[str, bytes]]:
+        """Read the file; it blocks."""
+        nodes = self._nodes()
+        prints = {node.model: self._fingerprint(node) for node in nodes}
+        warnings = [finding for finding in self.deployment.findings if not finding.mistake]
+        return [self._entry(node) for node in nodes], warnings, prints
+
+    def fingerprints(self) -> dict[str, bytes]:
+        """Give the fingerprint of each node; it blocks."""
+        return {node.model: self._fingerprint(node) for node in self._nodes()}
+
+    def fingerprint(self, name: str) -> bytes:
+        """Give the fingerprint of one node; it blocks."""
+        node = self._find(name)
+        return b"" if node is None else self._fingerprint(node)
+
+    def read(self, name: str, config: Any = None) -> tuple[Entry | None, bytes]:
+        """Read one node; it blocks."""
+        node = self._find(name)
+        if node is None:
+            return None, b""
+        if config is not None:
+            finding = Finding(self._file, "takes no configuration: the file says it", node.line, model=name)
+            return Entry(name, self._file, findings=(finding,)), self._fingerprint(node)
+        return self._entry(node), self._fingerprint(node)
+
+    def names(self) -> list[str]:
+        """List the names of the models; it blocks."""
+        return sorted(node.model for node in self._nodes())
+
+    def _nodes(self) -> list[Node]:
+        """Read the file anew if it has changed; one that is wrong now stays what it was."""
+        with self._turn:
+            print_ = fingerprint([self._file])
+            if print_ != self._print:
+                self._print = print_
+                deployment = read(self._file)
+                if not deployment.mistakes:
+                    self.deployment = deployment
+                else:
+                    log_all(deployment.findings)
+            served = {node.model: node for node in self.served.nodes}
+            return list((served | {node.model: node for node in self.deployment.nodes}).values())
+
+    def _find(self, name: str) -> Node | None:
+        return next((node for node in self._nodes() if node.model == name), None)
+
+    def _fingerprint(self, node: Node) -> bytes:
+        """Give what changes when a module of a node's folder does, or what the file says of it."""
+        if self._settings.model_control_mode == "none" or node.code is None:
+            return b"-"
+        said = json.dumps([node.code.component, [*node.parameters], {**node.environment}], sort_keys=True)
+        return fingerprint(sorted(node.code.folder.rglob("*.py"))) + said.encode("utf-8", "surrogateescape")
+
+    def _entry(self, node: Node) -> Entry:
+        settings, code = self._settings, node.code
+        if code is None:
+            raise ValueError(f"node '{node.name}' has no code")
+        spec = spec_of(settings, node.model, code, json.dumps([*node.parameters]), node.environment)
+        return Entry(node.model, self._file, (spec,), model_config_pb2().ModelConfig(name=node.model))

@@ -1,0 +1,236 @@
+"""GraphService: the Service that answers for a graph on the fast lane, before the v2 protocol's. Made by dialect.py.
+
+Every request is a task, which walks the graph; its client's going ends it, and with it the calls that wait.
+Source: Seldon Core 1.17.1, the executor, as it answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+from penstock.backends.errors import Code, InferError
+from penstock.server.answering import internal, off_loop, off_task
+from penstock.server.errors import HTTP_STATUS, retry_after_line
+from penstock.server.http.coding import decompress
+from penstock.server.http.head import HttpError
+from penstock.server.restricted import Restricted
+from penstock.server.seldon.messages import Endpoint
+from penstock.server.seldon.pages import JSON, NO_METADATA
+from penstock.server.seldon.paths import is_ours, parted
+
+from . import addresses
+from .described import NotDescribedError, graph_metadata, page_of
+from .walk import NodeFailed, Walk, model_of
+from .wires import GraphError, JsonWire, Message, new_puid
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from penstock.server.http.connection import Connection
+    from penstock.server.http.fastlane import FastLane
+    from penstock.server.http.head import Head
+    from penstock.server.http.limits import Limits
+    from penstock.server.http.service import Service
+
+    from .nodes import Deployment, Predictor
+    from .shares import Graph
+
+TEXT = b"text/plain; charset=utf-8"
+LINES = (
+    b"x-content-type-options: nosniff\r\naccess-control-allow-origin: *\r\n"
+    b"access-control-allow-methods: GET, OPTIONS, POST\r\naccess-control-allow-headers: Accept, Accept-Encoding, "
+    b"Authorization, Content-Length, Content-Type, X-CSRF-Token\r\n"
+)
+"""The header lines of all answers at URLs that there are."""
+NOT_FOUND = b"404 page not found\n"
+_PUID = b"seldon-puid"
+_CATEGORIES = {
+    **dict.fromkeys((addresses.READY, addresses.LIVE, addresses.PING, addresses.STATUS), "health"),
+    **dict.fromkeys((addresses.METADATA, addresses.GRAPH), "metadata"),
+}
+_CODINGS = (b"gzip", b"deflate")
+
+
+class Claim:
+    """What a head says. Kept with the head's bytes. `lines` are those of its answer, but for its id."""
+
+    __slots__ = ("address", "coding", "content_type", "deployment", "lines", "method", "path", "puid", "request_id")
+
+    def __init__(self, head: Head, path: bytes) -> None:
+        header = head.header
+        self.method = head.method
+        self.path = path
+        self.deployment: Deployment | None = None
+        self.address: addresses.Address | None = None
+        kind = header.get(b"content-type", b"")
+        self.content_type = JSON if kind.partition(b";")[0].strip().lower() == JSON else kind
+        coding = header.get(b"content-encoding", b"").strip().lower()
+        self.coding = coding if coding in _CODINGS else b""
+        self.puid = header.get(_PUID, b"").decode("latin-1")
+        self.request_id = header.get(b"x-request-id", b"").decode("latin-1")[:128]
+        self.lines = LINES
+        if b"ce-specversion" in header:
+            self.lines += b"ce-specversion: 0.3\r\nce-path: %b\r\n" % path.replace(b"\r", b"").replace(b"\n", b"")
+
+    def resolve(self, deployment: Deployment) -> None:
+        """Find what the path is for, which a file that is read anew may change."""
+        self.deployment = deployment
+        self.address = addresses.find(self.path, deployment.name, deployment.namespace)
+
+
+class GraphService:
+    """Answers for the graph of one server. `others` answers what is Penstock's own. Threads: the event loop's."""
+
+    def __init__(self, graph: Graph, others: Service, limits: Limits) -> None:
+        self._graph = graph
+        self._others = others
+        self._limits = limits
+        self._wire = JsonWire()
+        self.restricted = Restricted()
+
+    # -- the Service -------------------------------------------------------------------------------------------
+
+    def claim(self, head: Head) -> Any:
+        """Claim every path, but for those that are Penstock's own."""
+        path, _ = parted(head.path, head.query)
+        if is_ours(path):
+            return self._others.claim(head)
+        claim = Claim(head, path)
+        claim.resolve(self._graph.deployment)
+        purpose = claim.address.purpose if claim.address is not None else ""
+        self.restricted.demand(_CATEGORIES.get(purpose, "inference"), head.header)
+        return claim
+
+    def turn_away(self, head: Head) -> Any:
+        """Let it come: which nodes it will meet is not known yet."""
+        return None if type(head.route) is Claim else self._others.turn_away(head)
+
+    def refuse(self, connection: FastLane, error: Any) -> None:
+        """Answer with an error."""
+        claim = connection.head.route if connection.head is not None else None
+        if type(claim) is Claim:
+            _answer(connection, claim, "", *_refusal(error))
+        else:
+            self._others.refuse(connection, error)
+
+    def begin(self, connection: FastLane, head: Head, body: bytes) -> None:
+        """Answer one request, or begin to."""
+        claim = head.route
+        if type(claim) is not Claim:
+            self._others.begin(connection, head, body)
+            return
+        if claim.deployment is not self._graph.deployment:
+            claim.resolve(self._graph.deployment)
+        address = claim.address
+        if address is None:
+            connection.answer(404, NOT_FOUND, TEXT, b"x-content-type-options: nosniff\r\n")
+        elif address.methods and claim.method not in address.methods:
+            connection.answer(405, b"", TEXT)
+        elif claim.method == b"OPTIONS":
+            _answer(connection, claim, claim.puid, 200, Message(b"", TEXT))
+        elif address.purpose in addresses.CALLED:
+            self._on_task(connection, self._run(connection, claim, address, body))
+        else:
+            _answer(connection, claim, claim.puid or new_puid(), *self._page(address))
+
+    def abandon(self, connection: Connection) -> None:
+        """Cancel what a gone client asked for: its task takes back the calls that wait."""
+        self._others.abandon(connection)
+
+    # -- walks -------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _on_task(connection: FastLane, work: Coroutine[Any, Any, None]) -> None:
+        connection.task = asyncio.get_running_loop().create_task(work)
+
+    async def _run(self, connection: FastLane, claim: Claim, address: addresses.Address, body: bytes) -> None:
+        began_ns, puid = time.monotonic_ns(), claim.puid or new_puid()
+        predictor, again = self._graph.first, b""
+        try:
+            message = Message(await self._decoded(claim, body), claim.content_type)
+            predictor = self._graph.chosen(address, message, self._wire)
+            if address.purpose == addresses.PREDICTIONS:
+                self._graph.shadow(message, puid, self._wire)
+            status, answer = 200, await self._answered(predictor, address, message, puid)
+        except NodeFailed as failed:
+            status, answer = failed.status, failed.message
+        except Exception as error:  # noqa: BLE001 - the client gets an answer whatever it is
+            known = isinstance(error, GraphError | NotDescribedError | InferError | HttpError)
+            status, answer, again = _refusal(error if known else internal(error, "graph", claim.request_id))
+        off_task(connection)
+        _answer(connection, claim, puid, status, answer, again)
+        method, spent_ns = claim.method.decode("latin-1").lower(), time.monotonic_ns() - began_ns
+        self._graph.counted.request(predictor, address.purpose, method, str(status), spent_ns)
+
+    async def _decoded(self, claim: Claim, body: bytes) -> bytes:
+        return await off_loop(len(body), decompress, body, claim.coding, self._limits) if claim.coding else body
+
+    async def _answered(self, predictor: Predictor, address: addresses.Address, message: Message, puid: str) -> Message:
+        walk = Walk(self._graph.means, predictor, self._wire, predictor.rest_limit_s)
+        if address.purpose == addresses.PREDICTIONS:
+            return await walk.predict(message, puid)
+        if address.purpose == addresses.FEEDBACK:
+            return await walk.feedback(message)
+        node = self._graph.deployment.find(address.node)
+        if node is None:
+            raise GraphError(f"there is no node '{address.node}'")
+        if address.purpose == addresses.METADATA:
+            try:
+                return Message(page_of(node, self._graph.described))
+            except NotDescribedError:
+                raise NodeFailed(node.name, 500, Message(NO_METADATA)) from None
+        if node.code is None:
+            return self._wire.write({"meta": {}, "strData": "healthy"})
+        described = self._graph.described.get(node.model)
+        if described is not None and described.health and model_of(self._graph.means.engine, node).healthy:
+            return Message(described.health.encode())
+        return await walk.ask(node, Endpoint.HEALTH, Message(b""))
+
+    # -- everything else ---------------------------------------------------------------------------------------
+
+    def _page(self, address: addresses.Address) -> tuple[int, Message]:
+        if address.purpose == addresses.READY:
+            return (200 if self._graph.ready() else 503), Message(b"", TEXT)
+        if address.purpose == addresses.LIVE:
+            return 200, Message(b"", TEXT)
+        if address.purpose == addresses.PING:
+            return 200, Message(b"pong", TEXT)
+        try:
+            found = graph_metadata(self._graph.first, self._graph.described)
+        except NotDescribedError as error:
+            return _refusal(error)[:2]
+        return 200, Message(json.dumps(found, separators=(",", ":"), ensure_ascii=False).encode())
+
+
+def _answer(connection: FastLane, claim: Claim, puid: str, status: int, message: Message, again: bytes = b"") -> None:
+    """Write an answer. `<`, `>` and `&` are escaped, as they were for browsers that take JSON for a page."""
+    body = message.body
+    for sign, escaped in ((b"<", b"\\u003c"), (b">", b"\\u003e"), (b"&", b"\\u0026")):
+        if sign in body and message.content_type == JSON:
+            body = body.replace(sign, escaped)
+    extra = claim.lines + again
+    if puid:
+        said = puid.encode("latin-1", "replace")
+        extra += b"seldon-puid: %b\r\n" % said
+        if b"ce-specversion" in claim.lines and claim.deployment is not None:
+            name, place = claim.deployment.name.encode(), claim.deployment.namespace.encode()
+            extra += b"ce-id: %b\r\nce-type: seldon.%b.%b.response\r\nce-source: seldon.%b\r\n" % (
+                said, name, place, name,
+            )  # fmt: skip
+    connection.answer(status, body, message.content_type or TEXT, extra)
+
+
+def _refusal(error: Exception) -> tuple[int, Message, bytes]:
+    """Give the status, the body and more header lines of what the orchestrator itself has to say."""
+    status, again = 500, b""
+    if isinstance(error, InferError):
+        # a node that cannot be reached was a 500; one that cannot take more for now says so
+        status = HTTP_STATUS[error.code] if error.code in (Code.OVERLOADED, Code.EXPIRED, Code.NOT_READY) else 500
+        again = retry_after_line(error)
+    elif isinstance(error, GraphError | HttpError):
+        status = error.status
+    said = {"code": status, "info": str(getattr(error, "message", error)), "status": "FAILURE"}
+    return status, Message(json.dumps({"status": said}, separators=(",", ":"), ensure_ascii=False).encode()), again

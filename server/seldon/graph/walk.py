@@ -1,0 +1,232 @@
+"""Walk: one request on its way through a graph, on the event loop. Made by service.py and rpc.py.
+
+Each call of a node is a SeldonCall of its model, so that a node that sleeps, fails or dies harms only who waits for it.
+Source of what is called when: Seldon Core 1.17.1, the executor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from penstock.backends.errors import Code, InferError
+from penstock.batching.sinks import FutureSink
+from penstock.server.answering import off_loop
+from penstock.server.seldon.calls import SeldonCall
+from penstock.server.seldon.messages import Endpoint, parted
+from penstock.server.seldon.pages import JSON
+
+from . import builtin
+from .nodes import AVERAGE, BUILT_IN, SIMPLE_MODEL, Node, Notes, Predictor
+from .wires import GraphError, Message, Noted, Wire
+
+if TYPE_CHECKING:
+    from penstock.batching.model import Model
+    from penstock.server.engines import Serves
+    from penstock.server.seldon.batching import Sharing
+
+ABORT = -2
+"""What a router answers that wants no child to be asked: the message goes back as it is."""
+ALL = -1
+_UNSAID = "NOT_IMPLEMENTED:NOT_IMPLEMENTED"
+_SINK = FutureSink()
+
+
+class NodeFailed(Exception):  # noqa: N818 - a condition that the node has answered
+    """A node has answered with an error: its status, and the answer, which is the client's as it is."""
+
+    def __init__(self, node: str, status: int, message: Message) -> None:
+        super().__init__(node)
+        self.node = node
+        self.status = status
+        self.message = message
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What all walks of a server share. `tell` takes what a node's call has counted: model, endpoint, metrics.
+
+    `counted` takes each call's predictor, node, endpoint, status (-1: none came) and nanoseconds. `sharing` has, by
+    model, what makes calls that may share batches.
+    """
+
+    engine: Serves
+    tell: Callable[[str, Endpoint, bytes], None] = lambda model, endpoint, metrics: None
+    counted: Callable[[Predictor, Node, Endpoint, int, int], None] = lambda *of_a_call: None
+    sharing: Mapping[str, Sharing] = field(default_factory=dict)
+    chance: random.Random = field(default_factory=random.Random)
+
+
+class Walk:
+    """One request. `routing` is where it went so far, `path` the images of the nodes that it passed.
+
+    Units: `limit_s` for one call of a node, 0 for none.
+    """
+
+    def __init__(self, means: Means, predictor: Predictor, wire: Wire, limit_s: float) -> None:
+        self._means = means
+        self._predictor = predictor
+        self._wire = wire
+        self._limit_s = limit_s
+        self.routing: dict[str, int] = {}
+        self.path: dict[str, str] = {}
+
+    async def predict(self, message: Message, puid: str) -> Message:
+        """Answer a request. Raises: NodeFailed, GraphError, InferError."""
+        answer = await self._through(self._predictor.graph, message)
+        notes = self._predictor.notes
+        if notes is Notes.NONE:
+            return answer
+        noted = Noted(self.routing, self.path, puid)
+        return await off_loop(len(answer.body), self._wire.noted, answer, noted, notes)
+
+    async def feedback(self, message: Message) -> Message:
+        """Tell the nodes that a request has passed of its feedback. Raises: as `predict`."""
+        routing = await off_loop(len(message.body), self._wire.routing, message)
+        return await self._back(self._predictor.graph, message, routing)
+
+    async def ask(self, node: Node, endpoint: Endpoint, message: Message) -> Message:
+        """Call one node. Raises: as `predict`."""
+        self.path[node.name] = node.image or _UNSAID
+        model = model_of(self._means.engine, node)
+        form, payload = self._wire.payload(message)
+        sharing = self._means.sharing.get(node.model)
+        if sharing is None:
+            call = SeldonCall(model, endpoint, form, payload, _SINK)
+        else:
+            call = await off_loop(len(payload), sharing.call_of, model, endpoint, form, payload, _SINK)
+        call.context = asyncio.get_running_loop().create_future()
+        began_ns, status = time.monotonic_ns(), -1
+        try:
+            self._means.engine.submit(call)
+            await self._answered(call, node)
+            status, answer = self._opened(call, node, endpoint)
+        finally:
+            self._means.counted(self._predictor, node, endpoint, status, time.monotonic_ns() - began_ns)
+        if status != self._wire.good:
+            raise NodeFailed(node.name, status, answer)
+        return answer
+
+    async def _answered(self, call: SeldonCall, node: Node) -> None:
+        """Wait for an answer; take the call back when nobody waits any more, or the time is over."""
+        try:
+            async with asyncio.timeout(self._limit_s or None):
+                await call.context
+        except TimeoutError:
+            self._means.engine.cancel(call)
+            raise GraphError(f"node '{node.name}' has not answered within {self._limit_s:g} s") from None
+        except asyncio.CancelledError:
+            self._means.engine.cancel(call)
+            raise
+
+    def _opened(self, call: SeldonCall, node: Node, endpoint: Endpoint) -> tuple[int, Message]:
+        """Give the status and the message of an answer; what it says of itself is counted."""
+        status, metrics, lines, body = parted(call.reply)
+        if metrics:
+            self._means.tell(node.model, endpoint, metrics)
+        return status, Message(body, lines.partition(b"\r\n")[0] if lines else JSON)
+
+    # -- to the model ------------------------------------------------------------------------------------------
+
+    async def _through(self, node: Node, message: Message) -> Message:
+        message = await self._into(node, message)
+        message = await self._children(node, message)
+        if node.out and node.code is not None:
+            message = await self.ask(node, Endpoint.TRANSFORM_OUTPUT, message)
+        return message
+
+    async def _into(self, node: Node, message: Message) -> Message:
+        if node.implementation == SIMPLE_MODEL:
+            self._pass(node)
+            return self._wire.write(builtin.predict(self._wire.read(message)))
+        if node.into is None or node.implementation in BUILT_IN:
+            return message
+        self.routing[node.name] = ALL
+        return await self.ask(node, node.into, message)
+
+    async def _children(self, node: Node, message: Message) -> Message:
+        """Ask the children that the node chooses, and make one message of theirs."""
+        if not node.children:
+            return message
+        route = await self._route(node, message)
+        if route == ABORT:
+            self.routing[node.name] = ABORT
+            return message
+        chosen = node.children if route == ALL else (node.children[route],)
+        answers = await _together([self._through(child, message) for child in chosen])
+        self.routing[node.name] = route
+        if node.implementation == AVERAGE:
+            self._pass(node)
+            size = sum(len(each.body) for each in answers)
+            return await off_loop(size, _averaged, self._wire, answers)
+        if node.aggregates and node.implementation not in BUILT_IN:
+            self.routing[node.name] = ALL
+            return await self.ask(node, Endpoint.AGGREGATE, self._wire.combined(answers))
+        return answers[0]
+
+    async def _route(self, node: Node, message: Message) -> int:
+        """Ask a router for the child that is next. Raises: GraphError for one that is not there."""
+        if node.implementation in BUILT_IN:
+            if node.implementation in (AVERAGE, SIMPLE_MODEL):
+                return ALL
+            self._pass(node)
+            return builtin.route(node, self._means.chance)
+        if not node.routes:
+            return ALL
+        try:
+            route = self._wire.route(await self.ask(node, Endpoint.ROUTE, message))
+        except NodeFailed as failed:
+            # the one call whose answer the executor did not hand on
+            reason = self._wire.reason(failed.message)
+            raise GraphError(f"node '{node.name}' could not say where to go: {reason}", failed.status) from None
+        if not ABORT <= route < len(node.children):
+            raise GraphError(f"node '{node.name}' chose child {route}, and has {len(node.children)}")
+        return route
+
+    def _pass(self, node: Node) -> None:
+        self.path[node.name] = node.implementation
+
+    # -- and back ----------------------------------------------------------------------------------------------
+
+    async def _back(self, node: Node, message: Message, routing: object) -> Message:
+        """Tell the children first, those that the request went to, then the node itself."""
+        if node.children:
+            said = routing.get(node.name, ALL) if isinstance(routing, dict) else ALL
+            route = said if isinstance(said, int) else ALL
+            if not ABORT <= route < len(node.children):
+                raise GraphError(f"feedback: child {route} of node '{node.name}', which has {len(node.children)}")
+            chosen: Sequence[Node] = ()
+            if route != ABORT:
+                chosen = node.children if route == ALL else (node.children[route],)
+            await _together([self._back(child, message, routing) for child in chosen])
+        if not node.takes_feedback or node.code is None:
+            return message
+        return await self.ask(node, Endpoint.FEEDBACK, message)
+
+
+def _averaged(wire: Wire, messages: Sequence[Message]) -> Message:
+    return wire.write(builtin.average([wire.read(each) for each in messages]))
+
+
+async def _together(works: Sequence[object]) -> list[Message]:
+    """Wait for all, side by side; then raise the error of the first that has one."""
+    if len(works) == 1:
+        return [await works[0]]  # type: ignore[misc]
+    answers = await asyncio.gather(*works, return_exceptions=True)  # type: ignore[call-overload]
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return answers  # type: ignore[no-any-return]
+
+
+def model_of(engine: Serves, node: Node) -> Model:
+    """Give the model that a node is. Raises: InferError (NOT_READY)."""
+    try:
+        return engine.model(node.model)
+    except InferError:
+        text = f"node '{node.name}' is not ready: it is being loaded, or the log says why it cannot be"
+        raise InferError(Code.NOT_READY, text) from None

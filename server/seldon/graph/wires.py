@@ -1,0 +1,251 @@
+"""Wires: what a walk must know of messages, in JSON and in protobuf; all else travels as it came. Pure.
+
+JSON keeps its numbers: it is read into Python's int and float, and written again only where something is added to it.
+Source: Seldon Core 1.17.1, the executor; seldon.protos.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from penstock.server.seldon.messages import Form
+from penstock.server.seldon.pages import JSON
+from penstock.server.seldon.protos import message_class
+from penstock.server.v2.rpc.wire import field
+
+from .nodes import Notes
+
+Dict = dict[str, Any]
+
+
+class Message(NamedTuple):
+    """What goes from node to node. `content_type` is that of a body over HTTP."""
+
+    body: bytes
+    content_type: bytes = JSON
+
+
+class GraphError(Exception):
+    """What is wrong on the way, in a sentence: the orchestrator's own answer, over gRPC UNKNOWN."""
+
+    def __init__(self, text: str, status: int = 500) -> None:
+        super().__init__(text)
+        self.status = status if 400 <= status < 600 else 500
+
+
+class Noted(NamedTuple):
+    """What a walk has to tell: which child each node went to (-1: all), the images it passed, and its id."""
+
+    routing: Mapping[str, int]
+    path: Mapping[str, str]
+    puid: str
+
+
+class Wire(Protocol):
+    """One way of writing messages. `good` is the status of an answer that goes on."""
+
+    good: int
+
+    def payload(self, message: Message) -> tuple[Form, bytes]:
+        """Give what a worker is sent of a message."""
+
+    def route(self, message: Message) -> int:
+        """Read what a router has answered. Raises: GraphError."""
+
+    def combined(self, messages: Sequence[Message]) -> Message:
+        """Put messages together for `aggregate`. Raises: GraphError."""
+
+    def routing(self, feedback: Message) -> Mapping[str, Any]:
+        """Give where the request went that a feedback is for; nothing where that is not said."""
+
+    def noted(self, message: Message, noted: Noted, notes: Notes) -> Message:
+        """Write into an answer what the walk has to tell."""
+
+    def reason(self, message: Message) -> str:
+        """Say why a node has failed, from what it has answered."""
+
+    def read(self, message: Message) -> Dict:
+        """Give a message as it is in JSON. Raises: GraphError."""
+
+    def write(self, message: Dict) -> Message:
+        """Write such a message."""
+
+
+class JsonWire:
+    """Messages over HTTP."""
+
+    good = 200
+
+    def payload(self, message: Message) -> tuple[Form, bytes]:
+        """Give the body; with what its content type is if that is not JSON."""
+        if message.content_type == JSON:
+            return Form.JSON, message.body
+        said = {"method": "POST", "type": message.content_type.decode("latin-1"), "query": ""}
+        return Form.HTTP, json.dumps(said).encode() + b"\n" + message.body
+
+    def reason(self, message: Message) -> str:
+        """Give what its status says."""
+        try:
+            return str(json.loads(message.body)["status"]["info"])
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return shown(message.body)
+
+    def read(self, message: Message) -> Dict:
+        """Read JSON."""
+        try:
+            found = json.loads(message.body)
+        except ValueError:
+            raise GraphError("a message is not JSON") from None
+        except RecursionError:
+            raise GraphError("a message is nested too deeply") from None
+        if not isinstance(found, dict):
+            raise GraphError("a message is not a JSON object")
+        return found
+
+    def write(self, message: Dict) -> Message:
+        """Write JSON as components do."""
+        return Message(json.dumps(message, sort_keys=True, separators=(",", ":")).encode() + b"\n")
+
+    def route(self, message: Message) -> int:
+        """Read the first number of the array; a bare list of numbers is one too."""
+        try:
+            found = json.loads(message.body)
+            content: Any = found.get("data") if isinstance(found, dict) else {"ndarray": found}
+            if content is None:
+                return -1
+            array = content["tensor"]["values"] if "tensor" in content else content["ndarray"]
+            first = array[0]
+            return int(first[0] if isinstance(first, list) else first)
+        except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError):
+            raise GraphError(f"no route can be read of {shown(message.body)}") from None
+
+    def combined(self, messages: Sequence[Message]) -> Message:
+        """Write a list of the bodies as they are."""
+        if any(message.content_type != JSON for message in messages):
+            raise GraphError("what is to be combined is not JSON")
+        return Message(b"[" + b",".join([message.body.strip() for message in messages]) + b"]")
+
+    def routing(self, feedback: Message) -> Mapping[str, Any]:
+        """Read `response.meta.routing`."""
+        try:
+            found = json.loads(feedback.body)["response"]["meta"]["routing"]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def noted(self, message: Message, noted: Noted, notes: Notes) -> Message:
+        """Add to `meta`; what is no Seldon message stays as it is."""
+        try:
+            found = json.loads(message.body) if message.content_type == JSON else None
+        except (ValueError, RecursionError):
+            return message
+        if not isinstance(found, dict):
+            return message
+        meta = found.setdefault("meta", {})
+        if not isinstance(meta, dict):
+            return message
+        _note(meta, noted, notes)
+        return self.write(found)
+
+
+class ProtoWire:
+    """Messages over gRPC: SeldonMessage, Feedback, and lists of them."""
+
+    good = 0
+
+    def payload(self, message: Message) -> tuple[Form, bytes]:
+        """Give the message as it is."""
+        return Form.PROTO, message.body
+
+    def reason(self, message: Message) -> str:
+        """Give its text."""
+        return shown(message.body)
+
+    def read(self, message: Message) -> Dict:
+        """Read a SeldonMessage."""
+        from google.protobuf import json_format
+
+        try:
+            found: Dict = json_format.MessageToDict(self._parsed(message.body))
+        except json_format.Error as error:
+            raise GraphError(f"a message cannot be read: {error}") from None
+        return found
+
+    def write(self, message: Dict) -> Message:
+        """Write a SeldonMessage."""
+        from google.protobuf import json_format
+
+        try:
+            made = json_format.ParseDict(message, message_class("SeldonMessage")(), ignore_unknown_fields=True)
+        except (json_format.Error, OverflowError) as error:
+            raise GraphError(f"a message cannot be written: {error}") from None
+        return Message(made.SerializeToString())
+
+    def route(self, message: Message) -> int:
+        """Read the first number of the array."""
+        content = self._parsed(message.body).data
+        try:
+            if content.WhichOneof("data_oneof") == "tensor":
+                return int(content.tensor.values[0])
+            if content.WhichOneof("data_oneof") == "ndarray":
+                first = content.ndarray.values[0]
+                nested = first.WhichOneof("kind") == "list_value"
+                return int(first.list_value.values[0].number_value if nested else first.number_value)
+        except (ValueError, IndexError, OverflowError):
+            raise GraphError("no route can be read of what the router has answered") from None
+        return -1
+
+    def combined(self, messages: Sequence[Message]) -> Message:
+        """Write a SeldonMessageList: field 1, once for each."""
+        return Message(b"".join([field(1, each.body) for each in messages]))
+
+    def routing(self, feedback: Message) -> Mapping[str, Any]:
+        """Read `response.meta.routing`."""
+        found = message_class("Feedback")()
+        try:
+            found.ParseFromString(feedback.body)
+        except Exception:  # noqa: BLE001 - protobuf's DecodeError; the component says what is wrong
+            return {}
+        return dict(found.response.meta.routing)
+
+    def noted(self, message: Message, noted: Noted, notes: Notes) -> Message:
+        """Add to `meta`."""
+        found = self._parsed(message.body)
+        found.meta.routing.update(noted.routing)
+        if notes is Notes.ALL:
+            found.meta.puid = found.meta.puid or noted.puid
+            for name, image in noted.path.items():
+                if name not in found.meta.requestPath:
+                    found.meta.requestPath[name] = image
+        return Message(found.SerializeToString())
+
+    @staticmethod
+    def _parsed(body: bytes) -> Any:
+        found = message_class("SeldonMessage")()
+        try:
+            found.ParseFromString(body)
+        except Exception:  # noqa: BLE001 - protobuf's DecodeError
+            raise GraphError("a message is no SeldonMessage") from None
+        return found
+
+
+def new_puid() -> str:
+    """Make the id of a request that has none, as the executor made them."""
+    return str(uuid.uuid4())
+
+
+def _note(meta: Dict, noted: Noted, notes: Notes) -> None:
+    meta["routing"] = dict(noted.routing)
+    if notes is Notes.ALL:
+        meta.setdefault("puid", noted.puid)
+        path = meta.get("requestPath")
+        meta["requestPath"] = {**noted.path, **(path if isinstance(path, dict) else {})}
+
+
+def shown(body: bytes) -> str:
+    """Show how a message begins."""
+    text = body[:80].decode("utf-8", "replace").strip()
+    return text if len(body) <= 80 else f"{text}..."

@@ -1,0 +1,173 @@
+"""Hosts: the workers of a component, as the Engine sees them: Seats, each of which runs one Batch at a time.
+
+Made by loading.py. What runs the Batches is in seats.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from penstock.backends.errors import Code, InferError
+from penstock.server.workers.kept import Kept
+from penstock.server.workers.order import Order
+
+from .messages import Description, Endpoint
+from .seats import Seat
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from penstock.backends.backend import Array
+    from penstock.batching.outside import Takes
+    from penstock.batching.request import InferRequest
+    from penstock.server.workers.worker import Worker
+
+    from .batching import Sharing
+    from .tensors import Tensors
+
+SLOW_NS = 2_000_000
+"""A worker whose calls take longer has only one Batch at a time, where there are other workers or batches are shared:
+the pause between two is nothing then, and what waits at a worker is not run by another and joins no batch."""
+
+
+@dataclass
+class Crew:
+    """All workers of one component, and what they share. Units: `limit_s` for a call, seconds, 0 for none.
+
+    `told` is called with what a worker says of the component, whenever one has started; `count` with the metrics of
+    v2 requests. `apart` are requests that run alone, since a batch that they shared did not go well. `slow`: calls take
+    long. `most_calls` says how many calls a worker is to serve, 0 for any number.
+    """
+
+    limit_s: float
+    told: Callable[[Description], None]
+    count: Callable[[Endpoint, bytes], None]
+    tensors: Tensors | None = None
+    sharing: Sharing | None = None
+    hosts: list[Host] = field(default_factory=list)
+    apart: set[InferRequest] = field(default_factory=set)
+    slow: bool = False
+    most_calls: Callable[[], int] = lambda: 0
+
+    @property
+    def shares(self) -> bool:
+        """Whether calls share batches."""
+        return self.sharing is not None and self.sharing.allowed
+
+    def pace(self, ns: float) -> None:
+        """Learn what a call takes; if that is much, a worker has one Batch at a time where that is of use."""
+        slow = ns > SLOW_NS and (len(self.hosts) > 1 or self.shares)
+        if slow is not self.slow:
+            self.slow = slow
+            for host in self.hosts:
+                host.rest(rests=slow)
+
+    def seats(self) -> list[Seat]:
+        """List the Seats, those of different workers next to each other: calls are spread before they queue."""
+        return [seat for row in zip(*(host.seats for host in self.hosts), strict=True) for seat in row]
+
+
+class Host:
+    """One worker, and its Seats. `free_ns` is when it had answered all it was asked. Threads: the event loop's."""
+
+    def __init__(self, order: Order, crew: Crew, seats: int = 2) -> None:
+        self.order = order
+        self.crew = crew
+        self.free_ns = 0
+        self._may_serve = 0
+        self._kept = Kept(order, self)
+        self.seats = [Seat(self) for _ in range(seats)]
+        self._open = seats
+
+    @property
+    def worker(self) -> Worker | None:
+        """The worker that serves, None while there is none."""
+        return self._kept.worker
+
+    @property
+    def pid(self) -> int:
+        """The worker's process id, 0 for none."""
+        return self._kept.pid
+
+    @property
+    def closing(self) -> bool:
+        """Whether no worker will come any more."""
+        return self._kept.closing
+
+    async def start(self) -> Description:
+        """Start the worker, and have it open the component. Raises: InferError."""
+        body, _ = await self._kept.start()
+        return Description.read(body)
+
+    def seated(self, takes: Takes) -> None:
+        """Have what happens to the worker counted."""
+        self._kept.count_with(takes.count)
+
+    def proved(self) -> None:
+        """Note that the worker has answered: calls that end it now and then must not keep others waiting for the next."""
+        self._kept.proved()
+
+    def served(self, calls: int) -> None:
+        """Count calls. After so many as there may be, another worker takes the place of this one."""
+        if self._may_serve:
+            self._may_serve -= calls
+            if self._may_serve <= 0:
+                self._may_serve = 0
+                self._kept.renew()
+
+    async def left(self) -> None:
+        """Note that a Seat is closed; with the last one, the worker ends."""
+        self._open -= 1
+        if not self._open:
+            await self.close()
+
+    async def close(self) -> None:
+        """Have the worker end."""
+        await self._kept.close(kill=any(seat.busy for seat in self.seats))
+
+    def rest(self, *, rests: bool) -> None:
+        """Have all Seats but the first take nothing for now, or go on."""
+        for seat in self.seats[1:]:
+            if seat.takes is None:
+                continue
+            if rests:
+                seat.takes.down(InferError(Code.NOT_READY, f"{self.order.label} has enough to do"), hopeless=False)
+            elif self.worker is not None:
+                seat.takes.up()
+
+    # -- as Kept tells it --------------------------------------------------------------------------------------
+
+    def moved_in(self, worker: Worker) -> None:
+        """Take what it will say of the component: another worker than the first may see other files."""
+        self._may_serve = self.crew.most_calls()
+        worker.ready.add_done_callback(self._described)
+
+    def _described(self, ready: asyncio.Future[tuple[bytes, list[Array | None]]]) -> None:
+        if not ready.cancelled() and ready.exception() is None:
+            self.crew.told(Description.read(ready.result()[0]))
+
+    def moved_out(self) -> None:
+        """Nothing is kept for a worker but its calls."""
+
+    def said(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
+        """Take nothing: a component's worker tells nothing of itself."""
+
+    def lost(self, failure: InferError) -> None:
+        """Leave what waits to others."""
+        for seat in self.seats:
+            seat.leave(failure)
+
+    def hopeless(self, failure: InferError) -> None:
+        """Have what waits answered, if nobody else can run it."""
+        self.crew.apart.clear()  # who is answered so does not come back here
+        for seat in self.seats:
+            if seat.takes is not None:
+                seat.takes.down(failure, hopeless=True)
+
+    def back(self) -> None:
+        """Go on."""
+        for seat in self.seats[:1] if self.crew.slow else self.seats:
+            if seat.takes is not None:
+                seat.takes.up()

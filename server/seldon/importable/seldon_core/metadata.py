@@ -1,0 +1,25 @@
+"""What a component says of itself, checked. Source: seldon-core 1.17.1."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+
+class SeldonInvalidMetadataError(Exception):
+    """Metadata that is none."""
+
+
+def validate_model_metadata(data: dict[str, Any]) -> dict[str, Any]:
+    """Give metadata, with what the image says where it says nothing. Raises: SeldonInvalidMetadataError."""
+    from penstock.server.seldon.inside.metadata import metadata_of, wrong
+
+    class Stated:
+        def init_metadata(self) -> dict[str, Any]:
+            return data
+
+    image = "PREDICTIVE_UNIT_IMAGE"
+    found = metadata_of(Stated(), {image: os.environ[image]} if image in os.environ else {})
+    if found is None:
+        raise SeldonInvalidMetadataError(wrong(data))
+    return found

@@ -1,0 +1,1 @@
+"""The messages of seldon.protos, and its services for grpcio."""

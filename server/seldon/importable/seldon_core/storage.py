@@ -1,0 +1,56 @@
+"""Storage: a model's files, where they can be read. Source: seldon-core 1.17.1, whose Storage knew local files only."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+_LOCAL_PREFIX = "file://"
+
+
+class Storage:
+    """Functions alone, as components call them."""
+
+    @staticmethod
+    def download(uri: str, out_dir: str | None = None) -> str:
+        """Give a local path for what is at an address. Raises: RuntimeError, or what fsspec says.
+
+        A path, or file://: itself, or links to what is in it where `out_dir` is given. Any other address is copied, by
+        fsspec where that is installed, to `out_dir` or a temporary folder.
+        """
+        local = uri.removeprefix(_LOCAL_PREFIX)
+        if uri.startswith(_LOCAL_PREFIX) or Path(uri).exists():
+            if not Path(local).exists():
+                raise RuntimeError(f"Local path {uri} does not exist.")
+            return local if out_dir is None else _linked(Path(local), Path(out_dir))
+        return _copied(uri, out_dir)
+
+
+def _linked(source: Path, out_dir: Path) -> str:
+    """Make links to a file, or to what is in a folder but for hidden files."""
+    out_dir.mkdir(parents=True, exist_ok=True)
+    for each in sorted(source.glob("[!.]*")) if source.is_dir() else [source]:
+        (out_dir / each.name).symlink_to(each.absolute())
+    return str(out_dir)
+
+
+def _copied(uri: str, out_dir: str | None) -> str:
+    import tempfile
+
+    from penstock.server.repository.address import Address, is_remote
+
+    address = Address.of(uri)
+    wanted = f"Cannot recognize storage type for {address}. Only {_LOCAL_PREFIX} is currently available as storage type"
+    if not is_remote(uri):
+        raise RuntimeError(f"{wanted}.")
+    try:
+        import fsspec
+    except ImportError:
+        raise RuntimeError(f"{wanted}; with `pip install fsspec`, remote addresses are.") from None
+    logging.getLogger(__name__).info("Copying contents of %s to local", address)
+    files, path = fsspec.core.url_to_fs(address.url, **address.options)
+    target = out_dir or tempfile.mkdtemp()
+    Path(target).mkdir(parents=True, exist_ok=True)
+    # a folder's contents, as with a local one; of a file, itself
+    files.get(path.rstrip("/") + "/" if files.isdir(path) else path, target.rstrip("/") + "/", recursive=True)
+    return target

@@ -1,0 +1,125 @@
+"""Blueprints: a component's `model_error_handler`, which is Flask's, and is run by Flask. Imported with it only.
+
+An app that has the blueprint, and the two error handlers that the original had, is asked for the answer of each failed
+call. Where the blueprint has more than error handlers, each call is made in it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+from penstock.server.seldon.messages import Endpoint, Form
+
+from .answers import Writer, flag
+from .component import MISSING
+from .failing import failure
+from .originals import SeldonMicroserviceException
+
+logger = logging.getLogger("seldon_core")
+
+PATHS = (
+    "/predict",
+    "/send-feedback",
+    "/transform-input",
+    "/transform-output",
+    "/route",
+    "/aggregate",
+    "/health/status",
+)
+"""The URLs that handlers see, by Endpoint."""
+SETTINGS = (
+    "DEBUG", "EXPLAIN_TEMPLATE_LOADING", "JSONIFY_PRETTYPRINT_REGULAR", "JSON_AS_ASCII", "JSON_SORT_KEYS",
+    "PROPAGATE_EXCEPTIONS", "PRESERVE_CONTEXT_ON_EXCEPTION", "SESSION_COOKIE_HTTPONLY", "SESSION_COOKIE_SECURE",
+    "SESSION_REFRESH_EACH_REQUEST", "TEMPLATES_AUTO_RELOAD", "TESTING", "TRAP_HTTP_EXCEPTIONS",
+    "TRAP_BAD_REQUEST_ERRORS", "USE_X_SENDFILE",
+)  # fmt: skip
+"""Those of Flask's that the environment may set, each with FLASK_ before it."""
+_JSON = "application/json"
+_OWN_HEADERS = ("content-type", "content-length")
+
+Page = tuple[int, bytes, bytes]
+"""Status, body, and header lines as messages.ANSWER has them."""
+
+
+def blueprints_of(user: Any, writer: Writer) -> Blueprints | None:
+    """Make what a component's `model_error_handler` asks for; None where it has none."""
+    blueprint = getattr(user, "model_error_handler", MISSING)
+    return None if blueprint is MISSING else Blueprints(blueprint, writer)
+
+
+class Blueprints:
+    """A Flask app around the calls of a component. `around`: it has to be around all, not only around those that fail.
+
+    Threads: one call at a time.
+    """
+
+    def __init__(self, blueprint: Any, writer: Writer) -> None:
+        import flask
+
+        self._writer = writer
+        self._view: Callable[[], tuple[int, bytes]] = _nothing
+        app = self._app = flask.Flask(__name__, static_folder=None)
+        for setting in SETTINGS:
+            said = flag(os.environ, f"FLASK_{setting}")
+            if said is not None:
+                app.config[setting] = said
+        writer.configure(app.json)
+        if blueprint is not None:
+            app.register_blueprint(blueprint)
+        hooks = (app.before_request_funcs, app.after_request_funcs, app.teardown_request_funcs)
+        self.around = any(each.get(None) for each in (*hooks, app.url_value_preprocessors))
+        if any(True for _ in app.url_map.iter_rules()):
+            logger.warning("model_error_handler has URLs of its own: they are not served")
+        app.register_error_handler(Exception, self._failed)
+        app.register_error_handler(SeldonMicroserviceException, self._failed)
+        for endpoint, path in enumerate(PATHS):
+            app.add_url_rule(path, f"seldon_{endpoint}", self._called, methods=["GET", "POST"])
+        # user code may have been written for a request of Flask's, and make its answers with jsonify
+        app.app_context().push()
+        self._client = app.test_client()
+        self._response = flask.Response
+
+    def run(self, endpoint: Endpoint, form: Form, payload: bytes, view: Callable[[], tuple[int, bytes]]) -> Page:
+        """Have a call made in a request of Flask's; `view` gives its status and body."""
+        said = {"method": "GET" if endpoint is Endpoint.HEALTH else "POST", "type": _JSON, "query": ""}
+        if form is Form.HTTP:
+            line, _, payload = payload.partition(b"\n")
+            said = json.loads(line)
+        self._view = view
+        try:
+            response = self._client.open(
+                PATHS[endpoint], method=said["method"], query_string=said["query"], data=payload,
+                content_type=said["type"] or None,
+            )  # fmt: skip
+        finally:
+            self._view = _nothing
+        headers = [(name, value) for name, value in response.headers if name.lower() not in _OWN_HEADERS]
+        content_type = response.headers.get("content-type", "")
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
+        if lines or content_type != _JSON:
+            lines = f"{content_type}\r\n{lines}"
+        return response.status_code, response.get_data(), lines.encode("latin-1", "replace")
+
+    def failed(self, endpoint: Endpoint, form: Form, payload: bytes, error: Exception) -> Page:
+        """Give the answer of a call that has failed."""
+
+        def view() -> tuple[int, bytes]:
+            raise error
+
+        return self.run(endpoint, form, payload, view)
+
+    def _called(self) -> Any:
+        status, body = self._view()
+        return self._response(body, status, mimetype=_JSON)
+
+    def _failed(self, error: Exception) -> Any:
+        status, said = failure(error)
+        return self._response(self._writer.write(said), status, mimetype=_JSON)
+
+
+def _nothing() -> tuple[int, bytes]:
+    raise LookupError("no call is under way")

@@ -1,0 +1,347 @@
+"""Component: the user's object, and how Seldon calls its methods, whatever brings the request.
+
+Source: seldon-core 1.17.1, user_model.py and seldon_methods.py, as they answer. One thing is otherwise: whether `meta`
+is handed to a method is decided by its signature, where the original called again without it after any TypeError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import json
+import logging
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from penstock.server.seldon.messages import Endpoint
+
+from .metrics import are_valid
+from .originals import SeldonComponent, SeldonMicroserviceException, SeldonNotImplementedError, SeldonResponse
+from .signatures import UNSURE, refuses_meta, takes_meta
+
+logger = logging.getLogger("seldon_core")
+
+MISSING: Any = object()
+"""In the place of a method that a component has not."""
+NOTHING: Any = object()
+"""What `raw` gives where the request is one for the methods that take numpy."""
+ROUTE_TEXT = "Routing response must be int but got "
+
+_NAMES = ("predict", "send_feedback", "transform_input", "transform_output", "route", "aggregate", "health_status")
+"""The methods' names, by Endpoint."""
+_RAW = tuple(f"{name}_raw" for name in _NAMES)
+_BOTH = tuple((f"{name}_rest", f"{name}_grpc") for name in _NAMES[:-1])
+_LEGACY = tuple(
+    (_BOTH[0][:1] if not proto else _BOTH[0][1:], (), *_BOTH[2:], ())
+    for proto in (False, True)
+)  # fmt: skip
+"""The methods of older days, by Endpoint: predict had one for REST and one for gRPC; of all others the first that there
+is was called, whatever had come. Feedback's are protobuf's."""
+_FEEDBACK_KEYS = ("seldon_api_model_feedback", "seldon_api_model_feedback_reward")
+_NO_METRICS: list[Any] = []
+_PREDICT, _ROUTE, _HEALTH = Endpoint.PREDICT, Endpoint.ROUTE, Endpoint.HEALTH
+KEPT_NAMES = [[f"t:{number}" for number in range(count)] for count in range(65)]
+"""What columns are called that have no names: the lists themselves, by how many there are."""
+_MANY, _MOST_COLUMNS = len(KEPT_NAMES), 1_000_000
+
+
+class Component:
+    """One user object. `recorded` has the metrics of the call under way: [key, type, value, tags or None] each.
+
+    Threads: one call at a time.
+    """
+
+    def __init__(self, user: Any, *, strict: bool = True) -> None:
+        self.user = user
+        self.strict = strict
+        self.unit = os.environ.get("PREDICTIVE_UNIT_ID", "0")
+        self.recorded: list[list[Any]] = []
+        self.request_path = _request_path()
+        self._shows_metrics = os.environ.get("INCLUDE_METRICS_IN_CLIENT_RESPONSE", "true").lower() == "true"
+        self._counts_rewards = os.environ.get("SELDON_EXECUTOR_ENABLED", "true").lower() != "false"
+        self._signatures: list[tuple[Any, bool | None]] = [(MISSING, None)] * len(Endpoint)
+        self._warned = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    # -- whole calls -------------------------------------------------------------------------------------------
+
+    def raw(self, endpoint: Endpoint, request: Any, proto: bool) -> Any:
+        """Call the method that takes the request as it is, if there is one; a feedback is `proto`, whatever brought it.
+
+        Returns: what it gives, for the client as it is; NOTHING where there is none. Its metrics are recorded.
+        """
+        user = self.user
+        for name in _LEGACY[proto][endpoint]:
+            legacy = getattr(user, name, MISSING)
+            if legacy is not MISSING:
+                return self.settled(legacy(request))
+        method = getattr(user, _RAW[endpoint], MISSING)
+        if method is MISSING or getattr(method, "__func__", None) in _INHERITED:
+            return NOTHING
+        try:
+            if endpoint is _HEALTH:
+                return self.settled(method())
+            result = self.settled(method(request))
+            self._record_of_raw(endpoint, result, proto)
+        except SeldonNotImplementedError:
+            return NOTHING
+        return result
+
+    def respond(self, endpoint: Endpoint, features: Any, names: Any, meta: Any) -> tuple[Any, Any, Any]:
+        """Call predict, transform_input, transform_output or route.
+
+        Returns: the payload, and the tags and metrics of a SeldonResponse. Raises: what user code does, and
+        SeldonMicroserviceException.
+        """
+        method = getattr(self.user, _NAMES[endpoint], MISSING)
+        if endpoint is _ROUTE:
+            if method is MISSING:
+                raise SeldonNotImplementedError("Route not defined")
+            branch, tags, metrics = self.split(self._called(endpoint, method, features, names, meta))
+            if not isinstance(branch, int):
+                raise SeldonMicroserviceException(ROUTE_TEXT + str(branch))
+            return np.array([[branch]]), tags, metrics
+        if method is not MISSING:
+            try:
+                return self.split(self._called(endpoint, method, features, names, meta))
+            except SeldonNotImplementedError:
+                pass
+        return [] if endpoint is _PREDICT else features, {}, []
+
+    def aggregate(self, features: list[Any], names: list[Any]) -> tuple[Any, Any, Any]:
+        """Call aggregate. Returns: as `respond` does. Raises: likewise."""
+        method = getattr(self.user, "aggregate", MISSING)
+        if method is MISSING:
+            raise SeldonNotImplementedError("Aggregate not defined")
+        return self.split(method(features, names))
+
+    def feedback(self, features: Any, names: Any, reward: float, truth: Any, routing: Any) -> tuple[Any, Any, Any]:
+        """Call send_feedback. Returns: as `respond` does, the payload None where it is not defined."""
+        method = getattr(self.user, "send_feedback", MISSING)
+        if method is not MISSING:
+            try:
+                return self.split(method(features, names, reward, truth, routing=routing))
+            except SeldonNotImplementedError:
+                pass
+        return None, {}, []
+
+    def health(self) -> Any:
+        """Call health_status. Returns: the payload, which is no SeldonResponse."""
+        method = getattr(self.user, "health_status", MISSING)
+        if method is MISSING:
+            return "healthy"
+        try:
+            return self.settled(method())
+        except SeldonNotImplementedError:
+            return "not implemented - assuming healthy"
+
+    def split(self, result: Any) -> tuple[Any, Any, Any]:
+        """Give the payload of what a method has returned, and the tags and metrics of a SeldonResponse."""
+        if not self.strict:
+            result = self.settled(result)
+        if isinstance(result, SeldonResponse):
+            return result.data, result.tags, result.metrics
+        return result, {}, []
+
+    def settled(self, result: Any) -> Any:
+        """Await what a method has returned, where that is wanted and it can be."""
+        if self.strict or not inspect.isawaitable(result):
+            return result
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+        return self._loop.run_until_complete(_awaited(result))
+
+    def close(self) -> None:
+        """End what methods were awaited on."""
+        if self._loop is not None:
+            self._loop.close()
+
+    # -- what is asked after each call -------------------------------------------------------------------------
+
+    def metrics(self, endpoint: Endpoint, runtime: Any = _NO_METRICS) -> list[Any]:
+        """Validate and record the metrics of a SeldonResponse, and those that the component has.
+
+        Returns: what the client is shown of them. Raises: SeldonMicroserviceException, and what user code does.
+        """
+        if type(runtime) is not list or runtime:
+            self._record_valid(endpoint, runtime)
+        shown: Any = list(runtime)
+        method = getattr(self.user, "metrics", MISSING)
+        if method is not MISSING and getattr(method, "__func__", None) not in _INHERITED:
+            try:
+                made = self.settled(method())
+                self._record_valid(endpoint, made)
+                shown = made + shown
+            except SeldonNotImplementedError:
+                pass
+        return shown if self._shows_metrics else []
+
+    def class_names(self, array: Any) -> Any:
+        """Give the names of an array's columns as the component says; [] where it has no columns."""
+        shape = array.shape
+        if len(shape) < 2:
+            return []
+        said = getattr(self.user, "class_names", MISSING)
+        if said is not MISSING and getattr(said, "__func__", None) not in _INHERITED:
+            if not inspect.ismethod(said):
+                if not self._warned:
+                    self._warned = True
+                    logger.warning("class_names attribute is deprecated. Please define a class_names method")
+                return said
+            try:
+                return said()
+            except SeldonNotImplementedError:
+                pass
+        if shape[1] > _MOST_COLUMNS and not array.size:
+            # a request of 20 bytes may have such a shape, and names for them would take all memory
+            raise SeldonMicroserviceException(f"No values have no {shape[1]} columns")
+        return KEPT_NAMES[shape[1]] if shape[1] < _MANY else [f"t:{each}" for each in range(shape[1])]
+
+    def meta(self, meta: Any, metrics: list[Any], tags: Any) -> dict[str, Any]:
+        """Give the meta of an answer, but for its puid: tags, metrics and requestPath, those that are not empty.
+
+        `meta` is the request's, `metrics` and `tags` are the call's.
+        """
+        own: Any = None
+        method = getattr(self.user, "tags", MISSING)
+        if method is not MISSING and getattr(method, "__func__", None) not in _INHERITED:
+            with contextlib.suppress(SeldonNotImplementedError):
+                own = self.settled(method())
+        if not (meta or own or tags or metrics or self.request_path):
+            return {}
+        all_tags, all_metrics, path = {}, [], {}
+        if meta:
+            all_tags, all_metrics, path = meta.get("tags", {}), meta.get("metrics", []), meta.get("requestPath", {})
+        if own:
+            all_tags.update(own)
+        if tags:
+            all_tags.update(tags)
+        if metrics:
+            all_metrics.extend(metrics)
+        path = {**self.request_path, **path}
+        found = {"tags": all_tags, "metrics": all_metrics, "requestPath": path}
+        return {name: value for name, value in found.items() if value}
+
+    # -- metrics -----------------------------------------------------------------------------------------------
+
+    def record(self, endpoint: Endpoint, metrics: Iterable[Any]) -> None:
+        """Record metrics for Prometheus. As in the original, their tags get `method`, and all are recorded or none."""
+        rows = []
+        for metric in metrics:
+            kind = metric.get("type", "COUNTER")
+            tags = metric.get("tags", {})
+            tags["method"] = endpoint.label
+            "_".join("-".join(pair) for pair in sorted(tags.items()))  # the original's key: other than str are refused
+            key, value = metric["key"], metric["value"]
+            hash(key)
+            if kind == "COUNTER":
+                0 + value
+            elif kind == "TIMER":
+                value / 1000
+            elif kind != "GAUGE":
+                logger.error("Unknown metrics type: %s", kind)
+                continue
+            rows.append([key, kind, value, tags if "tags" in metric else None])
+        self.recorded += rows
+
+    def reward(self, reward: float) -> None:
+        """Record the reward of a feedback."""
+        if reward and self._counts_rewards:
+            for key, value in zip(_FEEDBACK_KEYS, (1, reward), strict=True):
+                self.recorded.append([key, "COUNTER", value, None])
+
+    def _record_valid(self, endpoint: Endpoint, metrics: Any) -> None:
+        if not are_valid(metrics):
+            raise SeldonMicroserviceException(
+                f"Bad metric created during request: {json.dumps(metrics)}",
+                status_code=500,
+                reason="MICROSERVICE_BAD_METRIC",
+            )
+        self.record(endpoint, metrics)
+
+    def _record_of_raw(self, endpoint: Endpoint, result: Any, proto: bool) -> None:
+        if proto:
+            from google.protobuf import json_format
+
+            metrics = json.loads(json_format.MessageToJson(result.meta)).get("metrics", [])
+            if metrics and not self._shows_metrics:
+                del result.meta.metrics[:]
+        elif isinstance(result, dict):
+            metrics = result.get("meta", {}).get("metrics", [])
+            if metrics and not self._shows_metrics:
+                del result["meta"]["metrics"]
+        else:
+            return
+        self.record(endpoint, metrics)
+
+    # -- meta, or no meta --------------------------------------------------------------------------------------
+
+    def takes_meta(self, endpoint: Endpoint) -> bool:
+        """Tell whether a method may be handed `meta`."""
+        method = getattr(self.user, _NAMES[endpoint], MISSING)
+        return method is not MISSING and takes_meta(method) is not False
+
+    def _called(self, endpoint: Endpoint, method: Any, features: Any, names: Any, meta: Any) -> Any:
+        function = getattr(method, "__func__", method)
+        known = self._signatures[endpoint]
+        if known[0] is not function:
+            known = self._signatures[endpoint] = (function, takes_meta(method))
+        if known[1] is UNSURE:
+            try:
+                return method(features, names, meta=meta)
+            except TypeError as error:
+                if not refuses_meta(error):
+                    raise
+            self._signatures[endpoint] = (function, False)
+        elif known[1]:
+            return method(features, names, meta=meta)
+        return method(features, names)
+
+
+def merged(metas: Iterable[Any]) -> dict[str, Any]:
+    """Give what the answer of `aggregate` has of its requests' meta, the last winning."""
+    tags: dict[str, Any] = {}
+    path: dict[str, Any] = {}
+    for meta in metas:
+        if meta:
+            tags.update(meta.get("tags", {}))
+            path.update(meta.get("requestPath", {}))
+    return {"tags": tags, "requestPath": path}
+
+
+def merged_metrics(metas: Iterable[Any], metrics: list[Any]) -> list[Any]:
+    """Give the metrics of the answer of `aggregate`: those of its requests, and its own."""
+    found: list[Any] = []
+    for meta in metas:
+        if meta:
+            found.extend(meta.get("metrics", []))
+    found.extend(metrics)
+    return found
+
+
+def inherited(name: str, user: Any) -> bool:
+    """Tell whether a component has a method only as SeldonComponent has it, or not at all."""
+    method = getattr(user, name, MISSING)
+    return method is MISSING or getattr(method, "__func__", None) in _INHERITED
+
+
+def _request_path() -> dict[str, str]:
+    name = os.environ.get("PREDICTIVE_UNIT_ID", "NOT_IMPLEMENTED")
+    if name == "NOT_IMPLEMENTED":
+        return {}
+    return {name: os.environ.get("PREDICTIVE_UNIT_IMAGE", "NOT_IMPLEMENTED:NOT_IMPLEMENTED")}
+
+
+async def _awaited(result: Any) -> Any:
+    return await result
+
+
+_INHERITED = frozenset(
+    each for name in (*_NAMES, "metrics", "tags", "class_names", *_RAW)
+    if (each := getattr(SeldonComponent, name, None)) is not None
+)  # fmt: skip
+"""What SeldonComponent has of the methods that it only declares: they are known not to be implemented."""

@@ -1,0 +1,71 @@
+"""Failing: what a client is told of an exception. Source: seldon-core 1.17.1, wrapper.py and flask_utils.py."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from .originals import SeldonMicroserviceException
+
+logger = logging.getLogger("seldon_core")
+
+INTERNAL = "MICROSERVICE_INTERNAL_ERROR"
+_HERE = f"{Path(__file__).parent}{os.sep}"
+_QUALIFIED = re.compile(r"^(?:[\w<>]+\.)+(?=\w+\(\) )")
+"""The class that Python names since 3.10 when a method is called with the wrong arguments."""
+
+
+def failure(error: Exception) -> tuple[int, dict[str, Any]]:
+    """Give the HTTP status of an exception, and the message that is answered; it is logged."""
+    if isinstance(error, SeldonMicroserviceException):
+        status, said = error.status_code, error.to_dict()
+    else:
+        with contextlib.suppress(Exception):
+            print_traceback(error)
+        status = 500
+        said = {"status": {"status": 1, "info": text_of(error), "code": -1, "reason": INTERNAL}}
+    logger.error("%s", said)
+    return status, said
+
+
+def print_traceback(error: BaseException) -> None:
+    """Print an exception, and from where in user code it has come."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_HERE):
+        frames = frames.tb_next
+    traceback.print_exception(type(error), error, frames)
+
+
+def text_of(error: BaseException) -> str:
+    """Give an exception's text, as Python 3.8 wrote it where later ones say more."""
+    text = str(error)
+    return _QUALIFIED.sub("", text) if type(error) is TypeError else text
+
+
+def http_status(code: Any) -> int:
+    """Give the HTTP status that a message's `status.code` asks for, as Werkzeug 2.2 reads it; 500 for what is none.
+
+    Raises: TypeError for what is neither a number nor text.
+    """
+    if not isinstance(code, (int, str)):
+        raise TypeError("Invalid status argument")
+    words = str(int(code) if isinstance(code, int) else code).split(None, 1)
+    if not words:
+        raise ValueError("Empty status argument")
+    try:
+        status = int(words[0])
+    except ValueError:
+        return 500
+    return status if 100 <= status <= 999 else 500
+
+
+def is_response(error: Exception) -> bool:
+    """Tell whether an exception is an answer by itself: Flask's abort(response)."""
+    exceptions = sys.modules.get("werkzeug.exceptions")
+    return exceptions is not None and isinstance(error, exceptions.HTTPException) and error.code is None

@@ -1,0 +1,69 @@
+"""Multipart: the fields and files of a form. Source: RFC 7578, as leniently as Werkzeug 2.2 reads it."""
+
+from __future__ import annotations
+
+import re
+from email.message import Message
+from email.utils import collapse_rfc2231_value
+
+_BREAK = rb"(?:\r\n|\n|\r)"
+_BLANK_LINE = re.compile(rb"\r\n\r\n|\r\r|\n\n")
+_CONTINUED = re.compile(_BREAK + rb"[ \t]")
+_ENDING = rb"(--[^\S\n\r]*" + _BREAK + rb"?|[^\S\n\r]*" + _BREAK + rb")"
+
+
+def form_of(body: bytes, content_type: str) -> tuple[dict[str | None, str], dict[str | None, bytes]]:
+    """Read a form: its fields and its files, the first of each name. One that is malformed has none.
+
+    Raises: LookupError for a field in a charset that is not known.
+    """
+    try:
+        boundary = (_parameter(content_type, "boundary") or "").encode("ascii")
+        return _read(body, boundary) if boundary else ({}, {})
+    except ValueError:
+        return {}, {}
+
+
+def _read(body: bytes, boundary: bytes) -> tuple[dict[str | None, str], dict[str | None, bytes]]:
+    fields: dict[str | None, str] = {}
+    files: dict[str | None, bytes] = {}
+    line = b"--" + re.escape(boundary) + _ENDING
+    between = re.compile(_BREAK + line)
+    found = re.compile(_BREAK + b"?" + line).search(body)
+    while found is None or not found[1].startswith(b"--"):
+        blank = found and _BLANK_LINE.search(body, found.end())
+        following = blank and between.search(body, blank.end())
+        if not found or not blank or not following:
+            raise ValueError("the form does not end")
+        headers = _headers(body[found.end() : blank.start()])
+        content = body[blank.end() : following.start()]
+        disposition = headers["content-disposition"]
+        name = _parameter(disposition, "name")
+        if _parameter(disposition, "filename") is not None:
+            files.setdefault(name, content)
+        else:
+            charset = _parameter(headers.get("content-type", ""), "charset") or "utf-8"
+            fields.setdefault(name, content.decode(charset, "replace"))
+        found = following
+    return fields, files
+
+
+def _headers(lines: bytes) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for line in _CONTINUED.sub(b" ", lines).splitlines():
+        if line.strip():
+            name, colon, value = line.decode().partition(":")
+            if not colon:
+                raise ValueError("a line of a form's headers has no colon")
+            found.setdefault(name.strip().lower(), value.strip())
+    if "content-disposition" not in found:
+        raise ValueError("a part of a form has no Content-Disposition")
+    return found
+
+
+def _parameter(header: str, name: str) -> str | None:
+    """Give a parameter of a header's value, None for none."""
+    message = Message()
+    message["content-type"] = header
+    value = message.get_param(name)
+    return None if value is None else collapse_rfc2231_value(value)

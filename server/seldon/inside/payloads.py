@@ -1,0 +1,103 @@
+"""Payloads: what is in the message of a request, and how an array is written into one. JSON only: protobuf.py has RPCs.
+
+Imports without a component, and needs none of seldon_core unless it refuses. Source: seldon-core 1.17.1, utils.py.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import numpy as np
+import orjson
+
+NUMERIC = frozenset("iufcm")
+"""The kinds of dtypes that numpy counts as numbers; bool is none."""
+_DIGITS = bytes(0x30 if 0x30 <= byte <= 0x39 else 0x2E if byte == 0x2E else 0x20 for byte in range(256))
+_LONG, _FRACTION = b"0" * 19, b"." + b"0" * 19
+
+
+def loads(body: bytes) -> Any:
+    """Parse JSON as Python's own json does, with NaN, and integers of any size. Raises: ValueError, RecursionError."""
+    # orjson makes floats of integers above 64 bits; all else that it takes, json takes to be the same
+    digits = body.translate(_DIGITS)
+    if _LONG not in digits or digits.count(_LONG) == digits.count(_FRACTION):
+        try:
+            return orjson.loads(body)
+        except orjson.JSONDecodeError:
+            pass
+    return json.loads(body)
+
+
+def parts(request: Any) -> tuple[Any, Any, Any, str]:
+    """Take a message apart: data before jsonData before strData before binData.
+
+    Returns: the payload, as user code gets it; the meta, None if there is none; what `data` has, None if there is none;
+    and which of the four it is. Raises: SeldonMicroserviceException, and what Python and numpy say of wrong values.
+    """
+    if not isinstance(request, dict):
+        raise _invalid(request)
+    meta = request.get("meta")
+    if "data" in request:
+        datadef = request["data"]
+        if "tensor" in datadef:
+            tensor = datadef["tensor"]
+            return np.array(tensor["values"]).reshape(tensor["shape"]), meta, datadef, "data"
+        if "ndarray" in datadef:
+            return np.array(datadef["ndarray"]), meta, datadef, "data"
+        if "tftensor" in datadef:
+            return _of_tftensor(datadef["tftensor"]), meta, datadef, "data"
+        return np.array([]), meta, datadef, "data"
+    if "jsonData" in request:
+        return request["jsonData"], meta, None, "jsonData"
+    if "strData" in request:
+        return request["strData"], meta, None, "strData"
+    if "binData" in request:
+        return base64.b64decode(request["binData"]), meta, None, "binData"
+    raise _invalid(request)
+
+
+def names_of(datadef: Any) -> Any:
+    """Give the names that user code gets with a payload."""
+    return datadef["names"] if datadef and "names" in datadef else []
+
+
+def datadef(data_type: str, array: Any, names: Any = ()) -> dict[str, Any]:
+    """Write an array as the `data` of a message: a tensor, a tftensor, or else an ndarray."""
+    made: dict[str, Any] = {"names": list(names) if names == () else names}
+    if data_type == "tensor":
+        made["tensor"] = {"shape": array.shape, "values": array.ravel().tolist()}
+    elif data_type == "tftensor":
+        made["tftensor"] = tftensor(array)
+    else:
+        made["ndarray"] = array.tolist()
+    return made
+
+
+def tftensor(array: Any) -> Any:
+    """Write an array as protobuf's JSON of a TensorProto."""
+    from google.protobuf import json_format
+
+    from .tftensors import tftensor_of_array
+
+    return json.loads(json_format.MessageToJson(tftensor_of_array(array)))
+
+
+def _of_tftensor(said: Any) -> Any:
+    from google.protobuf import json_format
+
+    from penstock.server.seldon.protos import message_class
+
+    from .tftensors import array_of_tftensor
+
+    message = message_class("DefaultData")().tftensor
+    json_format.ParseDict(said, message)
+    return array_of_tftensor(message)
+
+
+def _invalid(request: Any) -> Exception:
+    from .originals import SeldonMicroserviceException
+
+    refusal: Exception = SeldonMicroserviceException(f"Invalid request data type: {request}")
+    return refusal

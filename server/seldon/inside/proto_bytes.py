@@ -1,0 +1,230 @@
+"""Messages of seldon.protos, written as bytes from numpy and plain Python. Called by protobuf.py.
+
+Arrays of numbers are written without a message object for each, to the same bytes that protobuf writes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import struct
+from typing import Any, cast
+
+import numpy as np
+from google.protobuf import json_format, struct_pb2
+
+from penstock.backends.backend import Array
+from penstock.server.v2.rpc.wire import field, varint
+
+from . import originals  # noqa: F401 - it makes seldon_core importable
+from .proto_values import BEFORE, METRICS
+from .tftensors import tftensor_of_array
+
+pb: Any = importlib.import_module("seldon_core.proto.prediction_pb2")
+"""The classes that users' code sees: the original's where that is installed, and ours where it is not."""
+
+_DOUBLE = 8
+_OF_METRIC = {"key", "type", "value", "tags"}
+_MOST_FLOAT = float(np.finfo(np.float32).max)
+_FEW = 16
+"""As many numbers are written one by one, more as a whole."""
+_NAMES: dict[tuple[Any, ...], bytes] = {}
+_MOST_NAMES = 1024
+_pack = struct.Struct("<d").pack
+
+
+def data_bytes(kind: str | None, array: Array, names: Any) -> bytes:
+    """Write a DefaultData. Raises: TypeError, ValueError for what it cannot hold."""
+    if kind == "tensor":
+        return _names_bytes(names) + field(2, _tensor_bytes(array))
+    if kind == "tftensor":
+        return cast(bytes, pb.DefaultData(names=names, tftensor=tftensor_of_array(array)).SerializeToString())
+    return _names_bytes(names) + field(3, list_bytes(array))
+
+
+def datadef_of(kind: str | None, array: Array, names: Any = ()) -> Any:
+    """Make a DefaultData of an array and its columns' names. Raises: TypeError, ValueError."""
+    return pb.DefaultData.FromString(data_bytes(kind, array, names))
+
+
+def list_value_of(array: Array) -> Any:
+    """Make a ListValue of an array. Raises: TypeError, ValueError."""
+    return struct_pb2.ListValue.FromString(list_bytes(array))
+
+
+def list_bytes(array: Array) -> bytes:
+    """Write an array as a ListValue. Raises: TypeError, ValueError."""
+    if not array.ndim:
+        raise TypeError("iteration over a 0-d array")
+    if array.dtype.kind in "fiu" and array.itemsize <= _DOUBLE:
+        return _few(array.tolist()) if array.size <= _FEW else _many(array)
+    try:
+        return _elements(array.tolist())
+    except MisfitError:
+        raise ValueError("Unexpected type") from None
+
+
+def _few(values: list[Any]) -> bytes:
+    return b"".join(
+        [BEFORE + _pack(each) if type(each) is not list else field(1, field(6, _few(each))) for each in values]
+    )
+
+
+def _many(array: Array) -> bytes:
+    cells = np.empty((*array.shape, 11), np.uint8)
+    cells[..., :3] = np.frombuffer(BEFORE, np.uint8)
+    numbers = np.ascontiguousarray(array, np.float64)
+    cells[..., 3:] = numbers.reshape(*array.shape, 1).view(np.uint8)
+    size = 11 * array.shape[-1]
+    rows = cells.reshape(*array.shape[:-1], size)
+    while rows.ndim > 1:
+        inner = b"\x32" + varint(size)
+        before = b"\x0a" + varint(len(inner) + size) + inner
+        joined = np.empty((*rows.shape[:-1], len(before) + size), np.uint8)
+        joined[..., : len(before)] = np.frombuffer(before, np.uint8)
+        joined[..., len(before) :] = rows
+        size = joined.shape[-1] * joined.shape[-2]
+        rows = joined.reshape(*joined.shape[:-2], size)
+    return rows.tobytes()
+
+
+def _tensor_bytes(array: Array) -> bytes:
+    if array.dtype.kind == "c":
+        raise TypeError(f"{array.flat[0].item()} has type complex, but expected one of: int, float")
+    shape = b"".join(map(varint, array.shape))
+    values = array.astype("<f8", order="C", copy=False).tobytes()
+    return (field(1, shape) if shape else b"") + (field(2, values) if values else b"")
+
+
+def _names_bytes(names: Any) -> bytes:
+    key = tuple(names) if names is not None else ()
+    try:
+        known = _NAMES.get(key)
+    except TypeError:  # what cannot be hashed is no text, which protobuf will say
+        known = None
+    if known is None:
+        known = pb.DefaultData(names=key).SerializeToString()
+        if len(_NAMES) >= _MOST_NAMES:
+            _NAMES.clear()
+        _NAMES[key] = known
+    return known
+
+
+# -- what JSON can say -----------------------------------------------------------------------------------------
+
+
+class MisfitError(Exception):
+    """A value that JSON cannot say, and where it stands within another."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(value)
+        self.value = value
+        self.path = ""
+
+    def told(self, root: str) -> json_format.ParseError:
+        """Say it as protobuf's JSON does."""
+        return json_format.ParseError(f"Value {self.value} has unexpected type {type(self.value)} at {root}{self.path}")
+
+
+def json_bytes(value: Any, *, exact: bool = True) -> bytes:
+    """Write what JSON can say as a Value; if not `exact`, numpy's numbers too. Raises: ParseError, TypeError."""
+    try:
+        return _value(value if exact else plain(value))
+    except MisfitError as misfit:
+        raise misfit.told("Value") from None
+
+
+def meta_bytes(said: dict[str, Any], puid: str = "", *, exact: bool = True) -> bytes:
+    """Write a Meta of a dict with `tags`, `requestPath` and `metrics`. Raises: ParseError."""
+    tags, path, metrics = said.get("tags"), said.get("requestPath"), said.get("metrics")
+    if not exact:
+        tags, metrics = plain(tags), plain(metrics)
+    packed = field(1, puid.encode()) if puid else b""
+    for key, value in (tags or {}).items():
+        try:
+            packed += _entry(2, key, _value(value))
+        except MisfitError as misfit:
+            raise json_format.ParseError(f"Failed to parse tags field: {misfit.told(f'Meta.tags[{key}]')}.") from None
+        except AttributeError:
+            raise json_format.ParseError("Failed to parse tags field: expected string or bytes-like object.") from None
+    for key, value in (path or {}).items():
+        packed += _entry(4, key, value.encode())
+    return packed + _metrics(metrics) if metrics else packed
+
+
+def plain(value: Any) -> Any:
+    """Give the same with plain Python's numbers and lists where numpy's stand."""
+    if isinstance(value, dict):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    if isinstance(value, (np.ndarray, np.generic)):
+        return plain(value.tolist())
+    return value
+
+
+def _value(value: Any) -> bytes:
+    if isinstance(value, str):
+        return field(3, value.encode())
+    if value is None:
+        return b"\x08\x00"
+    if isinstance(value, bool):
+        return b"\x20\x01" if value else b"\x20\x00"
+    if isinstance(value, (float, int)):
+        return b"\x11" + _pack(float(value))
+    if isinstance(value, list):
+        return field(6, _elements(value))
+    if isinstance(value, dict):
+        return field(5, _struct(value))
+    raise MisfitError(value)
+
+
+def _elements(values: list[Any]) -> bytes:
+    parts = []
+    for index, each in enumerate(values):
+        try:
+            parts.append(field(1, _value(each)))
+        except MisfitError as misfit:
+            misfit.path = f"[{index}]{misfit.path}"
+            raise
+    return b"".join(parts)
+
+
+def _struct(values: dict[Any, Any]) -> bytes:
+    parts = []
+    for key, each in values.items():
+        if not isinstance(key, str):
+            raise TypeError(f"{key} has type {type(key).__name__}, but expected one of: bytes, unicode")
+        try:
+            parts.append(_entry(1, key, _value(each)))
+        except MisfitError as misfit:
+            misfit.path = f".{key}{misfit.path}"
+            raise
+    return b"".join(parts)
+
+
+def _entry(number: int, key: str, packed: bytes) -> bytes:
+    return field(number, field(1, key.encode()) + field(2, packed))
+
+
+def _metrics(metrics: list[dict[str, Any]]) -> bytes:
+    """Write metrics: usual ones here, others as protobuf's JSON takes them. Raises: ParseError."""
+    try:
+        return b"".join([field(5, _metric(each)) for each in metrics])
+    except (ValueError, TypeError, AttributeError):
+        message = pb.Meta()
+        json_format.ParseDict({"metrics": metrics}, message)
+        return cast(bytes, message.SerializeToString())
+
+
+def _metric(metric: dict[str, Any]) -> bytes:
+    key, value, kind = metric.get("key", ""), metric.get("value", 0.0), METRICS.index(metric.get("type", "COUNTER"))
+    if not metric.keys() <= _OF_METRIC or not isinstance(key, str) or type(value) not in {int, float}:
+        raise ValueError
+    if not -_MOST_FLOAT < value < _MOST_FLOAT:
+        raise ValueError
+    packed = (field(1, key.encode()) if key else b"") + (bytes((0x10, kind)) if kind else b"")
+    if value:
+        packed += b"\x1d" + struct.pack("<f", value)
+    for name, text in metric.get("tags", {}).items():
+        packed += _entry(4, name, text.encode())
+    return packed

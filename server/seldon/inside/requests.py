@@ -1,0 +1,88 @@
+"""Requests: where in an HTTP request the message is, and what it says.
+
+In this order: the fields and files of a multipart form, the field `json` of a form, the query's `json`, the body.
+Source: seldon-core 1.17.1, flask_utils.py, with Flask 2.2 and Werkzeug 2.2, whose rules these are.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from .originals import SeldonMicroserviceException
+from .payloads import loads
+
+_URL_ENCODED = ("application/x-www-form-urlencoded", "application/x-url-encoded")
+_NO_JSON = "Can't find JSON in data"
+
+
+def message_of(body: bytes) -> Any:
+    """Read the message in a body of JSON. Raises: SeldonMicroserviceException."""
+    try:
+        message = loads(body)
+    except ValueError:
+        message = None
+    if message is None:
+        raise SeldonMicroserviceException(_NO_JSON)
+    return message
+
+
+def found_in(payload: bytes, *, decode: bool) -> Any:
+    """Read the message of a request of Form.HTTP; unless `decode`, give text or bytes as they are, but for a form's.
+
+    Raises: SeldonMicroserviceException; for a form or a query, what json says.
+    """
+    said, _, body = payload.partition(b"\n")
+    head = json.loads(said)
+    content_type: str = head["type"]
+    media_type = _media_type(content_type)
+    if "multipart/form-data" in content_type:
+        return _of_form(body, content_type if media_type == "multipart/form-data" else "")
+    text = ""
+    if media_type in _URL_ENCODED:
+        text, body = _field(body), b""
+    elif media_type == "multipart/form-data":  # in capitals, which is another way
+        from .multipart import form_of
+
+        text, body = form_of(body, content_type)[0].get("json", ""), b""
+    text = text or _field(head["query"].encode("latin-1"))
+    if text:
+        return json.loads(text) if decode else text
+    if not decode:
+        return body
+    if media_type != "application/json" and not (
+        media_type.startswith("application/") and media_type.endswith("+json")
+    ):
+        raise SeldonMicroserviceException(_NO_JSON)
+    return message_of(body)
+
+
+def _of_form(body: bytes, content_type: str) -> dict[Any, Any]:
+    from .multipart import form_of
+
+    fields, files = form_of(body, content_type)
+    found = {name: text if name == "strData" else json.loads(text) for name, text in fields.items()}
+    for name, content in files.items():
+        found[name] = base64.b64encode(content) if name == "binData" else content.decode()
+    return found
+
+
+def _media_type(content_type: str) -> str:
+    """Give the media type of a Content-Type, in small letters."""
+    words = content_type.replace("\n", ",").replace(",", ";").partition(";")[0].split()
+    return words[0].lower() if words else ""
+
+
+def _field(encoded: bytes) -> str:
+    """Give the first `json` among URL-encoded fields, "" for none."""
+    for pair in encoded.split(b"&"):
+        name, _, value = pair.partition(b"=")
+        if _decoded(name) == "json":
+            return _decoded(value)
+    return ""
+
+
+def _decoded(word: bytes) -> str:
+    return unquote_to_bytes(word.replace(b"+", b" ")).decode("utf-8", "replace")

@@ -1,0 +1,198 @@
+"""Rows: requests whose tensors the server has read: those that share a batch, and those of the v2 protocol.
+
+Called by service.py. `batching.py` and `tensors.py` say what the messages are. Nothing here runs a request a second
+time: what did not go well together is asked for again, one request after another, by the server.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.backends.errors import Code
+from penstock.server.seldon.messages import ANSWER, APART, NEVER, ROWS, TOGETHER, Endpoint, Form
+
+from . import protobuf
+from .answers import reply
+from .arrays import array_of, tensors_of
+from .component import NOTHING, Component, inherited
+from .failing import failure, text_of
+from .originals import SeldonNotImplementedError
+from .payloads import loads, parts
+from .proto_bytes import pb
+
+if TYPE_CHECKING:
+    from penstock.backends.backend import Array
+
+    from .endpoints import Rest
+
+Reply = tuple[bytes, Sequence[Any] | None]
+_APART, _NEVER = bytes((APART,)), bytes((NEVER,))
+_TOGETHER = bytes((TOGETHER,))
+
+
+class Rows:
+    """Runs them with one component. Threads: one call at a time."""
+
+    def __init__(self, component: Component, rest: Rest) -> None:
+        self._component = component
+        self._rest = rest
+        self._takes_raw = hasattr(component.user, "predict_rest") or not inherited("predict_raw", component.user)
+
+    def call(self, kind: int, body: bytes, arrays: Sequence[Array | None]) -> Reply:
+        """Do one call of kind ROWS or TENSORS. Raises: nothing of user code but, for one request alone, SystemExit."""
+        try:
+            if kind == ROWS:
+                return self._shared(body, arrays)
+            said = json.loads(body)
+            return self._batch(said, arrays) if len(said["rows"]) > 1 else self._alone(said, arrays)
+        finally:
+            self._component.recorded = []
+
+    # -- calls of the original's protocol ----------------------------------------------------------------------
+
+    def _shared(self, body: bytes, arrays: Sequence[Any]) -> Reply:
+        """Run requests of one Key as one call of `predict`, and answer each as if it had been alone."""
+        head, _, rests = body.partition(b"\n")
+        said = json.loads(head)
+        requests = list(_requests(said, rests))
+        proto = said["form"] == Form.PROTO
+        names: Any = requests[0].data.names if proto else said["names"]
+        meta: Any = {} if proto else None
+        try:
+            rows = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+            data, tags, metrics = self._component.respond(Endpoint.PREDICT, rows, names, meta)
+            fits = isinstance(data, (np.ndarray, list)) and len(data) == len(rows)
+        except BaseException:  # noqa: BLE001 - each is called alone, and says so itself
+            return _APART, None
+        if _is_of_one_call(tags, metrics):
+            return _NEVER, None
+        if not fits:
+            return _APART, None
+        answered = protobuf.answered if proto else self._answered_as_json
+        spans = pairwise(accumulate(said["rows"], initial=0))
+        answers = [
+            answered(self._component, Endpoint.PREDICT, request, data[begin:end], {}, [])
+            for request, (begin, end) in zip(requests, spans, strict=True)
+        ]
+        sizes = struct.pack(f"<{len(answers)}I", *map(len, answers))
+        return b"".join((_TOGETHER, sizes, *answers)), None
+
+    def _answered_as_json(self, _: Component, endpoint: Endpoint, request: Any, *result: Any) -> bytes:
+        return self._rest.answered(endpoint, request, *result)
+
+    # -- requests of the v2 protocol ---------------------------------------------------------------------------
+
+    def _batch(self, said: Any, arrays: Sequence[Any]) -> Reply:
+        """Run several as one call of `predict`."""
+        width = len(said["inputs"])
+        spans = list(pairwise(accumulate(said["rows"], initial=0)))
+        total = spans[-1][1]
+        try:
+            inputs = [
+                _joined([array_of(each, datatype) for each in arrays[at::width]])
+                for at, (_, datatype) in enumerate(said["inputs"])
+            ]
+            data, tags, metrics = self._respond(said, inputs)
+            positions, tensors = tensors_of(data, said["outputs"])
+        except BaseException:  # noqa: BLE001 - as above
+            return _APART, None
+        if _is_of_one_call(tags, metrics):
+            return _NEVER, None
+        if any(len(tensor) != total for tensor in tensors):
+            return _APART, None
+        answers, sent = [], []
+        for begin, end in spans:
+            answers.append(answer := self._described(positions, {}, []))
+            if "code" not in answer:
+                sent += [tensor[begin:end] for tensor in tensors]
+        return _TOGETHER + json.dumps(answers).encode(), sent
+
+    def _alone(self, said: Any, arrays: Sequence[Any]) -> Reply:
+        """Run one."""
+        sent: list[Any] = []
+        try:
+            inputs = [array_of(each, datatype) for each, (_, datatype) in zip(arrays, said["inputs"], strict=True)]
+            data, tags, metrics = self._respond(said, inputs)
+            positions, tensors = tensors_of(data, said["outputs"])
+        except Exception as error:  # noqa: BLE001 - whatever it is, the client is told
+            answer = _refusal(error)
+        else:
+            answer = self._described(positions, tags, metrics)
+            sent = [] if "code" in answer else tensors
+        return _TOGETHER + json.dumps([answer]).encode(), sent
+
+    def _respond(self, said: Any, inputs: list[Any]) -> tuple[Any, Any, Any]:
+        """Call `predict`, or what a component has in its place. Raises: what user code does."""
+        component = self._component
+        several = len(inputs) > 1
+        rows: Any = inputs if several else inputs[0]
+        names = [name for name, _ in said["inputs"]] if several else []
+        if self._takes_raw:
+            if several:
+                raise SeldonNotImplementedError("predict_raw takes a single input")
+            message = component.raw(Endpoint.PREDICT, {"data": {"names": [], "ndarray": rows.tolist()}}, False)
+            if message is not NOTHING:
+                data, meta, *_ = parts(message)
+                return data, (meta or {}).get("tags") or {}, []
+        return component.respond(Endpoint.PREDICT, rows, names, None)
+
+    def _described(self, positions: list[int], tags: Any, metrics: Any) -> dict[str, Any]:
+        """Say what goes with the tensors of one request: its tags, and what is to be counted of it."""
+        component = self._component
+        component.recorded = []
+        try:
+            component.metrics(Endpoint.PREDICT, metrics)
+            said: dict[str, Any] = {"outputs": positions}
+            found = component.meta(None, [], tags).get("tags")
+            if found:
+                said["parameters"] = {key: _parameter(value) for key, value in found.items()}
+            made = reply(component, 200, b"")
+            *_, size = ANSWER.unpack_from(made)
+            if size:
+                said["metrics"] = made[ANSWER.size : ANSWER.size + size].decode()
+        except Exception as error:  # noqa: BLE001 - as above
+            return _refusal(error)
+        return said
+
+
+def _is_of_one_call(tags: Any, metrics: Any) -> bool:
+    """Tell whether a SeldonResponse says more than data: for whom of several that is meant nobody knows."""
+    return bool(tags or metrics or type(metrics) is not list)
+
+
+def _requests(said: Any, rests: bytes) -> Any:
+    """Give the requests of a batch, without their rows."""
+    for begin, end in pairwise(accumulate(said["rests"], initial=0)):
+        rest = rests[begin:end]
+        if said["form"] == Form.PROTO:
+            yield pb.SeldonMessage.FromString(rest)
+        else:
+            yield {"data": {said["kind"]: None}, **({"meta": loads(rest)} if rest else {})}
+
+
+def _joined(arrays: Sequence[Any]) -> Any:
+    """Put the same input of several requests together. Raises: ValueError for strings of which some are no text."""
+    if len({array.dtype.kind for array in arrays}) > 1:
+        raise ValueError("bytes and texts")
+    return np.concatenate(arrays)
+
+
+def _parameter(value: Any) -> Any:
+    """Give a tag as a parameter of the v2 protocol: what is no scalar goes as JSON."""
+    return value if isinstance(value, (str, int, float, bool)) else json.dumps(value, default=str)
+
+
+def _refusal(error: Exception) -> dict[str, Any]:
+    """Say what has gone wrong: with its own text, and INVALID where user code says that the client is to blame."""
+    status, _ = failure(error)
+    text = getattr(error, "message", None)
+    code = Code.INVALID if 400 <= status < 500 else Code.INTERNAL
+    if isinstance(error, SeldonNotImplementedError):
+        code = Code.UNSUPPORTED
+    return {"code": code.name, "message": text if isinstance(text, str) else text_of(error)}

@@ -1,0 +1,183 @@
+"""The service of a component's worker: it opens the user's class, and has its methods called.
+
+Source: seldon-core 1.17.1, microservice.py: what is done with a class, and in which order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from penstock.backends.backend import Array
+from penstock.backends.errors import Code, InferError
+from penstock.server.ipc.channel import Channel
+from penstock.server.seldon import parameters
+from penstock.server.seldon.messages import CALL, Description, Endpoint, Form
+
+if TYPE_CHECKING:
+    from .endpoints import Rest
+
+Reply = tuple[bytes, Sequence[Array | None] | None]
+
+logger = logging.getLogger("seldon_core")
+
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+_LOG_FORMAT = "%(asctime)s - %(name)s:%(funcName)s:%(lineno)s - %(levelname)s:  %(message)s"
+"""The original's, as components' own lines are in it."""
+_PR_SET_PDEATHSIG = 1
+_ASKED_FOR_HEALTH = ("health_status_raw", "health_status", "metrics", "tags")
+_IN_THE_WAY_OF_BATCHES = ("predict_rest", "predict_grpc", "predict_raw")
+
+
+def open_service(settings: dict[str, Any], channel: Channel) -> SeldonInside:
+    """Import the component, construct it, and load it. Raises: InferError (INVALID) for what is wrong with it."""
+    if settings["folder"] not in sys.path:
+        sys.path.append(settings["folder"])
+    from .originals import SeldonMicroserviceException
+
+    level = os.environ.get("SELDON_LOG_LEVEL", "INFO")
+    logging.basicConfig(level=level if level in _LEVELS else "INFO", format=_LOG_FORMAT)
+    try:
+        return SeldonInside(_constructed(settings), settings, channel)
+    except parameters.BadParameterError as error:
+        raise InferError(Code.INVALID, str(error)) from None
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it is, there is no component
+        with contextlib.suppress(Exception):
+            traceback.print_exception(error)
+        text = error.message if isinstance(error, SeldonMicroserviceException) else str(error)
+        said = f"component '{settings['component']}' cannot be opened: {type(error).__name__}: {text}"
+        raise InferError(Code.INVALID, said) from None
+
+
+def _constructed(settings: dict[str, Any]) -> Any:
+    """Make the user's object: of class Name in the module Name, or of package.module.Class."""
+    module, _, name = settings["component"].rpartition(".")
+    given = parameters.read(settings.get("parameters", "[]"))
+    found = importlib.import_module(module or name)
+    return getattr(found, name)(**given)
+
+
+class SeldonInside:
+    """One component, which serves REST and gRPC. Threads: the main one."""
+
+    listens = False
+
+    def __init__(self, user: Any, settings: dict[str, Any], channel: Channel | None = None) -> None:
+        from .component import Component
+        from .endpoints import Rest
+        from .metadata import metadata_of
+
+        self._user = user
+        custom = getattr(user, "custom_service", None)
+        if callable(custom) and settings.get("custom_service", True):
+            _run_apart(custom, channel)
+        metadata = metadata_of(user)
+        component = Component(user, strict=settings.get("strict", True))
+        self._rest = Rest(component)
+        _load(user)
+        self.description = _described(self._rest, metadata)
+        self._answers: list[Callable[[Endpoint, bytes], bytes]] = [self._rest.plain, self._rest.http, self._grpc]
+        self._rows: Any = None
+
+    def opened(self) -> Reply:
+        """Describe the component."""
+        return self.description.write(), None
+
+    def call(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> Reply:
+        """Do one call."""
+        if kind == CALL:
+            try:
+                return self._answers[body[1]](_ENDPOINTS[body[0]], body[2:]), None
+            except BaseException:  # sys.exit, as a rule
+                self._rest.component.recorded = []
+                raise
+        if self._rows is None:
+            from .rows import Rows
+
+            self._rows = Rows(self._rest.component, self._rest)
+        reply: Reply = self._rows.call(kind, body, arrays)
+        return reply
+
+    def told(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
+        """Nothing is told."""
+
+    def close(self) -> None:
+        """End what methods were awaited on."""
+        self._rest.component.close()
+
+    def _grpc(self, endpoint: Endpoint, payload: bytes) -> bytes:
+        from .protobuf import answer
+
+        def called(endpoint: Endpoint, payload: bytes) -> bytes:
+            return answer(self._rest.component, endpoint, payload)
+
+        self._answers[Form.PROTO] = called
+        return called(endpoint, payload)
+
+
+def _load(user: Any) -> None:
+    """Call load(), where there is one. What the original took for its absence is not raised, but it is told of."""
+    load = getattr(user, "load", None)
+    if load is None:
+        return
+    try:
+        load()
+    except (NotImplementedError, AttributeError):
+        logger.warning("load() has failed, and the component is served nevertheless, as by seldon-core", exc_info=True)
+
+
+def _described(rest: Rest, metadata: dict[str, Any] | None) -> Description:
+    """Describe a component that is loaded."""
+    from .component import inherited
+
+    component, user = rest.component, rest.component.user
+    said, page = None, b""
+    if metadata is not None:
+        try:
+            page = rest.writer.write(metadata)
+            said = json.loads(page)
+        except (TypeError, ValueError):
+            logger.exception("The metadata cannot be written as JSON")
+    around = rest.blueprints is not None and rest.blueprints.around
+    health = ""
+    if not around and all(inherited(name, user) for name in _ASKED_FOR_HEALTH):
+        health = rest.page(Endpoint.HEALTH).decode()
+    batches = (
+        not around
+        and not rest.passes
+        and hasattr(user, "predict")
+        and all(inherited(name, user) for name in _IN_THE_WAY_OF_BATCHES)
+    )
+    return Description(said, health, batches, component.takes_meta(Endpoint.PREDICT), page.decode())
+
+
+def _run_apart(custom: Callable[[], Any], channel: Channel | None) -> None:
+    """Run custom_service() in a process of its own, which ends with this one."""
+    descriptor = channel.fileno() if channel is not None else -1
+
+    def run(parent: int) -> None:
+        _die_with_parent(parent)
+        if descriptor >= 0:
+            os.close(descriptor)  # so that the server sees this worker end although the service runs on
+        custom()
+
+    multiprocessing.get_context("fork").Process(target=run, args=(os.getpid(),), daemon=True).start()
+
+
+def _die_with_parent(parent: int) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+_ENDPOINTS = tuple(Endpoint)

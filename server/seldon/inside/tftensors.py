@@ -1,0 +1,92 @@
+"""TensorProtos of TensorFlow, to and from numpy, without TensorFlow.
+
+Called by proto_values.py, proto_bytes.py and payloads.py.
+Source: tensorflow/python/framework/tensor_util.py, make_tensor_proto and make_ndarray, as they answer.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from typing import Any
+
+import numpy as np
+
+from penstock.backends.backend import Array
+
+_KINDS: dict[int, tuple[str, str]] = {
+    1: ("f4", "float_val"),
+    2: ("f8", "double_val"),
+    3: ("i4", "int_val"),
+    4: ("u1", "int_val"),
+    5: ("i2", "int_val"),
+    6: ("i1", "int_val"),
+    7: ("O", "string_val"),
+    8: ("c8", "scomplex_val"),
+    9: ("i8", "int64_val"),
+    10: ("?", "bool_val"),
+    17: ("u2", "int_val"),
+    18: ("c16", "dcomplex_val"),
+    19: ("f2", "half_val"),
+    22: ("u4", "uint32_val"),
+    23: ("u8", "uint64_val"),
+}
+"""By TensorFlow's DataType: numpy's, and the field that has the values where they are not bytes."""
+_NUMBERS = {np.dtype(kind): number for number, (kind, _) in _KINDS.items()}
+_STRING = 7
+
+
+def array_of_tftensor(tensor: Any) -> Array:
+    """Give the array of a TensorProto, strings as bytes objects. Raises: ValueError, TypeError."""
+    if tensor.dtype not in _KINDS:
+        raise TypeError(f"Unsupported tensor type: {tensor.dtype}")
+    kind, name = _KINDS[tensor.dtype]
+    shape = [dim.size for dim in tensor.tensor_shape.dim]
+    count = math.prod(shape)
+    if tensor.tensor_content:
+        return np.frombuffer(tensor.tensor_content, np.dtype(kind).newbyteorder("<")).copy().reshape(shape)
+    given = getattr(tensor, name)
+    if name == "half_val":
+        values = np.array(given, np.uint16).view(np.float16)
+    elif name in {"scomplex_val", "dcomplex_val"}:
+        values = np.array(given, np.float64).view(np.complex128).astype(kind)
+    else:
+        values = np.array(list(given), kind)
+    if len(values) == count:
+        return values.reshape(shape)
+    # the last one stands for all that are not there
+    padded = np.full(count, values[-1] if len(values) else np.zeros((), kind).item() if kind != "O" else b"", kind)
+    padded[: len(values)] = values[:count]
+    return padded.reshape(shape)
+
+
+def tftensor_of_array(array: Array) -> Any:
+    """Make a TensorProto of an array. Raises: TypeError for what it cannot hold."""
+    if array.dtype.kind in "SUO":
+        array = np.array([_bytes(each) for each in array.ravel().tolist()], "O").reshape(array.shape)
+    number = _NUMBERS.get(array.dtype.newbyteorder("="))
+    if number is None:
+        raise TypeError(f"Unrecognized data type: {array.dtype}")
+    tensor = importlib.import_module("seldon_core.proto.prediction_pb2").DefaultData().tftensor
+    tensor.dtype = number
+    tensor.tensor_shape.SetInParent()
+    for length in array.shape:
+        tensor.tensor_shape.dim.add(size=length)
+    if number != _STRING and array.size > 1:
+        tensor.tensor_content = array.astype(array.dtype.newbyteorder("<"), order="C").tobytes()
+        return tensor
+    values = array.ravel()
+    if array.dtype.kind == "c":
+        values = values.view(values.real.dtype)
+    elif array.dtype == np.float16:
+        values = values.view(np.uint16)
+    getattr(tensor, _KINDS[number][1]).extend(values.tolist())
+    return tensor
+
+
+def _bytes(value: Any) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, bytes):
+        return value
+    raise TypeError(f"Unrecognized data type: {type(value).__name__}")

@@ -1,0 +1,122 @@
+"""Loading of Seldon components: a worker for each, and the configuration that it has as a model of the v2 protocol.
+
+Made by the composition root, called by the Engine when a version whose backend is "seldon" is opened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.batching.outsides import Opened
+from penstock.server.workers.order import Order
+
+from .batching import Sharing
+from .hosts import Crew, Host
+from .messages import Description, Endpoint
+from .tensors import Tensors, signature_of
+
+if TYPE_CHECKING:
+    from penstock.batching.outside import Outside
+    from penstock.batching.spec import ModelSpec
+    from penstock.server.environments.environments import Environments
+
+SELDON = "seldon"
+"""The backend."""
+SERVICE = "penstock.server.seldon.inside.service"
+AT_ONCE = 32
+"""How many calls may be on their way to a worker together, from each of its Seats."""
+SEATS = 2
+OPEN_LIMIT_S = 3600.0
+"""How long a component may take to be constructed and loaded, which may fetch its model: the original had no limit."""
+
+
+class SeldonModels:
+    """Opens components, each of its instances in a process of its own. Threads: the event loop's.
+
+    `described` is what the workers have said of their components, by model, `sharing` what decodes calls that may share
+    a batch, for those that may. `count` is called with the metrics of v2 requests.
+    """
+
+    def __init__(self, environments: Environments) -> None:
+        self._environments = environments
+        self.described: dict[str, Description] = {}
+        self.sharing: dict[str, Sharing] = {}
+        self.count: Callable[[Endpoint, bytes], None] = lambda _endpoint, _metrics: None
+
+    async def open(self, spec: ModelSpec) -> Opened:
+        """Start a worker for each instance. Raises: InferError."""
+        label = f"component '{spec.options['component']}'"
+        interpreter = await asyncio.to_thread(self._environments.interpreter, spec.worker, label)
+
+        def told(description: Description) -> None:
+            self.described[spec.name] = description
+            if crew.sharing is not None and not description.batches:
+                crew.sharing.allowed = False
+
+        crew = Crew(spec.worker.timeout_s, told, self.count, most_calls=partial(_most_calls, spec))
+        count = spec.instances[0].count
+        crew.hosts += [Host(_order(spec, interpreter, label, at + 1), crew, SEATS) for at in range(count)]
+        done = await asyncio.gather(*(host.start() for host in crew.hosts), return_exceptions=True)
+        failed = next((each for each in done if isinstance(each, BaseException)), None)
+        if failed is not None:
+            await asyncio.gather(*(host.close() for host in crew.hosts))
+            raise failed
+        description = next(each for each in done if isinstance(each, Description))
+        batches = spec.options.get("batching") == "true" and description.batches
+        spec = _completed(spec, description, batches=batches)
+        if spec.signature is not None:
+            crew.tensors = Tensors(spec.name, spec.signature)
+        self.sharing.pop(spec.name, None)
+        if batches:
+            strict, rows = spec.options.get("strict", "true") == "true", spec.policy.max_batch_rows or 1
+            crew.sharing = self.sharing[spec.name] = Sharing(description, rows, strict=strict)
+        seats: list[Outside] = list(crew.seats())
+        return Opened(spec, seats, SELDON)
+
+
+def _completed(spec: ModelSpec, description: Description, *, batches: bool) -> ModelSpec:
+    """Say what the component takes and gives as a model of the v2 protocol, and how its calls go.
+
+    What does not share batches has no axis for rows as such a model, and its calls are sent to the worker a few at a
+    time all the same: that number is then what a Batch holds.
+    """
+    signature = signature_of(description.metadata, batched=batches)
+    rows = (spec.policy.max_batch_rows or spec.policy.default_max_batch_rows) if batches else AT_ONCE
+    policy = replace(spec.policy, max_batch_rows=rows, executor="thread")
+    group = spec.instances[0]
+    # what its answers are is for user code to say, and its Seats are nobody's business
+    declared = {"name": spec.name, "instance_group": [{"count": group.count, "kind": "KIND_CPU"}]}
+    instances = (replace(group, count=group.count * SEATS),)
+    return replace(
+        spec, signature=signature, bound=signature, inputs=signature.inputs, outputs=signature.outputs,
+        policy=policy, instances=instances, declared=json.dumps(declared),
+    )  # fmt: skip
+
+
+def _most_calls(spec: ModelSpec) -> int:
+    """Say how many calls a worker is to serve: at random a little more for each, so that they do not end together."""
+    most, jitter = (int(spec.options.get(name, "0")) for name in ("max_requests", "max_requests_jitter"))
+    return most + random.randint(0, jitter) if most else 0  # noqa: S311 - no secret
+
+
+def _order(spec: ModelSpec, interpreter: str, label: str, number: int) -> Order:
+    settings = {
+        **spec.options,
+        "folder": str(spec.path),
+        "parameters": spec.options.get("parameters", "[]"),
+        "strict": spec.options.get("strict", "true") == "true",
+        "custom_service": number == 1,
+    }
+    return Order(
+        SERVICE, settings, label,
+        {"model": spec.name, "version": str(spec.version), "instance": f"{spec.name}_{number}"},
+        interpreter=interpreter, folder=Path(spec.path), path=spec.worker.path, environment=spec.worker.environment,
+        memory_bytes=spec.worker.memory_bytes, open_limit_s=OPEN_LIMIT_S,
+    )  # fmt: skip

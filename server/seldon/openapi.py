@@ -1,0 +1,139 @@
+"""OpenAPI: the document at `/seldon.json`, which describes the URLs of a component server. Pure; made once.
+
+The original serves a file there; this document is Penstock's own, of the same URLs and messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from .pages import written
+
+_TEXT, _WHOLE, _NUMBER, _ANY = {"type": "string"}, {"type": "integer"}, {"type": "number"}, {"description": "any JSON"}
+_PREDICTIONS = ("/api/v1.0/predictions", "/api/v0.1/predictions")
+_FEEDBACK = ("/api/v1.0/feedback", "/api/v0.1/feedback")
+_CALLS: Mapping[str, tuple[str, str]] = {
+    "/predict": ("SeldonMessage", "Predict"),
+    "/transform-input": ("SeldonMessage", "Transform what goes to a model"),
+    "/transform-output": ("SeldonMessage", "Transform what comes from a model"),
+    "/route": ("SeldonMessage", "Choose which child a request goes to"),
+    "/aggregate": ("SeldonMessageList", "Make one answer of several"),
+    "/send-feedback": ("Feedback", "Take what was right, and the reward"),
+}
+"""What is taken by each path that has GET as well as POST."""
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties}
+
+
+def _list(items: Any) -> dict[str, Any]:
+    return {"type": "array", "items": items}
+
+
+def _named(name: str) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _by_name(of: Any) -> dict[str, Any]:
+    return {"type": "object", "additionalProperties": of}
+
+
+def _schemas() -> dict[str, Any]:
+    tensor = _object(shape=_list(_WHOLE), values=_list(_NUMBER))
+    return {
+        "SeldonMessage": {
+            **_object(
+                status=_named("Status"), meta=_named("Meta"), data=_named("DefaultData"), strData=_TEXT,
+                binData={**_TEXT, "format": "byte"}, jsonData=_ANY,
+            ),
+            "description": "one of data, jsonData, strData and binData",
+        },
+        "DefaultData": {
+            **_object(names=_list(_TEXT), tensor=tensor, ndarray=_list(_ANY), tftensor={"type": "object"}),
+            "description": "one of tensor, ndarray and tftensor, TensorFlow's TensorProto",
+        },
+        "Meta": _object(
+            puid=_TEXT, tags=_by_name(_ANY), routing=_by_name(_WHOLE), requestPath=_by_name(_TEXT),
+            metrics=_list(_named("Metric")),
+        ),
+        "Metric": _object(
+            key=_TEXT, type={**_TEXT, "enum": ["COUNTER", "GAUGE", "TIMER"]}, value=_NUMBER, tags=_by_name(_TEXT)
+        ),
+        "SeldonMessageList": _object(seldonMessages=_list(_named("SeldonMessage"))),
+        "Feedback": _object(
+            request=_named("SeldonMessage"), response=_named("SeldonMessage"), reward=_NUMBER,
+            truth=_named("SeldonMessage"),
+        ),
+        "Status": _object(code=_WHOLE, info=_TEXT, reason=_TEXT, status={"description": "0 or SUCCESS, 1 or FAILURE"}),
+        "Failure": {**_object(status=_named("Status")), "required": ["status"]},
+        "Metadata": _object(
+            name=_TEXT, versions=_list(_TEXT), platform=_TEXT, inputs=_list({"type": "object"}),
+            outputs=_list({"type": "object"}), custom=_by_name(_TEXT),
+        ),
+    }  # fmt: skip
+
+
+def _answered(content_type: str, schema: Any) -> dict[str, Any]:
+    failed = {"application/json": {"schema": _named("Failure")}}
+    return {
+        "200": {"description": "served", "content": {content_type: {"schema": schema}}},
+        "default": {"description": "failed", "content": failed},
+    }
+
+
+def _asked(name: str) -> dict[str, Any]:
+    form = {**_object(json={**_TEXT, "description": f"a {name} as JSON"}), "required": ["json"]}
+    content = {"application/json": {"schema": _named(name)}, "application/x-www-form-urlencoded": {"schema": form}}
+    return {"required": True, "content": content}
+
+
+def _call(path: str, name: str, summary: str, method: str) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "operationId": method + path.title().replace("/", "").replace("-", "").replace(".", ""),
+        "summary": summary,
+        "responses": _answered("application/json", _named("SeldonMessage")),
+    }
+    if method == "post":
+        operation["requestBody"] = _asked(name)
+    else:
+        content = {"application/json": {"schema": _named(name)}}
+        operation["parameters"] = [{"name": "json", "in": "query", "required": True, "content": content}]
+    return operation
+
+
+def _page(path: str, summary: str, content_type: str, schema: Any) -> dict[str, Any]:
+    operation = _call(path, "", summary, "get")
+    del operation["parameters"]
+    return {"get": {**operation, "responses": _answered(content_type, schema)}}
+
+
+def document() -> dict[str, Any]:
+    """Make the document."""
+    paths: dict[str, Any] = {
+        path: {method: _call(path, *call, method) for method in ("get", "post")} for path, call in _CALLS.items()
+    }
+    for path in _PREDICTIONS:
+        paths[path] = {"post": _call(path, *_CALLS["/predict"], "post")}
+    for path in _FEEDBACK:
+        paths[path] = {"post": _call(path, *_CALLS["/send-feedback"], "post")}
+    for path in ("/health/status", "/api/v1.0/health/status"):
+        paths[path] = _page(path, "Ask the component how it is", "application/json", _named("SeldonMessage"))
+    for path in ("/metadata", "/api/v1.0/metadata"):
+        paths[path] = _page(path, "What the component is", "application/json", _named("Metadata"))
+    paths["/health/ping"] = _page("/health/ping", "Whether the server runs: pong", "text/html", _TEXT)
+    paths["/seldon.json"] = _page("/seldon.json", "This document", "application/json", {"type": "object"})
+    return {
+        "openapi": "3.0.3",
+        "info": {"title": "Seldon Core component", "version": "1.0"},
+        "paths": paths,
+        "components": {"schemas": _schemas()},
+    }
+
+
+@cache
+def page() -> bytes:
+    """Give the document as it is served."""
+    return written(document())

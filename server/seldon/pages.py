@@ -1,0 +1,68 @@
+"""Pages: what a component server answers itself, and the header lines and errors of all answers. Pure.
+
+Source: seldon-core 1.17.1 with flask-cors 3.0, as they answer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.backends.errors import InferError
+from penstock.server.errors import HTTP_STATUS
+
+JSON, TEXT = b"application/json", b"text/html; charset=utf-8"
+LINES = b"access-control-allow-origin: *\r\n"
+"""The header lines of all answers, to clients that do not say whose page they are for."""
+INTERNAL, BAD_DATA, BAD_METADATA = (
+    "MICROSERVICE_INTERNAL_ERROR",
+    "MICROSERVICE_BAD_DATA",
+    "MICROSERVICE_BAD_METADATA",
+)
+_ALLOW_ORIGIN = b"access-control-allow-origin"
+_METHODS = b"DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT"
+
+
+def written(document: Any) -> bytes:
+    """Write a document as all JSON here is written: its keys in order, nothing but ASCII, a line end."""
+    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode() + b"\n"
+
+
+def failure(text: str, reason: str = INTERNAL) -> bytes:
+    """Write the body of an error."""
+    status = {"code": -1, "info": text, "reason": reason, "status": 1}
+    return written({"status": status})
+
+
+NOT_FOUND = failure(
+    "404 Not Found: The requested URL was not found on the server. If you entered the URL manually please check your "
+    "spelling and try again."
+)
+NOT_ALLOWED = failure("405 Method Not Allowed: The method is not allowed for the requested URL.")
+NO_METADATA = failure("Model metadata unavailable", BAD_METADATA)
+
+
+def refused(error: InferError) -> tuple[int, bytes]:
+    """Give the status and the body of what the server itself refuses or fails in."""
+    status = HTTP_STATUS[error.code]
+    return status, failure(error.message, BAD_DATA if status == 400 else INTERNAL)
+
+
+def lines_for(method: bytes, header: Mapping[bytes, bytes]) -> bytes:
+    """Give the header lines of the answer to a head: every page may ask (CORS), and it is told that it may."""
+    origin = header.get(b"origin", b"")
+    lines = b"%b: %b\r\n" % (_ALLOW_ORIGIN, origin or b"*")
+    asked = header.get(b"access-control-request-method", b"").upper()
+    if method == b"OPTIONS" and asked in _METHODS.split(b", "):
+        wanted = header.get(b"access-control-request-headers", b"")
+        if wanted:
+            names = sorted(name.strip() for name in wanted.split(b","))
+            lines += b"access-control-allow-headers: %b\r\n" % b", ".join(names)
+        lines += b"access-control-allow-methods: %b\r\n" % _METHODS
+    return lines + b"vary: Origin\r\n" if origin not in (b"", b"*") else lines
+
+
+def joined(own: bytes, lines: bytes) -> bytes:
+    """Put the lines of all answers to those that a component has given its own, unless it has said who may ask."""
+    return own if _ALLOW_ORIGIN in own.lower() else own + lines

@@ -1,0 +1,56 @@
+"""Parameters: what a component's constructor is given, as `--parameters` says it. Pure.
+
+Read where a component is served from, and again by its worker. Source: seldon-core 1.17.1, microservice.py.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+_TRUE = frozenset(("y", "yes", "t", "true", "on", "1"))
+_FALSE = frozenset(("n", "no", "f", "false", "off", "0"))
+_TYPES = {"INT": int, "FLOAT": float, "DOUBLE": float, "STRING": str}
+_KNOWN = "INT, FLOAT, DOUBLE, STRING, BOOL"
+
+
+class BadParameterError(ValueError):
+    """A text that says no parameters. The reason is MICROSERVICE_BAD_PARAMETER where the original had one."""
+
+
+def read(text: str) -> dict[str, Any]:
+    """Give the keyword arguments that a text says: JSON, [{"name", "value", "type"}]. Raises: BadParameterError."""
+    try:
+        stated = json.loads(text)
+    except ValueError as error:
+        raise BadParameterError(f"the parameters are not JSON: {error}") from None
+    if not isinstance(stated, list) or not all(isinstance(each, dict) for each in stated):
+        raise BadParameterError('the parameters are not a list of {"name", "value", "type"}')
+    found = {}
+    for each in stated:
+        name, value, kind = each.get("name"), each.get("value"), each.get("type")
+        if not isinstance(name, str):
+            raise BadParameterError(f"a model parameter has no name: {json.dumps(each)}")
+        found[name] = _value(name, value, kind)
+    return found
+
+
+def _value(name: str, value: Any, kind: Any) -> Any:
+    try:
+        if kind == "BOOL":
+            return _truth(str(value))
+        if not isinstance(kind, str) or kind not in _TYPES:
+            raise BadParameterError(f"Bad model parameter type: {kind} valid are {_KNOWN}")
+        return _TYPES[kind](value)
+    except BadParameterError:
+        raise
+    except (TypeError, ValueError, OverflowError):
+        text = f"Bad model parameter: {name} with value {value} can't be parsed as a {kind}"
+        raise BadParameterError(text) from None
+
+
+def _truth(text: str) -> bool:
+    word = text.lower()
+    if word not in _TRUE | _FALSE:
+        raise ValueError(text)
+    return word in _TRUE

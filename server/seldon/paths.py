@@ -1,0 +1,91 @@
+"""Paths: what a URL of a component server is for. Asked by `service.py`, once for each head. Pure.
+
+Source: seldon-core 1.17.1 on Flask 2.2 and gunicorn 20.1, as they answer.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from urllib.parse import unquote_to_bytes
+
+from .messages import Endpoint
+
+PING, METADATA, OPENAPI = "ping", "metadata", "openapi"
+"""What the server answers itself."""
+NOT_FOUND, NOT_ALLOWED, OPTIONS = "not found", "not allowed", "options"
+"""What else may become of a request."""
+Purpose = Endpoint | str
+
+_READ, _CALL, _POST = (b"GET", b"HEAD"), (b"GET", b"POST", b"HEAD"), (b"POST",)
+
+
+class Place(NamedTuple):
+    """What a path is for, and with which methods."""
+
+    purpose: Purpose
+    methods: tuple[bytes, ...]
+
+
+_PLACES = {
+    b"/predict": Place(Endpoint.PREDICT, _CALL),
+    b"/api/v1.0/predictions": Place(Endpoint.PREDICT, _POST),
+    b"/api/v0.1/predictions": Place(Endpoint.PREDICT, _POST),
+    b"/send-feedback": Place(Endpoint.FEEDBACK, _CALL),
+    b"/api/v1.0/feedback": Place(Endpoint.FEEDBACK, _POST),
+    b"/api/v0.1/feedback": Place(Endpoint.FEEDBACK, _POST),
+    b"/transform-input": Place(Endpoint.TRANSFORM_INPUT, _CALL),
+    b"/transform-output": Place(Endpoint.TRANSFORM_OUTPUT, _CALL),
+    b"/route": Place(Endpoint.ROUTE, _CALL),
+    b"/aggregate": Place(Endpoint.AGGREGATE, _CALL),
+    b"/health/status": Place(Endpoint.HEALTH, _READ),
+    b"/api/v1.0/health/status": Place(Endpoint.HEALTH, _READ),
+    b"/health/ping": Place(PING, _READ),
+    b"/metadata": Place(METADATA, _READ),
+    b"/api/v1.0/metadata": Place(METADATA, _READ),
+    b"/seldon.json": Place(OPENAPI, _READ),
+}
+_OURS = frozenset((b"v2", b"docs", b"openapi.json", b"metrics"))
+"""The first segments of the paths that are Penstock's own. The original has none of them."""
+
+
+def parted(path: bytes, query: bytes) -> tuple[bytes, bytes]:
+    """Give the path of a request, decoded, and its query, as they were sent in its target.
+
+    A target of absolute form names scheme and host before its path (RFC 9112, 3.2.2). Of slashes at the beginning one
+    counts. What follows a `#` is not the server's.
+    """
+    path, fragment, _ = path.partition(b"#")
+    query = b"" if fragment else query.partition(b"#")[0]
+    if not path.startswith(b"/"):
+        _, scheme, rest = path.partition(b"://")
+        path = rest.partition(b"/")[2] if scheme else path
+    return b"/" + unquote_to_bytes(path).lstrip(b"/"), query
+
+
+def is_ours(path: bytes) -> bool:
+    """Whether a path is one of Penstock's own protocol or of its control plane."""
+    return path.split(b"/", 2)[1] in _OURS
+
+
+def purpose_of(method: bytes, path: bytes, *, strict: bool) -> Purpose:
+    """Tell what is to become of a request. `path` is decoded.
+
+    The original serves a folder, which does not exist, at every path but `/`. So a GET of what is not there is not
+    found, and so is one of what takes a POST only; any other method is not allowed there, and OPTIONS has an answer.
+    If not `strict`, there is no such folder.
+    """
+    place = _PLACES.get(path)
+    if place is not None and method in place.methods:
+        return place.purpose
+    if (path == b"/" or method in _READ) if strict else place is None:
+        return NOT_FOUND
+    return OPTIONS if method == b"OPTIONS" else NOT_ALLOWED
+
+
+def methods_of(path: bytes, *, strict: bool) -> bytes:
+    """Give the value of the Allow field of a path."""
+    place = _PLACES.get(path)
+    methods = place.methods if place is not None else ()
+    if strict:
+        methods = (*methods, *(method for method in _READ if method not in methods))
+    return b", ".join((b"OPTIONS", *methods))

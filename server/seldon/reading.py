@@ -1,0 +1,68 @@
+"""Reading a body in front of the worker: the rows in it, if it is one whose rows may stand in a batch with others'.
+
+Called by batching.py. What is read is what the worker would read: the functions are the worker's own, of which these
+modules need no component and no seldon_core.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, NamedTuple
+
+from .inside.payloads import loads, parts
+from .inside.proto_values import array_of
+from .protos import message_class
+
+if TYPE_CHECKING:
+    from penstock.backends.backend import Array
+
+TENSOR, NDARRAY = "tensor", "ndarray"
+
+
+class Rows(NamedTuple):
+    """What a body brings. `kind` is TENSOR or NDARRAY; `rest` is what the answer needs of it beside its rows."""
+
+    array: Array
+    kind: str
+    names: tuple[str, ...]
+    rest: bytes
+    has_meta: bool
+
+
+def rows_of_json(body: bytes) -> Rows | None:
+    """Read a body of JSON; None for one that is not plainly rows, whatever is the matter with it.
+
+    The rest is its meta as JSON, b"" for none.
+    """
+    try:
+        message = loads(body)
+        data = message["data"]
+        kind = TENSOR if TENSOR in data else NDARRAY
+        names = data.get("names", ())
+        if kind not in data or type(names) not in (list, tuple) or not all(type(name) is str for name in names):
+            return None
+        array, meta, _, _ = parts(message)
+        has_meta = "meta" in message
+        if has_meta and type(meta) is not dict:
+            return None
+        return Rows(array, kind, tuple(names), json.dumps(meta).encode() if has_meta else b"", has_meta)
+    except Exception:  # noqa: BLE001 - the worker says what is wrong with it
+        return None
+
+
+def rows_of_proto(body: bytes, *, exact: bool) -> Rows | None:
+    """Read a SeldonMessage, as `rows_of_json` does. The rest is the message without its values."""
+    try:
+        message = message_class("SeldonMessage").FromString(body)
+        if message.WhichOneof("data_oneof") != "data":
+            return None
+        data = message.data
+        kind = data.WhichOneof("data_oneof")
+        if kind not in (TENSOR, NDARRAY):
+            return None
+        array = array_of(data, exact=exact)
+        getattr(data, kind).Clear()
+        getattr(data, kind).SetInParent()
+        return Rows(array, kind, tuple(data.names), message.SerializeToString(), message.HasField("meta"))
+    except Exception:  # noqa: BLE001 - as above
+        return None

@@ -1,0 +1,178 @@
+"""SeldonRpcs: the RPCs of seldon.protos. Made by dialect.py, called by the gRPC lane; the sink of its calls.
+
+A call goes to its component as it came: nothing here parses a message, logs, or starts a task.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf import json_format
+
+from penstock.backends.errors import Code, InferError
+from penstock.server.answering import LARGE_BYTES, off_loop
+from penstock.server.grpc.method import Method, Status
+from penstock.server.v2.rpc.calls import Tasks, as_refusal, refuse
+
+from .calls import SeldonCall
+from .messages import Endpoint, Form, parted
+from .protos import message_class
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from penstock.batching.request import InferRequest
+    from penstock.server.engines import Serves
+    from penstock.server.grpc.method import Call, Unary
+
+    from .batching import Sharing
+    from .exposition import Exposition
+    from .loading import SeldonModels
+
+PACKAGE = "/seldon.protos."
+RPCS: dict[str, Endpoint] = {
+    "Generic/TransformInput": Endpoint.TRANSFORM_INPUT,
+    "Generic/TransformOutput": Endpoint.TRANSFORM_OUTPUT,
+    "Generic/Route": Endpoint.ROUTE,
+    "Generic/Aggregate": Endpoint.AGGREGATE,
+    "Generic/SendFeedback": Endpoint.FEEDBACK,
+    "Model/Predict": Endpoint.PREDICT,
+    "Model/SendFeedback": Endpoint.FEEDBACK,
+    "Router/Route": Endpoint.ROUTE,
+    "Router/SendFeedback": Endpoint.FEEDBACK,
+    "Transformer/TransformInput": Endpoint.TRANSFORM_INPUT,
+    "OutputTransformer/TransformOutput": Endpoint.TRANSFORM_OUTPUT,
+    "Combiner/Aggregate": Endpoint.AGGREGATE,
+    "Seldon/Predict": Endpoint.PREDICT,
+    "Seldon/SendFeedback": Endpoint.FEEDBACK,
+}
+"""What each asks of a component. Every component answers all of them, whatever it is."""
+METADATA = ("Model/Metadata", "Seldon/ModelMetadata")
+GRAPH_METADATA = "Seldon/GraphMetadata"
+CATEGORIES = {
+    **{PACKAGE + path: "inference" for path in RPCS},
+    **{PACKAGE + path: "metadata" for path in (*METADATA, GRAPH_METADATA)},
+}
+"""As what the RPCs can be restricted."""
+NO_GRAPH = "Exception calling application: GraphMetadata not available on the Model level."
+
+
+class SeldonRpcs:
+    """Answers for the component of one server, whose `name` is asked for whenever the Engine's generation changes.
+
+    A call's deadline is that of its stay in the queue, and a client that has gone takes its call back from there.
+    Threads: the event loop's.
+    """
+
+    def __init__(self, engine: Serves, name: Callable[[], str], models: SeldonModels, exposition: Exposition) -> None:
+        self._engine = engine
+        self._name = name
+        self._models = models
+        self._exposition = exposition
+        self._tasks = Tasks()
+        self._model: Any = None
+        self._sharing: Sharing | None = None
+        self._generation = -1
+
+    def methods(self) -> dict[str, Method]:
+        """Give the RPCs by their paths."""
+        unary: dict[str, Unary] = {path: partial(self.begin, endpoint) for path, endpoint in RPCS.items()}
+        unary |= dict.fromkeys(METADATA, self.metadata)
+        unary[GRAPH_METADATA] = self.graph_metadata
+        return {PACKAGE + path: Method(PACKAGE + path, answer) for path, answer in unary.items()}
+
+    def begin(self, endpoint: Endpoint, call: Call, message: bytes) -> None:
+        """Send one call on its way. Raises: InferError."""
+        if self._generation != self._engine.generation:
+            self._find()
+        if self._sharing is None or endpoint is not Endpoint.PREDICT:
+            self._submit(call, SeldonCall(self._model, endpoint, Form.PROTO, message, self))
+            return
+        # it is to be read here, which nobody needs of what is refused whatever it brings
+        refusal = self._engine.turn_away(self._model)
+        if refusal is not None:
+            self._refuse(call, refusal)
+        elif len(message) < LARGE_BYTES:
+            self._submit(call, self._sharing.call_of(self._model, endpoint, Form.PROTO, message, self))
+        else:
+            self._tasks.start(call, partial(self._share_slowly, self._sharing, call, message), "Predict")
+
+    def metadata(self, call: Call, message: bytes) -> None:
+        """Tell what the component says of itself: nothing, if that is not valid. Its name is not looked at."""
+        described = self._models.described.get(self._name())
+        try:
+            call.answer(metadata_message((described.metadata if described is not None else None) or {}))
+        except json_format.ParseError:
+            call.refuse(Status.UNKNOWN, "Exception calling application: ")
+
+    def graph_metadata(self, call: Call, message: bytes) -> None:
+        """Say that a component knows of no graph."""
+        call.refuse(Status.UNKNOWN, NO_GRAPH)
+
+    def _find(self) -> None:
+        """Find what serves now. Raises: InferError."""
+        name = self._name()
+        self._model = self._engine.model(name)
+        self._sharing = self._models.sharing.get(name)
+        self._generation = self._engine.generation
+
+    def _submit(self, call: Call, request: SeldonCall) -> None:
+        request.context = call
+        request.deadline_ns = call.deadline_ns
+        call.cancelled = partial(self._engine.cancel, request)
+        try:
+            self._engine.submit(request)
+        except InferError as error:
+            call.cancelled = None
+            self._refuse(call, error)
+
+    async def _share_slowly(self, sharing: Sharing, call: Call, message: bytes) -> None:
+        """Read on a thread what would hold the loop. The version that it is for stays meanwhile."""
+        model = self._model
+        self._engine.hold(model)
+        try:
+            request = await off_loop(len(message), sharing.call_of, model, Endpoint.PREDICT, Form.PROTO, message, self)
+            if not call.ended:
+                self._submit(call, request)
+        finally:
+            self._engine.release(model)
+
+    # -- the sink ----------------------------------------------------------------------------------------------
+
+    def deliver(self, requests: Sequence[InferRequest]) -> None:
+        """Send the answers of one delivery."""
+        for request in requests:
+            call: Call = request.context
+            # whoever was to cancel it holds it, and it holds the call
+            call.cancelled = None
+            try:
+                if request.error is not None:
+                    self._refuse(call, request.error)
+                    continue
+                # what was submitted here are SeldonCalls, and nothing else
+                reply: bytes = request.reply  # type: ignore[attr-defined]
+                status, metrics, _, body = parted(reply)
+                if metrics:
+                    self._exposition.add(request.endpoint, metrics)  # type: ignore[attr-defined]
+                if status:
+                    call.refuse(Status(status), body.decode("utf-8", "replace"))
+                else:
+                    call.answer(body)
+            except Exception as error:  # noqa: BLE001 - one answer's failure must not take its batch mates' answers
+                refuse(call, as_refusal(error, "component"))
+
+    @staticmethod
+    def _refuse(call: Call, error: InferError) -> None:
+        if error.code is Code.EXPIRED:
+            # it had no deadline but the client's
+            call.refuse(Status.DEADLINE_EXCEEDED, "Deadline Exceeded")
+        else:
+            refuse(call, error)
+
+
+def metadata_message(metadata: dict[str, Any]) -> bytes:
+    """Write a component's metadata as a SeldonModelMetadata, without what that has no field for. Raises: ParseError."""
+    message = message_class("SeldonModelMetadata")()
+    json_format.ParseDict(metadata, message, ignore_unknown_fields=True)
+    return bytes(message.SerializeToString())

@@ -1,0 +1,105 @@
+"""Tensors: a component as a model of the v2 protocol: its Signature, and its requests in messages to a worker.
+
+Called by loading.py and hosts.py. What a worker makes of a message is in inside/rows.py.
+
+A message of kind TENSORS: JSON, {"inputs": [[name, datatype]], "outputs": [[name, datatype or ""]], "rows": [of each
+request]}, and the requests' tensors, each request's after the one before it. With several requests a batch is shared.
+Its answer: one byte, TOGETHER, APART or NEVER, and after TOGETHER JSON, for each request an error, {"code", "message"},
+or its outputs, {"outputs": [positions], "parameters", "metrics"}, whose tensors follow one another likewise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from penstock.backends.datatypes import DATATYPES
+from penstock.backends.errors import Code, InferError
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching.own_outputs import OwnOutputs
+
+if TYPE_CHECKING:
+    from penstock.backends.backend import Array
+    from penstock.batching.request import InferRequest
+
+DEFAULT = {"input": TensorSpec("input", "FP64", (-1, -1)), "output": TensorSpec("output", "FP64", (-1, -1))}
+"""What stands for the inputs, and for the outputs, of a component that does not say them as tensors."""
+
+
+def signature_of(metadata: Mapping[str, Any] | None, *, batched: bool) -> Signature:
+    """Read what a component takes and gives from its metadata, where that has tensors of the v2 protocol.
+
+    A side with any tensor of another kind is taken for DEFAULT. Shapes: the first axis that is said counts rows, and is
+    free; a shape that is not said, or is empty, is one free axis after the rows, or rows alone.
+    """
+    said = metadata or {}
+    return Signature(_side(said, "input"), _side(said, "output"), batched=batched)
+
+
+def _side(metadata: Mapping[str, Any], side: str) -> tuple[TensorSpec, ...]:
+    entries = metadata.get(f"{side}s") or []
+    found = []
+    for number, entry in enumerate(entries):
+        datatype = entry.get("datatype") if isinstance(entry, dict) and "messagetype" not in entry else None
+        if datatype not in DATATYPES:
+            return (DEFAULT[side],)
+        name = entry.get("name") or (side if len(entries) == 1 else f"{side}_{number}")
+        dims = entry.get("shape")
+        shape = (-1, -1) if dims is None else (-1, *(dim if dim >= 0 else -1 for dim in dims[1:]))
+        found.append(TensorSpec(name, datatype, shape))
+    if len({spec.name for spec in found}) < len(found):
+        return (DEFAULT[side],)
+    return tuple(found) or (DEFAULT[side],)
+
+
+class Tensors:
+    """Writes and reads the messages of one component."""
+
+    def __init__(self, model: str, signature: Signature) -> None:
+        self._model = model
+        self.batched = signature.batched
+        self._outputs = signature.outputs
+        inputs = [(spec.name, spec.datatype) for spec in signature.inputs]
+        # what nobody has said has the datatype that it has
+        outputs = [(spec.name, "" if spec is DEFAULT["output"] else spec.datatype) for spec in signature.outputs]
+        self._opening = orjson.dumps({"inputs": inputs, "outputs": outputs})[:-1]
+
+    def packed(self, requests: Sequence[InferRequest]) -> tuple[bytes, list[Array | None]]:
+        """Write requests. Ownership: the tensors are the requests' own."""
+        rows = orjson.dumps([request.rows for request in requests])
+        arrays = [array for request in requests for array in request.inputs]
+        return self._opening + b',"rows":' + rows + b"}", arrays
+
+    def take(self, requests: Sequence[InferRequest], body: bytes, arrays: Sequence[Array | None]) -> list[Any]:
+        """Give each request its outputs, or its error, from what follows TOGETHER.
+
+        Returns: the metrics of each, None for none.
+        """
+        at = 0
+        counted = []
+        for request, said in zip(requests, orjson.loads(body), strict=True):
+            counted.append(said.get("metrics"))
+            if "code" in said:
+                request.error = InferError(Code[said["code"]], said["message"])
+                continue
+            positions = said["outputs"]
+            found = dict(zip(positions, arrays[at : at + len(positions)], strict=True))
+            at += len(positions)
+            request.outputs = self._in_order(request, found, said.get("parameters"))
+        return counted
+
+    def _in_order(self, request: InferRequest, found: Mapping[int, Any], parameters: Any) -> list[Any]:
+        """Give a request the outputs that it wants; as OwnOutputs, where something of them is not as was said."""
+        outputs, wrong = [], ""
+        for position in request.wanted:
+            array, spec = found.get(position), self._outputs[position]
+            outputs.append(array)
+            if array is None:
+                wrong = wrong or f"the answer lacks the requested output '{spec.name}'"
+            elif array.dtype != spec.type.dtype:
+                wrong = wrong or f"output '{spec.name}' has other values than {spec.datatype}"
+        if wrong or parameters:
+            return OwnOutputs(outputs, parameters or {}, wrong and f"model '{self._model}': {wrong}")
+        return outputs

@@ -1,0 +1,14 @@
+from seldon_core.user_model import SeldonResponse
+
+
+class Model:
+    def predict(self, features, names=[], meta={}):
+        runtime_metrics = {"type": "COUNTER", "key": "instance_counter", "value": len(X)},
+        runtime_tags = {"runtime": "tag", "shared": "right one"}
+        return SeldonResponse(data=X, metrics=runtime_metrics, tags=runtime_tags)
+
+    def metrics(self):
+        return [{"type": "COUNTER", "key": "requests_counter", "value": 1}]
+
+    def tags(self):
+        return {"static": "tag", "shared": "not right one"}

@@ -1,0 +1,178 @@
+"""Records what the original answers: asked/*.py -> cases/*.json.
+
+Not run by the tests. With an environment that has seldon-core 1.17.1 on CPython 3.8 (numpy 1.24.4, Flask 2.2.5,
+Werkzeug 2.2.3, protobuf 3.20.3, gunicorn 20.1.0), from the folder tests:
+
+    /path/to/its/bin/python -m seldon.record [GROUP ...]
+
+The server of each group is started anew, asked in order, and ended. Written down is what does not change from run to
+run: no ports, process numbers, dates or paths.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+
+from .asked.asking import Asked, Group, Rest, Rpc
+from .asked.everything import GROUPS
+from .playing import HOST, USUAL, play, text_of
+
+HERE = pathlib.Path(__file__).parent
+CASES, COMPONENTS = HERE / "cases", HERE / "components"
+_READY_WITHIN_S = 60
+
+
+def written(asked: Asked) -> dict[str, Any]:
+    """Give a case as it stands in the file, but for its answer."""
+    if isinstance(asked, Rest):
+        case: dict[str, Any] = {"name": asked.name, "method": asked.method, "path": asked.path}
+        if asked.headers:
+            case["headers"] = asked.headers
+        if asked.body:
+            case.update(text_of(asked.body, "body"))
+        if asked.port != "http":
+            case["port"] = asked.port
+        if asked.unread:
+            case["unread"] = True
+        return case
+    if not isinstance(asked, Rpc):
+        raise TypeError(asked)
+    message = asked.message if isinstance(asked.message, bytes) else _encoded(asked)
+    return {
+        "name": asked.name,
+        "rpc": asked.method,
+        "said": _said(asked),
+        "message": base64.b64encode(message).decode(),
+    }
+
+
+def _said(asked: Rpc) -> Any:
+    return None if isinstance(asked.message, bytes) else asked.message
+
+
+def _types(method: str) -> Any:
+    from google.protobuf import message_factory, wrappers_pb2  # noqa: F401 - what an Any may hold
+    from seldon_core.proto import prediction_pb2
+
+    _, service, name = method.rsplit(".", 1)[0], *method.rsplit(".", 1)[1].split("/")
+    found = prediction_pb2.DESCRIPTOR.services_by_name[service].methods_by_name[name]
+    make = message_factory.MessageFactory().GetPrototype
+    return make(found.input_type), make(found.output_type)
+
+
+def _encoded(asked: Rpc) -> bytes:
+    from google.protobuf import json_format
+
+    message = json_format.ParseDict(asked.message, _types(asked.method)[0]())
+    encoded: bytes = message.SerializeToString(deterministic=True)
+    return encoded
+
+
+def _readable(method: str, answer: dict[str, Any]) -> dict[str, Any]:
+    """Say in JSON what a message says, for those who read the file, and write its maps in their order."""
+    if "message" not in answer:
+        return answer
+    from google.protobuf import json_format
+
+    message = _types(method)[1].FromString(base64.b64decode(answer["message"]))
+    answer["message"] = base64.b64encode(message.SerializeToString(deterministic=True)).decode()
+    with contextlib.suppress(json_format.SerializeToJsonError, ValueError):
+        answer["said"] = json.loads(json.dumps(json_format.MessageToDict(message), sort_keys=True))
+    return answer
+
+
+def _brief(answer: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in answer.items() if name != "headers" or value != USUAL}
+
+
+@contextlib.contextmanager
+def served(group: Group, log: Any) -> Iterator[dict[str, Any]]:
+    """Run the original for one group."""
+    ports = {name: _free_port() for name in ("http", "grpc", "metrics")}
+    command = [sys.executable, "-m", "seldon_core.microservice", group.component, *group.arguments]
+    named = {f"PREDICTIVE_UNIT_{name.upper()}_SERVICE_PORT": str(port) for name, port in ports.items()}
+    environment = dict(
+        {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}, **named, **group.environment
+    )
+    child = subprocess.Popen(
+        command, cwd=str(COMPONENTS), env=environment, stdout=log, stderr=log, start_new_session=True
+    )
+    try:
+        _await_port(ports["http"], child)
+        _await_port(ports["metrics"], child)
+        with grpc.insecure_channel(f"{HOST}:{ports['grpc']}") as channel:
+            grpc.channel_ready_future(channel).result(_READY_WITHIN_S)
+            yield dict(ports, grpc=channel)
+    finally:
+        os.killpg(child.pid, signal.SIGTERM)  # the session that was begun for it, and nothing else
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(5)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind((HOST, 0))
+        port: int = free.getsockname()[1]
+    return port
+
+
+def _await_port(port: int, child: Any) -> None:
+    end = time.monotonic() + _READY_WITHIN_S
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection((HOST, port), 1):
+            return
+        if child.poll() is not None or time.monotonic() > end:
+            raise RuntimeError(f"{child.args} does not serve")
+        time.sleep(0.05)
+
+
+def record(group: Group) -> None:
+    """Ask one server all, and write the file."""
+    lines = []
+    with tempfile.TemporaryFile() as log:
+        try:
+            with served(group, log) as ports:
+                for asked in group.asked:
+                    case = written(asked)
+                    answer = play(case, ports)
+                    case["answer"] = _readable(asked.method, answer) if isinstance(asked, Rpc) else _brief(answer)
+                    lines.append(json.dumps(case, sort_keys=False))
+        except Exception:
+            log.seek(0)
+            sys.stderr.buffer.write(log.read()[-5000:])
+            raise
+    names = [asked.name for asked in group.asked]
+    if len(set(names)) != len(names):
+        raise RuntimeError(f"{group.name}: {sorted(name for name in names if names.count(name) > 1)}")
+    head = {"component": group.component, "environment": group.environment, "arguments": group.arguments}
+    said = json.dumps(head)[:-1] + ',\n"cases": [\n' + ",\n".join(lines) + "\n]}\n"
+    (CASES / f"{group.name}.json").write_text(said, "utf-8")
+
+
+def main() -> None:
+    """Record the groups that are named, or all."""
+    for group in GROUPS:
+        if not sys.argv[1:] or group.name in sys.argv[1:]:
+            record(group)
+            print(group.name, len(group.asked), flush=True)  # noqa: T201 - a command
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""Every answer of the original, as it was recorded, over live REST and gRPC: record.py says how, and asked/ what.
+
+One server for each file of cases/, asked in the order of the file, as the original was. Bodies are compared by their
+bytes, messages too, but for the order of a map's entries; the metrics port by its series. What we answer otherwise, and
+why, is in deviations.py.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from penstock.server.seldon import command, protos
+from penstock.server.settings import Settings, known_settings
+from tests.live import live_server
+from tests.seldon.asked.asking import Group, Rest, Rpc
+from tests.seldon.asked.everything import GROUPS as ASKED
+from tests.seldon.deviations import DEVIATIONS
+from tests.seldon.playing import HOST, USUAL, play
+
+CASES, COMPONENTS = Path(__file__).with_name("cases"), Path(__file__).with_name("components")
+GROUPS = sorted(path.stem for path in CASES.glob("*.json"))
+STATELESS = ["ident-arrays", "ident-messages", "ident-words", "named", "results", "results-of-messages", "raised"]
+"""Where the order in which it is asked makes no difference."""
+_OURS = re.compile(r"^(# \w+ )?(nv|penstock|process)_")
+_ORIGINALS = ("PREDICTIVE_UNIT_", "PREDICTOR_", "SELDON_", "FLASK_", "MODEL_", "INCLUDE_METRICS", "PAYLOAD_")
+
+
+@contextmanager
+def served(group: dict[str, Any], *more: str) -> Iterator[dict[str, Any]]:
+    """Serve a component as its arguments and environment ask for it, on ports that the system chooses."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith(_ORIGINALS)]:
+            patch.delenv(name)
+        for name, value in group["environment"].items():
+            patch.setenv(name, value)
+        words = [group["component"], *group["arguments"], "--http-port=0", "--grpc-port=0", "--metrics-port=0", *more]
+        settings = command.ask(words, os.environ, COMPONENTS).settings
+        with (
+            live_server(**vars_of(settings)) as live,
+            grpc.insecure_channel(f"{HOST}:{live.grpc_port}") as channel,
+        ):
+            yield {"http": live.http_port, "metrics": live.metrics_port, "grpc": channel}
+
+
+def vars_of(settings: Settings) -> dict[str, Any]:
+    """Give settings as live_server takes them."""
+    return {item.name: getattr(settings, item.name) for item in known_settings()}
+
+
+def wanted(group: str, case: dict[str, Any]) -> dict[str, Any]:
+    """Give what we answer: what the original did, but for what is said to be otherwise."""
+    answer = {name: value for name, value in case["answer"].items() if name != "said"}
+    if "rpc" not in case:
+        answer.setdefault("headers", USUAL)
+    _, otherwise = DEVIATIONS.get(f"{group}/{case['name']}", ("", {}))
+    return compared(case, {**answer, **otherwise})
+
+
+def compared(case: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
+    """Leave out of an answer what is not the original's, or not the same in every run."""
+    if case.get("port") == "metrics":
+        # the port is our own, and the page has more on it; series of one name stand together, as Prometheus wants it
+        lines = {line for line in answer.get("body", "").splitlines() if not _OURS.search(line)}
+        return {"status": answer["status"], "lines": sorted(lines)}
+    return in_order(case, answer)
+
+
+def in_order(case: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
+    """Write the maps of a message in their order, which is not the same in every run."""
+    if "message" not in answer:
+        return answer
+    kind = "SeldonModelMetadata" if case["rpc"].endswith("Metadata") else "SeldonMessage"
+    message = protos.message_class(kind).FromString(base64.b64decode(answer["message"]))
+    return {**answer, "message": base64.b64encode(message.SerializeToString(deterministic=True)).decode()}
+
+
+def read(name: str) -> dict[str, Any]:
+    """Read one file of cases."""
+    group: dict[str, Any] = json.loads((CASES / f"{name}.json").read_text("utf-8"))
+    return group
+
+
+def difference(name: str, case: dict[str, Any], ports: dict[str, Any]) -> list[str]:
+    """Play a case. Returns: what is not as it should be, in words."""
+    expected = wanted(name, case)
+    answer = compared(case, play(case, ports))
+    if answer == expected:
+        return []
+    return [f"{name}/{case['name']}", f"  wanted {_shown(expected)}", f"  was    {_shown(answer)}"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GROUPS)
+def test_the_answers_are_the_original_s(name: str) -> None:
+    group = read(name)
+    with served(group) as ports:
+        wrong = [line for case in group["cases"] for line in difference(name, case, ports)]
+
+    assert not wrong, "\n".join(["answered otherwise than the original:", *wrong])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STATELESS)
+def test_they_are_the_same_where_many_ask_at_once_and_may_share_batches(name: str) -> None:
+    group = read(name)
+    with served(group, "--batching") as ports, ThreadPoolExecutor(16) as pool:
+        found = pool.map(lambda case: difference(name, case, ports), group["cases"] * 3)
+        wrong = [line for lines in found for line in lines]
+
+    assert not wrong, "\n".join(["answered otherwise than the original:", *wrong])
+
+
+@pytest.mark.parametrize("group", ASKED, ids=lambda group: group.name)
+def test_what_is_recorded_is_what_is_asked(group: Group) -> None:
+    recorded = read(group.name)
+
+    assert [recorded["component"], recorded["environment"], recorded["arguments"]] == [
+        group.component, group.environment, group.arguments,
+    ]  # fmt: skip
+    assert [(case["name"], case.get("rpc") or case["path"]) for case in recorded["cases"]] == [
+        (asked.name, asked.path if isinstance(asked, Rest) else asked.method)
+        for asked in group.asked
+        if isinstance(asked, Rest | Rpc)
+    ]
+
+
+def test_each_deviation_is_of_a_case() -> None:
+    known = {f"{name}/{case['name']}" for name in GROUPS for case in read(name)["cases"]}
+
+    assert DEVIATIONS.keys() <= known
+
+
+def _shown(answer: dict[str, Any]) -> str:
+    return " ".join(f"{name}={value!r}" for name, value in answer.items() if value != USUAL)

@@ -1,0 +1,21 @@
+"""Examples of the page that cannot be served: the others are in asked/seeds.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.server.listener import StartError
+from tests.live import live_server
+
+SEEDS = Path(__file__).parent / "components" / "seeds"
+
+
+@pytest.mark.slow
+def test_the_combiner_as_printed_lacks_an_import_and_is_not_served() -> None:
+    with (
+        pytest.raises(StartError, match="NameError: name 'logging' is not defined"),
+        live_server(SEEDS, dialect="seldon", seldon_component="ImageNetCombiner"),
+    ):
+        pass

@@ -1,0 +1,93 @@
+"""Graphs for tests: nodes in a few words, and an Engine whose models are functions that answer at once, or never."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from penstock.backends.errors import Code, InferError
+from penstock.server.seldon.graph.nodes import Code as Place
+from penstock.server.seldon.graph.nodes import Node, Notes, Predictor
+from penstock.server.seldon.graph.walk import Means, Walk
+from penstock.server.seldon.graph.wires import JsonWire, Message
+from penstock.server.seldon.messages import ANSWER, Endpoint
+
+Answers = Callable[[Endpoint, Any], Any]
+"""What a node does: it is given the endpoint and the message, and gives an answer; an exception is its failure."""
+
+
+class Never:
+    """What a node answers that does not."""
+
+
+class AnsweredError(Exception):
+    """What a node raises to answer with another status."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+def node(name: str, kind: str = "MODEL", *children: Node, **more: Any) -> Node:
+    """Make a node that has code, unless it is built in."""
+    code = None if "implementation" in more else Place(Path(), "Class")
+    return Node(name, name, kind, children=children, code=code, **more)
+
+
+class FunctionEngine:
+    """Stands in for an Engine. `asked` has what each call was: node, endpoint's name, message."""
+
+    generation = 1
+
+    def __init__(self, models: Mapping[str, Answers]) -> None:
+        self.models_ = models
+        self.asked: list[tuple[str, str, Any]] = []
+        self.cancelled: list[str] = []
+
+    def model(self, name: str, version: str = "") -> Any:
+        if name not in self.models_:
+            raise InferError(Code.NOT_FOUND, f"no model '{name}'")
+        return SimpleNamespace(name=name, healthy=True)
+
+    def submit(self, call: Any) -> None:
+        message = json.loads(call.body[2:] or b"null")
+        self.asked.append((call.model.name, call.endpoint.name, message))
+        try:
+            answer, status = self.models_[call.model.name](call.endpoint, message), 200
+        except AnsweredError as failed:
+            answer, status = {"status": {"info": str(failed), "code": -1}}, failed.status
+        except InferError as error:
+            call.error = error
+            call.sink.deliver([call])
+            return
+        if answer is Never:
+            return
+        call.reply = ANSWER.pack(status, 0, 0) + json.dumps(answer, sort_keys=True).encode()
+        call.outputs = []
+        call.sink.deliver([call])
+
+    def cancel(self, call: Any) -> None:
+        self.cancelled.append(call.model.name)
+
+
+def walk_of(
+    graph: Node, models: Mapping[str, Answers], notes: Notes = Notes.NONE, limit_s: float = 0.0, seed: int = 1
+) -> tuple[Walk, FunctionEngine]:
+    """Make a walk through a graph, over JSON."""
+    engine = FunctionEngine(models)
+    means = Means(engine, chance=random.Random(seed))  # type: ignore[arg-type]
+    return Walk(means, Predictor("p", graph, notes=notes), JsonWire(), limit_s), engine
+
+
+def said(message: Any) -> Message:
+    """Write a message."""
+    return Message(json.dumps(message).encode())
+
+
+def heard(message: Message) -> Any:
+    """Read a message."""
+    return json.loads(message.body)

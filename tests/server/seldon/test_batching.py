@@ -1,0 +1,343 @@
+"""--batching: calls that share a batch are answered as if each had been alone, byte for byte."""
+
+from __future__ import annotations
+
+import json
+import random
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from penstock.batching.engine import Engine
+from penstock.batching.model import Model
+from penstock.batching.spec import BatchPolicy
+from penstock.server.seldon import protos
+from penstock.server.seldon.batching import MOST_FAILURES, Sharing
+from penstock.server.seldon.calls import RAW, SeldonCall
+from penstock.server.seldon.inside.service import SeldonInside
+from penstock.server.seldon.messages import ANSWER, CALL, ROWS, Description, Endpoint, Form
+from tests.live import live_server
+from tests.server.seldon.crews import Ledger, Stage
+
+BATCHES = Description(batches=True)
+
+
+class Doubling:
+    """Of each row alone: so its answers cannot tell whether it was alone. It does not take a 13."""
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+
+    def predict(self, rows: Any, names: Any) -> Any:
+        self.calls.append(len(rows) if hasattr(rows, "__len__") else 0)
+        if isinstance(rows, np.ndarray) and rows.dtype.kind in "iuf" and (rows == 13).any():
+            raise ValueError("thirteen")
+        if isinstance(rows, np.ndarray) and rows.dtype.kind in "US":
+            return rows
+        return -rows if "minus" in names else rows * 2
+
+    def tags(self) -> Any:
+        return {"tagged": True}
+
+    def metrics(self) -> Any:
+        return [{"type": "COUNTER", "key": "calls", "value": 1}]
+
+
+class Listing(Doubling):
+    """Gives lists, and names them."""
+
+    def predict(self, rows: Any, names: Any) -> Any:
+        return super().predict(rows, names).tolist()
+
+    def class_names(self) -> list[str]:
+        return ["one", "two"]
+
+
+class Watched:
+    """A worker's service, and the calls it has had."""
+
+    def __init__(self, user: Any) -> None:
+        self.inside = SeldonInside(user, {"strict": True})
+        self.description = self.inside.description
+        self.ran: list[bytes] = []
+        self.kinds: list[int] = []
+
+    def call(self, kind: int, number: int, body: bytes, arrays: Any) -> Any:
+        self.kinds.append(kind)
+        self.ran.append(body[2:])
+        return self.inside.call(kind, number, body, arrays)
+
+
+Request = tuple[Form, bytes]
+
+
+def answers(
+    user: Any, requests: list[Request], monkeypatch: pytest.MonkeyPatch, *, shares: bool, deadly: bytes = b"never",
+    rounds: int = 1,
+) -> tuple[list[Any], Watched, Any]:  # fmt: skip
+    """Give what the requests are answered with, and how it went."""
+    service = Watched(user)
+    stage = Stage(service, lambda body: "die" if deadly in body else "answer")
+    ledger = Ledger()
+    counted: list[Any] = []
+
+    async def scene(engine: Engine, model: Model) -> None:
+        sharing = stage.models.sharing.get(model.name)
+        assert (sharing is not None) == shares
+        for turn in range(rounds):
+            for number, (form, body) in enumerate(requests):
+                made = (
+                    SeldonCall(model, Endpoint.PREDICT, form, body, ledger)
+                    if sharing is None
+                    else sharing.call_of(model, Endpoint.PREDICT, form, body, ledger)
+                )
+                made.context = turn, number
+                engine.submit(made)
+            await ledger.all((turn + 1) * len(requests))
+        counted.append(model.statistics.snapshot())
+
+    stage.run(
+        monkeypatch, scene, policy=BatchPolicy(default_max_batch_rows=16), batching=str(shares).lower()
+    )  # fmt: skip
+    assert all(len(ends) == 1 for ends in ledger.ends.values())
+    return [ledger.ends[0, number][0] for number in range(len(requests))], service, counted[0]
+
+
+def json_request(**message: Any) -> Request:
+    return Form.JSON, json.dumps(message).encode()
+
+
+def rows_of(chance: random.Random) -> Any:
+    values: list[Any] = chance.choice([[1, 2, 3], [0.5, 1.5, 1e300], [1, 2.5], [True, False], ["a", "b"], [2**63, 1]])
+    values = [*values, 13] if chance.random() < 0.05 else values
+    shape = chance.choice([(1, 2), (2, 2), (3, 2), (1, 3), (2,), (1, 2, 2), (0,), (20, 2)])
+    return np.array([chance.choice(values) for _ in range(int(np.prod(shape)))], object).reshape(shape).tolist()
+
+
+def any_request(chance: random.Random) -> Request:
+    rows = rows_of(chance)
+    data: dict[str, Any] = {"ndarray": rows}
+    if chance.random() < 0.4:
+        flat = np.array(rows, object)
+        data = {"tensor": {"shape": list(flat.shape), "values": flat.ravel().tolist()}}
+    if chance.random() < 0.4:
+        data["names"] = chance.choice([["a", "b"], ["minus", "b"], [], None, "ab", [1, 2]])
+    message: dict[str, Any] = {"data": data}
+    if chance.random() < 0.3:
+        message["meta"] = chance.choice(
+            [{}, {"puid": "p"}, {"tags": {"a": 1.5}}, {"metrics": [{"type": "GAUGE", "key": "g", "value": 1}]}, None, 3]
+        )
+    if chance.random() < 0.3:
+        return as_proto(message)
+    body = json.dumps(message).encode()
+    return Form.JSON, chance.choice([body] * 9 + [body[:-2], b"", b"[]", body + b" "])
+
+
+def as_proto(message: dict[str, Any]) -> Request:
+    made = protos.message_class("SeldonMessage")()
+    from google.protobuf import json_format
+
+    try:
+        json_format.ParseDict(message, made)
+    except json_format.ParseError:
+        return Form.PROTO, b"\xff"
+    return Form.PROTO, made.SerializeToString()
+
+
+@pytest.mark.parametrize("component", [Doubling, Listing])
+@pytest.mark.parametrize("seed", range(25))
+def test_answers_are_those_of_calls_that_share_nothing(
+    seed: int, component: type[Doubling], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(seed)
+    kinds = [any_request(chance) for _ in range(12)]
+    requests = [chance.choice(kinds) for _ in range(60)]
+
+    alone, _, counted = answers(component(), requests, monkeypatch, shares=False)
+    shared, service, of_shared = answers(component(), requests, monkeypatch, shares=True)
+
+    assert shared == alone
+    assert ROWS in service.kinds
+    assert counted.execution_count == counted.success.count == 60
+    assert of_shared.success.count == 60
+
+
+def test_rows_that_arrive_together_run_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    user = Doubling()
+    requests = [json_request(data={"ndarray": [[number, 2]]}) for number in range(20, 36)]
+
+    _, _, counted = answers(user, requests, monkeypatch, shares=True)
+
+    assert user.calls == [16]
+    assert (counted.inference_count, counted.execution_count) == (16, 1)
+
+
+def test_one_bad_row_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = [json_request(data={"ndarray": [[number]]}) for number in range(10, 16)]
+
+    found, service, _ = answers(Doubling(), requests, monkeypatch, shares=True)
+
+    assert [b"thirteen" in reply for reply in found] == [False, False, False, True, False, False]
+    assert service.kinds == [ROWS] + [CALL] * 6
+
+
+def test_a_batch_that_ends_the_worker_runs_apart_and_only_the_guilty_one_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    requests = [json_request(data={"ndarray": [[number]]}, meta={"puid": f"p{number}"}) for number in range(6)]
+
+    found, _, _ = answers(Doubling(), requests, monkeypatch, shares=True, deadly=b"p4")
+
+    assert [reply == "ended" for reply in found] == [False, False, False, False, True, False]
+
+
+class Telling(Doubling):
+    """Answers with tags of each call."""
+
+    def predict(self, rows: Any, names: Any) -> Any:
+        from seldon_core.user_model import SeldonResponse
+
+        self.calls.append(len(rows))
+        return SeldonResponse(rows, tags={"rows": len(rows)})
+
+
+class Pooling(Doubling):
+    """Takes what it gets for one thing."""
+
+    def predict(self, rows: Any, names: Any) -> Any:
+        self.calls.append(len(rows))
+        return rows.sum(axis=0, keepdims=True)
+
+
+def test_a_component_that_answers_for_each_call_shares_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = [json_request(data={"ndarray": [[number]]}) for number in range(4)]
+
+    found, service, _ = answers(Telling(), requests, monkeypatch, shares=True, rounds=3)
+
+    assert all(b'"rows":1' in reply for reply in found)
+    assert service.kinds == [ROWS] + [CALL] * 12
+
+
+def test_a_component_whose_batches_never_go_well_shares_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = [json_request(data={"ndarray": [[number]]}) for number in range(2)]
+
+    alone, _, _ = answers(Pooling(), requests, monkeypatch, shares=False)
+    shared, service, _ = answers(Pooling(), requests, monkeypatch, shares=True, rounds=MOST_FAILURES + 3)
+
+    assert shared == alone
+    assert service.kinds.count(ROWS) == MOST_FAILURES
+
+
+class Shaped:
+    """What a Model says to a SeldonCall."""
+
+
+@pytest.mark.parametrize(
+    ("message", "shared"),
+    [
+        ({"data": {"ndarray": [[1, 2]]}}, True),
+        ({"data": {"tensor": {"shape": [1, 2], "values": [1, 2]}}}, True),
+        ({"data": {"ndarray": [1, 2]}}, False),
+        ({"data": {"ndarray": [["a"]]}}, False),
+        ({"data": {"ndarray": [[None]]}}, False),
+        ({"data": {"ndarray": [[1], [2, 3]]}}, False),
+        ({"data": {"ndarray": []}}, False),
+        ({"data": {"ndarray": [[1]] * 5}}, False),
+        ({"data": {"ndarray": [[1]], "names": None}}, False),
+        ({"data": {"tensor": {"shape": [2, 2], "values": [1]}}}, False),
+        ({"data": {"names": ["a"]}}, False),
+        ({"strData": "hi"}, False),
+        ({"data": {"ndarray": [[1]]}, "meta": 3}, False),
+        ({"data": {"ndarray": [[1]]}, "meta": {"puid": "p"}}, True),
+    ],
+)
+def test_only_rows_of_numbers_share(message: dict[str, Any], shared: bool) -> None:
+    body = json.dumps(message).encode()
+
+    made = Sharing(BATCHES, 4).call_of(Shaped(), Endpoint.PREDICT, Form.JSON, body, Ledger())  # type: ignore[arg-type]
+
+    assert (made.key != RAW) == shared
+    assert made.body == bytes((Endpoint.PREDICT, Form.JSON)) + body
+
+
+def key_of(sharing: Sharing, **message: Any) -> Any:
+    body = json.dumps(message).encode()
+    return sharing.call_of(Shaped(), Endpoint.PREDICT, Form.JSON, body, Ledger()).key  # type: ignore[arg-type]
+
+
+def test_what_differs_in_more_than_rows_shares_nothing() -> None:
+    sharing = Sharing(BATCHES, 4)
+    keys = [
+        key_of(sharing, data={"ndarray": [[1, 2]]}),
+        key_of(sharing, data={"ndarray": [[1.0, 2]]}),
+        key_of(sharing, data={"ndarray": [[1, 2, 3]]}),
+        key_of(sharing, data={"ndarray": [[1, 2]], "names": ["a", "b"]}),
+        key_of(sharing, data={"tensor": {"shape": [1, 2], "values": [1, 2]}}),
+    ]
+
+    assert len({*keys}) == 5
+    assert key_of(sharing, data={"ndarray": [[3, 4], [5, 6]]}) == keys[0]
+
+
+def test_what_has_meta_runs_alone_where_predict_takes_it() -> None:
+    sharing = Sharing(Description(batches=True, takes_meta=True), 4)
+
+    assert key_of(sharing, data={"ndarray": [[1]]}) != RAW
+    assert key_of(sharing, data={"ndarray": [[1]]}, meta={}) == RAW
+
+
+def test_other_calls_than_predict_travel_as_they_came() -> None:
+    body = json.dumps({"data": {"ndarray": [[1]]}}).encode()
+    sharing = Sharing(BATCHES, 4)
+
+    for endpoint in (Endpoint.TRANSFORM_INPUT, Endpoint.ROUTE, Endpoint.FEEDBACK):
+        assert sharing.call_of(Shaped(), endpoint, Form.JSON, body, Ledger()).key == RAW  # type: ignore[arg-type]
+
+
+def test_metrics_are_counted_for_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = [json_request(data={"ndarray": [[number]]}) for number in range(5)]
+
+    found, _, _ = answers(Doubling(), requests, monkeypatch, shares=True)
+
+    sizes = [ANSWER.unpack_from(reply)[2] for reply in found]
+    assert all(b'"calls"' in reply[ANSWER.size : ANSWER.size + size] for reply, size in zip(found, sizes, strict=True))
+
+
+MISBEHAVING = """
+import os
+
+
+class Misbehaving:
+    def predict(self, X, names):
+        if (X == 13).any():
+            while True:
+                pass
+        if (X == 14).any():
+            os._exit(1)
+        return X
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("guilty", "said"), [(13, "took longer than its limit"), (14, "ended")])
+def test_one_that_ends_its_worker_takes_nobody_of_its_batch_along(guilty: int, said: str, tmp_path: Path) -> None:
+    (tmp_path / "Misbehaving.py").write_text(MISBEHAVING)
+    values = [1, 2, guilty, 3, 4, 5]
+    with live_server(
+        tmp_path, dialect="seldon", seldon_component="Misbehaving", seldon_batching=True, seldon_timeout_secs=0.5
+    ) as live:  # fmt: skip
+
+        def ask(value: int) -> httpx.Response:
+            return httpx.post(f"{live.url}/predict", json={"data": {"ndarray": [[value]]}}, timeout=30)
+
+        with ThreadPoolExecutor(len(values)) as pool:
+            found = dict(zip(values, pool.map(ask, values), strict=True))
+
+    assert {value: answer.status_code == 200 for value, answer in found.items()} == {
+        value: value != guilty for value in values
+    }
+    assert said in found[guilty].json()["status"]["info"]

@@ -1,0 +1,129 @@
+"""A component's `model_error_handler` answers its errors, as it did in the original: Flask itself runs it."""
+
+# ruff: noqa: N803 - X is what seldon-core calls it
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from seldon_core.flask_utils import SeldonMicroserviceException
+
+from .asking import ask, asked, failed, inside
+
+flask = pytest.importorskip("flask")
+
+
+class UserCustomException(Exception):  # noqa: N818 - the seed's
+    def __init__(self, message: str, app_code: int, status_code: int) -> None:
+        super().__init__()
+        self.message, self.app_code, self.status_code = message, app_code, status_code
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"status": {"status": self.status_code, "message": self.message, "app_code": self.app_code}}
+
+
+class OtherError(Exception):
+    pass
+
+
+def blueprint(*also: str) -> Any:
+    """Make the seed's blueprint, and what else is asked for."""
+    made = flask.Blueprint("error_handlers", __name__)
+
+    @made.app_errorhandler(UserCustomException)  # type: ignore[untyped-decorator]
+    def custom(error: UserCustomException) -> Any:
+        response = flask.jsonify(error.to_dict())
+        response.status_code = error.status_code
+        return response
+
+    if "exception" in also:
+        made.register_error_handler(OtherError, lambda error: "only in the blueprint's own URLs")
+        made.app_errorhandler(Exception)(lambda error: "never: the original's own is registered later")
+    if "other" in also:
+
+        @made.app_errorhandler(OtherError)  # type: ignore[untyped-decorator]
+        def other(error: OtherError) -> Any:
+            return f"{flask.request.path} {flask.request.get_json()}", 499, {"X-Said": "yes"}
+
+    if "hooks" in also:
+
+        @made.before_app_request  # type: ignore[untyped-decorator]
+        def before() -> Any:
+            flask.g.before = "before"
+
+        @made.after_app_request  # type: ignore[untyped-decorator]
+        def after(response: Any) -> Any:
+            response.headers["X-After"] = flask.g.before
+            return response
+
+    return made
+
+
+class MyModel:
+    def __init__(self, *also: str) -> None:
+        self.model_error_handler = blueprint(*also)
+
+    def predict(self, X: Any, features_names: Any, **kwargs: Any) -> Any:
+        if X == "custom":
+            raise UserCustomException("Test-Error-Msg", 1402, 402)
+        if X == "other":
+            raise OtherError("text")
+        if X == "seldon":
+            raise SeldonMicroserviceException("no", 403, reason="R")
+        if X == "404":
+            flask.abort(404)
+        if X == "response":
+            flask.abort(flask.make_response("body", 418))
+        return X
+
+
+def test_the_seeds_exception_gets_its_body_and_status() -> None:
+    body = '{"status":{"app_code":1402,"message":"Test-Error-Msg","status":402}}\n'
+    assert ask(MyModel(), {"strData": "custom"}) == (402, body, [], "")
+
+
+def test_what_it_does_not_name_is_answered_as_without_it() -> None:
+    service = inside(MyModel("exception"))
+    assert asked(service, {"strData": "fine"}).body == '{"meta":{},"strData":"fine"}\n'
+    assert asked(service, {"strData": "other"})[:2] == (500, failed("text"))
+    assert asked(service, {"strData": "seldon"})[:2] == (403, failed("no", "R"))
+    assert asked(service, {"strData": "404"}).said["status"]["info"].startswith("404 Not Found: ")
+    assert asked(service, b"{")[:2] == (400, failed("Can't find JSON in data", "MICROSERVICE_BAD_DATA"))
+
+
+def test_it_sees_the_request_and_its_headers_are_sent() -> None:
+    answer = ask(MyModel("other"), {"strData": "other"})
+    assert answer[:2] == (499, "/predict {'strData': 'other'}")
+    assert answer.lines == "text/html; charset=utf-8\r\nX-Said: yes\r\n"
+
+
+def test_what_is_around_all_requests_is_around_those_that_go_well() -> None:
+    service = inside(MyModel("hooks"))
+    assert not service.description.health
+    assert not service.description.batches
+    answer = asked(service, {"strData": "fine"})
+    assert answer[:2] == (200, '{"meta":{},"strData":"fine"}\n')
+    assert answer.lines == "application/json\r\nX-After: before\r\n"
+    assert asked(service, {"strData": "custom"}).lines == "application/json\r\nX-After: before\r\n"
+
+
+def test_an_abort_with_a_response_is_that_response() -> None:
+    assert ask(MyModel(), {"strData": "response"})[:2] == (418, "body")
+
+    class WithoutBlueprint:
+        def predict(self, X: Any, names: Any) -> Any:
+            flask.abort(flask.Response("body", 418))
+
+    assert ask(WithoutBlueprint(), {"strData": "a"})[:2] == (418, "body")
+
+
+def test_an_error_in_it_is_an_internal_error() -> None:
+    class Broken(MyModel):
+        def __init__(self) -> None:
+            self.model_error_handler = flask.Blueprint("broken", __name__)
+            self.model_error_handler.app_errorhandler(OtherError)(lambda error: 1 / 0)
+
+    answer = ask(Broken(), {"strData": "other"})
+    assert answer.status == 500
+    assert answer.said["status"]["info"].startswith("500 Internal Server Error: ")

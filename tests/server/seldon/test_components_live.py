@@ -1,0 +1,194 @@
+"""A component's folder, served: what comes of its changes, of loading and unloading, and of what cannot be opened."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.server.listener import StartError
+from penstock.server.serve import Server
+from tests.live import Live, live_server, settings_for
+
+PROCESS = "import os\nclass Adds:\n    def predict(self, X, names):\n        return X * 0 + os.getpid()\n"
+CLASS = "class Adds:\n    def predict(self, X, names):\n        return X + {0}\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with one component."""
+    (tmp_path / "Adds.py").write_text(CLASS.format(1))
+    return tmp_path
+
+
+def post(live: Live, path: str, body: Any) -> tuple[int, Any]:
+    headers = {"content-type": "application/json"}
+    asked = urllib.request.Request(f"{live.url}{path}", json.dumps(body).encode(), headers)
+    try:
+        with urllib.request.urlopen(asked, timeout=30) as answer:
+            text, status = answer.read(), answer.status
+    except urllib.error.HTTPError as error:
+        text, status = error.read(), error.code
+    return status, json.loads(text) if text else None
+
+
+def sums(live: Live) -> Any:
+    status, answer = post(live, "/predict", {"data": {"ndarray": [[1, 2]]}})
+    return answer["data"]["ndarray"] if status == 200 else status
+
+
+def metrics_of(live: Live, path: str = "/metrics") -> tuple[str, str]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{live.metrics_port}{path}", timeout=30) as answer:
+        return answer.headers["content-type"], answer.read().decode()
+
+
+def test_a_folder_and_its_file_are_served(folder: Path) -> None:
+    for path in (folder, folder / "Adds.py"):
+        with live_server(path, dialect="seldon") as live:
+            assert sums(live) == [[2, 3]]
+
+
+def test_a_changed_file_is_served_where_files_are_watched(folder: Path) -> None:
+    with live_server(folder, dialect="seldon", model_control_mode="poll", repository_poll_secs=86400.0) as live:
+        assert sums(live) == [[2, 3]]
+
+        (folder / "Adds.py").write_text(CLASS.format(10))
+        live.call(live.server.control.poll())
+
+        assert sums(live) == [[11, 12]]
+
+
+def test_a_file_that_has_become_wrong_changes_nothing(folder: Path) -> None:
+    with live_server(folder, dialect="seldon", model_control_mode="poll", repository_poll_secs=86400.0) as live:
+        (folder / "Adds.py").write_text("class Adds:\n    def __init__(self):\n        raise ValueError\n")
+        live.call(live.server.control.poll())
+
+        assert sums(live) == [[2, 3]]
+
+
+def test_a_component_is_loaded_and_unloaded_by_the_name_of_its_class(folder: Path) -> None:
+    with live_server(folder, dialect="seldon", model_control_mode="explicit") as live:
+        assert sums(live) != [[2, 3]]
+        assert post(live, "/v2/repository/models/Adds/load", {})[0] == 200
+        assert sums(live) == [[2, 3]]
+        assert post(live, "/v2/repository/models/Adds/unload", {})[0] == 200
+        assert sums(live) != [[2, 3]]
+        assert "'Other'" in post(live, "/v2/repository/models/Other/load", {})[1]["error"]
+
+
+def test_the_metrics_page_has_the_content_type_and_path_of_the_original(folder: Path) -> None:
+    with live_server(folder, dialect="seldon", metrics_path="/prometheus") as live:
+        content_type, page = metrics_of(live, "/prometheus")
+
+    assert content_type == "text/plain; version=0.0.4; charset=utf-8"
+    assert 'nv_inference_count{model="Adds",version="1"} 0' in page
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("import nowhere_to_be_found\n", "ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
+        ("class Subtracts: ...\n", "AttributeError: module 'Adds' has no attribute 'Adds'"),
+        ("class Adds:\n    def __init__(self):\n        raise ValueError('no model')\n", "ValueError: no model"),
+        ("raise SystemExit(3)\n", ""),
+    ],
+    ids=["missing module", "missing class", "failing constructor", "exit"],
+)
+def test_a_component_that_cannot_be_opened_ends_the_server(folder: Path, source: str, said: str) -> None:
+    (folder / "Adds.py").write_text(source)
+
+    with pytest.raises(StartError) as ended, live_server(folder, dialect="seldon", seldon_component="Adds"):
+        pass
+
+    assert str(ended.value).startswith("no component can be served:\nmodel 'Adds' version 1: component 'Adds' ")
+    assert said in str(ended.value)
+
+
+@pytest.mark.parametrize("batching", [False, True], ids=["alone", "batching"])
+def test_a_process_is_ended_after_so_many_calls_and_no_call_is_lost(folder: Path, batching: bool) -> None:
+    (folder / "Adds.py").write_text(PROCESS)
+
+    with (
+        live_server(folder, dialect="seldon", seldon_max_requests=20, seldon_batching=batching) as live,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        pids = [answer[0][0] for answer in pool.map(lambda _: sums(live), range(60))]
+
+    assert len(set(pids)) > 1
+    if not batching:  # calls that are on their way count for it, and a batch is not cut
+        assert max(pids.count(pid) for pid in pids) <= 20 + 2 * 8
+
+
+def test_ports_are_open_when_the_component_is(folder: Path) -> None:
+    pipe = folder / "pipe"
+    os.mkfifo(pipe)
+    # the constructor waits until somebody has opened the pipe at its other end
+    (folder / "Adds.py").write_text("class Adds:\n    def __init__(self):\n        open('pipe').close()\n")
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        place = held.getsockname()
+
+    async def main() -> None:
+        settings = settings_for(folder, dialect="seldon", http_port=place[1])
+        server = Server(settings)
+        await server.open()
+        loading = asyncio.ensure_future(server.load())
+        try:
+            begun = asyncio.get_running_loop().run_in_executor(None, pipe.open, "w")
+            while not begun.done():
+                with pytest.raises(ConnectionRefusedError):
+                    await asyncio.open_connection(*place)
+                assert (server.places, server.serves) == ("", "not ready, serving nothing")
+            (await begun).close()
+            await loading
+            _, writer = await asyncio.open_connection(*place)
+            writer.close()
+            assert server.places.startswith(f"HTTP on http://127.0.0.1:{place[1]}")
+        finally:
+            await server.close()
+
+    asyncio.run(main())
+
+
+def test_a_port_that_is_taken_ends_the_server(folder: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with (
+            pytest.raises(StartError, match="cannot listen for HTTP on"),
+            live_server(folder, dialect="seldon", http_port=port),
+        ):
+            pass
+
+
+def test_a_mistake_in_the_parameters_ends_the_server(folder: Path) -> None:
+    said = '[{"name":"n","value":"3","type":"LIST"}]'
+
+    with (
+        pytest.raises(StartError, match="Bad model parameter type: LIST valid are INT, FLOAT, DOUBLE, STRING, BOOL"),
+        live_server(folder, dialect="seldon", seldon_parameters=said),
+    ):
+        pass
+
+
+def test_the_command_ends_with_its_component(folder: Path) -> None:
+    (folder / "Adds.py").write_text("raise ValueError('no model')\n")
+    words = ["seldon-core-microservice", "Adds", "--service-type", "MODEL"]
+    ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", "--http-address", "127.0.0.1"]
+    command = [sys.executable, "-m", "penstock.server.cli", *words, *ports, "--grpc-address", "127.0.0.1"]
+
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+
+    assert ended.returncode == 1
+    assert "component 'Adds' cannot be opened: ValueError: no model" in ended.stderr

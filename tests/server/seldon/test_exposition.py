@@ -1,0 +1,310 @@
+"""The original's Prometheus series, and a page that can be read whatever components say."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from penstock.server.seldon.exposition import EDGES, Exposition
+from penstock.server.seldon.messages import Endpoint
+
+NONE = "NOT_IMPLEMENTED"
+# What seldon-core 1.17.1 answered on its metrics port, but for the worker's id.
+RECORDED = (
+    f'{{deployment_name="{NONE}",image_name="{NONE}",image_version="{NONE}",method="predict",model_image="{NONE}",'
+    f'model_name="{NONE}",model_version="{NONE}",predictor_name="{NONE}",predictor_version="{NONE}",'
+    f'seldon_deployment_name="{NONE}",worker_id="0"}}'
+)
+
+
+def said(*metrics: Any) -> bytes:
+    return json.dumps(list(metrics)).encode()
+
+
+def page_of(exposition: Exposition) -> str:
+    return "".join(f"{line}\n" for line in exposition.render())
+
+
+def samples_of(page: str) -> dict[str, float]:
+    """Give the samples of a page of which each name has one set of labels; buckets are left out."""
+    return {
+        sample.name: sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if "le" not in sample.labels
+    }
+
+
+def test_a_counter_is_shown_as_the_original_showed_it() -> None:
+    exposition = Exposition({})
+
+    exposition.add(Endpoint.PREDICT, said(["mycounter", "COUNTER", 1, None]))
+    exposition.add(Endpoint.PREDICT, said(["mycounter", "COUNTER", 1, None]))
+
+    recorded = f"# HELP mycounter_total \n# TYPE mycounter_total counter\nmycounter_total{RECORDED} 2.0\n"
+    assert page_of(exposition) == recorded
+
+
+def test_a_gauge_has_its_last_value() -> None:
+    exposition = Exposition({})
+
+    exposition.add(Endpoint.PREDICT, said(["mygauge", "GAUGE", 1, None]))
+    exposition.add(Endpoint.PREDICT, said(["mygauge", "GAUGE", 100, None]))
+
+    assert page_of(exposition) == f"# HELP mygauge \n# TYPE mygauge gauge\nmygauge{RECORDED} 100.0\n"
+
+
+def test_a_timer_is_a_histogram_in_seconds() -> None:
+    exposition = Exposition({})
+
+    exposition.add(Endpoint.PREDICT, said(["mytimer", "TIMER", 20.2, None]))
+
+    lines = page_of(exposition).splitlines()
+    assert lines[:2] == ["# HELP mytimer ", "# TYPE mytimer histogram"]
+    assert lines[-2:] == [f"mytimer_count{RECORDED} 1.0", f"mytimer_sum{RECORDED} 0.0202"]
+    assert lines[2] == f"mytimer_bucket{RECORDED}".replace(",method", ',le="0.001",method') + " 0.0"
+    edges = {line.partition('le="')[2].partition('"')[0]: line.rpartition(" ")[2] for line in lines[2:-2]}
+    assert len(edges) == 51
+    # recorded of the original
+    assert (edges["0.019018554321561593"], edges["0.02347185009632733"], edges["+Inf"]) == ("0.0", "1.0", "1.0")
+
+
+def test_a_time_on_an_edge_is_above_it() -> None:
+    exposition = Exposition({})
+
+    exposition.add(Endpoint.PREDICT, said(["t", "TIMER", EDGES[0] * 1000, None]))
+
+    buckets = [line.rpartition(" ")[2] for line in page_of(exposition).splitlines() if "_bucket" in line]
+    assert buckets[:2] == ["0.0", "1.0"]
+
+
+def test_a_negative_time_is_in_the_sum_alone() -> None:
+    exposition = Exposition({})
+
+    exposition.add(Endpoint.PREDICT, said(["t", "TIMER", -1000, None]))
+
+    assert samples_of(page_of(exposition)) == {"t_count": 0.0, "t_sum": -1.0}
+
+
+def test_labels_are_of_the_environment() -> None:
+    exposition = Exposition(
+        {
+            "PREDICTIVE_UNIT_ID": "classifier",
+            "PREDICTIVE_UNIT_IMAGE": "reg.io:5000/org/img:0.3",
+            "SELDON_DEPLOYMENT_ID": "dep",
+            "PREDICTOR_ID": "main",
+            "PREDICTOR_LABELS": '{"version": "v7"}',
+        }
+    )
+
+    exposition.add(Endpoint.ROUTE, said(["k", "COUNTER", 1, None]))
+
+    (family,) = text_string_to_metric_families(page_of(exposition))
+    assert family.samples[0].labels == {
+        "deployment_name": "dep",
+        "seldon_deployment_name": "dep",
+        "model_name": "classifier",
+        "model_image": "reg.io:5000/org/img",
+        "image_name": "reg.io:5000/org/img",
+        "model_version": "0.3",
+        "image_version": "0.3",
+        "predictor_name": "main",
+        "predictor_version": "v7",
+        "method": "router",
+        "worker_id": "0",
+    }
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '"v"'])
+def test_labels_of_a_predictor_that_cannot_be_read_say_nothing(text: str) -> None:
+    exposition = Exposition({"PREDICTOR_LABELS": text})
+
+    exposition.add(Endpoint.PREDICT, said(["k", "COUNTER", 1, None]))
+
+    assert f'predictor_version="{NONE}"' in page_of(exposition)
+
+
+def test_an_image_without_a_tag_is_all_version() -> None:
+    exposition = Exposition({"PREDICTIVE_UNIT_IMAGE": "img"})
+
+    exposition.add(Endpoint.PREDICT, said(["k", "COUNTER", 1, None]))
+
+    assert 'model_image=""' in page_of(exposition)
+    assert 'model_version="img"' in page_of(exposition)
+
+
+@pytest.mark.parametrize(("endpoint", "method"), [(endpoint, endpoint.label) for endpoint in Endpoint])
+def test_each_method_has_series_of_its_own(endpoint: Endpoint, method: str) -> None:
+    exposition = Exposition({})
+
+    for each in Endpoint:
+        exposition.add(each, said(["k", "COUNTER", 1, {"method": "whatever"}]))
+    exposition.add(endpoint, said(["k", "COUNTER", 1, None]))
+
+    (family,) = text_string_to_metric_families(page_of(exposition))
+    assert {sample.labels["method"]: sample.value for sample in family.samples}[method] == 2.0
+
+
+def test_tags_are_labels_and_are_escaped() -> None:
+    exposition = Exposition({})
+
+    exposition.add(Endpoint.PREDICT, said(["k", "GAUGE", 1, {"my": 'v"\\\nq', "worker_id": "mine"}]))
+
+    assert ',my="v\\"\\\\\\nq",' in page_of(exposition)
+    (family,) = text_string_to_metric_families(page_of(exposition))
+    assert (family.samples[0].labels["my"], family.samples[0].labels["worker_id"]) == ('v"\\\nq', "0")
+
+
+def test_series_of_one_name_stand_together() -> None:
+    exposition = Exposition({})
+
+    for value in ("a", "b"):
+        exposition.add(Endpoint.PREDICT, said(["k", "COUNTER", 1, {"t": value}], ["other", "COUNTER", 1, None]))
+
+    assert page_of(exposition).count("# TYPE k_total counter") == 1
+
+
+def test_the_order_of_tags_makes_no_difference() -> None:
+    exposition = Exposition({})
+
+    exposition.add(Endpoint.PREDICT, said(["k", "COUNTER", 1, {"a": "1", "b": "2"}]))
+    exposition.add(Endpoint.PREDICT, said(["k", "COUNTER", 1, {"b": "2", "a": "1"}]))
+
+    assert samples_of(page_of(exposition)) == {"k_total": 2.0}
+
+
+def test_a_counter_that_is_called_total_is_not_called_so_twice() -> None:
+    exposition = Exposition({})
+
+    exposition.add(Endpoint.PREDICT, said(["x_total", "COUNTER", 2, None]))
+
+    assert samples_of(page_of(exposition)) == {"x_total": 2.0}
+
+
+BAD = {
+    "a name with a space": ["bad key-1", "COUNTER", 1, None],
+    "no name": ["", "COUNTER", 1, None],
+    "a name that is no text": [1, "COUNTER", 1, None],
+    "an unknown type": ["k", "SUMMARY", 1, None],
+    "a type that is a list": ["k", ["COUNTER"], 1, None],
+    "a value that is a text": ["k", "COUNTER", "1", None],
+    "a value without an end": ["k", "COUNTER", 10**400, None],
+    "a tag with a dash": ["k", "COUNTER", 1, {"my-tag": "v"}],
+    "a tag that is Prometheus' own": ["k", "COUNTER", 1, {"__name__": "v"}],
+    "a tag that buckets have": ["k", "TIMER", 1, {"le": "1"}],
+    "a tag that is a number": ["k", "COUNTER", 1, {"t": 1}],
+    "a tag of half a character": ["k", "COUNTER", 1, {"t": "\ud800"}],
+    "tags that are a list": ["k", "COUNTER", 1, ["t"]],
+    "a name of the server's own": ["nv_inference_count", "GAUGE", 1, None],
+}
+
+
+@pytest.mark.parametrize("metric", BAD.values(), ids=BAD.keys())
+def test_what_prometheus_would_not_take_is_left_out_and_told_once(
+    metric: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    exposition = Exposition({})
+
+    with caplog.at_level(logging.WARNING):
+        for number in range(3):
+            exposition.add(Endpoint.PREDICT, said(metric, ["good", "COUNTER", 1, None], ["n", "GAUGE", number, None]))
+
+    assert samples_of(page_of(exposition)) == {"good_total": 3.0, "n": 2.0}
+    assert [record.message.startswith("metric '") for record in caplog.records] == [True]
+
+
+def test_two_metrics_cannot_have_one_name() -> None:
+    exposition = Exposition({})
+
+    exposition.add(Endpoint.PREDICT, said(["x", "TIMER", 1000, None]))
+    exposition.add(Endpoint.PREDICT, said(["x", "GAUGE", 7, None], ["x_sum", "GAUGE", 7, None]))
+
+    assert samples_of(page_of(exposition)) == {"x_count": 1.0, "x_sum": 1.0}
+
+
+@pytest.mark.parametrize("raw", [b"", b"{}", b"null", b"[1]", b"[[1]]", b"\xff"])
+def test_what_cannot_be_read_harms_nothing(raw: bytes) -> None:
+    exposition = Exposition({})
+
+    exposition.add(Endpoint.PREDICT, raw)
+
+    assert page_of(exposition) == ""
+
+
+def test_numbers_without_an_end_are_written_as_prometheus_has_them() -> None:
+    exposition = Exposition({})
+
+    exposition.add(Endpoint.PREDICT, b'[["a","GAUGE",NaN,null],["b","GAUGE",Infinity,null],["c","GAUGE",1e7,null]]')
+
+    found = samples_of(page_of(exposition))
+    assert math.isnan(found.pop("a"))
+    assert found == {"b": math.inf, "c": 1e7}
+
+
+def test_components_have_labels_of_their_own_on_one_page() -> None:
+    exposition = Exposition({})
+
+    for name in ("first", "second"):
+        exposition.label(name, {"PREDICTIVE_UNIT_ID": name})
+    for name in ("first", "second", "other"):
+        exposition.add(Endpoint.PREDICT, said(["k", "COUNTER", 1, None]), name)
+
+    (family,) = text_string_to_metric_families(page_of(exposition))
+    assert [sample.labels["model_name"] for sample in family.samples] == ["first", "second", NONE]
+
+
+def test_many_different_texts_are_added_up_like_few() -> None:
+    exposition = Exposition({})
+
+    for number in range(10_000):
+        exposition.add(Endpoint.PREDICT, said(["k", "COUNTER", number, None]))
+
+    assert samples_of(page_of(exposition)) == {"k_total": 49_995_000.0}
+
+
+NAMES = st.text(max_size=4) | st.sampled_from(["a", "a_total", "a_count", "a_bucket", "b"])
+METRICS = st.tuples(
+    NAMES,
+    st.sampled_from(["COUNTER", "GAUGE", "TIMER", "OTHER"]),
+    st.integers(-(2**60), 2**60) | st.floats(allow_nan=False, allow_infinity=False, width=32),
+    st.none() | st.dictionaries(st.text(max_size=3) | st.sampled_from(["a", "le", "method"]), st.text(max_size=4)),
+)
+
+
+@given(st.lists(st.lists(METRICS, max_size=3), max_size=8))
+def test_the_page_can_be_read_whatever_components_say(calls: list[list[tuple[Any, ...]]]) -> None:
+    exposition = Exposition({})
+
+    for call in calls:
+        exposition.add(Endpoint.PREDICT, said(*call))
+
+    page = page_of(exposition)
+    read = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
+    assert len(read) == sum(not line.startswith("#") for line in page.split("\n") if line)
+    places = Counter((sample.name, *sorted(sample.labels.items())) for sample in read)
+    assert set(places.values()) <= {1}
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("xyz"), st.integers(-1000, 1000)), max_size=40))
+def test_sums_are_those_of_all_calls(calls: list[tuple[str, str, int]]) -> None:
+    exposition = Exposition({})
+    counted: Counter[tuple[str, str]] = Counter()
+
+    for key, tag, value in calls:
+        exposition.add(Endpoint.PREDICT, said([key, "COUNTER", value, {"t": tag}]))
+        counted[f"{key}_total", tag] += value
+
+    read = {
+        (sample.name, sample.labels["t"]): sample.value
+        for family in text_string_to_metric_families(page_of(exposition))
+        for sample in family.samples
+    }
+    assert read == counted

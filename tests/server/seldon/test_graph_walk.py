@@ -1,0 +1,365 @@
+"""What a walk calls, in which order, with what, and what becomes of failures, silence and clients that go."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from penstock.backends.errors import Code, InferError
+from penstock.server.seldon.graph.nodes import Node, Notes
+from penstock.server.seldon.graph.walk import NodeFailed
+from penstock.server.seldon.graph.wires import GraphError
+
+from .graphs import AnsweredError, Answers, Never, heard, node, said, walk_of
+
+ASKED = {"data": {"ndarray": [[1]]}}
+
+
+def adding(number: int) -> Answers:
+    """A node that adds to the one number of a message."""
+    return lambda endpoint, message: {"data": {"ndarray": [[message["data"]["ndarray"][0][0] + number]]}, "meta": {}}
+
+
+def choosing(route: Any) -> Answers:
+    """A router that always chooses the same, and is content with every feedback."""
+    return lambda endpoint, message: {"data": {"ndarray": [[route]]}, "meta": {}}
+
+
+def summing(endpoint: Any, messages: Any) -> Any:
+    """A combiner."""
+    return {"data": {"ndarray": [[sum(each["data"]["ndarray"][0][0] for each in messages)]]}, "meta": {}}
+
+
+def failing(endpoint: Any, message: Any) -> Any:
+    """A node that fails."""
+    raise AnsweredError(418, "a teapot")
+
+
+def asked_of(engine: Any) -> list[str]:
+    return [f"{name} {endpoint.lower()}" for name, endpoint, _ in engine.asked]
+
+
+def predict(
+    graph: Node, models: dict[str, Answers], notes: Notes = Notes.NONE, message: Any = ASKED
+) -> tuple[Any, Any]:
+    walk, engine = walk_of(graph, models, notes)
+    return heard(asyncio.run(walk.predict(said(message), "id"))), engine
+
+
+def number(answer: Any) -> Any:
+    return answer["data"]["ndarray"][0][0]
+
+
+def test_a_model_alone_is_asked_to_predict() -> None:
+    answer, engine = predict(node("m"), {"m": adding(1)})
+    assert number(answer) == 2
+    assert asked_of(engine) == ["m predict"]
+
+
+def test_a_request_goes_down_through_transformers_and_models_and_up_through_output_transformers() -> None:
+    graph = node("out", "OUTPUT_TRANSFORMER", node("in", "TRANSFORMER", node("first", "MODEL", node("second"))))
+    models = {"out": adding(1000), "in": adding(1), "first": adding(10), "second": adding(100)}
+    answer, engine = predict(graph, models)
+    assert number(answer) == 1112
+    assert asked_of(engine) == ["in transform_input", "first predict", "second predict", "out transform_output"]
+
+
+def test_a_node_may_have_methods_beyond_its_type() -> None:
+    methods = frozenset({"TRANSFORM_INPUT", "ROUTE", "AGGREGATE", "TRANSFORM_OUTPUT"})
+    graph = node("all", "UNKNOWN_TYPE", node("a"), node("b"), methods=methods)
+
+    def every(endpoint: Any, message: Any) -> Any:
+        route = {"data": {"ndarray": [[1]]}}
+        return route if endpoint.name == "ROUTE" else message[0] if isinstance(message, list) else message
+
+    _, engine = predict(graph, {"all": every, "a": adding(1), "b": adding(2)})
+    assert asked_of(engine) == [
+        "all transform_input",
+        "all route",
+        "b predict",
+        "all aggregate",
+        "all transform_output",
+    ]
+
+
+def test_a_model_that_transforms_its_input_is_not_asked_to_predict() -> None:
+    _, engine = predict(node("m", methods=frozenset({"TRANSFORM_INPUT"})), {"m": adding(1)})
+    assert asked_of(engine) == ["m transform_input"]
+
+
+def test_a_router_chooses_the_child() -> None:
+    graph = node("r", "ROUTER", node("a"), node("b"))
+    answer, engine = predict(graph, {"r": choosing(1), "a": adding(1), "b": adding(2)})
+    assert number(answer) == 3
+    assert asked_of(engine) == ["r route", "b predict"]
+
+
+@pytest.mark.parametrize("way", ["tensor", "bare list"])
+def test_a_route_may_be_a_tensor_or_a_bare_list(way: str) -> None:
+    answers: dict[str, Any] = {"tensor": {"data": {"tensor": {"shape": [1, 1], "values": [1.0]}}}, "bare list": [1]}
+    graph = node("r", "ROUTER", node("a"), node("b"))
+    answer, _ = predict(graph, {"r": lambda *_: answers[way], "a": adding(1), "b": adding(2)})
+    assert number(answer) == 3
+
+
+def test_minus_one_goes_to_all_children_and_the_combiner_has_their_answers_in_order() -> None:
+    graph = node("c", "COMBINER", node("a"), node("b"))
+    answer, engine = predict(graph, {"c": summing, "a": adding(1), "b": adding(2)})
+    assert number(answer) == 5
+    assert asked_of(engine) == ["a predict", "b predict", "c aggregate"]
+    assert [number(each) for each in engine.asked[-1][2]] == [2, 3]
+
+
+def test_of_several_children_without_a_combiner_the_first_ones_answer_is_taken() -> None:
+    graph = node("r", "ROUTER", node("a"), node("b"))
+    answer, engine = predict(graph, {"r": choosing(-1), "a": adding(1), "b": adding(2)})
+    assert number(answer) == 2
+    assert asked_of(engine) == ["r route", "a predict", "b predict"]
+
+
+def test_minus_two_gives_the_message_back() -> None:
+    graph = node("r", "ROUTER", node("a"), node("b"))
+    answer, engine = predict(graph, {"r": choosing(-2)})
+    assert answer == ASKED
+    assert asked_of(engine) == ["r route"]
+
+
+@pytest.mark.parametrize("route", [2, -3])
+def test_a_child_that_is_not_there_is_a_mistake_of_the_router(route: int) -> None:
+    graph = node("r", "ROUTER", node("a"), node("b"))
+    with pytest.raises(GraphError, match=f"node 'r' chose child {route}, and has 2"):
+        predict(graph, {"r": choosing(route)})
+
+
+def test_what_is_no_route_is_a_mistake_of_the_router() -> None:
+    with pytest.raises(GraphError, match="no route can be read"):
+        predict(node("r", "ROUTER", node("a")), {"r": lambda *_: {"data": {"ndarray": []}}})
+
+
+def test_numbers_go_through_as_they_were_written() -> None:
+    seen: list[bytes] = []
+
+    def keep(endpoint: Any, message: Any) -> Any:
+        seen.append(message["data"]["ndarray"])
+        return message
+
+    graph = node("t", "TRANSFORMER", node("m"))
+    exact = {"data": {"ndarray": [[1, 1.0, 9007199254740993, 18446744073709551617, 0.1]]}}
+    answer, _ = predict(graph, {"t": keep, "m": keep}, Notes.ALL, exact)
+    assert [repr(each) for each in answer["data"]["ndarray"][0]] == [
+        "1", "1.0", "9007199254740993", "18446744073709551617", "0.1",
+    ]  # fmt: skip
+
+
+def test_an_answer_says_nothing_of_its_way_unless_asked_for() -> None:
+    answer, _ = predict(node("m"), {"m": adding(1)})
+    assert answer["meta"] == {}
+
+
+def test_an_answer_may_say_where_it_went() -> None:
+    graph = node("r", "ROUTER", node("a"), node("c", "COMBINER", node("x"), node("y")))
+    models = {"r": choosing(1), "c": summing, "x": adding(1), "y": adding(1)}
+    answer, _ = predict(graph, models, Notes.ROUTING)
+    assert answer["meta"] == {"routing": {"x": -1, "y": -1, "c": -1, "r": 1}}
+
+
+def test_an_answer_may_say_all() -> None:
+    graph = node("r", "ROUTER", node("a", image="reg/a:1"), node("b"))
+    answer, _ = predict(graph, {"r": choosing(0), "a": adding(1)}, Notes.ALL)
+    assert answer["meta"] == {
+        "puid": "id",
+        "requestPath": {"a": "reg/a:1", "r": "NOT_IMPLEMENTED:NOT_IMPLEMENTED"},
+        "routing": {"a": -1, "r": 0},
+    }
+
+
+def test_a_nodes_own_id_and_path_stay() -> None:
+    meta = {"puid": "own", "requestPath": {"m": "img:2"}, "tags": {"a": 1}}
+    answer, _ = predict(node("m"), {"m": lambda *_: {"strData": "x", "meta": meta}}, Notes.ALL)
+    assert answer["meta"] == {**meta, "routing": {"m": -1}}
+
+
+def test_a_failing_nodes_answer_is_the_answer() -> None:
+    graph = node("t", "TRANSFORMER", node("m"))
+    with pytest.raises(NodeFailed) as caught:
+        predict(graph, {"t": adding(1), "m": failing})
+    assert caught.value.status == 418
+    assert heard(caught.value.message)["status"]["info"] == "a teapot"
+
+
+def test_a_failing_routers_answer_is_told_of() -> None:
+    with pytest.raises(GraphError, match="node 'r' could not say where to go: a teapot") as caught:
+        predict(node("r", "ROUTER", node("a")), {"r": failing})
+    assert caught.value.status == 418
+
+
+def test_of_several_failing_children_the_first_ones_answer_is_the_answer_and_all_have_been_asked() -> None:
+    graph = node("c", "COMBINER", node("a"), node("b"), node("d"))
+    walk, engine = walk_of(graph, {"a": adding(1), "b": failing, "d": failing, "c": summing})
+    with pytest.raises(NodeFailed) as caught:
+        asyncio.run(walk.predict(said(ASKED), "id"))
+    assert caught.value.node == "b"
+    assert asked_of(engine) == ["a predict", "b predict", "d predict"]
+
+
+def test_a_node_that_is_not_loaded_is_not_ready() -> None:
+    with pytest.raises(InferError, match="node 'm' is not ready") as caught:
+        predict(node("m"), {})
+    assert caught.value.code is Code.NOT_READY
+
+
+def test_a_node_that_dies_fails_its_request() -> None:
+    def die(endpoint: Any, message: Any) -> Any:
+        raise InferError(Code.NOT_READY, "it has ended")
+
+    with pytest.raises(InferError, match="it has ended"):
+        predict(node("t", "TRANSFORMER", node("m")), {"t": adding(1), "m": die})
+
+
+def test_a_node_that_is_silent_for_too_long_is_taken_back() -> None:
+    walk, engine = walk_of(node("m"), {"m": lambda *_: Never}, limit_s=0.001)
+    with pytest.raises(GraphError, match=r"node 'm' has not answered within 0\.001 s"):
+        asyncio.run(walk.predict(said(ASKED), "id"))
+    assert engine.cancelled == ["m"]
+
+
+def test_a_client_that_goes_takes_back_what_waits_in_every_branch() -> None:
+    graph = node("c", "COMBINER", node("a"), node("b"))
+    walk, engine = walk_of(graph, {"a": lambda *_: Never, "b": lambda *_: Never})
+
+    async def go() -> None:
+        task = asyncio.create_task(walk.predict(said(ASKED), "id"))
+        while len(engine.asked) < 2:  # noqa: ASYNC110 - turns of the loop, no time
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(go())
+    assert engine.cancelled == ["a", "b"]
+
+
+# -- feedback --------------------------------------------------------------------------------------------------
+
+
+def feedback_of(**routing: int) -> Any:
+    return {"request": ASKED, "response": {"meta": {"routing": routing}}, "reward": 1.0}
+
+
+def feedback(graph: Node, models: dict[str, Answers], message: Any) -> tuple[Any, Any]:
+    walk, engine = walk_of(graph, models)
+    return heard(asyncio.run(walk.feedback(said(message)))), engine
+
+
+def content(endpoint: Any, message: Any) -> Any:
+    """A node that is content with its feedback."""
+    return {"meta": {}, "endpoint": endpoint.name}
+
+
+def test_feedback_goes_to_the_child_that_was_chosen_and_then_to_the_router() -> None:
+    graph = node("r", "ROUTER", node("a"), node("b"))
+    answer, engine = feedback(graph, {"r": content, "b": content}, feedback_of(r=1))
+    assert asked_of(engine) == ["b feedback", "r feedback"]
+    assert engine.asked[0][2] == feedback_of(r=1)
+    assert answer == {"meta": {}, "endpoint": "FEEDBACK"}
+
+
+def test_feedback_that_does_not_say_where_the_request_went_goes_to_all() -> None:
+    graph = node("r", "ROUTER", node("a"), node("b"))
+    _, engine = feedback(graph, {"r": content, "a": content, "b": content}, {"reward": 1.0})
+    assert asked_of(engine) == ["a feedback", "b feedback", "r feedback"]
+
+
+def test_transformers_and_combiners_are_told_of_feedback_only_if_they_want_it() -> None:
+    graph = node("c", "COMBINER", node("t", "TRANSFORMER", node("m"), methods=frozenset({"SEND_FEEDBACK"})))
+    _, engine = feedback(graph, {"m": content, "t": content}, feedback_of())
+    assert asked_of(engine) == ["m feedback", "t feedback"]
+
+
+def test_a_graph_whose_first_node_takes_no_feedback_gives_it_back() -> None:
+    answer, _ = feedback(node("t", "TRANSFORMER", node("m")), {"m": content}, feedback_of())
+    assert answer == feedback_of()
+
+
+def test_feedback_for_a_child_that_is_not_there_is_a_mistake() -> None:
+    with pytest.raises(GraphError, match="feedback: child 7 of node 'r', which has 1"):
+        feedback(node("r", "ROUTER", node("a")), {"a": content, "r": content}, feedback_of(r=7))
+
+
+def test_feedback_of_a_request_that_was_given_back_goes_to_the_router_only() -> None:
+    _, engine = feedback(node("r", "ROUTER", node("a")), {"a": content, "r": content}, feedback_of(r=-2))
+    assert asked_of(engine) == ["r feedback"]
+
+
+# -- built in --------------------------------------------------------------------------------------------------
+
+
+def test_an_ab_test_goes_to_its_first_child_as_often_as_it_says() -> None:
+    ratio = ({"name": "ratioA", "value": "0.25", "type": "FLOAT"},)
+    graph = node("ab", "", node("a"), node("b"), implementation="RANDOM_ABTEST", parameters=ratio)
+    walk, engine = walk_of(graph, {"a": adding(1), "b": adding(2)})
+
+    async def ask() -> None:
+        for _ in range(400):
+            await walk.predict(said(ASKED), "id")
+
+    asyncio.run(ask())
+    first = asked_of(engine).count("a predict")
+    assert 80 <= first <= 120
+    assert first + asked_of(engine).count("b predict") == 400
+
+
+def test_feedback_of_an_ab_test_goes_to_the_branch_that_answered() -> None:
+    graph = node("ab", "", node("a"), node("b"), implementation="RANDOM_ABTEST")
+    answer, _ = predict(graph, {"a": adding(1), "b": adding(2)}, Notes.ROUTING)
+    branch = answer["meta"]["routing"]["ab"]
+    _, engine = feedback(graph, {"a": content, "b": content}, {"response": answer, "reward": 1.0})
+    assert asked_of(engine) == ["ab"[branch] + " feedback"]
+
+
+def test_the_simple_router_chooses_the_first() -> None:
+    graph = node("r", "", node("a"), node("b"), implementation="SIMPLE_ROUTER")
+    answer, _ = predict(graph, {"a": adding(1)})
+    assert number(answer) == 2
+
+
+def test_the_average_of_two_models_keeps_how_the_first_writes_it_and_what_both_say_of_themselves() -> None:
+    graph = node("c", "COMBINER", node("a"), node("b"), implementation="AVERAGE_COMBINER")
+    first = {"data": {"names": ["x", "y"], "tensor": {"shape": [1, 2], "values": [1, 2]}}, "meta": {"tags": {"a": 1}}}
+    second = {"data": {"ndarray": [[3, 5]]}, "meta": {"tags": {"b": 2}, "puid": "p"}}
+    answer, _ = predict(graph, {"a": lambda *_: first, "b": lambda *_: second})
+    assert answer == {
+        "data": {"names": ["x", "y"], "tensor": {"shape": [1, 2], "values": [2.0, 3.5]}},
+        "meta": {"tags": {"a": 1, "b": 2}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({"data": {"ndarray": [[1], [2]]}}, "of one shape"),
+        ({"data": {"ndarray": [1]}}, "two dimensions"),
+        ({"data": {"ndarray": [["a"]]}}, "arrays of numbers"),
+        ({"strData": "a"}, "arrays of numbers"),
+    ],
+    ids=["shape", "dimensions", "texts", "no array"],
+)
+def test_an_average_is_made_of_matrices_of_numbers(other: Any, why: str) -> None:
+    graph = node("c", "COMBINER", node("a"), node("b"), implementation="AVERAGE_COMBINER")
+    with pytest.raises(GraphError, match=why):
+        predict(graph, {"a": adding(1), "b": lambda *_: other})
+
+
+def test_the_simple_model_answers_with_three_numbers_or_gives_a_text_back() -> None:
+    graph = node("s", "MODEL", implementation="SIMPLE_MODEL")
+    answer, _ = predict(graph, {})
+    names = ["class0", "class1", "class2"]
+    assert answer["data"] == {"names": names, "tensor": {"shape": [1, 3], "values": [0.1, 0.9, 0.5]}}
+    assert [each["key"] for each in answer["meta"]["metrics"]] == [
+        "mymetric_counter",
+        "mymetric_gauge",
+        "mymetric_timer",
+    ]
+    assert predict(graph, {}, message={"strData": "a"})[0]["strData"] == "a"

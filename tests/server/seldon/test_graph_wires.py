@@ -1,0 +1,257 @@
+"""What is read and written of messages on their way, as protobuf; where URLs lead; what is counted and shared out."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from penstock.server.seldon.graph import addresses, builtin
+from penstock.server.seldon.graph.addresses import Address
+from penstock.server.seldon.graph.counted import CLIENT, SERVER, Counted
+from penstock.server.seldon.graph.described import graph_metadata
+from penstock.server.seldon.graph.nodes import Deployment, Notes, Predictor
+from penstock.server.seldon.graph.repository import GraphRepository
+from penstock.server.seldon.graph.shares import Graph
+from penstock.server.seldon.graph.wires import GraphError, JsonWire, Message, Noted, ProtoWire
+from penstock.server.seldon.messages import Description, Endpoint, Form
+from penstock.server.seldon.protos import message_class
+from penstock.server.settings import Settings
+
+from .graphs import FunctionEngine, node, said
+
+PROTO = ProtoWire()
+
+
+def proto(kind: str = "SeldonMessage", **fields: Any) -> Message:
+    return Message(message_class(kind)(**fields).SerializeToString())
+
+
+def tensor(*values: float) -> Any:
+    found = message_class("SeldonMessage")()
+    found.data.tensor.shape.extend([1, len(values)])
+    found.data.tensor.values.extend(values)
+    return found
+
+
+def test_a_body_that_is_not_json_goes_to_its_node_as_it_came() -> None:
+    assert JsonWire().payload(Message(b"json=1", b"application/x-www-form-urlencoded")) == (
+        Form.HTTP,
+        b'{"method": "POST", "type": "application/x-www-form-urlencoded", "query": ""}\njson=1',
+    )
+
+
+def test_what_is_no_object_is_answered_as_it_is() -> None:
+    for body in (b"null\n", b"[1]", b"<html>"):
+        noted = JsonWire().noted(Message(body), Noted({"m": -1}, {}, "id"), Notes.ALL)
+        assert noted.body == body
+
+
+def test_messages_in_protobuf_are_put_together_without_being_read() -> None:
+    parts = [tensor(1.0), tensor(*range(100)), message_class("SeldonMessage")()]
+    whole = PROTO.combined([Message(part.SerializeToString()) for part in parts])
+    found = message_class("SeldonMessageList").FromString(whole.body)
+    assert list(found.seldonMessages) == parts
+
+
+@pytest.mark.parametrize(
+    ("values", "route"), [({"ndarray": [[1]]}, 1), ({"ndarray": [2]}, 2), ({"tensor": {"values": [-1]}}, -1), ({}, -1)],
+    ids=["rows", "row", "tensor", "nothing"],
+)  # fmt: skip
+def test_a_route_is_read_of_protobuf(values: Any, route: int) -> None:
+    assert PROTO.route(PROTO.write({"data": values})) == route
+
+
+def test_what_is_no_route_or_no_message_is_told_of() -> None:
+    with pytest.raises(GraphError, match="no route"):
+        PROTO.route(PROTO.write({"data": {"ndarray": []}}))
+    with pytest.raises(GraphError, match="no SeldonMessage"):
+        PROTO.route(Message(b"\xff"))
+
+
+@pytest.mark.parametrize(
+    "body", [b"[Infinity]", b"[NaN]", b"[[]]", b'{"data": 1}', b'{"data": {"ndarray": [{}]}}', b"no"]
+)
+def test_what_is_no_route_in_json_is_told_of(body: bytes) -> None:
+    with pytest.raises(GraphError, match="no route can be read of"):
+        JsonWire().route(Message(body))
+
+
+def test_a_meta_that_is_none_is_not_merged() -> None:
+    wire = JsonWire()
+    metas: tuple[object, ...] = ({"tags": [1]}, {"requestPath": "a"}, {"metrics": {}}, 3)
+    for meta in metas:
+        answer = builtin.predict(wire.read(said({"strData": "a", "meta": meta})))
+        assert next(each["key"] for each in answer["meta"]["metrics"]) == "mymetric_counter"
+        assert "tags" not in answer["meta"]
+
+
+def test_the_way_of_a_feedback_is_read_of_protobuf() -> None:
+    feedback = message_class("Feedback")(reward=1)
+    feedback.response.meta.routing["r"] = 1
+    assert PROTO.routing(Message(feedback.SerializeToString())) == {"r": 1}
+    assert PROTO.routing(Message(b"\xff")) == {}
+
+
+def test_an_answer_in_protobuf_may_say_all() -> None:
+    noted = PROTO.noted(Message(tensor(1.0).SerializeToString()), Noted({"m": -1}, {"m": "i:1"}, "id"), Notes.ALL)
+    found = message_class("SeldonMessage").FromString(noted.body)
+    assert dict(found.meta.routing) == {"m": -1}
+    assert (found.meta.puid, dict(found.meta.requestPath)) == ("id", {"m": "i:1"})
+    assert list(found.data.tensor.values) == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("path", "address"),
+    [
+        ("/api/v1.0/predictions", Address("predictions", (b"POST", b"OPTIONS"))),
+        ("/api/v0.1/feedback", Address("feedback", (b"POST", b"OPTIONS"))),
+        ("/seldon/ns/dep/api/v1.0/predictions", Address("predictions", (b"POST", b"OPTIONS"))),
+        ("/seldon/ns/other/api/v1.0/predictions", None),
+        ("/seldon/no/dep/api/v1.0/predictions", None),
+        ("/api/v1.0/metadata", Address("graph", (b"GET", b"OPTIONS"))),
+        ("/api/v0.1/metadata", None),
+        ("/api/v0.1/metadata/m", Address("metadata", (b"GET", b"OPTIONS"), "m")),
+        ("/api/v1.0/status/m", Address("status", (b"GET", b"OPTIONS"), "m")),
+        ("/api/v2.0/predictions", None),
+        ("/ready", Address("ready")),
+        ("/seldon/ns/dep/ready", Address("ready")),
+        ("/predict", None),
+        ("/", None),
+    ],
+)
+def test_where_urls_lead(path: str, address: Address | None) -> None:
+    assert addresses.find(path.encode(), "dep", "ns") == address
+
+
+def test_a_deployment_without_a_namespace_is_in_all() -> None:
+    assert addresses.find(b"/seldon/any/dep/live", "dep", "") == Address("live")
+
+
+def test_requests_and_calls_are_counted_in_buckets() -> None:
+    counted = Counted("dep")
+    predictor = Predictor("p", node("m", image="reg/m:2"), version="v1")
+    for spent_ms in (1, 5, 7, 20_000):
+        counted.request(predictor, "predictions", "post", "200", spent_ms * 1_000_000)
+    counted.call(predictor, predictor.graph, Endpoint.PREDICT, 2, 1_500_000_000)
+    counted.call(predictor, predictor.graph, Endpoint.PREDICT, -1, 1)
+    lines = list(counted.render())
+    labels = (
+        'code="200",deployment_name="dep",method="post",predictor_name="p",predictor_version="v1",service="predictions"'
+    )
+    assert f'{SERVER}_bucket{{{labels},le="0.005"}} 2' in lines
+    assert f'{SERVER}_bucket{{{labels},le="0.01"}} 3' in lines
+    assert f'{SERVER}_bucket{{{labels},le="10"}} 3' in lines
+    assert f'{SERVER}_bucket{{{labels},le="+Inf"}} 4' in lines
+    assert f"{SERVER}_sum{{{labels}}} 20.013" in lines
+    labels = (
+        'code="Unknown",deployment_name="dep",method="unary",model_image="reg/m",model_name="m",model_version="2",'
+        'predictor_name="p",predictor_version="v1",service="/seldon.protos.Model/Predict"'
+    )
+    assert f"{CLIENT}_sum{{{labels}}} 1.5" in lines
+    assert f"{CLIENT}_count{{{labels}}} 1" in lines
+
+
+def test_a_graph_takes_what_its_first_node_takes_and_gives_what_its_last_gives() -> None:
+    described = {
+        name: Description({"name": name, "versions": ["1"], "inputs": [f"into {name}"], "outputs": [f"of {name}"]})
+        for name in ("t", "c", "a", "b")
+    }
+    combined = node("c", "COMBINER", node("a"), node("b"))
+    found = graph_metadata(Predictor("p", node("t", "TRANSFORMER", combined)), described)
+    assert (found["graphinputs"], found["graphoutputs"]) == (["into t"], ["of c"])
+    assert found["models"]["a"] == {"name": "a", "versions": ["1"], "inputs": ["into a"], "outputs": ["of a"]}
+    routed = node("ab", "", node("a"), node("b"), implementation="RANDOM_ABTEST")
+    found = graph_metadata(Predictor("p", routed), described)
+    assert (found["graphinputs"], found["graphoutputs"], sorted(found["models"])) == (["into a"], ["of a"], ["a", "b"])
+
+
+# -- several predictors ----------------------------------------------------------------------------------------
+
+
+def graph_of(*predictors: Predictor) -> tuple[Graph, FunctionEngine]:
+    deployment = Deployment(Path("g.yaml"), "dep", "", predictors)
+    engine = FunctionEngine({each.name: lambda endpoint, message: message for each in deployment.nodes})
+    models = SimpleNamespace(described={}, sharing={})
+    repository = SimpleNamespace(deployment=deployment, served=deployment)
+    return Graph(engine, repository, models, SimpleNamespace(), Random(1)), engine  # type: ignore[arg-type]
+
+
+BLUE, GREEN = Predictor("blue", node("b"), 75), Predictor("green", node("g"), 25)
+PREDICT, FEEDBACK = Address(addresses.PREDICTIONS), Address(addresses.FEEDBACK)
+
+
+def test_requests_are_shared_out_by_traffic() -> None:
+    graph, _ = graph_of(BLUE, GREEN)
+    names = [graph.chosen(PREDICT, said({}), JsonWire()).name for _ in range(1000)]
+    assert 700 <= names.count("blue") <= 800
+    assert names.count("blue") + names.count("green") == 1000
+
+
+def test_feedback_goes_to_the_predictor_that_answered_if_it_says_so() -> None:
+    graph, _ = graph_of(BLUE, GREEN)
+    feedback = said({"response": {"meta": {"routing": {"g": -1}}}})
+    assert {graph.chosen(FEEDBACK, feedback, JsonWire()).name for _ in range(20)} == {"green"}
+
+
+def test_a_shadow_has_a_copy_and_nobody_its_answers() -> None:
+    graph, engine = graph_of(Predictor("main", node("m")), Predictor("dark", node("d"), 0, shadow=True))
+
+    async def go() -> None:
+        graph.shadow(said({"strData": "a"}), "id", JsonWire())
+        while not engine.asked:  # noqa: ASYNC110 - turns of the loop, no time
+            await asyncio.sleep(0)
+
+    asyncio.run(go())
+    assert engine.asked == [("d", "PREDICT", {"strData": "a"})]
+    assert graph.chosen(PREDICT, said({}), JsonWire()).name == "main"
+
+
+def test_a_graph_is_ready_when_all_its_nodes_are() -> None:
+    graph, engine = graph_of(BLUE, GREEN)
+    assert graph.ready()
+    del engine.models_["g"]  # type: ignore[attr-defined]
+    assert not graph.ready()
+
+
+# -- a file that changes ---------------------------------------------------------------------------------------
+
+
+def test_a_file_that_has_become_wrong_goes_on_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "M.py").write_text("class M: pass\n")
+    file = tmp_path / "g.yaml"
+    file.write_text("graph: {name: M}\n")
+    settings = Settings(model_repository=(str(file),), model_control_mode="poll")
+    repository = GraphRepository(settings, file, None)  # type: ignore[arg-type]
+    assert repository.names() == ["M"]
+    file.write_text("graph: {name: M, type: NONE, extra: 1}\n")
+    assert repository.names() == ["M"]
+    file.write_text("graph: {name: other, component: M}\n")
+    assert repository.names() == ["M", "other"], "M stays until requests go through the other"
+    repository.served = repository.deployment
+    entries, findings, prints = repository.scan()
+    assert [(entry.name, entry.specs[0].options["component"]) for entry in entries] == [("other", "M")]
+    assert (findings, list(prints)) == ([], ["other"])
+    assert repository.read("other")[0] is not None
+    assert repository.read("M") == (None, b"")
+
+
+def test_a_graph_goes_on_as_it_was_until_its_new_nodes_are_open() -> None:
+    graph, engine = graph_of(Predictor("p", node("old")))
+    old, new = graph.deployment, Deployment(Path("g.yaml"), "dep", "", (Predictor("p", node("new")),))
+    graph._repository.deployment = new
+    assert graph.deployment is old
+    engine.models_ = {**engine.models_, "new": lambda endpoint, message: message}
+    engine.generation = 2
+    assert graph.deployment is new
+
+
+def test_what_changes_no_node_is_taken_at_once_as_often_as_it_changes() -> None:
+    graph, _ = graph_of(BLUE)
+    for weight in (1, 2, 3):
+        graph._repository.deployment = Deployment(Path("g.yaml"), "dep", "", (Predictor("p", node("b"), weight),))
+        assert graph.deployment.predictors[0].weight == weight

@@ -1,0 +1,59 @@
+"""What runs in a worker needs no more of its Python than numpy and orjson, and protobuf where that is spoken."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+ONLY = """
+import sys
+
+class Absent:
+    others = {{"penstock", "seldon_core", "numpy", "orjson", {more}}}
+
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name.partition(".")[0] not in cls.others | sys.stdlib_module_names:
+            raise ModuleNotFoundError(name, name=name)
+
+sys.meta_path.insert(0, Absent)
+"""
+"""Has no other packages than these, whatever is installed."""
+
+JSON = """
+from penstock.server.seldon.inside.service import SeldonInside
+from penstock.server.seldon.messages import CALL, parted
+
+class Double:
+    def predict(self, X, names):
+        return X * 2
+
+service = SeldonInside(Double(), {})
+service.opened()
+reply, _ = service.call(CALL, 1, bytes(2) + b'{"data": {"ndarray": [[1]]}}', [])
+print(parted(reply)[3].decode(), end="")
+"""
+
+ALL = """
+import importlib, pkgutil
+from penstock.server.seldon import inside
+
+names = [module.name for module in pkgutil.iter_modules(inside.__path__)]
+for name in names:
+    importlib.import_module(f"{inside.__name__}.{name}")
+print(len(names) > 10)
+"""
+
+
+def told(more: str, program: str) -> str:
+    """Run a program that has these packages too. Returns: what it prints."""
+    words = [sys.executable, "-c", ONLY.format(more=more) + program]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+
+
+def test_json_is_answered_without_protobuf() -> None:
+    assert told("", JSON) == '{"data":{"names":["t:0"],"ndarray":[[2]]},"meta":{}}\n'
+
+
+def test_all_of_it_can_be_imported_with_protobuf() -> None:
+    assert told('"google"', ALL) == "True\n"

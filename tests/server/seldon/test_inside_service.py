@@ -1,0 +1,198 @@
+"""A component is imported, constructed and loaded as the original did it, and described for the server."""
+
+# ruff: noqa: N803 - X is what seldon-core calls it
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from seldon_core.user_model import SeldonComponent
+
+from penstock.backends.errors import InferError
+from penstock.server.seldon.inside import service as opening
+from penstock.server.seldon.inside.service import SeldonInside, open_service
+from penstock.server.seldon.messages import Description
+
+from .asking import ask, asked, failed, inside
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose modules are forgotten afterwards."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "modules", {**sys.modules})
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    return tmp_path
+
+
+def opened(folder: Path, component: str, source: str, parameters: str = "[]") -> SeldonInside:
+    file = folder / f"{component.rpartition('.')[0].replace('.', '/') or component}.py"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(source, "utf-8")
+    settings = {"component": component, "folder": str(folder), "parameters": parameters, "strict": True}
+    return open_service(settings, None)  # type: ignore[arg-type]
+
+
+def test_a_name_is_a_class_in_the_module_of_that_name(folder: Path) -> None:
+    source = "class Named:\n    def __init__(self, n, s='x', b=False): self.made = [[n, s, b]]\n"
+    source += "    def predict(self, X, names): return {'made': self.made}\n"
+    parameters = [
+        {"name": "n", "value": "3", "type": "INT"},
+        {"name": "s", "value": "bar", "type": "STRING"},
+        {"name": "b", "value": "on", "type": "BOOL"},
+    ]
+    service = opened(folder, "Named", source, json.dumps(parameters))
+    assert asked(service, {"strData": ""}).body == '{"jsonData":{"made":[[3,"bar",true]]},"meta":{}}\n'
+
+
+def test_a_dotted_name_is_a_class_in_a_package(folder: Path) -> None:
+    source = "class Thing:\n    def predict(self, X, names): return __name__\n"
+    assert asked(opened(folder, "pack.mod.Thing", source), {"strData": ""}).said["strData"] == "pack.mod"
+
+
+def test_a_folder_is_looked_in_last_but_for_the_shim(folder: Path) -> None:
+    opened(folder, "Last", "class Last: pass\n")
+    assert sys.path[-1] == str(folder)
+    assert any(path.endswith("importable") for path in sys.path)
+
+
+@pytest.mark.parametrize(
+    ("source", "parameters", "text"),
+    [
+        ("import nothing_of_the_kind\n", "[]", "ModuleNotFoundError: No module named 'nothing_of_the_kind'"),
+        ("x = 1\n", "[]", "AttributeError: module 'Broken' has no attribute 'Broken'"),
+        ("class Broken:\n    def __init__(self): raise ValueError('no model')\n", "[]", "ValueError: no model"),
+        ("class Broken:\n    def load(self): raise OSError('no file')\n", "[]", "OSError: no file"),
+        ("import sys\nsys.exit(3)\n", "[]", "SystemExit: 3"),
+        ("class Broken: pass\n", '[{"name": "n", "value": "x", "type": "INT"}]',
+         "Bad model parameter: n with value x can't be parsed as a INT"),
+    ],
+    ids=["import", "no class", "construction", "load", "exit", "a parameter"],
+)  # fmt: skip
+def test_what_is_wrong_with_a_component_keeps_it_from_being_opened(
+    folder: Path, source: str, parameters: str, text: str
+) -> None:
+    with pytest.raises(InferError) as raised:
+        opened(folder, "Broken", source, parameters)
+    assert raised.value.message.endswith(text)
+
+
+@pytest.mark.parametrize("error", [NotImplementedError("later"), AttributeError("no weights")], ids=["none", "a bug"])
+def test_load_may_fail_as_if_it_were_not_there_and_that_is_told(error: Exception, caplog: Any) -> None:
+    class Loads:
+        def load(self) -> None:
+            raise error
+
+        def predict(self, X: Any, names: Any) -> Any:
+            return X
+
+    with caplog.at_level(logging.WARNING, "seldon_core"):
+        assert ask(Loads(), {"strData": "a"}).status == 200
+    assert "load() has failed" in caplog.text
+    assert str(error) in caplog.text
+
+
+def test_load_is_called_once() -> None:
+    class Loads:
+        loads = 0
+
+        def load(self) -> None:
+            self.loads += 1
+
+    user = Loads()
+    inside(user)
+    assert user.loads == 1
+
+
+class Ident:
+    def predict(self, X: Any, names: Any) -> Any:
+        return X
+
+
+class Sub(SeldonComponent):  # type: ignore[misc]
+    pass
+
+
+class Asked(Ident):
+    def health_status(self) -> Any:
+        raise ValueError("sick")
+
+
+def test_health_is_known_beforehand_where_nothing_of_the_users_is_to_be_asked() -> None:
+    assert inside(Ident()).description.health == '{"meta":{},"strData":"healthy"}\n'
+    sub = '{"meta":{},"strData":"not implemented - assuming healthy"}\n'
+    assert inside(Sub()).description.health == sub
+    assert inside(Asked()).description.health == ""
+    assert ask(Asked(), b"", 6)[:2] == (500, failed("sick"))  # type: ignore[arg-type]
+
+
+def test_it_is_told_which_calls_may_share_a_batch() -> None:
+    class Raw(Ident):
+        def predict_raw(self, message: Any) -> Any:
+            return message
+
+    class WithMeta:
+        def predict(self, X: Any, names: Any, **keywords: Any) -> Any:
+            return X
+
+    def said(user: Any) -> tuple[bool, bool]:
+        description = inside(user).description
+        return description.batches, description.takes_meta
+
+    assert [said(Ident()), said(WithMeta()), said(Raw()), said(object())] == [
+        (True, False), (True, True), (False, False), (False, False),
+    ]  # fmt: skip
+
+
+def test_a_description_travels_with_its_metadata() -> None:
+    class Described(Ident):
+        def init_metadata(self) -> Any:
+            return {"name": "m", "inputs": [{"messagetype": "jsonData", "schema": {"b": 1, "a": 2}}]}
+
+    body, _ = inside(Described()).opened()
+    description = Description.read(body)
+    assert description.metadata is not None
+    assert description.metadata["name"] == "m"
+    assert description.page.startswith('{"custom":{},"inputs":[{"messagetype":"jsonData","schema":{"a":2,"b":1}}],')
+
+
+def test_invalid_metadata_keeps_nothing_from_being_served() -> None:
+    class Bad(Ident):
+        def init_metadata(self) -> Any:
+            return {"versions": "v1"}
+
+    service = inside(Bad())
+    assert (service.description.metadata, service.description.page) == (None, "")
+    assert asked(service, {"strData": "a"}).status == 200
+
+
+def test_a_custom_service_runs_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+
+    class Serves(Ident):
+        def custom_service(self) -> None:
+            theirs.send(multiprocessing.current_process().pid)
+
+    monkeypatch.setattr(opening, "_die_with_parent", lambda parent: None)
+    SeldonInside(Serves(), {})
+    assert ours.poll(30)
+    assert ours.recv() != multiprocessing.current_process().pid
+    for child in multiprocessing.active_children():
+        child.join(30)
+
+
+def test_of_several_workers_one_has_the_custom_service() -> None:
+    class Serves(Ident):
+        def custom_service(self) -> None:
+            raise AssertionError
+
+    before = multiprocessing.active_children()
+    SeldonInside(Serves(), {"custom_service": False})
+    assert multiprocessing.active_children() == before

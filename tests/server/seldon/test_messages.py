@@ -1,0 +1,60 @@
+"""What a worker answers, taken apart again, whoever does it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from penstock.server.seldon.graph.nodes import Predictor
+from penstock.server.seldon.graph.walk import Means, NodeFailed, Walk
+from penstock.server.seldon.graph.wires import JsonWire
+from penstock.server.seldon.inside.answers import reply
+from penstock.server.seldon.inside.component import Component
+from penstock.server.seldon.messages import Endpoint, parted
+
+from .graphs import node, said
+
+LINES = b"text/plain\r\nx-reason: none\r\n"
+COUNTED: list[Any] = ["calls", "COUNTER", 1, None]
+
+
+def replied(status: int, *, recorded: list[Any], lines: bytes) -> bytes:
+    """Give a reply as a worker writes it."""
+    component = Component(object())
+    component.recorded = recorded
+    return reply(component, status, b"{}", lines)
+
+
+@pytest.mark.parametrize("lines", [b"", LINES], ids=["no lines", "lines"])
+@pytest.mark.parametrize("recorded", [[], [COUNTED]], ids=["no metrics", "metrics"])
+def test_an_answer_has_its_parts_back(recorded: list[Any], lines: bytes) -> None:
+    status, metrics, found, body = parted(replied(418, recorded=recorded, lines=lines))
+
+    assert (status, found, body) == (418, lines, b"{}")
+    assert json.loads(metrics or b"[]") == recorded
+
+
+@pytest.mark.parametrize("lines", [b"", LINES], ids=["no lines", "lines"])
+def test_a_node_s_metrics_and_header_lines_are_told_apart(lines: bytes) -> None:
+    counted = []
+
+    def submit(call: Any) -> None:
+        call.reply, call.outputs = replied(418, recorded=[COUNTED], lines=lines), []
+        call.sink.deliver([call])
+
+    engine: Any = SimpleNamespace(
+        submit=submit, cancel=lambda call: None, model=lambda name: SimpleNamespace(name=name, healthy=True)
+    )
+    means = Means(engine, tell=lambda model, endpoint, metrics: counted.append((model, endpoint, json.loads(metrics))))
+
+    with pytest.raises(NodeFailed) as failed:
+        asyncio.run(Walk(means, Predictor("p", node("m")), JsonWire(), 0.0).predict(said({}), "id"))
+
+    assert counted == [("m", Endpoint.PREDICT, [COUNTED])]
+    message = failed.value.message
+    assert (failed.value.status, message.body) == (418, b"{}")
+    assert message.content_type == (b"text/plain" if lines else b"application/json")

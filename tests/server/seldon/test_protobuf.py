@@ -1,0 +1,389 @@
+"""Calls whose request is a message of seldon.protos: what the component gets of it, and what is made of its answer."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from google.protobuf import json_format, struct_pb2
+from google.protobuf.any_pb2 import Any as AnyMessage
+
+from penstock.server.seldon.inside import protobuf
+from penstock.server.seldon.inside.component import Component
+from penstock.server.seldon.inside.originals import (
+    SeldonComponent,
+    SeldonMicroserviceException,
+    SeldonNotImplementedError,
+    SeldonResponse,
+)
+from penstock.server.seldon.inside.proto_bytes import pb
+from penstock.server.seldon.messages import ANSWER, Endpoint
+
+CALLING = "Exception calling application: "
+OK, UNKNOWN, INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, UNIMPLEMENTED, INTERNAL = 0, 2, 3, 5, 7, 12, 13
+
+
+class Answer(NamedTuple):
+    """A reply, read."""
+
+    status: int
+    body: bytes
+    metrics: list[Any]
+
+    @property
+    def message(self) -> Any:
+        assert self.status == OK, self.body
+        return pb.SeldonMessage.FromString(self.body)
+
+    @property
+    def said(self) -> Any:
+        return json_format.MessageToDict(self.message)
+
+    @property
+    def error(self) -> tuple[int, str]:
+        return self.status, self.body.decode()
+
+
+def ask(user: Any, message: Any, endpoint: Endpoint = Endpoint.PREDICT, *, strict: bool = True) -> Answer:
+    payload = message if isinstance(message, bytes) else message.SerializeToString()
+    reply = protobuf.answer(Component(user, strict=strict), endpoint, payload)
+    status, lines, metrics = ANSWER.unpack_from(reply)
+    assert lines == 0
+    at = ANSWER.size + metrics
+    return Answer(status, reply[at:], json.loads(reply[ANSWER.size : at] or b"[]"))
+
+
+def message(**said: Any) -> Any:
+    return json_format.ParseDict(said, pb.SeldonMessage())
+
+
+def tensor(*values: float, **meta: Any) -> Any:
+    said: dict[str, Any] = {"data": {"names": ["a"], "tensor": {"shape": [1, len(values)], "values": [*values]}}}
+    return message(**said, **({"meta": meta} if meta else {}))
+
+
+def giving(result: Any, **methods: Any) -> Any:
+    """Make a component that predicts this."""
+    made = {"predict": lambda self, x, names: result} | methods
+    return type("Giving", (), made)()
+
+
+class Ident:
+    """Keeps what it got."""
+
+    got: tuple[Any, ...] = ()
+
+    def predict(self, x: Any, names: Any, meta: Any = None) -> Any:
+        self.got = (x, names, meta)
+        return x
+
+
+# -- what a component gets -------------------------------------------------------------------------------------
+
+
+def test_a_tensor_comes_as_float64_with_its_names_and_without_meta() -> None:
+    user = Ident()
+    answer = ask(user, tensor(1, 2))
+    values, names, meta = user.got
+    assert (values.dtype, values.tolist(), list(names), meta) == (np.float64, [[1, 2]], ["a"], {})
+    assert answer.said == {
+        "meta": {}, "data": {"names": ["t:0", "t:1"], "tensor": {"shape": [1, 2], "values": [1.0, 2.0]}},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("said", "got"), [
+    ({"strData": "x"}, "x"), ({"binData": "MTIz"}, b"123"), ({"jsonData": {"a": [1, None]}}, {"a": [1.0, None]}),
+    ({"jsonData": 3}, 3.0),
+], ids=str)  # fmt: skip
+def test_other_payloads_come_as_they_are(said: dict[str, Any], got: Any) -> None:
+    user = Ident()
+    ask(user, message(**said))
+    assert (user.got[0], list(user.got[1])) == (got, [])
+
+
+def test_meta_comes_as_a_dict_and_goes_back() -> None:
+    user = Ident()
+    meta = {
+        "puid": "p", "tags": {"a": 1.0}, "routing": {"r": 1}, "requestPath": {"x": "y"},
+        "metrics": [{"key": "k", "value": 0.5}],
+    }  # fmt: skip
+    answer = ask(user, tensor(1, **meta))
+    assert user.got[2] == meta
+    assert answer.said["meta"] == {
+        "puid": "p", "tags": {"a": 1.0}, "requestPath": {"x": "y"}, "metrics": [{"key": "k", "value": 0.5}],
+    }  # fmt: skip
+    assert answer.metrics == []
+
+
+def test_a_message_of_the_users_own_comes_back_as_it_came() -> None:
+    class Custom:
+        def predict(self, x: Any, names: Any) -> Any:
+            assert isinstance(x, AnyMessage)
+            return x
+
+    asked = pb.SeldonMessage()
+    asked.customData.Pack(struct_pb2.Value(number_value=1))
+    assert ask(Custom(), asked).message.customData == asked.customData
+
+
+def test_a_component_without_a_method_gives_nothing_or_passes_on() -> None:
+    assert ask(object(), tensor(1)).said == {"meta": {}, "data": {"tensor": {"shape": [0]}}}
+    for endpoint in (Endpoint.TRANSFORM_INPUT, Endpoint.TRANSFORM_OUTPUT):
+        assert ask(SeldonComponent(), tensor(1), endpoint).said["data"]["names"] == ["t:0"]
+        assert ask(object(), message(strData="x"), endpoint).said == {"meta": {}, "strData": "x"}
+    assert ask(object(), tensor(1), Endpoint.ROUTE).error == (UNKNOWN, CALLING)
+
+
+def test_a_route_is_an_array_and_takes_no_tags_along() -> None:
+    user = type("Router", (), {"route": lambda self, x, names: 1})()
+    answer = ask(user, tensor(1, puid="p", tags={"a": 1}), Endpoint.ROUTE)
+    assert answer.said == {
+        "meta": {"puid": "p"}, "data": {"names": ["t:0"], "tensor": {"shape": [1, 1], "values": [1.0]}},
+    }  # fmt: skip
+
+
+def test_messages_are_combined() -> None:
+    class Mean:
+        def aggregate(self, features: Any, names: Any) -> Any:
+            self.names = [list(each) for each in names]
+            return (features[0] + features[1]) / 2
+
+    user = Mean()
+    first = tensor(1, 2, puid="p", tags={"a": 1}, metrics=[{"key": "k", "value": 1}])
+    second = message(data={"ndarray": [[3, 5]]}, meta={"tags": {"a": 2, "b": 3}})
+    answer = ask(user, pb.SeldonMessageList(seldonMessages=[first, second]), Endpoint.AGGREGATE)
+    assert user.names == [["a"], []]
+    assert answer.said == {
+        "meta": {"puid": "p", "tags": {"a": 2.0, "b": 3.0}, "metrics": [{"key": "k", "value": 1.0}]},
+        "data": {"names": ["t:0", "t:1"], "tensor": {"shape": [1, 2], "values": [2.0, 3.5]}},
+    }
+    user = type("Any", (), {"aggregate": lambda self, x, names: 1})()
+    assert ask(user, b"", Endpoint.AGGREGATE).error == (UNKNOWN, f"{CALLING}list index (0) out of range")
+
+
+# -- what is made of its answer --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("result", "said"), [
+    ("é", {"strData": "é"}), (b"123", {"binData": "MTIz"}), ({"a": [1, None]}, {"jsonData": {"a": [1.0, None]}}),
+    ([[1]], {"data": {"names": ["t:0"], "tensor": {"shape": [1, 1], "values": [1.0]}}}),
+    ([["a"]], {"data": {"names": ["t:0"], "ndarray": [["a"]]}}),
+    (np.array([True]), {"data": {"ndarray": [True]}}),
+    (np.ma.masked_array([1.0, 2.0], [True, False]), {"data": {"tensor": {"shape": [2], "values": [1.0, 2.0]}}}),
+], ids=str)  # fmt: skip
+def test_results_travel_as_their_kind(result: Any, said: dict[str, Any]) -> None:
+    assert ask(giving(result), tensor(1)).said == {"meta": {}, **said}
+
+
+@pytest.mark.parametrize(("asked", "kind"), [
+    ({"data": {"ndarray": [1]}}, "ndarray"), ({"data": {"tensor": {"shape": [1], "values": [1]}}}, "tensor"),
+    ({"data": {}}, "ndarray"), ({"data": {"tftensor": {"dtype": "DT_FLOAT", "floatVal": [1]}}}, "tftensor"),
+    ({"strData": "x"}, "tensor"),
+], ids=str)  # fmt: skip
+def test_numbers_travel_as_those_of_the_request(asked: dict[str, Any], kind: str) -> None:
+    assert ask(giving(np.ones((1, 2))), message(**asked)).message.data.WhichOneof("data_oneof") == kind
+
+
+@pytest.mark.parametrize(("result", "text"), [
+    (1.5, 'can only concatenate str (not "float") to str'),
+    (None, 'can only concatenate str (not "NoneType") to str'),
+    (bytearray(b"1"), "bytearray(b'1') has type bytearray, but expected one of: bytes"),
+    ({"a": np.int64(1)}, "Value 1 has unexpected type <class 'numpy.int64'> at Value.a"),
+], ids=str)  # fmt: skip
+def test_results_that_the_original_could_not_write_fail_as_there(result: Any, text: str) -> None:
+    assert ask(giving(result), tensor(1)).error == (UNKNOWN, CALLING + text)
+
+
+def test_what_the_component_says_of_its_answers_is_in_them() -> None:
+    user = giving(
+        SeldonResponse(np.ones((1, 1)), tags={"b": 2}, metrics=[{"type": "GAUGE", "key": "g", "value": 3}]),
+        tags=lambda self: {"a": "x", "b": 1},
+        metrics=lambda self: [{"type": "COUNTER", "key": "c", "value": 1}],
+        class_names=lambda self: ["only"],
+    )
+    answer = ask(user, tensor(1))
+    assert answer.said["meta"] == {
+        "tags": {"a": "x", "b": 2.0},
+        "metrics": [{"key": "c", "value": 1.0}, {"key": "g", "type": "GAUGE", "value": 3.0}],
+    }
+    assert answer.said["data"]["names"] == ["only"]
+    assert answer.metrics == [["g", "GAUGE", 3, None], ["c", "COUNTER", 1, None]]
+
+
+def test_where_a_request_went_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREDICTIVE_UNIT_ID", "classifier")
+    monkeypatch.setenv("PREDICTIVE_UNIT_IMAGE", "org/img:0.3")
+    assert ask(Ident(), tensor(1)).said["meta"] == {"requestPath": {"classifier": "org/img:0.3"}}
+
+
+# -- methods that take messages --------------------------------------------------------------------------------
+
+
+def test_a_raw_method_gets_the_message_and_gives_one() -> None:
+    class Raw:
+        def predict_raw(self, message: Any) -> Any:
+            assert type(message) is pb.SeldonMessage
+            message.meta.metrics.add(key="k", value=2)
+            return message
+
+    answer = ask(Raw(), message(strData="x"))
+    assert answer.said == {"strData": "x", "meta": {"metrics": [{"key": "k", "value": 2.0}]}}
+    assert [row[:3] for row in answer.metrics] == [["k", "COUNTER", 2]]
+
+
+def test_a_raw_method_that_is_not_implemented_is_passed_over() -> None:
+    class Raw(Ident):
+        def predict_raw(self, message: Any) -> Any:
+            raise SeldonNotImplementedError("not here")
+
+    assert ask(Raw(), message(strData="x")).said == {"meta": {}, "strData": "x"}
+
+
+@pytest.mark.parametrize("name", ["predict_grpc", "transform_input_grpc", "transform_input_rest"])
+def test_the_methods_of_old_still_get_the_message(name: str) -> None:
+    user = type("Old", (), {name: lambda self, message: message})()
+    endpoint = Endpoint.PREDICT if name == "predict_grpc" else Endpoint.TRANSFORM_INPUT
+    assert ask(user, message(strData="x"), endpoint).said == {"strData": "x"}
+
+
+def test_a_message_that_is_none_cannot_be_written() -> None:
+    user = type("Old", (), {"predict_grpc": lambda self, message: {"strData": "x"}})()
+    assert ask(user, message(strData="x")).error == (INTERNAL, "Failed to serialize response!")
+    raw = type("Raw", (), {"predict_raw": lambda self, message: {}})()
+    assert ask(raw, message()).error == (UNKNOWN, f"{CALLING}'dict' object has no attribute 'meta'")
+
+
+# -- feedback --------------------------------------------------------------------------------------------------
+
+FEEDBACK = {
+    "request": {"data": {"names": ["a", "b"], "ndarray": [[1, 2]]}, "meta": {"puid": "p"}},
+    "response": {"meta": {"routing": {"0": 3}}, "data": {"ndarray": [[0.9]]}},
+    "reward": 0.1, "truth": {"data": {"ndarray": [[1]]}},
+}  # fmt: skip
+
+
+class Fed:
+    """Keeps what it was fed."""
+
+    def send_feedback(self, features: Any, names: Any, reward: Any, truth: Any, routing: Any = None) -> Any:
+        self.got = (features.tolist(), list(names), reward, truth.tolist(), routing)
+
+
+def test_feedback_comes_in_its_parts() -> None:
+    user = Fed()
+    answer = ask(user, json_format.ParseDict(FEEDBACK, pb.Feedback()), Endpoint.FEEDBACK)
+    reward = 0.10000000149011612
+    assert user.got == ([[1.0, 2.0]], ["a", "b"], reward, [[1.0]], 3)
+    assert answer.said == {"meta": {"puid": "p"}, "data": {"ndarray": []}}
+    assert answer.metrics == [
+        ["seldon_api_model_feedback", "COUNTER", 1, None],
+        ["seldon_api_model_feedback_reward", "COUNTER", reward, None],
+    ]
+
+
+@pytest.mark.parametrize("asked", [{}, {"request": {"strData": "x"}}], ids=str)
+def test_feedback_without_arrays_is_of_empty_ones(asked: dict[str, Any]) -> None:
+    user = Fed()
+    answer = ask(user, json_format.ParseDict(asked, pb.Feedback()), Endpoint.FEEDBACK)
+    assert user.got == ([], [], 0.0, [], None)
+    assert (answer.said, answer.metrics) == ({"meta": {}, "data": {"tensor": {"shape": [0]}}}, [])
+
+
+def test_feedback_over_rest_is_a_message_too() -> None:
+    made = protobuf.feedback_of(FEEDBACK)
+    assert type(made) is pb.Feedback
+    assert type(protobuf.feedback(Component(Fed()), made)) is pb.SeldonMessage
+    with pytest.raises(SeldonMicroserviceException) as raised:
+        protobuf.feedback_of({"other": 1})
+    assert raised.value.message.startswith('Invalid JSON: Message type "seldon.protos.Feedback" has no field named')
+
+
+@pytest.mark.parametrize("name", ["send_feedback_rest", "send_feedback_grpc"])
+def test_the_feedback_methods_of_old_give_json(name: str) -> None:
+    got = []
+
+    def method(self: Any, said: Any) -> Any:
+        got.append(json.loads(said) if name.endswith("rest") else said)
+        return {"strData": "thanks"}
+
+    user = type("Old", (), {name: method})()
+    asked = json_format.ParseDict(FEEDBACK, pb.Feedback())
+    assert ask(user, asked, Endpoint.FEEDBACK).said == {"strData": "thanks"}
+    assert got == [json_format.MessageToDict(asked) if name.endswith("rest") else asked]
+
+
+# -- errors ----------------------------------------------------------------------------------------------------
+
+
+class RefusedError(Exception):
+    """A user's own, as in the documentation of Seldon's error handlers."""
+
+    status_code = 404
+
+
+def raising(error: Exception) -> Any:
+    def predict(self: Any, x: Any, names: Any) -> Any:
+        raise error
+
+    return type("Raising", (), {"predict": predict})()
+
+
+@pytest.mark.parametrize(("error", "strict", "mapped"), [
+    (ValueError("bad"), "bad", (UNKNOWN, "bad")),
+    (ValueError(), "", (UNKNOWN, "ValueError")),
+    (SeldonMicroserviceException("no", status_code=403), "", (PERMISSION_DENIED, "no")),
+    (SeldonMicroserviceException("no"), "", (INVALID_ARGUMENT, "no")),
+    (SeldonMicroserviceException("no", status_code=418), "", (INVALID_ARGUMENT, "no")),
+    (SeldonMicroserviceException("no", status_code=599), "", (INTERNAL, "no")),
+    (SeldonMicroserviceException("no", status_code=200), "", (UNKNOWN, "no")),
+    (NotImplementedError("later"), "later", (UNIMPLEMENTED, "later")),
+    (RefusedError("gone"), "gone", (NOT_FOUND, "gone")),
+], ids=repr)  # fmt: skip
+def test_exceptions_are_unknown_unless_they_are_mapped(error: Exception, strict: str, mapped: tuple[int, str]) -> None:
+    assert ask(raising(error), tensor(1)).error == (UNKNOWN, CALLING + strict)
+    assert ask(raising(error), tensor(1), strict=False).error == mapped
+
+
+@pytest.mark.parametrize(("asked", "strict", "mapped"), [
+    (b"\xff", (INTERNAL, "Exception deserializing request!"), "Exception deserializing request!"),
+    (b"", (UNKNOWN, CALLING), "Unknown data in SeldonMessage"),
+    (tensor(1).SerializeToString().replace(b"\x01\x01", b"\x01\x02"),
+     (UNKNOWN, f"{CALLING}buffer is smaller than requested size"), "buffer is smaller than requested size"),
+], ids=["no message", "empty", "too few"])  # fmt: skip
+def test_payloads_that_cannot_be_read_are_the_clients_fault_where_they_are_mapped(
+    asked: bytes, strict: tuple[int, str], mapped: str
+) -> None:
+    assert ask(Ident(), asked).error == strict
+    assert ask(Ident(), asked, strict=False).error == (INVALID_ARGUMENT, mapped)
+
+
+def test_a_text_that_is_no_unicode_is_answered(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, "seldon_core")  # pytest's workers could not send it, should it be logged
+    assert ask(raising(ValueError("\udc80")), tensor(1)).error == (UNKNOWN, f"{CALLING}?")
+
+
+def test_metrics_of_a_call_that_fails_are_counted() -> None:
+    user = giving("x", metrics=lambda self: [{"type": "GAUGE", "key": "g", "value": 1}], tags=lambda self: 1 / 0)
+    answer = ask(user, tensor(1))
+    assert answer.error == (UNKNOWN, f"{CALLING}division by zero")
+    assert answer.metrics == [["g", "GAUGE", 1, None]]
+
+
+@pytest.mark.parametrize(("result", "said"), [
+    ({"a": np.int64(1), "b": (1, 2)}, {"jsonData": {"a": 1.0, "b": [1.0, 2.0]}}),
+    (bytearray(b"123"), {"binData": "MTIz"}),
+], ids=str)  # fmt: skip
+def test_more_results_are_taken_of_a_component_that_is_not_strict(result: Any, said: dict[str, Any]) -> None:
+    assert ask(giving(result), tensor(1), strict=False).said == {"meta": {}, **said}
+
+
+def test_a_call_that_has_run_with_others_is_finished_alone() -> None:
+    component = Component(giving(None, tags=lambda self: {"a": 1}))
+    reply = protobuf.answered(component, Endpoint.PREDICT, tensor(1, puid="p"), np.ones((1, 1)), {}, [])
+    said = json_format.MessageToDict(pb.SeldonMessage.FromString(reply[ANSWER.size :]))
+    assert said["meta"] == {"puid": "p", "tags": {"a": 1.0}}
+    failed = protobuf.answered(component, Endpoint.PREDICT, tensor(1), 1.5, {}, [])
+    assert ANSWER.unpack_from(failed)[0] == UNKNOWN

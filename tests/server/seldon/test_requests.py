@@ -1,0 +1,116 @@
+"""The message of a request is found where Flask 2.2 and seldon-core 1.17.1 looked for it."""
+
+# ruff: noqa: N803 - X is what seldon-core calls it
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from .asking import answer_of, ask, failed, inside, posted
+
+
+class Ident:
+    def predict(self, X: Any, features_names: Any = None) -> Any:
+        return X
+
+
+A = '{"meta":{},"strData":"a"}\n'
+NOT_FOUND = failed("Can't find JSON in data", "MICROSERVICE_BAD_DATA")
+BODY = b'{"strData":"a"}'
+FORM = "application/x-www-form-urlencoded"
+MULTIPART = "multipart/form-data; boundary=x"
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body"),
+    [
+        ("application/json", A), ("application/json; charset=latin-1", A), ("APPLICATION/JSON", A),
+        ("application/vnd.x+json", A), ("application/json, text/plain", A), ("", NOT_FOUND), ("text/plain", NOT_FOUND),
+        ("text/json", NOT_FOUND), (FORM, NOT_FOUND), ("application/octet-stream", NOT_FOUND),
+        ("multipart/form-data", failed("Invalid request data type: {}", "MICROSERVICE_BAD_DATA")),
+    ],
+)  # fmt: skip
+def test_a_body_is_read_if_its_type_is_json(content_type: str, body: str) -> None:
+    assert posted(Ident(), BODY, content_type).body == body
+
+
+def test_a_form_comes_before_the_query_and_the_query_before_the_body() -> None:
+    query, field = 'json={"strData":"query"}', b"x=1&json=" + quote('{"strData":"field +"}').encode()
+    assert posted(Ident(), BODY, "application/json", query).said["strData"] == "query"
+    assert posted(Ident(), field, FORM, query).said["strData"] == "field +"
+    assert posted(Ident(), b"json=&json=5", FORM, query).said["strData"] == "query"
+
+
+@pytest.mark.parametrize("body", [b"{", b"", b"null", b'{"a":1,}', b'{"strData":"\xe9"}'])
+def test_a_malformed_body_is_refused_as_bad_data(body: bytes) -> None:
+    assert ask(Ident(), body)[:2] == (400, NOT_FOUND)
+
+
+def test_a_body_that_is_too_deep_is_an_internal_error_as_it_was() -> None:
+    answer = ask(Ident(), b"[" * 100_000 + b"]" * 100_000)
+    assert answer.status == 500
+    assert answer.said["status"]["info"].startswith("maximum recursion depth exceeded")
+
+
+def test_a_malformed_query_is_an_internal_error_as_it_was() -> None:
+    answer = posted(Ident(), b"", "", "json={")
+    text = "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"
+    assert answer[:2] == (500, failed(text))
+
+
+def test_payloads_may_be_passed_on_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAYLOAD_PASSTHROUGH", "true")
+
+    class Reverses:
+        def predict_raw(self, payload: Any) -> Any:
+            return payload[::-1]
+
+    assert ask(Reverses(), b"abc").body == "cba"
+    assert posted(Reverses(), b"abc", "text/plain").body == "cba"
+    assert posted(Reverses(), b"abc", FORM).body == ""
+    assert posted(Reverses(), b"abc", "text/plain", "json=xy").body == "yx"
+
+
+def part(name: str, value: str, *, file: bool = False, more: str = "") -> str:
+    named = f'name="{name}"' + ('; filename="f"' if file else "")
+    return f"--x\r\nContent-Disposition: form-data; {named}{more}\r\n\r\n{value}\r\n"
+
+
+@pytest.mark.parametrize(
+    ("form", "body"),
+    [
+        (part("data", '{"ndarray":[[1]]}') + "--x--\r\n", '{"data":{"names":["t:0"],"ndarray":[[1]]},"meta":{}}\n'),
+        (part("strData", "a") + "--x--", A),
+        (part("strData", "a", file=True) + "--x--", A),
+        (part("strData", "b") + part("strData", "a", file=True) + "--x--", A),
+        (part("binData", "\x00\xff\r\nab\n", file=True) + "--x--", '{"binData":"AP8NCmFiCg==","meta":{}}\n'),
+        (part("jsonData", '{"b":1}') + part("meta", '{"puid":"p"}') + "--x--",
+         '{"jsonData":{"b":1},"meta":{"puid":"p"}}\n'),
+        ("before\r\n" + part("strData", "a") + "--x--\r\nbehind", A),
+        (part("strData", "a").replace("\r\n", "\n") + "--x--", A),
+        (part("strData", "a"), failed("Invalid request data type: {}", "MICROSERVICE_BAD_DATA")),
+        ("--x\r\nno colon\r\n\r\na\r\n--x--", failed("Invalid request data type: {}", "MICROSERVICE_BAD_DATA")),
+        (part("jsonData", "{") + "--x--",
+         failed("Expecting property name enclosed in double quotes: line 1 column 2 (char 1)")),
+        (part("strData", "\xe9", more="\r\nContent-Type: text/plain; charset=nope") + "--x--",
+         failed("unknown encoding: nope")),
+        (part("strData", "\xe9", more="\r\nContent-Type: text/plain; charset=latin-1") + "--x--",
+         '{"meta":{},"strData":"\\u00e9"}\n'),
+    ],
+    ids=["data", "text", "a file of text", "both", "bytes", "meta", "around", "line feeds", "no end", "no header",
+         "no json", "unknown charset", "a charset"],
+)  # fmt: skip
+def test_the_fields_and_files_of_a_form_are_the_message(form: str, body: str) -> None:
+    assert posted(Ident(), form.encode("latin-1"), MULTIPART).body == body
+
+
+def test_a_health_check_reads_nothing() -> None:
+    class Well:
+        def health_status(self) -> Any:
+            return [1, 2]
+
+    answer = answer_of(inside(Well()).call(32, 1, bytes((6, 0)), [])[0])
+    assert answer.body == '{"data":{"names":[],"tensor":{"shape":[2],"values":[1,2]}},"meta":{}}\n'

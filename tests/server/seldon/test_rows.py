@@ -1,0 +1,199 @@
+"""Rows: what requests of the v2 protocol become in a worker, and what becomes of their results."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.server.seldon.inside.arrays import array_of, tensors_of
+from penstock.server.seldon.inside.service import SeldonInside
+from penstock.server.seldon.messages import APART, NEVER, TENSORS, TOGETHER
+from penstock.server.seldon.tensors import DEFAULT, signature_of
+
+OUTPUT = [["output", ""]]
+
+
+def component(predict: Callable[[Any, Any], Any], **more: Any) -> Any:
+    """Make a component of one function."""
+    return type("Made", (), {"predict": lambda _, rows, names: predict(rows, names), **more})()
+
+
+class Noting:
+    """A predict that notes what it gets, and gives it back, or `result`."""
+
+    def __init__(self, result: Any = None) -> None:
+        self.seen: list[Any] = []
+        self._result = result
+
+    def __call__(self, rows: Any, names: Any) -> Any:
+        self.seen.append((rows, names))
+        return rows if self._result is None else self._result
+
+
+def asked(
+    user: Any, arrays: Sequence[Any], rows: Sequence[int] = (1,), inputs: Sequence[Any] = (["input", "FP64"],),
+    outputs: Sequence[Any] = tuple(OUTPUT),
+) -> tuple[int, list[Any], list[Any]]:  # fmt: skip
+    """Have it answer a TENSORS message. Returns: how it went, what is said of each request, and the tensors."""
+    body = json.dumps({"inputs": inputs, "outputs": outputs, "rows": rows}).encode()
+    reply, sent = SeldonInside(user, {"strict": True}).call(TENSORS, 1, body, list(arrays))
+    return reply[0], json.loads(reply[1:] or b"[]"), list(sent or ())
+
+
+def test_an_input_is_what_predict_gets() -> None:
+    predict = Noting()
+
+    outcome, said, sent = asked(component(predict), [np.ones((2, 3))])
+
+    assert (outcome, said) == (TOGETHER, [{"outputs": [0]}])
+    assert sent[0].tolist() == [[1.0] * 3] * 2
+    assert (predict.seen[0][0].shape, predict.seen[0][1]) == ((2, 3), [])
+
+
+def test_several_inputs_are_a_list_and_their_names() -> None:
+    predict = Noting([1.0])
+    arrays = [np.ones((1, 2)), np.zeros((1, 3))]
+
+    asked(component(predict), arrays, inputs=(["a", "FP64"], ["b", "FP64"]))
+
+    assert [each.shape for each in predict.seen[0][0]] == [(1, 2), (1, 3)]
+    assert predict.seen[0][1] == ["a", "b"]
+
+
+def test_several_requests_are_one_call_and_each_gets_its_rows() -> None:
+    predict = Noting()
+
+    outcome, said, sent = asked(component(predict), [np.full((rows, 2), rows) for rows in (1, 3, 2)], rows=(1, 3, 2))
+
+    assert (outcome, [len(rows) for rows, _ in predict.seen]) == (TOGETHER, [6])
+    assert [tensor[:, 0].tolist() for tensor in sent] == [[1], [3, 3, 3], [2, 2]]
+    assert said == [{"outputs": [0]}] * 3
+
+
+@pytest.mark.parametrize(
+    "predict", [lambda rows, _: rows[:1], lambda rows, _: 1 / 0, lambda rows, _: {"a": 1}, lambda rows, _: sys.exit(3)]
+)
+def test_a_batch_that_does_not_go_well_is_asked_for_apart(predict: Any) -> None:
+    outcome, _, sent = asked(component(predict), [np.ones((1, 2)), np.ones((1, 2))], rows=(1, 1))
+
+    assert (outcome, sent) == (APART, [])
+
+
+def test_a_batch_with_tags_of_one_call_is_asked_for_apart_for_ever() -> None:
+    from seldon_core.user_model import SeldonResponse
+
+    user = component(lambda rows, _: SeldonResponse(rows, tags={"a": 1}))
+
+    assert asked(user, [np.ones((1, 2)), np.ones((1, 2))], rows=(1, 1))[0] == NEVER
+    assert asked(user, [np.ones((1, 2))])[1] == [{"outputs": [0], "parameters": {"a": 1}}]
+
+
+def test_tags_are_parameters_and_metrics_are_told() -> None:
+    metric = {"type": "GAUGE", "key": "g", "value": 2}
+    user = component(lambda rows, _: rows, tags=lambda _: {"a": [1], "b": "x"}, metrics=lambda _: [metric])
+
+    _, said, _ = asked(user, [np.ones((1, 2))])
+
+    assert said[0]["parameters"] == {"a": "[1]", "b": "x"}
+    assert json.loads(said[0]["metrics"]) == [["g", "GAUGE", 2, None]]
+
+
+def test_an_exception_is_told_with_its_own_text() -> None:
+    from seldon_core.flask_utils import SeldonMicroserviceException
+
+    def raises(error: Exception) -> Any:
+        def predict(rows: Any, names: Any) -> Any:
+            raise error
+
+        return asked(component(predict), [np.ones((1, 2))])[1][0]
+
+    assert raises(ValueError("no")) == {"code": "INTERNAL", "message": "no"}
+    assert raises(SeldonMicroserviceException("mine", status_code=403, reason="R")) == {
+        "code": "INVALID", "message": "mine",
+    }  # fmt: skip
+    assert raises(SeldonMicroserviceException("ours", status_code=500))["code"] == "INTERNAL"
+
+
+def test_what_is_no_tensor_is_refused_as_the_original_refuses_it() -> None:
+    _, said, _ = asked(component(lambda rows, _: None), [np.ones((1, 2))])
+
+    assert said[0]["message"] == "Unknown data type returned as payload (must be list or np array):None"
+
+
+def test_a_component_with_predict_raw_only_is_asked_so() -> None:
+    user = type("Raw", (), {"predict_raw": lambda _, message: {"data": {"ndarray": message["data"]["ndarray"]}}})()
+
+    _, said, sent = asked(user, [np.ones((1, 2))])
+
+    assert (said, sent[0].tolist()) == ([{"outputs": [0]}], [[1.0, 1.0]])
+
+
+def test_strings_are_text_as_json_brings_them() -> None:
+    strings = np.array([[b"a", "é".encode()]], object)
+
+    assert array_of(strings, "BYTES").tolist() == [["a", "é"]]
+    assert array_of(strings, "BYTES").dtype.kind == "U"
+    assert array_of(np.array([b"\xff"], object), "BYTES").tolist() == [b"\xff"]
+    assert array_of(np.array([b"a\0"], object), "BYTES").tolist() == [b"a\0"]
+    assert array_of(np.empty((0, 2), object), "BYTES").shape == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("result", "datatype", "wanted"),
+    [
+        (np.array([1.5], np.float32), "FP64", np.array([1.5], np.float64)),
+        (np.array([1.5]), "FP32", np.array([1.5], np.float32)),
+        (np.array([1, 2]), "FP32", np.array([1, 2], np.float32)),
+        (np.array([1.5]), "INT64", np.array([1.5])),
+        (np.array([1, 2]), "", np.array([1, 2])),
+        (np.array([True]), "", np.array([True])),
+        ([[1.0, 2.0]], "", np.array([[1.0, 2.0]])),
+        (2.5, "", np.array([2.5])),
+        (np.array([1], ">i4"), "", np.array([1], "<i4")),
+        ("text", "", np.array([b"text"], object)),
+        (b"\xff", "", np.array([b"\xff"], object)),
+        (np.array(["a", "bc"]), "FP64", np.array([b"a", b"bc"], object)),
+        ({"a": 1}, "", np.array([b'{"a": 1}'], object)),
+    ],
+)
+def test_results_are_tensors_of_the_datatype_that_is_said_or_of_their_own(
+    result: Any, datatype: str, wanted: Any
+) -> None:
+    positions, (tensor,) = tensors_of(result, [("output", datatype)])
+
+    assert positions == [0]
+    assert (tensor.dtype, tensor.shape, tensor.tolist()) == (wanted.dtype, wanted.shape, wanted.tolist())
+
+
+def test_several_outputs_come_by_name_or_in_order() -> None:
+    outputs = [("a", "FP64"), ("b", "")]
+
+    positions, tensors = tensors_of({"b": [1], "a": [2]}, outputs)
+    assert (positions, [tensor.tolist() for tensor in tensors]) == ([1, 0], [[1], [2.0]])
+    assert tensors_of((np.array([1.0]), [2]), outputs)[0] == [0, 1]
+    assert tensors_of(np.array([[1.0], [2.0]]), outputs)[0] == [0]
+
+
+def test_a_signature_is_read_from_tensors_of_the_v2_protocol_only() -> None:
+    said = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4]}], "outputs": [{"messagetype": "strData"}]}
+
+    signature = signature_of(said, batched=False)
+
+    assert [(spec.name, spec.datatype, spec.shape) for spec in signature.inputs] == [("x", "FP32", (-1, 4))]
+    assert signature.outputs == (DEFAULT["output"],)
+    assert signature_of(None, batched=True).inputs == (DEFAULT["input"],)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "shape"),
+    [({}, (-1, -1)), ({"shape": []}, (-1,)), ({"shape": [1]}, (-1,)), ({"shape": [5, -1]}, (-1, -1))],
+)
+def test_the_first_axis_is_free(tensor: dict[str, Any], shape: tuple[int, ...]) -> None:
+    (spec,) = signature_of({"inputs": [{"datatype": "BYTES", **tensor}]}, batched=False).inputs
+
+    assert (spec.name, spec.shape) == ("input", shape)

@@ -1,0 +1,257 @@
+"""The RPCs of seldon.protos over fake calls: what they send on, what comes back, and what they say of themselves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any, cast
+
+import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool
+
+from penstock.backends.errors import Code, InferError
+from penstock.server.answering import LARGE_BYTES
+from penstock.server.grpc.method import Status
+from penstock.server.restricted import Restricted, restricted_methods
+from penstock.server.seldon import protos
+from penstock.server.seldon.calls import SeldonCall
+from penstock.server.seldon.exposition import Exposition
+from penstock.server.seldon.messages import ANSWER, Description, Endpoint, Form
+from penstock.server.seldon.rpc import CATEGORIES, METADATA, PACKAGE, RPCS, SeldonRpcs
+from penstock.server.v2.rpc.descriptors import message_class
+from tests.server.v2.rpc.calls import FakeCall, HeldEngine, Services, settled
+
+PREDICT = PACKAGE + "Model/Predict"
+ALL = [*RPCS, *METADATA, "Seldon/GraphMetadata"]
+
+
+class FakeModels:
+    """What loading.py keeps of the components."""
+
+    def __init__(self, metadata: dict[str, Any] | None) -> None:
+        self.described = {"m": Description(metadata=metadata)}
+        self.sharing: dict[str, Any] = {}
+
+
+class FakeExposition:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.added: list[tuple[Endpoint, bytes]] = []
+
+    def add(self, endpoint: Endpoint, metrics: bytes) -> None:
+        self.added.append((endpoint, metrics))
+
+
+class Served:
+    """The RPCs over an Engine that answers when it is told."""
+
+    def __init__(self, metadata: dict[str, Any] | None = None) -> None:
+        self.engine = HeldEngine()
+        self.models = FakeModels(metadata)
+        self.exposition = FakeExposition()
+        self.rpcs = SeldonRpcs(
+            cast(Any, self.engine), lambda: "m", cast(Any, self.models), cast(Exposition, self.exposition)
+        )
+        self.methods = self.rpcs.methods()
+
+    def call(self, path: str = PREDICT, message: bytes = b"", deadline_ns: int = 0) -> FakeCall:
+        call = FakeCall(deadline_ns=deadline_ns)
+        method = self.methods[path]
+        assert method.unary is not None
+        method.unary(call, message)
+        return call
+
+    def reply(self, body: bytes, status: int = 0, metrics: bytes = b"") -> None:
+        """Answer all that was submitted, in one delivery."""
+        held, self.engine.held = self.engine.held, []
+        for each in held:
+            cast(SeldonCall, each).reply = ANSWER.pack(status, 0, len(metrics)) + metrics + body
+        self.rpcs.deliver(held)
+
+
+class FakeSharing:
+    """Makes calls, and says so."""
+
+    def __init__(self) -> None:
+        self.made = 0
+
+    def call_of(self, *said: Any) -> SeldonCall:
+        self.made += 1
+        return SeldonCall(*said)
+
+
+def service(files: Iterable[Any], name: str) -> Any:
+    """Find a service in what reflection gives, in whatever order."""
+    waiting = {file.name: file for file in files}
+    pool = descriptor_pool.DescriptorPool()
+    while waiting:
+        ready = next(file for file in waiting.values() if not waiting.keys() & set(file.dependency))
+        pool.AddSerializedFile(waiting.pop(ready.name).SerializeToString())
+    return pool.FindServiceByName(f"seldon.protos.{name}")
+
+
+@pytest.mark.parametrize("path", list(RPCS))
+def test_a_call_travels_as_it_came(path: str) -> None:
+    served = Served()
+    call = served.call(PACKAGE + path, b"whatever it is")
+    (request,) = served.engine.held
+    assert cast(SeldonCall, request).body == bytes((RPCS[path], Form.PROTO)) + b"whatever it is"
+    served.reply(b"answer")
+    assert (call.status, call.sent) == (Status.OK, [b"answer"])
+
+
+def test_an_error_of_the_component_is_answered_with_its_status_and_text() -> None:
+    served = Served()
+    call = served.call()
+    served.reply("Exception calling application: é".encode(), Status.UNKNOWN)
+    assert (call.status, call.text, call.sent) == (Status.UNKNOWN, "Exception calling application: é", [])
+
+
+def test_metrics_of_a_call_are_added_and_are_no_part_of_its_answer() -> None:
+    served = Served()
+    good, bad = served.call(), served.call()
+    served.reply(b"x", metrics=b'[["k","COUNTER",1,null]]')
+    assert served.exposition.added == [(Endpoint.PREDICT, b'[["k","COUNTER",1,null]]')] * 2
+    assert good.sent == bad.sent == [b"x"]
+
+
+def test_a_failure_of_the_server_keeps_its_code() -> None:
+    served = Served()
+    call = served.call()
+    served.engine.held[0].error = InferError(Code.OVERLOADED, "too much", 5_000_000)
+    served.rpcs.deliver(served.engine.held)
+    assert (call.status, call.text, call.pushback_ms) == (Status.UNAVAILABLE, "too much", 5)
+
+
+def test_what_is_refused_at_the_door_is_answered() -> None:
+    served = Served()
+    served.engine.failure = InferError(Code.NOT_READY, "the server is stopping")
+    call = served.call()
+    assert (call.status, call.cancelled) == (Status.UNAVAILABLE, None)
+
+
+def test_a_client_that_has_gone_takes_its_call_back() -> None:
+    served = Served()
+    call = served.call()
+    call.lose()
+    assert served.engine.cancelled == served.engine.held
+    served.reply(b"late")
+    assert call.sent == []
+
+
+def test_a_deadline_is_that_of_the_queue() -> None:
+    served = Served()
+    call = served.call(deadline_ns=12345)
+    (request,) = served.engine.held
+    assert request.deadline_ns == 12345
+    request.error = InferError(Code.EXPIRED, "Request timeout expired")
+    served.rpcs.deliver([request])
+    assert call.status is Status.DEADLINE_EXCEEDED
+
+
+def test_a_broken_reply_harms_only_its_call() -> None:
+    served = Served()
+    broken, whole = served.call(), served.call()
+    requests, served.engine.held = served.engine.held, []
+    cast(SeldonCall, requests[0]).reply = b"\0"
+    cast(SeldonCall, requests[1]).reply = ANSWER.pack(0, 0, 0) + b"x"
+    served.rpcs.deliver(requests)
+    assert (broken.status, whole.sent) == (Status.INTERNAL, [b"x"])
+
+
+def test_calls_that_may_share_a_batch_are_read_here() -> None:
+    served = Served()
+    sharing = served.models.sharing["m"] = FakeSharing()
+    served.call(PREDICT)
+    served.call(PACKAGE + "Router/Route")
+    assert (sharing.made, len(served.engine.held)) == (1, 2)
+    served.engine.refusal = InferError(Code.OVERLOADED, "the queue is full")
+    assert served.call(PREDICT).status is Status.UNAVAILABLE
+    assert sharing.made == 1
+
+
+def test_large_ones_are_read_on_a_thread() -> None:
+    async def main() -> None:
+        served = Served()
+        sharing = served.models.sharing["m"] = FakeSharing()
+        call = served.call(PREDICT, bytes(LARGE_BYTES))
+        assert served.engine.held == []
+        await settled()
+        assert (sharing.made, len(served.engine.held)) == (1, 1)
+        served.reply(b"x")
+        assert call.sent == [b"x"]
+        served.call(PREDICT, bytes(LARGE_BYTES)).lose()
+        await settled()
+        assert served.engine.held == []
+        assert served.engine.loaded[0].holds == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("path", METADATA)
+def test_metadata_is_answered_at_once(path: str) -> None:
+    metadata = {
+        "name": "n", "versions": ["v"], "platform": "p", "custom": {"a": "b"},
+        "inputs": [{"name": "i", "datatype": "BYTES", "shape": [1]}],
+        "outputs": [{"messagetype": "jsonData", "schema": {"type": "string"}}],
+    }  # fmt: skip
+    call = Served(metadata).call(PACKAGE + path)
+    said = protos.message_class("SeldonModelMetadata").FromString(call.sent[0])
+    assert (said.name, list(said.versions), said.platform, dict(said.custom)) == ("n", ["v"], "p", {"a": "b"})
+    assert (said.inputs[0].datatype, list(said.inputs[0].shape)) == ("BYTES", [1])
+    assert said.outputs[0].schema.struct_value.fields["type"].string_value == "string"
+
+
+@pytest.mark.parametrize("metadata", [None, {}], ids=["not valid", "empty"])
+def test_metadata_that_is_not_valid_is_an_empty_message(metadata: dict[str, Any] | None) -> None:
+    assert Served(metadata).call(PACKAGE + "Model/Metadata").sent == [b""]
+
+
+def test_metadata_that_no_message_holds_is_an_error_without_a_text() -> None:
+    call = Served({"inputs": [{"shape": [2**70]}]}).call(PACKAGE + "Model/Metadata")
+    assert (call.status, call.text) == (Status.UNKNOWN, "Exception calling application: ")
+
+
+def test_a_component_has_no_graph() -> None:
+    call = Served().call(PACKAGE + "Seldon/GraphMetadata")
+    assert call.status is Status.UNKNOWN
+    assert call.text == "Exception calling application: GraphMetadata not available on the Model level."
+
+
+def test_every_rpc_of_the_file_is_served() -> None:
+    services = ("Generic", "Model", "Router", "Transformer", "OutputTransformer", "Combiner", "Seldon")
+    told = [f"{name}/{method.name}" for name in services for method in service(protos.files(), name).methods]
+    assert sorted(told) == sorted(ALL)
+    assert sorted(Served().methods) == sorted(PACKAGE + path for path in ALL)
+
+
+def test_reflection_tells_of_the_services_beside_ours() -> None:
+    asked = message_class("grpc.reflection.v1alpha.ServerReflectionRequest")
+    answered = message_class("grpc.reflection.v1alpha.ServerReflectionResponse")
+
+    async def main() -> list[Any]:
+        services = Services(files=protos.files())
+        call, reader = services.open("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
+        for question in (asked(list_services=""), asked(file_containing_symbol="seldon.protos.Model.Predict")):
+            reader.message(question.SerializeToString())
+        reader.half_closed()
+        return [answered.FromString(each) for each in call.sent]
+
+    listed, file = asyncio.run(main())
+    names = {each.name for each in listed.list_services_response.service}
+    assert {"seldon.protos.Model", "seldon.protos.Seldon", "inference.GRPCInferenceService"} <= names
+    given = file.file_descriptor_response.file_descriptor_proto
+    predict = service(map(descriptor_pb2.FileDescriptorProto.FromString, given), "Model").methods_by_name["Predict"]
+    assert predict.input_type.name == "SeldonMessage"
+
+
+def test_the_rpcs_can_be_restricted() -> None:
+    restricted = Restricted.parse(["inference:key=secret"], "triton-grpc-protocol-")
+    methods = restricted_methods(Served(metadata={}).methods, restricted, CATEGORIES)
+    closed, open_to_all = FakeCall(), FakeCall()
+    for path, call in ((PREDICT, closed), (PACKAGE + "Model/Metadata", open_to_all)):
+        unary = methods[path].unary
+        assert unary is not None
+        unary(call, b"")
+    assert (closed.status, open_to_all.status) == (Status.UNAVAILABLE, Status.OK)

@@ -1,0 +1,612 @@
+"""SeldonService as the Service of a connection, over a fake transport, before an engine that answers when told."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import zlib
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from penstock.backends.errors import Code, InferError
+from penstock.batching.model import Model
+from penstock.server.answering import LARGE_BYTES
+from penstock.server.http.service import Shared
+from penstock.server.lanes import http_lane
+from penstock.server.listener import Listener
+from penstock.server.restricted import Restricted
+from penstock.server.seldon import openapi, pages
+from penstock.server.seldon.batching import Sharing
+from penstock.server.seldon.messages import ANSWER, Description, Endpoint, Form
+from penstock.server.seldon.service import SeldonService
+from penstock.server.settings import Settings
+from tests.fakes import fake_model
+from tests.server.http.lane import Answer, Lane, Own, in_chunks, run, turns
+from tests.server.v2.test_inference import HeldEngine
+
+JSON = "content-type: application/json"
+BODY = b'{"data":{"ndarray":[[1]]}}'
+NOT_FOUND = (
+    b'{"status":{"code":-1,"info":"404 Not Found: The requested URL was not found on the server. If you entered the '
+    b'URL manually please check your spelling and try again.","reason":"MICROSERVICE_INTERNAL_ERROR","status":1}}\n'
+)
+NOT_ALLOWED = (
+    b'{"status":{"code":-1,"info":"405 Method Not Allowed: The method is not allowed for the requested URL.",'
+    b'"reason":"MICROSERVICE_INTERNAL_ERROR","status":1}}\n'
+)
+METADATA = {"name": "m", "versions": ["1"], "custom": {}}
+
+
+def asked(target: str, body: bytes = b"", *lines: str, method: str = "POST", version: str = "1.1") -> bytes:
+    """Write a request with a Content-Length."""
+    head = [f"{method} {target} HTTP/{version}", "host: x", f"content-length: {len(body)}", *lines, "", ""]
+    return "\r\n".join(head).encode() + body
+
+
+def reply(body: bytes = b"{}\n", status: int = 200, lines: bytes = b"", metrics: bytes = b"") -> bytes:
+    """Write what a worker answers."""
+    return ANSWER.pack(status, len(lines), len(metrics)) + metrics + lines + body
+
+
+@dataclass
+class SeldonEngine(HeldEngine):
+    """An Engine whose only model is the component's, once that is `present`."""
+
+    present: bool = True
+
+    def model(self, name: str, version: str = "") -> Model:
+        if not self.present:
+            raise InferError(Code.NOT_FOUND, f"no '{name}'")
+        return self.loaded
+
+    def answer(self, *replies: bytes) -> None:
+        """Answer all that was submitted, as one delivery."""
+        batch, self.held = self.held, []
+        for call, answer in zip(batch, replies or [reply()] * len(batch), strict=True):
+            cast(Any, call).reply, call.outputs = answer, []
+        batch[0].sink.deliver(batch)
+
+    def fail(self, error: InferError) -> None:
+        """Fail the first that was submitted."""
+        call = self.held.pop(0)
+        call.error = error
+        call.sink.deliver([call])
+
+
+@dataclass
+class Counted:
+    """Keeps what it is told of metrics."""
+
+    added: list[tuple[Endpoint, bytes]] = field(default_factory=list)
+
+    def add(self, endpoint: Endpoint, metrics: bytes) -> None:
+        self.added.append((endpoint, metrics))
+
+
+class OwnV2(Own):
+    """Answers paths below /v2/own."""
+
+    def claim(self, head: Any) -> Any:
+        return "own" if head.path.startswith(b"/v2/own") else None
+
+
+class Served(Lane):
+    """A connection whose Service is SeldonService, beside one that answers paths below /v2/own."""
+
+    def __init__(self, *, strict: bool = True, restricted: Restricted | None = None) -> None:
+        self.engine, self.counted = SeldonEngine(), Counted()
+        self.described = {"m": Description(METADATA, '{"meta":{},"strData":"healthy"}\n', page="{...}\n")}
+        self.models = SimpleNamespace(described=self.described, sharing={})
+        settings = Settings(model_repository=("x",), dialect="seldon", seldon_strict=strict)
+        self.service = SeldonService(
+            cast(Any, self.engine), lambda: "m", cast(Any, self.models), cast(Any, self.counted), OwnV2(), settings
+        )
+        self.service.restricted = restricted or Restricted()
+        super().__init__(shared=shared_of(http_lane(settings, cast(Any, None), self.service)))
+
+    async def one(self, raw: bytes, *answers: bytes) -> Answer:
+        """Feed one request, have the component answer it if it is asked, and read the answer."""
+        self.transport.written.clear()
+        await self.fed(raw)
+        if self.engine.held:
+            self.engine.answer(*answers)
+        [answer] = self.answers
+        return answer
+
+    async def sent(self, raw: bytes) -> Any:
+        """Feed one request, and give the call that it has become."""
+        before = len(self.engine.held)
+        await self.fed(raw)
+        [call] = self.engine.held[before:]
+        self.engine.held.clear()
+        self.protocol.answer(200, b"", b"")
+        return call
+
+
+def shared_of(listener: Listener) -> Shared:
+    """Give what the connections of a port share."""
+    return cast(Shared, cast(Any, listener)._config.http_protocol_class.shared)
+
+
+def status_of(answer: Answer) -> dict[str, Any]:
+    """Read the error of an answer."""
+    assert answer.headers["content-type"] == "application/json"
+    status = json.loads(answer.body)["status"]
+    assert (status["code"], status["status"]) == (-1, 1)
+    return cast(dict[str, Any], status)
+
+
+class TestCalls:
+    def test_a_call_travels_as_it_came_and_so_does_its_answer(self) -> None:
+        async def main() -> None:
+            served = Served()
+            await served.fed(asked("/predict", BODY, JSON))
+            [call] = served.engine.held
+            assert (call.endpoint, call.body) == (Endpoint.PREDICT, bytes((Endpoint.PREDICT, Form.JSON)) + BODY)  # type: ignore[attr-defined]
+            served.engine.answer(reply(b'{"meta":{}}\n'))
+
+            [answer] = served.answers
+            assert (answer.status, answer.body) == (200, b'{"meta":{}}\n')
+            assert answer.headers["content-type"] == "application/json"
+            assert answer.headers["access-control-allow-origin"] == "*"
+            assert not answer.closes
+
+        run(main)
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            JSON, "content-type: application/json; charset=utf-8", "content-type: APPLICATION/JSON",
+            "content-type: application/vnd.me+json",
+        ],
+    )  # fmt: skip
+    @pytest.mark.parametrize("target", ["/predict", "/api/v1.0/predictions?x=1", "//predict", "/%70redict"])
+    def test_json_is_sent_without_more_words(self, line: str, target: str) -> None:
+        async def main() -> None:
+            assert (await Served().sent(asked(target, BODY, line))).body[:2] == bytes((Endpoint.PREDICT, Form.JSON))
+
+        run(main)
+
+    @pytest.mark.parametrize(
+        ("method", "target", "line", "said"),
+        [
+            ("GET", '/predict?json={"a":1}', "x: y", {"method": "GET", "type": "", "query": 'json={"a":1}'}),
+            ("POST", "/predict?json=1", JSON, {"method": "POST", "type": "application/json", "query": "json=1"}),
+            ("POST", "/predict?j%73on=1", JSON, {"method": "POST", "type": "application/json", "query": "j%73on=1"}),
+            ("POST", "/route", "content-type: text/plain", {"method": "POST", "type": "text/plain", "query": ""}),
+            ("GET", "/predict", JSON, {"method": "GET", "type": "application/json", "query": ""}),
+        ],
+    )
+    def test_anything_else_is_sent_with_what_its_head_says(
+        self, method: str, target: str, line: str, said: dict[str, str]
+    ) -> None:
+        async def main() -> None:
+            call = await Served().sent(asked(target.replace('"', "%22"), b"body", line, method=method))
+            head, _, body = call.body[2:].partition(b"\n")
+
+            said["query"] = said["query"].replace('"', "%22")
+            assert (call.body[1], json.loads(head), body) == (Form.HTTP, said, b"body")
+
+        run(main)
+
+    def test_heads_that_differ_in_their_query_are_not_taken_for_each_other(self) -> None:
+        async def main() -> None:
+            served = Served()
+            queries = [
+                json.loads((await served.sent(asked(f"/predict?json={query}"))).body[2:])["query"]
+                for query in (1, 2, 1, 22)
+            ]
+
+            assert queries == ["json=1", "json=2", "json=1", "json=22"]
+
+        run(main)
+
+    def test_a_component_says_its_status_its_content_type_and_more_lines(self) -> None:
+        async def main() -> None:
+            lines = b"text/plain\r\nx-mine: 1\r\n"
+            answer = await Served().one(asked("/predict", BODY, JSON), reply(b"no", 402, lines))
+
+            assert (answer.status, answer.body, answer.headers["content-type"]) == (402, b"no", "text/plain")
+            assert (answer.headers["x-mine"], answer.headers["access-control-allow-origin"]) == ("1", "*")
+
+        run(main)
+
+    def test_and_who_may_ask_it_if_it_likes(self) -> None:
+        async def main() -> None:
+            served = Served()
+            lines = b"text/plain\r\nAccess-Control-Allow-Origin: https://only.me\r\n"
+            answer = await served.one(asked("/predict", BODY, JSON), reply(b"", 200, lines))
+
+            assert answer.headers["access-control-allow-origin"] == "https://only.me"
+            assert served.transport.written.lower().count(b"access-control-allow-origin") == 1
+
+        run(main)
+
+    def test_its_metrics_are_taken_out(self) -> None:
+        async def main() -> None:
+            served = Served()
+            made = reply(b"no", 402, b"text/plain\r\nx-mine: 1\r\n", b"[[1]]")
+            answer = await served.one(asked("/route", BODY, JSON), made)
+
+            assert (answer.body, answer.headers["x-mine"]) == (b"no", "1")
+            assert served.counted.added == [(Endpoint.ROUTE, b"[[1]]")]
+
+        run(main)
+
+    @pytest.mark.parametrize("status", [204, 304])
+    def test_a_status_that_has_no_body_is_sent_without(self, status: int) -> None:
+        async def main() -> None:
+            served = Served()
+            answer = await served.one(asked("/predict", BODY, JSON), reply(b"body", status))
+
+            assert (answer.status, answer.body) == (status, b"")
+            assert (await served.one(asked("/predict", BODY, JSON), reply(b"next"))).body == b"next"
+
+        run(main)
+
+    def test_one_that_would_have_the_client_wait_for_more_is_none(self) -> None:
+        async def main() -> None:
+            assert (await Served().one(asked("/predict", BODY, JSON), reply(b"", 100))).status == 500
+
+        run(main)
+
+    def test_bodies_come_in_chunks_and_compressed(self) -> None:
+        async def main() -> None:
+            served = Served()
+            chunked = in_chunks("/predict", BODY[:3], BODY[3:]).replace(b"host: x", b"host: x\r\n" + JSON.encode())
+            gzipped = asked("/predict", gzip.compress(BODY), JSON, "content-encoding: GZIP")
+            deflated = asked("/predict", zlib.compress(BODY), JSON, "content-encoding: deflate")
+
+            assert [(await served.sent(raw)).body[2:] for raw in (chunked, gzipped, deflated)] == [BODY] * 3
+
+        run(main)
+
+    @pytest.mark.parametrize("coding", ["gzip", "deflate", "identity", "br", "x"])
+    def test_a_body_that_only_says_it_is_compressed_is_taken_as_it_is(self, coding: str) -> None:
+        async def main() -> None:
+            assert (await Served().sent(asked("/predict", BODY, JSON, f"content-encoding: {coding}"))).body[2:] == BODY
+
+        run(main)
+
+    def test_a_compressed_body_that_breaks_off_is_bad(self) -> None:
+        async def main() -> None:
+            served = Served()
+            cut = gzip.compress(BODY)[:-9]
+            answer = await served.one(asked("/predict", cut, JSON, "content-encoding: gzip"))
+
+            assert answer.status == 400
+            assert status_of(answer)["reason"] == "MICROSERVICE_BAD_DATA"
+
+        run(main)
+
+    def test_an_answer_is_compressed_for_who_takes_it(self) -> None:
+        async def main() -> None:
+            served = Served()
+            raw = asked("/predict", BODY, JSON, "accept-encoding: gzip")
+            answer = await served.one(raw, reply(b"a" * 1000))
+
+            assert (answer.headers["content-encoding"], gzip.decompress(answer.body)) == ("gzip", b"a" * 1000)
+            assert "content-encoding" not in (await served.one(raw, reply(b"a" * 1000, 500))).headers
+            assert "content-encoding" not in (await served.one(raw, reply(b"a"))).headers
+
+        run(main)
+
+    def test_head_is_answered_without_the_body(self) -> None:
+        async def main() -> None:
+            served = Served()
+            await served.fed(asked("/predict?json=1", method="HEAD"))
+            served.engine.answer(reply(b"12345"))
+
+            assert b"content-length: 5\r\n" in served.transport.written
+            assert served.transport.written.endswith(b"\r\n\r\n")
+
+        run(main)
+
+    def test_one_that_is_asked_after_the_component_was_loaded_again_finds_the_new_one(self) -> None:
+        async def main() -> None:
+            served = Served()
+            raw = asked("/predict", BODY, JSON)
+            assert (await served.sent(raw)).model is served.engine.loaded
+            served.engine.loaded, served.engine.generation = fake_model(), 2
+
+            assert (await served.sent(raw)).model is served.engine.loaded
+
+        run(main)
+
+    @pytest.mark.parametrize("size", [0, LARGE_BYTES])
+    def test_one_that_may_share_a_batch_is_read(self, size: int) -> None:
+        async def main() -> None:
+            served = Served()
+            served.models.sharing["m"] = Sharing(Description(batches=True), 8)
+            await served.sent(asked("/route", BODY, JSON))
+            served.feed(asked("/predict", b" " * size + BODY, JSON))
+            async with asyncio.timeout(5):
+                while not served.engine.held:  # noqa: ASYNC110 - a thread tells nobody
+                    await asyncio.sleep(0)
+
+            assert cast(Any, served.engine.held[0]).inputs[0].tolist() == [[1]]
+
+        run(main)
+
+    def test_the_answers_of_one_delivery_go_to_whom_they_belong(self) -> None:
+        async def main() -> None:
+            first, second = Served(), Served()
+            second.engine = second.service._engine = first.engine  # type: ignore[assignment]
+            for served in (first, second):
+                await served.fed(asked("/predict", BODY, JSON))
+            first.engine.answer(reply(b"1"), b"junk")
+
+            assert first.bodies == [b"1"]
+            assert second.statuses == [500]
+
+        run(main)
+
+
+class TestRefusals:
+    def test_a_component_that_is_not_there_is_not_ready(self) -> None:
+        async def main() -> None:
+            served = Served()
+            served.engine.present = False
+            raw = asked("/predict", BODY, JSON)
+            answer = await served.one(raw)
+
+            assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+            assert "is not ready" in status_of(answer)["info"]
+            served.engine.present = True
+            assert (await served.one(raw)).status == 200
+
+        run(main)
+
+    @pytest.mark.parametrize(
+        ("error", "status", "again", "reason"),
+        [
+            (InferError(Code.OVERLOADED, "full"), 503, "1", "MICROSERVICE_INTERNAL_ERROR"),
+            (InferError(Code.NOT_READY, "has ended"), 503, "1", "MICROSERVICE_INTERNAL_ERROR"),
+            (InferError(Code.EXPIRED, "took longer"), 503, None, "MICROSERVICE_INTERNAL_ERROR"),
+            (InferError(Code.INTERNAL, "broke"), 500, None, "MICROSERVICE_INTERNAL_ERROR"),
+            (InferError(Code.INVALID, "is too large"), 400, None, "MICROSERVICE_BAD_DATA"),
+        ],
+        ids=lambda value: value.code.name if isinstance(value, InferError) else "",
+    )
+    def test_an_error_of_the_server_has_the_shape_of_those_of_components(
+        self, error: InferError, status: int, again: str | None, reason: str
+    ) -> None:
+        async def main() -> None:
+            served = Served()
+            await served.fed(asked("/predict", BODY, JSON))
+            served.engine.fail(error)
+            served.engine.failure = error
+            later, refused = await served.fed(asked("/predict", BODY, JSON))
+
+            for answer in (later, refused):
+                assert (answer.status, answer.headers.get("retry-after")) == (status, again)
+                assert (status_of(answer)["info"], status_of(answer)["reason"]) == (error.message, reason)
+                assert answer.headers["access-control-allow-origin"] == "*"
+
+        run(main)
+
+    def test_what_is_our_own_fault_is_told_by_an_id_only(self, caplog: pytest.LogCaptureFixture) -> None:
+        async def main() -> None:
+            served = Served()
+            served.engine.failure = ValueError("secret")
+            answer = await served.one(asked("/predict", BODY, JSON, "x-request-id: me"))
+
+            assert (answer.status, status_of(answer)["info"]) == (500, "internal error, request id me")
+
+        run(main)
+        assert "secret" in caplog.text
+
+    def test_a_large_body_is_not_kept_for_a_full_queue(self) -> None:
+        async def main() -> None:
+            served = Served()
+            served.engine.refusal = InferError(Code.OVERLOADED, "full")
+            answer = await served.one(asked("/predict", b" " * 100_000, JSON))
+
+            assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+            assert (await served.one(asked("/nope", b" " * 100_000, JSON))).body == NOT_ALLOWED
+            served.engine.present, served.engine.generation = False, 2
+            assert "is not ready" in status_of(await served.one(asked("/predict", b" " * 100_000, JSON)))["info"]
+
+        run(main)
+
+    def test_who_has_gone_is_not_waited_for_but_what_was_done_is_counted(self) -> None:
+        async def main() -> None:
+            served = Served()
+            await served.fed(asked("/predict", BODY, JSON))
+            [call] = served.engine.held
+            served.transport.lose(None)
+            await turns()
+
+            assert served.engine.cancelled == [call]
+            served.engine.answer(reply(metrics=b"[[1]]"))
+            assert (served.answers, served.counted.added) == ([], [(Endpoint.PREDICT, b"[[1]]")])
+
+        run(main)
+
+    def test_restricted_groups_want_their_header(self) -> None:
+        async def main() -> None:
+            restricted = Restricted.parse(["inference,metadata:key=secret"])
+            served = Served(restricted=restricted)
+            assert (await served.one(asked("/health/ping", method="GET"))).status == 200
+            assert (await served.one(asked("/predict", BODY, JSON, "key: secret"))).status == 200
+            for target, method in (("/predict", "POST"), ("/%70redict", "POST"), ("/metadata", "GET")):
+                served = Served(restricted=restricted)
+                answer = await served.one(asked(target, BODY, JSON, method=method))
+                assert (answer.status, "expecting header 'key'" in status_of(answer)["info"]) == (403, True)
+
+        run(main)
+
+    def test_a_draining_server_answers_what_it_has_and_closes(self) -> None:
+        async def main() -> None:
+            served = Served()
+            await served.fed(asked("/predict", BODY, JSON))
+            served.protocol.shutdown()
+            served.engine.answer()
+            [answer] = served.answers
+
+            assert (answer.status, answer.closes) == (200, True)
+
+        run(main)
+
+
+class TestPages:
+    def test_a_ping_is_answered_at_once(self) -> None:
+        async def main() -> None:
+            served = Served()
+            served.engine.present = False
+            answer = await served.one(asked("/health/ping", method="GET"))
+
+            assert (answer.status, answer.body) == (200, b"pong")
+            assert answer.headers["content-type"] == "text/html; charset=utf-8"
+
+        run(main)
+
+    @pytest.mark.parametrize("path", ["/health/status", "/api/v1.0/health/status"])
+    def test_the_health_of_a_component_that_says_nothing_of_it_is_known(self, path: str) -> None:
+        async def main() -> None:
+            answer = await Served().one(asked(path, method="GET"))
+
+            assert (answer.status, answer.body) == (200, b'{"meta":{},"strData":"healthy"}\n')
+
+        run(main)
+
+    def test_one_that_does_is_asked(self) -> None:
+        async def main() -> None:
+            served = Served()
+            served.described["m"] = Description()
+            call = await served.sent(asked("/health/status", method="GET"))
+
+            assert (call.endpoint, call.body[0]) == (Endpoint.HEALTH, Endpoint.HEALTH)
+
+        run(main)
+
+    def test_nobody_is_healthy_who_has_no_worker(self) -> None:
+        async def main() -> None:
+            served = Served()
+            served.engine.loaded.instances.append(cast(Any, Lost()))
+            assert (await served.sent(asked("/health/status", method="GET"))).endpoint is Endpoint.HEALTH
+            served.engine.present, served.engine.generation = False, 2
+            served.transport.written.clear()
+            assert (await served.one(asked("/health/status", method="GET"))).status == 503
+
+        run(main)
+
+    @pytest.mark.parametrize("path", ["/metadata", "/api/v1.0/metadata"])
+    def test_metadata_is_what_the_component_has_said_at_its_start(self, path: str) -> None:
+        async def main() -> None:
+            served = Served()
+            raw = asked(path, method="GET")
+            assert (await served.one(raw)).body == b"{...}\n"
+            served.described["m"] = Description(None)
+            answer = await served.one(raw)
+            assert answer.status == 500
+            assert answer.body == pages.failure("Model metadata unavailable", "MICROSERVICE_BAD_METADATA")
+            served.described.clear()
+            assert (await served.one(raw)).status == 503
+
+        run(main)
+
+    def test_what_is_not_there_was_an_error_of_the_server(self) -> None:
+        async def main() -> None:
+            served = Served()
+            for raw, body in (
+                (asked("/nope", method="GET"), NOT_FOUND),
+                (asked("/api/v1.0/predictions", method="GET"), NOT_FOUND),
+                (asked("/predict", method="DELETE"), NOT_ALLOWED),
+                (asked("/nope", BODY, JSON), NOT_ALLOWED),
+                (asked("/health/status", BODY, JSON), NOT_ALLOWED),
+            ):
+                answer = await served.one(raw)
+                assert (answer.status, answer.body) == (500, body)
+                assert served.transport.written.startswith(b"HTTP/1.1 500 INTERNAL SERVER ERROR\r\n")
+
+        run(main)
+
+    def test_and_is_what_it_is_if_nobody_wants_it_so(self) -> None:
+        async def main() -> None:
+            served = Served(strict=False)
+            assert (await served.one(asked("/nope", BODY, JSON))).status == 404
+            answer = await served.one(asked("/predict", method="DELETE"))
+            assert (answer.status, answer.body) == (405, NOT_ALLOWED)
+            assert answer.headers["allow"] == "OPTIONS, GET, POST, HEAD"
+
+        run(main)
+
+    def test_options_are_told(self) -> None:
+        async def main() -> None:
+            answer = await Served().one(asked("/predict", method="OPTIONS"))
+
+            assert (answer.status, answer.body, answer.headers["allow"]) == (200, b"", "OPTIONS, GET, POST, HEAD")
+            assert answer.headers["content-type"] == "text/html; charset=utf-8"
+
+        run(main)
+
+    def test_pages_of_any_origin_may_ask(self) -> None:
+        async def main() -> None:
+            lines = (
+                "origin: http://a",
+                "access-control-request-method: post",
+                "access-control-request-headers: x-b, x-a",
+            )
+            headers = (await Served().one(asked("/predict", b"", *lines, method="OPTIONS"))).headers
+
+            assert headers["access-control-allow-origin"] == "http://a"
+            assert headers["access-control-allow-headers"] == "x-a, x-b"
+            assert headers["access-control-allow-methods"] == "DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT"
+            assert headers["vary"] == "Origin"
+            headers = (await Served().one(asked("/predict", BODY, JSON, *lines))).headers
+            assert headers["access-control-allow-origin"] == "http://a"
+            assert "access-control-allow-methods" not in headers
+
+        run(main)
+
+    def test_our_own_paths_are_left_to_who_has_them(self) -> None:
+        async def main() -> None:
+            served = Served()
+            assert (await served.one(asked("/v2/own", b"x"))).body == b"own /v2/own x"
+            assert (await served.one(asked("/v2/other", b"x"))).body == b"app /v2/other x"
+
+        run(main)
+
+
+class Lost:
+    """An Instance that cannot run."""
+
+    failure = InferError(Code.NOT_READY, "has ended")
+
+
+class TestOpenApi:
+    def test_the_document_is_served(self) -> None:
+        async def main() -> None:
+            answer = await Served().one(asked("/seldon.json", method="GET"))
+
+            assert json.loads(answer.body) == openapi.document()
+            assert answer.headers["content-disposition"] == "inline; filename=seldon.json"
+
+        run(main)
+
+    def test_all_that_it_describes_is_answered(self) -> None:
+        async def main() -> None:
+            served = Served()
+            for path, methods in openapi.document()["paths"].items():
+                for method in methods:
+                    answer = await served.one(asked(path, b"", JSON, method=method.upper()))
+                    assert answer.status == 200, path
+
+        run(main)
+
+    def test_what_it_refers_to_is_in_it_and_no_two_operations_have_one_name(self) -> None:
+        document = openapi.document()
+        text = json.dumps(document)
+        names = [part.partition('"')[0] for part in text.split('"#/components/schemas/')[1:]]
+        operations = [each["operationId"] for methods in document["paths"].values() for each in methods.values()]
+
+        assert set(names) == set(document["components"]["schemas"])
+        assert len(set(operations)) == len(operations)
+        assert all(
+            each["responses"]["200"]["description"] for way in document["paths"].values() for each in way.values()
+        )

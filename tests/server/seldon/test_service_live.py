@@ -1,0 +1,111 @@
+"""SeldonService before a component that runs: what a call does to others, and to what is asked beside it."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.live import Live, live_server
+
+MOODY = '''
+import os
+import pathlib
+import time
+
+
+class Moody:
+    """Does what it is told."""
+
+    def predict(self, X, names):
+        if X == "exit":
+            os._exit(3)
+        if X == "raise":
+            raise ValueError("not today")
+        if X.startswith("/"):
+            pathlib.Path(X, "begun").touch()
+            while not pathlib.Path(X, "enough").exists():
+                time.sleep(0.001)
+        return X
+'''
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    folder = tmp_path_factory.mktemp("moody")
+    (folder / "Moody.py").write_text(MOODY, "utf-8")
+    with live_server(folder, dialect="seldon", seldon_component="Moody") as live:
+        yield live
+
+
+def ask(live: Live, method: str, path: str, body: bytes | None = None, **fields: str) -> tuple[int, bytes]:
+    """Ask on a connection of its own."""
+    with closing(http.client.HTTPConnection("127.0.0.1", live.http_port, timeout=30)) as connection:
+        connection.request(method, path, body, {"Content-Type": "application/json"} | fields)
+        with connection.getresponse() as answer:
+            return answer.status, answer.read()
+
+
+def predict(live: Live, text: str) -> tuple[int, Any]:
+    """Have the component do something."""
+    status, body = ask(live, "POST", "/predict", json.dumps({"strData": text}).encode())
+    answer = json.loads(body)
+    return status, answer.get("strData") or answer["status"]["info"]
+
+
+def test_a_component_that_raises_or_exits_harms_its_own_call_only(live: Live) -> None:
+    words = ["a", "raise", "b", "exit", "c", "exit", "d"]
+    with ThreadPoolExecutor(len(words)) as threads:
+        found = list(threads.map(lambda word: predict(live, word), words))
+
+    dead = 503, "component 'Moody' ended: exit status 3"
+    assert found == [(200, "a"), (500, "not today"), (200, "b"), dead, (200, "c"), dead, (200, "d")]
+
+
+def test_one_that_takes_its_time_keeps_nobody_from_asking_how_it_is(live: Live, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as thread:
+        busy = thread.submit(predict, live, str(tmp_path))
+        while not (tmp_path / "begun").exists():
+            pass
+        assert ask(live, "GET", "/health/ping") == (200, b"pong")
+        assert ask(live, "GET", "/health/status") == (200, b'{"meta":{},"strData":"healthy"}\n')
+        assert ask(live, "GET", "/metadata")[0] == 200
+        assert not busy.done()
+        (tmp_path / "enough").touch()
+        assert busy.result(30) == (200, str(tmp_path))
+
+
+def test_one_connection_serves_many_calls(live: Live) -> None:
+    with closing(http.client.HTTPConnection("127.0.0.1", live.http_port, timeout=30)) as connection:
+        sockets = []
+        for text in ("a", "b", "c"):
+            connection.request("POST", "/predict", json.dumps({"strData": text}), {"Content-Type": "application/json"})
+            sockets.append(connection.sock)
+            with connection.getresponse() as answer:
+                assert json.load(answer)["strData"] == text
+
+    assert sockets == [sockets[0]] * 3
+
+
+def test_a_compressed_body_is_read(live: Live) -> None:
+    body = gzip.compress(b'{"strData":"x"}')
+
+    assert ask(live, "POST", "/predict", body, **{"Content-Encoding": "gzip"}) == (200, b'{"meta":{},"strData":"x"}\n')
+
+
+@pytest.mark.parametrize("path", ["/nope", "/v2x"])
+def test_what_is_not_there_is_refused_as_the_original_did(live: Live, path: str) -> None:
+    status, body = ask(live, "GET", path)
+
+    assert (status, json.loads(body)["status"]["info"][:14]) == (500, "404 Not Found:")
+
+
+def test_the_protocol_of_the_server_is_there_beside_it(live: Live) -> None:
+    assert ask(live, "GET", "/v2/health/ready")[0] == 200

@@ -1,0 +1,215 @@
+"""Whatever takes what the original handed over is called, and called once."""
+
+# ruff: noqa: N803 - X is what seldon-core calls it
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+
+from .asking import ask, asked, failed, inside
+
+MESSAGE = {"data": {"ndarray": [[1, 2]]}, "meta": {"puid": "p"}}
+GIVEN = {"puid": "p"}
+
+
+def _wrapped(function: Any) -> Any:
+    @functools.wraps(function)
+    def call(*args: Any, **keywords: Any) -> Any:
+        return function(*args, **keywords)
+
+    return call
+
+
+def _bare(function: Any) -> Any:
+    def call(*args: Any, **keywords: Any) -> Any:
+        return function(*args, **keywords)
+
+    return call
+
+
+class _Plain:
+    def predict(self, X: Any, names: Any) -> Any:
+        return ["no meta"]
+
+
+class _Defaulted:
+    def predict(self, X: Any, features_names: Any = None) -> Any:
+        return ["no meta"]
+
+
+class _WithMeta:
+    def predict(self, X: Any, names: Any, meta: Any) -> Any:
+        return [meta]
+
+
+class _WithDefaultedMeta:
+    def predict(self, X: Any, names: Any = (), meta: Any = None) -> Any:
+        return [meta]
+
+
+class _KeywordMeta:
+    def predict(self, X: Any, names: Any, *, meta: Any) -> Any:
+        return [meta]
+
+
+class _Keywords:
+    def predict(self, X: Any, names: Any, **keywords: Any) -> Any:
+        return [keywords["meta"]]
+
+
+class _Positional:
+    def predict(self, *args: Any) -> Any:
+        assert len(args) == 2
+        return ["no meta"]
+
+
+class _Anything:
+    def predict(self, *args: Any, **keywords: Any) -> Any:
+        return [keywords["meta"]]
+
+
+class _Static:
+    @staticmethod
+    def predict(X: Any, names: Any, meta: Any = None) -> Any:
+        return [meta]
+
+
+class _OfClass:
+    @classmethod
+    def predict(cls, X: Any, names: Any) -> Any:
+        return ["no meta"]
+
+
+class _MetaInTheSecondPlace:
+    def predict(self, X: Any, meta: Any) -> Any:
+        return ["no meta"]
+
+
+class _Decorated:
+    @_wrapped
+    def predict(self, X: Any, names: Any) -> Any:
+        return ["no meta"]
+
+
+class _DecoratedBare:
+    @_bare
+    def predict(self, X: Any, names: Any) -> Any:
+        return ["no meta"]
+
+
+class _DecoratedWithMeta:
+    @_wrapped
+    def predict(self, X: Any, names: Any, meta: Any) -> Any:
+        return [meta]
+
+
+class _Partial:
+    def __init__(self) -> None:
+        self.predict = functools.partial(self._predict, extra=1)
+
+    def _predict(self, X: Any, names: Any, extra: int, meta: Any = None) -> Any:
+        return [meta]
+
+
+class _Callable:
+    class Predict:
+        def __call__(self, X: Any, names: Any, meta: Any = None) -> Any:
+            return [meta]
+
+    predict = Predict()
+
+
+class _HandsOn:
+    def __init__(self) -> None:
+        self.tried = self.entered = 0
+
+    def predict(self, X: Any, names: Any, **keywords: Any) -> Any:
+        self.tried += 1
+        return self.really(X, **keywords)
+
+    def really(self, X: Any) -> Any:
+        self.entered += 1
+        return ["no meta"]
+
+
+@pytest.mark.parametrize(
+    ("component", "seen"),
+    [
+        (_Plain, "no meta"), (_Defaulted, "no meta"), (_WithMeta, GIVEN), (_WithDefaultedMeta, GIVEN),
+        (_KeywordMeta, GIVEN), (_Keywords, GIVEN), (_Positional, "no meta"), (_Anything, GIVEN), (_Static, GIVEN),
+        (_OfClass, "no meta"), (_MetaInTheSecondPlace, "no meta"), (_Decorated, "no meta"),
+        (_DecoratedBare, "no meta"), (_DecoratedWithMeta, GIVEN), (_Partial, GIVEN), (_Callable, GIVEN),
+        (_HandsOn, "no meta"),
+    ],
+)  # fmt: skip
+def test_a_method_gets_meta_if_it_takes_it(component: Any, seen: Any) -> None:
+    assert ask(component(), MESSAGE).said["data"]["ndarray"] == [seen]
+
+
+def test_a_function_of_c_is_not_handed_what_it_does_not_take() -> None:
+    class Compares:
+        predict = staticmethod(divmod)
+
+    text = ask(Compares(), {"strData": "a"}).said["status"]["info"]
+    assert text == "unsupported operand type(s) for divmod(): 'str' and 'list'"
+
+
+def test_a_method_that_takes_too_little_fails_as_it_did() -> None:
+    class One:
+        def predict(self, X: Any) -> Any:
+            return X
+
+    assert ask(One(), MESSAGE).body == failed("predict() takes 2 positional arguments but 3 were given")
+
+
+class _Counted:
+    def __init__(self) -> None:
+        self.calls = 0
+
+
+class _RaisesWithKeywords(_Counted):
+    def predict(self, X: Any, names: Any, **keywords: Any) -> Any:
+        self.calls += 1
+        raise TypeError("inner")
+
+
+class _RaisesWithMeta(_Counted):
+    def predict(self, X: Any, names: Any, meta: Any = None) -> Any:
+        self.calls += 1
+        raise TypeError("inner")
+
+
+class _RaisesWithout(_Counted):
+    def predict(self, X: Any, names: Any) -> Any:
+        self.calls += 1
+        raise TypeError("inner")
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("component", [_RaisesWithKeywords, _RaisesWithMeta, _RaisesWithout])
+def test_a_type_error_of_the_users_never_runs_the_model_twice(component: Any, strict: bool) -> None:
+    user = component()
+    assert ask(user, MESSAGE, strict=strict).body == failed("inner")
+    assert user.calls == 1
+
+
+def test_what_keywords_are_handed_on_to_is_learned_once() -> None:
+    user = _HandsOn()
+    service = inside(user)
+    for _ in range(3):
+        asked(service, MESSAGE)
+    assert (user.entered, user.tried) == (3, 4)
+
+
+def test_a_method_that_load_replaces_is_looked_at_again() -> None:
+    class Replaced:
+        def predict(self, X: Any, names: Any) -> Any:
+            self.predict = lambda X, names, meta: [meta]  # type: ignore[method-assign, assignment, misc]
+            return ["no meta"]
+
+    service = inside(Replaced())
+    assert asked(service, MESSAGE).said["data"]["ndarray"] == ["no meta"]
+    assert asked(service, MESSAGE).said["data"]["ndarray"] == [GIVEN]

@@ -1,0 +1,65 @@
+"""TensorProtos without TensorFlow: as its make_tensor_proto and make_ndarray have them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf import json_format
+
+from penstock.backends.backend import Array
+from penstock.server.seldon.inside.proto_bytes import pb
+from penstock.server.seldon.inside.tftensors import array_of_tftensor, tftensor_of_array
+
+NUMBERS = ["f4", "f8", "f2", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?", "c8", "c16"]
+
+
+def made(**said: Any) -> Any:
+    return json_format.ParseDict(said, pb.DefaultData().tftensor)
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+@pytest.mark.parametrize("shape", [(), (1,), (2, 3), (0, 2)], ids=str)
+def test_numbers_come_back(kind: str, shape: tuple[int, ...]) -> None:
+    array = np.ones(shape, kind)
+    found = array_of_tftensor(tftensor_of_array(array))
+    assert (found.dtype, found.shape, found.tolist()) == (array.dtype, shape, array.tolist())
+    assert found.flags.writeable
+
+
+def test_several_numbers_are_bytes_and_one_is_a_value() -> None:
+    assert json_format.MessageToDict(tftensor_of_array(np.array([1.0, 2.0], ">f4"))) == {
+        "dtype": "DT_FLOAT", "tensorShape": {"dim": [{"size": "2"}]}, "tensorContent": "AACAPwAAAEA=",
+    }  # fmt: skip
+    assert json_format.MessageToDict(tftensor_of_array(np.array([[3]]))) == {
+        "dtype": "DT_INT64", "tensorShape": {"dim": [{"size": "1"}, {"size": "1"}]}, "int64Val": ["3"],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("array", [
+    np.array([["a", "é"]]), np.array([[b"a", "é"]], "O"), np.array([[b"a", "é".encode()]], "O"),
+], ids=["texts", "mixed", "bytes"])  # fmt: skip
+def test_texts_come_back_as_bytes(array: Array) -> None:
+    found = array_of_tftensor(tftensor_of_array(array))
+    assert (found.dtype, found.tolist()) == (np.dtype("O"), [[b"a", "é".encode()]])
+
+
+def test_the_last_value_stands_for_those_that_are_not_there() -> None:
+    shape = {"dim": [{"size": 2}, {"size": 2}]}
+    assert array_of_tftensor(made(dtype="DT_INT32", tensorShape=shape, intVal=[1, 2])).tolist() == [[1, 2], [2, 2]]
+    assert array_of_tftensor(made(dtype="DT_INT32", tensorShape=shape)).tolist() == [[0, 0], [0, 0]]
+    assert (
+        array_of_tftensor(made(dtype="DT_STRING", tensorShape=shape, stringVal=["YQ=="])).tolist() == [[b"a"] * 2] * 2
+    )
+
+
+@pytest.mark.parametrize("array", [np.array([object()]), np.array(["2020"], "datetime64[Y]")], ids=["object", "date"])
+def test_arrays_that_no_tensor_holds_fail(array: Array) -> None:
+    with pytest.raises(TypeError, match="Unrecognized data type"):
+        tftensor_of_array(array)
+
+
+def test_a_kind_that_is_not_known_fails() -> None:
+    with pytest.raises(TypeError, match="Unsupported tensor type: 14"):
+        array_of_tftensor(made(dtype="DT_BFLOAT16"))
