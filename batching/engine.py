@@ -326,7 +326,8 @@ class Engine:
         else:
             self._models.clear()
             await asyncio.gather(*(self._loop.run_in_executor(None, model.close) for model in models))
-        await asyncio.gather(*map(close_outsides, models))
+        # those that have given way, too: one of them may have a request that is never done
+        await asyncio.gather(*map(close_outsides, {*models, *self._served()}))
         return dropped
 
     def _left(self, model: Model, count: int) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -226,7 +227,10 @@ class Server:
         logger.warning("SIGHUP: nothing is done, only a server with --http-workers replaces its processes")
 
     def force(self) -> None:
-        """Nothing outlives its process."""
+        """Kill the workers. They would end with this process; what user code has started there would not."""
+        for pid in own_workers():
+            with suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
 
     async def open(self) -> None:
         """Listen, and answer: live, not yet ready. With components of Seldon Core `load` does that.

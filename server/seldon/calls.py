@@ -1,4 +1,7 @@
-"""SeldonCall: a call of a component on its way through the Engine. Made by service.py, rpc.py and batching.py."""
+"""SeldonCall: a call of a component on its way through the Engine.
+
+Made by service.py, rpc.py, batching.py and graph/walk.py.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from penstock.server.settings import Settings
 
 from . import parameters
 from .components import Components
-from .modules import names_of
+from .modules import lacks_methods, names_of
 
 
 def check_components(settings: Settings) -> Report:
@@ -61,9 +61,12 @@ def _module_mistakes(folder: Path, component: str) -> list[Finding]:
         return [Finding(module, error.msg, error.lineno or 0)]
     except (OSError, ValueError) as error:
         return [Finding(module, f"cannot be read: {error}")]
-    if name in names or names & {"*", "__getattr__"}:
-        return []
-    return [Finding(module, f"has no class {name}")]
+    if name not in names and not names & {"*", "__getattr__"}:
+        return [Finding(module, f"has no class {name}")]
+    if lacks_methods(module, name):
+        text = f"{name} has none of a component's methods: calls of predict are answered with an empty array"
+        return [Finding(module, text, mistake=False)]
+    return []
 
 
 def described(spec: ModelSpec) -> list[str]:

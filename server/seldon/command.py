@@ -17,6 +17,8 @@ from typing import Any
 from penstock.server.setting import PREFIX
 from penstock.server.settings import SettingError, Settings, known_settings, resolve
 
+from .environ import truth
+
 NAME = "seldon-core-microservice"
 ANNOTATIONS = Path("/etc/podinfo/annotations")
 REST_TIMEOUT, GRPC_SIZE = "seldon.io/rest-timeout", "seldon.io/grpc-max-message-size"
@@ -57,8 +59,8 @@ class _Environment:
             raise SettingError(f"{name}: got {text!r}, wanted a whole number") from None
 
     def truth(self, name: str, *, default: bool = False) -> bool:
-        text = self.environ.get(name)
-        return default if text is None else text.lower() in {"1", "true", "t"}
+        said = truth(self.environ, name)
+        return default if said is None else said
 
 
 def run(argv: Sequence[str], serve: Callable[[Settings], int]) -> int:

@@ -24,7 +24,7 @@ from penstock.server.settings import Settings
 from . import parameters
 from .graph.nodes import Code
 from .graph.reading import demand, is_graph
-from .modules import MODEL_NAME, S2I, of_their_own_name, variables_of
+from .modules import MODEL_NAME, S2I, of_their_own_name, unreadable, variables_of
 
 BESIDE = ("protobuf",)
 """What a component needs that its requirements.txt need not say: seldon-core brought it, and gRPC is read with it."""
@@ -97,6 +97,7 @@ class Components:
             several = [f"{name}.py" for name in of_their_own_name(self.folder)]
             text = _UNKNOWN + (f"; here are {', '.join(several)}" if several else "")
             found.append(Finding(self.path, text))
+            found += [Finding(path, error.msg, error.lineno or 0) for path, error in unreadable(self.folder).items()]
         try:
             parameters.read(self.parameters)
         except parameters.BadParameterError as error:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.server.restricted import Restricted, restricted_methods
 
 from . import protos
+from .current import Current
 from .exposition import Exposition
 from .graph.repository import GraphRepository
 from .graph.rpc import GraphRpcs
@@ -46,7 +47,7 @@ class Seldon:
             in_front = GraphService(graph, others, self._settings.limits())
             in_front.restricted = others.restricted
             return in_front
-        service = SeldonService(engine, self._name, self.models, self.exposition, others, self._settings)
+        service = SeldonService(engine, self._current(engine), self.exposition, others, self._settings)
         service.restricted = others.restricted
         return service
 
@@ -55,7 +56,7 @@ class Seldon:
         if (graph := self._graph_on(engine)) is not None:
             methods = GraphRpcs(graph).methods()
         else:
-            methods = SeldonRpcs(engine, self._name, self.models, self.exposition).methods()
+            methods = SeldonRpcs(engine, self._current(engine), self.exposition).methods()
         return restricted_methods(methods, restricted, CATEGORIES)
 
     @staticmethod
@@ -73,5 +74,5 @@ class Seldon:
             self._graph = Graph(engine, self._repository, self.models, self.exposition)
         return self._graph
 
-    def _name(self) -> str:
-        return next(iter(self._repository.names()), "")
+    def _current(self, engine: Serves) -> Current:
+        return Current(engine, lambda: next(iter(self._repository.names()), ""), self.models)

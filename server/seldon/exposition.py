@@ -18,14 +18,13 @@ import orjson
 from penstock.server.families import FAMILIES
 from penstock.server.metrics import label_value
 
+from .environ import UNSET, UNSET_IMAGE
 from .messages import Endpoint
 
 logger = logging.getLogger("penstock.seldon")
 
 COUNTER, GAUGE, TIMER = "COUNTER", "GAUGE", "TIMER"
 _KINDS = {COUNTER: "counter", GAUGE: "gauge", TIMER: "histogram"}
-UNSET = "NOT_IMPLEMENTED"
-"""What a label says whose variable is not set."""
 WORKER = "0"
 """The value of `worker_id`: the copies of a component are added up, where each process of the original had its own."""
 EDGES = (  # seconds: fifty points from 0.001 to 30, as far from each other as the next; as the original wrote them
@@ -53,7 +52,7 @@ Step = Callable[[float], None]
 
 def labels_of(environ: Mapping[str, str]) -> dict[str, str]:
     """Give the labels that all series of a component have, from its variables."""
-    *name, version = environ.get("PREDICTIVE_UNIT_IMAGE", f"{UNSET}:{UNSET}").split(":")
+    *name, version = environ.get("PREDICTIVE_UNIT_IMAGE", UNSET_IMAGE).split(":")
     image, deployment = ":".join(name), environ.get("SELDON_DEPLOYMENT_ID", UNSET)
     return {
         "deployment_name": deployment,

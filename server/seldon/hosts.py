@@ -106,7 +106,7 @@ class Host:
         self._kept.count_with(takes.count)
 
     def proved(self) -> None:
-        """Note that the worker has answered: calls that end it now and then must not keep others waiting for the next."""
+        """Note that the worker has answered: a call that ends it is not to keep others waiting for the next one."""
         self._kept.proved()
 
     def served(self, calls: int) -> None:

@@ -47,6 +47,7 @@ class SeldonModels:
     def __init__(self, environments: Environments) -> None:
         self._environments = environments
         self.described: dict[str, Description] = {}
+        self._serving: dict[str, Crew] = {}
         self.sharing: dict[str, Sharing] = {}
         self.count: Callable[[Endpoint, bytes], None] = lambda _endpoint, _metrics: None
 
@@ -56,7 +57,8 @@ class SeldonModels:
         interpreter = await asyncio.to_thread(self._environments.interpreter, spec.worker, label)
 
         def told(description: Description) -> None:
-            self.described[spec.name] = description
+            if self._serving.get(spec.name) is crew:
+                self.described[spec.name] = description
             if crew.sharing is not None and not description.batches:
                 crew.sharing.allowed = False
 
@@ -69,6 +71,7 @@ class SeldonModels:
             await asyncio.gather(*(host.close() for host in crew.hosts))
             raise failed
         description = next(each for each in done if isinstance(each, Description))
+        self._serving[spec.name], self.described[spec.name] = crew, description
         batches = spec.options.get("batching") == "true" and description.batches
         spec = _completed(spec, description, batches=batches)
         if spec.signature is not None:
@@ -118,5 +121,5 @@ def _order(spec: ModelSpec, interpreter: str, label: str, number: int) -> Order:
         SERVICE, settings, label,
         {"model": spec.name, "version": str(spec.version), "instance": f"{spec.name}_{number}"},
         interpreter=interpreter, folder=Path(spec.path), path=spec.worker.path, environment=spec.worker.environment,
-        memory_bytes=spec.worker.memory_bytes, open_limit_s=OPEN_LIMIT_S,
+        memory_bytes=spec.worker.memory_bytes, open_limit_s=OPEN_LIMIT_S, heard=True,
     )  # fmt: skip

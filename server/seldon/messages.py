@@ -32,7 +32,7 @@ or null]], none for none. The body of a gRPC status other than OK is its text.""
 _HEAD = ANSWER.size
 
 
-def parted(reply: bytes) -> tuple[int, bytes, bytes, bytes]:
+def read_answer(reply: bytes) -> tuple[int, bytes, bytes, bytes]:
     """Take the answer to a CALL apart. Returns: its status, metrics, header lines, and body."""
     status, lines, metrics = ANSWER.unpack_from(reply)
     if not lines and not metrics:

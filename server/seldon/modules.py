@@ -8,6 +8,8 @@ from pathlib import Path
 S2I = Path(".s2i", "environment")
 """What s2i read when it built an image: `NAME=VALUE` lines, which became variables of the container."""
 MODEL_NAME = "MODEL_NAME"
+METHODS = ("predict", "transform_", "route", "aggregate", "send_feedback", "health_status", "__getattr__")
+"""How the names begin of what a component may have."""
 
 
 def variables_of(path: Path) -> dict[str, str]:
@@ -25,6 +27,19 @@ def of_their_own_name(folder: Path) -> list[str]:
     return [path.stem for path in sorted(folder.glob("*.py")) if path.stem in _classes_of(path)]
 
 
+def unreadable(folder: Path) -> dict[Path, SyntaxError]:
+    """Say which modules of a folder Python cannot read."""
+    found = {}
+    for path in sorted(folder.glob("*.py")):
+        try:
+            _parsed(path)
+        except SyntaxError as error:
+            found[path] = error
+        except (OSError, ValueError):
+            continue
+    return found
+
+
 def _classes_of(path: Path) -> set[str]:
     try:
         return {node.name for node in _parsed(path).body if isinstance(node, ast.ClassDef)}
@@ -37,15 +52,31 @@ def names_of(path: Path) -> set[str]:
 
     Raises: OSError, SyntaxError, ValueError.
     """
+    return _made(_parsed(path))
+
+
+def _made(tree: ast.AST) -> set[str]:
     found: set[str] = set()
-    for node in ast.walk(_parsed(path)):
-        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             found.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
             found |= {alias.asname or alias.name for alias in node.names}
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             found.add(node.id)
     return found
+
+
+def lacks_methods(path: Path, name: str) -> bool:
+    """Tell whether a class that stands in a module has nothing that Seldon calls, nor a class that it could have it of.
+
+    Raises: as `names_of`.
+    """
+    for node in _parsed(path).body:
+        if isinstance(node, ast.ClassDef) and node.name == name and not node.decorator_list:
+            inherits = any(ast.unparse(base) != "object" for base in node.bases) or node.keywords
+            return not inherits and not any(each.startswith(METHODS) for each in _made(node))
+    return False
 
 
 def _parsed(path: Path) -> ast.Module:

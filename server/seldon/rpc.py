@@ -16,19 +16,20 @@ from penstock.server.grpc.method import Method, Status
 from penstock.server.v2.rpc.calls import Tasks, as_refusal, refuse
 
 from .calls import SeldonCall
-from .messages import Endpoint, Form, parted
+from .messages import Endpoint, Form, read_answer
 from .protos import message_class
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
+    from penstock.batching.model import Model
     from penstock.batching.request import InferRequest
     from penstock.server.engines import Serves
     from penstock.server.grpc.method import Call, Unary
 
     from .batching import Sharing
+    from .current import Current
     from .exposition import Exposition
-    from .loading import SeldonModels
 
 PACKAGE = "/seldon.protos."
 RPCS: dict[str, Endpoint] = {
@@ -59,21 +60,17 @@ NO_GRAPH = "Exception calling application: GraphMetadata not available on the Mo
 
 
 class SeldonRpcs:
-    """Answers for the component of one server, whose `name` is asked for whenever the Engine's generation changes.
+    """Answers for the component of one server, which `current` finds.
 
     A call's deadline is that of its stay in the queue, and a client that has gone takes its call back from there.
     Threads: the event loop's.
     """
 
-    def __init__(self, engine: Serves, name: Callable[[], str], models: SeldonModels, exposition: Exposition) -> None:
+    def __init__(self, engine: Serves, current: Current, exposition: Exposition) -> None:
         self._engine = engine
-        self._name = name
-        self._models = models
+        self._current = current
         self._exposition = exposition
         self._tasks = Tasks()
-        self._model: Any = None
-        self._sharing: Sharing | None = None
-        self._generation = -1
 
     def methods(self) -> dict[str, Method]:
         """Give the RPCs by their paths."""
@@ -84,23 +81,24 @@ class SeldonRpcs:
 
     def begin(self, endpoint: Endpoint, call: Call, message: bytes) -> None:
         """Send one call on its way. Raises: InferError."""
-        if self._generation != self._engine.generation:
-            self._find()
-        if self._sharing is None or endpoint is not Endpoint.PREDICT:
-            self._submit(call, SeldonCall(self._model, endpoint, Form.PROTO, message, self))
+        model, sharing = self._current.find(), self._current.sharing
+        if sharing is None or endpoint is not Endpoint.PREDICT:
+            self._submit(call, SeldonCall(model, endpoint, Form.PROTO, message, self))
             return
         # it is to be read here, which nobody needs of what is refused whatever it brings
-        refusal = self._engine.turn_away(self._model)
+        refusal = self._engine.turn_away(model)
         if refusal is not None:
             self._refuse(call, refusal)
         elif len(message) < LARGE_BYTES:
-            self._submit(call, self._sharing.call_of(self._model, endpoint, Form.PROTO, message, self))
+            self._submit(call, sharing.call_of(model, endpoint, Form.PROTO, message, self))
         else:
-            self._tasks.start(call, partial(self._share_slowly, self._sharing, call, message), "Predict")
+            self._engine.hold(model)  # the version that it is for stays meanwhile
+            task = self._tasks.start(call, partial(self._share_slowly, model, sharing, call, message), "Predict")
+            task.add_done_callback(lambda _: self._engine.release(model))
 
     def metadata(self, call: Call, message: bytes) -> None:
         """Tell what the component says of itself: nothing, if that is not valid. Its name is not looked at."""
-        described = self._models.described.get(self._name())
+        described = self._current.description
         try:
             call.answer(metadata_message((described.metadata if described is not None else None) or {}))
         except json_format.ParseError:
@@ -109,13 +107,6 @@ class SeldonRpcs:
     def graph_metadata(self, call: Call, message: bytes) -> None:
         """Say that a component knows of no graph."""
         call.refuse(Status.UNKNOWN, NO_GRAPH)
-
-    def _find(self) -> None:
-        """Find what serves now. Raises: InferError."""
-        name = self._name()
-        self._model = self._engine.model(name)
-        self._sharing = self._models.sharing.get(name)
-        self._generation = self._engine.generation
 
     def _submit(self, call: Call, request: SeldonCall) -> None:
         request.context = call
@@ -127,16 +118,10 @@ class SeldonRpcs:
             call.cancelled = None
             self._refuse(call, error)
 
-    async def _share_slowly(self, sharing: Sharing, call: Call, message: bytes) -> None:
-        """Read on a thread what would hold the loop. The version that it is for stays meanwhile."""
-        model = self._model
-        self._engine.hold(model)
-        try:
-            request = await off_loop(len(message), sharing.call_of, model, Endpoint.PREDICT, Form.PROTO, message, self)
-            if not call.ended:
-                self._submit(call, request)
-        finally:
-            self._engine.release(model)
+    async def _share_slowly(self, model: Model, sharing: Sharing, call: Call, message: bytes) -> None:
+        """Read on a thread what would hold the loop."""
+        request = await off_loop(len(message), sharing.call_of, model, Endpoint.PREDICT, Form.PROTO, message, self)
+        self._submit(call, request)  # a call that has ended meanwhile has cancelled this
 
     # -- the sink ----------------------------------------------------------------------------------------------
 
@@ -152,7 +137,7 @@ class SeldonRpcs:
                     continue
                 # what was submitted here are SeldonCalls, and nothing else
                 reply: bytes = request.reply  # type: ignore[attr-defined]
-                status, metrics, _, body = parted(reply)
+                status, metrics, _, body = read_answer(reply)
                 if metrics:
                     self._exposition.add(request.endpoint, metrics)  # type: ignore[attr-defined]
                 if status:

@@ -17,7 +17,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.server.workers.order import NotBegunError, WorkerLost
 
 from .calls import RAW, SeldonCall
-from .messages import CALL, ROWS, TENSORS, Endpoint
+from .messages import APART, CALL, ROWS, TENSORS, Endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,6 +51,7 @@ class Seat:
         self._loop = asyncio.get_running_loop()
         self._batch: Batch | None = None
         self._fresh = False
+        self._began_ns = 0
         self._asked = 0
         self._answered: list[InferRequest] = []
         self._unbegun: list[InferRequest] = []
@@ -187,10 +188,11 @@ class Seat:
         else:
             self._host.crew.apart.update(requests)
             if isinstance(error, WorkerLost):
+                self._sharing.went(APART)
                 self._unbegun += requests
                 return
             if self._batch is not None:
-                self._batch.runs += len(requests)
+                self._batch.runs += len(requests) - 1  # the one of all of them has come to nothing
             for request in requests:
                 self._send(request)
 
@@ -237,12 +239,16 @@ class Seat:
         if self._asked or self._unbegun:
             if answered:
                 takes.late(batch, answered)
+                batch.exec_start_ns = batch.compute_start_ns = batch.exec_end_ns  # when the others have begun
             if not self._asked:
                 self._give_back(batch, takes)
             return
         self._batch = None
         self._host.free_ns = batch.exec_end_ns
-        self._host.crew.pace((batch.exec_end_ns - batch.exec_start_ns) / batch.runs)
+        self._host.crew.pace((batch.exec_end_ns - self._began_ns) / batch.runs)
+        if batch.exec_start_ns > self._began_ns:  # it was told in parts: these are the last
+            takes.late(batch, answered)
+            answered, batch.exec_start_ns = [], self._began_ns
         takes.freed(batch, answered)
         self._host.served(len(batch.requests))
 
@@ -250,7 +256,8 @@ class Seat:
         """Say when the worker has run a Batch: not before it was done with what it had been asked before."""
         if self._fresh:
             self._fresh = False
-            batch.exec_start_ns = batch.compute_start_ns = max(batch.exec_start_ns, self._host.free_ns)
+            self._began_ns = max(batch.exec_start_ns, self._host.free_ns)
+            batch.exec_start_ns = batch.compute_start_ns = self._began_ns
         batch.compute_end_ns = batch.exec_end_ns = time.monotonic_ns()
 
     def _give_back(self, batch: Batch, takes: Takes) -> None:

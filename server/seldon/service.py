@@ -19,14 +19,13 @@ from penstock.server.restricted import Restricted
 
 from . import openapi, pages
 from .calls import SeldonCall
-from .messages import ANSWER, Endpoint, Form
+from .messages import Endpoint, Form, read_answer
 from .pages import JSON, TEXT
 from .paths import METADATA, NOT_ALLOWED, NOT_FOUND, OPENAPI, OPTIONS, PING, is_ours, methods_of, parted, purpose_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from penstock.batching.model import Model
     from penstock.batching.request import InferRequest
     from penstock.server.engines import Serves
     from penstock.server.http.connection import Connection
@@ -35,9 +34,8 @@ if TYPE_CHECKING:
     from penstock.server.http.service import Service
     from penstock.server.settings import Settings
 
-    from .batching import Sharing
+    from .current import Current
     from .exposition import Exposition
-    from .loading import SeldonModels
 
 _CATEGORIES = {Endpoint.HEALTH: "health", PING: "health", METADATA: "metadata"}
 """As what the purposes of paths can be restricted; other Endpoints are inference."""
@@ -74,25 +72,20 @@ class Claim:
 
 
 class SeldonService:
-    """Answers for the component of one server, whose model's name `name` gives.
+    """Answers for the component of one server, which `current` finds.
 
     `others` answers what is Penstock's own. Threads: the event loop's, but for large bodies that are decoded.
     """
 
     def __init__(
-        self, engine: Serves, name: Callable[[], str], models: SeldonModels, exposition: Exposition, others: Service,
-        settings: Settings,
-    ) -> None:  # fmt: skip
+        self, engine: Serves, current: Current, exposition: Exposition, others: Service, settings: Settings
+    ) -> None:
         self._engine = engine
-        self._name = name
-        self._models = models
+        self._current = current
         self._exposition = exposition
         self._others = others
         self._limits = settings.limits()
         self._strict = settings.seldon_strict
-        self._model: Model | None = None
-        self._sharing: Sharing | None = None
-        self._generation = -1
         self.restricted = Restricted()
 
     # -- the Service -------------------------------------------------------------------------------------------
@@ -114,7 +107,7 @@ class SeldonService:
         if claim.endpoint is None:
             return None
         try:
-            return self._engine.turn_away(self._find())
+            return self._engine.turn_away(self._current.find())
         except InferError as error:
             return error
 
@@ -135,7 +128,7 @@ class SeldonService:
             return
         if claim.endpoint is None:
             self._answer_page(connection, claim)
-        elif claim.coding or (self._sharing is not None and len(body) >= LARGE_BYTES):
+        elif claim.coding or (self._current.sharing is not None and len(body) >= LARGE_BYTES):
             connection.task = asyncio.get_running_loop().create_task(self._ask_later(connection, claim, body))
         else:
             self._ask(connection, claim, claim.endpoint, body)
@@ -151,20 +144,18 @@ class SeldonService:
 
     def _ask(self, connection: FastLane, claim: Claim, endpoint: Endpoint, body: bytes) -> None:
         try:
-            model = self._model
-            if model is None or self._generation != self._engine.generation:
-                model = self._find()
+            model = self._current.find()
             if not claim.plain:
                 call = SeldonCall(model, endpoint, Form.HTTP, claim.described + body, self)
-            elif self._sharing is not None:
-                call = self._sharing.call_of(model, endpoint, Form.JSON, body, self)
+            elif (sharing := self._current.sharing) is not None:
+                call = sharing.call_of(model, endpoint, Form.JSON, body, self)
             else:
                 call = SeldonCall(model, endpoint, Form.JSON, body, self)
             self._submit(connection, call)
         except InferError as error:
             self.refuse(connection, error)
         except Exception as error:  # noqa: BLE001 - logged under an id, and the client gets an answer whatever it is
-            self.refuse(connection, internal(error, self._name(), claim.request_id))
+            self.refuse(connection, internal(error, self._current.name(), claim.request_id))
 
     def _submit(self, connection: FastLane, call: SeldonCall) -> None:
         call.context = connection
@@ -185,7 +176,7 @@ class SeldonService:
         try:
             if claim.coding and body.startswith(_MAGIC[claim.coding]):
                 body = await off_loop(len(body), decompress, body, claim.coding, self._limits)
-            model, sharing = self._find(), self._sharing
+            model, sharing = self._current.find(), self._current.sharing
             if sharing is not None and claim.plain and len(body) >= LARGE_BYTES:
                 self._engine.hold(model)
                 try:
@@ -200,22 +191,9 @@ class SeldonService:
         except InferError as error:
             self.refuse(connection, error)
         except Exception as error:  # noqa: BLE001 - as in _ask
-            self.refuse(connection, internal(error, self._name(), claim.request_id))
+            self.refuse(connection, internal(error, self._current.name(), claim.request_id))
         finally:
             off_task(connection)
-
-    def _find(self) -> Model:
-        """Find the model of the component, until the Engine has another. Raises: InferError (NOT_READY)."""
-        if self._model is None or self._generation != self._engine.generation:
-            self._generation, name = self._engine.generation, self._name()
-            try:
-                self._model = self._engine.model(name)
-            except InferError:
-                self._model = self._sharing = None
-                text = "the component is not ready: it is being loaded, or the log says why it cannot be"
-                raise InferError(Code.NOT_READY, text) from None
-            self._sharing = self._models.sharing.get(name)
-        return self._model
 
     # -- the sink ----------------------------------------------------------------------------------------------
 
@@ -237,18 +215,13 @@ class SeldonService:
                 self.refuse(connection, internal(error, request.model.name, claim.request_id))
 
     def _answer(self, connection: FastLane, claim: Claim, call: SeldonCall) -> None:
-        reply = call.reply
-        status, lines, metrics = ANSWER.unpack_from(reply)
-        at = ANSWER.size
+        status, metrics, lines, body = read_answer(call.reply)
         content_type, extra = JSON, claim.lines
         if metrics:
-            self._exposition.add(call.endpoint, reply[at : at + metrics])
-            at += metrics
+            self._exposition.add(call.endpoint, metrics)
         if lines:
-            content_type, _, own = reply[at : at + lines].partition(b"\r\n")
+            content_type, _, own = lines.partition(b"\r\n")
             extra = pages.joined(own, extra)
-            at += lines
-        body = reply[at:]
         if status in _BODILESS:
             body = b""
         elif status < 200:
@@ -262,8 +235,8 @@ class SeldonService:
     def _count_unread(self, call: SeldonCall) -> None:
         """Count what a call has said whose client has gone: the component has done it all the same."""
         try:
-            if call.error is None and (metrics := ANSWER.unpack_from(call.reply)[2]):
-                self._exposition.add(call.endpoint, call.reply[ANSWER.size : ANSWER.size + metrics])
+            if call.error is None and (metrics := read_answer(call.reply)[1]):
+                self._exposition.add(call.endpoint, metrics)
         except Exception as error:  # noqa: BLE001 - as in deliver, but for the answer
             internal(error, call.model.name, "")
 
@@ -292,9 +265,9 @@ class SeldonService:
 
     def _answer_health(self, connection: FastLane, claim: Claim) -> None:
         """Answer at once where that is known, and a worker serves; otherwise the component is asked."""
-        described = self._models.described.get(self._name())
+        described = self._current.description
         try:
-            if described is not None and described.health and self._find().healthy:
+            if described is not None and described.health and self._current.find().healthy:
                 connection.answer(200, described.health.encode(), JSON, claim.lines)
             else:
                 self._ask(connection, claim, Endpoint.HEALTH, b"")
@@ -302,7 +275,7 @@ class SeldonService:
             self.refuse(connection, error)
 
     def _answer_metadata(self, connection: FastLane, claim: Claim) -> None:
-        described = self._models.described.get(self._name())
+        described = self._current.description
         if described is None:
             self.refuse(connection, InferError(Code.NOT_READY, "the component is not ready: it says what it is later"))
         elif described.metadata is None:

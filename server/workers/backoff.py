@@ -10,8 +10,8 @@ class Backoff:
     """How long to wait before the next start. Told the time, of any clock.
 
     Invariants: the first wait is 0 s, the next `first_s`, each one after that twice as long, none above `most_s`. All
-    begins anew once a start has served for `forget_s`, or with `forget`. A start that never served is a failure, however
-    long it took.
+    begins anew once a start has served for `forget_s`, or with `forget`. A start that never served is a failure,
+    however long it took.
     """
 
     def __init__(self, first_s: float = 1.0, most_s: float = 60.0, forget_s: float = 5.0) -> None:

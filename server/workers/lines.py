@@ -97,11 +97,15 @@ class Output:
     """One worker's output: a pipe that is read on the loop.
 
     The worker does not wait for the log, unless it writes more than 25 MB/s. `last` is its last line so far. Lines
-    that have one of `noise` in them are for debugging only, and never the last.
+    that have one of `noise` in them are for debugging only, and never the last. Those that are `heard` are logged also
+    where the server logs warnings or errors alone: who wrote them has chosen what to write.
     """
 
-    def __init__(self, descriptor: int, label: str, about: Mapping[str, str], noise: Sequence[str] = ()) -> None:
+    def __init__(
+        self, descriptor: int, label: str, about: Mapping[str, str], noise: Sequence[str] = (), *, heard: bool = False
+    ) -> None:  # fmt: skip
         self.last = ""
+        self._heard = heard
         self._noise = noise
         self._descriptor = descriptor
         self._label = label
@@ -155,6 +159,8 @@ class Output:
                 level = logging.DEBUG
             else:
                 self.last = line
+                if self._heard:
+                    level = max(level, min(logger.getEffectiveLevel(), logging.ERROR))
             logger.log(level, "%s: %s", self._label, line, extra=self._about)
 
     def close(self) -> None:

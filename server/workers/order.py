@@ -24,8 +24,9 @@ class Order:
     Python that runs it, with numpy and orjson; "": this one. `folder` is where it works, None: where the server does.
     `path` comes first on its sys.path, `environment` beside the server's own variables. `mounts` are folders that it
     finds at other paths, where the system lets it have them so (child.py). Lines of its output that have one of `noise`
-    in them are logged for debugging only. `count` is told STARTED, and
-    ENDED with the reason after it (one of REASONS) when the worker ends, unless it was stopped: Model.count.
+    in them are logged for debugging only; others as INFO, or, if they are `heard`, as the least that the server logs.
+    `count` is told STARTED, and ENDED with the reason after it (one of REASONS) when the worker ends, unless it was
+    stopped: Model.count.
     Units: `memory_bytes` resident, 0 for no limit; `open_limit_s` for opening, seconds.
     """
 
@@ -39,6 +40,7 @@ class Order:
     environment: Mapping[str, str] = field(default_factory=dict)
     mounts: Mapping[str, str] = field(default_factory=dict)
     noise: tuple[str, ...] = ()
+    heard: bool = False
     memory_bytes: int = 0
     open_limit_s: float = 300.0
     count: Callable[[str], None] = field(default=lambda _: None, compare=False, repr=False)

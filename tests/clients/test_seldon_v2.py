@@ -231,7 +231,7 @@ def test_with_batching_calls_of_both_protocols_share_batches(folder: Path) -> No
         def ask(number: int) -> None:
             with httpx.Client() as rest, client_of(live, triton_http) as v2:
                 start.wait(30)
-                for turn in range(10):
+                for turn in range(3):
                     value = float(number + turn)
                     found = rest.post(f"{live.url}/predict", json={"data": {"ndarray": [[value]]}}).json()
                     assert found["data"]["ndarray"] == [[value]]
@@ -241,5 +241,5 @@ def test_with_batching_calls_of_both_protocols_share_batches(folder: Path) -> No
         with ThreadPoolExecutor(16) as pool:
             list(pool.map(ask, range(16)))
         (found,) = httpx.get(f"{live.url}/v2/models/Wide/stats").json()["model_stats"]
-        assert found["inference_count"] == 320
-        assert found["execution_count"] < 320
+        assert found["inference_count"] == 96
+        assert found["execution_count"] < 96

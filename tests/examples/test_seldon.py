@@ -8,9 +8,13 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from penstock.server.seldon.check import check_components
 from penstock.server.settings import Settings
 from tests.live import Live, live_server
+
+pytestmark = pytest.mark.slow
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "seldon"
 README = (EXAMPLES / "README.md").read_text("utf-8")

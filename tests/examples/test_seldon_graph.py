@@ -8,7 +8,11 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.live import Live, live_server
+
+pytestmark = pytest.mark.slow
 
 MANIFEST = Path(__file__).parents[2] / "examples" / "seldon-graph" / "deployment.yaml"
 FLOWER = {"data": {"ndarray": [[5.1, 3.5, 1.4, 0.2]]}}

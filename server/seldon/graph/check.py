@@ -39,8 +39,9 @@ def check_graph(settings: Settings) -> Report:
 
 def _drawn(deployment: Deployment) -> Iterator[str]:
     """Draw the graphs, a line for each node."""
+    alone = sum(not predictor.shadow for predictor in deployment.predictors) == 1
     for predictor in deployment.predictors:
-        share = "a shadow" if predictor.shadow else f"{predictor.weight} % of the requests"
+        share = "a shadow" if predictor.shadow else f"{100 if alone else predictor.weight} % of the requests"
         yield f"{deployment.name}, predictor {predictor.name}: {share}"
         yield from _under(predictor.graph, 1)
 

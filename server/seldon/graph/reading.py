@@ -48,7 +48,7 @@ def read(path: Path) -> Deployment:
     try:
         if file.is_file() and file.stat().st_size > MAX_BYTES:
             raise MistakeError(Finding(file, f"has more than {MAX_BYTES} bytes"))
-        root = Said(file, parse(read_text(file)), "", findings)
+        root = Said(file, parse(_text(file)), "", findings)
         deployment = _manifest(root) if "kind" in root or "apiVersion" in root else _small(root)
     except MistakeError as error:
         findings.append(error.finding)
@@ -56,6 +56,12 @@ def read(path: Path) -> Deployment:
         findings.append(Finding(file, str(error), error.line))
     found = tuple(sorted(findings, key=lambda finding: finding.line))
     return Deployment(file, deployment.name, deployment.namespace, deployment.predictors, found)
+
+
+def _text(file: Path) -> str:
+    """Read it. JSON may be indented with tabs, as YAML may not; its texts have none. Raises: MistakeError."""
+    text = read_text(file)
+    return text.replace("\t", " ") if text.lstrip().startswith("{") else text
 
 
 def _small(root: Said) -> Deployment:

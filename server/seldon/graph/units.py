@@ -68,6 +68,8 @@ class Units:
         variables = self._variables(said, container)
         _check(said, Node(name, "", kind, methods, implementation, made))
         parameters = self._parameters(said, implementation)
+        if implementation == ABTEST:
+            _check_ratio(said, parameters)
         if implementation not in BUILT_IN:
             try:
                 check_parameters(json.dumps(parameters))
@@ -151,11 +153,8 @@ class Units:
 def _check(said: Said, node: Node) -> None:
     """Tell of what cannot be meant so."""
     count = len(node.children)
-    if node.implementation == ABTEST:
-        if count != 2:
-            said.mistake(f"{ABTEST} chooses between two children, and there {'is' if count == 1 else 'are'} {count}")
-        _check_ratio(said)
-        return
+    if node.implementation == ABTEST and count != 2:
+        said.mistake(f"{ABTEST} chooses between two children, and there {'is' if count == 1 else 'are'} {count}")
     if node.implementation in BUILT_IN:
         return
     calls = node.into is not None or node.routes or node.aggregates or node.out or node.takes_feedback
@@ -167,12 +166,11 @@ def _check(said: Said, node: Node) -> None:
         said.warn("it neither routes nor combines: all children are called, and the first one's answer is taken")
 
 
-def _check_ratio(said: Said) -> None:
-    for each in said.parts("parameters") if not isinstance(said.plain("parameters"), dict) else []:
-        if each.text("name") == "ratioA":
-            try:
-                fits = 0 <= float(each.text("value")) <= 1
-            except ValueError:
-                fits = False
-            if not fits:
-                each.mistake(f"ratioA is a number from 0 to 1, not '{each.text('value')}'")
+def _check_ratio(said: Said, parameters: list[dict[str, str]]) -> None:
+    for value in (each["value"] for each in parameters if each["name"] == "ratioA"):
+        try:
+            fits = 0 <= float(value) <= 1
+        except ValueError:
+            fits = False
+        if not fits:
+            said.mistake(f"ratioA is a number from 0 to 1, not '{value}'", "parameters")

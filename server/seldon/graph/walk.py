@@ -17,7 +17,8 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.sinks import FutureSink
 from penstock.server.answering import off_loop
 from penstock.server.seldon.calls import SeldonCall
-from penstock.server.seldon.messages import Endpoint, parted
+from penstock.server.seldon.environ import UNSET_IMAGE
+from penstock.server.seldon.messages import Endpoint, read_answer
 from penstock.server.seldon.pages import JSON
 
 from . import builtin
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 ABORT = -2
 """What a router answers that wants no child to be asked: the message goes back as it is."""
 ALL = -1
-_UNSAID = "NOT_IMPLEMENTED:NOT_IMPLEMENTED"
 _SINK = FutureSink()
 
 
@@ -91,7 +91,7 @@ class Walk:
 
     async def ask(self, node: Node, endpoint: Endpoint, message: Message) -> Message:
         """Call one node. Raises: as `predict`."""
-        self.path[node.name] = node.image or _UNSAID
+        self.path[node.name] = node.image or UNSET_IMAGE
         model = model_of(self._means.engine, node)
         form, payload = self._wire.payload(message)
         sharing = self._means.sharing.get(node.model)
@@ -125,7 +125,7 @@ class Walk:
 
     def _opened(self, call: SeldonCall, node: Node, endpoint: Endpoint) -> tuple[int, Message]:
         """Give the status and the message of an answer; what it says of itself is counted."""
-        status, metrics, lines, body = parted(call.reply)
+        status, metrics, lines, body = read_answer(call.reply)
         if metrics:
             self._means.tell(node.model, endpoint, metrics)
         return status, Message(body, lines.partition(b"\r\n")[0] if lines else JSON)

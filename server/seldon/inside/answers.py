@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from penstock.server.seldon.environ import truth
 from penstock.server.seldon.messages import ANSWER
 
 from .component import KEPT_NAMES, Component, inherited
@@ -73,15 +74,18 @@ def construct(component: Component, request: Any, result: Any, meta: Any, metric
 
 def reply(component: Component, status: int, body: bytes, lines: bytes = b"") -> bytes:
     """Write the answer to a CALL, with the metrics that were recorded for it, which are then forgotten."""
-    if not component.recorded:
-        return ANSWER.pack(status, len(lines), 0) + lines + body
+    metrics = recorded_of(component) if component.recorded else b""
+    return ANSWER.pack(status, len(lines), len(metrics)) + metrics + lines + body
+
+
+def recorded_of(component: Component) -> bytes:
+    """Write the metrics that were recorded, as an ANSWER has them; they are then forgotten."""
     recorded, component.recorded = component.recorded, []
     try:
-        metrics = _OF_METRICS.encode(recorded).encode()
+        return _OF_METRICS.encode(recorded).encode() if recorded else b""
     except (TypeError, ValueError):
         logger.exception("Metrics that are no numbers are not counted")
-        metrics = b""
-    return ANSWER.pack(status, len(lines), len(metrics)) + metrics + lines + body
+        return b""
 
 
 class Writer:
@@ -92,12 +96,12 @@ class Writer:
 
     def __init__(self, environ: Mapping[str, str] = os.environ, *, strict: bool = True) -> None:
         self._strict = strict
-        pretty = flag(environ, "FLASK_JSONIFY_PRETTYPRINT_REGULAR")
-        debug = flag(environ, "FLASK_DEBUG")
+        pretty = truth(environ, "FLASK_JSONIFY_PRETTYPRINT_REGULAR")
+        debug = truth(environ, "FLASK_DEBUG")
         if debug is None:
             debug = environ.get("FLASK_ENV") == "development"
-        self._ascii = flag(environ, "FLASK_JSON_AS_ASCII") is not False
-        self._sorts = flag(environ, "FLASK_JSON_SORT_KEYS") is not False
+        self._ascii = truth(environ, "FLASK_JSON_AS_ASCII") is not False
+        self._sorts = truth(environ, "FLASK_JSON_SORT_KEYS") is not False
         self._indents = debug if pretty is None else pretty
         self._seen: dict[int, Any] = {}
         fits = self._ascii and self._sorts and not self._indents
@@ -177,12 +181,6 @@ def _encoder_of_parts(seen: dict[int, Any]) -> Any:
         )  # fmt: skip
     except (AttributeError, TypeError):
         return None
-
-
-def flag(environ: Mapping[str, str], name: str) -> bool | None:
-    """Read a setting that is true or false as the original does; None where there is none."""
-    said = environ.get(name)
-    return None if said is None else said.lower() in {"1", "true", "t"}
 
 
 def _are_plain(array: Any) -> bool:

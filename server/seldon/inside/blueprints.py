@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
+from penstock.server.seldon.environ import truth
 from penstock.server.seldon.messages import Endpoint, Form
 
-from .answers import Writer, flag
+from .answers import Writer
 from .component import MISSING
 from .failing import failure
 from .originals import SeldonMicroserviceException
@@ -48,7 +50,11 @@ Page = tuple[int, bytes, bytes]
 def blueprints_of(user: Any, writer: Writer) -> Blueprints | None:
     """Make what a component's `model_error_handler` asks for; None where it has none."""
     blueprint = getattr(user, "model_error_handler", MISSING)
-    return None if blueprint is MISSING else Blueprints(blueprint, writer)
+    if blueprint is not MISSING:
+        return Blueprints(blueprint, writer)
+    if "flask" in sys.modules:
+        Blueprints(None, writer)  # its app stays the current one, for a component that calls flask.jsonify
+    return None
 
 
 class Blueprints:
@@ -64,7 +70,7 @@ class Blueprints:
         self._view: Callable[[], tuple[int, bytes]] = _nothing
         app = self._app = flask.Flask(__name__, static_folder=None)
         for setting in SETTINGS:
-            said = flag(os.environ, f"FLASK_{setting}")
+            said = truth(os.environ, f"FLASK_{setting}")
             if said is not None:
                 app.config[setting] = said
         writer.configure(app.json)

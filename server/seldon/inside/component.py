@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.server.seldon.environ import UNSET, UNSET_IMAGE
 from penstock.server.seldon.messages import Endpoint
 
 from .metrics import are_valid
@@ -102,6 +103,8 @@ class Component:
             if method is MISSING:
                 raise SeldonNotImplementedError("Route not defined")
             branch, tags, metrics = self.split(self._called(endpoint, method, features, names, meta))
+            if not self.strict and isinstance(branch, np.integer):
+                branch = int(branch)  # what np.argmax says
             if not isinstance(branch, int):
                 raise SeldonMicroserviceException(ROUTE_TEXT + str(branch))
             return np.array([[branch]]), tags, metrics
@@ -330,10 +333,8 @@ def inherited(name: str, user: Any) -> bool:
 
 
 def _request_path() -> dict[str, str]:
-    name = os.environ.get("PREDICTIVE_UNIT_ID", "NOT_IMPLEMENTED")
-    if name == "NOT_IMPLEMENTED":
-        return {}
-    return {name: os.environ.get("PREDICTIVE_UNIT_IMAGE", "NOT_IMPLEMENTED:NOT_IMPLEMENTED")}
+    name = os.environ.get("PREDICTIVE_UNIT_ID", UNSET)
+    return {} if name == UNSET else {name: os.environ.get("PREDICTIVE_UNIT_IMAGE", UNSET_IMAGE)}
 
 
 async def _awaited(result: Any) -> Any:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any
 
+from penstock.server.seldon.environ import truth
 from penstock.server.seldon.messages import Endpoint, Form
 
-from .answers import Writer, construct, flag, reply
+from .answers import Writer, construct, reply
 from .blueprints import Blueprints, blueprints_of
 from .component import NOTHING, Component, merged, merged_metrics
-from .failing import failure, http_status, is_response
+from .failing import UNTOLD, failure, http_status, is_response, said_of
 from .originals import SeldonMicroserviceException
 from .payloads import names_of, parts
 from .requests import found_in, message_of
+
+logger = logging.getLogger("seldon_core")
 
 _BODILESS = (204, 304)
 _PREDICT, _ROUTE, _HEALTH, _JSON = Endpoint.PREDICT, Endpoint.ROUTE, Endpoint.HEALTH, Form.JSON
@@ -25,7 +29,7 @@ class Rest:
     def __init__(self, component: Component) -> None:
         self.component = component
         self.writer = Writer(strict=component.strict)
-        self.passes = flag(os.environ, "PAYLOAD_PASSTHROUGH") is True
+        self.passes = truth(os.environ, "PAYLOAD_PASSTHROUGH") is True
         self.blueprints = blueprints_of(component.user, self.writer)
         self._ends = (self._plain, self._feedback, self._plain, self._plain, self._plain, self._aggregate)
 
@@ -68,8 +72,12 @@ class Rest:
             self.blueprints = Blueprints(None, self.writer)
         if self.blueprints is not None:
             return reply(self.component, *self.blueprints.failed(endpoint, form, payload, error))
-        status, message = failure(error)
-        return reply(self.component, http_status(status), self.writer.write(message))
+        try:
+            status, message = failure(error)
+            return reply(self.component, http_status(status), self.writer.write(message))
+        except Exception:  # its text cannot be had, or is nothing that JSON has words for
+            logger.exception("An exception cannot be told to the client")
+            return reply(self.component, 500, self.writer.write(said_of(UNTOLD)))
 
     def _answered(self, endpoint: Endpoint, form: Form, payload: bytes) -> tuple[int, bytes]:
         """Give the status and the body. Raises: whatever goes wrong."""
@@ -146,4 +154,4 @@ def passed(message: Any) -> bytes:
         return bytes(message)
     if isinstance(message, str):
         return message.encode()
-    return b"".join(each.encode() if isinstance(each, str) else bytes(each) for each in message)
+    return b"".join(each.encode() if isinstance(each, str) else each for each in message)

@@ -16,6 +16,11 @@ from .originals import SeldonMicroserviceException
 logger = logging.getLogger("seldon_core")
 
 INTERNAL = "MICROSERVICE_INTERNAL_ERROR"
+UNTOLD = (
+    "500 Internal Server Error: The server encountered an internal error and was unable to complete your request. "
+    "Either the server is overloaded or there is an error in the application."
+)
+"""What Flask says of an exception that cannot be told."""
 _HERE = f"{Path(__file__).parent}{os.sep}"
 _QUALIFIED = re.compile(r"^(?:[\w<>]+\.)+(?=\w+\(\) )")
 """The class that Python names since 3.10 when a method is called with the wrong arguments."""
@@ -28,10 +33,14 @@ def failure(error: Exception) -> tuple[int, dict[str, Any]]:
     else:
         with contextlib.suppress(Exception):
             print_traceback(error)
-        status = 500
-        said = {"status": {"status": 1, "info": text_of(error), "code": -1, "reason": INTERNAL}}
+        status, said = 500, said_of(text_of(error))
     logger.error("%s", said)
     return status, said
+
+
+def said_of(text: str) -> dict[str, Any]:
+    """Give the message that tells of a failure of the component."""
+    return {"status": {"status": 1, "info": text, "code": -1, "reason": INTERNAL}}
 
 
 def print_traceback(error: BaseException) -> None:

@@ -62,8 +62,8 @@ def _headers(lines: bytes) -> dict[str, str]:
 
 
 def _parameter(header: str, name: str) -> str | None:
-    """Give a parameter of a header's value, None for none."""
+    """Give a parameter of a header's value, the last of its name; None for none."""
     message = Message()
     message["content-type"] = header
-    value = message.get_param(name)
-    return None if value is None else collapse_rfc2231_value(value)
+    values = [value for key, value in message.get_params([]) if key.lower() == name]
+    return collapse_rfc2231_value(values[-1]) if values else None

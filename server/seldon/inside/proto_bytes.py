@@ -25,6 +25,8 @@ pb: Any = importlib.import_module("seldon_core.proto.prediction_pb2")
 _DOUBLE = 8
 _OF_METRIC = {"key", "type", "value", "tags"}
 _MOST_FLOAT = float(np.finfo(np.float32).max)
+_NO_NUMBERS = {"c": "complex", "m": "datetime.timedelta"}
+"""What numpy calls numbers and a Tensor does not hold, by the dtype's kind. A timedelta of nanoseconds is an int."""
 _FEW = 16
 """As many numbers are written one by one, more as a whole."""
 _NAMES: dict[tuple[Any, ...], bytes] = {}
@@ -88,10 +90,10 @@ def _many(array: Array) -> bytes:
 
 
 def _tensor_bytes(array: Array) -> bytes:
-    if array.dtype.kind == "c":
-        raise TypeError(f"{array.flat[0].item()} has type complex, but expected one of: int, float")
+    if array.dtype.kind in _NO_NUMBERS and array.size and not isinstance(first := array.flat[0].item(), int):
+        raise TypeError(f"{first!r} has type {_NO_NUMBERS[array.dtype.kind]}, but expected one of: int, float")
     shape = b"".join(map(varint, array.shape))
-    values = array.astype("<f8", order="C", copy=False).tobytes()
+    values = array.astype("<f8", order="C", copy=False).tobytes() if array.size else b""
     return (field(1, shape) if shape else b"") + (field(2, values) if values else b"")
 
 
@@ -102,7 +104,7 @@ def _names_bytes(names: Any) -> bytes:
     except TypeError:  # what cannot be hashed is no text, which protobuf will say
         known = None
     if known is None:
-        known = pb.DefaultData(names=key).SerializeToString()
+        known = pb.DefaultData(names=_texts(key)).SerializeToString()
         if len(_NAMES) >= _MOST_NAMES:
             _NAMES.clear()
         _NAMES[key] = known
@@ -110,6 +112,14 @@ def _names_bytes(names: Any) -> bytes:
 
 
 # -- what JSON can say -----------------------------------------------------------------------------------------
+
+
+def _texts(names: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Give names again. Raises: TypeError for what is no text, in words that today's protobuf has not."""
+    for name in names:
+        if not isinstance(name, (str, bytes)):
+            raise TypeError(f"{name!r} has type {type(name).__name__}, but expected one of: bytes, unicode")
+    return names
 
 
 class MisfitError(Exception):
@@ -144,6 +154,8 @@ def meta_bytes(said: dict[str, Any], puid: str = "", *, exact: bool = True) -> b
             packed += _entry(2, key, _value(value))
         except MisfitError as misfit:
             raise json_format.ParseError(f"Failed to parse tags field: {misfit.told(f'Meta.tags[{key}]')}.") from None
+        except UnicodeEncodeError as error:
+            raise json_format.ParseError(f"Failed to parse tags field: {error}.") from None
         except AttributeError:
             raise json_format.ParseError("Failed to parse tags field: expected string or bytes-like object.") from None
     for key, value in (path or {}).items():

@@ -22,6 +22,7 @@ from .answers import reply
 from .component import NOTHING, merged, merged_metrics
 from .failing import text_of
 from .originals import SeldonMicroserviceException, SeldonNotImplementedError
+from .payloads import NUMERIC
 from .proto_bytes import data_bytes, json_bytes, meta_bytes, pb
 from .proto_values import array_of, meta_of, payload_of
 
@@ -60,7 +61,7 @@ def answer(component: Component, endpoint: Endpoint, payload: bytes) -> bytes:
     """Do one call over gRPC. Returns: the answer to a CALL, whatever comes of it."""
     try:
         request = _READ[endpoint](payload)
-    except DecodeError:
+    except (DecodeError, UnicodeDecodeError):  # the latter of protobuf's pure Python
         status = Status.INTERNAL if component.strict else Status.INVALID_ARGUMENT
         return reply(component, status, b"Exception deserializing request!")
     return _replied(component, endpoint, partial(called, component, endpoint, request))
@@ -99,9 +100,13 @@ def failed(error: Exception, *, strict: bool = True) -> tuple[Status, str]:
 
     The original had one for all, and of its own exceptions no text, which it kept elsewhere.
     """
+    try:
+        said = text_of(error)
+    except Exception:  # noqa: BLE001 - as grpcio has it
+        return Status.UNKNOWN, "Calling application raised unprintable Exception!"
     if strict:
-        return Status.UNKNOWN, f"Exception calling application: {text_of(error)}"
-    text = str(getattr(error, "message", "") or text_of(error))
+        return Status.UNKNOWN, f"Exception calling application: {said}"
+    text = str(getattr(error, "message", "") or said)
     if isinstance(error, (SeldonNotImplementedError, NotImplementedError)):
         return Status.UNIMPLEMENTED, text
     status = getattr(error, "status_code", None)
@@ -171,6 +176,8 @@ def feedback_of(said: Any) -> Any:
         json_format.ParseDict(said, message)
     except json_format.ParseError as error:
         raise SeldonMicroserviceException(f"Invalid JSON: {error}") from None
+    except SystemError as error:  # protobuf's own, of a field whose name is no UTF-8
+        raise SeldonMicroserviceException(f"Invalid JSON: {error.__cause__ or error}") from None
     return message
 
 
@@ -247,7 +254,7 @@ def respond(component: Component, request: Any, result: Any, meta: Any, metrics:
 
 def _kind(request: Any, array: Any) -> str | None:
     """Say how an array travels: as the request's did, if it is of numbers."""
-    if array.dtype.kind not in "iufc":
+    if array.dtype.kind not in NUMERIC:
         return "ndarray"
     kind = request.WhichOneof("data_oneof")
     return request.data.WhichOneof("data_oneof") if kind == "data" else "tensor"

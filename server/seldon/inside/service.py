@@ -51,11 +51,11 @@ def open_service(settings: dict[str, Any], channel: Channel) -> SeldonInside:
         return SeldonInside(_constructed(settings), settings, channel)
     except parameters.BadParameterError as error:
         raise InferError(Code.INVALID, str(error)) from None
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it is, there is no component
-        with contextlib.suppress(Exception):
+    except BaseException as error:  # noqa: BLE001 - whatever it is, there is no component
+        said = f"component '{settings['component']}' cannot be opened: {type(error).__name__}"
+        with contextlib.suppress(Exception):  # its text is user code, too
             traceback.print_exception(error)
-        text = error.message if isinstance(error, SeldonMicroserviceException) else str(error)
-        said = f"component '{settings['component']}' cannot be opened: {type(error).__name__}: {text}"
+            said += f": {error.message if isinstance(error, SeldonMicroserviceException) else error}"
         raise InferError(Code.INVALID, said) from None
 
 

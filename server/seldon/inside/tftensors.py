@@ -52,12 +52,14 @@ def array_of_tftensor(tensor: Any) -> Array:
         values = np.array(given, np.float64).view(np.complex128).astype(kind)
     else:
         values = np.array(list(given), kind)
-    if len(values) == count:
-        return values.reshape(shape)
-    # the last one stands for all that are not there
-    padded = np.full(count, values[-1] if len(values) else np.zeros((), kind).item() if kind != "O" else b"", kind)
-    padded[: len(values)] = values[:count]
-    return padded.reshape(shape)
+    if len(values) < count:
+        # the last one stands for all that are not there
+        padded = np.full(count, values[-1] if len(values) else np.zeros((), kind).item() if kind != "O" else b"", kind)
+        padded[: len(values)] = values
+        values = padded
+    elif len(values) > count and kind != "O":
+        raise ValueError("index can't contain negative values")  # of numpy's padding there
+    return values.reshape(shape)
 
 
 def tftensor_of_array(array: Array) -> Any:

@@ -6,7 +6,7 @@ import json
 from typing import Any, NamedTuple
 
 from penstock.server.seldon.inside.service import SeldonInside
-from penstock.server.seldon.messages import ANSWER, CALL, Endpoint, Form
+from penstock.server.seldon.messages import CALL, Endpoint, Form, read_answer
 
 
 class Answer(NamedTuple):
@@ -51,11 +51,8 @@ def posted(user: Any, body: bytes, content_type: str, query: str = "") -> Answer
 
 def answer_of(reply: bytes) -> Answer:
     """Take the answer to a CALL apart."""
-    status, lines, metrics = ANSWER.unpack_from(reply)
-    at = ANSWER.size
-    said = json.loads(reply[at : at + metrics]) if metrics else []
-    at += metrics
-    return Answer(status, reply[at + lines :].decode(), said, reply[at : at + lines].decode())
+    status, metrics, lines, body = read_answer(reply)
+    return Answer(status, body.decode(), json.loads(metrics or b"[]"), lines.decode())
 
 
 def failed(text: str, reason: str = "MICROSERVICE_INTERNAL_ERROR") -> str:

@@ -65,6 +65,8 @@ class Staged:
     def ask(self, answered: Any, kind: int, body: bytes, arrays: Any = None, limit_s: float = 0.0) -> None:
         if not self.serves:
             raise NotBegunError
+        if not self.stage.travels(body):
+            raise ValueError("too long")
         self._calls.append((answered, kind, body, arrays))
         self.most = max(self.most, len(self._calls))
         self._soon()
@@ -119,6 +121,7 @@ class Stage:
         self.service, self.plan = service, plan
         self.workers: list[Staged] = []
         self.fails_to_start: Callable[[], bool] = lambda: False
+        self.travels: Callable[[bytes], bool] = lambda _: True
         self.counted: list[tuple[Endpoint, bytes]] = []
         self.models = SeldonModels(self)  # type: ignore[arg-type]
         self.models.count = lambda endpoint, metrics: self.counted.append((endpoint, metrics))
@@ -134,6 +137,7 @@ class Stage:
         """Serve for as long as the scene lasts."""
         monkeypatch.setattr(kept, "Worker", lambda order, lost, _said: Staged(self, order, lost))
         monkeypatch.setattr(kept, "Backoff", NoBackoff)
+        monkeypatch.setattr(NoBackoff, "forgotten", 0)
         spec = ModelSpec(
             NAME, 1, Path(), SELDON, policy=policy, instances=(InstanceGroup(workers),),
             options={"component": NAME, **options},
@@ -151,11 +155,14 @@ class Stage:
 
 
 class NoBackoff:
-    """Starts again at once."""
+    """Starts again at once. `forgotten` counts the times that a worker was said to do well."""
+
+    forgotten = 0
 
     def serves(self, _now_s: float) -> None: ...
 
-    def forget(self) -> None: ...
+    def forget(self) -> None:
+        NoBackoff.forgotten += 1
 
     def ended(self, _now_s: float) -> float:
         return 0.0

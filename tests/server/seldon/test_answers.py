@@ -183,13 +183,14 @@ def test_what_could_not_be_written_is_not_kept() -> None:
     class Unwritable:
         pass
 
-    value = Unwritable()
+    writer, value = Writer({}), Unwritable()
     gone = weakref.ref(value)
     with pytest.raises(TypeError, match="not JSON serializable"):
-        Writer({}).write({"data": {"names": [[value]], "ndarray": []}, "meta": {}})
+        writer.write({"data": {"names": [[value]], "ndarray": []}, "meta": {}})
     del value
     gc.collect()
     assert gone() is None
+    assert writer.write({"a": 1}) == b'{"a":1}\n'
 
 
 @pytest.mark.parametrize(

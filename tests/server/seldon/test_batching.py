@@ -19,7 +19,7 @@ from penstock.server.seldon import protos
 from penstock.server.seldon.batching import MOST_FAILURES, Sharing
 from penstock.server.seldon.calls import RAW, SeldonCall
 from penstock.server.seldon.inside.service import SeldonInside
-from penstock.server.seldon.messages import ANSWER, CALL, ROWS, Description, Endpoint, Form
+from penstock.server.seldon.messages import APART, CALL, ROWS, TOGETHER, Description, Endpoint, Form, read_answer
 from tests.live import live_server
 from tests.server.seldon.crews import Ledger, Stage
 
@@ -176,13 +176,31 @@ def test_rows_that_arrive_together_run_together(monkeypatch: pytest.MonkeyPatch)
     assert (counted.inference_count, counted.execution_count) == (16, 1)
 
 
+def test_slow_calls_run_together_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0]
+    monkeypatch.setattr("penstock.server.seldon.seats.time.monotonic_ns", lambda: now[0])
+
+    class Slow(Doubling):
+        def predict(self, rows: Any, names: Any) -> Any:
+            now[0] += 10_000_000
+            return super().predict(rows, names)
+
+    user = Slow()
+    requests = [json_request(data={"ndarray": [[number, 2]]}) for number in range(20, 36)]
+
+    answers(user, requests, monkeypatch, shares=True, rounds=20)
+
+    assert user.calls[-1] == 16
+
+
 def test_one_bad_row_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     requests = [json_request(data={"ndarray": [[number]]}) for number in range(10, 16)]
 
-    found, service, _ = answers(Doubling(), requests, monkeypatch, shares=True)
+    found, service, counted = answers(Doubling(), requests, monkeypatch, shares=True)
 
     assert [b"thirteen" in reply for reply in found] == [False, False, False, True, False, False]
     assert service.kinds == [ROWS] + [CALL] * 6
+    assert [(entry.rows, entry.count) for entry in counted.batch_stats] == [(1, 6)]
 
 
 def test_a_batch_that_ends_the_worker_runs_apart_and_only_the_guilty_one_is_lost(
@@ -193,6 +211,37 @@ def test_a_batch_that_ends_the_worker_runs_apart_and_only_the_guilty_one_is_lost
     found, _, _ = answers(Doubling(), requests, monkeypatch, shares=True, deadly=b"p4")
 
     assert [reply == "ended" for reply in found] == [False, False, False, False, True, False]
+
+
+def test_what_cannot_travel_fails_and_what_comes_after_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(Watched(Doubling()))
+    stage.travels = lambda body: b"heavy" not in body
+    ledger = Ledger()
+
+    async def scene(engine: Engine, model: Model) -> None:
+        for turn, puid in enumerate(("heavy", "light")):
+            for number in range(3):
+                _, body = json_request(data={"ndarray": [[number]]}, meta={"puid": puid})
+                made = stage.models.sharing[model.name].call_of(model, Endpoint.PREDICT, Form.JSON, body, ledger)
+                made.context = puid, number
+                engine.submit(made)
+            await ledger.all((turn + 1) * 3)
+
+    stage.run(monkeypatch, scene, policy=BatchPolicy(default_max_batch_rows=16), batching="true")
+
+    assert [ledger.ends["heavy", number] for number in range(3)] == [["component 'Staged': too long"]] * 3
+    assert all(b'"puid":"light"' in end for number in range(3) for end in ledger.ends["light", number])
+
+
+def test_a_component_that_no_batch_leaves_alive_gets_no_more_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = [json_request(data={"ndarray": [[number]]}) for number in range(4)]
+
+    found, service, _ = answers(
+        Doubling(), requests, monkeypatch, shares=True, deadly=b'"rests"', rounds=MOST_FAILURES + 4
+    )
+
+    assert all(b'"ndarray":[[' in reply for reply in found)
+    assert sum(b'"rests"' in ran for ran in service.ran) == MOST_FAILURES
 
 
 class Telling(Doubling):
@@ -211,6 +260,19 @@ class Pooling(Doubling):
     def predict(self, rows: Any, names: Any) -> Any:
         self.calls.append(len(rows))
         return rows.sum(axis=0, keepdims=True)
+
+
+def test_a_batch_that_goes_well_makes_up_for_those_that_did_not() -> None:
+    sharing = Sharing(BATCHES, 64)
+
+    for _ in range(MOST_FAILURES - 1):
+        sharing.went(APART)
+    sharing.went(TOGETHER)
+    for _ in range(MOST_FAILURES - 1):
+        sharing.went(APART)
+    assert sharing.allowed
+    sharing.went(APART)
+    assert not sharing.allowed
 
 
 def test_a_component_that_answers_for_each_call_shares_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,8 +365,7 @@ def test_metrics_are_counted_for_each_call(monkeypatch: pytest.MonkeyPatch) -> N
 
     found, _, _ = answers(Doubling(), requests, monkeypatch, shares=True)
 
-    sizes = [ANSWER.unpack_from(reply)[2] for reply in found]
-    assert all(b'"calls"' in reply[ANSWER.size : ANSWER.size + size] for reply, size in zip(found, sizes, strict=True))
+    assert all(b'"calls"' in read_answer(reply)[1] for reply in found)
 
 
 MISBEHAVING = """

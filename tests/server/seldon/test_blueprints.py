@@ -109,13 +109,24 @@ def test_what_is_around_all_requests_is_around_those_that_go_well() -> None:
 
 
 def test_an_abort_with_a_response_is_that_response() -> None:
-    assert ask(MyModel(), {"strData": "response"})[:2] == (418, "body")
+    answer = ask(MyModel(), {"strData": "response"})
+    assert (answer[:2], answer.lines) == ((418, "body"), "text/html; charset=utf-8\r\n")
 
     class WithoutBlueprint:
         def predict(self, X: Any, names: Any) -> Any:
             flask.abort(flask.Response("body", 418))
 
     assert ask(WithoutBlueprint(), {"strData": "a"})[:2] == (418, "body")
+
+
+def test_what_needs_an_app_of_flasks_has_one_without_a_blueprint_too() -> None:
+    class Writes:
+        def predict_raw(self, message: Any) -> Any:
+            response = flask.jsonify(message)
+            return response.get_json() if message["jsonData"] else response
+
+    assert ask(Writes(), {"jsonData": 1}).body == '{"jsonData":1}\n'
+    assert ask(Writes(), {"jsonData": 0})[:2] == (500, failed("Object of type Response is not JSON serializable"))
 
 
 def test_an_error_in_it_is_an_internal_error() -> None:

@@ -176,6 +176,17 @@ def test_a_route_is_an_int() -> None:
         assert asked(service, {"strData": word}, Endpoint.ROUTE)[:2] == (400, refused)
 
 
+def test_a_route_may_be_a_number_of_numpy_where_that_is_taken() -> None:
+    class Router:
+        def route(self, X: Any, names: Any) -> Any:
+            return {"n": np.argmax([0, 1]), "f": np.float64(1)}[X]
+
+    service = inside(Router(), strict=False)
+    one = '{"data":{"names":["t:0"],"tensor":{"shape":[1,1],"values":[1]}},"meta":{}}\n'
+    assert asked(service, {"strData": "n"}, Endpoint.ROUTE).body == one
+    assert asked(service, {"strData": "f"}, Endpoint.ROUTE).status == 400
+
+
 def test_aggregate_merges_what_its_messages_say() -> None:
     class Mean:
         def aggregate(self, Xs: Any, features_names: Any) -> Any:

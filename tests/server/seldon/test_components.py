@@ -311,7 +311,7 @@ def test_no_file_is_looked_at_where_none_is_watched(folder: Path) -> None:
 
 
 def test_check_says_what_would_be_served_and_runs_none_of_it(folder: Path) -> None:
-    (folder / "Ident.py").write_text("raise SystemExit\nclass Ident: ...\n")
+    (folder / "Ident.py").write_text("raise SystemExit\n" + CLASS.format("Ident"))
     said = '[{"name":"n","value":"3","type":"INT"}]'
 
     report = check_components(settings_of(folder, seldon_parameters=said, seldon_batching=True))
@@ -342,7 +342,7 @@ def test_check_says_what_would_be_served_and_runs_none_of_it(folder: Path) -> No
 def test_check_finds_what_cannot_be_imported(folder: Path, component: str, said: list[str]) -> None:
     (folder / "pkg").mkdir()
     (folder / "pkg" / "__init__.py").write_text("from .mod import Class as Imported\n")
-    (folder / "pkg" / "mod.py").write_text("class Class: ...\n")
+    (folder / "pkg" / "mod.py").write_text(CLASS.format("Class"))
     (folder / "made.py").write_text("from elsewhere import *\n")
     (folder / "broken.py").write_text("\nclass Thing\n")
 

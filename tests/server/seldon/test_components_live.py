@@ -20,6 +20,8 @@ from penstock.server.listener import StartError
 from penstock.server.serve import Server
 from tests.live import Live, live_server, settings_for
 
+pytestmark = pytest.mark.slow
+
 PROCESS = "import os\nclass Adds:\n    def predict(self, X, names):\n        return X * 0 + os.getpid()\n"
 CLASS = "class Adds:\n    def predict(self, X, names):\n        return X + {0}\n"
 
@@ -192,3 +194,23 @@ def test_the_command_ends_with_its_component(folder: Path) -> None:
 
     assert ended.returncode == 1
     assert "component 'Adds' cannot be opened: ValueError: no model" in ended.stderr
+
+
+def test_what_user_code_has_started_ends_with_a_server_that_is_forced_to_stop(tmp_path: Path) -> None:
+    (tmp_path / "Forks.py").write_text(
+        "import os, signal\nclass Forks:\n    def __init__(self):\n        if os.path.exists('held'):\n"
+        "            held = open('held', 'w')\n            if os.fork() == 0:\n                signal.pause()\n"
+    )
+    held = tmp_path / "held"
+    os.mkfifo(held)
+
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(held.read_bytes)  # until nobody has it open
+        with live_server(tmp_path, dialect="seldon") as live:
+            held.unlink()  # the next worker starts nothing
+
+            async def force() -> None:
+                live.server.force()
+
+            live.call(force())
+            assert ended.result(30) == b""

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from penstock.server.seldon.inside.failing import http_status, text_of
+from penstock.server.seldon.inside.failing import UNTOLD, http_status, text_of
+from penstock.server.seldon.inside.originals import SeldonMicroserviceException
 
 from .asking import ask, asked, failed, inside
 
@@ -38,6 +39,20 @@ class Fails:
 def test_the_text_of_an_exception_is_the_answer(error: Exception, text: str) -> None:
     assert text_of(error) == text
     assert ask(Fails(error), {"strData": "a"})[:2] == (500, failed(text))
+
+
+class WithoutATextError(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [WithoutATextError(), SeldonMicroserviceException(b"a"), SeldonMicroserviceException("a", status_code=1.5)],
+    ids=["no text", "a text of bytes", "a status of no kind"],
+)
+def test_an_exception_that_cannot_be_told_is_answered_as_flask_did(error: Exception) -> None:
+    assert ask(Fails(error), {"strData": "a"})[:2] == (500, failed(UNTOLD))
 
 
 def test_the_log_has_the_traceback_from_user_code_on(capfd: pytest.CaptureFixture[str]) -> None:

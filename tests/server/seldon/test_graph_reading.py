@@ -244,7 +244,12 @@ MISTAKES = {
     "ratio": (
         ("graph:\n  name: r\n  implementation: RANDOM_ABTEST\n  parameters:\n  - {name: ratioA, value: '2'}\n"
         "  children: [{name: m}, {name: m2, component: 'm:Model'}]\n"),
-        "graph.yaml:5: node 'r': ratioA is a number from 0 to 1, not '2'",
+        "graph.yaml:4: node 'r': ratioA is a number from 0 to 1, not '2'",
+    ),
+    "ratio, by name": (
+        ("graph:\n  name: r\n  implementation: RANDOM_ABTEST\n  parameters: {ratioA: half}\n"
+        "  children: [{name: m}, {name: m2, component: 'm:Model'}]\n"),
+        "graph.yaml:4: node 'r': ratioA is a number from 0 to 1, not 'half'",
     ),
     "parameters": (
         "graph:\n  name: m\n  parameters:\n  - {name: a, value: x, type: INT}\n",

@@ -195,6 +195,15 @@ def test_a_failing_routers_answer_is_told_of() -> None:
     assert caught.value.status == 418
 
 
+def test_a_router_that_answers_as_no_error_has_failed_all_the_same() -> None:
+    def partly(endpoint: Any, message: Any) -> Any:
+        raise AnsweredError(203, "by hearsay")
+
+    with pytest.raises(GraphError, match="could not say where to go: by hearsay") as caught:
+        predict(node("r", "ROUTER", node("a")), {"r": partly})
+    assert caught.value.status == 500
+
+
 def test_of_several_failing_children_the_first_ones_answer_is_the_answer_and_all_have_been_asked() -> None:
     graph = node("c", "COMBINER", node("a"), node("b"), node("d"))
     walk, engine = walk_of(graph, {"a": adding(1), "b": failing, "d": failing, "c": summing})
@@ -362,4 +371,5 @@ def test_the_simple_model_answers_with_three_numbers_or_gives_a_text_back() -> N
         "mymetric_gauge",
         "mymetric_timer",
     ]
-    assert predict(graph, {}, message={"strData": "a"})[0]["strData"] == "a"
+    text, _ = predict(graph, {}, message={"strData": "a", "meta": {"puid": "p"}})
+    assert (text["strData"], text["meta"]["puid"]) == ("a", "p")

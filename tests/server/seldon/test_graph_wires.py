@@ -16,13 +16,13 @@ from penstock.server.seldon.graph.counted import CLIENT, SERVER, Counted
 from penstock.server.seldon.graph.described import graph_metadata
 from penstock.server.seldon.graph.nodes import Deployment, Notes, Predictor
 from penstock.server.seldon.graph.repository import GraphRepository
-from penstock.server.seldon.graph.shares import Graph
+from penstock.server.seldon.graph.shares import MOST_SHADOWS, Graph
 from penstock.server.seldon.graph.wires import GraphError, JsonWire, Message, Noted, ProtoWire
 from penstock.server.seldon.messages import Description, Endpoint, Form
 from penstock.server.seldon.protos import message_class
 from penstock.server.settings import Settings
 
-from .graphs import FunctionEngine, node, said
+from .graphs import FunctionEngine, Never, node, said
 
 PROTO = ProtoWire()
 
@@ -139,6 +139,7 @@ def test_requests_and_calls_are_counted_in_buckets() -> None:
         counted.request(predictor, "predictions", "post", "200", spent_ms * 1_000_000)
     counted.call(predictor, predictor.graph, Endpoint.PREDICT, 2, 1_500_000_000)
     counted.call(predictor, predictor.graph, Endpoint.PREDICT, -1, 1)
+    counted.call(predictor, predictor.graph, Endpoint.ROUTE, 200, 1_000_000)
     lines = list(counted.render())
     labels = (
         'code="200",deployment_name="dep",method="post",predictor_name="p",predictor_version="v1",service="predictions"'
@@ -153,6 +154,8 @@ def test_requests_and_calls_are_counted_in_buckets() -> None:
         'predictor_name="p",predictor_version="v1",service="/seldon.protos.Model/Predict"'
     )
     assert f"{CLIENT}_sum{{{labels}}} 1.5" in lines
+    assert f"{CLIENT}_count{{{labels}}} 1" in lines
+    labels = labels.replace("Unknown", "200").replace("unary", "post").replace("/seldon.protos.Model/Predict", "/route")
     assert f"{CLIENT}_count{{{labels}}} 1" in lines
 
 
@@ -211,6 +214,21 @@ def test_a_shadow_has_a_copy_and_nobody_its_answers() -> None:
     assert graph.chosen(PREDICT, said({}), JsonWire()).name == "main"
 
 
+def test_so_many_requests_have_a_shadow_s_copy_and_no_more() -> None:
+    graph, engine = graph_of(Predictor("main", node("m")), Predictor("dark", node("d"), 0, shadow=True))
+    engine.models_ = {"d": lambda endpoint, message: Never}
+
+    async def go() -> None:
+        for _ in range(MOST_SHADOWS + 3):
+            graph.shadow(said({}), "id", JsonWire())
+        while len(engine.asked) < MOST_SHADOWS:  # noqa: ASYNC110 - turns of the loop, no time
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    asyncio.run(go())
+    assert len(engine.asked) == MOST_SHADOWS
+
+
 def test_a_graph_is_ready_when_all_its_nodes_are() -> None:
     graph, engine = graph_of(BLUE, GREEN)
     assert graph.ready()
@@ -228,8 +246,10 @@ def test_a_file_that_has_become_wrong_goes_on_as_it_was(tmp_path: Path) -> None:
     settings = Settings(model_repository=(str(file),), model_control_mode="poll")
     repository = GraphRepository(settings, file, None)  # type: ignore[arg-type]
     assert repository.names() == ["M"]
+    right = repository.deployment
     file.write_text("graph: {name: M, type: NONE, extra: 1}\n")
     assert repository.names() == ["M"]
+    assert repository.deployment is right
     file.write_text("graph: {name: other, component: M}\n")
     assert repository.names() == ["M", "other"], "M stays until requests go through the other"
     repository.served = repository.deployment

@@ -8,6 +8,8 @@ import pytest
 
 from penstock.server import cli
 from penstock.server.repository.mirrors import Mirrors
+from penstock.server.seldon.components import Components
+from penstock.server.settings import Settings
 
 CLASS = "class Ident:\n    def predict(self, X, names):\n        return X\n"
 
@@ -50,6 +52,37 @@ def test_other_files_are_told_nothing_of_seldon(folder: Path) -> None:
     assert wrong(folder / "notes.txt") == "neither a model repository nor an .onnx file"
 
 
+def test_a_component_that_python_cannot_read_is_named_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "Ident.py").write_text("class Ident:\n    def predict(self, X, names)\n        return X\n")
+
+    _, broken = Components(Settings(model_repository=(str(tmp_path),), dialect="seldon"), {}).mistakes()
+
+    assert str(broken) == f"{tmp_path / 'Ident.py'}:2: expected ':'"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("class Ident:\n    def Predict(self, X, names): ...\n", True),
+        ("class Ident(object):\n    x = 1\n", True),
+        ("class Ident:\n    async def predict(self, X, names): ...\n", False),
+        ("class Ident:\n    def predict_raw(self, message): ...\n", False),
+        ("class Ident:\n    transform_input = print\n", False),
+        ("class Ident(Base):\n    x = 1\n", False),
+        ("from models import Ident\n", False),
+        ("Ident = make()\n", False),
+    ],
+)
+def test_a_class_without_the_methods_of_a_component_is_told(
+    text: str, told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "Ident.py").write_text(text)
+
+    assert cli.main(["check", "--dialect", "seldon", str(tmp_path / "Ident.py")]) == 0
+
+    assert ("warning: Ident has none of a component's methods" in capsys.readouterr().out) is told
+
+
 def test_the_check_of_a_graph_says_its_parameters_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "Ident.py").write_text(CLASS)
     graph = tmp_path / "graph.yaml"
@@ -60,3 +93,29 @@ def test_the_check_of_a_graph_says_its_parameters_once(tmp_path: Path, capsys: p
     printed = capsys.readouterr().out
     assert "  component  Ident(depth=3)\n" in printed
     assert printed.count("depth") == 1
+
+
+def test_the_one_predictor_beside_shadows_has_all_requests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "Ident.py").write_text(CLASS)
+    graph = tmp_path / "graph.yaml"
+    graph.write_text(
+        "apiVersion: machinelearning.seldon.io/v1\nkind: SeldonDeployment\nmetadata:\n  name: d\n"
+        "  annotations: {penstock.io/one: Ident}\nspec:\n  predictors:\n"
+        "  - {name: light, graph: {name: one, type: MODEL}}\n"
+        "  - {name: dark, shadow: true, graph: {name: one, type: MODEL}}\n"
+    )
+
+    assert cli.main(["check", "--dialect", "seldon", str(graph)]) == 0
+
+    printed = capsys.readouterr().out
+    assert "d, predictor light: 100 % of the requests\n" in printed
+    assert "d, predictor dark: a shadow\n" in printed
+
+
+def test_a_graph_in_json_may_be_indented_with_tabs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "Ident.py").write_text(CLASS)
+    graph = tmp_path / "graph.json"
+    graph.write_text('{\n\t"graph": {\n\t    "name":\t"one",\n\t\t"component": "Ident"\n\t}\n}\n\t\n')
+
+    assert cli.main(["check", "--dialect", "seldon", str(graph)]) == 0
+    assert "  one: MODEL\n" in capsys.readouterr().out

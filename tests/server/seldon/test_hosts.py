@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
+from dataclasses import replace
 
 import pytest
 
 from penstock.backends.errors import InferError
 from penstock.batching.engine import Engine
 from penstock.batching.model import Model
-from penstock.batching.spec import BatchPolicy
+from penstock.batching.spec import BatchPolicy, InstanceGroup
+from penstock.server.seldon import seats
 from penstock.server.seldon.messages import Description
-from tests.server.seldon.crews import Echo, Ledger, Stage, call
+from tests.server.seldon.crews import Echo, Ledger, NoBackoff, Stage, call
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -62,6 +65,26 @@ def test_closing_answers_what_is_under_way_once(seed: int, monkeypatch: pytest.M
     assert all(len(ends) == 1 for ends in ledger.ends.values())
 
 
+def test_stopping_answers_what_a_version_that_has_given_way_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(Echo(), lambda body: "hang" if body[2:] == b"hang" else "answer")
+    ledger = Ledger()
+
+    async def scene(engine: Engine, model: Model) -> None:
+        engine.submit(call(model, "hang", ledger))
+        given_way = asyncio.ensure_future(engine.load(model.spec))
+        while engine.model(model.name) is model:  # noqa: ASYNC110 - turns of the loop, no time
+            await asyncio.sleep(0)
+        engine.submit(call(engine.model(model.name), "new", ledger))
+        await ledger.all(1)
+        await engine.stop(0.0)
+        await ledger.all(2)
+        await given_way
+
+    stage.run(monkeypatch, scene)
+
+    assert ledger.ends == {"new": [b"new"], "hang": ["ended"]}
+
+
 def test_only_the_call_that_ran_fails_with_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage(Echo(), lambda body: "die" if body[2:] == b"3" else "answer")
     ledger = Ledger()
@@ -75,6 +98,22 @@ def test_only_the_call_that_ran_fails_with_its_worker(monkeypatch: pytest.Monkey
 
     assert ledger.ends == {str(each): [b"%d" % each if each != 3 else "ended"] for each in range(8)}
     assert len(stage.workers) == 2
+
+
+def test_a_worker_that_has_answered_is_no_failure_when_a_call_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(Echo(), lambda body: "die" if body[2:] == b"die" else "answer")
+    ledger = Ledger()
+    forgotten = []
+
+    async def scene(engine: Engine, model: Model) -> None:
+        for number, name in enumerate(("die", "answer"), 1):
+            engine.submit(call(model, name, ledger))
+            await ledger.all(number)
+            forgotten.append(NoBackoff.forgotten)
+
+    stage.run(monkeypatch, scene)
+
+    assert forgotten == [0, 1]
 
 
 def test_a_component_that_cannot_be_started_again_has_what_waits_answered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,6 +224,29 @@ def test_statistics_count_each_call_as_an_execution_of_its_own(monkeypatch: pyte
     stage.run(monkeypatch, scene)
 
 
+def test_statistics_have_what_calls_took_that_come_back_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call is to take 100 s, by a clock that goes on when one is done."""
+    stage = Stage(Echo())
+    ledger = Ledger()
+
+    class Clock:
+        @staticmethod
+        def monotonic_ns() -> int:
+            return time.monotonic_ns() + 100_000_000_000 * len(stage.service.ran)
+
+    monkeypatch.setattr(seats, "time", Clock)
+
+    async def scene(engine: Engine, model: Model) -> None:
+        for number in range(12):
+            engine.submit(call(model, str(number), ledger))
+        await ledger.all(12)
+        await asyncio.sleep(0)
+        (entry,) = model.statistics.snapshot().batch_stats
+        assert round(entry.compute_infer_ns / 100_000_000_000) == 12
+
+    stage.run(monkeypatch, scene)
+
+
 def test_what_a_new_worker_says_of_the_component_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     echo = Echo()
     stage = Stage(echo, lambda body: "die" if body[2:] == b"die" else "answer")
@@ -200,3 +262,56 @@ def test_what_a_new_worker_says_of_the_component_is_told(monkeypatch: pytest.Mon
         assert stage.models.described[model.name].health == "changed"
 
     stage.run(monkeypatch, scene)
+
+
+def test_the_worker_that_takes_a_lost_one_s_place_is_as_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0]
+    monkeypatch.setattr("penstock.server.seldon.seats.time.monotonic_ns", lambda: now[0])
+
+    def slowly(body: bytes) -> str:
+        now[0] += 50_000_000
+        return "die" if body[2:] == b"die" else "answer"
+
+    stage = Stage(Echo(), slowly)
+    ledger = Ledger()
+
+    async def scene(engine: Engine, model: Model) -> None:
+        for number in range(20):
+            engine.submit(call(model, str(number), ledger))
+        await ledger.all(20)
+        engine.submit(call(model, "die", ledger))
+        await ledger.all(21)
+        for number in range(20, 84):
+            engine.submit(call(model, str(number), ledger))
+        await ledger.all(85)
+
+    stage.run(monkeypatch, scene, workers=2)
+
+    assert stage.workers[2].most == 1
+
+
+def test_of_workers_that_do_not_all_start_none_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(Echo())
+    stage.fails_to_start = lambda: len(stage.workers) == 2
+
+    async def scene(engine: Engine, model: Model) -> None:
+        """Is not reached."""
+
+    with pytest.raises(InferError, match="does not start"):
+        stage.run(monkeypatch, scene, workers=3)
+
+    assert [worker.serves for worker in stage.workers] == [False] * 3
+
+
+def test_what_a_version_that_cannot_be_opened_has_said_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    echo = Echo()
+    stage = Stage(echo)
+    stage.fails_to_start = lambda: len(stage.workers) == 4
+
+    async def scene(engine: Engine, model: Model) -> None:
+        echo.description = Description(health="of what is not served")
+        with pytest.raises(InferError, match="does not start"):
+            await engine.load(replace(model.spec, instances=(InstanceGroup(2),)))
+        assert stage.models.described[model.name].health == ""
+
+    stage.run(monkeypatch, scene, workers=2)

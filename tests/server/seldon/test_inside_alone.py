@@ -22,7 +22,7 @@ sys.meta_path.insert(0, Absent)
 
 JSON = """
 from penstock.server.seldon.inside.service import SeldonInside
-from penstock.server.seldon.messages import CALL, parted
+from penstock.server.seldon.messages import CALL, read_answer
 
 class Double:
     def predict(self, X, names):
@@ -31,7 +31,7 @@ class Double:
 service = SeldonInside(Double(), {})
 service.opened()
 reply, _ = service.call(CALL, 1, bytes(2) + b'{"data": {"ndarray": [[1]]}}', [])
-print(parted(reply)[3].decode(), end="")
+print(read_answer(reply)[3].decode(), end="")
 """
 
 ALL = """

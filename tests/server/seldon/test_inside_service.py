@@ -15,8 +15,10 @@ import pytest
 from seldon_core.user_model import SeldonComponent
 
 from penstock.backends.errors import InferError
+from penstock.batching.spec import ModelSpec
 from penstock.server.seldon.inside import service as opening
 from penstock.server.seldon.inside.service import SeldonInside, open_service
+from penstock.server.seldon.loading import SELDON, _order
 from penstock.server.seldon.messages import Description
 
 from .asking import ask, asked, failed, inside
@@ -72,8 +74,11 @@ def test_a_folder_is_looked_in_last_but_for_the_shim(folder: Path) -> None:
         ("import sys\nsys.exit(3)\n", "[]", "SystemExit: 3"),
         ("class Broken: pass\n", '[{"name": "n", "value": "x", "type": "INT"}]',
          "Bad model parameter: n with value x can't be parsed as a INT"),
+        ("class Broken:\n    def __init__(self): raise KeyboardInterrupt('why')\n", "[]",
+         "component 'Broken' cannot be opened: KeyboardInterrupt: why"),
+        ("class Mute(Exception):\n    def __str__(self): raise ValueError\nraise Mute\n", "[]", "opened: Mute"),
     ],
-    ids=["import", "no class", "construction", "load", "exit", "a parameter"],
+    ids=["import", "no class", "construction", "load", "exit", "a parameter", "an interrupt", "no text"],
 )  # fmt: skip
 def test_what_is_wrong_with_a_component_keeps_it_from_being_opened(
     folder: Path, source: str, parameters: str, text: str
@@ -189,6 +194,9 @@ def test_a_custom_service_runs_in_a_process_of_its_own(monkeypatch: pytest.Monke
 
 
 def test_of_several_workers_one_has_the_custom_service() -> None:
+    spec = ModelSpec("m", 1, Path("/"), SELDON, options={"component": "M"})
+    assert [_order(spec, "", "m", number).settings["custom_service"] for number in (1, 2, 3)] == [True, False, False]
+
     class Serves(Ident):
         def custom_service(self) -> None:
             raise AssertionError

@@ -11,10 +11,10 @@ import pytest
 
 from penstock.server.seldon.graph.nodes import Predictor
 from penstock.server.seldon.graph.walk import Means, NodeFailed, Walk
-from penstock.server.seldon.graph.wires import JsonWire
+from penstock.server.seldon.graph.wires import JsonWire, ProtoWire, Wire
 from penstock.server.seldon.inside.answers import reply
 from penstock.server.seldon.inside.component import Component
-from penstock.server.seldon.messages import Endpoint, parted
+from penstock.server.seldon.messages import Endpoint, read_answer
 
 from .graphs import node, said
 
@@ -32,18 +32,21 @@ def replied(status: int, *, recorded: list[Any], lines: bytes) -> bytes:
 @pytest.mark.parametrize("lines", [b"", LINES], ids=["no lines", "lines"])
 @pytest.mark.parametrize("recorded", [[], [COUNTED]], ids=["no metrics", "metrics"])
 def test_an_answer_has_its_parts_back(recorded: list[Any], lines: bytes) -> None:
-    status, metrics, found, body = parted(replied(418, recorded=recorded, lines=lines))
+    status, metrics, found, body = read_answer(replied(418, recorded=recorded, lines=lines))
 
     assert (status, found, body) == (418, lines, b"{}")
     assert json.loads(metrics or b"[]") == recorded
 
 
 @pytest.mark.parametrize("lines", [b"", LINES], ids=["no lines", "lines"])
-def test_a_node_s_metrics_and_header_lines_are_told_apart(lines: bytes) -> None:
+@pytest.mark.parametrize(("wire", "status"), [(JsonWire(), 203), (ProtoWire(), 2)], ids=["json", "proto"])
+def test_a_node_that_answers_otherwise_has_failed_and_what_it_says_is_told_apart(
+    wire: Wire, status: int, lines: bytes
+) -> None:
     counted = []
 
     def submit(call: Any) -> None:
-        call.reply, call.outputs = replied(418, recorded=[COUNTED], lines=lines), []
+        call.reply, call.outputs = replied(status, recorded=[COUNTED], lines=lines), []
         call.sink.deliver([call])
 
     engine: Any = SimpleNamespace(
@@ -52,9 +55,9 @@ def test_a_node_s_metrics_and_header_lines_are_told_apart(lines: bytes) -> None:
     means = Means(engine, tell=lambda model, endpoint, metrics: counted.append((model, endpoint, json.loads(metrics))))
 
     with pytest.raises(NodeFailed) as failed:
-        asyncio.run(Walk(means, Predictor("p", node("m")), JsonWire(), 0.0).predict(said({}), "id"))
+        asyncio.run(Walk(means, Predictor("p", node("m")), wire, 0.0).predict(said({}), "id"))
 
     assert counted == [("m", Endpoint.PREDICT, [COUNTED])]
     message = failed.value.message
-    assert (failed.value.status, message.body) == (418, b"{}")
+    assert (failed.value.status, message.body) == (status, b"{}")
     assert message.content_type == (b"text/plain" if lines else b"application/json")

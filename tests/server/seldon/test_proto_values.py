@@ -174,6 +174,10 @@ def test_an_array_of_no_dimension_is_no_list() -> None:
 def test_complex_numbers_are_no_tensor() -> None:
     with pytest.raises(TypeError, match=r"\(1\+2j\) has type complex, but expected one of: int, float"):
         datadef_of("tensor", np.array([1 + 2j]))
+    with pytest.raises(TypeError, match=r"timedelta\(seconds=5\) has type datetime.timedelta, but expected"):
+        datadef_of("tensor", np.array([5], "timedelta64[s]"))
+    assert datadef_of("tensor", np.array([5], "timedelta64[ns]")).tensor.values == [5.0]
+    assert not datadef_of("tensor", np.array([], np.complex128)).tensor.values
 
 
 @pytest.mark.parametrize("names", [["a"], ("a",), np.array(["a"]), "a", [b"a"]], ids=repr)
@@ -182,9 +186,11 @@ def test_names_may_be_any_texts(names: Any) -> None:
     assert list(datadef_of("tensor", np.zeros((1, 1)), iter(names)).names) == ["a"]
 
 
-@pytest.mark.parametrize("names", [[1], [["a"]]], ids=repr)
-def test_names_that_are_no_texts_fail(names: Any) -> None:
-    with pytest.raises(TypeError):
+@pytest.mark.parametrize(("names", "text"), [
+    ([1], "1 has type int"), ([["a"]], r"\['a'\] has type list"), ([None], "None has type NoneType"),
+], ids=["int", "list", "None"])  # fmt: skip
+def test_names_that_are_no_texts_fail(names: Any, text: str) -> None:
+    with pytest.raises(TypeError, match=f"^{text}, but expected one of: bytes, unicode$"):
         datadef_of("tensor", np.zeros((1, 1)), names)
 
 

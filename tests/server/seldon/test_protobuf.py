@@ -20,7 +20,7 @@ from penstock.server.seldon.inside.originals import (
     SeldonResponse,
 )
 from penstock.server.seldon.inside.proto_bytes import pb
-from penstock.server.seldon.messages import ANSWER, Endpoint
+from penstock.server.seldon.messages import Endpoint, read_answer
 
 CALLING = "Exception calling application: "
 OK, UNKNOWN, INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, UNIMPLEMENTED, INTERNAL = 0, 2, 3, 5, 7, 12, 13
@@ -49,11 +49,9 @@ class Answer(NamedTuple):
 
 def ask(user: Any, message: Any, endpoint: Endpoint = Endpoint.PREDICT, *, strict: bool = True) -> Answer:
     payload = message if isinstance(message, bytes) else message.SerializeToString()
-    reply = protobuf.answer(Component(user, strict=strict), endpoint, payload)
-    status, lines, metrics = ANSWER.unpack_from(reply)
-    assert lines == 0
-    at = ANSWER.size + metrics
-    return Answer(status, reply[at:], json.loads(reply[ANSWER.size : at] or b"[]"))
+    status, metrics, lines, body = read_answer(protobuf.answer(Component(user, strict=strict), endpoint, payload))
+    assert not lines
+    return Answer(status, body, json.loads(metrics or b"[]"))
 
 
 def message(**said: Any) -> Any:
@@ -172,6 +170,7 @@ def test_messages_are_combined() -> None:
     ([[1]], {"data": {"names": ["t:0"], "tensor": {"shape": [1, 1], "values": [1.0]}}}),
     ([["a"]], {"data": {"names": ["t:0"], "ndarray": [["a"]]}}),
     (np.array([True]), {"data": {"ndarray": [True]}}),
+    (np.array([5], "timedelta64[ns]"), {"data": {"tensor": {"shape": [1], "values": [5.0]}}}),
     (np.ma.masked_array([1.0, 2.0], [True, False]), {"data": {"tensor": {"shape": [2], "values": [1.0, 2.0]}}}),
 ], ids=str)  # fmt: skip
 def test_results_travel_as_their_kind(result: Any, said: dict[str, Any]) -> None:
@@ -301,6 +300,24 @@ def test_feedback_over_rest_is_a_message_too() -> None:
     assert raised.value.message.startswith('Invalid JSON: Message type "seldon.protos.Feedback" has no field named')
 
 
+def test_a_field_of_a_feedback_that_is_no_utf8_is_told_as_a_mistake_of_the_client() -> None:
+    with pytest.raises(SeldonMicroserviceException) as raised:
+        protobuf.feedback_of({"\udc00": 1})
+    assert raised.value.message.startswith("Invalid JSON: ")
+    assert "surrogates not allowed" in raised.value.message
+
+
+def test_an_exception_without_a_text_is_told_as_grpcio_told_it() -> None:
+    class WithoutATextError(Exception):
+        def __str__(self) -> str:
+            raise ValueError
+
+    for strict in (True, False):
+        assert protobuf.failed(WithoutATextError(), strict=strict) == (
+            UNKNOWN, "Calling application raised unprintable Exception!",
+        )  # fmt: skip
+
+
 @pytest.mark.parametrize("name", ["send_feedback_rest", "send_feedback_grpc"])
 def test_the_feedback_methods_of_old_give_json(name: str) -> None:
     got = []
@@ -360,6 +377,11 @@ def test_payloads_that_cannot_be_read_are_the_clients_fault_where_they_are_mappe
     assert ask(Ident(), asked, strict=False).error == (INVALID_ARGUMENT, mapped)
 
 
+def test_what_is_no_text_cannot_be_read_whichever_protobuf_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protobuf, "_READ", [bytes.decode] * len(Endpoint))
+    assert ask(Ident(), b"\xff").error == (INTERNAL, "Exception deserializing request!")
+
+
 def test_a_text_that_is_no_unicode_is_answered(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "seldon_core")  # pytest's workers could not send it, should it be logged
     assert ask(raising(ValueError("\udc80")), tensor(1)).error == (UNKNOWN, f"{CALLING}?")
@@ -383,7 +405,7 @@ def test_more_results_are_taken_of_a_component_that_is_not_strict(result: Any, s
 def test_a_call_that_has_run_with_others_is_finished_alone() -> None:
     component = Component(giving(None, tags=lambda self: {"a": 1}))
     reply = protobuf.answered(component, Endpoint.PREDICT, tensor(1, puid="p"), np.ones((1, 1)), {}, [])
-    said = json_format.MessageToDict(pb.SeldonMessage.FromString(reply[ANSWER.size :]))
+    said = json_format.MessageToDict(pb.SeldonMessage.FromString(read_answer(reply)[3]))
     assert said["meta"] == {"puid": "p", "tags": {"a": 1.0}}
     failed = protobuf.answered(component, Endpoint.PREDICT, tensor(1), 1.5, {}, [])
-    assert ANSWER.unpack_from(failed)[0] == UNKNOWN
+    assert read_answer(failed)[0] == UNKNOWN

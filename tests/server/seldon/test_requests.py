@@ -74,6 +74,13 @@ def test_payloads_may_be_passed_on_as_they_are(monkeypatch: pytest.MonkeyPatch) 
     assert posted(Reverses(), b"abc", "text/plain", "json=xy").body == "yx"
 
 
+def test_numbers_are_no_payload_that_is_passed_on_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAYLOAD_PASSTHROUGH", "true")
+    user = type("Numbers", (), {"predict_raw": lambda self, payload: [b"a", 3]})()
+    said = "sequence item 1: expected a bytes-like object, int found"
+    assert ask(user, b"abc")[:2] == (500, failed(said))
+
+
 def part(name: str, value: str, *, file: bool = False, more: str = "") -> str:
     named = f'name="{name}"' + ('; filename="f"' if file else "")
     return f"--x\r\nContent-Disposition: form-data; {named}{more}\r\n\r\n{value}\r\n"
@@ -91,6 +98,8 @@ def part(name: str, value: str, *, file: bool = False, more: str = "") -> str:
          '{"jsonData":{"b":1},"meta":{"puid":"p"}}\n'),
         ("before\r\n" + part("strData", "a") + "--x--\r\nbehind", A),
         (part("strData", "a").replace("\r\n", "\n") + "--x--", A),
+        (part('b"; name="strData', "a") + "--x--", A),
+        (part("strData", "a") + part("strData", "b") + "--x--", A),
         (part("strData", "a"), failed("Invalid request data type: {}", "MICROSERVICE_BAD_DATA")),
         ("--x\r\nno colon\r\n\r\na\r\n--x--", failed("Invalid request data type: {}", "MICROSERVICE_BAD_DATA")),
         (part("jsonData", "{") + "--x--",
@@ -100,8 +109,8 @@ def part(name: str, value: str, *, file: bool = False, more: str = "") -> str:
         (part("strData", "\xe9", more="\r\nContent-Type: text/plain; charset=latin-1") + "--x--",
          '{"meta":{},"strData":"\\u00e9"}\n'),
     ],
-    ids=["data", "text", "a file of text", "both", "bytes", "meta", "around", "line feeds", "no end", "no header",
-         "no json", "unknown charset", "a charset"],
+    ids=["data", "text", "a file of text", "both", "bytes", "meta", "around", "line feeds", "two names", "twice",
+         "no end", "no header", "no json", "unknown charset", "a charset"],
 )  # fmt: skip
 def test_the_fields_and_files_of_a_form_are_the_message(form: str, body: str) -> None:
     assert posted(Ident(), form.encode("latin-1"), MULTIPART).body == body

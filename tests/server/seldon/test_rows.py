@@ -12,7 +12,7 @@ import pytest
 
 from penstock.server.seldon.inside.arrays import array_of, tensors_of
 from penstock.server.seldon.inside.service import SeldonInside
-from penstock.server.seldon.messages import APART, NEVER, TENSORS, TOGETHER
+from penstock.server.seldon.messages import APART, CALL, NEVER, TENSORS, TOGETHER, Endpoint, Form, read_answer
 from penstock.server.seldon.tensors import DEFAULT, signature_of
 
 OUTPUT = [["output", ""]]
@@ -103,6 +103,22 @@ def test_tags_are_parameters_and_metrics_are_told() -> None:
     assert json.loads(said[0]["metrics"]) == [["g", "GAUGE", 2, None]]
 
 
+def test_what_a_request_that_failed_had_to_count_is_not_the_next_ones() -> None:
+    from seldon_core.user_model import SeldonResponse
+
+    counted = [{"type": "GAUGE", "key": "g", "value": 2}]
+    user = component(lambda rows, _: SeldonResponse(rows, metrics=counted), metrics=lambda _: 1 / 0)
+    service = SeldonInside(user, {})
+    said = json.dumps({"inputs": [["input", "FP64"]], "outputs": OUTPUT, "rows": [1]}).encode()
+
+    reply, _ = service.call(TENSORS, 1, said, [np.ones((1, 2))])
+    del type(user).predict
+    following, _ = service.call(CALL, 2, bytes((Endpoint.HEALTH, Form.JSON)), [])
+
+    assert json.loads(reply[1:])[0]["message"] == "division by zero"
+    assert read_answer(following)[1] == b""
+
+
 def test_an_exception_is_told_with_its_own_text() -> None:
     from seldon_core.flask_utils import SeldonMicroserviceException
 
@@ -191,7 +207,13 @@ def test_a_signature_is_read_from_tensors_of_the_v2_protocol_only() -> None:
 
 @pytest.mark.parametrize(
     ("tensor", "shape"),
-    [({}, (-1, -1)), ({"shape": []}, (-1,)), ({"shape": [1]}, (-1,)), ({"shape": [5, -1]}, (-1, -1))],
+    [
+        ({}, (-1, -1)),
+        ({"shape": []}, (-1,)),
+        ({"shape": [1]}, (-1,)),
+        ({"shape": [5, -1]}, (-1, -1)),
+        ({"shape": [5, -3]}, (-1, -1)),
+    ],
 )
 def test_the_first_axis_is_free(tensor: dict[str, Any], shape: tuple[int, ...]) -> None:
     (spec,) = signature_of({"inputs": [{"datatype": "BYTES", **tensor}]}, batched=False).inputs

@@ -15,6 +15,7 @@ from penstock.server.grpc.method import Status
 from penstock.server.restricted import Restricted, restricted_methods
 from penstock.server.seldon import protos
 from penstock.server.seldon.calls import SeldonCall
+from penstock.server.seldon.current import Current
 from penstock.server.seldon.exposition import Exposition
 from penstock.server.seldon.messages import ANSWER, Description, Endpoint, Form
 from penstock.server.seldon.rpc import CATEGORIES, METADATA, PACKAGE, RPCS, SeldonRpcs
@@ -50,9 +51,8 @@ class Served:
         self.engine = HeldEngine()
         self.models = FakeModels(metadata)
         self.exposition = FakeExposition()
-        self.rpcs = SeldonRpcs(
-            cast(Any, self.engine), lambda: "m", cast(Any, self.models), cast(Exposition, self.exposition)
-        )
+        current = Current(cast(Any, self.engine), lambda: "m", cast(Any, self.models))
+        self.rpcs = SeldonRpcs(cast(Any, self.engine), current, cast(Exposition, self.exposition))
         self.methods = self.rpcs.methods()
 
     def call(self, path: str = PREDICT, message: bytes = b"", deadline_ns: int = 0) -> FakeCall:
@@ -131,6 +131,21 @@ def test_what_is_refused_at_the_door_is_answered() -> None:
     assert (call.status, call.cancelled) == (Status.UNAVAILABLE, None)
 
 
+def test_a_component_that_is_not_loaded_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(name: str) -> Any:
+        raise InferError(Code.NOT_FOUND, f"no {name}")
+
+    served = Served()
+    found = served.engine.model
+    monkeypatch.setattr(served.engine, "model", none)
+    with pytest.raises(InferError, match="the component is not ready") as refused:
+        served.call()
+    assert refused.value.code is Code.NOT_READY
+    monkeypatch.setattr(served.engine, "model", found)
+    served.call()
+    assert len(served.engine.held) == 1
+
+
 def test_a_client_that_has_gone_takes_its_call_back() -> None:
     served = Served()
     call = served.call()
@@ -177,6 +192,7 @@ def test_large_ones_are_read_on_a_thread() -> None:
         sharing = served.models.sharing["m"] = FakeSharing()
         call = served.call(PREDICT, bytes(LARGE_BYTES))
         assert served.engine.held == []
+        assert served.engine.loaded[0].holds == 1
         await settled()
         assert (sharing.made, len(served.engine.held)) == (1, 1)
         served.reply(b"x")

@@ -21,6 +21,7 @@ from penstock.server.listener import Listener
 from penstock.server.restricted import Restricted
 from penstock.server.seldon import openapi, pages
 from penstock.server.seldon.batching import Sharing
+from penstock.server.seldon.current import Current
 from penstock.server.seldon.messages import ANSWER, Description, Endpoint, Form
 from penstock.server.seldon.service import SeldonService
 from penstock.server.settings import Settings
@@ -102,9 +103,8 @@ class Served(Lane):
         self.described = {"m": Description(METADATA, '{"meta":{},"strData":"healthy"}\n', page="{...}\n")}
         self.models = SimpleNamespace(described=self.described, sharing={})
         settings = Settings(model_repository=("x",), dialect="seldon", seldon_strict=strict)
-        self.service = SeldonService(
-            cast(Any, self.engine), lambda: "m", cast(Any, self.models), cast(Any, self.counted), OwnV2(), settings
-        )
+        current = Current(cast(Any, self.engine), lambda: "m", cast(Any, self.models))
+        self.service = SeldonService(cast(Any, self.engine), current, cast(Any, self.counted), OwnV2(), settings)
         self.service.restricted = restricted or Restricted()
         super().__init__(shared=shared_of(http_lane(settings, cast(Any, None), self.service)))
 
@@ -410,6 +410,17 @@ class TestRefusals:
             assert (await served.one(asked("/nope", b" " * 100_000, JSON))).body == NOT_ALLOWED
             served.engine.present, served.engine.generation = False, 2
             assert "is not ready" in status_of(await served.one(asked("/predict", b" " * 100_000, JSON)))["info"]
+
+        run(main)
+
+    def test_what_was_not_taken_is_not_taken_back(self) -> None:
+        async def main() -> None:
+            served = Served()
+            served.engine.failure = InferError(Code.OVERLOADED, "full")
+            await served.fed(asked("/predict", BODY, JSON))
+            served.transport.lose(None)
+            await turns()
+            assert (served.statuses, served.engine.cancelled) == ([503], [])
 
         run(main)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import http.client
 import json
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -15,10 +16,11 @@ import pytest
 
 from tests.live import Live, live_server
 
+pytestmark = pytest.mark.slow
+
 MOODY = '''
 import os
 import pathlib
-import time
 
 
 class Moody:
@@ -30,9 +32,8 @@ class Moody:
         if X == "raise":
             raise ValueError("not today")
         if X.startswith("/"):
-            pathlib.Path(X, "begun").touch()
-            while not pathlib.Path(X, "enough").exists():
-                time.sleep(0.001)
+            pathlib.Path(X, "begun").write_bytes(b"")  # pipes: each end waits for the other
+            pathlib.Path(X, "enough").read_bytes()
         return X
 '''
 
@@ -70,15 +71,17 @@ def test_a_component_that_raises_or_exits_harms_its_own_call_only(live: Live) ->
 
 
 def test_one_that_takes_its_time_keeps_nobody_from_asking_how_it_is(live: Live, tmp_path: Path) -> None:
+    begun, enough = tmp_path / "begun", tmp_path / "enough"
+    os.mkfifo(begun)
+    os.mkfifo(enough)
     with ThreadPoolExecutor(1) as thread:
         busy = thread.submit(predict, live, str(tmp_path))
-        while not (tmp_path / "begun").exists():
-            pass
+        begun.read_bytes()
         assert ask(live, "GET", "/health/ping") == (200, b"pong")
         assert ask(live, "GET", "/health/status") == (200, b'{"meta":{},"strData":"healthy"}\n')
         assert ask(live, "GET", "/metadata")[0] == 200
         assert not busy.done()
-        (tmp_path / "enough").touch()
+        enough.write_bytes(b"")
         assert busy.result(30) == (200, str(tmp_path))
 
 

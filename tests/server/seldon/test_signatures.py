@@ -176,6 +176,12 @@ class _RaisesWithKeywords(_Counted):
         raise TypeError("inner")
 
 
+class _CallsWrongly(_Counted):
+    def predict(self, X: Any, names: Any, **keywords: Any) -> Any:
+        self.calls += 1
+        return self.calls.__float__(X)  # type: ignore[call-arg]
+
+
 class _RaisesWithMeta(_Counted):
     def predict(self, X: Any, names: Any, meta: Any = None) -> Any:
         self.calls += 1
@@ -193,6 +199,12 @@ class _RaisesWithout(_Counted):
 def test_a_type_error_of_the_users_never_runs_the_model_twice(component: Any, strict: bool) -> None:
     user = component()
     assert ask(user, MESSAGE, strict=strict).body == failed("inner")
+    assert user.calls == 1
+
+
+def test_nor_does_one_that_speaks_of_arguments() -> None:
+    user = _CallsWrongly()
+    assert ask(user, MESSAGE).body == failed("expected 0 arguments, got 1")
     assert user.calls == 1
 
 

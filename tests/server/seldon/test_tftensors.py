@@ -54,6 +54,14 @@ def test_the_last_value_stands_for_those_that_are_not_there() -> None:
     )
 
 
+def test_more_values_than_the_shape_has_fail() -> None:
+    shape = {"dim": [{"size": 1}]}
+    with pytest.raises(ValueError, match="index can't contain negative values"):
+        array_of_tftensor(made(dtype="DT_INT32", tensorShape=shape, intVal=[1, 2]))
+    with pytest.raises(ValueError, match=r"cannot reshape array of size 2 into shape \(1,\)"):
+        array_of_tftensor(made(dtype="DT_STRING", tensorShape=shape, stringVal=["YQ==", "YQ=="]))
+
+
 @pytest.mark.parametrize("array", [np.array([object()]), np.array(["2020"], "datetime64[Y]")], ids=["object", "date"])
 def test_arrays_that_no_tensor_holds_fail(array: Array) -> None:
     with pytest.raises(TypeError, match="Unrecognized data type"):

@@ -24,6 +24,17 @@ def test_one_that_has_served_for_a_while_is_started_at_once() -> None:
     assert backoff.ended(15.0) == 0.0
 
 
+def test_one_that_has_done_what_it_is_there_for_is_started_at_once() -> None:
+    backoff = Backoff()
+    backoff.ended(0.0)
+    backoff.ended(0.0)
+    backoff.serves(10.0)
+    backoff.forget()
+
+    assert backoff.ended(10.1) == 0.0
+    assert backoff.ended(10.2) == 1.0
+
+
 def test_one_that_served_for_a_moment_has_failed() -> None:
     backoff = Backoff()
     backoff.ended(0.0)

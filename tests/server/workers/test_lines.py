@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 from itertools import pairwise
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.server.workers.lines import LAST_LINES, LINE_BYTES, LINES_PER_S, Lines
+from penstock.server.workers.lines import LAST_LINES, LINE_BYTES, LINES_PER_S, Lines, Output
 from penstock.server.workers.order import WorkerLost
 from penstock.server.workers.worker import Worker
 from tests.server.workers.scene import CALL, ended, order, scene
@@ -165,3 +166,29 @@ class TestOutput:
         scene(work())
 
         assert "the test's worker: ValueError: badly" in [record.getMessage() for record in caplog.records]
+
+
+@pytest.mark.parametrize(
+    ("least", "heard", "level"),
+    [
+        (logging.INFO, True, logging.INFO),
+        (logging.WARNING, True, logging.WARNING),
+        (logging.WARNING, False, None),
+        (logging.CRITICAL, True, None),
+    ],
+)
+def test_a_line_that_is_heard_is_logged_as_the_least_that_is_logged(
+    least: int, heard: bool, level: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def write() -> None:
+        read, written = os.pipe()
+        os.write(written, b"said\n")
+        os.close(written)
+        Output(read, "component 'C'", {}, heard=heard).close()
+
+    with caplog.at_level(least, "penstock.workers"):
+        asyncio.run(write())
+
+    assert [(record.levelno, record.message) for record in caplog.records] == (
+        [] if level is None else [(level, "component 'C': said")]
+    )

@@ -50,18 +50,9 @@ def _metric(key: str, kind: str, value: float) -> dict[str, Any]:
 
 def validate_metrics(metrics: Any) -> bool:
     """Tell whether these are metrics, each with a key, a type and a number."""
-    if not isinstance(metrics, list):
-        return False
-    for metric in metrics:
-        if not ("key" in metric and "value" in metric and "type" in metric):
-            return False
-        if metric["type"] not in (COUNTER, GAUGE, TIMER):
-            return False
-        try:
-            metric["value"] + 1
-        except TypeError:
-            return False
-    return True
+    from penstock.server.seldon.inside.metrics import are_valid
+
+    return are_valid(metrics)
 
 
 class SeldonMetrics:

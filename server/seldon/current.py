@@ -1,0 +1,58 @@
+"""Current: the component that serves now, as those must know it who send it calls. Made by dialect.py."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.backends.errors import Code, InferError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.batching.model import Model
+    from penstock.server.engines import Serves
+
+    from .batching import Sharing
+    from .loading import SeldonModels
+    from .messages import Description
+
+
+class Current:
+    """The Model of a server's one component, found again whenever the Engine has other versions. `name` gives its name.
+
+    `sharing` reads calls that may share a batch; None where none may, and before `find` was asked first.
+    Threads: the event loop's.
+    """
+
+    __slots__ = ("_engine", "_generation", "_model", "_models", "name", "sharing")
+
+    def __init__(self, engine: Serves, name: Callable[[], str], models: SeldonModels) -> None:
+        self._engine = engine
+        self._models = models
+        self._model: Model | None = None
+        self._generation = -1
+        self.name = name
+        self.sharing: Sharing | None = None
+
+    @property
+    def description(self) -> Description | None:
+        """What its worker has said of it; None while none has."""
+        return self._models.described.get(self.name())
+
+    def find(self) -> Model:
+        """Give the Model. Raises: InferError (NOT_READY)."""
+        model = self._model
+        if model is None or self._generation != self._engine.generation:
+            model = self._model = self._look()
+        return model
+
+    def _look(self) -> Model:
+        self._model = self.sharing = None
+        generation, name = self._engine.generation, self.name()
+        try:
+            model = self._engine.model(name)
+        except InferError:
+            text = "the component is not ready: it is being loaded, or the log says why it cannot be"
+            raise InferError(Code.NOT_READY, text) from None
+        self._generation, self.sharing = generation, self._models.sharing.get(name)
+        return model
