@@ -22,12 +22,6 @@ _NO_SETTINGS = {"command", "paths", "invariance"}
 _ABOUT = "An inference server for ONNX models, TensorFlow SavedModels, Python models, Cortex and Seldon Core."
 _CHECK = "say what `serve` with the same arguments would serve, and every mistake, without serving"
 _PATH = "a model repository, its URL, or one model; with --dialect cortex or seldon, a project's or component's folder"
-_NOTHING = {
-    "triton": "nothing to serve: give the PATH of a model repository, of an .onnx file or of a SavedModel; "
-    "with --dialect cortex, a project's folder",
-    "cortex": "nothing to serve: give the PATH of a project, the folder with its cortex.yaml",
-    "seldon": "nothing to serve: give the PATH of a component, its folder or its Name.py, or of a graph",
-}
 _INVARIANCE = "also run each model, to say whether its answers depend on who shares their batch"
 _PLAN = "predict latency, throughput and the devices for a target, from measured run times"
 _SELDON = "serve a component of Seldon Core, as the program of that name did (docs/seldon.md)"
@@ -144,9 +138,11 @@ def _settings(args: argparse.Namespace) -> Settings:
     paths = [*args.paths, *flags.pop("model_repository", ())]
     if paths:
         flags["model_repository"] = paths
+    from .dialects import dialect_of
+
     settings = resolve(flags, os.environ)
-    if not settings.model_repository:
-        raise SettingError(_NOTHING[settings.dialect])
+    if not settings.model_repository and (nothing := dialect_of(settings).nothing):
+        raise SettingError(nothing)
     return settings
 
 
@@ -165,41 +161,16 @@ def _told_once() -> Iterator[None]:
 
 
 def _check(settings: Settings, invariance: bool) -> int:
-    if settings.dialect == "cortex":
-        from .cortex.check import check_projects
-
-        projects = check_projects(settings, invariance=invariance)
-        print(projects)
-        return projects.status
-    if settings.dialect == "seldon":
-        from .seldon.check import check_components
-
-        components = check_components(settings)
-        print(components)
-        return components.status
-    from penstock.backends.loading import LOADERS
-
-    from .environments.environments import Environments
-    from .isolated.loader import with_isolated
-    from .repository.check import check
-    from .repository.mirrors import Mirrors, defaults_of
+    from .dialects import dialect_of
     from .repository.remote import RemoteError
 
-    mirrors = Mirrors.of(settings.model_repository)
     try:
-        mirrors.open()
-        failures, stray = mirrors.refresh_all()
-        loaders = with_isolated(LOADERS, Environments.of(settings).interpreter)
-        report = check(mirrors.paths, loaders, defaults_of(settings), invariance=invariance)
-        hint = mirrors.project()
-        report.findings += [*failures.values(), *stray, *([hint] if hint else ())]
-        print(mirrors.spelled(str(report)))
+        report, status = dialect_of(settings).check(invariance=invariance)
     except RemoteError as error:
         print(f"penstock: {error}", file=sys.stderr)
         return 1
-    finally:
-        mirrors.close()
-    return report.status
+    print(report)
+    return status
 
 
 def _serve(settings: Settings) -> int:

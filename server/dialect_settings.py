@@ -7,18 +7,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .running_settings import RunningSettings
+from .abeja.settings import AbejaSettings
 from .setting import setting
+
+DIALECTS = ("triton", "cortex", "seldon", "deepaas", "abeja")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DialectSettings(RunningSettings):
+class DialectSettings(AbejaSettings):
     """What the paths hold, if no model repositories."""
 
     dialect: str = setting(
         "triton", "Dialects", "What PATHs hold: triton, model repositories; cortex, project folders with a cortex.yaml "
         "(docs/cortex.md), whose clients are answered as Cortex did; seldon, a component of Seldon Core or a graph of "
-        "them (docs/seldon.md).", choices=("triton", "cortex", "seldon"),
+        "them (docs/seldon.md); deepaas, models of DEEPaaS, each `name=package.module[:attr]`, or those that are "
+        "installed (docs/deepaas.md); abeja, the folder of an ABEJA handler (docs/abeja.md).", choices=DIALECTS,
     )  # fmt: skip
     s3_root: str = setting(
         "", "Dialects", "Folder that stands for S3: `s3://bucket/key` is `bucket/key` in it; empty: models at such "
@@ -69,4 +72,6 @@ def lacks(dialect: str, *, fronts: bool) -> str:
         return "--http-workers: Cortex projects are served by one process: leave it out"
     if dialect == "seldon" and fronts:
         return "--http-workers: one process takes the requests of Seldon components: give them --seldon-workers"
+    if dialect in ("deepaas", "abeja") and fronts:
+        return f"--http-workers: one process takes all requests here: give the model --{dialect}-workers"
     return ""

@@ -1,29 +1,35 @@
-"""Dialects: what is another for a server whose PATHs are another component format's. Called by the composition root."""
+"""Dialects: what a server does its own way where its PATHs are of another format. One is made by the composition root.
+
+A format has a package of its own, with a Dialect in its `dialect.py`; all of it is reached through that.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Protocol
+import importlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
-from .repository.mirrors import Mirrors
-from .settings import Settings
+from .dialect_settings import DIALECTS
+from .errors import error_body
+from .repository.mirrors import Mirrors, defaults_of
 
 if TYPE_CHECKING:
+    from penstock.batching.engine import Engine
     from penstock.batching.model import Model
 
-    from .engines import Serves
     from .environments.environments import Environments
+    from .grpc.method import Method
     from .hooks.runner import Hooks
     from .http.service import Service
+    from .listener import Port
+    from .metrics import ASGIApp
     from .repository.findings import Finding
     from .repository.repository import Repository
     from .repository.scan import Defaults
-    from .seldon.dialect import Seldon
+    from .restricted import Restricted
+    from .settings import Settings
     from .v2.inference import Inference
-
-CORTEX, SELDON = "cortex", "seldon"
-ALONE = {CORTEX: "API", SELDON: "component"}
-"""Formats whose containers ended when what they served could not be: what that was called."""
 
 
 class Sources(Protocol):
@@ -45,43 +51,98 @@ class Sources(Protocol):
         """Remove what was copied."""
 
 
-def sources_of(settings: Settings) -> Sources:
-    """Give the PATHs, as what the dialect says they are."""
-    if settings.dialect == CORTEX:
-        from .cortex.projects import Projects
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What of a server its Dialect works with. `ready` tells whether the server is."""
 
-        return Projects(settings.model_repository, settings.s3_root)
-    if settings.dialect == SELDON:
-        from .seldon.components import Components
-
-        return Components(settings)
-    return Mirrors.of(settings.model_repository)
-
-
-def seldon_of(settings: Settings, environments: Environments, repository: Repository) -> Seldon | None:
-    """Give what serves Seldon components, if that is what the PATHs hold."""
-    if settings.dialect != SELDON:
-        return None
-    from .seldon.dialect import Seldon
-
-    return Seldon(settings, environments, repository)
+    engine: Engine
+    environments: Environments
+    repository: Repository
+    hooks_of: Callable[[Model], Hooks]
+    inference: Inference
+    ready: Callable[[], bool]
 
 
-def in_front(
-    settings: Settings, engine: Serves, repository: Repository, hooks_of: Callable[[Model], Hooks],
-    inference: Inference, ready: Callable[[], bool],
-) -> tuple[Service, Callable[[], Iterable[str]]]:  # fmt: skip
-    """Put a dialect's own Service before the one of the v2 protocol.
+class Dialect:
+    """How model repositories are served; the other formats' descend from it, and say what is otherwise.
 
-    Returns: what answers requests, and what gives the lines that it has for the metrics page.
+    `nothing` is what a command line without PATHs is told, "" if it needs none. `alone` is what those served are
+    called where their containers ended with what they served: so does the server, if it can serve none of them. `late`:
+    the ports open when everything is loaded, as probes take an open port for a server that is ready. `loud`: answers
+    name the server's software and the date.
     """
-    if settings.dialect != CORTEX:
-        return inference, tuple
-    from .cortex.repository import CortexRepository
-    from .cortex.service import CortexService
 
-    if not isinstance(repository, CortexRepository):
-        raise TypeError(f"{type(repository).__name__} is no repository of Cortex projects")
-    service = CortexService(engine, repository, hooks_of, settings.limits(), inference, ready)
-    service.restricted = inference.restricted
-    return service, service.tracked.render
+    nothing = (
+        "nothing to serve: give the PATH of a model repository, of an .onnx file or of a SavedModel; "
+        "with --dialect cortex, a project's folder"
+    )
+    alone = ""
+    late = False
+    loud = False
+    metrics_type = ""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def sources(self) -> Sources:
+        """Give the PATHs."""
+        return Mirrors.of(self.settings.model_repository)
+
+    def check(self, *, invariance: bool) -> tuple[str, int]:
+        """Say what would be served, and every mistake; it blocks.
+
+        Returns: that, and the exit status. Raises: RemoteError.
+        """
+        from penstock.backends.loading import LOADERS
+
+        from .environments.environments import Environments
+        from .isolated.loader import with_isolated
+        from .repository.check import check
+
+        settings, mirrors = self.settings, Mirrors.of(self.settings.model_repository)
+        try:
+            mirrors.open()
+            failures, stray = mirrors.refresh_all()
+            loaders = with_isolated(LOADERS, Environments.of(settings).interpreter)
+            report = check(mirrors.paths, loaders, defaults_of(settings), invariance=invariance)
+            hint = mirrors.project()
+            report.findings += [*failures.values(), *stray, *([hint] if hint else ())]
+            return mirrors.spelled(str(report)), report.status
+        finally:
+            mirrors.close()
+
+    def failure(self, text: str) -> bytes:
+        """Write the body of what is refused as no request."""
+        return error_body(text)
+
+    def service(self, parts: Parts) -> Service:
+        """Take the parts of the server, and make what answers the requests of its HTTP port. Called first, and once."""
+        return parts.inference
+
+    def grpc_methods(self, restricted: Restricted) -> Mapping[str, Method]:
+        """Make further RPCs, by their paths."""
+        return {}
+
+    def grpc_files(self) -> tuple[Any, ...]:
+        """Give the FileDescriptorProtos of these, for reflection."""
+        return ()
+
+    def ports(self, app: ASGIApp) -> Iterable[Port]:
+        """Make further ports. `app` answers what is Penstock's own over HTTP."""
+        return ()
+
+    def render(self) -> Iterable[str]:
+        """Give further lines for the metrics page."""
+        return ()
+
+    async def close(self) -> None:
+        """End what is neither a model nor a port, as the server drains."""
+
+
+def dialect_of(settings: Settings) -> Dialect:
+    """Make the Dialect of the settings. Imports no other format's package."""
+    if settings.dialect == DIALECTS[0]:
+        return Dialect(settings)
+    module = importlib.import_module(f"{__package__}.{settings.dialect}.dialect")
+    made: Dialect = module.DIALECT(settings)
+    return made

@@ -14,6 +14,7 @@ from .http.service import Service, Shared
 from .listener import Listener, make_config
 
 if TYPE_CHECKING:
+    from .dialects import Dialect
     from .grpc.method import Method
     from .http.connection import Connection
     from .metrics import ASGIApp
@@ -39,15 +40,17 @@ class Unclaimed:
         """Never called."""
 
 
-def http_lane(settings: Settings, app: ASGIApp, service: Service) -> Listener:
+def http_lane(settings: Settings, app: ASGIApp, service: Service, dialect: Dialect) -> Listener:
     """Make the HTTP port: `service` answers what it claims, `app` all else."""
-    return _listener(settings, "HTTP", (settings.http_address, settings.http_port), app, service)
+    shared = shared_of(settings, service, dialect)
+    return listener_of(settings, "HTTP", (settings.http_address, settings.http_port), app, shared)
 
 
 def metrics_lane(settings: Settings, app: ASGIApp) -> Listener:
     """Make the metrics port."""
     place = settings.metrics_address or settings.http_address, settings.metrics_port
-    return _listener(settings, "metrics", place, app, Unclaimed(), logged=settings.metrics_access_log)
+    shared = Shared(Unclaimed(), settings.limits())
+    return listener_of(settings, "metrics", place, app, shared, logged=settings.metrics_access_log)
 
 
 def grpc_lane(settings: Settings, methods: Mapping[str, Method], loop: asyncio.AbstractEventLoop) -> GrpcListener:
@@ -58,14 +61,17 @@ def grpc_lane(settings: Settings, methods: Mapping[str, Method], loop: asyncio.A
     return listener
 
 
-def _listener(
-    settings: Settings, name: str, place: tuple[str, int], app: ASGIApp, service: Service, *, logged: bool = True
-) -> Listener:  # fmt: skip
-    shared = Shared(service, settings.limits(), loud=settings.dialect in ("cortex", "seldon"))
-    if settings.dialect == "seldon":
-        from .seldon.pages import failure
+def shared_of(settings: Settings, service: Service, dialect: Dialect) -> Shared:
+    """Make what the connections to a dialect's Service share."""
+    shared = Shared(service, settings.limits(), loud=dialect.loud)
+    shared.failure = dialect.failure
+    return shared
 
-        shared.failure = failure
+
+def listener_of(
+    settings: Settings, name: str, place: tuple[str, int], app: ASGIApp, shared: Shared, *, logged: bool = True
+) -> Listener:  # fmt: skip
+    """Make a port of HTTP."""
     lane: type[FastLane] = FastLane
     if settings.access_log:
         lane = LoggedFastLane if logged else QuietFastLane

@@ -21,7 +21,7 @@ from penstock.backends.loading import LOADERS
 from penstock.batching.cache import Cache
 
 from .cache_config import parse as parse_cache
-from .dialects import ALONE, in_front, seldon_of, sources_of
+from .dialects import Parts, dialect_of
 from .environments.environments import Environments
 from .faults import Faults, own_workers
 from .grpc.tls import TlsError, context_for
@@ -51,7 +51,8 @@ from .v2.generate import Generate
 from .v2.inference import Inference
 from .v2.repository import RepositoryEndpoints
 from .v2.routes import Route
-from .v2.rpc.services import Parts, methods
+from .v2.rpc.services import Parts as RpcParts
+from .v2.rpc.services import methods
 from .v2.shared_memory import SharedMemory
 
 if TYPE_CHECKING:
@@ -102,7 +103,8 @@ class Server:
         if cache_bytes := parse_cache(settings.cache_config):
             self.engine.cache = Cache(cache_bytes)
         self._models = models(self.engine, self.environments)
-        self._sources = sources_of(settings)
+        self._dialect = dialect_of(settings)
+        self._sources = self._dialect.sources()
         held, backlog = hold_requests(os.environ), hold_requests(os.environ, HOLD_BACKLOG)
         defaults = replace(defaults_of(settings), hold_requests=held, hold_backlog=backlog)
         self.repository = self._sources.repository(defaults)
@@ -118,30 +120,26 @@ class Server:
         custom = CustomMetrics()
         beside = Beside(self.engine, custom, self._models.hooks_of, self.control)
         self.engine.outsides[PYTHON] = PythonModels(beside, self.environments, defaults)
-        self._seldon = seldon_of(settings, self.environments, self.repository)
-        if self._seldon is not None:
-            self.engine.outsides[self._seldon.backend] = self._seldon.models
-            self.metrics.content_type = self._seldon.metrics_type
-        service, counted = self._in_front()
-        self.metrics.more = lambda: (*custom.render(), *counted())
+        service = self._service()
+        self.metrics.content_type = self._dialect.metrics_type or self.metrics.content_type
+        self.metrics.more = lambda: (*custom.render(), *self._dialect.render())
         if settings.allow_http:
-            self._http = http_lane(settings, self.app(), service)
+            self._http = http_lane(settings, self.app(), service, self._dialect)
         if settings.allow_grpc:
             self._grpc = grpc_lane(settings, self.grpc_methods(), self._loop)
         if settings.allow_metrics:
             self._metrics = metrics_lane(settings, create_metrics_app(self.metrics, settings.metrics_path))
+        self._more = list(self._dialect.ports(self.app()))
 
-    def _in_front(self) -> tuple[Service, Callable[[], Iterable[str]]]:
-        """Make what answers requests over HTTP. Returns: also what gives the lines that it has for the metrics page."""
+    def _service(self) -> Service:
+        """Make what answers requests over HTTP."""
         inference = Inference(
             self.engine, self._settings.limits(), self._models.hooks_of, self.shared_memory.regions,
             Forwarding.of(self._settings.http_header_forward_pattern),
         )  # fmt: skip
         inference.restricted = self.observing.http_restricted
-        if self._seldon is not None:
-            return self._seldon.service(self.engine, inference), self._seldon.render
-        return in_front(
-            self._settings, self.engine, self.repository, self._models.hooks_of, inference, self.health.ready
+        return self._dialect.service(
+            Parts(self.engine, self.environments, self.repository, self._models.hooks_of, inference, self.health.ready)
         )
 
     def _connected(self) -> Iterable[Connected | None]:
@@ -167,9 +165,8 @@ class Server:
 
     def grpc_methods(self) -> dict[str, Method]:
         """Give the RPCs by path."""
-        dialect = self._seldon.grpc_methods(self.engine, self.observing.grpc_restricted) if self._seldon else {}
         own = methods(
-            Parts(
+            RpcParts(
                 engine=self.engine,
                 repository=self.repository,
                 health=self.health,
@@ -184,10 +181,10 @@ class Server:
                 system=self.shared_memory.system,
                 cuda=self.shared_memory.cuda,
                 forwarding=Forwarding.of(self._settings.grpc_header_forward_pattern),
-                files=self._seldon.grpc_files() if self._seldon is not None else (),
+                files=self._dialect.grpc_files(),
             )
         )
-        return {**own, **dialect}
+        return {**own, **self._dialect.grpc_methods(self.observing.grpc_restricted)}
 
     @property
     def http_port(self) -> int:
@@ -213,7 +210,11 @@ class Server:
 
     @property
     def _ports(self) -> list[Port]:
-        return [port for port in (self._http, self._grpc, self._metrics) if port]
+        return [*self._serving, *([self._metrics] if self._metrics else ())]
+
+    @property
+    def _serving(self) -> list[Port]:
+        return [port for port in (self._http, self._grpc, *self._more) if port]
 
     @property
     def serves(self) -> str:
@@ -233,7 +234,7 @@ class Server:
                 os.killpg(pid, signal.SIGKILL)
 
     async def open(self) -> None:
-        """Listen, and answer: live, not yet ready. With components of Seldon Core `load` does that.
+        """Listen, and answer: live, not yet ready. If the Dialect is `late`, `load` does that.
 
         Raises: StartError.
         """
@@ -252,7 +253,7 @@ class Server:
                 self._grpc.tls = context_for(self._settings)
         except (TlsError, RemoteError, MistakesError) as error:
             raise StartError(str(error)) from error
-        if self._seldon is None:
+        if not self._dialect.late:
             await self._listen()
 
     async def _listen(self) -> None:
@@ -269,11 +270,9 @@ class Server:
         Returns: why each version that is not served is not. Raises: StartError, of other formats that leave nothing.
         """
         failures = await self.control.start()
-        if failures and (word := ALONE.get(self._settings.dialect)) and not self.engine.models():
-            # as their containers, which ended with what they served
-            raise StartError("\n".join([f"no {word} can be served:", *failures]))
-        if self._seldon is not None:
-            # probes that look for an open port take it for a component that is ready, as in its container
+        if failures and self._dialect.alone and not self.engine.models():
+            raise StartError("\n".join([f"no {self._dialect.alone} can be served:", *failures]))
+        if self._dialect.late:
             await self._listen()
         self.faults.begin()
         return failures
@@ -287,12 +286,12 @@ class Server:
         self.faults.end()
         await asyncio.sleep(self._settings.drain_delay_secs)
         deadline = self._loop.time() + self._settings.exit_timeout_secs
-        serving = [port for port in (self._http, self._grpc) if port]
-        for port in serving:
+        for port in self._serving:
             await port.stop_accepting()
         self.engine.hurry()  # or connections would wait for batches that wait for more of them
-        unfinished = sum(await asyncio.gather(*(port.finish(deadline) for port in serving)))
+        unfinished = sum(await asyncio.gather(*(port.finish(deadline) for port in self._serving)))
         self._stopped = True
+        await self._dialect.close()
         self.environments.close()  # or a load that makes one would be waited for
         await self.control.stop()
         dropped = await self._models.stop(max(0.0, deadline - self._loop.time()))
@@ -309,6 +308,7 @@ class Server:
             await port.close()
         if not self._stopped:
             self._stopped = True
+            await self._dialect.close()
             await self.control.stop()
             await self._models.stop(0.0)
         await asyncio.to_thread(self._sources.close)

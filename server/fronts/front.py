@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.backends.errors import Code, InferError
+from penstock.server.dialects import dialect_of
 from penstock.server.environments.environments import Environments
 from penstock.server.faults import Faults, own_workers
 from penstock.server.grpc.tls import TlsError, context_for
@@ -100,7 +101,9 @@ class FrontServer:
         self._environments = Environments.of(settings)
         self._faults = Faults(settings, {"worker": own_workers}, str(os.getpid()))
         self._state = StateCopy(self.shared_memory, apply)
-        self._http = http_lane(settings, self._app(), self._inference()) if settings.allow_http else None
+        self._http = None
+        if settings.allow_http:
+            self._http = http_lane(settings, self._app(), self._inference(), dialect_of(settings))
         self._grpc = grpc_lane(settings, self._methods(), self._loop) if settings.allow_grpc else None
         for port in self._ports:
             port.reuse_port = True

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec, WorkerSpec
-from penstock.server.dialects import SELDON
 from penstock.server.repository.address import is_remote
 from penstock.server.repository.changes import fingerprint
 from penstock.server.repository.findings import Finding, MistakesError
@@ -26,6 +25,8 @@ from .graph.nodes import Code
 from .graph.reading import demand, is_graph
 from .modules import MODEL_NAME, S2I, of_their_own_name, unreadable, variables_of
 
+SELDON = "seldon"
+"""The backend."""
 BESIDE = ("protobuf",)
 """What a component needs that its requirements.txt need not say: seldon-core brought it, and gRPC is read with it."""
 _UNKNOWN = (

@@ -5,62 +5,78 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from penstock.server.dialects import Dialect, Parts
 from penstock.server.restricted import Restricted, restricted_methods
 
-from . import protos
+from . import pages, protos
+from .check import check_components
+from .components import SELDON, Components
 from .current import Current
 from .exposition import Exposition
 from .graph.repository import GraphRepository
 from .graph.rpc import GraphRpcs
 from .graph.service import GraphService
 from .graph.shares import Graph
-from .loading import SELDON, SeldonModels
+from .loading import SeldonModels
 from .rpc import CATEGORIES, SeldonRpcs
 from .service import SeldonService
 
 if TYPE_CHECKING:
-    from penstock.server.engines import Serves
-    from penstock.server.environments.environments import Environments
     from penstock.server.grpc.method import Method
-    from penstock.server.repository.repository import Repository
     from penstock.server.settings import Settings
-    from penstock.server.v2.inference import Inference
 
 
-class Seldon:
+class Seldon(Dialect):
     """What one server has of them. `models` opens them, `exposition` has their metrics."""
 
-    backend = SELDON
+    nothing = "nothing to serve: give the PATH of a component, its folder or its Name.py, or of a graph"
+    alone = "component"
+    late = loud = True
     metrics_type = "text/plain; version=0.0.4; charset=utf-8"
+    models: SeldonModels
+    _parts: Parts
 
-    def __init__(self, settings: Settings, environments: Environments, repository: Repository) -> None:
-        self._settings = settings
-        self._repository = repository
-        self.models = SeldonModels(environments)
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
         self.exposition = Exposition()
-        self.models.count = self.exposition.add
         self._graph: Graph | None = None
 
-    def service(self, engine: Serves, others: Inference) -> SeldonService | GraphService:
+    def sources(self) -> Components:
+        """Give the PATH."""
+        return Components(self.settings)
+
+    def check(self, *, invariance: bool) -> tuple[str, int]:
+        """Say what would be served."""
+        report = check_components(self.settings)
+        return str(report), report.status
+
+    def failure(self, text: str) -> bytes:
+        """Write the body of what is refused as no request."""
+        return pages.failure(text)
+
+    def service(self, parts: Parts) -> SeldonService | GraphService:
         """Make the Service of the HTTP port."""
-        if (graph := self._graph_on(engine)) is not None:
-            in_front = GraphService(graph, others, self._settings.limits())
-            in_front.restricted = others.restricted
+        self._parts = parts
+        self.models = parts.engine.outsides[SELDON] = SeldonModels(parts.environments)
+        self.models.count = self.exposition.add
+        if isinstance(parts.repository, GraphRepository):
+            self._graph = Graph(parts.engine, parts.repository, self.models, self.exposition)
+            in_front = GraphService(self._graph, parts.inference, self.settings.limits())
+            in_front.restricted = parts.inference.restricted
             return in_front
-        service = SeldonService(engine, self._current(engine), self.exposition, others, self._settings)
-        service.restricted = others.restricted
+        service = SeldonService(parts.engine, self._current(), self.exposition, parts.inference, self.settings)
+        service.restricted = parts.inference.restricted
         return service
 
-    def grpc_methods(self, engine: Serves, restricted: Restricted) -> dict[str, Method]:
+    def grpc_methods(self, restricted: Restricted) -> dict[str, Method]:
         """Make the RPCs of the gRPC port, by their paths."""
-        if (graph := self._graph_on(engine)) is not None:
-            methods = GraphRpcs(graph).methods()
+        if self._graph is not None:
+            methods = GraphRpcs(self._graph).methods()
         else:
-            methods = SeldonRpcs(engine, self._current(engine), self.exposition).methods()
+            methods = SeldonRpcs(self._parts.engine, self._current(), self.exposition).methods()
         return restricted_methods(methods, restricted, CATEGORIES)
 
-    @staticmethod
-    def grpc_files() -> tuple[Any, ...]:
+    def grpc_files(self) -> tuple[Any, ...]:
         """Give the FileDescriptorProtos that reflection tells of."""
         return protos.files()
 
@@ -68,11 +84,9 @@ class Seldon:
         """Give the lines for the metrics page."""
         return (*self.exposition.render(), *(self._graph.counted.render() if self._graph is not None else ()))
 
-    def _graph_on(self, engine: Serves) -> Graph | None:
-        """Give the graph that there is instead of one component, on the Engine that runs its nodes."""
-        if self._graph is None and isinstance(self._repository, GraphRepository):
-            self._graph = Graph(engine, self._repository, self.models, self.exposition)
-        return self._graph
+    def _current(self) -> Current:
+        parts = self._parts
+        return Current(parts.engine, lambda: next(iter(parts.repository.names()), ""), self.models)
 
-    def _current(self, engine: Serves) -> Current:
-        return Current(engine, lambda: next(iter(self._repository.names()), ""), self.models)
+
+DIALECT = Seldon

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.batching.outsides import Opened
+from penstock.server.carrying.hosts import SEATS, Host
 from penstock.server.workers.order import Order
 
 from .batching import Sharing
-from .hosts import Crew, Host
+from .components import SELDON
 from .messages import Description, Endpoint
+from .seats import SeldonCrew
 from .tensors import Tensors, signature_of
 
 if TYPE_CHECKING:
@@ -27,12 +29,9 @@ if TYPE_CHECKING:
     from penstock.batching.spec import ModelSpec
     from penstock.server.environments.environments import Environments
 
-SELDON = "seldon"
-"""The backend."""
 SERVICE = "penstock.server.seldon.inside.service"
 AT_ONCE = 32
 """How many calls may be on their way to a worker together, from each of its Seats."""
-SEATS = 2
 OPEN_LIMIT_S = 3600.0
 """How long a component may take to be constructed and loaded, which may fetch its model: the original had no limit."""
 
@@ -47,7 +46,7 @@ class SeldonModels:
     def __init__(self, environments: Environments) -> None:
         self._environments = environments
         self.described: dict[str, Description] = {}
-        self._serving: dict[str, Crew] = {}
+        self._serving: dict[str, SeldonCrew] = {}
         self.sharing: dict[str, Sharing] = {}
         self.count: Callable[[Endpoint, bytes], None] = lambda _endpoint, _metrics: None
 
@@ -56,21 +55,17 @@ class SeldonModels:
         label = f"component '{spec.options['component']}'"
         interpreter = await asyncio.to_thread(self._environments.interpreter, spec.worker, label)
 
-        def told(description: Description) -> None:
+        def told(opened: bytes) -> None:
+            description = Description.read(opened)
             if self._serving.get(spec.name) is crew:
                 self.described[spec.name] = description
             if crew.sharing is not None and not description.batches:
                 crew.sharing.allowed = False
 
-        crew = Crew(spec.worker.timeout_s, told, self.count, most_calls=partial(_most_calls, spec))
+        crew = SeldonCrew(spec.worker.timeout_s, told, most_calls=partial(_most_calls, spec), count=self.count)
         count = spec.instances[0].count
-        crew.hosts += [Host(_order(spec, interpreter, label, at + 1), crew, SEATS) for at in range(count)]
-        done = await asyncio.gather(*(host.start() for host in crew.hosts), return_exceptions=True)
-        failed = next((each for each in done if isinstance(each, BaseException)), None)
-        if failed is not None:
-            await asyncio.gather(*(host.close() for host in crew.hosts))
-            raise failed
-        description = next(each for each in done if isinstance(each, Description))
+        crew.hosts += [Host(_order(spec, interpreter, label, at + 1), crew) for at in range(count)]
+        description = Description.read(await crew.start())
         self._serving[spec.name], self.described[spec.name] = crew, description
         batches = spec.options.get("batching") == "true" and description.batches
         spec = _completed(spec, description, batches=batches)

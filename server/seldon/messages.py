@@ -15,8 +15,10 @@ import struct
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-CALL = 32
-"""Call. Two bytes, an Endpoint and a Form, then the payload; answered by ANSWER, metrics, header lines, and a body."""
+from penstock.server.carrying.messages import CALL
+
+__all__ = ["CALL"]
+"""Of it: two bytes, an Endpoint and a Form, then the payload; answered by ANSWER, metrics, header lines, and a body."""
 ROWS = 33
 """Call. Requests that share a batch, which the server has decoded: `rows.py` and `batching.py` say how."""
 TENSORS = 34

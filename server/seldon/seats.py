@@ -1,112 +1,97 @@
-"""Seats: what runs the Batches of a component in its worker, one Batch at a time each. Made by hosts.py.
+"""Seats of a component, and the Crew of its workers: requests may share a batch there, or be of the v2 protocol.
 
-The calls of a Batch run one after another in the worker, and each is answered when it is done; with two Seats the
-worker has its next calls while the answers of the last are on their way. Requests that share a batch (`--batching`) are
-one call; if that does not go well each of them is called alone.
+Requests that share a batch (`--batching`) are one call; if that does not go well each of them is called alone. Made by
+loading.py. What is the same of all calls that are carried is in carrying/.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, InferError
+from penstock.server.carrying.calls import RAW
+from penstock.server.carrying.hosts import Crew
+from penstock.server.carrying.seats import Seat
 from penstock.server.workers.order import NotBegunError, WorkerLost
 
-from .calls import RAW, SeldonCall
-from .messages import APART, CALL, ROWS, TENSORS, Endpoint
+from .calls import SeldonCall
+from .messages import APART, ROWS, TENSORS, Endpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from penstock.backends.backend import Array
     from penstock.batching.batch import Batch
-    from penstock.batching.outside import Takes
     from penstock.batching.request import InferRequest, Key
+    from penstock.server.carrying.hosts import Host
 
     from .batching import Sharing
-    from .hosts import Host
     from .tensors import Tensors
-
-MOST_NS = 1_000_000
-"""What the calls of one Batch may be predicted to take: more of them would wait at a worker while another is idle, and
-could neither be taken back nor expire. A worker that does 30,000 calls/s has 30 of them."""
 
 logger = logging.getLogger("penstock.seldon")
 
 
-class Seat:
-    """An Outside. Invariant: each request that it has taken is answered once, or handed back not begun.
+@dataclass
+class SeldonCrew(Crew):
+    """A Crew whose calls may share batches. `count` is called with the metrics of v2 requests.
 
-    `_asked` is how many calls are under way. What the worker answers is told once per wake-up of the loop.
-    Threads: the event loop's.
+    `apart` are requests that run alone, since a batch that they shared did not go well.
     """
 
-    def __init__(self, host: Host) -> None:
-        self.takes: Takes | None = None
-        self._host = host
-        self._loop = asyncio.get_running_loop()
-        self._batch: Batch | None = None
-        self._fresh = False
-        self._began_ns = 0
-        self._asked = 0
-        self._answered: list[InferRequest] = []
-        self._unbegun: list[InferRequest] = []
-        self._telling = False
+    count: Callable[[Endpoint, bytes], None] = lambda _endpoint, _metrics: None
+    tensors: Tensors | None = None
+    sharing: Sharing | None = None
+    apart: set[InferRequest] = field(default_factory=set)
 
     @property
-    def busy(self) -> bool:
-        """Whether it has a Batch."""
-        return self._batch is not None
+    def shares(self) -> bool:
+        """Whether calls share batches."""
+        return self.sharing is not None and self.sharing.allowed
 
-    def attach(self, instance: Takes) -> None:
-        """Take whom to tell."""
-        self.takes = instance
-        self._host.seated(instance)
+    def seat(self, host: Host) -> Seat:
+        """Make a Seat of a Host."""
+        return SeldonSeat(host, self)
+
+    def done(self, requests: Sequence[InferRequest]) -> None:
+        """Forget who was to run alone."""
+        if self.apart:
+            self.apart.difference_update(requests)
+
+    def hopeless(self) -> None:
+        """Likewise: who is answered so does not come back here."""
+        self.apart.clear()
+
+
+class SeldonSeat(Seat):
+    """A Seat that also has calls of several requests. Threads: the event loop's."""
+
+    def __init__(self, host: Host, crew: SeldonCrew) -> None:
+        super().__init__(host)
+        self._crew = crew
 
     def most_ns(self, key: Key) -> int:
         """Keep calls that run one after another few; those that share a batch are one."""
-        return 0 if key != RAW and self._host.crew.shares else MOST_NS
+        return 0 if key != RAW and self._crew.shares else super().most_ns(key)
 
-    def abandon(self, request: InferRequest) -> None:
-        """Let it run: what user code has begun cannot be taken back."""
-
-    async def close(self) -> None:
-        """Leave the worker, which ends with its last Seat."""
-        await self._host.left()
-
-    # -- there -------------------------------------------------------------------------------------------------
-
-    def begin(self, batch: Batch) -> None:
-        """Send the requests of a Batch, as one call where they share it, or each as its own."""
-        self._batch, self._fresh = batch, True
-        requests, crew = batch.requests, self._host.crew
-        alone: Sequence[InferRequest] = requests
+    def _those_alone(self, batch: Batch) -> Sequence[InferRequest]:
+        """Send those that share the Batch as one call, and give the others."""
+        requests, crew = batch.requests, self._crew
         if len(requests) > 1 and requests[0].inputs and crew.shares:
             together = [request for request in requests if request not in crew.apart]
             if len(together) > 1:
                 alone = [request for request in requests if request in crew.apart]
                 self._send_together(together)
-        batch.runs = max(1, self._asked + len(alone))  # none, if it could not be sent
-        for request in alone:
-            self._send(request)
+                return alone
+        return requests
 
     def _send(self, request: InferRequest) -> None:
         """Send a request as a call of its own."""
-        if type(request) is not SeldonCall:
+        if type(request) is SeldonCall:
+            super()._send(request)
+        else:
             self._send_together((request,))
-            return
-        self._asked += 1
-        try:
-            worker = self._host.worker
-            if worker is None:
-                raise NotBegunError
-            worker.ask(partial(self._take, request), CALL, request.body, None, self._host.crew.limit_s)
-        except Exception as error:  # noqa: BLE001 - whatever keeps it from travelling is its own
-            self._take(request, b"", [], error)
 
     def _send_together(self, requests: Sequence[InferRequest]) -> None:
         """Send requests as one call."""
@@ -125,28 +110,15 @@ class Seat:
 
     @property
     def _tensors(self) -> Tensors:
-        if self._host.crew.tensors is None:
+        if self._crew.tensors is None:
             raise InferError(Code.UNSUPPORTED, f"{self._host.order.label} does not take tensors")
-        return self._host.crew.tensors
+        return self._crew.tensors
 
     @property
     def _sharing(self) -> Sharing:
-        if self._host.crew.sharing is None:
+        if self._crew.sharing is None:
             raise InferError(Code.UNSUPPORTED, f"{self._host.order.label} does not share batches")
-        return self._host.crew.sharing
-
-    # -- and back ----------------------------------------------------------------------------------------------
-
-    def _take(self, request: InferRequest, body: bytes, arrays: list[Array | None], error: Exception | None) -> None:
-        """Take the end of a call of the original's protocol."""
-        self._asked -= 1
-        if error is None:
-            request.reply = body  # type: ignore[attr-defined]
-            request.outputs = []
-            self._answered.append(request)
-        else:
-            self._fail(request, error)
-        self._tell_soon()
+        return self._crew.sharing
 
     def _take_together(
         self, requests: Sequence[Any], body: bytes, arrays: list[Array | None], error: Exception | None
@@ -177,7 +149,7 @@ class Seat:
             return
         for metrics in self._tensors.take(requests, body, arrays):
             if metrics:
-                self._host.crew.count(Endpoint.PREDICT, metrics.encode())
+                self._crew.count(Endpoint.PREDICT, metrics.encode())
 
     def _part(self, requests: Sequence[InferRequest], error: Exception | None) -> None:
         """Run requests alone whose batch did not go well; one that was alone has failed."""
@@ -186,7 +158,7 @@ class Seat:
         elif isinstance(error, NotBegunError):
             self._unbegun += requests
         else:
-            self._host.crew.apart.update(requests)
+            self._crew.apart.update(requests)
             if isinstance(error, WorkerLost):
                 self._sharing.went(APART)
                 self._unbegun += requests
@@ -195,82 +167,3 @@ class Seat:
                 self._batch.runs += len(requests) - 1  # the one of all of them has come to nothing
             for request in requests:
                 self._send(request)
-
-    def _fail(self, request: InferRequest, error: Exception) -> None:
-        if isinstance(error, NotBegunError):
-            self._unbegun.append(request)
-            return
-        if isinstance(error, InferError):
-            # an error of its own: one that is raised keeps the frames that it has passed
-            request.error = InferError(error.code, error.message, error.retry_after_ns)
-        else:
-            request.error = InferError(Code.INTERNAL, f"{self._host.order.label}: {error}")
-        self._answered.append(request)
-
-    # -- to its Instance ---------------------------------------------------------------------------------------
-
-    def leave(self, failure: InferError) -> None:
-        """Take nothing for now: there is no worker."""
-        if self.takes is not None and not self._host.closing:
-            self.takes.down(failure, hopeless=False)
-        self._tell()
-
-    def _tell_soon(self) -> None:
-        if not self._telling:
-            self._telling = True
-            self._loop.call_soon(self._tell_now)
-
-    def _tell_now(self) -> None:
-        self._telling = False
-        self._tell()
-
-    def _tell(self) -> None:
-        """Tell what has come since it was told last."""
-        batch, takes = self._batch, self.takes
-        if batch is None or takes is None:
-            return
-        answered, self._answered = self._answered, []
-        if answered:
-            self._stamp(batch)
-            if answered[0].error is None:
-                self._host.proved()
-            if self._host.crew.apart:
-                self._host.crew.apart.difference_update(answered)
-        if self._asked or self._unbegun:
-            if answered:
-                takes.late(batch, answered)
-                batch.exec_start_ns = batch.compute_start_ns = batch.exec_end_ns  # when the others have begun
-            if not self._asked:
-                self._give_back(batch, takes)
-            return
-        self._batch = None
-        self._host.free_ns = batch.exec_end_ns
-        self._host.crew.pace((batch.exec_end_ns - self._began_ns) / batch.runs)
-        if batch.exec_start_ns > self._began_ns:  # it was told in parts: these are the last
-            takes.late(batch, answered)
-            answered, batch.exec_start_ns = [], self._began_ns
-        takes.freed(batch, answered)
-        self._host.served(len(batch.requests))
-
-    def _stamp(self, batch: Batch) -> None:
-        """Say when the worker has run a Batch: not before it was done with what it had been asked before."""
-        if self._fresh:
-            self._fresh = False
-            self._began_ns = max(batch.exec_start_ns, self._host.free_ns)
-            batch.exec_start_ns = batch.compute_start_ns = self._began_ns
-        batch.compute_end_ns = batch.exec_end_ns = time.monotonic_ns()
-
-    def _give_back(self, batch: Batch, takes: Takes) -> None:
-        """Give back what the worker has not begun. It has ended, or is about to."""
-        unbegun, self._unbegun, self._batch = self._unbegun, [], None
-        if self._host.closing:
-            for request in unbegun:
-                request.error = InferError(Code.NOT_READY, f"{self._host.order.label} is ended: the server stops")
-            self._host.crew.apart.difference_update(unbegun)
-            takes.freed(batch, unbegun)
-            return
-        worker = self._host.worker
-        if worker is not None:  # its end is not noticed yet
-            takes.down(InferError(Code.NOT_READY, f"{self._host.order.label} has ended"), hopeless=False)
-        batch.requests, batch.rows = unbegun, sum(request.rows for request in unbegun)
-        takes.unrun(batch)

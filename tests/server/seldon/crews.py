@@ -20,7 +20,8 @@ from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec, WorkerSpec
 from penstock.server.seldon.calls import SeldonCall
-from penstock.server.seldon.loading import SELDON, SeldonModels
+from penstock.server.seldon.components import SELDON
+from penstock.server.seldon.loading import SeldonModels
 from penstock.server.seldon.messages import CALL, Description, Endpoint, Form
 from penstock.server.workers import kept
 from penstock.server.workers.order import NotBegunError, WorkerLost

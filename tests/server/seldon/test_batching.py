@@ -15,9 +15,10 @@ import pytest
 from penstock.batching.engine import Engine
 from penstock.batching.model import Model
 from penstock.batching.spec import BatchPolicy
+from penstock.server.carrying.calls import RAW
 from penstock.server.seldon import protos
 from penstock.server.seldon.batching import MOST_FAILURES, Sharing
-from penstock.server.seldon.calls import RAW, SeldonCall
+from penstock.server.seldon.calls import SeldonCall
 from penstock.server.seldon.inside.service import SeldonInside
 from penstock.server.seldon.messages import APART, CALL, ROWS, TOGETHER, Description, Endpoint, Form, read_answer
 from tests.live import live_server
@@ -178,7 +179,7 @@ def test_rows_that_arrive_together_run_together(monkeypatch: pytest.MonkeyPatch)
 
 def test_slow_calls_run_together_too(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0]
-    monkeypatch.setattr("penstock.server.seldon.seats.time.monotonic_ns", lambda: now[0])
+    monkeypatch.setattr("penstock.server.carrying.seats.time.monotonic_ns", lambda: now[0])
 
     class Slow(Doubling):
         def predict(self, rows: Any, names: Any) -> Any:

@@ -150,7 +150,7 @@ def test_what_a_lost_worker_leaves_is_run_by_the_others(monkeypatch: pytest.Monk
 
 def test_slow_calls_are_not_kept_by_one_worker_while_another_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0]
-    monkeypatch.setattr("penstock.server.seldon.seats.time.monotonic_ns", lambda: now[0])
+    monkeypatch.setattr("penstock.server.carrying.seats.time.monotonic_ns", lambda: now[0])
 
     def slowly(_body: bytes) -> str:
         now[0] += 50_000_000
@@ -176,7 +176,7 @@ def test_slow_calls_are_not_kept_by_one_worker_while_another_has_none(monkeypatc
 
 def test_quick_calls_are_sent_several_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0]
-    monkeypatch.setattr("penstock.server.seldon.seats.time.monotonic_ns", lambda: now[0])
+    monkeypatch.setattr("penstock.server.carrying.seats.time.monotonic_ns", lambda: now[0])
 
     def quickly(_body: bytes) -> str:
         now[0] += 20_000
@@ -266,7 +266,7 @@ def test_what_a_new_worker_says_of_the_component_is_told(monkeypatch: pytest.Mon
 
 def test_the_worker_that_takes_a_lost_one_s_place_is_as_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0]
-    monkeypatch.setattr("penstock.server.seldon.seats.time.monotonic_ns", lambda: now[0])
+    monkeypatch.setattr("penstock.server.carrying.seats.time.monotonic_ns", lambda: now[0])
 
     def slowly(body: bytes) -> str:
         now[0] += 50_000_000

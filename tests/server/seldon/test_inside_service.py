@@ -16,9 +16,10 @@ from seldon_core.user_model import SeldonComponent
 
 from penstock.backends.errors import InferError
 from penstock.batching.spec import ModelSpec
+from penstock.server.seldon.components import SELDON
 from penstock.server.seldon.inside import service as opening
 from penstock.server.seldon.inside.service import SeldonInside, open_service
-from penstock.server.seldon.loading import SELDON, _order
+from penstock.server.seldon.loading import _order
 from penstock.server.seldon.messages import Description
 
 from .asking import ask, asked, failed, inside

@@ -1,10 +1,11 @@
-"""Hosts: the workers of a component, as the Engine sees them: Seats, each of which runs one Batch at a time.
+"""Hosts: the workers of a model whose calls are carried, as the Engine sees them: Seats, each of which runs one Batch.
 
-Made by loading.py. What runs the Batches is in seats.py.
+Made by what opens such models: carrying/loading.py, seldon/loading.py. What runs the Batches is in seats.py.
 """
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,21 +13,18 @@ from penstock.backends.errors import Code, InferError
 from penstock.server.workers.kept import Kept
 from penstock.server.workers.order import Order
 
-from .messages import Description, Endpoint
 from .seats import Seat
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from penstock.backends.backend import Array
     from penstock.batching.outside import Takes
     from penstock.batching.request import InferRequest
     from penstock.server.workers.worker import Worker
 
-    from .batching import Sharing
-    from .tensors import Tensors
-
+SEATS = 2
+"""Of a worker: it has its next calls while the answers of the last are on their way."""
 SLOW_NS = 2_000_000
 """A worker whose calls take longer has only one Batch at a time, where there are other workers or batches are shared:
 the pause between two is nothing then, and what waits at a worker is not run by another and joins no batch."""
@@ -34,27 +32,35 @@ the pause between two is nothing then, and what waits at a worker is not run by 
 
 @dataclass
 class Crew:
-    """All workers of one component, and what they share. Units: `limit_s` for a call, seconds, 0 for none.
+    """All workers of one model, and what they share. Units: `limit_s` for a call, seconds, 0 for none.
 
-    `told` is called with what a worker says of the component, whenever one has started; `count` with the metrics of
-    v2 requests. `apart` are requests that run alone, since a batch that they shared did not go well. `slow`: calls take
-    long. `most_calls` says how many calls a worker is to serve, 0 for any number.
+    `told` is called with what a worker answers to being opened, whenever one has started. `slow`: calls take long.
+    `most_calls` says how many calls a worker is to serve, 0 for any number.
     """
 
     limit_s: float
-    told: Callable[[Description], None]
-    count: Callable[[Endpoint, bytes], None]
-    tensors: Tensors | None = None
-    sharing: Sharing | None = None
+    told: Callable[[bytes], None] = lambda _: None
     hosts: list[Host] = field(default_factory=list)
-    apart: set[InferRequest] = field(default_factory=set)
     slow: bool = False
     most_calls: Callable[[], int] = lambda: 0
 
     @property
     def shares(self) -> bool:
         """Whether calls share batches."""
-        return self.sharing is not None and self.sharing.allowed
+        return False
+
+    def seat(self, host: Host) -> Seat:
+        """Make a Seat of a Host."""
+        return Seat(host)
+
+    def done(self, requests: Sequence[InferRequest]) -> None:
+        """Learn that requests are answered."""
+
+    async def left(self) -> None:
+        """Learn that a Host is closed."""
+
+    def hopeless(self) -> None:
+        """Learn that what waits is answered, as there is nobody to run it."""
 
     def pace(self, ns: float) -> None:
         """Learn what a call takes; if that is much, a worker has one Batch at a time where that is of use."""
@@ -68,17 +74,26 @@ class Crew:
         """List the Seats, those of different workers next to each other: calls are spread before they queue."""
         return [seat for row in zip(*(host.seats for host in self.hosts), strict=True) for seat in row]
 
+    async def start(self) -> bytes:
+        """Start all workers. Returns: what one of them answers to being opened. Raises: what it was not opened for."""
+        done = await asyncio.gather(*(host.start() for host in self.hosts), return_exceptions=True)
+        failed = next((each for each in done if isinstance(each, BaseException)), None)
+        if failed is not None:
+            await asyncio.gather(*(host.close() for host in self.hosts))
+            raise failed
+        return next(each for each in done if isinstance(each, bytes))
+
 
 class Host:
     """One worker, and its Seats. `free_ns` is when it had answered all it was asked. Threads: the event loop's."""
 
-    def __init__(self, order: Order, crew: Crew, seats: int = 2) -> None:
+    def __init__(self, order: Order, crew: Crew, seats: int = SEATS) -> None:
         self.order = order
         self.crew = crew
         self.free_ns = 0
         self._may_serve = 0
         self._kept = Kept(order, self)
-        self.seats = [Seat(self) for _ in range(seats)]
+        self.seats = [crew.seat(self) for _ in range(seats)]
         self._open = seats
 
     @property
@@ -96,10 +111,10 @@ class Host:
         """Whether no worker will come any more."""
         return self._kept.closing
 
-    async def start(self) -> Description:
-        """Start the worker, and have it open the component. Raises: InferError."""
+    async def start(self) -> bytes:
+        """Start the worker. Returns: its answer to being opened. Raises: InferError."""
         body, _ = await self._kept.start()
-        return Description.read(body)
+        return body
 
     def seated(self, takes: Takes) -> None:
         """Have what happens to the worker counted."""
@@ -126,6 +141,7 @@ class Host:
     async def close(self) -> None:
         """Have the worker end."""
         await self._kept.close(kill=any(seat.busy for seat in self.seats))
+        await self.crew.left()
 
     def rest(self, *, rests: bool) -> None:
         """Have all Seats but the first take nothing for now, or go on."""
@@ -140,19 +156,19 @@ class Host:
     # -- as Kept tells it --------------------------------------------------------------------------------------
 
     def moved_in(self, worker: Worker) -> None:
-        """Take what it will say of the component: another worker than the first may see other files."""
+        """Take what it will say of what it serves: another worker than the first may see other files."""
         self._may_serve = self.crew.most_calls()
         worker.ready.add_done_callback(self._described)
 
     def _described(self, ready: asyncio.Future[tuple[bytes, list[Array | None]]]) -> None:
         if not ready.cancelled() and ready.exception() is None:
-            self.crew.told(Description.read(ready.result()[0]))
+            self.crew.told(ready.result()[0])
 
     def moved_out(self) -> None:
         """Nothing is kept for a worker but its calls."""
 
     def said(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
-        """Take nothing: a component's worker tells nothing of itself."""
+        """Take nothing: such a worker tells nothing of itself."""
 
     def lost(self, failure: InferError) -> None:
         """Leave what waits to others."""
@@ -161,7 +177,7 @@ class Host:
 
     def hopeless(self, failure: InferError) -> None:
         """Have what waits answered, if nobody else can run it."""
-        self.crew.apart.clear()  # who is answered so does not come back here
+        self.crew.hopeless()
         for seat in self.seats:
             if seat.takes is not None:
                 seat.takes.down(failure, hopeless=True)

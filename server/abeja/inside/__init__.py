@@ -1,0 +1,1 @@
+"""Inside: what runs in the worker of an ABEJA handler."""

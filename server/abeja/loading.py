@@ -1,0 +1,45 @@
+"""Loading of handlers: workers that import them. Made by dialect.py, called by the Engine."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.server.carrying.hosts import Crew
+from penstock.server.carrying.loading import open_carried
+from penstock.server.workers.order import Order
+
+from .folder import ABEJA
+
+if TYPE_CHECKING:
+    from penstock.batching.outsides import Opened
+    from penstock.batching.spec import ModelSpec
+    from penstock.server.environments.environments import Environments
+
+SERVICE = "penstock.server.abeja.inside.service"
+OPEN_LIMIT_S = 3600.0
+"""How long importing a handler may take, which may fetch its model: the original had no limit."""
+
+
+class Handlers:
+    """Opens handlers, each of its instances in a process of its own. Threads: the event loop's."""
+
+    def __init__(self, environments: Environments) -> None:
+        self._environments = environments
+
+    async def open(self, spec: ModelSpec) -> Opened:
+        """Start a worker for each instance. Raises: InferError."""
+        label = f"handler '{spec.options['handler']}'"
+        interpreter = await asyncio.to_thread(self._environments.interpreter, spec.worker, label)
+        orders = [_order(spec, interpreter, label, number + 1) for number in range(spec.instances[0].count)]
+        return await open_carried(spec, orders, Crew(spec.worker.timeout_s), ABEJA)
+
+
+def _order(spec: ModelSpec, interpreter: str, label: str, number: int) -> Order:
+    settings = {"handler": spec.options["handler"], "strict": spec.options["strict"] == "true"}
+    about = {"model": spec.name, "version": str(spec.version), "instance": f"{spec.name}_{number}"}
+    return Order(
+        SERVICE, settings, label, about, interpreter=interpreter, folder=Path(spec.path),
+        environment=spec.worker.environment, open_limit_s=OPEN_LIMIT_S, heard=True,
+    )  # fmt: skip

@@ -1,0 +1,192 @@
+"""Seats: what runs Batches of calls in a worker, one Batch at a time each. Made by hosts.py.
+
+The calls of a Batch run one after another in the worker, and each is answered when it is done; with two Seats the
+worker has its next calls while the answers of the last are on their way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from penstock.backends.errors import Code, InferError
+from penstock.server.workers.order import NotBegunError
+
+from .calls import RawCall
+from .messages import CALL
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.backends.backend import Array
+    from penstock.batching.batch import Batch
+    from penstock.batching.outside import Takes
+    from penstock.batching.request import InferRequest, Key
+
+    from .hosts import Host
+
+MOST_NS = 1_000_000
+"""What the calls of one Batch may be predicted to take: more of them would wait at a worker while another is idle, and
+could neither be taken back nor expire. A worker that does 30,000 calls/s has 30 of them."""
+
+
+class Seat:
+    """An Outside. Invariant: each request that it has taken is answered once, or handed back not begun.
+
+    `_asked` is how many calls are under way. What the worker answers is told once per wake-up of the loop.
+    Threads: the event loop's.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self.takes: Takes | None = None
+        self._host = host
+        self._loop = asyncio.get_running_loop()
+        self._batch: Batch | None = None
+        self._fresh = False
+        self._began_ns = 0
+        self._asked = 0
+        self._answered: list[InferRequest] = []
+        self._unbegun: list[InferRequest] = []
+        self._telling = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether it has a Batch."""
+        return self._batch is not None
+
+    def attach(self, instance: Takes) -> None:
+        """Take whom to tell."""
+        self.takes = instance
+        self._host.seated(instance)
+
+    def most_ns(self, key: Key) -> int:
+        """Keep calls few: they run one after another."""
+        return MOST_NS
+
+    def abandon(self, request: InferRequest) -> None:
+        """Let it run: what user code has begun cannot be taken back."""
+
+    async def close(self) -> None:
+        """Leave the worker, which ends with its last Seat."""
+        await self._host.left()
+
+    # -- there -------------------------------------------------------------------------------------------------
+
+    def begin(self, batch: Batch) -> None:
+        """Send the requests of a Batch."""
+        self._batch, self._fresh = batch, True
+        alone = self._those_alone(batch)
+        batch.runs = max(1, self._asked + len(alone))  # none, if it could not be sent
+        for request in alone:
+            self._send(request)
+
+    def _those_alone(self, batch: Batch) -> Sequence[InferRequest]:
+        """Give those of a Batch that are calls of their own."""
+        return batch.requests
+
+    def _send(self, request: InferRequest) -> None:
+        """Send a request as a call of its own."""
+        self._asked += 1
+        try:
+            worker = self._host.worker
+            if worker is None:
+                raise NotBegunError
+            if not isinstance(request, RawCall):
+                raise InferError(Code.UNSUPPORTED, f"{self._host.order.label} does not take tensors")
+            body = request.body
+            worker.ask(partial(self._take, request), CALL, body, None, self._host.crew.limit_s)
+        except Exception as error:  # noqa: BLE001 - whatever keeps it from travelling is its own
+            self._take(request, b"", [], error)
+
+    # -- and back ----------------------------------------------------------------------------------------------
+
+    def _take(self, request: InferRequest, body: bytes, arrays: list[Array | None], error: Exception | None) -> None:
+        """Take the end of a call."""
+        self._asked -= 1
+        if error is None:
+            request.reply = body  # type: ignore[attr-defined]
+            request.outputs = []
+            self._answered.append(request)
+        else:
+            self._fail(request, error)
+        self._tell_soon()
+
+    def _fail(self, request: InferRequest, error: Exception) -> None:
+        if isinstance(error, NotBegunError):
+            self._unbegun.append(request)
+            return
+        if isinstance(error, InferError):
+            # an error of its own: one that is raised keeps the frames that it has passed
+            request.error = InferError(error.code, error.message, error.retry_after_ns)
+        else:
+            request.error = InferError(Code.INTERNAL, f"{self._host.order.label}: {error}")
+        self._answered.append(request)
+
+    # -- to its Instance ---------------------------------------------------------------------------------------
+
+    def leave(self, failure: InferError) -> None:
+        """Take nothing for now: there is no worker."""
+        if self.takes is not None and not self._host.closing:
+            self.takes.down(failure, hopeless=False)
+        self._tell()
+
+    def _tell_soon(self) -> None:
+        if not self._telling:
+            self._telling = True
+            self._loop.call_soon(self._tell_now)
+
+    def _tell_now(self) -> None:
+        self._telling = False
+        self._tell()
+
+    def _tell(self) -> None:
+        """Tell what has come since it was told last."""
+        batch, takes = self._batch, self.takes
+        if batch is None or takes is None:
+            return
+        answered, self._answered = self._answered, []
+        if answered:
+            self._stamp(batch)
+            if answered[0].error is None:
+                self._host.proved()
+            self._host.crew.done(answered)
+        if self._asked or self._unbegun:
+            if answered:
+                takes.late(batch, answered)
+                batch.exec_start_ns = batch.compute_start_ns = batch.exec_end_ns  # when the others have begun
+            if not self._asked:
+                self._give_back(batch, takes)
+            return
+        self._batch = None
+        self._host.free_ns = batch.exec_end_ns
+        self._host.crew.pace((batch.exec_end_ns - self._began_ns) / batch.runs)
+        if batch.exec_start_ns > self._began_ns:  # it was told in parts: these are the last
+            takes.late(batch, answered)
+            answered, batch.exec_start_ns = [], self._began_ns
+        takes.freed(batch, answered)
+        self._host.served(len(batch.requests))
+
+    def _stamp(self, batch: Batch) -> None:
+        """Say when the worker has run a Batch: not before it was done with what it had been asked before."""
+        if self._fresh:
+            self._fresh = False
+            self._began_ns = max(batch.exec_start_ns, self._host.free_ns)
+            batch.exec_start_ns = batch.compute_start_ns = self._began_ns
+        batch.compute_end_ns = batch.exec_end_ns = time.monotonic_ns()
+
+    def _give_back(self, batch: Batch, takes: Takes) -> None:
+        """Give back what the worker has not begun. It has ended, or is about to."""
+        unbegun, self._unbegun, self._batch = self._unbegun, [], None
+        if self._host.closing:
+            for request in unbegun:
+                request.error = InferError(Code.NOT_READY, f"{self._host.order.label} is ended: the server stops")
+            self._host.crew.done(unbegun)
+            takes.freed(batch, unbegun)
+            return
+        worker = self._host.worker
+        if worker is not None:  # its end is not noticed yet
+            takes.down(InferError(Code.NOT_READY, f"{self._host.order.label} has ended"), hopeless=False)
+        batch.requests, batch.rows = unbegun, sum(request.rows for request in unbegun)
+        takes.unrun(batch)

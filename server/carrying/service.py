@@ -1,0 +1,169 @@
+"""CarryingService: what the Services of the fast lane share whose dialect's calls are carried.
+
+A call goes to its worker as it came; nothing here reads a body, logs, or starts a task for a plain one. It is also the
+sink of what it has asked.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.backends.errors import Code, InferError
+from penstock.server.answering import internal
+from penstock.server.restricted import Restricted
+
+from .calls import RawCall
+from .messages import read_answer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from penstock.batching.model import Model
+    from penstock.batching.request import InferRequest
+    from penstock.server.engines import Serves
+    from penstock.server.http.connection import Connection
+    from penstock.server.http.fastlane import FastLane
+    from penstock.server.http.head import Head
+    from penstock.server.http.service import Service
+
+BODILESS = (204, 304)
+
+
+class Found:
+    """A Model by its name, found again whenever the Engine has other versions."""
+
+    __slots__ = ("_engine", "_generation", "_model", "name")
+
+    def __init__(self, engine: Serves, name: str) -> None:
+        self._engine = engine
+        self._model: Model | None = None
+        self._generation = -1
+        self.name = name
+
+    def find(self) -> Model:
+        """Give the Model. Raises: InferError (NOT_READY)."""
+        model = self._model
+        if model is None or self._generation != self._engine.generation:
+            generation = self._engine.generation
+            try:
+                model = self._model = self._engine.model(self.name)
+            except InferError:
+                self._model = None
+                text = f"'{self.name}' is not ready: it is being loaded, or the log says why it cannot be"
+                raise InferError(Code.NOT_READY, text) from None
+            self._generation = generation
+        return model
+
+
+class CarryingService:
+    """The Service of one port; a dialect's own descends from it, and says what is otherwise.
+
+    What `claim` gives for a request that a worker answers has `found`, its Found; what it gives for another one has
+    None there. `others` answers what is Penstock's own: its claims are of other types.
+    """
+
+    claims: type[Any]
+    """The type of the dialect's own claims."""
+
+    def __init__(self, engine: Serves, others: Service) -> None:
+        self.engine = engine
+        self.others = others
+        self.restricted = Restricted()
+
+    # -- what a dialect says -----------------------------------------------------------------------------------
+
+    def claim(self, head: Head) -> Any:
+        """Give what a head says, or what `others` do."""
+        raise NotImplementedError
+
+    def answer(self, connection: FastLane, claim: Any, body: bytes) -> None:
+        """Answer one request that is the dialect's, or `ask` its worker."""
+        raise NotImplementedError
+
+    def answer_failure(self, connection: FastLane, claim: Any, error: InferError) -> None:
+        """Answer with an error of the server's own."""
+        raise NotImplementedError
+
+    def answer_reply(self, connection: FastLane, claim: Any, reply: bytes) -> None:
+        """Answer with what the worker has."""
+        status, content_type, lines, body = read_answer(reply)
+        if status < 200 or status > 999:
+            # the client would take the next answer for this one's
+            raise ValueError(f"an answer of status {status}")
+        connection.answer(status, b"" if status in BODILESS else body, content_type, lines)
+
+    # -- the Service -------------------------------------------------------------------------------------------
+
+    def turn_away(self, head: Head) -> Any:
+        """Give the error of a call that is refused whatever it brings: its body need not be kept."""
+        claim = head.route
+        if type(claim) is not self.claims:
+            return self.others.turn_away(head)
+        if claim.found is None:
+            return None
+        try:
+            return self.engine.turn_away(claim.found.find())
+        except InferError as error:
+            return error
+
+    def refuse(self, connection: FastLane, error: Any) -> None:
+        """Answer with an error."""
+        claim = connection.head.route if connection.head is not None else None
+        if type(claim) is self.claims:
+            self.answer_failure(connection, claim, error)
+        else:
+            self.others.refuse(connection, error)
+
+    def begin(self, connection: FastLane, head: Head, body: bytes) -> None:
+        """Answer one request, or send it on."""
+        claim = head.route
+        if type(claim) is not self.claims:
+            self.others.begin(connection, head, body)
+            return
+        self.guard(connection, claim, self.answer, connection, claim, body)
+
+    def guard(self, connection: FastLane, claim: Any, do: Callable[..., None], *with_: Any) -> None:
+        """Do something for a request; if it fails, the client gets an answer all the same."""
+        try:
+            do(*with_)
+        except InferError as error:
+            self.answer_failure(connection, claim, error)
+        except Exception as error:  # noqa: BLE001 - logged under an id
+            self.answer_failure(connection, claim, internal(error, self._name_of(claim), ""))
+
+    @staticmethod
+    def _name_of(claim: Any) -> str:
+        return claim.found.name if claim.found is not None else ""
+
+    def abandon(self, connection: Connection) -> None:
+        """Cancel what a gone client asked for."""
+        if connection.request is not None:
+            self.engine.cancel(connection.request)
+        if connection.task is not None:
+            connection.task.cancel()
+
+    # -- calls -------------------------------------------------------------------------------------------------
+
+    def ask(self, connection: FastLane, found: Found, body: bytes) -> None:
+        """Send a call to its worker. Raises: InferError."""
+        call = RawCall(found.find(), body, self)
+        call.context = connection
+        connection.request = call
+        try:
+            self.engine.submit(call)
+        except BaseException:
+            connection.request = None
+            raise
+
+    def deliver(self, requests: Sequence[InferRequest]) -> None:
+        """Write the answers of one delivery."""
+        for request in requests:
+            connection: FastLane = request.context
+            if connection.request is not request:
+                continue
+            connection.request = None
+            claim: Any = connection.head.route  # type: ignore[union-attr]
+            if request.error is not None:
+                self.answer_failure(connection, claim, request.error)
+            else:
+                self.guard(connection, claim, self.answer_reply, connection, claim, request.reply)

@@ -1,0 +1,47 @@
+"""Cortex: the parts that serve Cortex projects, put together. Made by server/dialects.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from penstock.server.dialects import Dialect, Parts
+
+from .check import check_projects
+from .projects import Projects
+from .repository import CortexRepository
+from .service import CortexService
+
+
+class Cortex(Dialect):
+    """What one server has of them."""
+
+    nothing = "nothing to serve: give the PATH of a project, the folder with its cortex.yaml"
+    alone = "API"
+    loud = True
+    _service: CortexService
+
+    def sources(self) -> Projects:
+        """Give the PATHs."""
+        return Projects(self.settings.model_repository, self.settings.s3_root)
+
+    def check(self, *, invariance: bool) -> tuple[str, int]:
+        """Say what would be served."""
+        report = check_projects(self.settings, invariance=invariance)
+        return str(report), report.status
+
+    def service(self, parts: Parts) -> CortexService:
+        """Make the Service of the HTTP port."""
+        if not isinstance(parts.repository, CortexRepository):
+            raise TypeError(f"{type(parts.repository).__name__} is no repository of Cortex projects")
+        self._service = CortexService(
+            parts.engine, parts.repository, parts.hooks_of, self.settings.limits(), parts.inference, parts.ready
+        )
+        self._service.restricted = parts.inference.restricted
+        return self._service
+
+    def render(self) -> Iterable[str]:
+        """Give the lines for the metrics page."""
+        return self._service.tracked.render()
+
+
+DIALECT = Cortex

@@ -1,0 +1,1 @@
+"""What user code imports of deepaas, where deepaas is not installed."""

@@ -1,0 +1,1 @@
+"""Inside: what runs in the workers of a DEEPaaS model."""
