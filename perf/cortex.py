@@ -2,25 +2,37 @@
 
 Each project is served twice by the same server: as it is, and one request at a time from before pre_inference until
 after post_inference, which is what Cortex promised. Beside them stands the same model through plain `infer`, without
-hooks. The models fix one row, as most exported ones do.
+hooks. The ONNX models fix one row, as most exported ones do. Projects whose handler or model this Python cannot import
+(Pillow, TensorFlow) are left out.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import contextlib
+import importlib
+import importlib.util
+import io
 import json
 import os
+import shutil
 import signal
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnx
+import onnx.numpy_helper
+import onnx.parser
 import uvloop
 
 from penstock.batching.model import Model
@@ -31,9 +43,15 @@ from penstock.server.serve import Server
 from penstock.server.settings import Settings
 
 from . import models
+from .calm import in_calm
+from .hooks import children_cpu_s
 from .load import HOST, Call, Process, drive, penstock, running
 
 JSON = {"Content-Type": "application/json"}
+PATIENCE_S = 10.0
+"""How long to wait for others to leave the machine alone; what they used after all is printed."""
+SAVED_MODEL = Path(__file__).parents[1] / "examples" / "cortex" / "s3" / "penstock-examples" / "iris" / "tensorflow"
+"""Iris as TensorFlow 1 exported its estimators: four inputs of any number of rows."""
 IRIS = """
 labels = ["iris-setosa", "iris-versicolor", "iris-virginica"]
 
@@ -72,38 +90,135 @@ def pre_inference(sample, signature, metadata):
 def post_inference(prediction, signature, metadata):
     return int(prediction[0][0].argmax())
 """
+TENSORFLOW = """
+labels = ["iris-setosa", "iris-versicolor", "iris-virginica"]
+
+
+def pre_inference(sample, signature, metadata):
+    return {name: [sample[name]] for name in signature["predict"]["inputs"]}
+
+
+def post_inference(prediction, signature, metadata):
+    return labels[int(prediction["class_ids"][0])]
+"""
+PIXELS = """
+import base64
+
+import numpy as np
+
+
+def pre_inference(sample, signature, metadata):
+    pixels = np.frombuffer(base64.b64decode(sample["image"]), np.uint8)
+    return {signature[0].name: pixels.astype(np.float32) / 255}
+
+
+def post_inference(prediction, signature, metadata):
+    return int(prediction[0][0].argmax())
+"""
+PICTURE = """
+import base64
+import io
+
+import numpy as np
+from PIL import Image
+
+
+def pre_inference(sample, signature, metadata):
+    picture = Image.open(io.BytesIO(base64.b64decode(sample["image"])))
+    pixels = np.atleast_3d(np.asarray(picture, dtype=np.float32)) / 255
+    return {signature[0].name: pixels.transpose(2, 0, 1)}
+
+
+def post_inference(prediction, signature, metadata):
+    return int(prediction[0][0].argmax())
+"""
 FLOWER = {"sepal_length": 5.2, "sepal_width": 3.6, "petal_length": 1.4, "petal_width": 0.3}
 
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """One project: its model, its handler, and a sample."""
+    """One project: how its ONNX model is made (None: SAVED_MODEL), its handler, and a sample.
 
-    model: str
+    `shape` and `datatype` are of one row of each of the inputs, as plain `infer` is sent it; `needs` is what this
+    Python must be able to import.
+    """
+
+    build: Callable[[], onnx.ModelProto] | None
     handler: str
-    sample: object
-    width: int
+    sample: Mapping[str, Any]
+    shape: tuple[int, ...]
+    inputs: tuple[str, ...] = field(default=("input",), kw_only=True)
+    datatype: str = field(default="FP32", kw_only=True)
+    needs: str = field(default="", kw_only=True)
+
+
+def digits() -> onnx.ModelProto:
+    """Build LeNet-5, which reads a digit of 28 x 28 pixels."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 13]>
+        digits (float[N, 1, 28, 28] input) => (float[N, 10] output) {
+            a = Conv<pads = [2, 2, 2, 2]>(input, w0)
+            b = Relu(a) c = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(b)
+            d = Conv(c, w1)
+            e = Relu(d) f = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(e)
+            g = Flatten(f) h = MatMul(g, w2)
+            i = Relu(h) j = MatMul(i, w3)
+            k = Relu(j) output = MatMul(k, w4)
+        }""")
+    rng = np.random.default_rng(6)
+    for number, shape in enumerate(((6, 1, 5, 5), (16, 6, 5, 5), (400, 120), (120, 84), (84, 10))):
+        drawn = rng.normal(0, 0.1, shape).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(drawn, f"w{number}"))
+    return model
+
+
+def image(side: int, colours: int, encoding: str) -> dict[str, str]:
+    """Give a smooth pattern as text: bare bytes where no encoding is named, or where there is no Pillow for it."""
+    x, y = np.meshgrid(np.linspace(0, 6, side), np.linspace(0, 4, side))
+    pixels = np.stack([np.sin(x), np.cos(y), np.sin(x + y)], axis=2)[:, :, :colours].squeeze()
+    drawn = (pixels * 127 + 128).astype(np.uint8)
+    content = drawn.tobytes()
+    if encoding and importlib.util.find_spec("PIL"):
+        file = io.BytesIO()
+        importlib.import_module("PIL.Image").fromarray(drawn).save(file, encoding)
+        content = file.getvalue()
+    return {"image": base64.b64encode(content).decode()}
 
 
 PROJECTS: Mapping[str, Project] = {
-    "iris": Project("iris", IRIS, FLOWER, 4),
-    "iris, globals": Project("iris", GLOBALS, {**FLOWER, "name": "a"}, 4),
-    "mlp": Project("mlp", VECTOR, {"values": [round(0.01 * i, 2) for i in range(512)]}, 512),
+    "iris": Project(models.iris, IRIS, FLOWER, (1, 4)),
+    "iris, globals": Project(models.iris, GLOBALS, {**FLOWER, "name": "a"}, (1, 4)),
+    "iris, TensorFlow": Project(
+        None, TENSORFLOW, FLOWER, (1,), inputs=tuple(FLOWER), datatype="FP64", needs="tensorflow"
+    ),
+    "mlp": Project(models.mlp, VECTOR, {"values": [round(0.01 * i, 2) for i in range(512)]}, (1, 512)),
+    "digit, pixels": Project(digits, PIXELS, image(28, 1, ""), (1, 1, 28, 28)),
+    "digit, PNG": Project(digits, PICTURE, image(28, 1, "PNG"), (1, 1, 28, 28), needs="PIL"),
+    "ResNet-18, JPEG of 32": Project(models.cnn, PICTURE, image(32, 3, "JPEG"), (1, 3, 32, 32), needs="PIL"),
+    "ResNet-18, JPEG of 224": Project(models.cnn, PICTURE, image(224, 3, "JPEG"), (1, 3, 224, 224), needs="PIL"),
 }
 
 
 def write(folder: Path, project: Project) -> None:
     """Write a project of one API, and beside it a repository of the same model."""
-    model = models.MODELS[project.model]()
-    for value in (*model.graph.input, *model.graph.output):
-        value.type.tensor_type.shape.dim[0].dim_value = 1
-    (folder / "project").mkdir()
-    onnx.save(model, folder / "project" / "model.onnx")
-    (folder / "project" / "handler.py").write_text(project.handler)
-    api = {"kind": "api", "name": "api", "onnx": {"model": "model.onnx", "request_handler": "handler.py"}}
-    (folder / "project" / "cortex.yaml").write_text(json.dumps([{"kind": "deployment", "name": "perf"}, api]))
-    (folder / "plain" / "plain" / "1").mkdir(parents=True)
-    onnx.save(models.MODELS[project.model](), folder / "plain" / "plain" / "1" / "model.onnx")
+    ours, plain = folder / "project", folder / "plain" / "plain" / "1"
+    ours.mkdir()
+    plain.mkdir(parents=True)
+    if project.build is None:
+        shutil.copytree(SAVED_MODEL, ours / "model")
+        shutil.copytree(SAVED_MODEL / "1", plain / "model.savedmodel")
+    else:
+        model = project.build()
+        for axis, length in enumerate(project.shape[1:], 1):
+            model.graph.input[0].type.tensor_type.shape.dim[axis].dim_value = length
+        onnx.save(model, plain / "model.onnx")
+        for value in (*model.graph.input, *model.graph.output):
+            value.type.tensor_type.shape.dim[0].dim_value = 1
+        onnx.save(model, ours / "model")
+    (ours / "handler.py").write_text(project.handler)
+    kind = "onnx" if project.build else "tensorflow"
+    api = {"kind": "api", "name": "api", kind: {"model": "model", "request_handler": "handler.py"}}
+    (ours / "cortex.yaml").write_text(json.dumps([{"kind": "deployment", "name": "perf"}, api]))
 
 
 class OneByOne(HookedEngine):
@@ -132,12 +247,20 @@ async def serve_one_by_one(project: Path, port: int) -> None:
     await server.close()
 
 
+class Family(Process):
+    """A server and the processes that it has started, one for a model of TensorFlow's."""
+
+    def cpu_s(self) -> float:
+        """CPU time so far of all of them."""
+        return super().cpu_s() + children_cpu_s(self.pid)
+
+
 @contextlib.contextmanager
 def served(folder: Path, way: str) -> Iterator[Process]:
     """Serve what `write` has written, in one of three ways."""
     if way == "plain infer":
         with penstock(folder / "plain") as server:
-            yield server
+            yield Family(server.pid, server.port)
         return
     project = str(folder / "project")
     command = [sys.executable, "-m", "penstock.server.cli", "serve", project, "--dialect", "cortex"]
@@ -145,15 +268,18 @@ def served(folder: Path, way: str) -> Iterator[Process]:
     if way == "one by one":
         command = [sys.executable, "-m", "penstock.perf.cortex", "--one-by-one", project, "--port"]
     with running(command, lambda server: server.request("GET", "/v2/health/ready")) as server:
-        yield server
+        yield Family(server.pid, server.port)
 
 
 def call_of(project: Project, way: str) -> Call:
-    """Give what is asked."""
+    """Give what is asked; tensors are sent binary, as tritonclient sends them."""
     if way != "plain infer":
         return Call("/perf/api", (json.dumps(project.sample).encode(),), JSON)
-    tensor = {"name": "input", "datatype": "FP32", "shape": [1, project.width], "data": [0.5] * project.width}
-    return Call("/v2/models/plain/infer", (json.dumps({"inputs": [tensor]}).encode(),), JSON)
+    row = np.full(project.shape, 0.5, "f4" if project.datatype == "FP32" else "f8").tobytes()
+    said = {"datatype": project.datatype, "shape": project.shape, "parameters": {"binary_data_size": len(row)}}
+    head = json.dumps({"inputs": [{"name": name, **said} for name in project.inputs]}).encode()
+    headers = {**JSON, "Inference-Header-Content-Length": str(len(head))}
+    return Call("/v2/models/plain/infer", (head + row * len(project.inputs),), headers)
 
 
 WAYS = ("one by one", "batched", "plain infer")
@@ -164,6 +290,7 @@ def measured(project: Project, seconds: int, rounds: int, connections: int) -> I
     rates: dict[str, list[float]] = {way: [] for way in WAYS}
     costs: dict[str, list[float]] = {way: [] for way in WAYS}
     sizes: dict[str, list[float]] = {way: [] for way in WAYS}
+    others: list[float] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write(folder, project)
@@ -173,7 +300,9 @@ def measured(project: Project, seconds: int, rounds: int, connections: int) -> I
                     call = call_of(project, way)
                     server.request("POST", call.path, call.bodies[0], call.headers)
                     drive(server, call, connections, 1)
-                    load = drive(server, call, connections, seconds)
+                    measure = partial(drive, server, call, connections, seconds)
+                    load, cores = in_calm(server, measure, time.monotonic() + PATIENCE_S)
+                    others.append(cores)
                     if load.refused or load.broken:
                         raise SystemExit(f"{way}: {load.refused} refused, {load.broken} broken")
                     rates[way].append(load.requests_per_s)
@@ -187,12 +316,15 @@ def measured(project: Project, seconds: int, rounds: int, connections: int) -> I
     gains = [one / other for one, other in zip(rates["batched"], rates["one by one"], strict=True)]
     shares = [one / other for one, other in zip(rates["batched"], rates["plain infer"], strict=True)]
     gain, share = statistics.median(gains), statistics.median(shares)
-    yield f"  batched is {gain:.1f} times one by one, {share:.2f} of plain infer"
+    each = ", ".join(f"{one:.1f}" for one in gains)
+    yield f"  batched is {gain:.1f} times one by one ({each}), {share:.2f} of plain infer"
+    yield f"  others used {max(others):.2f} cores at most"
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("projects", nargs="*", help=f"of {', '.join(PROJECTS)}; all of them where none is named")
     parser.add_argument("--seconds", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--connections", type=int, default=64)
@@ -204,8 +336,12 @@ def main() -> None:
         uvloop.run(serve_one_by_one(asked.one_by_one, asked.port))
         return
     print(f"{os.cpu_count()} CPUs, {asked.connections} connections")
-    for name, project in PROJECTS.items():
-        print(f"{name} ({project.model}, one row fixed)", flush=True)
+    for name in asked.projects or PROJECTS:
+        project = PROJECTS[name]
+        if project.needs and not importlib.util.find_spec(project.needs):
+            print(f"{name}: left out, this Python has no {project.needs}", flush=True)
+            continue
+        print(name, flush=True)
         for line in measured(project, asked.seconds, asked.rounds, asked.connections):
             print(line, flush=True)
 

@@ -192,7 +192,7 @@ def running(command: Sequence[str], ask: Callable[[Process], object]) -> Iterato
     with subprocess.Popen([*command, str(port)]) as child:
         process = Process(child.pid, port)
         try:
-            _await_ready(process, child, ask)
+            await_ready(process, child, ask)
             yield process
         finally:
             child.terminate()
@@ -213,7 +213,8 @@ def _http_ready(path: str) -> Callable[[Process], object]:
     return lambda process: process.request("GET", path)
 
 
-def _await_ready(process: Process, child: subprocess.Popen[bytes], ask: Callable[[Process], object]) -> None:
+def await_ready(process: Process, child: subprocess.Popen[bytes], ask: Callable[[Process], object]) -> None:
+    """Wait until `ask` does not raise. Raises: RuntimeError where the server ends, or is not ready in time."""
     end = time.monotonic() + READY_WITHIN_S
     while True:
         try:

@@ -10,32 +10,27 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import http.client
 import json
 import os
 import re
 import shutil
-import signal
-import statistics
 import struct
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
 
-from .load import HOST, READY_WITHIN_S, Call, Load, Process, drive, free_port
+from . import beside
+from .load import HOST, Call, Load, Process, drive, free_port
 
 JSON = {"Content-Type": "application/json"}
 PREDICT, METHOD = "/api/v1.0/predictions", "/seldon.protos.Model/Predict"
 CONNECTIONS, GRPC_CONNECTIONS, STREAMS = 64, 8, 8
 TIMES_REST, TIMES_GRPC, TIMES_BATCHED = 20, 5, 3
 """What issue 8 asks: requests/s at least so many times the original's, and those of ours without batches."""
-WARM_UP_S = 1
 
 LINEAR = """
 import numpy as np
@@ -65,66 +60,27 @@ class Wide:
 FLOWER = [5.1, 3.5, 1.4, 0.2]
 
 
-class Family(Process):
-    """A server and all processes that it has started."""
+class Family(beside.Family):
+    """A server of both wires, and all processes that it has started."""
 
     def __init__(self, pid: int, port: int, grpc_port: int) -> None:
         super().__init__(pid, port)
         self.grpc_port = grpc_port
 
-    def pids(self) -> list[int]:
-        """Give the processes that live, the first of them first."""
-        parents = {}
-        for stat in Path("/proc").glob("[0-9]*/stat"):
-            with contextlib.suppress(OSError):  # it has ended meanwhile
-                parents[int(stat.parent.name)] = int(stat.read_text("utf-8").rpartition(")")[2].split()[1])
-        found = [self.pid]
-        for pid in found:
-            found += [child for child, parent in parents.items() if parent == pid]
-        return found
-
-    def cpu_s(self) -> float:
-        """CPU time so far of all processes together."""
-        total = 0.0
-        for pid in self.pids():
-            with contextlib.suppress(OSError):
-                total += Process(pid, 0).cpu_s()
-        return total
-
 
 @contextlib.contextmanager
 def served(command: Sequence[str], folder: Path) -> Iterator[Family]:
-    """Run a server in a folder, from when it answers until the block ends."""
+    """Run a server in a folder, from when it answers over both wires until the block ends."""
     port, grpc_port, metrics_port = free_port(), free_port(), free_port()
     words = [*command, "--http-port", str(port), "--grpc-port", str(grpc_port), "--metrics-port", str(metrics_port)]
-    with tempfile.TemporaryFile() as log, subprocess.Popen(words, cwd=folder, stdout=log, stderr=log) as child:
-        family = Family(child.pid, port, grpc_port)
-        try:
-            _await_ready(family, child)
-            yield family
-        finally:
-            pids = family.pids()
-            child.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(3)
-            for pid in pids:  # the original's gRPC process does not end with it
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
 
+    def ask(server: Process) -> None:
+        server.request("GET", "/health/ping")
+        server.request("POST", PREDICT, body(), JSON)
+        _called(Family(server.pid, port, grpc_port))
 
-def _await_ready(family: Family, child: subprocess.Popen[bytes]) -> None:
-    end = time.monotonic() + READY_WITHIN_S
-    while True:
-        try:
-            family.request("GET", "/health/ping")
-            family.request("POST", PREDICT, body(), JSON)
-            _called(family)
-        except (OSError, http.client.HTTPException, RuntimeError, grpc.RpcError) as error:
-            if child.poll() is not None or time.monotonic() > end:
-                raise RuntimeError(f"{child.args!r} did not get ready: {error}") from error
-            time.sleep(0.05)
-        else:
-            return
+    with beside.served(words, folder, port, ask) as server:
+        yield Family(server.pid, port, grpc_port)
 
 
 def body() -> bytes:
@@ -192,62 +148,6 @@ def drive_grpc(family: Family, seconds: int) -> Load:
 WIRES: dict[str, Callable[[Family, int], Load]] = {"REST": drive_rest, "gRPC": drive_grpc}
 
 
-@dataclass(slots=True)
-class Line:
-    """What the rounds gave for one side over one wire."""
-
-    loads: list[Load] = field(default_factory=list)
-
-    def median(self, name: str) -> float:
-        """Give the median of one figure of Load."""
-        return float(statistics.median(getattr(load, name) for load in self.loads))
-
-
-Sides = dict[str, contextlib.AbstractContextManager[Family]]
-Lines = dict[tuple[str, str], Line]
-
-
-def measure(sides: Sides, rounds: int, seconds: int) -> Lines:
-    """Ask all in turns, once more than counts. Raises: RuntimeError where some were not answered."""
-    lines: Lines = {(wire, side): Line() for wire in WIRES for side in sides}
-    with contextlib.ExitStack() as stack:
-        families = {side: stack.enter_context(served) for side, served in sides.items()}
-        for number in range(rounds + 1):
-            for (wire, side), line in lines.items():
-                load = WIRES[wire](families[side], seconds if number else WARM_UP_S)
-                if load.refused:
-                    raise RuntimeError(f"{side} over {wire} refused {load.refused}")
-                if number:
-                    line.loads.append(load)
-    return lines
-
-
-def report(lines: Lines, wanted: dict[str, float]) -> Iterator[str]:
-    """Write the medians, and for each wire what the first side is to the second. `wanted`: times, at least, by wire."""
-    yield f"{'':<6}{'':<22}{'req/s':>9}{'CPU us':>9}{'p50 ms':>9}{'p99 ms':>9}"
-    for (wire, side), line in lines.items():
-        figures = (line.median(name) for name in ("requests_per_s", "cpu_us", "p50_ms", "p99_ms"))
-        rate, cpu_us, p50_ms, p99_ms = figures
-        broken = sum(load.broken for load in line.loads)
-        failed = f"  {broken} FAILED" if broken else ""
-        yield f"{wire:<6}{side:<22}{rate:>9,.0f}{cpu_us:>9.1f}{p50_ms:>9.2f}{p99_ms:>9.2f}{failed}"
-    sides = list(dict.fromkeys(side for _, side in lines))
-    for wire, times in wanted.items():
-        if len(sides) > 1:
-            ours, theirs = (lines[wire, side] for side in sides)
-            gain = ours.median("requests_per_s") / theirs.median("requests_per_s")
-            lower = ours.median("p99_ms") < theirs.median("p99_ms")
-            less = theirs.median("cpu_us") / ours.median("cpu_us")
-            yield (
-                f"{wire}: {gain:.1f} times the requests/s, at least {times:g}: {_holds(gain >= times)}; "
-                f"a p99 that is lower: {_holds(lower)}; {less:.1f} times less CPU"
-            )
-
-
-def _holds(what: bool) -> str:
-    return "holds" if what else "DOES NOT HOLD"
-
-
 def ours(folder: Path, name: str, *words: str) -> contextlib.AbstractContextManager[Family]:
     """Serve a class of a folder with Penstock, by the original's command."""
     command = [sys.executable, "-m", "penstock.server.cli", "seldon-core-microservice", name]
@@ -264,9 +164,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m penstock.perf.seldon", description=__doc__)
     parser.add_argument("--original", default=os.environ.get("SELDON_ORIGINAL", ""), metavar="PYTHON")
     parser.add_argument("--batching", action="store_true", help="what batches are worth, instead of the original")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=int, default=3, help="of load per side, wire and round")
-    asked = parser.parse_args()
+    asked = beside.arguments(parser)
     for program, package in (("wrk", "wrk"), ("h2load", "nghttp2-client")):
         if not shutil.which(program):
             raise SystemExit(f"this needs {program}: apt-get install {package}")
@@ -284,8 +182,7 @@ def main() -> None:
                 sides["seldon-core 1.17.1"] = original(asked.original, folder, "Linear")
             else:
                 print("the original is left out: no --original PYTHON, and no SELDON_ORIGINAL")
-        for line in report(measure(sides, asked.rounds, asked.seconds), wanted):
-            print(line, flush=True)
+        beside.show(sides, WIRES, wanted, asked)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import importlib.metadata
 import itertools
 import os
@@ -17,14 +18,26 @@ from .setting import Setting, shown
 from .settings import FALSE_WORDS, TRUE_WORDS, SettingError, Settings, known_settings, nearest, resolve
 
 USAGE_STATUS = 2
-SELDON = "seldon-core-microservice"
+_PROGRAMS = {
+    "seldon-core-microservice": ("seldon.command:run", "serve a component of Seldon Core (docs/seldon.md)"),
+    "deepaas-run": ("deepaas.command:run", "serve DEEPaaS models (docs/deepaas.md)"),
+    "deepaas-cli": ("deepaas.cli:run", "call a DEEPaaS model's methods, without a server"),
+    "deepaas-predict": ("deepaas.cli:refuse", "of old versions of DEEPaaS: says what to use"),
+    "abeja": ("abeja.command:run", "serve an ABEJA handler, or call it (docs/abeja.md)"),
+}
+"""Programs that others served with, each answered here as it was: what runs it, and what is said of it."""
 _NO_SETTINGS = {"command", "paths", "invariance"}
-_ABOUT = "An inference server for ONNX models, TensorFlow SavedModels, Python models, Cortex and Seldon Core."
+_ABOUT = (
+    "An inference server for ONNX models, TensorFlow SavedModels, Python models, and what Cortex, Seldon Core, DEEPaaS "
+    "and ABEJA served."
+)
 _CHECK = "say what `serve` with the same arguments would serve, and every mistake, without serving"
-_PATH = "a model repository, its URL, or one model; with --dialect cortex or seldon, a project's or component's folder"
+_PATH = (
+    "a model repository, its URL, or one model; with --dialect cortex, seldon or abeja, the folder of what is served; "
+    "with --dialect deepaas, NAME=package.module[:attr]"
+)
 _INVARIANCE = "also run each model, to say whether its answers depend on who shares their batch"
 _PLAN = "predict latency, throughput and the devices for a target, from measured run times"
-_SELDON = "serve a component of Seldon Core, as the program of that name did (docs/seldon.md)"
 _PAGES = "Every flag is also an environment name (--http-port: PENSTOCK_HTTP_PORT) and a key of the settings file."
 
 
@@ -49,12 +62,11 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit status: 0 done, 1 failed, 2 wrong usage."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if argv is None and os.path.basename(sys.argv[0]) == SELDON:  # noqa: PTH119 - pathlib is 5 ms
-        words.insert(0, SELDON)
-    if words[:1] == [SELDON]:
-        from .seldon.command import run
-
-        return run(words[1:], _serve)
+    called = os.path.basename(sys.argv[0])  # noqa: PTH119 - pathlib is 5 ms
+    if argv is None and called in _PROGRAMS:  # through a link
+        words.insert(0, called)
+    if words and words[0] in _PROGRAMS:
+        return _program(words[0], words[1:])
     if words[:1] == ["plan"]:
         return _installed("plan", words[1:])
     parser = _parser()
@@ -74,6 +86,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _serve(settings)
     with _told_once():
         return _check(settings, args.invariance)
+
+
+def _program(word: str, words: Sequence[str]) -> int:
+    """Run a program of another server's."""
+    module, _, name = _PROGRAMS[word][0].partition(":")
+    return int(getattr(importlib.import_module(f".{module}", __package__), name)(words, _serve))
 
 
 def _installed(word: str, words: Sequence[str]) -> int:
@@ -101,7 +119,8 @@ def _parser() -> argparse.ArgumentParser:
             if item.group not in groups:
                 groups[item.group] = command.add_argument_group(item.group)
             add_flag(groups[item.group], item)
-    commands.add_parser(SELDON, help=_SELDON, add_help=False)
+    for word, (_, text) in _PROGRAMS.items():
+        commands.add_parser(word, help=text, add_help=False)
     commands.add_parser("plan", help=_PLAN, add_help=False)
     commands.add_parser("version", help="print the version")
     return parser

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .environments.environments import Environments
     from .grpc.method import Method
     from .hooks.runner import Hooks
+    from .http.head import HttpError
     from .http.service import Service
     from .listener import Port
     from .metrics import ASGIApp
@@ -114,6 +115,10 @@ class Dialect:
     def failure(self, text: str) -> bytes:
         """Write the body of what is refused as no request."""
         return error_body(text)
+
+    def refusal(self, error: HttpError) -> tuple[int, bytes, bytes]:
+        """Give the status, the content type and the body of the answer to what is refused as no request."""
+        return error.status, b"application/json", self.failure(error.text)
 
     def service(self, parts: Parts) -> Service:
         """Take the parts of the server, and make what answers the requests of its HTTP port. Called first, and once."""

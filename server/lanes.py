@@ -64,7 +64,7 @@ def grpc_lane(settings: Settings, methods: Mapping[str, Method], loop: asyncio.A
 def shared_of(settings: Settings, service: Service, dialect: Dialect) -> Shared:
     """Make what the connections to a dialect's Service share."""
     shared = Shared(service, settings.limits(), loud=dialect.loud)
-    shared.failure = dialect.failure
+    shared.refusal = dialect.refusal
     return shared
 
 

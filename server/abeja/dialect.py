@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from penstock.server.dialects import Dialect, Parts
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from .folder import ABEJA, HandlerFolder
+from penstock.server.dialects import Dialect, Parts
+from penstock.server.http.head import TooLargeError
+
+from .folder import ABEJA, AbejaFolder
+from .health import HealthService
 from .loading import Handlers
+from .messages import JSON, status_body
 from .service import AbejaService
+
+if TYPE_CHECKING:
+    from penstock.server.http.head import HttpError
+    from penstock.server.listener import Port
+    from penstock.server.metrics import ASGIApp
 
 
 class Abeja(Dialect):
@@ -14,15 +25,31 @@ class Abeja(Dialect):
 
     nothing = ""
     alone = "handler"
+    _parts: Parts
 
-    def sources(self) -> HandlerFolder:
+    def sources(self) -> AbejaFolder:
         """Give the folder."""
-        return HandlerFolder(self.settings)
+        return AbejaFolder.of(self.settings)
+
+    def refusal(self, error: HttpError) -> tuple[int, bytes, bytes]:
+        """Give the answer to what is refused as no request."""
+        return 413 if isinstance(error, TooLargeError) else error.status, JSON, status_body(error.text)
 
     def service(self, parts: Parts) -> AbejaService:
         """Make the Service of the HTTP port."""
+        self._parts = parts
         parts.engine.outsides[ABEJA] = Handlers(parts.environments)
-        return AbejaService(parts.engine, parts.inference, self.settings)
+        return AbejaService(parts.engine, parts.inference, parts.ready, self.settings.abeja_strip_headers)
+
+    def ports(self, app: ASGIApp) -> Iterable[Port]:
+        """Make the port that has the health of the handler, and what is Penstock's own."""
+        # this module is reached from the command line, which does not wait for uvicorn
+        from penstock.server.lanes import listener_of, shared_of
+
+        settings = self.settings
+        service = HealthService(self._parts.ready, self._parts.inference, app.routes)  # type: ignore[attr-defined]
+        place = settings.http_address, settings.abeja_health_port
+        return [listener_of(settings, "health", place, app, shared_of(settings, service, self))]
 
 
 DIALECT = Abeja

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from .folder import ABEJA
 
 if TYPE_CHECKING:
     from penstock.batching.outsides import Opened
-    from penstock.batching.spec import ModelSpec
+    from penstock.batching.spec import ModelSpec, WorkerSpec
     from penstock.server.environments.environments import Environments
 
 SERVICE = "penstock.server.abeja.inside.service"
@@ -37,9 +38,24 @@ class Handlers:
 
 
 def _order(spec: ModelSpec, interpreter: str, label: str, number: int) -> Order:
-    settings = {"handler": spec.options["handler"], "strict": spec.options["strict"] == "true"}
+    settings = {
+        "handler": spec.options["handler"],
+        "strict": spec.options["strict"] == "true",
+        "beside": _beside(spec.worker),
+    }
     about = {"model": spec.name, "version": str(spec.version), "instance": f"{spec.name}_{number}"}
     return Order(
         SERVICE, settings, label, about, interpreter=interpreter, folder=Path(spec.path),
         environment=spec.worker.environment, open_limit_s=OPEN_LIMIT_S, heard=True,
     )  # fmt: skip
+
+
+def _beside(worker: WorkerSpec) -> list[str]:
+    """Say where a handler finds what its requirements do not name, as in the original's images, which had much.
+
+    They are installed apart from the server's packages, which it then finds beside them.
+    """
+    if worker.requirements is None or worker.interpreter:
+        return []
+    paths = sysconfig.get_paths()
+    return list(dict.fromkeys((paths["purelib"], paths["platlib"])))

@@ -5,60 +5,108 @@ Source: abeja-platform-model-proxy 2.6.5, as it answers.
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
+from penstock.backends.errors import Code
 from penstock.server.carrying.service import CarryingService, Found
 from penstock.server.errors import HTTP_STATUS, retry_after_line
+from penstock.server.workers.order import WorkerLost
 
 from .folder import NAME
+from .health import HEALTH, UNAVAILABLE, answer_health
+from .media import FORM, parse_media, text_of
+from .messages import JSON, LOST, pack_head, status_body
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from penstock.backends.errors import InferError
     from penstock.server.engines import Serves
     from penstock.server.http.fastlane import FastLane
     from penstock.server.http.head import Head
     from penstock.server.http.service import Service
-    from penstock.server.settings import Settings
 
-JSON = b"application/json"
-HEALTH = b"/health_check"
+    from .messages import Headers
+
+_URLENCODED = "application/x-www-form-urlencoded"
+_NOT_SHOWN = frozenset((b"host", b"trailer", b"transfer-encoding"))
+"""Headers that Go's server takes for itself."""
+_NO_BOUNDARY = ": no multipart boundary param in Content-Type"
 
 
 class Claim:
-    """What a head says. Kept with the head's bytes. `described` is what stands before the body of its call."""
+    """What a head says. Kept with the head's bytes.
 
-    __slots__ = ("described", "found")
+    `described` is what stands before the body of its call, and `query` is that body, of a GET; otherwise None.
+    `refused` is the status and the body of the answer to what no handler is asked; None for a call.
+    """
 
-    def __init__(self, head: Head, found: Found | None) -> None:
+    __slots__ = ("described", "found", "query", "refused")
+
+    def __init__(
+        self, found: Found | None, described: bytes = b"", query: bytes | None = None,
+        refused: tuple[int, bytes] | None = None,
+    ) -> None:  # fmt: skip
         self.found = found
-        said = {"method": head.method.decode(), "type": head.header.get(b"content-type", b"").decode("latin-1")}
-        self.described = json.dumps(said).encode() + b"\n"
+        self.described = described
+        self.query = query
+        self.refused = refused
 
 
 class AbejaService(CarryingService):
-    """Answers for the handler of one server. Threads: the event loop's."""
+    """Answers for the handler of one server. `hidden` are headers that it is not shown. Threads: the event loop's."""
 
     claims = Claim
 
-    def __init__(self, engine: Serves, others: Service, settings: Settings) -> None:
+    def __init__(self, engine: Serves, others: Service, ready: Callable[[], bool], hidden: Sequence[str]) -> None:
         super().__init__(engine, others)
-        self._settings = settings
+        self._ready = ready
         self._found = Found(engine, NAME)
+        self._hidden = _NOT_SHOWN | {name.strip().lower().encode() for name in hidden}
 
-    def claim(self, head: Head) -> Any:
-        """Claim every path."""
-        return Claim(head, None if head.path == HEALTH else self._found)
+    def claim(self, head: Head) -> Claim:
+        """Claim every path: all but one are the handler's."""
+        if head.path == HEALTH:
+            return Claim(None)
+        said_kind = next((value for name, value in head.fields if name == b"content-type"), b"").strip(b" \t")
+        kind = text_of(said_kind)
+        headers = self._headers(head)
+        if head.method == b"GET":
+            return Claim(self._found, pack_head("GET", _URLENCODED, headers, None), head.query)
+        said = parse_media(said_kind.decode("latin-1")) if head.method in {b"POST", b"PUT"} else None
+        if said is None:
+            return _refused(501, f"Content-Type: [{kind}] is not supported")
+        boundary = None
+        if said[0] == FORM and (boundary := said[1].get("boundary")) is None:
+            return _refused(503, _NO_BOUNDARY)
+        return Claim(self._found, pack_head(head.method.decode(), kind, headers, boundary))
 
-    def answer(self, connection: FastLane, claim: Any, body: bytes) -> None:
+    def _headers(self, head: Head) -> Headers:
+        found: dict[bytes, list[str]] = {}
+        for name, value in head.fields:
+            if name not in self._hidden:
+                found.setdefault(name, []).append(text_of(value.strip(b" \t")))
+        return [(name.decode("latin-1"), values) for name, values in sorted(found.items())]
+
+    def answer(self, connection: FastLane, claim: Claim, body: bytes) -> None:
         """Send a request to the handler."""
-        if claim.found is None:
-            connection.answer(200, b'{"status":"ok"}', JSON)
+        if claim.found is not None:
+            self.ask(connection, claim.found, claim.described + (body if claim.query is None else claim.query))
+        elif claim.refused is not None:
+            connection.answer(claim.refused[0], claim.refused[1], JSON)
         else:
-            self.ask(connection, claim.found, claim.described + body)
+            answer_health(connection, self._ready())
 
     def answer_failure(self, connection: FastLane, claim: Any, error: InferError) -> None:
-        """Answer with an error of the server's own."""
-        status = HTTP_STATUS[error.code]
-        lines = retry_after_line(error) if status == 503 else b""
-        connection.answer(status, json.dumps({"status": error.message}).encode(), JSON, lines)
+        """Answer with an error of the server's own; what has ended a call under way is in the log."""
+        if error.code is Code.INTERNAL or (isinstance(error, WorkerLost) and error.code is Code.NOT_READY):
+            connection.answer(500, status_body(LOST), JSON)
+        elif error.code is Code.NOT_READY:
+            connection.answer(503, UNAVAILABLE, JSON, retry_after_line(error))
+        else:
+            status = HTTP_STATUS[error.code]
+            connection.answer(status, status_body(error.message), JSON, retry_after_line(error))
+
+
+def _refused(status: int, text: str) -> Claim:
+    return Claim(None, refused=(status, status_body(text)))

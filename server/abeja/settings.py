@@ -15,7 +15,7 @@ class AbejaSettings(DeepaasSettings):
     """How a handler is served."""
 
     abeja_handler: str = setting(
-        "main:handler", GROUP, "The handler, `module:function`; without the flag, as HANDLER in the environment says.",
+        "", GROUP, "The handler, `module:function`; empty: as HANDLER in the environment says, otherwise main:handler.",
         unit="MODULE:NAME",
     )  # fmt: skip
     abeja_health_port: int = setting(

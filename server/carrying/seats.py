@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.workers.order import NotBegunError
+from penstock.server.workers.order import NotBegunError, WorkerLost
 
 from .calls import RawCall
 from .messages import CALL
@@ -117,7 +117,9 @@ class Seat:
         if isinstance(error, NotBegunError):
             self._unbegun.append(request)
             return
-        if isinstance(error, InferError):
+        if isinstance(error, WorkerLost):
+            request.error = WorkerLost(error.message, error.code)
+        elif isinstance(error, InferError):
             # an error of its own: one that is raised keeps the frames that it has passed
             request.error = InferError(error.code, error.message, error.retry_after_ns)
         else:

@@ -6,6 +6,7 @@ of trainings, so that nobody waits for a prediction to be told that an argument 
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from penstock.backends.errors import Code, InferError
@@ -19,14 +20,23 @@ if TYPE_CHECKING:
     from penstock.server.workers.order import Order
     from penstock.server.workers.worker import Worker
 
+WAIT_S = 5.0
+"""For how long who asks waits for a worker that is started again."""
+LIMIT_S = 60.0
+"""How long an answer may take, uploads included, before the worker is ended: others wait for theirs."""
+
 
 class Desk:
-    """One worker, started anew when it ends. Threads: the event loop's."""
+    """One worker, started anew when it ends. `description` is what it has said when it was started last.
+
+    Threads: the event loop's.
+    """
 
     def __init__(self, order: Order) -> None:
         self.order = order
         self.description = Description()
         self._kept = Kept(order, self)
+        self._there = asyncio.Event()
 
     @property
     def pid(self) -> int:
@@ -35,38 +45,62 @@ class Desk:
 
     async def start(self) -> None:
         """Start the worker. Raises: InferError."""
-        self.description = Description.read((await self._kept.start())[0])
+        await self._kept.start()
+        self._there.set()
 
     async def ask(self, kind: int, body: bytes = b"") -> bytes:
-        """Ask it. Returns: its answer (carrying/messages.py). Raises: InferError."""
-        worker = self._kept.worker
+        """Ask it. Returns: its answer (carrying/messages.py).
+
+        Raises: InferError: NOT_READY while there is no worker, or if it has ended on this; EXPIRED if it took too long.
+        """
         try:
-            if worker is None:
-                raise NotBegunError
-            return (await worker.call(kind, body))[0]
+            async with asyncio.timeout(WAIT_S):
+                worker = await self._worker()
+        except TimeoutError:
+            raise InferError(Code.NOT_READY, f"{self.order.label} is started again") from None
+        try:
+            answer, _ = await worker.call(kind, body, limit_s=LIMIT_S)
         except NotBegunError:
             raise InferError(Code.NOT_READY, f"{self.order.label} is started again") from None
+        self._kept.proved()
+        return answer
+
+    async def _worker(self) -> Worker:
+        while (worker := self._kept.worker) is None or not worker.serves:
+            if self._kept.closing:
+                raise InferError(Code.NOT_READY, f"{self.order.label} is ended")
+            self._there.clear()
+            await self._there.wait()
+        return worker
 
     async def close(self) -> None:
         """Have the worker end."""
-        await self._kept.close(kill=True)
+        self._there.set()  # who waits is told, once this has begun to close
+        worker = self._kept.worker
+        await self._kept.close(kill=worker is not None and worker.waiting > 0)
 
     # -- as Kept tells it --------------------------------------------------------------------------------------
 
     def moved_in(self, worker: Worker) -> None:
-        """Nothing is kept for a worker."""
+        """Take what it will say of the model: another worker may see other files."""
+        worker.ready.add_done_callback(self._described)
+
+    def _described(self, ready: asyncio.Future[tuple[bytes, list[Array | None]]]) -> None:
+        if not ready.cancelled() and ready.exception() is None:
+            self.description = Description.read(ready.result()[0])
 
     def moved_out(self) -> None:
-        """Likewise."""
+        """Nothing is kept for a worker."""
 
     def lost(self, failure: InferError) -> None:
-        """Who asks is told."""
+        """Who asks waits a little."""
 
     def hopeless(self, failure: InferError) -> None:
         """Likewise."""
 
     def back(self) -> None:
         """Go on."""
+        self._there.set()
 
     def said(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
         """Take nothing."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from penstock.server.dialects import Dialect, Parts
+from penstock.server.http.head import HttpError
 
+from . import pages
+from .check import check_entries
 from .entries import DEEPAAS, Entries
 from .loading import DeepaasModels
 from .service import DeepaasService
@@ -14,15 +17,36 @@ class Deepaas(Dialect):
 
     nothing = ""
     alone = "model"
+    late = True
+
+    _models: DeepaasModels | None = None
+    _service: DeepaasService | None = None
 
     def sources(self) -> Entries:
         """Give the models."""
         return Entries(self.settings)
 
+    def check(self, *, invariance: bool) -> tuple[str, int]:
+        """Say what would be served."""
+        report = check_entries(self.settings)
+        return str(report), report.status
+
     def service(self, parts: Parts) -> DeepaasService:
         """Make the Service of the HTTP port."""
-        models = parts.engine.outsides[DEEPAAS] = DeepaasModels(parts.environments)
-        return DeepaasService(parts, models, self.settings)
+        models = self._models = parts.engine.outsides[DEEPAAS] = DeepaasModels(parts.environments, self.settings)
+        self._service = DeepaasService(parts, models, self.settings)
+        return self._service
+
+    def refusal(self, error: HttpError) -> tuple[int, bytes, bytes]:
+        """Write the answer to what is refused as no request."""
+        return pages.refusal(error, self.settings.http_max_input_size)
+
+    async def close(self) -> None:
+        """End the trainings, and write down how."""
+        if self._service is not None:
+            self._service.close()
+        if self._models is not None:
+            await self._models.close()
 
 
 DIALECT = Deepaas

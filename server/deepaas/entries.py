@@ -1,27 +1,40 @@
 """Entries: the models that a server has, each a name and where its code is, and the Repository of them.
 
 Made by dialect.py. A PATH is `name=package.module[:attr]`; without any, the entry points of what is installed count.
-Source: deepaas 2.6.0, model/v2: the namespace, and which models are served.
+Source: deepaas 2.6.0, model/loading.py and model/v2: the namespace, which models are served, what where there is none.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
+import logging
+import os
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from penstock.backends.errors import InferError
 from penstock.batching.spec import InstanceGroup, ModelSpec, WorkerSpec
-from penstock.server.repository.findings import Finding
+from penstock.server.environments.environments import Environments
+from penstock.server.repository.findings import Finding, MistakesError
 from penstock.server.repository.pbtxt import model_config_pb2
 from penstock.server.repository.repository import Repository
 from penstock.server.repository.scan import Defaults
 from penstock.server.repository.scan import Entry as Scanned
 from penstock.server.settings import Settings
 
+from .installed import NAMESPACE, Installed, installed_in
+
+logger = logging.getLogger("penstock.deepaas")
+
 DEEPAAS = "deepaas"
 """The backend."""
-NAMESPACE = "deepaas.v2.model"
+BESIDE = ("aiohttp", "apispec", "marshmallow>=3.13,<4", "webargs")
+"""What models import that their requirements.txt need not say: deepaas brought it, and arguments are read with it."""
+MODEL = "DEEPAAS_V2_MODEL"
+_PATH = re.compile(r"([^=/]+)=([^\W\d]\w*(?:\.[^\W\d]\w*)*(?::[^\W\d]\w*(?:\.[^\W\d]\w*)*)?)")
+_WANTED = "no DEEPaaS model: wanted NAME=package.module or NAME=package.module:attr"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +45,28 @@ class Target:
     target: str
 
 
-class Entries:
-    """The models of one server. They stand where Mirrors stand for repositories. Threads: any."""
+BUILT_IN = Target("deepaas-test", "penstock.server.deepaas.inside.built_in:BuiltIn")
+"""What is served where there is no model."""
 
-    def __init__(self, settings: Settings) -> None:
+
+def target_of(path: str) -> Target | None:
+    """Read `NAME=package.module[:attr]`; None of what is not that."""
+    found = _PATH.fullmatch(path)
+    return Target(found[1], found[2]) if found else None
+
+
+class Entries:
+    """The models of one server. They stand where Mirrors stand for repositories.
+
+    `targets` are there once it is open: the Python that runs them has to be asked for those that are installed.
+    Threads: any, for what blocks.
+    """
+
+    def __init__(self, settings: Settings, environ: Mapping[str, str] = os.environ) -> None:
         self.settings = settings
-        self.targets = {found.name: found for found in _targets(settings.model_repository)}
+        self.targets: dict[str, Target] = {}
+        self._chosen = settings.deepaas_model or environ.get(MODEL, "")
+        self._environments = Environments.of(settings)
 
     def repository(self, defaults: Defaults) -> Repository:
         """Give the Repository of the models."""
@@ -45,16 +74,32 @@ class Entries:
 
     def wrong(self) -> Finding | None:
         """Say which path is not what it has to be."""
+        seen: set[str] = set()
         for path in self.settings.model_repository:
-            if "=" not in path:
-                return Finding(Path(path), "no DEEPaaS model: wanted name=package.module or name=package.module:attr")
-        return None
+            found = target_of(path)
+            if found is None:
+                return Finding(Path(path), _WANTED)
+            if found.name in seen:
+                return Finding(Path(path), f"there are two models '{found.name}'")
+            seen.add(found.name)
+        base = self.settings.deepaas_base_path
+        return Finding(Path(base), "--deepaas-base-path has to begin with /") if base[:1] not in ("", "/") else None
 
     def open(self) -> None:
-        """Check what must be right as a whole; it blocks. Raises: MistakesError."""
+        """Find the models; it blocks, for minutes where an environment is made. Raises: MistakesError."""
+        installed = self._installed()
+        paths = self.settings.model_repository
+        targets = [Target(*path.split("=", 1)) for path in paths] or [Target(*each) for each in installed.entries]
+        if self._chosen:
+            targets = [self._choice(targets)]
+        elif not targets:
+            logger.warning("no model is installed, and none was named: serving %s, which is for trying", BUILT_IN.name)
+            targets = [BUILT_IN]
+        self.targets = {each.name: each for each in targets}
 
     def close(self) -> None:
-        """Nothing was copied."""
+        """End what is being made."""
+        self._environments.close()
 
     def spec(self, found: Target) -> ModelSpec:
         """Give a model's spec; it blocks."""
@@ -65,16 +110,38 @@ class Entries:
             "accept_header": str(settings.deepaas_accept_header).lower(),
             "show_errors": str(settings.deepaas_show_errors).lower(),
         }
-        requirements = Path(settings.deepaas_requirements).absolute() if settings.deepaas_requirements else None
-        worker = WorkerSpec(settings.deepaas_interpreter, requirements, timeout_s=settings.deepaas_timeout_secs)
         group = InstanceGroup(count=settings.deepaas_workers)
-        return ModelSpec(found.name, 1, Path.cwd(), DEEPAAS, options=options, worker=worker, instances=(group,))
+        return ModelSpec(found.name, 1, Path.cwd(), DEEPAAS, options=options, worker=self._worker(), instances=(group,))
 
+    def _worker(self) -> WorkerSpec:
+        settings = self.settings
+        requirements = Path(settings.deepaas_requirements).absolute() if settings.deepaas_requirements else None
+        return WorkerSpec(
+            settings.deepaas_interpreter, requirements, timeout_s=settings.deepaas_timeout_secs,
+            packages=() if requirements is None else BESIDE,
+        )  # fmt: skip
 
-def _targets(paths: tuple[str, ...]) -> list[Target]:
-    if paths:
-        return [Target(*path.split("=", 1)) for path in paths if "=" in path]
-    return [Target(each.name, each.value) for each in importlib.metadata.entry_points(group=NAMESPACE)]
+    def _installed(self) -> Installed:
+        """Ask the Python that runs the models. Raises: MistakesError."""
+        try:
+            python = self._environments.interpreter(self._worker(), "the models")
+            installed = installed_in(python)
+        except InferError as error:
+            raise MistakesError([Finding(Path(NAMESPACE), error.message)]) from None
+        if not installed.marshmallow.startswith("3."):
+            has = f"has marshmallow {installed.marshmallow}" if installed.marshmallow else "lacks marshmallow"
+            pip = f"{python} -m pip install 'marshmallow<4' webargs" if python else "pip install 'penstock[deepaas]'"
+            said = f"the Python of the models {has}, and their arguments are those of marshmallow 3: {pip}"
+            raise MistakesError([Finding(Path(NAMESPACE), said)])
+        return installed
+
+    def _choice(self, targets: Iterable[Target]) -> Target:
+        """Find the one model that is wanted; of several installed by one name, the last. Raises: MistakesError."""
+        there = {each.name: each for each in targets}
+        if self._chosen in there:
+            return there[self._chosen]
+        names = ", ".join(there) or "none"
+        raise MistakesError([Finding(Path(NAMESPACE), f"there is no model '{self._chosen}': there is {names}")])
 
 
 class EntryRepository(Repository):

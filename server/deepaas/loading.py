@@ -1,24 +1,33 @@
-"""Loading of DEEPaaS models: a desk and workers that predict. Made by dialect.py, called by the Engine."""
+"""Loading of DEEPaaS models: a desk, workers that predict, and trainers. Made by dialect.py, called by the Engine."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.backends.errors import Code, InferError
 from penstock.server.carrying.hosts import Crew
 from penstock.server.carrying.loading import open_carried
 from penstock.server.workers.order import Order
 
 from .desk import Desk
 from .entries import DEEPAAS
+from .inside.files import sweep
+from .jobs import Jobs
 from .messages import Role
+from .runs import Runs
+from .store import Store, file_of
+from .trainer import Trainer
 
 if TYPE_CHECKING:
     from penstock.batching.outsides import Opened
     from penstock.batching.spec import ModelSpec
     from penstock.server.environments.environments import Environments
+    from penstock.server.settings import Settings
 
 SERVICE = "penstock.server.deepaas.inside.service"
 OPEN_LIMIT_S = 3600.0
@@ -26,45 +35,83 @@ OPEN_LIMIT_S = 3600.0
 IMPORTABLE = str(Path(__file__).with_name("importable"))
 
 
-@dataclass
+@dataclass(eq=False)
 class DeepaasCrew(Crew):
-    """The workers that predict, and the desk, which ends with them."""
+    """The workers that predict, and the desk, once all are open: it ends with them. `empty` is called then."""
 
     desk: Desk | None = None
+    empty: Callable[[Desk], None] = lambda _: None
 
     async def left(self) -> None:
         """End the desk with the last of them."""
         if self.desk is not None and all(host.closing for host in self.hosts):
             await self.desk.close()
+            self.empty(self.desk)
+            await asyncio.to_thread(sweep)  # what was uploaded to those that were killed
 
 
 class DeepaasModels:
-    """Opens models. `desks` are those of what is served, by name; `interpreters` the Pythons that run them.
+    """Opens models, and has their trainings. `desks` are those of what is served, by name.
 
     Threads: the event loop's.
     """
 
-    def __init__(self, environments: Environments) -> None:
-        self._environments = environments
+    def __init__(self, environments: Environments, settings: Settings) -> None:
         self.desks: dict[str, Desk] = {}
-        self.interpreters: dict[str, str] = {}
+        self.runs = Runs(self._trainer, Store(file_of(settings, os.environ)), settings.deepaas_workers)
+        self.jobs = Jobs(self.desk_of, self.runs)
+        self._environments = environments
+        self._trainers: dict[str, Order] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+
+    def desk_of(self, name: str) -> Desk:
+        """Give the desk of a model. Raises: InferError (NOT_READY)."""
+        desk = self.desks.get(name)
+        if desk is None:
+            raise InferError(Code.NOT_READY, f"model '{name}' is not there: the log says why")
+        return desk
+
+    async def close(self) -> None:
+        """End all trainings; what predicts is the Engine's to close."""
+        await self.runs.close()
 
     async def open(self, spec: ModelSpec) -> Opened:
-        """Start a desk, and a worker for each instance. Raises: InferError."""
+        """Start a desk, and a worker for each instance. Raises: InferError. Nothing is left behind then."""
         label = f"model '{spec.name}'"
         interpreter = await asyncio.to_thread(self._environments.interpreter, spec.worker, label)
+        await self.runs.open()
         desk = Desk(order_of(spec, interpreter, Role.DESK))
-        crew = DeepaasCrew(spec.worker.timeout_s, desk=desk)
+        crew = DeepaasCrew(spec.worker.timeout_s, empty=lambda desk: self._emptied(spec.name, desk))
         orders = [order_of(spec, interpreter, Role.PREDICT, at + 1) for at in range(spec.instances[0].count)]
-        desk_started = asyncio.ensure_future(desk.start())
+        opening = asyncio.ensure_future(open_carried(spec, orders, crew, DEEPAAS))
+        starting = asyncio.ensure_future(desk.start())
         try:
-            opened, _ = await asyncio.gather(open_carried(spec, orders, crew, DEEPAAS), desk_started)
+            opened, _ = await asyncio.gather(opening, starting)
         except BaseException:
-            desk_started.cancel()
-            await asyncio.gather(*(host.close() for host in crew.hosts), return_exceptions=True)
+            opening.cancel()
+            starting.cancel()
+            await asyncio.gather(opening, starting, return_exceptions=True)
+            await asyncio.gather(*(host.close() for host in crew.hosts), desk.close(), return_exceptions=True)
             raise
-        self.desks[spec.name], self.interpreters[spec.name] = desk, interpreter
+        crew.desk = self.desks[spec.name] = desk
+        self._trainers[spec.name] = order_of(spec, interpreter, Role.TRAIN)
         return opened
+
+    def _emptied(self, name: str, desk: Desk) -> None:
+        """Note that a desk is closed: of a model that is unloaded, or of one in whose place there is another."""
+        if self.desks.get(name) is desk:
+            del self.desks[name], self._trainers[name]
+            ending = asyncio.get_running_loop().create_task(self.runs.unloaded(name))
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+
+    def _trainer(self, name: str, uuid: str, line: Callable[[str], None]) -> Trainer:
+        """Make a Trainer, of a model as it is served now. Raises: InferError (NOT_READY)."""
+        order = self._trainers.get(name)
+        if order is None:
+            raise InferError(Code.NOT_READY, f"model '{name}' is not there any more")
+        about = {**order.about, "training": uuid}
+        return Trainer(replace(order, label=f"training {uuid} of {order.label}", about=about, line=line))
 
 
 def order_of(spec: ModelSpec, interpreter: str, role: Role, number: int = 0) -> Order:

@@ -5,8 +5,9 @@ The service is `penstock.server.deepaas.inside.service`. Its settings: {"model":
 role DESK, workers that PREDICT, and a worker for each training, which ends with it. Each answers being opened with a
 Description, which only the desk fills in.
 
-A request travels as it came: a line of JSON, {"method", "query", "headers": [[name, value], ...]}, and the body. The
-server reads neither arguments nor files.
+A request travels as it came: a line of JSON, {"method", "query", "headers": [[name, value], ...]}, and the body. Names
+are in small letters, and a field that is repeated stands there repeatedly; bytes are read as Latin-1. The server reads
+neither arguments nor files.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 METADATA = 33
-"""Call of the desk: what get_metadata() gives now, merged with what is always there; answered as CALL is."""
+"""Call of the desk with the link that a model has to itself: what get_metadata() gives now, merged with what is always
+there; answered as CALL is."""
 CHECK = 34
 """Call of the desk with a request for a training: its arguments, as a training shows them, in an answer of status 200;
 or the answer to arguments that are wrong."""
@@ -40,8 +42,9 @@ class Role(enum.StrEnum):
 class Description:
     """What the desk says of a model. `predicts`, `trains`: whether it has that method.
 
-    `predict_args`, `train_args`, `schema`: as the documents of the API show them (swagger.py), by the name of the
-    document's version: "2.0" and "3.0".
+    All as Swagger 2.0 has it (swagger.py). `predict_args`, `train_args`: {"parameters": its parameter objects, as they
+    were declared, "definitions": those that they refer to, by name, "produces": the content types of answers, if there
+    is a choice}. `schema`, of answers: {"name": that of its definition, "definitions"}, or nothing.
     """
 
     predicts: bool = True

@@ -8,14 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import InferError
-from penstock.server.answering import internal, off_task
+from penstock.server.answering import internal, off_loop, off_task
+from penstock.server.carrying.messages import pack_answer, read_answer
 from penstock.server.carrying.service import CarryingService, Found
-from penstock.server.errors import HTTP_STATUS, retry_after_line
+from penstock.server.errors import retry_after_line
+from penstock.server.http.coding import decompress
+from penstock.server.http.head import HttpError
 
-from .messages import METADATA
+from . import console, openapi, pages, swagger
+from .debugging import Debugging
+from .messages import METADATA, Description
+from .pages import JSON, TEXT
+from .paths import PREDICTIONS, TRAININGS, Paths, Place, Purpose
 
 if TYPE_CHECKING:
     from penstock.server.dialects import Parts
@@ -25,61 +34,225 @@ if TYPE_CHECKING:
 
     from .loading import DeepaasModels
 
-TEXT = b"text/plain; charset=utf-8"
+_CATEGORIES = {
+    **dict.fromkeys((*PREDICTIONS, *TRAININGS, Purpose.TENSORS), "inference"),
+    **dict.fromkeys((Purpose.MODELS, Purpose.METADATA, Purpose.API, Purpose.SWAGGER, Purpose.OPENAPI), "metadata"),
+    Purpose.DEBUG: "logging",
+}
+"""As what the purposes of paths can be restricted."""
+_STATUSES = {Purpose.SWITCHED_OFF: 402, Purpose.NOT_FOUND: 404, Purpose.NOT_ALLOWED: 405, Purpose.REDIRECT: 308}
+_UNCODED = (b"", b"identity")
+_HTML = b"text/html; charset=utf-8"
+_FRESH = b"cache-control: no-store\r\nx-content-type-options: nosniff\r\n"
 
 
 class Claim:
-    """What a head says. Kept with the head's bytes. `described` is what stands before the body of a call."""
+    """What a head says. Kept with the head's bytes.
 
-    __slots__ = ("described", "found", "name")
+    `found` is the model of a prediction, None for what is not asked of a worker. `described` is what stands before the
+    body of a call, and `plain` whether the body goes with it as it is.
+    """
 
-    def __init__(self, head: Head, found: Found | None, name: str) -> None:
-        self.found, self.name = found, name
-        headers = [[key.decode("latin-1"), value.decode("latin-1")] for key, value in head.header.items()]
-        said = {"method": head.method.decode(), "query": head.query.decode("latin-1"), "headers": headers}
-        self.described = json.dumps(said).encode() + b"\n"
+    __slots__ = ("coding", "described", "found", "place", "plain", "request_id")
+
+    def __init__(self, head: Head, place: Place, found: Found | None) -> None:
+        self.place, self.found = place, found
+        self.coding = head.header.get(b"content-encoding", b"").strip().lower()
+        self.plain = self.coding in _UNCODED
+        self.request_id = head.header.get(b"x-request-id", b"").decode("latin-1")[:128]
+        self.described = _described(head) if place.purpose in (Purpose.PREDICT, Purpose.TRAIN) else b""
 
 
 class DeepaasService(CarryingService):
-    """Answers for the models of one server. Threads: the event loop's."""
+    """Answers for the models of one server. Threads: the event loop's, but for bodies that are decompressed."""
 
     claims = Claim
 
     def __init__(self, parts: Parts, models: DeepaasModels, settings: Settings) -> None:
         super().__init__(parts.engine, parts.inference)
+        self.restricted = parts.inference.restricted
         self._models = models
-        self._settings = settings
-        self._founds = {name: Found(parts.engine, name) for name in parts.repository.names()}
+        self._limits = settings.limits()
+        self._base = settings.deepaas_base_path.rstrip("/")
+        self._predict, self._train = settings.deepaas_predict_endpoint, settings.deepaas_train_endpoint
+        self._documents = settings.deepaas_doc_endpoint
+        self._repository = parts.repository
+        self._debugging = Debugging() if settings.deepaas_debug_endpoint else None
+        self._later: dict[Purpose, Callable[[Claim, bytes], Awaitable[bytes]]] = {
+            Purpose.METADATA: self._metadata,
+            Purpose.MODELS: self._every_metadata,
+            Purpose.SWAGGER: self._swagger,
+            Purpose.OPENAPI: self._openapi,
+            Purpose.API: self._api,
+            Purpose.TRAIN: self._begin_training,
+            **dict.fromkeys(TRAININGS - {Purpose.TRAIN}, self._training),
+        }
+
+    @cached_property
+    def _founds(self) -> dict[str, Found]:
+        """The models: they are known when the server listens, and not before."""
+        return {name: Found(self.engine, name) for name in self._repository.names()}
+
+    @cached_property
+    def _paths(self) -> Paths:
+        off = (frozenset() if self._predict else PREDICTIONS) | (frozenset() if self._train else TRAININGS)
+        return Paths(self._founds, self._base, self._documents, off)
+
+    def close(self) -> None:
+        """Let go of the log."""
+        if self._debugging is not None:
+            self._debugging.close()
+
+    # -- the Service -------------------------------------------------------------------------------------------
 
     def claim(self, head: Head) -> Any:
-        """Claim the original's paths."""
-        parts = head.path.decode("latin-1").split("/")
-        if parts[:3] == ["", "v2", "models"] and len(parts) > 3 and parts[3] in self._founds:
-            if parts[4:] == ["predict", ""]:
-                return Claim(head, self._founds[parts[3]], parts[3])
-            if parts[4:] == [""]:
-                return Claim(head, None, parts[3])
-        return self.others.claim(head)
+        """Claim every path, but for those that are Penstock's own."""
+        place = self._paths.find(head.method, head.path, head.query)
+        if place.purpose is Purpose.OURS:
+            return self.others.claim(head)
+        self.restricted.demand(_CATEGORIES.get(place.purpose, ""), head.header)
+        return Claim(head, place, self._founds[place.name] if place.purpose is Purpose.PREDICT else None)
 
     def answer(self, connection: FastLane, claim: Any, body: bytes) -> None:
         """Answer a request, or send it on."""
-        if claim.found is not None:
+        if claim.found is not None and claim.plain:
             self.ask(connection, claim.found, claim.described + body)
+            return
+        purpose: Purpose = claim.place.purpose
+        if purpose is Purpose.PREDICT or purpose in self._later:
+            connection.task = asyncio.get_running_loop().create_task(self._answer_later(connection, claim, body))
         else:
-            connection.task = asyncio.get_running_loop().create_task(self._answer_metadata(connection, claim))
-
-    async def _answer_metadata(self, connection: FastLane, claim: Any) -> None:
-        try:
-            self.answer_reply(connection, claim, await self._models.desks[claim.name].ask(METADATA))
-        except InferError as error:
-            self.answer_failure(connection, claim, error)
-        except Exception as error:  # noqa: BLE001 - logged under an id
-            self.answer_failure(connection, claim, internal(error, claim.name, ""))
-        finally:
-            off_task(connection)
+            self._answer_now(connection, claim)
 
     def answer_failure(self, connection: FastLane, claim: Any, error: InferError) -> None:
         """Answer with an error of the server's own."""
-        status = HTTP_STATUS[error.code]
-        lines = retry_after_line(error) if status == 503 else b""
-        connection.answer(status, f"{status}: {error.message}".encode(), TEXT, lines)
+        status, body = pages.refused(error)
+        connection.answer(status, body, TEXT, retry_after_line(error) if status == 503 else b"")
+
+    @staticmethod
+    def _name_of(claim: Any) -> str:
+        name: str = claim.place.name
+        return name
+
+    # -- what the server knows itself --------------------------------------------------------------------------
+
+    def _answer_now(self, connection: FastLane, claim: Claim) -> None:
+        place = claim.place
+        if place.purpose in _STATUSES:
+            status = _STATUSES[place.purpose]
+            field = {308: b"location", 405: b"allow"}.get(status)
+            line = b"%b: %b\r\n" % (field, place.location.encode("latin-1")) if field else b""
+            connection.answer(status, pages.status_text(status), TEXT, line)
+        elif place.purpose is Purpose.TENSORS:
+            connection.answer(501, pages.no_tensors(self._base, place.name), b"application/json")
+        elif place.purpose is Purpose.UI:
+            connection.answer(302, pages.status_text(302), TEXT, f"location: {self._base}/api\r\n".encode())
+        elif place.purpose is Purpose.VERSION:
+            connection.answer(200, pages.written(pages.version(self._base)), JSON)
+        elif place.purpose is Purpose.VERSIONS:
+            connection.answer(200, pages.written(pages.versions(self._base, documents=self._documents)), JSON)
+        elif self._debugging is None:
+            connection.answer(204, b"", b"")
+        else:
+            connection.answer(200, self._debugging.text(), TEXT, _FRESH)
+
+    # -- what others know --------------------------------------------------------------------------------------
+
+    async def _answer_later(self, connection: FastLane, claim: Claim, body: bytes) -> None:
+        try:
+            if not claim.plain and body:
+                body = await off_loop(len(body), decompress, body, claim.coding, self._limits)
+            if claim.found is not None:
+                self.ask(connection, claim.found, claim.described + body)
+            else:
+                self.answer_reply(connection, claim, await self._later[claim.place.purpose](claim, body))
+        except HttpError as error:
+            status, content_type, text = pages.refusal(error, self._limits.max_body_bytes)
+            accepted = b"accept-encoding: gzip, deflate\r\n" if status == 501 else b""
+            connection.answer(status, text, content_type, accepted)
+        except InferError as error:
+            self.answer_failure(connection, claim, error)
+        except Exception as error:  # noqa: BLE001 - logged under an id, and the client gets an answer whatever it is
+            self.answer_failure(connection, claim, internal(error, claim.place.name, claim.request_id))
+        finally:
+            off_task(connection)
+
+    async def _metadata(self, claim: Claim, body: bytes) -> bytes:
+        return await self._metadata_of(claim.place.name)
+
+    async def _metadata_of(self, name: str) -> bytes:
+        return await self._models.desk_of(name).ask(METADATA, pages.link_of(self._base, name).encode())
+
+    async def _every_metadata(self, claim: Claim, body: bytes) -> bytes:
+        replies = await asyncio.gather(*(self._metadata_of(name) for name in self._loaded()))
+        said = []
+        for reply in replies:
+            status, _, _, metadata = read_answer(reply)
+            if status != 200:
+                return reply
+            said.append(metadata)
+        return pack_answer(200, JSON, b'{"models": [%b]}' % b", ".join(said))
+
+    async def _swagger(self, claim: Claim, body: bytes) -> bytes:
+        return pack_answer(200, JSON, pages.written(self._document()))
+
+    async def _openapi(self, claim: Claim, body: bytes) -> bytes:
+        return pack_answer(200, JSON, pages.written(openapi.document(self._document())))
+
+    async def _api(self, claim: Claim, body: bytes) -> bytes:
+        """Write the page of the API, with what the models and their trainings are now."""
+        shown = []
+        for name, description in self._described():
+            metadata = _said(await self._metadata_of(name), {})
+            trainings = _said(await self._models.jobs.list(name), []) if self._train else []
+            shown.append(console.Shown(name, description, metadata, trainings))
+        page = console.page(self._base, shown, predict=self._predict, train=self._train)
+        return pack_answer(200, b"%b\r\n%b%b" % (_HTML, console.LINES, _FRESH), page)
+
+    async def _begin_training(self, claim: Claim, body: bytes) -> bytes:
+        return await self._models.jobs.start(claim.place.name, claim.described + body)
+
+    async def _training(self, claim: Claim, body: bytes) -> bytes:
+        jobs, place = self._models.jobs, claim.place
+        if place.purpose is Purpose.TRAININGS:
+            return await jobs.list(place.name)
+        ask = {
+            Purpose.TRAINING: jobs.get,
+            Purpose.END_TRAINING: jobs.delete,
+            Purpose.LOG: jobs.log,
+            Purpose.PROGRESS: jobs.progress,
+            Purpose.PAGE: jobs.page,
+        }[place.purpose]
+        return await ask(place.name, place.uuid)
+
+    def _document(self) -> dict[str, Any]:
+        return swagger.document(self._base, self._described(), predict=self._predict, train=self._train)
+
+    def _described(self) -> list[tuple[str, Description]]:
+        return [(name, self._models.desk_of(name).description) for name in self._loaded()]
+
+    def _loaded(self) -> list[str]:
+        """List the models that can be asked. Raises: InferError (NOT_READY), if there is none yet."""
+        names, failure = [], None
+        for name, found in self._founds.items():
+            try:
+                found.find()
+                names.append(name)
+            except InferError as error:
+                failure = error
+        if failure is not None and not names:
+            raise failure
+        return names
+
+
+def _said(reply: bytes, otherwise: Any) -> Any:
+    """Read the JSON of an answer. `otherwise` stands for what a model fails to say: its page is there all the same."""
+    status, _, _, body = read_answer(reply)
+    return json.loads(body) if status == 200 else otherwise
+
+
+def _described(head: Head) -> bytes:
+    """Write what a worker is told of a head (messages.py)."""
+    headers = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in head.fields]
+    said = {"method": head.method.decode(), "query": head.query.decode("latin-1"), "headers": headers}
+    return json.dumps(said).encode() + b"\n"

@@ -14,6 +14,12 @@ GROUP = "DEEPaaS"
 class DeepaasSettings(RunningSettings):
     """How models are served."""
 
+    deepaas_model: str = setting(
+        "",
+        GROUP,
+        "Of the models that there are, the one to serve; empty: as DEEPAAS_V2_MODEL says, or all.",
+        unit="NAME",
+    )
     deepaas_base_path: str = setting("", GROUP, "What stands before all paths of the models' API.", unit="PATH")
     deepaas_predict_endpoint: bool = setting(True, GROUP, "Answer predict/; off: with 402.")
     deepaas_train_endpoint: bool = setting(True, GROUP, "Answer train/; off: with 402.")

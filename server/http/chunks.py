@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from .head import HttpError
+from .head import HttpError, TooLargeError
 from .limits import Limits
 
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(;[^\x00-\x08\x0a-\x1f\x7f]*)?\Z")
@@ -70,7 +70,7 @@ class ChunkedBody:
             raise HttpError(400, text)
         self.size += size
         if self.size > self._limits.max_body_bytes:
-            raise HttpError(400, too_large(self.size, self._limits))
+            raise TooLargeError(too_large(self.size, self._limits))
         self._missing = size
         self._state = self._read_bytes
         return line[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 
-from .head import HttpError
+from .head import HttpError, TooLargeError
 from .limits import Limits
 
 _GZIP, _DEFLATE = b"gzip", b"deflate"
@@ -33,7 +33,7 @@ def decompress(body: bytes, coding: bytes, limits: Limits) -> bytes:
         raise HttpError(400, f"failed to decompress the {coding.decode()} request body") from None
     if len(plain) > limits.max_body_bytes:
         text = f"decompressed request body exceeds the maximum allowed input size of {limits.max_body_bytes} bytes. "
-        raise HttpError(400, text + "Use --http-max-input-size to increase the limit.")
+        raise TooLargeError(text + "Use --http-max-input-size to increase the limit.")
     if not decoder.eof or decoder.unused_data:
         raise HttpError(400, f"failed to decompress the {coding.decode()} request body")
     return plain

@@ -121,11 +121,11 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing() or not self._withdraw():
             self._close()
             return
-        body = self.shared.failure(error.text)
-        lines = self.shared.answers.head(error.status, self.server_state.default_headers)
+        status, content_type, body = self.shared.refusal(error)
+        lines = self.shared.answers.head(status, self.server_state.default_headers)
         self.transport.write(
-            b"%bconnection: close\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
-            % (lines, len(body), body)
+            b"%bconnection: close\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n%b"
+            % (lines, content_type, len(body), body)
         )
         self._state = CLOSED
         self._buffer.clear()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .chunks import ChunkedBody, too_large
 from .connection import BODY, BUSY, CHUNKS, CLOSED, FOREIGN, HEAD, Connection
-from .head import HttpError, parse, without_upgrade
+from .head import HttpError, TooLargeError, parse, without_upgrade
 
 if TYPE_CHECKING:
     from .head import Head
@@ -126,7 +126,7 @@ class FastLane(Connection):
         if head is None:
             head = parse(raw, limits)
             if head.length > limits.max_body_bytes:
-                raise HttpError(400, too_large(head.length, limits))
+                raise TooLargeError(too_large(head.length, limits))
             head.route = self._service.claim(head)
             if head.route is not None and not head.expects:
                 self.shared.remember(raw, head)
@@ -243,7 +243,7 @@ class FastLane(Connection):
     def answer(self, status: int, body: bytes, content_type: bytes, extra: bytes = b"") -> None:
         """Answer the request under way; `extra` is whole header lines. A second answer is ignored.
 
-        To HEAD the answer is what it would be to GET, without the body.
+        An empty `content_type` is not sent. To HEAD the answer is what it would be to GET, without the body.
         """
         head = self.head
         if self._state != BUSY or head is None:
@@ -253,9 +253,11 @@ class FastLane(Connection):
         keep_alive = head.keep_alive and (not ending or bool(self._buffer))
         connection = b"connection: close\r\n" if not keep_alive else b"connection: keep-alive\r\n" if head.old else b""
         lines = self.shared.answers.head(status, self.server_state.default_headers)
+        if content_type:
+            extra = b"%bcontent-type: %b\r\n" % (extra, content_type)
         self.transport.write(
-            b"%b%b%bcontent-type: %b\r\ncontent-length: %d\r\n\r\n%b"
-            % (lines, connection, extra, content_type, len(body), b"" if head.method == b"HEAD" else body)
+            b"%b%b%bcontent-length: %d\r\n\r\n%b"
+            % (lines, connection, extra, len(body), b"" if head.method == b"HEAD" else body)
         )
         self._lived = True
         if not keep_alive:

@@ -25,20 +25,28 @@ class HttpError(Exception):
         self.text = text
 
 
+class TooLargeError(HttpError):
+    """The body of a request is above the limit, as sent or decompressed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(400, text)
+
+
 class Head:
     """One parsed head. Shared by every request that sends the same bytes; never changed after `parse`.
 
-    `path` and `query` are as they were sent. `length` is the body's, -1 when chunked. `header` holds lower-cased names;
-    of a repeated one the last value. `route` is what the fast lane's router gave for the target, None for paths that it
-    does not answer.
+    `path` and `query` are as they were sent. `length` is the body's, -1 when chunked. `fields` are all header fields in
+    their order, with lower-cased names; `header` holds them by name, of a repeated one the last value. `route` is what
+    the fast lane's router gave for the target, None for paths that it does not answer.
     """
 
-    __slots__ = ("expects", "header", "keep_alive", "length", "method", "old", "path", "query", "route")
+    __slots__ = ("expects", "fields", "header", "keep_alive", "length", "method", "old", "path", "query", "route")
 
     def __init__(self) -> None:
         self.method = b""
         self.path = b""
         self.query = b""
+        self.fields: list[tuple[bytes, bytes]] = []
         self.header: dict[bytes, bytes] = {}
         self.length = 0
         self.keep_alive = True
@@ -102,7 +110,7 @@ def _read_headers(head: Head, headers: list[tuple[bytes, bytes]]) -> None:
     connection = {token.strip() for token in tokens}
     # not the parser's: where no body follows, it is at the next request already
     head.keep_alive = b"keep-alive" in connection if head.old else b"close" not in connection
-    head.header = dict(headers)
+    head.fields, head.header = headers, dict(headers)
     if codings:
         # RFC 9112 6.1: both, or a coding that is not known, is how requests are smuggled past a proxy
         if lengths or codings != [b"chunked"] or head.old:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from .connection import Connection
     from .fastlane import FastLane
-    from .head import Head
+    from .head import Head, HttpError
     from .limits import Limits
 
 _KEPT_HEADS = 1024
@@ -42,8 +42,13 @@ class Service(Protocol):
         """Forget the request under way: its client has gone."""
 
 
+def refused(error: HttpError) -> tuple[int, bytes, bytes]:
+    """Give the status, the content type and the body of the answer to what is refused as no request."""
+    return error.status, b"application/json", error_body(error.text)
+
+
 class Shared:
-    """What all connections of one server share. `failure` writes the JSON body of what is refused as no request."""
+    """What all connections of one server share. `refusal` writes the answer to what is refused as no request."""
 
     def __init__(self, service: Service, limits: Limits, *, loud: bool = False) -> None:
         self.service = service
@@ -52,7 +57,7 @@ class Shared:
         self.answers = Answers(loud=loud)
         self.connections: set[Connection] = set()
         self.draining = False
-        self.failure: Callable[[str], bytes] = error_body
+        self.refusal: Callable[[HttpError], tuple[int, bytes, bytes]] = refused
 
     def remember(self, raw: bytes, head: Head) -> None:
         """Keep a parsed head by its bytes."""

@@ -10,13 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from penstock.batching.spec import ModelSpec
+from penstock.server.modules import names_of
 from penstock.server.repository.check import Report
 from penstock.server.repository.findings import Finding
 from penstock.server.settings import Settings
 
 from . import parameters
 from .components import Components
-from .modules import lacks_methods, names_of
+from .modules import lacks_methods
 
 
 def check_components(settings: Settings) -> Report:

@@ -12,10 +12,10 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from penstock.server.own_flags import own_flags
 from penstock.server.setting import PREFIX
-from penstock.server.settings import SettingError, Settings, known_settings, resolve
+from penstock.server.settings import SettingError, Settings, resolve
 
 from .environ import truth
 
@@ -82,7 +82,8 @@ def ask(argv: Sequence[str], environ: Mapping[str, str], folder: Path, annotatio
     What is said on the command line goes before PENSTOCK_ variables, and those before the original's.
     Raises: SettingError; SystemExit with the original's status for arguments that it refused.
     """
-    ours, words = _ours(argv)
+    theirs = {option for action in _parser(_Environment({}))._actions for option in action.option_strings}  # noqa: SLF001
+    ours, words = own_flags(NAME, argv, theirs, _ALIASES)
     variables = _Environment(environ)
     parser = _parser(variables)
     given, unknown = parser.parse_known_args(words)
@@ -103,24 +104,6 @@ def ask(argv: Sequence[str], environ: Mapping[str, str], folder: Path, annotatio
     # what is served is this command's to say
     flags |= {"dialect": "seldon", "model_repository": [str(folder)], "seldon_component": given.interface_name}
     return Asked(resolve(flags, {**below, **environ}), given.pidfile or "", list(_notes(given)))
-
-
-def _ours(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Take the flags that are Penstock's alone. Returns: these by setting, and the other words."""
-    from penstock.server.cli import add_flag, with_values
-
-    theirs = {option for action in _parser(_Environment({}))._actions for option in action.option_strings}  # noqa: SLF001
-    parser = argparse.ArgumentParser(prog=NAME, add_help=False, allow_abbrev=False)
-    parser.add_argument("--config", default=argparse.SUPPRESS)
-    for item in known_settings():
-        if item.flag not in theirs:
-            add_flag(parser, item)
-    words = []
-    for word in argv:
-        flag, equals, value = word.partition("=")
-        words.append(_ALIASES.get(flag, flag) + equals + value)
-    taken, others = parser.parse_known_args(with_values(words))
-    return vars(taken), others
 
 
 def _parser(variables: _Environment) -> argparse.ArgumentParser:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from penstock.server.modules import made_in, parsed
+
 S2I = Path(".s2i", "environment")
 """What s2i read when it built an image: `NAME=VALUE` lines, which became variables of the container."""
 MODEL_NAME = "MODEL_NAME"
@@ -32,7 +34,7 @@ def unreadable(folder: Path) -> dict[Path, SyntaxError]:
     found = {}
     for path in sorted(folder.glob("*.py")):
         try:
-            _parsed(path)
+            parsed(path)
         except SyntaxError as error:
             found[path] = error
         except (OSError, ValueError):
@@ -42,29 +44,9 @@ def unreadable(folder: Path) -> dict[Path, SyntaxError]:
 
 def _classes_of(path: Path) -> set[str]:
     try:
-        return {node.name for node in _parsed(path).body if isinstance(node, ast.ClassDef)}
+        return {node.name for node in parsed(path).body if isinstance(node, ast.ClassDef)}
     except (OSError, SyntaxError, ValueError):
         return set()
-
-
-def names_of(path: Path) -> set[str]:
-    """Give what a module's lines make: classes, functions, and what it imports or assigns; "*" where it imports all.
-
-    Raises: OSError, SyntaxError, ValueError.
-    """
-    return _made(_parsed(path))
-
-
-def _made(tree: ast.AST) -> set[str]:
-    found: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            found.add(node.name)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            found |= {alias.asname or alias.name for alias in node.names}
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
-    return found
 
 
 def lacks_methods(path: Path, name: str) -> bool:
@@ -72,12 +54,8 @@ def lacks_methods(path: Path, name: str) -> bool:
 
     Raises: as `names_of`.
     """
-    for node in _parsed(path).body:
+    for node in parsed(path).body:
         if isinstance(node, ast.ClassDef) and node.name == name and not node.decorator_list:
             inherits = any(ast.unparse(base) != "object" for base in node.bases) or node.keywords
-            return not inherits and not any(each.startswith(METHODS) for each in _made(node))
+            return not inherits and not any(each.startswith(METHODS) for each in made_in(node))
     return False
-
-
-def _parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_bytes(), path)

@@ -54,6 +54,7 @@ class Kept:
         self.order = replace(order, count=self._count)
         self.worker: Worker | None = None
         self.closing = False
+        self._starting: Worker | None = None
         self._tenant = tenant
         self._loop = asyncio.get_running_loop()
         self._backoff = Backoff()
@@ -80,7 +81,7 @@ class Kept:
 
     async def start(self) -> Reply:
         """Start the worker. Returns: its answer to being opened. Raises: InferError."""
-        worker = Worker(self.order, self._lost, self._tenant.said)
+        worker = self._starting = Worker(self.order, self._lost, self._tenant.said)
         self._tenant.moved_in(worker)
         try:
             reply = await worker.ready
@@ -89,11 +90,12 @@ class Kept:
         except BaseException as error:
             self._tenant.moved_out()
             worker.kill(f"{self.order.label} is not wanted any more")
-            await worker.ended
+            await asyncio.shield(worker.ended)  # `close` may wait for it too
+            self._starting = None
             if isinstance(error, NotBegunError):
                 raise InferError(Code.NOT_READY, f"{self.order.label} has ended") from error
             raise
-        self.worker = worker
+        self.worker, self._starting = worker, None
         self._backoff.serves(self._loop.time())
         return reply
 
@@ -104,6 +106,10 @@ class Kept:
             self._restarting.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._restarting
+        starting, self._starting = self._starting, None
+        if starting is not None:  # who started it may have been cancelled before it had ended
+            starting.kill(f"{self.order.label} is not wanted any more")
+            await starting.ended
         worker, self.worker = self.worker, None
         if worker is None:
             return

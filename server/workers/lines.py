@@ -8,7 +8,7 @@ import fcntl
 import logging
 import os
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 LINE_BYTES = 8 << 10
 LINES_PER_S = 500
@@ -98,13 +98,15 @@ class Output:
 
     The worker does not wait for the log, unless it writes more than 25 MB/s. `last` is its last line so far. Lines
     that have one of `noise` in them are for debugging only, and never the last. Those that are `heard` are logged also
-    where the server logs warnings or errors alone: who wrote them has chosen what to write.
+    where the server logs warnings or errors alone: who wrote them has chosen what to write. `line` is called with each.
     """
 
     def __init__(
-        self, descriptor: int, label: str, about: Mapping[str, str], noise: Sequence[str] = (), *, heard: bool = False
+        self, descriptor: int, label: str, about: Mapping[str, str], noise: Sequence[str] = (), *, heard: bool = False,
+        line: Callable[[str], None] = lambda _: None,
     ) -> None:  # fmt: skip
         self.last = ""
+        self._line = line
         self._heard = heard
         self._noise = noise
         self._descriptor = descriptor
@@ -162,6 +164,7 @@ class Output:
                 if self._heard:
                     level = max(level, min(logger.getEffectiveLevel(), logging.ERROR))
             logger.log(level, "%s: %s", self._label, line, extra=self._about)
+            self._line(line)
 
     def close(self) -> None:
         """Log what is left, and close the pipe."""

@@ -26,7 +26,7 @@ class Order:
     finds at other paths, where the system lets it have them so (child.py). Lines of its output that have one of `noise`
     in them are logged for debugging only; others as INFO, or, if they are `heard`, as the least that the server logs.
     `count` is told STARTED, and ENDED with the reason after it (one of REASONS) when the worker ends, unless it was
-    stopped: Model.count.
+    stopped: Model.count. `line` is called with each line of its output; it must not raise.
     Units: `memory_bytes` resident, 0 for no limit; `open_limit_s` for opening, seconds.
     """
 
@@ -44,6 +44,7 @@ class Order:
     memory_bytes: int = 0
     open_limit_s: float = 300.0
     count: Callable[[str], None] = field(default=lambda _: None, compare=False, repr=False)
+    line: Callable[[str], None] = field(default=lambda _: None, compare=False, repr=False)
 
 
 class NotBegunError(Exception):

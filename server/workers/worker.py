@@ -114,7 +114,7 @@ class Worker:
             undo.callback(os.close, written)
             self._process = Process(order, (sock, begun, written), self._exited)
             undo.pop_all()
-        self._output = Output(read, order.label, order.about, order.noise, heard=order.heard)
+        self._output = Output(read, order.label, order.about, order.noise, heard=order.heard, line=order.line)
         self._link = Link(here, self._take, self._unlinked)
 
     @property

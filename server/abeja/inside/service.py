@@ -1,14 +1,17 @@
 """The service of a handler's worker: it imports the handler, and calls it, one request at a time.
 
-Its settings: {"handler": "module:name", "strict": bool}. A call is a line of JSON, {"method", "type", "headers"} as
-the handler is to see them, and the body after it; the answer is that of carrying/messages.py.
+Its settings: {"handler": "module:name", "strict": bool, "beside": [folders]}, the last being where modules are looked
+for that are found nowhere else. A call and its answer are those of ../messages.py.
 Source: abejaruntime 1.1.1, what a handler is given and what becomes of what it returns.
 """
 
 from __future__ import annotations
 
+import asyncio
 import importlib
+import inspect
 import json
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -16,44 +19,98 @@ from typing import Any
 
 from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
-from penstock.server.carrying.messages import pack_answer
+from penstock.server.abeja.messages import UNEXPECTED, read_head, split_call
 from penstock.server.ipc.channel import Channel
 
+from .answers import Answers
+from .refused import Refused, pack_refusal
+from .request import Asked
+
 Reply = tuple[bytes, Sequence[Array | None] | None]
+Handler = Callable[[Any, Any], Any]
+_KEPT_HEADS = 256
+_KEPT_HEAD_BYTES = 4096
 
 
 def open_service(settings: dict[str, Any], channel: Channel) -> AbejaInside:
     """Import the handler. Raises: InferError (INVALID)."""
-    sys.path.insert(0, "")
-    module, _, name = settings["handler"].partition(":")
+    sys.path += settings["beside"]
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    label = f"handler '{settings['handler']}'"
     try:
-        return AbejaInside(getattr(importlib.import_module(module), name))
+        context = json.loads(os.environ.get("CONTEXT", "{}"))
+    except ValueError as error:
+        raise InferError(Code.INVALID, f"{label}: CONTEXT in the environment is no JSON: {error}") from None
+    return AbejaInside(_imported(settings["handler"], label), context, strict=settings["strict"])
+
+
+def _imported(handler: str, label: str) -> Handler:
+    if handler.count(":") != 1:
+        raise InferError(Code.INVALID, f"{label}: it has to be module:name, with one colon")
+    module, _, name = handler.partition(":")
+    try:
+        found: Handler = getattr(importlib.import_module(module), name)
     except BaseException as error:  # noqa: BLE001 - whatever it is, there is no handler
         traceback.print_exception(error)
-        raise InferError(Code.INVALID, f"handler '{settings['handler']}': {type(error).__name__}: {error}") from None
+        raise InferError(Code.INVALID, f"{label} cannot be imported: {type(error).__name__}: {error}") from None
+    return found
 
 
 class AbejaInside:
-    """One handler. Threads: the main one."""
+    """One handler. `context` is given to every call. Threads: the main one."""
 
     listens = False
 
-    def __init__(self, handler: Callable[[Any, Any], Any]) -> None:
+    def __init__(self, handler: Handler, context: Any, *, strict: bool) -> None:
         self._handler = handler
+        self._context = context
+        self._strict = strict
+        self._answers = Answers(os.environ, strict=strict)
+        self._heads: dict[bytes, Asked] = {}
+        self._runner: asyncio.Runner | None = None
 
     def opened(self) -> Reply:
         """Say nothing."""
         return b"", None
 
     def call(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> Reply:
-        """Call the handler."""
-        head, _, content = body.partition(b"\n")
-        json.loads(head)
-        answer = self._handler({}, {})
-        return pack_answer(200, b"text/plain", str(answer).encode() + content), None
+        """Call the handler. What is no Exception, as sys.exit, is left to be raised: it harms this call only."""
+        try:
+            said, content = split_call(body)
+            request = (self._heads.get(said) or self._asked(said)).request(content)
+            returned = self._handler(request, self._context)
+            if inspect.iscoroutine(returned):
+                returned = self._awaited(returned)
+            return self._answers.pack(returned), None
+        except Refused as refused:
+            sys.stderr.write(f"{refused.text}\n")
+            return pack_refusal(refused.status, refused.text), None
+        except Exception as error:  # noqa: BLE001 - user code may raise anything
+            traceback.print_exception(error)
+            return pack_refusal(500, UNEXPECTED), None
+
+    def _asked(self, said: bytes) -> Asked:
+        asked = Asked(read_head(said))
+        if len(said) <= _KEPT_HEAD_BYTES:
+            if len(self._heads) >= _KEPT_HEADS:
+                self._heads.clear()
+            self._heads[said] = asked
+        return asked
+
+    def _awaited(self, returned: Any) -> Any:
+        """Run the coroutine of a handler that is one, on a loop that lives as long as the worker."""
+        if self._strict:
+            returned.close()
+            return returned
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+        return self._runner.run(returned)
 
     def told(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
         """Nothing is told."""
 
     def close(self) -> None:
-        """Nothing is left."""
+        """End the loop."""
+        if self._runner is not None:
+            self._runner.close()

@@ -5,30 +5,40 @@ Source: deepaas 2.6.0, model/v2/wrapper.py and api/v2: what a model is called wi
 
 from __future__ import annotations
 
-import importlib
-import json
-import traceback
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
-from penstock.server.carrying.messages import pack_answer
-from penstock.server.deepaas.messages import METADATA, Description
+from penstock.server.carrying.messages import CALL, read_answer
+from penstock.server.deepaas.messages import CHECK, METADATA, PROGRESS, TRAIN, Description, Role
 from penstock.server.ipc.channel import Channel
 
+from .accepting import JSON_TYPES, Accepting
+from .answers import Refusal, content_answer, error_answer, json_answer, log, text_answer, write_json
+from .arguments import Arguments
+from .describing import Describer
+from .files import Uploads
+from .model import Model
+from .multipart import Upload
+from .requests import Request
+
 Reply = tuple[bytes, Sequence[Array | None] | None]
-JSON = b"application/json; charset=utf-8"
+IMPORTABLE = str(Path(__file__).resolve().parents[1] / "importable")
+"""What `import deepaas` finds where the original is not installed: last on the path."""
 
 
 def open_service(settings: dict[str, Any], channel: Channel) -> DeepaasInside:
-    """Import the model. Raises: InferError (INVALID)."""
-    module, _, name = settings["target"].partition(":")
+    """Import the model, and warm it. Raises: InferError (INVALID)."""
     try:
-        found = importlib.import_module(module)
-        return DeepaasInside(getattr(found, name) if name else found, settings)
+        if IMPORTABLE not in sys.path:
+            sys.path.append(IMPORTABLE)
+        return DeepaasInside(Model(settings["model"], settings["target"]), settings, channel)
     except BaseException as error:  # noqa: BLE001 - whatever it is, there is no model
-        traceback.print_exception(error)
+        log(error)
         said = f"model '{settings['model']}' ({settings['target']}): {type(error).__name__}: {error}"
         raise InferError(Code.INVALID, said) from None
 
@@ -38,23 +48,164 @@ class DeepaasInside:
 
     listens = False
 
-    def __init__(self, model: Any, settings: dict[str, Any]) -> None:
+    def __init__(self, model: Model, settings: dict[str, Any], channel: Channel) -> None:
         self._model = model
-        self._settings = settings
+        self._role = Role(settings["role"])
+        self._shows = bool(settings["show_errors"])
+        self._channel = channel
+        self._pid = os.getpid()
+        self._uploads = Uploads()
+        trains = self._role is not Role.PREDICT
+        predicts = self._role is not Role.TRAIN
+        self._accepting = Accepting(
+            model.arguments("get_predict_args") if predicts else {}, by_header=settings["accept_header"]
+        )
+        self._predict_arguments = Arguments(self._accepting.arguments)
+        self._train_arguments = Arguments(model.arguments("get_train_args") if trains else {})
+        self._schema = _schema_of(model.schema) if predicts else None
+        if settings["warm"] and self._role is not Role.DESK:
+            model.warm()
 
     def opened(self) -> Reply:
-        """Describe the model."""
-        return Description().write(), None
+        """Describe the model, if this is its desk."""
+        if self._role is not Role.DESK:
+            return b"", None
+        try:
+            return self._described().write(), None
+        except Exception as error:  # noqa: BLE001 - a model that can be called is not to fail at its documents
+            log(error)
+            predicts, trains = (self._model.method(name) is not None for name in ("predict", "train"))
+            return Description(predicts, trains).write(), None
 
     def call(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> Reply:
-        """Do one call."""
+        """Do one call. Everything but what is wrong with the server comes back as an answer."""
+        if kind == CALL:
+            return self._answered(self._predict, body), None
+        if kind == TRAIN:
+            return self._train(body, number), None
+        if kind == CHECK:
+            return self._answered(self._check, body), None
         if kind == METADATA:
-            return pack_answer(200, JSON, json.dumps(self._model.get_metadata()).encode()), None
-        answer = {"status": "OK", "predictions": self._model.predict()}
-        return pack_answer(200, JSON, json.dumps(answer).encode()), None
+            return self._answered(self._metadata, body), None
+        raise InferError(Code.INTERNAL, f"no call is of kind {kind}")
 
     def told(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
         """Nothing is told."""
 
     def close(self) -> None:
-        """Nothing is left."""
+        """Remove what is stored."""
+        self._uploads.close()
+
+    # -- calls -------------------------------------------------------------------------------------------------
+
+    def _answered(self, do: Callable[[bytes], bytes], body: bytes) -> bytes:
+        """Answer a call, whatever comes of it."""
+        try:
+            return do(body)
+        except Refusal as refusal:
+            return refusal.answer
+        except BaseException as error:  # sys.exit in user code harms its own call only
+            if os.getpid() != self._pid:
+                raise  # a child that user code has forked
+            return error_answer(error, shown=self._shows)
+
+    def _predict(self, body: bytes) -> bytes:
+        request = Request(body)
+        arguments = self._predict_arguments.read(request, self._accepting.chosen(request.said.headers))
+        predict = self._model.needed("predict")
+        try:
+            if request.said.kind == "multipart/form-data":
+                self._uploads.stored(arguments)
+            accept = arguments.get("accept")  # the model may change what it is called with
+            value = predict(**arguments)
+            if isinstance(accept, str) and accept not in JSON_TYPES:
+                return content_answer(value, accept)
+            return self._json(value)
+        finally:
+            self._uploads.clear()
+
+    def _json(self, value: Any) -> bytes:
+        if self._schema is None:
+            return json_answer({"status": "OK", "predictions": value})
+        import marshmallow
+
+        try:
+            self._schema.load(value)
+        except Exception as error:
+            log(error)
+            known = isinstance(error, marshmallow.ValidationError)
+            reason = "ERROR validating model response" if known else "Unknown ERROR validating response"
+            raise Refusal(text_answer(500, f"{reason}, check server logs.")) from error
+        return json_answer(value)
+
+    def _metadata(self, body: bytes) -> bytes:
+        return self._model.metadata(body.decode() or f"/v2/models/{self._model.name}")
+
+    def _check(self, body: bytes) -> bytes:
+        arguments = self._train_arguments.read(Request(body))
+        self._model.needed("train")
+        return json_answer({name: _shown(value) for name, value in arguments.items()})
+
+    def _train(self, body: bytes, number: int) -> bytes:
+        try:
+            arguments = self._train_arguments.read(Request(body))
+            train = self._model.needed("train")
+            self._uploads.stored(arguments)
+            self._channel.send(PROGRESS, number)
+            said = {"output": train(**arguments)}
+            return write_json(said).encode()
+        except Refusal as refusal:
+            return write_json({"error": read_answer(refusal.answer)[3].decode()}).encode()
+        except BaseException as error:  # as in _answered
+            if os.getpid() != self._pid:
+                raise
+            log(error)
+            return write_json({"error": _message_of(error)}).encode()
+        finally:
+            self._uploads.clear()
+
+    # -- and what is said of it --------------------------------------------------------------------------------
+
+    def _described(self) -> Description:
+        model, describer = self._model, Describer()
+        train_args = describer.arguments(self._train_arguments.fields)
+        predict_args = describer.arguments(self._predict_arguments.fields)
+        if self._accepting.choices:
+            predict_args["produces"] = self._accepting.choices
+        schema = {} if self._schema is None else describer.schema(self._schema)
+        predicts, trains = (model.method(name) is not None for name in ("predict", "train"))
+        return Description(predicts, trains, predict_args, train_args, schema)
+
+
+def _schema_of(declared: Any) -> Any:
+    """Make the Schema that answers are checked against, None for none. Raises: TypeError, what marshmallow does."""
+    if declared is None:
+        return None
+    import marshmallow
+
+    if isinstance(declared, dict):
+        return marshmallow.Schema.from_dict(declared, name="ModelPredictionResponse")()
+    if isinstance(declared, type) and issubclass(declared, marshmallow.Schema):
+        return declared()
+    raise TypeError("`schema` must be a dict of fields, or a class that descends from marshmallow.Schema")
+
+
+def _shown(value: Any) -> Any:
+    """Say what a training shows of an argument: of a file its name there, type and name at the client's."""
+    if isinstance(value, Upload):
+        return [value.name, value.content_type, value.filename]
+    if isinstance(value, list):
+        return [_shown(each) for each in value]
+    try:
+        write_json(value)
+    except (TypeError, ValueError, RecursionError):
+        return str(value)
+    return value
+
+
+def _message_of(error: BaseException) -> str:
+    try:
+        said = str(error)
+    except Exception:  # noqa: BLE001 - user code's own
+        said = type(error).__name__
+    return said if isinstance(error, Exception) else f"{type(error).__name__}: {said}"

@@ -710,3 +710,28 @@ class TestMemory:
             run(main)
 
         check()
+
+
+class TestOwnWords:
+    def test_what_is_refused_as_no_request_is_answered_in_the_words_of_the_dialect(self) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS)
+            lane.shared.refusal = lambda error: (413, b"text/plain", type(error).__name__.encode())
+            [answer] = await lane.fed(request("/own", b"").replace(b"content-length: 0", b"content-length: 100001"))
+
+            assert (answer.status, answer.headers["content-type"]) == (413, "text/plain")
+            assert (answer.body, answer.closes) == (b"TooLargeError", True)
+
+        run(main)
+
+    def test_an_answer_may_be_of_no_content_type(self) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS, Own(hold=True))
+            lane.feed(request("/own"))
+            lane.own.waiting.pop().answer(204, b"", b"", b"x-one: 1\r\n")
+            [answer] = lane.answers
+
+            assert (answer.status, answer.body) == (204, b"")
+            assert (answer.headers["x-one"], "content-type" in answer.headers) == ("1", False)
+
+        run(main)

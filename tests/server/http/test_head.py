@@ -28,6 +28,12 @@ def test_holds_what_the_fast_lane_needs_to_frame_a_request() -> None:
     assert (parsed.keep_alive, parsed.old, parsed.expects, parsed.route) == (True, False, False, None)
 
 
+def test_all_header_fields_are_kept_in_their_order_and_the_last_of_a_name_is_found_by_it() -> None:
+    head = parse(b"GET / HTTP/1.1\r\nX-Twice: a\r\nHost: x\r\nx-twice: b\r\n\r\n", Limits())
+    assert head.fields == [(b"x-twice", b"a"), (b"host", b"x"), (b"x-twice", b"b")]
+    assert head.header == {b"x-twice": b"b", b"host": b"x"}
+
+
 def test_a_query_is_no_part_of_the_path() -> None:
     parsed = head(first="GET /v2/health/live?verbose=1&x=?/ HTTP/1.1")
 

@@ -13,7 +13,7 @@ from penstock.backends.errors import InferError
 from penstock.batching.engine import Engine
 from penstock.batching.model import Model
 from penstock.batching.spec import BatchPolicy, InstanceGroup
-from penstock.server.seldon import seats
+from penstock.server.carrying import seats
 from penstock.server.seldon.messages import Description
 from tests.server.seldon.crews import Echo, Ledger, NoBackoff, Stage, call
 

@@ -22,6 +22,7 @@ from penstock.server.restricted import Restricted
 from penstock.server.seldon import openapi, pages
 from penstock.server.seldon.batching import Sharing
 from penstock.server.seldon.current import Current
+from penstock.server.seldon.dialect import Seldon
 from penstock.server.seldon.messages import ANSWER, Description, Endpoint, Form
 from penstock.server.seldon.service import SeldonService
 from penstock.server.settings import Settings
@@ -106,7 +107,7 @@ class Served(Lane):
         current = Current(cast(Any, self.engine), lambda: "m", cast(Any, self.models))
         self.service = SeldonService(cast(Any, self.engine), current, cast(Any, self.counted), OwnV2(), settings)
         self.service.restricted = restricted or Restricted()
-        super().__init__(shared=shared_of(http_lane(settings, cast(Any, None), self.service)))
+        super().__init__(shared=shared_of(http_lane(settings, cast(Any, None), self.service, Seldon(settings))))
 
     async def one(self, raw: bytes, *answers: bytes) -> Answer:
         """Feed one request, have the component answer it if it is asked, and read the answer."""

@@ -1,0 +1,162 @@
+"""Beside: servers that are asked in turns by the same load, each with all processes it has started, and what came out.
+
+Called by seldon.py, deepaas.py and abeja.py, whose other sides are the originals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from .calm import Others
+from .load import Load, Process, await_ready
+
+WARM_UP_S = 1
+
+
+class Family(Process):
+    """A server and all processes that it has started."""
+
+    def pids(self) -> list[int]:
+        """Give the processes that live, the first of them first."""
+        parents = {}
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                parents[int(stat.parent.name)] = int(stat.read_text("utf-8").rpartition(")")[2].split()[1])
+        found = [self.pid]
+        for pid in found:
+            found += [child for child, parent in parents.items() if parent == pid]
+        return found
+
+    def cpu_s(self) -> float:
+        """CPU time so far of all processes together."""
+        total = 0.0
+        for pid in self.pids():
+            with contextlib.suppress(OSError):
+                total += Process(pid, 0).cpu_s()
+        return total
+
+
+_F = TypeVar("_F", bound=Family)
+Sides = Mapping[str, contextlib.AbstractContextManager[_F]]
+Loads = Mapping[str, Callable[[_F, int], Load]]
+"""By case: what asks a side for so many seconds."""
+
+
+@contextlib.contextmanager
+def served(
+    command: Sequence[str],
+    folder: Path,
+    port: int,
+    ask: Callable[[Process], object],
+    environ: Mapping[str, str] | None = None,
+) -> Iterator[Family]:
+    """Run a server in a folder, from when `ask` does not raise until the block ends. `environ` goes before ours."""
+    said = os.environ | dict(environ or {})
+    with (
+        tempfile.TemporaryFile() as log,
+        subprocess.Popen(command, cwd=folder, env=said, stdout=log, stderr=log) as child,
+    ):
+        family = Family(child.pid, port)
+        try:
+            await_ready(family, child, ask)
+            yield family
+        finally:
+            pids = family.pids()
+            child.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(3)
+            for pid in pids:  # not all processes of the originals end with the first
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+@dataclass(slots=True)
+class Line:
+    """What the rounds gave for one side in one case. `others`: the cores that others used meanwhile."""
+
+    loads: list[Load] = field(default_factory=list)
+    others: list[float] = field(default_factory=list)
+
+    def median(self, name: str) -> float:
+        """Give the median of one figure of Load."""
+        return float(statistics.median(getattr(load, name) for load in self.loads))
+
+
+Lines = dict[tuple[str, str], Line]
+"""By case and side."""
+
+
+def measure(sides: Sides[_F], loads: Loads[_F], rounds: int, seconds: int) -> Lines:
+    """Ask all in turns, once more than counts. Raises: RuntimeError where some were not answered with success."""
+    lines: Lines = {(case, side): Line() for case in loads for side in sides}
+    with contextlib.ExitStack() as stack:
+        families = {side: stack.enter_context(served) for side, served in sides.items()}
+        for number in range(rounds + 1):
+            for (case, side), line in lines.items():
+                others = Others(families[side])
+                load = loads[case](families[side], seconds if number else WARM_UP_S)
+                if load.refused:
+                    raise RuntimeError(f"{side} refused {load.refused} of {case}")
+                if number:
+                    line.loads.append(load)
+                    line.others.append(others.cores())
+    return lines
+
+
+def report(lines: Lines, wanted: Mapping[str, float]) -> Iterator[str]:
+    """Write the medians, and for each case what the first side is to the others.
+
+    `wanted`: how many times the second side's requests/s the first should at least give, by case.
+    """
+    width = max(len(side) for _, side in lines) + 2
+    broad = max(len(case) for case, _ in lines) + 2
+    yield f"{'':<{broad}}{'':<{width}}{'req/s':>9}{'CPU us':>9}{'p50 ms':>9}{'p99 ms':>9}{'others':>9}"
+    for (case, side), line in lines.items():
+        figures = (line.median(name) for name in ("requests_per_s", "cpu_us", "p50_ms", "p99_ms"))
+        rate, cpu_us, p50_ms, p99_ms = figures
+        others = f"{max(line.others, default=0.0):>9.2f}"
+        broken = sum(load.broken for load in line.loads)
+        failed = f"  {broken} FAILED" if broken else ""
+        yield (f"{case:<{broad}}{side:<{width}}{rate:>9,.0f}{cpu_us:>9.1f}{p50_ms:>9.2f}{p99_ms:>9.2f}{others}{failed}")
+    first, *rest = dict.fromkeys(side for _, side in lines)
+    for case, times in wanted.items():
+        for side in rest:
+            asked = times if side == rest[0] else None
+            yield f"{case}: {_against(lines[case, first], lines[case, side], asked)} ({side})"
+
+
+def _against(ours: Line, theirs: Line, times: float | None) -> str:
+    gain = ours.median("requests_per_s") / theirs.median("requests_per_s")
+    wanted = "" if times is None else f", at least {times:g}: {_holds(gain >= times)}"
+    lower = ours.median("p99_ms") < theirs.median("p99_ms")
+    less = theirs.median("cpu_us") / ours.median("cpu_us")
+    return f"{gain:.1f} times the requests/s{wanted}; a p99 that is lower: {_holds(lower)}; {less:.1f} times less CPU"
+
+
+def _holds(what: bool) -> str:
+    return "holds" if what else "DOES NOT HOLD"
+
+
+def arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Read a command line that may say, too, for how long to measure."""
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=int, default=3, help="of load per side, case and round")
+    return parser.parse_args()
+
+
+def show(sides: Sides[_F], loads: Loads[_F], wanted: Mapping[str, float], asked: argparse.Namespace) -> None:
+    """Measure, and print what came out; `asked` is of `arguments`."""
+    before = os.getloadavg()[0]
+    for line in report(measure(sides, loads, asked.rounds, asked.seconds), wanted):
+        print(line, flush=True)
+    print(f"load of the machine: {before:.1f} before, {os.getloadavg()[0]:.1f} after; others: cores, at most")

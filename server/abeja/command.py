@@ -1,0 +1,70 @@
+"""The command line of `penstock abeja`, and the variables that the original read, as settings. Called by cli.py.
+
+Source: abeja-platform-model-proxy 2.6.5: the variables, and their defaults. It had no arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from penstock.server.own_flags import own_flags
+from penstock.server.setting import PREFIX
+from penstock.server.settings import SettingError, Settings, resolve
+
+NAME = "penstock abeja"
+FAILED_STATUS = 1
+ALL_ADDRESSES = "0.0.0.0"  # noqa: S104 - what a container listens on
+_PORTS = {"http_port": ("PORT", "5000"), "abeja_health_port": ("HEALTHCHECK_PORT", "5001")}
+_FLAGS = {"handler": "abeja_handler", "port": "http_port", "health_port": "abeja_health_port"}
+_OURS = (
+    "Every flag of `penstock serve` is taken, too. `penstock abeja model run-local` and `run-local-server` are those "
+    "of the platform's command line, without Docker. See docs/abeja.md."
+)
+
+
+def run(argv: Sequence[str], serve: Callable[[Settings], int]) -> int:
+    """Do what a command line asks for. Returns: the exit status. Raises: SystemExit, for a wrong command line."""
+    if list(argv[:1]) == ["model"]:
+        from .local import run_local
+
+        return run_local(argv[1:])
+    try:
+        settings = ask(argv, os.environ)
+    except SettingError as error:
+        sys.stderr.write(f"{NAME}: {error}\n")
+        return FAILED_STATUS
+    return serve(settings)
+
+
+def ask(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
+    """Read a command line. What it says goes before PENSTOCK_ variables, and those before the original's.
+
+    Raises: SettingError; SystemExit (2) for arguments that there are not.
+    """
+    parser = argparse.ArgumentParser(prog=NAME, epilog=_OURS)
+    parser.add_argument("folder", nargs="?", help="where the handler is; otherwise here")
+    parser.add_argument("--handler", metavar="MODULE:NAME", help="otherwise HANDLER, or main:handler")
+    parser.add_argument("--port", help="of requests; otherwise PORT, or 5000")
+    parser.add_argument("--health-port", help="of /health_check; otherwise HEALTHCHECK_PORT, or 5001")
+    theirs = {option for action in parser._actions for option in action.option_strings}  # noqa: SLF001
+    ours, words = own_flags(NAME, argv, theirs)
+    given = parser.parse_args(words)
+    below = {
+        PREFIX + "HTTP_ADDRESS": ALL_ADDRESSES,
+        PREFIX + "ALLOW_GRPC": str("grpc_port" in ours).lower(),
+        PREFIX + "ALLOW_METRICS": str("metrics_port" in ours).lower(),
+    }
+    for name, (variable, default) in _PORTS.items():
+        below[PREFIX + name.upper()] = environ.get(variable) or default
+    said = vars(given)
+    flags = {name: said[flag] for flag, name in _FLAGS.items() if said[flag] is not None}
+    flags |= {**ours, "dialect": "abeja"}
+    if given.folder:
+        flags["model_repository"] = [given.folder]
+    settings = resolve(flags, {**below, **environ})
+    if settings.http_port == settings.abeja_health_port != 0:
+        raise SettingError(f"--port and --health-port are both {settings.http_port}: they have to be different")
+    return settings

@@ -1,0 +1,89 @@
+"""Health: what probes are told, and HealthService, which answers on a port of its own. Made by dialect.py.
+
+The original answered /health_check on both its ports, and on that of its service only between two calls.
+Source: abeja-platform-model-proxy 2.6.5, as it answers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from starlette.routing import Match
+
+from .messages import JSON, status_body
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from penstock.server.http.connection import Connection
+    from penstock.server.http.fastlane import FastLane
+    from penstock.server.http.head import Head
+    from penstock.server.http.service import Service
+
+HEALTH = b"/health_check"
+UNAVAILABLE = status_body("service unavailable")
+_OK = status_body("ok")
+
+
+def answer_health(connection: FastLane, ready: bool) -> None:
+    """Tell a probe."""
+    connection.answer(200 if ready else 503, _OK if ready else UNAVAILABLE, JSON)
+
+
+class Probe:
+    """The claim of /health_check, or of what is nowhere."""
+
+    __slots__ = ("asks",)
+
+    def __init__(self, *, asks: bool) -> None:
+        self.asks = asks
+
+
+_HEALTH, _NOWHERE = Probe(asks=True), Probe(asks=False)
+
+
+class HealthService:
+    """The Service of the health port. It leaves to `others`, and to uvicorn, what is Penstock's own.
+
+    `ready` tells whether the handler can be called, `routes` are those of Penstock's own application.
+    Threads: the event loop's.
+    """
+
+    def __init__(self, ready: Callable[[], bool], others: Service, routes: Sequence[Any]) -> None:
+        self._ready = ready
+        self._others = others
+        self._routes = routes
+
+    def claim(self, head: Head) -> Any:
+        """Claim what is not Penstock's own."""
+        if head.path == HEALTH:
+            return _HEALTH
+        claim = self._others.claim(head)
+        return claim if claim is not None or self._is_own(head) else _NOWHERE
+
+    def _is_own(self, head: Head) -> bool:
+        path, method = head.path.decode("latin-1"), head.method.decode("latin-1")
+        asked = {"type": "http", "path": path, "root_path": "", "method": method}
+        return any(route.matches(asked)[0] is not Match.NONE for route in self._routes)
+
+    def turn_away(self, head: Head) -> Any:
+        """Turn away what the others do."""
+        return None if isinstance(head.route, Probe) else self._others.turn_away(head)
+
+    def refuse(self, connection: FastLane, error: Any) -> None:
+        """Answer what was turned away."""
+        self._others.refuse(connection, error)
+
+    def begin(self, connection: FastLane, head: Head, body: bytes) -> None:
+        """Answer one request."""
+        probe = head.route
+        if not isinstance(probe, Probe):
+            self._others.begin(connection, head, body)
+        elif probe.asks:
+            answer_health(connection, self._ready())
+        else:
+            connection.answer(404, b"404 page not found\n", b"text/plain; charset=utf-8")
+
+    def abandon(self, connection: Connection) -> None:
+        """Forget what a gone client asked for."""
+        self._others.abandon(connection)

@@ -1,0 +1,97 @@
+"""Media: values of Content-Type and Content-Disposition, as the original's proxy read them, and texts of headers.
+
+Used by what answers requests and, in the worker, by what reads forms and writes answers. Source: Go 1.19, package mime,
+ParseMediaType, as it behaves; RFC 2045, RFC 2183 and RFC 2231.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from urllib.parse import unquote_to_bytes
+
+FORM = "multipart/form-data"
+_WORD = r"[!#$%&'*+.0-9A-Z^_`a-z{|}~-]+"
+_BLANK = r"[\t-\r ]*"
+_SPECIAL = r"[()<>@,;:\\\"/\[\]?=]"
+_KIND = re.compile(f"{_WORD}(?:/{_WORD})?")
+_PARAMETER = re.compile(
+    f"{_BLANK};{_BLANK}({_WORD}){_BLANK}={_BLANK}"
+    rf'(?:({_WORD})|"((?:\\{_SPECIAL}|[^"\\\r\n]|\\(?!{_SPECIAL}))*)")'
+)
+_ESCAPED = re.compile(rf"\\({_SPECIAL})")
+_NAME = re.compile(_WORD)
+_LONE = re.compile("[\udc80-\udcff]")
+_BAD_PERCENT = re.compile("%(?![0-9A-Fa-f]{2})")
+_CHARSETS = ("us-ascii", "utf-8")
+
+
+def parse_media(value: str) -> tuple[str, dict[str, str]] | None:
+    """Read a value: what it names, in small letters, and its parameters; None if it is not valid.
+
+    Texts hold one character for each byte. A parameter that is there twice is not valid; a semicolon at the end is.
+    """
+    kind = value.partition(";")[0]
+    at, named = len(kind), kind.strip("\t\n\v\f\r ").lower()
+    if not _KIND.fullmatch(named):
+        return None
+    said: dict[str, str] = {}
+    while rest := value[at:].strip("\t\n\v\f\r "):
+        found = _PARAMETER.match(value, at)
+        if found is None:
+            if rest == ";":
+                break
+            return None
+        name, word, quoted = found[1].lower(), found[2], found[3]
+        if name in said:
+            return None
+        said[name] = word if word is not None else _ESCAPED.sub(r"\1", quoted)
+        at = found.end()
+    return named, _joined(said) if any("*" in name for name in said) else said
+
+
+def is_name(name: str) -> bool:
+    """Whether a header can have this name."""
+    return _NAME.fullmatch(name) is not None
+
+
+def text_of(value: bytes) -> str:
+    """Read a text of a head as UTF-8; each byte that is none becomes U+FFFD."""
+    return _LONE.sub("\ufffd", value.decode("utf-8", "surrogateescape"))
+
+
+def _joined(said: Mapping[str, str]) -> dict[str, str]:
+    """Put parameters together that come in pieces or in a charset. Source: RFC 2231, 3 and 4."""
+    parameters = {name: value for name, value in said.items() if "*" not in name}
+    for name in dict.fromkeys(name.partition("*")[0] for name in said if "*" in name):
+        whole = said.get(f"{name}*")
+        if whole is not None:
+            decoded = _decoded(whole)
+            if decoded is not None:
+                parameters[name] = decoded
+        elif pieces := list(_pieces(said, name)):
+            parameters[name] = "".join(pieces)
+    return parameters
+
+
+def _pieces(said: Mapping[str, str], name: str) -> Iterator[str]:
+    number = 0
+    while True:
+        piece, encoded = said.get(f"{name}*{number}"), said.get(f"{name}*{number}*")
+        if piece is not None:
+            yield piece
+        elif encoded is None:
+            return
+        else:
+            yield (_decoded(encoded) if number == 0 else _unescaped(encoded)) or ""
+        number += 1
+
+
+def _decoded(value: str) -> str | None:
+    charset, _, rest = value.partition("'")
+    _, quote, escaped = rest.partition("'")
+    return _unescaped(escaped) if quote and charset.lower() in _CHARSETS else None
+
+
+def _unescaped(value: str) -> str | None:
+    return None if _BAD_PERCENT.search(value) else unquote_to_bytes(value.encode("latin-1")).decode("latin-1")

@@ -1,0 +1,99 @@
+"""`penstock check --dialect deepaas`: what would be served, and every mistake. Called by the command line.
+
+None of a model's code is run: its module is found, and read. Where another Python runs the models, only those modules
+that are in this folder are.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from penstock.batching.spec import ModelSpec
+from penstock.server.modules import names_of
+from penstock.server.repository.check import Report
+from penstock.server.repository.findings import Finding, MistakesError
+from penstock.server.settings import Settings
+
+from .entries import BUILT_IN, Entries
+
+_METHODS = ("predict", "train")
+
+
+def check_entries(settings: Settings) -> Report:
+    """Read the models of a command line; it blocks."""
+    entries = Entries(settings)
+    if wrong := entries.wrong():
+        return Report(findings=[wrong])
+    try:
+        entries.open()
+    except MistakesError as error:
+        return Report(findings=list(error.findings))
+    finally:
+        entries.close()
+    report = Report()
+    for target in entries.targets.values():
+        spec = entries.spec(target)
+        findings = [] if target == BUILT_IN else list(_mistakes(spec))
+        report.findings += findings
+        if not any(each.mistake for each in findings):
+            report.specs.append(replace(spec, options={}))
+            report.notes[spec.name] = _described(spec)
+    return report
+
+
+def _mistakes(spec: ModelSpec) -> Iterator[Finding]:
+    """Find what would keep a model from being opened, as far as its module's file says it."""
+    module, _, attribute = spec.options["target"].partition(":")
+    own = not spec.worker.interpreter and spec.worker.requirements is None
+    places = [str(spec.path), *(sys.path if own else ())]
+    try:
+        path = _file_of(module, places)
+    except ModuleNotFoundError as error:
+        yield Finding(spec.path, f"model '{spec.name}': there is no module {error.name}", mistake=own)
+        return
+    if path is None or path.suffix != ".py":
+        return
+    try:
+        names = names_of(path)
+    except SyntaxError as error:
+        yield Finding(path, error.msg, error.lineno or 0)
+        return
+    except (OSError, ValueError) as error:
+        yield Finding(path, f"cannot be read: {error}")
+        return
+    first = attribute.partition(".")[0]
+    if names & {"*", "__getattr__"}:
+        return
+    if first and first not in names:
+        yield Finding(path, f"has no {first}")
+    if not attribute and not names & set(_METHODS):
+        yield Finding(path, f"has neither {' nor '.join(_METHODS)}: both are answered 501", mistake=False)
+
+
+def _file_of(module: str, places: list[str]) -> Path | None:
+    """Find a module's file, and import nothing; None where it is no file. Raises: ModuleNotFoundError."""
+    within: list[str] | None = places
+    so_far: list[str] = []
+    spec = None
+    for name in module.split("."):
+        so_far.append(name)
+        spec = PathFinder.find_spec(".".join(so_far), within)
+        if spec is None:
+            raise ModuleNotFoundError(name=".".join(so_far))
+        within = list(spec.submodule_search_locations or ())
+    return Path(spec.origin) if spec is not None and spec.origin and spec.has_location else None
+
+
+def _described(spec: ModelSpec) -> list[str]:
+    """Say of a model what its ModelSpec does not."""
+    lines = [f"  module     {spec.options['target']}"]
+    worker = spec.worker
+    if worker.interpreter or worker.requirements is not None:
+        said = [f"Python: {worker.interpreter or 'that of the server'}"]
+        said += [f"environment: {worker.requirements}"] if worker.requirements is not None else []
+        lines.append(f"  worker     {', '.join(said)}")
+    return lines

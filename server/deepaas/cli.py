@@ -1,0 +1,252 @@
+"""The command line of `deepaas-cli`: a model's methods called in this process. Called by server/cli.py.
+
+User code is imported here, as it was: this process serves nobody. `warm` is called before `predict` and `train`.
+Source: deepaas 2.6.0, cmd/cli.py: arguments, what is printed and stored, and the exit status.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import io
+import json
+import mimetypes
+import os
+import shutil
+import sys
+import tempfile
+import traceback
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from penstock.server.settings import SettingError
+
+from .command import FAILED_STATUS, Values, add_options
+from .entries import Target, target_of
+from .fields import add_fields, files_of, given_fields
+from .inside.answers import write_json
+from .inside.model import Model
+from .inside.service import IMPORTABLE
+from .installed import installed_in
+from .options import VERSION
+
+NAME = "deepaas-cli"
+_JSON = ".json"
+METHODS = {
+    "get_metadata": "print the metadata; so does no METHOD",
+    "warm": "prepare the model",
+    "predict": "predict, and print or store what comes of it",
+    "train": "train, and print or store a record",
+}
+_CALLED = ("predict", "train")
+_USAGE = f"{NAME} [NAME=package.module[:attr]] [--FLAG VALUE ...] METHOD [--ARGUMENT VALUE ...]"
+_PREDICT = """deepaas-predict called predict_data and predict_url, methods of version 1; no later model has them.
+Use `penstock deepaas-cli predict --ARGUMENT VALUE ...`: an argument that is a file takes its path, and
+--deepaas_method_output FILE, before `predict`, says where the result goes.
+"""
+
+
+def refuse(argv: Sequence[str], serve: object) -> int:
+    """Say of `deepaas-predict` what to use."""
+    sys.stderr.write(_PREDICT)
+    return FAILED_STATUS
+
+
+def run(argv: Sequence[str], serve: object) -> int:
+    """Call what a command line asks for. Returns: the exit status. Raises: SystemExit, for a wrong command line."""
+    sys.path.insert(0, os.getcwd())  # noqa: PTH109 - a text is wanted
+    if IMPORTABLE not in sys.path:
+        sys.path.append(IMPORTABLE)
+    try:
+        _run(list(argv))
+    except SettingError as error:
+        sys.stderr.write(f"{error}\n")
+        return FAILED_STATUS
+    except Exception:  # noqa: BLE001 - of user code, whatever it is
+        traceback.print_exc()
+        return FAILED_STATUS
+    return 0
+
+
+def _run(words: list[str]) -> None:
+    target = target_of(words.pop(0)) if words and "=" in words[0] and not words[0].startswith("-") else None
+    parser = _parser()
+    before, after = _divided(words, parser)
+    given = parser.parse_args(before)
+    method = given.methods
+    values = Values(given.said, os.environ, NAME)
+    found = target or _chosen(values.of("model_name"))
+    model = Model(found.name, found.target)
+    fields = model.arguments(f"get_{method}_args") if method in _CALLED else {}
+    of_method = argparse.ArgumentParser(prog=f"{NAME} {method}", conflict_handler="resolve")
+    add_fields(of_method, fields)
+    said, unknown = of_method.parse_known_args(after)
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    arguments = given_fields(said, fields)
+    call = Call(model, given.deepaas_method_output or "")
+    call.say(f"{method} was called.")
+    if method in _CALLED and values.of("warm"):
+        model.warm()
+    with _files(files_of(fields), arguments):
+        call.do(method, arguments)
+
+
+def _divided(words: list[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str]]:
+    """Divide words after the method, which is not the value of a flag."""
+    alone = {flag for action in parser._actions if action.nargs == 0 for flag in action.option_strings}  # noqa: SLF001
+    for at, word in enumerate(words):
+        flag = words[at - 1] if at else ""
+        is_value = flag.startswith("-") and "=" not in flag and flag not in alone
+        if word in METHODS and not is_value:
+            return words[: at + 1], words[at + 1 :]
+    return words, []
+
+
+def _parser() -> argparse.ArgumentParser:
+    """Make the parser of what stands before a method's arguments."""
+    parser = argparse.ArgumentParser(prog=NAME, usage=_USAGE)
+    parser.set_defaults(said=[])
+    parser.add_argument("--version", action="version", version=VERSION)
+    add_options(parser)
+    parser.add_argument("--deepaas_method_output", metavar="FILE", help="where the result goes")
+    for flag in ("--deepaas_with_multiprocessing", "--nodeepaas_with_multiprocessing"):
+        parser.add_argument(flag, action="store_true", help="has no effect: no process is started")
+    about = "; ".join(f"{name}: {text}" for name, text in METHODS.items())
+    parser.add_argument("methods", nargs="?", choices=METHODS, help=f"{about}. METHOD --help says what it takes")
+    return parser
+
+
+def _chosen(name: str) -> Target:
+    """Find the model. Raises: SettingError unless it is one."""
+    there = {each[0]: Target(*each) for each in installed_in().entries}
+    if name:
+        if name not in there:
+            raise SettingError(f"[ERROR]: The model {name} is not available.\nAvailable models: {list(there)}")
+        return there[name]
+    if not there:
+        raise SettingError("[ERROR]: No model is installed, and none is named, as NAME=package.module[:attr].")
+    if len(there) > 1:
+        text = "You have to choose one and set it in the DEEPAAS_V2_MODEL environment variable or using --model-name."
+        raise SettingError(f"[ERROR]: There are several models available ({list(there)}).\n{text}")
+    return next(iter(there.values()))
+
+
+@contextmanager
+def _files(names: Sequence[str], arguments: dict[str, Any]) -> Iterator[None]:
+    """Put uploads in the place of paths, for as long as the block lasts: copies, which the model may remove."""
+    copies: list[str] = []
+    try:
+        for name in names:
+            path = arguments.get(name)
+            if isinstance(path, str) and path:
+                descriptor, copy = tempfile.mkstemp()
+                os.close(descriptor)
+                copies.append(shutil.copyfile(path, copy))
+                # what user code has imported itself: the original's where that is installed
+                upload = importlib.import_module("deepaas.model.v2.wrapper").UploadedFile
+                arguments[name] = upload("data", copy, mimetypes.guess_type(path)[0], path)
+        yield
+    finally:
+        for copy in copies:
+            Path(copy).unlink(missing_ok=True)
+
+
+class Call:
+    """One call of a model's method. What it says is on stdout, in the form of oslo.log's lines."""
+
+    def __init__(self, model: Model, output: str) -> None:
+        self._model = model
+        self._output = output
+
+    def say(self, text: str, level: str = "INFO") -> None:
+        """Print a line."""
+        moment = datetime.now().isoformat(" ", "milliseconds")  # noqa: DTZ005 - as people's clocks
+        sys.stdout.write(f"{moment} {os.getpid()} {level} deepaas.cmd.cli [-] {text}\n")
+        sys.stdout.flush()
+
+    def do(self, method: str | None, arguments: dict[str, Any]) -> None:
+        """Call it, and print or store what comes of it. Raises: what the model does; TypeError of what is no JSON."""
+        if method == "warm":
+            self._model.warm()
+            self.say("return: Finished warm() method")
+        elif method == "predict":
+            self._predict(arguments)
+        elif method == "train":
+            self._train(arguments)
+        else:
+            if not method:
+                self.say("No Method was requested! Return get_metadata()", "WARNING")
+            said = json.dumps(self._metadata())
+            if method and self._output:
+                self._store(said.encode())
+            self.say(f"return: {said}")
+
+    def _metadata(self) -> Any:
+        method = self._model.method("get_metadata")
+        return method() if method is not None else {"name": self._model.name}
+
+    def _needed(self, name: str) -> Callable[..., Any]:
+        method = self._model.method(name)
+        if method is None:
+            raise SettingError(f"[ERROR]: The model {self._model.name} has no {name}.")
+        return method
+
+    def _predict(self, arguments: dict[str, Any]) -> None:
+        value = self._needed("predict")(**arguments)
+        if not self._output:
+            self.say(f"return: {value}")
+            return
+        accept = arguments.get("accept")
+        extension = mimetypes.guess_extension(accept) if accept else _JSON
+        had = Path(self._output).suffix
+        if extension and extension != had:
+            self._output += extension
+            self.say(
+                f"You are trying to store {extension} type data in the file with {had} extension!\n"
+                f"===================> New output is {self._output}", "WARNING",
+            )  # fmt: skip
+        self._store(write_json(value).encode() if extension in (_JSON, None) else _content(value))
+        self.say(f"return: Output is saved in {self._output}")
+
+    def _train(self, arguments: dict[str, Any]) -> None:
+        start = datetime.now()  # noqa: DTZ005 - as the API's records
+        output = self._needed("train")(**arguments)
+        end = datetime.now()  # noqa: DTZ005
+        shown = {name: _shown(value) for name, value in arguments.items()}
+        result = {"finish_date": str(end), "duration": str(end - start), "output": output}
+        record = {"date": str(start), "args": shown, "status": "done", "uuid": uuid.uuid4().hex, "result": result}
+        said = write_json(record)
+        self.say(f"Elapsed time:  {end - start}")
+        if self._output:
+            self._store(said.encode())
+            said = f"Output is saved in {self._output}"
+        self.say(f"return: {said}")
+
+    def _store(self, content: bytes) -> None:
+        path = Path(self._output)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def _content(value: Any) -> bytes:
+    """Give what a result is as a file's content; of an open file what it holds. Raises: TypeError."""
+    if isinstance(value, io.BytesIO):
+        return value.getvalue()
+    if isinstance(value, io.BufferedReader):
+        return Path(os.fsdecode(value.name)).read_bytes()
+    if isinstance(value, bytes | bytearray):
+        return bytes(value)
+    return value.encode() if isinstance(value, str) else write_json(value).encode()
+
+
+def _shown(value: Any) -> Any:
+    try:
+        write_json(value)
+    except (TypeError, ValueError, RecursionError):
+        return str(value)
+    return value

@@ -1,0 +1,53 @@
+"""Debugging: what the endpoint /v2/debug/ shows: the log of the server, and what the models have written.
+
+Made by `service.py`, only where the operator has asked for it. Source: deepaas 2.6.0, api/v2/debug.py.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from datetime import datetime
+
+MOST_CHARS = 1 << 20
+"""Of the text; the oldest lines are forgotten."""
+_LINE_CHARS = 16_384
+_WARNING = "the debug endpoint is on: whoever reaches this server can read its log. Turn it off when you have done"
+
+logger = logging.getLogger("penstock.deepaas")
+
+
+class Debugging(logging.Handler):
+    """Keeps the last lines of the log. What a worker writes to its output is in there. Threads: any."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter("%(asctime)s - %(name)s - %(levelname)s - %(message)s"))
+        self._lines: deque[str] = deque()
+        self._chars = 0
+        logging.getLogger().addHandler(self)
+        logger.warning(_WARNING)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a line."""
+        self._keep(self.format(record)[:_LINE_CHARS])
+
+    def text(self) -> bytes:
+        """Give what there is. It ends with a mark, by which the next text can be told from this one."""
+        self.acquire()
+        try:
+            self._keep(f"--- DEBUG MARKER {datetime.now()} ---")  # noqa: DTZ005 - as people read it on that machine
+            return "".join(f"{line}\n" for line in self._lines).encode("utf-8", "replace")
+        finally:
+            self.release()
+
+    def close(self) -> None:
+        """Keep nothing more."""
+        logging.getLogger().removeHandler(self)
+        super().close()
+
+    def _keep(self, line: str) -> None:
+        self._lines.append(line)
+        self._chars += len(line)
+        while self._chars > MOST_CHARS:
+            self._chars -= len(self._lines.popleft())

@@ -1,0 +1,71 @@
+"""Fields: a model's arguments as those of a command line. Called by cli.py.
+
+Source: deepaas 2.6.0, cmd/cli.py: which kind of field is read in which way; no value is checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_OURS = "="
+"""Before an argument's name in the Namespace: there are others."""
+_TRUE = ("yes", "true", "t", "1")
+
+
+def add_fields(parser: argparse.ArgumentParser, fields: Mapping[str, Any]) -> None:
+    """Let a parser take fields, each under its name. What is neither given nor has a default is not there."""
+    if not fields:
+        return
+    import marshmallow
+
+    for name, field in fields.items():
+        default = argparse.SUPPRESS if field.load_default is marshmallow.missing else field.load_default
+        parser.add_argument(
+            f"--{name}", dest=_OURS + name, type=_reader_of(field, marshmallow.fields), required=field.required,
+            default=default() if callable(default) else default, help=_said_of(field, default), metavar="VALUE",
+        )  # fmt: skip
+
+
+def given_fields(given: argparse.Namespace, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the arguments that were given, or have a default, in the order in which they are declared."""
+    said = vars(given)
+    return {name: said[_OURS + name] for name in fields if _OURS + name in said}
+
+
+def files_of(fields: Mapping[str, Any]) -> list[str]:
+    """Name the arguments that are files."""
+    return [name for name, field in fields.items() if field.metadata.get("type") == "file"]
+
+
+def _reader_of(field: Any, fields: Any) -> Callable[[str], Any]:
+    readers: dict[type, Callable[[str], Any]] = {
+        fields.Boolean: _truth, fields.Float: float, fields.Integer: int, fields.List: _literal, fields.Dict: _literal,
+    }  # fmt: skip
+    return readers.get(type(field), str)
+
+
+def _truth(text: str) -> bool:
+    return text.lower() in _TRUE
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list or dict as Python writes it: {error}") from None
+
+
+def _said_of(field: Any, default: Any) -> str:
+    """Say of a field what --help shows."""
+    is_file = field.metadata.get("type") == "file"
+    said = [str(field.metadata.get("description", "")), "the path of a file" if is_file else type(field).__name__]
+    if field.required:
+        said.append("required")
+    elif default is not argparse.SUPPRESS:
+        said.append(f"default: {default}")
+    if "enum" in field.metadata:
+        said.append(f"of {field.metadata['enum']}")
+    return "; ".join(each for each in said if each).replace("%", "%%")

@@ -1,0 +1,136 @@
+"""Answers: what becomes of what a model gives and raises. Source: deepaas 2.6.0 on aiohttp, api/v2/predict.py.
+
+Each is written as carrying/messages.py says. JSON is as json.dumps writes it, NaN and all; values of numpy, which the
+original could not answer, are what their item() and tolist() are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from penstock.server.carrying.messages import pack_answer
+
+from .forms import parameters_of
+
+JSON = b"application/json; charset=utf-8"
+TEXT = b"text/plain; charset=utf-8"
+_PLAIN_JSON = b"application/json"
+_TROUBLE = "500 Internal Server Error\n\nServer got itself in trouble"
+_OWN_HEADERS = ("content-type", "content-length", "transfer-encoding", "connection", "date", "server")
+
+
+class Refusal(Exception):  # noqa: N818 - no error of ours: the client's
+    """A call is not to be made, or its result not to be given: `answer` is what the client has instead."""
+
+    def __init__(self, answer: bytes) -> None:
+        super().__init__()
+        self.answer = answer
+
+
+def _numpy_value(value: Any) -> Any:
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        if isinstance(value, numpy.generic):
+            return value.item()
+        if isinstance(value, numpy.ndarray):
+            return value.tolist()
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+
+
+write_json = json.JSONEncoder(default=_numpy_value).encode
+"""Write a value as the original did. Raises: TypeError, ValueError, RecursionError for what is no JSON."""
+
+
+def json_answer(value: Any) -> bytes:
+    """Answer with JSON. Raises: as write_json."""
+    return pack_answer(200, JSON, write_json(value).encode())
+
+
+def json_error(status: int, messages: Any) -> bytes:
+    """Answer with what is wrong, by argument."""
+    return pack_answer(status, _PLAIN_JSON, json.dumps(messages).encode())
+
+
+def text_error(status: int, text: str) -> bytes:
+    """Answer with what is wrong."""
+    return pack_answer(status, TEXT, text.encode("utf-8", "replace"))
+
+
+def text_answer(status: int, reason: str) -> bytes:
+    """Answer with a status and its reason."""
+    return text_error(status, f"{status}: {reason}")
+
+
+def error_answer(error: BaseException, *, shown: bool = False) -> bytes:
+    """Answer with what a model has raised, and log it. `shown`: with its message."""
+    of_http = _http_answer(error)
+    if of_http is not None:
+        return of_http
+    log(error)
+    said = f"\n\n{type(error).__name__}: {_words(error)}" if shown else ""
+    return text_error(500, _TROUBLE + said)
+
+
+def log(error: BaseException) -> None:
+    """Write an error to the log, unless user code has closed it."""
+    with contextlib.suppress(Exception):
+        traceback.print_exception(error)
+
+
+def _words(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - user code's own
+        return ""
+
+
+def _http_answer(error: BaseException) -> bytes | None:
+    """Answer with an HTTPException of aiohttp as it says; None for another error."""
+    web = sys.modules.get("aiohttp.web_exceptions")
+    if web is None or not isinstance(error, web.HTTPException):
+        return None
+    body = error.body
+    content = bytes(body) if isinstance(body, bytes | bytearray) else (error.text or "").encode()
+    kind = error.headers.get("Content-Type", "application/octet-stream" if content else "")
+    more = [f"{name}: {value}" for name, value in error.headers.items() if name.lower() not in _OWN_HEADERS]
+    return _packed(error.status, kind, more, content)
+
+
+def content_answer(value: Any, content_type: str) -> bytes:
+    """Answer with a value as it is.
+
+    Raises: TypeError for what has no content; OSError for a file that is gone; ValueError for no content type.
+    """
+    if not content_type.isprintable():
+        raise ValueError(f"{content_type!r} is no content type")
+    more = []
+    if isinstance(value, io.BufferedReader):
+        # opened again, by its name, as in the original: what was read of it, or that it is closed, does not matter
+        path = Path(os.fsdecode(value.name))
+        more = [f'Content-Disposition: attachment; filename="{quote(os.fsencode(path.name))}"']
+        content = path.read_bytes()
+    elif isinstance(value, str):
+        content = value.encode(parameters_of(content_type).get("charset", "utf-8"))
+    elif isinstance(value, io.BytesIO):
+        content = value.read()
+    elif isinstance(value, io.StringIO):
+        content = value.read().encode()
+    elif value is None or isinstance(value, bytes | bytearray | memoryview):
+        content = bytes(value or b"")
+    else:
+        raise TypeError(f"{type(value).__name__} is nothing that can be sent as {content_type}")
+    return _packed(200, content_type, more, content)
+
+
+def _packed(status: int, content_type: str, more: list[str], content: bytes) -> bytes:
+    """Write an answer with further header lines, each of which ends as lines do."""
+    lines = "".join(f"{line}\r\n" for line in [content_type, *more]) if more else content_type
+    return pack_answer(status, lines.encode("utf-8", "surrogateescape"), content)

@@ -1,0 +1,81 @@
+"""BuiltIn: the model that is served where none is found. Source: deepaas 2.6.0, model/v2/test.py, as it answers."""
+
+from __future__ import annotations
+
+import base64
+import time
+from typing import Any
+
+from marshmallow import fields, validate
+
+_PICTURE = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNoAAAAggCBd81ytgAAAABJRU5ErkJggg=="
+)
+"""A PNG of one grey point; the original has a logo."""
+
+
+class BuiltIn:
+    """A model that predicts the same whatever it is given."""
+
+    schema = {  # noqa: RUF012 - as users write it
+        "date": fields.Date(),
+        "labels": fields.List(fields.Nested({"label": fields.Str(), "probability": fields.Float()})),
+        "data": fields.Str(),
+    }
+
+    def get_metadata(self) -> dict[str, Any]:
+        """Say what it is."""
+        return {
+            "id": "0",
+            "name": "deepaas-test",
+            "description": "This is not a model: it stands here because no other was found, and the API can be tried.",
+            "author": "Alvaro Lopez Garcia",
+            "version": "0.0.1",
+            "url": "https://github.com/indigo-dc/DEEPaaS/",
+            "license": "Apache 2.0",
+        }
+
+    def get_predict_args(self) -> dict[str, Any]:
+        """Say what predict takes."""
+        return {
+            "data": fields.Raw(
+                required=True,
+                metadata={"description": "Data file to perform inference.", "location": "form", "type": "file"},
+            ),
+            "parameter": fields.Int(required=True, metadata={"description": "This is a parameter for prediction"}),
+            "parameter_three": fields.Str(
+                validate=validate.OneOf(["foo", "bar"]),
+                metadata={
+                    "description": "This is a parameter that forces its value to be one of the choices declared "
+                    "in 'enum'",
+                    "enum": ["foo", "bar"],
+                },
+            ),
+            "accept": fields.Str(
+                validate=validate.OneOf(["application/json", "text/plain", "image/png"]),
+                metadata={
+                    "description": "Media type(s) that is/are acceptable for the response.",
+                    "location": "headers",
+                },
+            ),
+        }
+
+    def predict(self, **arguments: Any) -> Any:
+        """Give the same, in the form that is asked for."""
+        if arguments.get("accept") == "image/png":
+            return _PICTURE
+        text = "data:image/png;base64," + base64.b64encode(_PICTURE).decode()
+        if arguments.get("accept") == "text/plain":
+            return text
+        return {"date": "2019-01-1", "labels": [{"label": "foo", "probability": 1.0}], "data": text}
+
+    def get_train_args(self) -> dict[str, Any]:
+        """Say what train takes."""
+        return {
+            "sleep": fields.Int(required=True),
+            "parameter_two": fields.Str(metadata={"description": "This is a string parameter."}),
+        }
+
+    def train(self, **arguments: Any) -> None:
+        """Take as long as is asked for. Units: `sleep` in seconds."""
+        time.sleep(arguments["sleep"])

@@ -1,0 +1,189 @@
+"""Describing: a model's arguments and its answers as Swagger 2.0 writes them, made of marshmallow's fields.
+
+What each field is written as was found in swagger.json of deepaas 2.6.0 (apispec 3.3); later versions of apispec write
+other things. What cannot be described, a default that is no JSON say, is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+_TYPES: dict[str, tuple[str, str]] = {
+    "Integer": ("integer", "int32"), "Float": ("number", "float"), "Decimal": ("number", ""), "Number": ("number", ""),
+    "UUID": ("string", "uuid"), "DateTime": ("string", "date-time"), "Date": ("string", "date"), "Time": ("string", ""),
+    "Email": ("string", "email"), "Url": ("string", "url"), "URL": ("string", "url"), "String": ("string", ""),
+    "Boolean": ("boolean", ""), "Dict": ("object", ""), "List": ("array", ""),
+}  # fmt: skip
+"""The type and format of marshmallow's fields, and of those that descend from them; others have none."""
+_SAID = {
+    "format", "title", "description", "default", "multipleOf", "maximum", "exclusiveMaximum", "minimum",
+    "exclusiveMinimum", "maxLength", "minLength", "pattern", "maxItems", "minItems", "uniqueItems",
+    "maxProperties", "minProperties", "required", "enum", "type", "items", "allOf", "properties",
+    "additionalProperties", "readOnly", "xml", "externalDocs", "example",
+}  # fmt: skip
+"""What of a field's metadata is written: it goes over all else, as `x_...` does."""
+_PLACES = {
+    "query": "query", "querystring": "query", "form": "formData", "files": "formData", "headers": "header",
+    "cookies": "cookie", "json": "body", "match_info": "path", "path": "path",
+}  # fmt: skip
+_MODIFIERS = ("only", "exclude", "load_only", "dump_only", "partial")
+_REFERENCE = "#/definitions/"
+
+
+class Describer:
+    """Describes one model. A nested schema has one definition, whoever refers to it."""
+
+    def __init__(self) -> None:
+        self._definitions: dict[str, Any] = {}
+        self._names: dict[Any, str] = {}
+
+    def arguments(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Describe arguments. Returns: {"parameters": [...], "definitions": {name: ...}}."""
+        parameters: list[dict[str, Any]] = []
+        body: dict[str, Any] = {}
+        for key, field in fields.items():
+            if field.dump_only:
+                continue
+            name, place = field.data_key or key, _PLACES.get(field.metadata.get("location"), "query")
+            if place != "body":
+                many = {"collectionFormat": "multi"} if _is_a(field, "List") else {}
+                parameters.append({"in": place, "name": name, "required": field.required, **many, **self.of(field)})
+                continue
+            if not body:
+                body = {"type": "object", "properties": {}}
+                parameters.append({"in": "body", "name": "body", "required": False, "schema": body})
+            body["properties"][name] = self.of(field)
+            if field.required:
+                body.setdefault("required", []).append(name)
+        return {"parameters": parameters, "definitions": self._referred(parameters)}
+
+    def schema(self, schema: Any) -> dict[str, Any]:
+        """Describe the Schema of answers. Returns: {"name": its name, "definitions": {name: ...}}."""
+        name = self._defined(schema)
+        return {"name": name, "definitions": {name: self._definitions[name], **self._referred(self._definitions[name])}}
+
+    def of(self, field: Any) -> dict[str, Any]:
+        """Describe a field."""
+        said: dict[str, Any] = {**_type_of(field), **_default_of(field), **_checked(field)}
+        if field.dump_only:
+            said["readOnly"] = True
+        if field.allow_none:
+            said["x-nullable"] = True
+        for key, value in field.metadata.items():
+            key = key.replace("_", "-") if isinstance(key, str) and key.startswith("x_") else key
+            if isinstance(key, str) and (key in _SAID or key.startswith("x-")) and _is_json(value):
+                said[key] = value
+        if _is_a(field, "Nested"):
+            reference: dict[str, Any] = {"$ref": _REFERENCE + self._defined(field.schema)}
+            if field.schema.many or field.many:
+                said.update(type="array", items=reference)
+            else:
+                said.update({"allOf": [reference]} if said else reference)
+        elif _is_a(field, "List"):
+            said["items"] = self.of(field.inner)
+        elif _is_a(field, "Dict") and field.value_field:
+            said["additionalProperties"] = self.of(field.value_field)
+        return said
+
+    def _defined(self, schema: Any) -> str:
+        """Define a Schema, unless it is. Returns: its name."""
+        key = (type(schema), *(_hashable(getattr(schema, name, None)) for name in _MODIFIERS))
+        if key in self._names:
+            return self._names[key]
+        called = type(schema).__name__
+        called = ("Partial-" if schema.partial else "") + (called.removesuffix("Schema") or called)
+        name, number = called, 0
+        while name in self._definitions:
+            name, number = f"{called}{number + 1}", number + 1
+        self._names[key] = name
+        made: dict[str, Any] = {"type": "object", "properties": {}}
+        self._definitions[name] = made
+        for own, field in schema.fields.items():
+            made["properties"][field.data_key or own] = self.of(field)
+            if field.required and not schema.partial:
+                made.setdefault("required", []).append(field.data_key or own)
+        if "required" in made:
+            made["required"].sort()
+        for said in ("title", "description"):
+            if hasattr(type(schema).Meta, said):
+                made[said] = getattr(type(schema).Meta, said)
+        return name
+
+    def _referred(self, described: Any) -> dict[str, Any]:
+        """Give the definitions that a description refers to, and those that these refer to."""
+        found: dict[str, Any] = {}
+        left = [described]
+        while left:
+            for name in re.findall(f'"{_REFERENCE}([^"]*)"', json.dumps(left.pop())):
+                if name in self._definitions and name not in found:
+                    found[name] = self._definitions[name]
+                    left.append(found[name])
+        return found
+
+
+def _is_a(field: Any, name: str) -> bool:
+    """Tell whether a field is one of marshmallow's, or descends from it."""
+    return any(each.__name__ == name and each.__module__ == "marshmallow.fields" for each in type(field).__mro__)
+
+
+def _type_of(field: Any) -> dict[str, str]:
+    for each in type(field).__mro__:
+        if each.__module__ == "marshmallow.fields" and each.__name__ in _TYPES:
+            kind, form = _TYPES[each.__name__]
+            return {"type": kind, "format": form} if form else {"type": kind}
+    return {}
+
+
+def _default_of(field: Any) -> dict[str, Any]:
+    if "doc_default" in field.metadata:
+        default = field.metadata["doc_default"]
+    else:
+        import marshmallow
+
+        default = field.load_default
+        if default is marshmallow.missing or callable(default):
+            return {}
+        try:
+            default = field._serialize(default, None, None)  # noqa: SLF001 - `serialize` looks it up in an object
+        except Exception:  # noqa: BLE001 - it is no default of that kind
+            return {}
+    return {"default": default} if _is_json(default) else {}
+
+
+def _checked(field: Any) -> dict[str, Any]:
+    """Say what of a field's checks can be said."""
+    said: dict[str, Any] = {}
+    items = "Items" if _is_a(field, "List") or _is_a(field, "Nested") else "Length"
+    choices: list[list[Any]] = []
+    for check in field.validators:
+        if hasattr(check, "choices"):
+            choices.append(list(check.choices))
+        elif hasattr(check, "comparable"):
+            said.setdefault("enum", []).append(check.comparable)
+        elif hasattr(check, "min") and hasattr(check, "max"):
+            of_length = hasattr(check, "equal")
+            low, high = (f"min{items}", f"max{items}") if of_length else ("minimum", "maximum")
+            equal = check.equal if of_length else None
+            said |= {low: check.min} if check.min is not None else {}
+            said |= {high: check.max} if check.max is not None else {}
+            said |= {low: equal, high: equal} if equal is not None else {}
+        elif isinstance(getattr(check, "regex", None), re.Pattern):
+            said.setdefault("pattern", check.regex.pattern)
+    if choices and "enum" not in said:
+        said["enum"] = [choice for choice in dict.fromkeys(choices[0]) if all(choice in each for each in choices)]
+    return {name: value for name, value in said.items() if _is_json(value)}
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def _hashable(value: Any) -> Any:
+    return frozenset(value) if isinstance(value, Iterable) and not isinstance(value, str) else value

@@ -1,0 +1,133 @@
+"""Files: what clients upload, stored for as long as a call takes. Source: deepaas 2.6.0, model/v2/wrapper.py.
+
+The original left them behind. Here each worker has a folder of its own in the system's temporary folder (TMPDIR), made
+for the first upload and locked while the worker lives; a worker that opens removes those of workers that were killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import importlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from .answers import Refusal, text_answer
+from .multipart import Upload
+
+_PREFIX = "deepaas-uploads-"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Uploads:
+    """The uploads of one worker: `stored` gives a call its files, `clear` ends them. Threads: one."""
+
+    def __init__(self) -> None:
+        self._folder = ""
+        self._lock = -1
+        self._paths: list[str] = []
+        self._made_as: Any = None
+        self._pid = os.getpid()
+        sweep()
+
+    def stored(self, arguments: dict[str, Any]) -> None:
+        """Store the uploads among the arguments, where each becomes an UploadedFile; also those in lists.
+
+        Raises: Refusal (507) if the disk is full; then nothing is stored. OSError.
+        """
+        try:
+            for name, value in arguments.items():
+                if isinstance(value, Upload):
+                    arguments[name] = self._store(value)
+                elif isinstance(value, list) and any(isinstance(each, Upload) for each in value):
+                    arguments[name] = [self._store(each) if isinstance(each, Upload) else each for each in value]
+        except OSError as error:
+            self.clear()
+            if error.errno in _FULL:
+                raise Refusal(text_answer(507, "Insufficient Storage")) from error
+            raise
+
+    def clear(self) -> None:
+        """Remove what is stored. What the model has removed or moved itself is gone, and well."""
+        while self._paths and os.getpid() == self._pid:  # a child that user code has forked has nothing to remove
+            with contextlib.suppress(OSError):
+                os.unlink(self._paths.pop())  # noqa: PTH108 - a Path costs more than the call
+
+    def close(self) -> None:
+        """Remove all there is."""
+        self.clear()
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = ""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _store(self, upload: Upload) -> Any:
+        if not self._folder or not Path(self._folder).is_dir():
+            self.close()
+            self._folder, self._lock = _own_folder()
+        descriptor, path = tempfile.mkstemp(dir=self._folder)
+        self._paths.append(path)
+        with open(descriptor, "wb", buffering=0) as file:  # noqa: PTH123 - it is open already
+            left = upload.content
+            while left.nbytes:
+                left = left[file.write(left) :]
+        if self._made_as is None:
+            self._made_as = _uploaded_file()
+        return self._made_as(upload.name, path, upload.content_type, upload.filename)
+
+
+def _uploaded_file() -> Any:
+    """Give the class that user code may have imported: the original's where that is installed."""
+    return importlib.import_module("deepaas.model.v2.wrapper").UploadedFile
+
+
+def sweep() -> None:
+    """Remove the folders of workers that did not end by themselves: nobody has locked them. It blocks."""
+    for found in Path(tempfile.gettempdir()).glob(_PREFIX + "*"):
+        with contextlib.suppress(OSError):
+            if found.lstat().st_uid == os.getuid() and (descriptor := _locked(str(found))) is not None:
+                shutil.rmtree(found, ignore_errors=True)
+                os.close(descriptor)
+
+
+def _own_folder() -> tuple[str, int]:
+    """Make a folder. Returns: its path, and the descriptor that keeps it, or -1 where there are no locks.
+
+    Raises: OSError.
+    """
+    while True:
+        folder = tempfile.mkdtemp(prefix=_PREFIX)
+        try:
+            descriptor = _locked(folder)
+        except OSError:
+            return folder, -1
+        if descriptor is not None:
+            return folder, descriptor
+
+
+def _locked(folder: str) -> int | None:
+    """Lock a folder. Returns: the descriptor that does, or None if another process has it, or has removed it.
+
+    Raises: OSError where there are no locks.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(descriptor).st_nlink:
+            return descriptor
+    except BlockingIOError:
+        pass
+    except OSError:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None

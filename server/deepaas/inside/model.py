@@ -1,0 +1,85 @@
+"""Model: what an entry point names, and which methods that has. Source: deepaas 2.6.0, model/v2/wrapper.py.
+
+Every method is optional. A class is instantiated, without arguments, unless all the methods that it has work without
+an instance: the original never did, against its documents.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from .answers import Refusal, json_answer, text_answer
+
+METHODS = ("get_metadata", "get_predict_args", "predict", "get_train_args", "train", "warm")
+
+
+class Model:
+    """One model. `found` is a module, or an object."""
+
+    def __init__(self, name: str, target: str) -> None:
+        self.name = name
+        self.found = _found(target)
+        self.schema = getattr(self.found, "schema", None)
+
+    def method(self, name: str) -> Callable[..., Any] | None:
+        """Give a method, None if the model has none of this name."""
+        found: Callable[..., Any] | None = getattr(self.found, name, None)
+        of_nobody = isinstance(self.found, type) and getattr(found, "__isabstractmethod__", False)
+        return None if of_nobody else found
+
+    def needed(self, name: str) -> Callable[..., Any]:
+        """Give a method that is called. Raises: Refusal (501) if there is none."""
+        found = self.method(name)
+        if found is None:
+            raise Refusal(text_answer(501, f"Not implemented by underlying model (loaded '{self.name}')"))
+        return found
+
+    def arguments(self, name: str) -> dict[str, Any]:
+        """Give what get_predict_args or get_train_args says, {} if there is no such method. Raises: what it does."""
+        method = self.method(name)
+        try:
+            declared = {} if method is None else method()
+        except (NotImplementedError, AttributeError):
+            declared = {}
+        if not isinstance(declared, dict):
+            raise TypeError(f"{name} gives {type(declared).__name__}, not a dict of fields")
+        return declared
+
+    def warm(self) -> None:
+        """Have the model prepare itself. Raises: what that does, but for NotImplementedError."""
+        method = self.method("warm")
+        if method is not None:
+            with contextlib.suppress(NotImplementedError):
+                method()
+
+    def metadata(self, href: str) -> bytes:
+        """Answer with the metadata, which go over what is always there. Raises: what get_metadata does, TypeError."""
+        said = {"id": self.name, "name": self.name, "links": [{"rel": "self", "href": href}]}
+        try:
+            own = self.found.get_metadata()
+        except (NotImplementedError, AttributeError):
+            text = f"Could not load description from underlying model (loaded '{self.name}')"
+            own = {"id": "0", "name": self.name, "description": text}
+        said.update(own)
+        return json_answer(said)
+
+
+def _found(target: str) -> Any:
+    """Import what an entry point names: `module`, `module:attr`, `module:attr.attr`, and perhaps extras in brackets."""
+    module, _, path = target.partition("[")[0].strip().partition(":")
+    names = [name for name in path.strip().split(".") if name]
+    found: Any = importlib.import_module(module.strip())
+    found = functools.reduce(getattr, names, found)
+    return found() if isinstance(found, type) and not _works_as_it_is(found) else found
+
+
+def _works_as_it_is(found: type) -> bool:
+    """Tell whether what a class has of METHODS needs no instance. Abstract ones are not there for one."""
+    own = [inspect.getattr_static(found, name, None) for name in METHODS]
+    methods = [each for each in own if each is not None and not getattr(each, "__isabstractmethod__", False)]
+    return all(isinstance(each, staticmethod | classmethod) for each in methods)

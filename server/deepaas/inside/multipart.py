@@ -1,0 +1,169 @@
+"""Multipart: the fields and files of a form. Source: RFC 7578, as strictly as aiohttp 3.14 reads it.
+
+Lines end with CRLF, and what comes before the first boundary and after the last one is nobody's. Nothing of a file is
+copied: an Upload looks at the body.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import re
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from .forms import Form, MalformedFormError, parameters_of
+
+_LONGEST_BOUNDARY = 70
+_DISPOSITION = re.compile(
+    r""";\s*(?P<name>[^\s;="]+)\s*=\s*(?:"(?P<quoted>(?:\\.|[^"\\])*)"\s*(?=;|$)|(?P<token>[^\s;"]*)\s*(?=;|$))""",
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Upload:
+    """A file of a form, not stored anywhere. `filename` is the client's. Its attributes are those of aiohttp's."""
+
+    name: str
+    filename: str
+    content: memoryview
+    content_type: str
+    headers: dict[str, str]
+
+    @property
+    def file(self) -> io.BytesIO:
+        """Give what reads its content."""
+        return io.BytesIO(self.content)
+
+
+def read_multipart(body: bytes, start: int, content_type: str) -> Form:
+    """Read a form that begins at `start`: its values by name, in order. Raises: MalformedFormError."""
+    boundary = parameters_of(content_type).get("boundary", "")
+    if not boundary or len(boundary) > _LONGEST_BOUNDARY:
+        raise MalformedFormError("no boundary, or one that is too long")
+    try:
+        return _read(body, start, b"--" + boundary.encode())
+    except (LookupError, ValueError) as error:  # of charsets, base64 and headers
+        raise MalformedFormError(str(error)) from error
+
+
+def _read(body: bytes, start: int, line: bytes) -> Form:
+    form: Form = {}
+    content, charset, view = _first_part(body, start, line), "utf-8", memoryview(body)
+    first = True
+    while content >= 0:
+        headers, content = _headers(body, content)
+        end = body.find(b"\r\n" + line, max(content - 2, start))
+        if end < 0:
+            raise MalformedFormError("the form does not end")
+        said = _disposition(headers.get("content-disposition", ""))
+        name = _named(said, "name")
+        if name is None:
+            raise MalformedFormError("a part has no name")
+        # an empty part may share its CRLF with the boundary
+        value = _value(name, headers, _named(said, "filename"), view[min(content, end) : end], charset)
+        if first and name == "_charset_" and isinstance(value, str):
+            charset = value.strip()
+        else:
+            form.setdefault(name, []).append(value)
+        first, content = False, _after(body, end + 2, line)
+    return form
+
+
+def _first_part(body: bytes, start: int, line: bytes) -> int:
+    """Find the first line that is a boundary. Returns: where its part begins, -1 if it is the last."""
+    at = body.find(line, start)
+    while at >= 0:
+        begins = at == start or body[at - 1 : at] == b"\n"
+        rest = body[at + len(line) : _line_end(body, at)].rstrip()
+        if begins and rest in (b"", b"--"):
+            return -1 if rest else _after(body, at, line)
+        at = body.find(line, at + 1)
+    raise MalformedFormError("no part begins")
+
+
+def _after(body: bytes, at: int, line: bytes) -> int:
+    """Step over a boundary. Returns: where its part begins, -1 if it is the last."""
+    end = _line_end(body, at)
+    rest = body[at + len(line) : end].rstrip()
+    if rest == b"--":
+        return -1
+    if rest or end == len(body):
+        raise MalformedFormError("a line begins as a boundary does, and is none")
+    return end
+
+
+def _line_end(body: bytes, at: int) -> int:
+    end = body.find(b"\n", at)
+    return len(body) if end < 0 else end + 1
+
+
+def _headers(body: bytes, at: int) -> tuple[dict[str, str], int]:
+    headers: dict[str, str] = {}
+    while True:
+        end = _line_end(body, at)
+        line = body[at:end].rstrip(b"\r\n")
+        if not body.endswith(b"\n", at, end):
+            raise MalformedFormError("the headers of a part do not end")
+        at = end
+        if not line:
+            return headers, at
+        name, colon, value = line.decode("utf-8", "surrogateescape").partition(":")
+        if not colon or not name.strip():
+            raise MalformedFormError("a line of a part's headers has no colon")
+        headers.setdefault(name.strip().lower(), value.strip())
+
+
+def _value(
+    name: str, headers: dict[str, str], filename: str | None, content: memoryview, charset: str
+) -> str | bytearray | Upload:
+    kind = headers.get("content-type")
+    if kind is not None and kind.lower().startswith("multipart/"):
+        raise MalformedFormError("a part is a form itself")
+    content = _decoded(content, headers.get("content-transfer-encoding", "").lower())
+    if filename:
+        return Upload(name, filename, content, kind or "application/octet-stream", headers)
+    if kind is None or kind.startswith("text/"):
+        return str(content, parameters_of(kind or "").get("charset", charset))
+    return bytearray(content)
+
+
+def _decoded(content: memoryview, coding: str) -> memoryview:
+    if coding == "base64":
+        return memoryview(base64.b64decode(content))
+    if coding == "quoted-printable":
+        return memoryview(binascii.a2b_qp(content))
+    if coding not in ("", "binary", "7bit", "8bit"):
+        raise MalformedFormError(f"a part is coded as {coding!r}")
+    return content
+
+
+def _disposition(header: str) -> dict[str, str]:
+    """Read the parameters of a Content-Disposition, by their names in small letters; none, if it is malformed."""
+    said: dict[str, str] = {}
+    at = header.find(";")
+    if at < 0:
+        return said
+    while at < len(header):
+        found = _DISPOSITION.match(header, at)
+        if found is None:
+            return said if header[at:].strip(" ;") == "" else {}
+        name, at = found["name"].lower(), found.end()
+        if name in said:
+            return {}
+        quoted = found["quoted"]
+        # a path that begins at the root, or is escaped as a whole, is one inside a folder
+        said[name] = found["token"] if quoted is None else re.sub(r"\\(.)", r"\1", quoted.lstrip("\\/"))
+    return said
+
+
+def _named(said: dict[str, str], name: str) -> str | None:
+    """Give a parameter, its extended form first. Source: RFC 5987."""
+    charset, quote, text = said.get(f"{name}*", "").partition("'")
+    if quote and "'" in text:
+        try:
+            return unquote(text.partition("'")[2], charset or "utf-8", "strict")
+        except (LookupError, UnicodeDecodeError):
+            pass
+    return said.get(name)

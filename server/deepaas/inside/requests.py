@@ -1,0 +1,120 @@
+"""Requests: where the arguments of a call stand: query, form, JSON, headers, cookies. Source: webargs 5.5 on aiohttp.
+
+A call's body is a line of JSON (messages.py) and the request's body. Nothing is read of that before it is looked for.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from .answers import Refusal, json_error
+from .forms import Form, parameters_of, read_pairs, read_urlencoded
+from .multipart import read_multipart
+
+ABSENT: Any = object()
+"""What a request without JSON has for it."""
+_NOT_READ: Any = object()
+_REMEMBERED, _LONGEST = 64, 4096
+"""How many lines are remembered, and bytes of one. A client sends the same one again and again."""
+_NO_FORM: Form = {}
+
+
+class Said:
+    """What the line says. Shared by all requests that have the same; nobody changes it."""
+
+    __slots__ = ("_cookies", "content_type", "headers", "is_json", "kind", "query")
+
+    def __init__(self, line: bytes) -> None:
+        said = json.loads(line)
+        self.query = read_pairs(_text(said["query"])) if said["query"] else _NO_FORM
+        self.headers: Form = {}
+        for name, value in said["headers"]:
+            self.headers.setdefault(name.lower(), []).append(_text(value))
+        self.content_type = self.headers.get("content-type", [""])[0]
+        self.kind = self.content_type.partition(";")[0].strip().lower()
+        of_application = self.kind.startswith("application/")
+        self.is_json = of_application and (self.kind.endswith("+json") or self.kind == "application/json")
+        self._cookies: Form | None = None
+
+    @property
+    def cookies(self) -> Form:
+        """The cookies, one value each: the last of its name."""
+        if self._cookies is None:
+            pairs = [each.partition("=") for each in "; ".join(self.headers.get("cookie", [])).split(";")]
+            self._cookies = {name.strip(): [_unquoted(value.strip())] for name, _, value in pairs if name.strip()}
+        return self._cookies
+
+
+_SAID: dict[bytes, Said] = {}
+
+
+def said_by(line: bytes) -> Said:
+    """Read a line, or remember it."""
+    said = _SAID.get(line)
+    if said is None:
+        said = Said(line)
+        if len(line) <= _LONGEST:
+            if len(_SAID) >= _REMEMBERED:
+                _SAID.clear()
+            _SAID[line] = said
+    return said
+
+
+class Request:
+    """One request. Its Forms and `json` raise a Refusal where the body is not what it is said to be."""
+
+    __slots__ = ("_body", "_form", "_json", "_start", "said")
+
+    def __init__(self, call: bytes) -> None:
+        at = call.index(b"\n")
+        self.said = said_by(call[:at])
+        self._body, self._start = call, at + 1
+        self._form: Form = _NOT_READ
+        self._json: Any = _NOT_READ
+
+    @property
+    def form(self) -> Form:
+        """The form; one that is not there has nothing in it."""
+        if self._form is _NOT_READ:
+            self._form = self._read_form()
+        return self._form
+
+    @property
+    def json(self) -> Any:
+        """The JSON, or ABSENT."""
+        if self._json is _NOT_READ:
+            self._json = self._read_json()
+        return self._json
+
+    def _read_form(self) -> Form:
+        said = self.said
+        if said.kind not in ("multipart/form-data", "application/x-www-form-urlencoded"):
+            return _NO_FORM
+        try:
+            if said.kind == "multipart/form-data":
+                return read_multipart(self._body, self._start, said.content_type)
+            return read_urlencoded(self._body[self._start :], said.content_type)
+        except ValueError as error:
+            raise Refusal(json_error(400, {"form": ["Invalid form body."]})) from error
+
+    def _read_json(self) -> Any:
+        if not self.said.is_json or self._start == len(self._body):
+            return ABSENT
+        charset = parameters_of(self.said.content_type).get("charset", "utf-8")
+        try:
+            return json.loads(self._body[self._start :].decode(charset))
+        except (LookupError, ValueError, RecursionError) as error:
+            raise Refusal(json_error(400, {"json": ["Invalid JSON body."]})) from error
+
+
+def _text(latin: str) -> str:
+    """Give the text of bytes that travel as Latin-1."""
+    return latin if latin.isascii() else latin.encode("latin-1").decode("utf-8", "surrogateescape")
+
+
+def _unquoted(value: str) -> str:
+    if len(value) > 1 and value[0] == value[-1] == '"':
+        return re.sub(r"\\(.)", r"\1", value[1:-1])
+    return value

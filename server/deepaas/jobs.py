@@ -1,0 +1,123 @@
+"""Jobs: what clients ask of trainings, and what they are told. Made by loading.py, called by service.py.
+
+Every coroutine gives an answer as carrying/messages.py has it.
+Source: deepaas 2.6.0, api/v2/train.py; `log`, `progress` and `page` are Penstock's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from typing import TYPE_CHECKING, Any, Protocol
+
+from penstock.server.carrying.messages import pack_answer, read_answer
+
+from .live import PAGE
+from .messages import CHECK, Description
+from .progress import Meter
+from .records import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .runs import Runs
+
+SETTLE_S = 1.0
+"""For how long a client waits for its training to be on the disk."""
+JSON = b"application/json; charset=utf-8"
+TEXT = b"text/plain; charset=utf-8"
+_FRESH = b"\r\ncache-control: no-store\r\nx-content-type-options: nosniff\r\n"
+_PAGE_LINES = (
+    b"text/html; charset=utf-8\r\ncontent-security-policy: default-src 'none'; style-src 'unsafe-inline'; "
+    b"script-src 'unsafe-inline'; connect-src 'self'" + _FRESH
+)
+
+
+class Asked(Protocol):
+    """A model's Desk."""
+
+    description: Description
+
+    async def ask(self, kind: int, body: bytes = b"") -> bytes: ...
+
+
+class Jobs:
+    """The trainings of one server, as its clients have them. Threads: the event loop's.
+
+    `desk_of` gives a model's Desk, and raises InferError (NOT_READY).
+    """
+
+    def __init__(self, desk_of: Callable[[str], Asked], runs: Runs) -> None:
+        self._desk_of = desk_of
+        self._runs = runs
+
+    async def start(self, name: str, request: bytes) -> bytes:
+        """Begin a training, or have it wait for its turn.
+
+        Raises: InferError (OVERLOADED: too many wait; NOT_READY: the model is not there, or the server stops).
+        """
+        desk = self._desk_of(name)
+        self._runs.check_room(name)
+        reply = await desk.ask(CHECK, request)
+        status, _, _, body = read_answer(reply)
+        if status != 200:
+            return reply
+        if not desk.description.trains:
+            return _refusal(501, f"Not implemented by underlying model (loaded '{name}')")
+        shown = (await self._runs.add(name, json.loads(body), request)).record.shown
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_S):
+                await self._runs.store.settled()
+        return pack_answer(200, JSON, shown.encode())
+
+    async def list(self, name: str) -> bytes:
+        """Show the trainings of a model."""
+        shown = ", ".join(run.record.shown for run in self._runs.all(name))
+        return pack_answer(200, JSON, f"[{shown}]".encode())
+
+    async def get(self, name: str, uuid: str) -> bytes:
+        """Show one."""
+        run = self._runs.find(name, uuid)
+        return pack_answer(200, JSON, run.record.shown.encode()) if run is not None else _NOT_FOUND
+
+    async def delete(self, name: str, uuid: str) -> bytes:
+        """Forget one; if it runs, it is ended first."""
+        record = await self._runs.remove(name, uuid)
+        return pack_answer(200, JSON, record.shown.encode()) if record is not None else _NOT_FOUND
+
+    async def log(self, name: str, uuid: str) -> bytes:
+        """Give the last lines that a training has written."""
+        run = self._runs.find(name, uuid)
+        return pack_answer(200, TEXT + _FRESH, (await self._runs.log(run)).encode()) if run is not None else _NOT_FOUND
+
+    async def progress(self, name: str, uuid: str) -> bytes:
+        """Tell how far a training is: JSON, as docs/deepaas.md has it. Times in seconds, shares from 0 to 1."""
+        run = self._runs.find(name, uuid)
+        if run is None:
+            return _NOT_FOUND
+        if run.log is not None:
+            meter = run.log.meter
+        else:
+            meter = Meter()
+            for line in (await self._runs.log(run)).splitlines():
+                meter.read(line)
+        told: dict[str, Any] = {
+            "uuid": uuid, "model": name, "status": run.record.status, "phase": run.phase,
+            "elapsed": round(self._runs.elapsed_s(run), 3),
+            "progress": 1.0 if run.record.status is Status.DONE else meter.done,
+            "epoch": meter.epoch, "epochs": meter.epochs, "epoch_progress": meter.epoch_done,
+            "last_line": meter.last or None,
+        }  # fmt: skip
+        return pack_answer(200, JSON + _FRESH, json.dumps(told).encode())
+
+    async def page(self, name: str, uuid: str) -> bytes:
+        """Give a page that shows the two as they change."""
+        return pack_answer(200, _PAGE_LINES, PAGE) if self._runs.find(name, uuid) is not None else _NOT_FOUND
+
+
+def _refusal(status: int, text: str) -> bytes:
+    return pack_answer(status, TEXT, f"{status}: {text}".encode())
+
+
+_NOT_FOUND = _refusal(404, "Not Found")

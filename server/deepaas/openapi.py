@@ -1,0 +1,179 @@
+"""OpenAPI: the document of a server's API as OpenAPI 3.0, made of the one that the original had. Pure.
+
+It says what is so: predictions are any JSON, trainings are listed as a list, wrong arguments are answered with 422, and
+there are URLs of ours for what a training writes. Source: OpenAPI 3.0.3; Swagger 2.0.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .swagger import DEFINITIONS, Json, renamed
+
+_JSON = "application/json"
+_TO = "#/components/schemas/"
+_OF_PARAMETER = ("name", "in", "required", "description", "collectionFormat", "x-nullable")
+_TEXT_ANSWER = {"description": "What is wrong", "content": {"text/plain": {"schema": {"type": "string"}}}}
+_WRONG = {
+    "type": "object", "description": "What is wrong with each argument",
+    "additionalProperties": {"type": "array", "items": {"type": "string"}},
+}  # fmt: skip
+_TRAINING: Json = {
+    "type": "object",
+    "properties": {
+        "date": {"type": "string", "description": "When it began"},
+        "args": {"type": "object", "description": "Its arguments", "additionalProperties": True},
+        "uuid": {"type": "string"},
+        "status": {"type": "string", "enum": ["running", "done", "error", "cancelled"]},
+        "message": {"type": "string", "description": "Why it has failed"},
+        "result": {
+            "type": "object",
+            "properties": {"output": {}, "finish_date": {"type": "string"}, "duration": {"type": "string"}},
+        },
+    },
+    "required": ["date", "args", "uuid", "status"],
+}
+_OURS: dict[str, Json] = {
+    "Training": _TRAINING,
+    "TrainingList": {"type": "array", "items": {"$ref": _TO + "Training"}},
+    "Prediction": {
+        "type": "object",
+        "properties": {"status": {"type": "string", "enum": ["OK"]}, "predictions": {}},
+        "required": ["status", "predictions"],
+    },
+}
+_OF_A_TRAINING = (
+    ("log", "text/plain", "What a training has written"),
+    ("progress", _JSON, "How far a training is"),
+    ("page", "text/html", "A page that follows a training"),
+)
+
+
+def document(swagger: Json) -> Json:
+    """Write the document of what `swagger.document` has given."""
+    schemas = {
+        # one of a model may have a name of ours, where ours is not needed
+        name: _OURS[name] if name in _OURS and definition == DEFINITIONS[name] else _schema(definition)
+        for name, definition in swagger["definitions"].items()
+    }
+    paths: Json = {}
+    for path, operations in swagger["paths"].items():
+        paths[path] = {method: _operation(operation) for method, operation in operations.items()}
+        _correct(path, paths)
+    return {
+        "openapi": "3.0.3",
+        "info": swagger["info"],
+        "paths": paths,
+        "components": {"schemas": schemas},
+    }
+
+
+def _correct(path: str, paths: Json) -> None:
+    """Say what the original's document leaves out of a path."""
+    operations = paths[path]
+    if path.endswith("/v2/models/"):
+        every = {"type": "array", "items": {"$ref": _TO + "ModelMeta"}}
+        content = {_JSON: {"schema": {"type": "object", "properties": {"models": every}}}}
+        operations["get"]["responses"]["200"]["content"] = content
+    if "post" in operations:
+        responses = operations["post"]["responses"]
+        responses["400"] = _answer("The body is not what it says it is", {})
+        responses["422"] = _answer("An argument is wrong", _WRONG)
+        responses["501"] = _TEXT_ANSWER
+    if path.endswith("/train/"):
+        operations["post"]["responses"]["200"] = _answer("It has begun", {"$ref": _TO + "Training"})
+    if path.endswith("/train/{uuid}"):
+        operations["delete"]["responses"]["200"] = _answer("It has ended", {"$ref": _TO + "Training"})
+        for operation in operations.values():
+            operation["responses"]["404"] = _TEXT_ANSWER
+        parameters = operations["get"]["parameters"]
+        for name, content_type, summary in _OF_A_TRAINING:
+            good = {"description": summary, "content": {content_type: {"schema": {}}}}
+            responses = {"200": good, "404": _TEXT_ANSWER}
+            said = {"tags": ["models"], "summary": summary, "parameters": parameters, "responses": responses}
+            paths[f"{path}/{name}"] = {"get": said}
+
+
+def _answer(description: str, schema: Json) -> Json:
+    """Write an answer of JSON."""
+    return {"description": description, "content": {_JSON: {"schema": schema}}}
+
+
+def _operation(operation: Json) -> Json:
+    """Write one method of a path."""
+    parameters, form, body = [], [], None
+    for parameter in operation["parameters"]:
+        if parameter["in"] == "formData":
+            form.append(parameter)
+        elif parameter["in"] == "body":
+            body = parameter
+        else:
+            parameters.append(_parameter(parameter))
+    content: Json = {}
+    if form:
+        content["multipart/form-data"] = {"schema": _form(form)}
+    if body is not None:
+        content[_JSON] = {"schema": _schema(body.get("schema", {}))}
+    kinds = operation["produces"]
+    responses = {
+        status: {
+            "description": said.get("description") or "Done",
+            **({"content": {kind: _served(kind, said["schema"]) for kind in kinds}} if "schema" in said else {}),
+        }
+        for status, said in operation["responses"].items()
+    }
+    return {
+        "tags": operation["tags"],
+        "summary": operation["summary"],
+        "parameters": parameters,
+        **({"requestBody": {"content": content}} if content else {}),
+        "responses": responses,
+    }
+
+
+def _served(kind: str, schema: Json) -> Json:
+    """Write what an answer of a content type is: what is no JSON is the bytes that the model gives."""
+    return {"schema": _schema(schema) if kind in (_JSON, "*/*") else {"type": "string", "format": "binary"}}
+
+
+def _parameter(parameter: Json) -> Json:
+    """Write a parameter that is no part of a body."""
+    said: Json = {name: parameter[name] for name in ("name", "in", "description") if name in parameter}
+    required = bool(parameter.get("required")) or parameter["in"] == "path"
+    many = {"explode": parameter["collectionFormat"] == "multi"} if "collectionFormat" in parameter else {}
+    return {**said, "required": required, **many, "schema": _schema_of(parameter)}
+
+
+def _form(parameters: list[Json]) -> Json:
+    """Write the fields of a form."""
+    fields = {}
+    for parameter in parameters:
+        schema = _schema_of(parameter)
+        fields[parameter["name"]] = {**schema, "description": parameter["description"]} if (
+            "description" in parameter and "$ref" not in schema
+        ) else schema  # fmt: skip
+    required = [parameter["name"] for parameter in parameters if parameter.get("required")]
+    return {"type": "object", "properties": fields, **({"required": required} if required else {})}
+
+
+def _schema_of(parameter: Json) -> Json:
+    """Give the schema of a parameter's value."""
+    said = {name: value for name, value in parameter.items() if name not in _OF_PARAMETER}
+    if parameter.get("x-nullable"):
+        said["x-nullable"] = True
+    schema = _schema(said)
+    if schema.get("type") == "file":
+        return {**schema, "type": "string", "format": "binary"}
+    return schema
+
+
+def _schema(schema: Json) -> Json:
+    """Write a schema of Swagger 2.0: where definitions are, and that a value may be null."""
+    moved: Json = _nullable(renamed(schema, {}, _TO))
+    return {"$ref": moved["$ref"]} if "$ref" in moved else moved
+
+
+def _nullable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {"nullable" if key == "x-nullable" else key: _nullable(each) for key, each in value.items()}
+    return [_nullable(each) for each in value] if isinstance(value, list) else value

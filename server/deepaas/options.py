@@ -1,0 +1,98 @@
+"""Options: those of `deepaas-run`, each stated once. Read by command.py and cli.py.
+
+Source: deepaas 2.6.0, config.py and cmd/run.py; oslo.log's options; oslo.config's types.py for what a value may be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.server.settings import SettingError
+
+VERSION = "2.6.0"
+"""Of the original that is answered for."""
+_TRUTHS = {
+    **dict.fromkeys(("true", "1", "on", "yes"), True),
+    **dict.fromkeys(("false", "0", "off", "no"), False),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option. `name` is that of files and variables, `spelled` that of the command line."""
+
+    name: str
+    default: Any
+    about: str
+    kind: str = "String"
+    convert: Callable[[str], Any] = str
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def spelled(self) -> str:
+        """The name as a flag has it."""
+        return self.name.replace("_", "-")
+
+    @property
+    def unit(self) -> str:
+        """What stands for the value in the help text."""
+        return self.name.upper()
+
+    def read(self, text: str) -> Any:
+        """Read a value. Raises: SettingError."""
+        try:
+            return self.convert(text)
+        except (ValueError, KeyError):
+            raise SettingError(f"argument --{self.name}: Invalid {self.kind} value: {text}") from None
+
+
+def _number(text: str, least: int = 0, most: float = float("inf")) -> int:
+    number = int(text)
+    if not least <= number <= most:
+        raise ValueError(number)
+    return number
+
+
+def _truth(name: str, default: bool, about: str, *aliases: str) -> Option:
+    return Option(name, default, about, "Boolean", lambda text: _TRUTHS[text.lower()], aliases)
+
+
+OPTIONS = (
+    Option("listen_ip", "127.0.0.1", "address to listen on (127.0.0.1)"),
+    Option(
+        "listen_port",
+        5000,
+        "port to listen on (5000); 0: any",
+        "Port(min=0, max=65535)",
+        lambda text: _number(text, most=65535),
+    ),
+    Option("base_path", "", "what stands before all paths, such as /deepaas"),
+    Option("model_name", "", "the model to serve (DEEPAAS_V2_MODEL); all, if it is not said"),
+    _truth("train_endpoint", True, "answer train/"),
+    _truth("predict_endpoint", True, "answer predict/"),
+    _truth("doc_endpoint", True, "have the page /api"),
+    _truth("debug_endpoint", False, "show what models print at /v2/debug/"),
+    _truth("warm", True, "call a model's `warm` before it is served"),
+    Option(
+        "workers",
+        1,
+        "processes of each model (1)",
+        "Integer(min=1, max=256)",
+        lambda text: _number(text, 1, 256),
+        ("-p",),
+    ),
+    Option("client_max_size", 0, "bytes that a request may have; 0: any number (0)", "Integer(min=0)", _number),
+    _truth("debug", False, "log more", "-d"),
+    _truth("use_json", False, "log JSON"),
+    Option("log_config_append", "", "has no effect", aliases=("--log-config", "--log_config")),
+    Option("log_date_format", "", "has no effect"),
+    Option("log_file", "", "has no effect: logs go to stderr", aliases=("--logfile",)),
+    Option("log_dir", "", "has no effect: logs go to stderr", aliases=("--logdir",)),
+    _truth("watch_log_file", False, "has no effect: logs go to stderr"),
+    _truth("use_syslog", False, "has no effect: logs go to stderr"),
+    _truth("use_journal", False, "has no effect: logs go to stderr"),
+    Option("syslog_log_facility", "", "has no effect: logs go to stderr"),
+)
+BY_NAME = {option.name: option for option in OPTIONS}

@@ -1,0 +1,181 @@
+"""Paths: what a URL of a server of DEEPaaS models is for. Asked by `service.py`, once for each head. Pure.
+
+What the original has, and what is Penstock's own; where both have a path, it is the original's:
+
+    the original's, under the base path     Penstock's own, at the root
+    /  /v2/  /v2/models/  /v2/debug/        /v2 of a server with a base path
+    /v2/models/NAME/                        /v2/models/NAME/{ready,stats,config,infer,generate,...}
+    /v2/models/NAME/predict/                /v2/models/NAME/versions/...
+    /v2/models/NAME/train/                  /v2/models/stats, if no model has that name
+    /v2/models/NAME/train/UUID              /v2/health/...  /v2/repository/...  /v2/logging  /v2/trace/...
+    /api  /ui  /swagger.json                /v2/systemsharedmemory/...  /v2/cudasharedmemory/...
+                                            /metrics  /docs  /openapi.json
+
+Of these, what takes tensors is refused. What we have beside the original's, under the base path: train/UUID/log,
+train/UUID/progress, train/UUID/page, and /openapi3.json.
+Source: deepaas 2.6.0 on aiohttp 3, as it answers.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Container
+from dataclasses import dataclass
+from typing import NamedTuple
+from urllib.parse import unquote
+
+
+class Purpose(enum.Enum):
+    """What a request is for."""
+
+    VERSIONS = enum.auto()
+    VERSION = enum.auto()
+    MODELS = enum.auto()
+    METADATA = enum.auto()
+    PREDICT = enum.auto()
+    TRAIN = enum.auto()
+    TRAININGS = enum.auto()
+    TRAINING = enum.auto()
+    END_TRAINING = enum.auto()
+    LOG = enum.auto()
+    PROGRESS = enum.auto()
+    PAGE = enum.auto()
+    DEBUG = enum.auto()
+    API = enum.auto()
+    UI = enum.auto()
+    SWAGGER = enum.auto()
+    OPENAPI = enum.auto()
+    REDIRECT = enum.auto()
+    SWITCHED_OFF = enum.auto()
+    NOT_ALLOWED = enum.auto()
+    NOT_FOUND = enum.auto()
+    TENSORS = enum.auto()
+    OURS = enum.auto()
+
+
+class Place(NamedTuple):
+    """What becomes of a request.
+
+    `name` is that of the model, `uuid` that of the training. `location` is where a redirect leads; the value of Allow,
+    where the method is not allowed.
+    """
+
+    purpose: Purpose
+    name: str = ""
+    uuid: str = ""
+    location: str = ""
+
+
+Methods = dict[str, Purpose]
+"""What a path is for, by the method. In the order in which Allow names them."""
+
+_TOP: dict[tuple[str, ...], Methods] = {
+    ("v2", ""): {"GET": Purpose.VERSION},
+    ("v2", "debug", ""): {"GET": Purpose.DEBUG},
+    ("v2", "models", ""): {"GET": Purpose.MODELS},
+    ("swagger.json",): {"GET": Purpose.SWAGGER},
+    ("openapi3.json",): {"GET": Purpose.OPENAPI},
+}
+_DOCUMENTS: dict[tuple[str, ...], Methods] = {
+    ("api",): {"GET": Purpose.API},
+    ("ui",): {"GET": Purpose.UI, "HEAD": Purpose.UI},
+}
+_VERSIONS: Methods = {"GET": Purpose.VERSIONS}
+_OF_MODEL: dict[tuple[str, ...], Methods] = {
+    ("",): {"GET": Purpose.METADATA},
+    ("predict", ""): {"POST": Purpose.PREDICT},
+    ("train", ""): {"GET": Purpose.TRAININGS, "POST": Purpose.TRAIN},
+}
+_OF_TRAINING: dict[tuple[str, ...], Methods] = {
+    (): {"DELETE": Purpose.END_TRAINING, "GET": Purpose.TRAINING},
+    ("log",): {"GET": Purpose.LOG},
+    ("progress",): {"GET": Purpose.PROGRESS},
+    ("page",): {"GET": Purpose.PAGE},
+}
+PREDICTIONS = frozenset((Purpose.PREDICT,))
+TRAININGS = frozenset((
+    Purpose.TRAIN, Purpose.TRAININGS, Purpose.TRAINING, Purpose.END_TRAINING, Purpose.LOG, Purpose.PROGRESS,
+    Purpose.PAGE,
+))  # fmt: skip
+_MODEL = "/v2/models/[^/]+"
+_OURS = re.compile(
+    rf"/v2/(health|repository|trace|systemsharedmemory|cudasharedmemory)/.+|/v2/logging|/v2/models/stats|"
+    rf"{_MODEL}/(ready|stats|config|infer|generate|generate_stream|trace/setting|versions/.+)|{_MODEL}/versions/.+|"
+    rf"/metrics|/docs|/openapi\.json"
+)
+
+_TENSORS = re.compile("/v2/models/([^/]+)(?:/versions/[^/]+)?/(?:infer|predict|generate|generate_stream)")
+"""What takes tensors, or goes through hooks: models of DEEPaaS do neither."""
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """The paths of one server. `base` is what stands before those of the original, without a slash at its end.
+
+    `names` are the models'. `documents`: there is a page of the API. `off`: what is answered with 402.
+    """
+
+    names: Container[str]
+    base: str = ""
+    documents: bool = True
+    off: frozenset[Purpose] = frozenset()
+
+    def find(self, method: bytes, target: bytes, query: bytes = b"") -> Place:
+        """Tell what becomes of a request. `target` and `query` are as they were sent."""
+        path, said = _path_of(target), method.decode("latin-1")
+        found = self._methods(path)
+        if found is not None:
+            return self._allowed(said, *found)
+        for other in (_merged(path), path + "/", _merged(path + "/")):
+            other = re.sub("^//+", "/", other)  # or it would name another host
+            found = self._methods(other)
+            if found is not None and (said in found[0] or found[0] is _VERSIONS):
+                return Place(Purpose.REDIRECT, location=other + ("?" + query.decode("latin-1") if query else ""))
+        asks = _TENSORS.fullmatch(path) if said == "POST" else None
+        if asks and unquote(asks[1]) in self.names:
+            return Place(Purpose.TENSORS, unquote(asks[1]))
+        ours = _OURS.fullmatch(path) or (path == "/v2" and self.base)
+        return Place(Purpose.OURS if ours else Purpose.NOT_FOUND)
+
+    def _allowed(self, method: str, methods: Methods, name: str, uuid: str) -> Place:
+        purpose = methods.get(method)
+        if purpose is None:
+            return Place(Purpose.NOT_ALLOWED, location=",".join(methods))
+        return Place(Purpose.SWITCHED_OFF if purpose in self.off else purpose, name, uuid)
+
+    def _methods(self, path: str) -> tuple[Methods, str, str] | None:
+        """Give what a path is for, by method, and the names of the model and the training in it."""
+        if not path.startswith(self.base):
+            return None
+        rest = path[len(self.base) :]
+        if rest == ("" if self.base else "/"):
+            return _VERSIONS, "", ""
+        first, *raw = rest.split("/")
+        parts = tuple(unquote(part) for part in raw)
+        if first or not parts:
+            return None
+        methods = _TOP.get(parts) or (_DOCUMENTS.get(parts) if self.documents else None)
+        if methods is not None:
+            return methods, "", ""
+        if len(parts) < 4 or parts[:2] != ("v2", "models") or parts[2] not in self.names:
+            return None
+        name, rest_of = parts[2], parts[3:]
+        if rest_of in _OF_MODEL:
+            return _OF_MODEL[rest_of], name, ""
+        if len(rest_of) > 1 and rest_of[0] == "train" and rest_of[1] and rest_of[2:] in _OF_TRAINING:
+            return _OF_TRAINING[rest_of[2:]], name, rest_of[1]
+        return None
+
+
+def _path_of(target: bytes) -> str:
+    """Give the path of a target. One of absolute form (RFC 9112, 3.2.2) names scheme and host before it."""
+    path = target.partition(b"#")[0].decode("latin-1")
+    if not path.startswith("/"):
+        _, scheme, rest = path.partition("://")
+        path = "/" + rest.partition("/")[2] if scheme else path
+    return path
+
+
+def _merged(path: str) -> str:
+    return re.sub("//+", "/", path)

@@ -1,0 +1,212 @@
+"""Store: the records of trainings in a file, so that they outlive the server. Made by jobs.py.
+
+SQLite on a thread of its own. What is to be written waits in memory until it is: if it cannot be written, it is still
+there for who asks, and no training fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import re
+import sqlite3
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from .records import Record, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.server.settings import Settings
+
+NONE = "none"
+FORM = 1
+"""Of the tables: SQLite's user_version. A file of a later one is left alone."""
+CLOSE_LIMIT_S = 5.0
+"""For how long the last records may take to be written."""
+_BUSY_S = 1.0
+_TABLE = (
+    "CREATE TABLE IF NOT EXISTS trainings (number INTEGER PRIMARY KEY, uuid TEXT NOT NULL UNIQUE, model TEXT NOT NULL,"
+    " status TEXT NOT NULL, shown TEXT NOT NULL, elapsed_s REAL NOT NULL, log TEXT NOT NULL)"
+)
+_PUT = (
+    "INSERT INTO trainings (uuid, model, status, shown, elapsed_s, log) VALUES (?, ?, ?, ?, ?, ?)"
+    " ON CONFLICT (uuid) DO UPDATE SET status = excluded.status, shown = excluded.shown,"
+    " elapsed_s = excluded.elapsed_s, log = excluded.log"
+)
+
+logger = logging.getLogger("penstock.deepaas")
+T = TypeVar("T")
+
+
+def file_of(settings: Settings, environ: Mapping[str, str]) -> Path | None:
+    """Give where a server keeps its records; None for nowhere. Source: XDG Base Directory, "state".
+
+    A port that the system chooses names no server that could come back.
+    """
+    if settings.deepaas_jobs == NONE or (not settings.deepaas_jobs and not settings.http_port):
+        return None
+    if settings.deepaas_jobs:
+        return Path(settings.deepaas_jobs).absolute()
+    state = Path(environ.get("XDG_STATE_HOME", ""))
+    try:
+        root = state if state.is_absolute() else Path.home() / ".local" / "state"
+    except RuntimeError:  # nobody's home
+        return None
+    place = re.sub(r"[^0-9A-Za-z.]", "_", settings.http_address)
+    return root / "penstock" / "deepaas" / f"{place}-{settings.http_port}.sqlite"
+
+
+class Store:
+    """The records of one server, in `file`, which no other has meanwhile; in memory alone where that is not to be had.
+
+    Invariants: what was put last is what `log` and the file have; the file is written in the order of putting.
+    Threads: the event loop's; the file's is its own.
+    """
+
+    def __init__(self, file: Path | None) -> None:
+        self.file = file
+        self._base: sqlite3.Connection | None = None
+        self._lock = -1
+        self._waiting: dict[str, Record | None] = {}
+        self._thread = ThreadPoolExecutor(1, "trainings")
+        self._writing: asyncio.Task[None] | None = None
+        self._fails = False
+
+    async def open(self) -> list[Record]:
+        """Open the file. Returns: what is in it, in the order of beginning, without logs."""
+        if self.file is None:
+            return []
+        try:
+            return await self._there(self._open, self.file)
+        except (OSError, sqlite3.Error, ValueError) as error:
+            logger.warning("trainings are kept in memory only: %s cannot be used: %s", self.file, error)
+            await self._there(self._let_go)
+            self.file = None
+            return []
+
+    def put(self, record: Record) -> None:
+        """Keep a record, in place of the one of the same training."""
+        self._waiting[record.uuid] = record
+        self._write_soon()
+
+    def drop(self, uuid: str) -> None:
+        """Forget a training."""
+        if self._base is None:
+            self._waiting.pop(uuid, None)
+        else:
+            self._waiting[uuid] = None
+            self._write_soon()
+
+    async def log(self, uuid: str) -> str:
+        """Give the log of a training, "" if there is none."""
+        if uuid in self._waiting:
+            record = self._waiting[uuid]
+            return record.log if record is not None else ""
+        if self._base is None:
+            return ""
+        try:
+            return await self._there(self._read_log, uuid)
+        except sqlite3.Error:
+            return ""
+
+    async def settled(self) -> None:
+        """Wait until what was put is in the file, or cannot be written."""
+        if self._writing is not None:
+            await asyncio.shield(self._writing)
+
+    async def close(self) -> None:
+        """Write what waits, and let go of the file."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_LIMIT_S):
+                await self.settled()
+                await self._there(self._let_go)
+        self._thread.shutdown(wait=False)
+
+    def _write_soon(self) -> None:
+        if self._base is not None and self._writing is None:
+            self._writing = asyncio.get_running_loop().create_task(self._write_waiting())
+
+    async def _write_waiting(self) -> None:
+        try:
+            while batch := dict(self._waiting):
+                await self._there(self._write, batch)
+                self._fails = False
+                for uuid, record in batch.items():
+                    if self._waiting[uuid] is record:
+                        del self._waiting[uuid]
+        except (sqlite3.Error, OSError) as error:  # they wait for what is put next
+            if not self._fails:
+                logger.warning("trainings cannot be kept in %s: %s; they are in memory", self.file, error)
+            self._fails = True
+        finally:
+            self._writing = None
+
+    async def _there(self, do: Callable[..., T], *with_: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, do, *with_)
+
+    # -- on the thread -----------------------------------------------------------------------------------------
+
+    def _open(self, file: Path) -> list[Record]:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # not the file itself: to close it anywhere in this process would take SQLite's own locks away
+        self._lock = os.open(f"{file}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OSError(0, "another server has it") from None
+        os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # arguments are nobody else's business
+        base = sqlite3.connect(file, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+        try:
+            base.execute("PRAGMA journal_mode = WAL")
+            base.execute("PRAGMA synchronous = NORMAL")
+            ((form,),) = base.execute("PRAGMA user_version")
+            if form > FORM:
+                raise ValueError(f"it is of a later version of Penstock ({form})")
+            base.execute(_TABLE)
+            base.execute(f"PRAGMA user_version = {FORM}")
+            rows = base.execute(
+                "SELECT uuid, model, status, shown, elapsed_s FROM trainings ORDER BY number"
+            ).fetchall()
+            records = [Record(uuid, model, Status(status), shown, took) for uuid, model, status, shown, took in rows]
+        except BaseException:
+            base.close()
+            raise
+        self._base = base
+        return records
+
+    def _write(self, batch: Mapping[str, Record | None]) -> None:
+        if self._base is None:
+            return
+        self._base.execute("BEGIN IMMEDIATE")
+        try:
+            for uuid, record in batch.items():
+                if record is None:
+                    self._base.execute("DELETE FROM trainings WHERE uuid = ?", (uuid,))
+                    continue
+                row = (uuid, record.model, record.status.value, record.shown, record.elapsed_s, record.log)
+                self._base.execute(_PUT, row)
+            self._base.execute("COMMIT")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):  # SQLite may have done so itself
+                self._base.execute("ROLLBACK")
+            raise
+
+    def _read_log(self, uuid: str) -> str:
+        rows = self._base.execute("SELECT log FROM trainings WHERE uuid = ?", (uuid,)).fetchall() if self._base else []
+        return str(rows[0][0]) if rows else ""
+
+    def _let_go(self) -> None:
+        if self._base is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._base.close()
+            self._base = None
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1

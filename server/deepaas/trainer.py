@@ -1,0 +1,69 @@
+"""Trainer: the process of one training, which ends with it. Made by loading.py, run by runs.py."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from penstock.server.workers.order import NotBegunError, WorkerLost
+from penstock.server.workers.worker import Worker
+
+from .inside.files import sweep
+from .messages import PROGRESS, TRAIN
+
+if TYPE_CHECKING:
+    from penstock.backends.backend import Array
+    from penstock.server.workers.order import Order
+
+
+class Trainer:
+    """One training. `begun`: the model is loaded, and trains.
+
+    Invariant: after `run` no process is left, and no file of an upload. Threads: the event loop's.
+    """
+
+    def __init__(self, order: Order) -> None:
+        self.begun = False
+        self._order = order
+        self._worker: Worker | None = None
+        self._killed = ""
+
+    async def run(self, request: bytes) -> bytes:
+        """Train. Returns: what TRAIN is answered with (messages.py), once all that was written is in the log.
+
+        Raises: InferError that says why there is no answer.
+        """
+        if self._killed:
+            raise WorkerLost(self._killed)
+        worker = self._worker = Worker(self._order, said=self._said)
+        try:
+            return await self._answer(worker, request)
+        finally:
+            if worker.serves:
+                worker.stop()
+            else:
+                worker.kill(f"{self._order.label} cannot go on")
+            await worker.ended
+            await asyncio.to_thread(sweep)  # it may have been killed
+
+    async def _answer(self, worker: Worker, request: bytes) -> bytes:
+        try:
+            await worker.ready
+            answer, _ = await worker.call(TRAIN, request)
+        except NotBegunError:
+            raise WorkerLost(worker.why or f"{self._order.label} has ended") from None
+        except WorkerLost as lost:
+            if worker.taken:
+                raise WorkerLost(f"{lost.message}: by somebody, or for want of memory") from None
+            raise
+        return answer
+
+    def kill(self, why: str) -> None:
+        """End it, and all that it has started, now."""
+        self._killed = why
+        if self._worker is not None:
+            self._worker.kill(why)
+
+    def _said(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
+        if kind == PROGRESS:
+            self.begun = True

@@ -1,0 +1,32 @@
+"""Modules: what a file of Python makes, without running it. Asked by what checks user code before it is served."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+
+def names_of(path: Path) -> set[str]:
+    """Give what a module's lines make: classes, functions, and what it imports or assigns; "*" where it imports all.
+
+    Raises: OSError, SyntaxError, ValueError.
+    """
+    return made_in(parsed(path))
+
+
+def made_in(tree: ast.AST) -> set[str]:
+    """Give what the lines below a node make."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+    return found
+
+
+def parsed(path: Path) -> ast.Module:
+    """Read a file. Raises: as `names_of`."""
+    return ast.parse(path.read_bytes(), path)

@@ -1,0 +1,7 @@
+"""All that is asked, by group."""
+
+from __future__ import annotations
+
+from . import requests, returned, served
+
+GROUPS = [*returned.GROUPS, *requests.GROUPS, *served.GROUPS]

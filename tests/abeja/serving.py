@@ -1,0 +1,110 @@
+"""`penstock abeja` as a process in a folder, for tests that ask it over its ports."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from tests.originals import Player
+
+from .asked.asking import HANDLERS
+from .original import ORIGINAL
+
+COMMAND = [sys.executable, "-m", "penstock.server.cli", "abeja"]
+_WITHIN_S = 60
+_OURS = ("ABEJA_", "TRAINING_JOB_", "PENSTOCK_")
+_NAMED = {"HANDLER", "PORT", "HEALTHCHECK_PORT", "CONTEXT"}
+_PORT = re.compile(r"\b(HTTP|health) on http://[^\s,]*:(\d+)")
+
+
+@dataclass
+class Served:
+    """A process that may have come to serve. `ports`: "" takes requests, "health" only tells how it is."""
+
+    child: subprocess.Popen[bytes]
+    output: IO[bytes]
+    ports: dict[str, int]
+
+    @property
+    def player(self) -> Player:
+        """Give what asks it."""
+        return Player(ORIGINAL, self.ports)
+
+    def said(self) -> str:
+        """Give all that it and the handler have printed."""
+        return Path(self.output.name).read_text("utf-8", "replace")
+
+    def health(self) -> int:
+        """Give the status of its health; 0 if there is no answer."""
+        with contextlib.suppress(OSError):
+            asked = {"method": "GET", "path": "/health_check", "port": "health"}
+            return int(self.player.play(asked)["status"])
+        return 0
+
+
+def environment(more: Mapping[str, str]) -> dict[str, str]:
+    """Give the environment without what the original read, and with what is asked for."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_OURS) and name not in _NAMED}
+    return {**kept, "PYTHONDONTWRITEBYTECODE": "1", **more}
+
+
+@contextlib.contextmanager
+def started(*words: str, folder: Path = HANDLERS, **more: str) -> Iterator[Served]:
+    """Start it; whether it will serve is for the test to see. `more`: its environment."""
+    ports = ("--port=0", "--health-port=0", "--http-address=127.0.0.1", "--log-format=json")
+    with tempfile.NamedTemporaryFile() as output:
+        child = subprocess.Popen(
+            [*COMMAND, *ports, *words], cwd=folder, env=environment(more), stdout=output, stderr=output
+        )
+        served = Served(child, output, {})
+        try:
+            served.ports = _ports(served)
+            yield served
+        finally:
+            child.terminate()
+            try:
+                child.wait(20)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+
+
+@contextlib.contextmanager
+def serving(server: Mapping[str, Any], *words: str, folder: Path = HANDLERS) -> Iterator[Served]:
+    """Serve as the `server` of a group says. Raises: AssertionError if it does not come to serve."""
+    handler = [f"--handler={server['handler']}"] if server["handler"] else []
+    with started(*handler, *words, folder=folder, **server["environment"]) as served:
+        await_ready(served)
+        yield served
+
+
+def await_ready(served: Served) -> None:
+    """Wait until it is ready. Raises: AssertionError if it ends before, or is not within a minute."""
+    end = time.monotonic() + _WITHIN_S
+    while served.health() != 200:
+        assert served.child.poll() is None, served.said()
+        assert time.monotonic() < end, served.said()
+        time.sleep(0.02)
+
+
+def _ports(served: Served) -> dict[str, int]:
+    end = time.monotonic() + _WITHIN_S
+    while time.monotonic() < end:
+        for line in served.said().splitlines():
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                if found := dict(_PORT.findall(json.loads(line)["msg"])):
+                    return {"": int(found["HTTP"]), "health": int(found["health"])}
+        if served.child.poll() is not None:
+            break
+        time.sleep(0.02)
+    return {}

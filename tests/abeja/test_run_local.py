@@ -1,0 +1,263 @@
+"""`abeja model run-local`: what it prints and exits with.
+
+Recorded by hand from abejacli 2.1.0 on CPython 3.8, its container replaced by the proxy 2.6.5 in the same folder.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.abeja.asked.asking import HANDLERS
+from tests.abeja.serving import COMMAND, environment
+
+INPUTS = {
+    "request.json": b'{"total_without_tax":100}',
+    "nope.json": b'{"nope": 100}',
+    "odd.json": '{"b" : 1,\n "a": "日", "c": 1.0, "c": 2}'.encode(),
+    "bad.json": b"{bad",
+    "a.jpeg": b"\xff\xd8\x00",
+    "a.PNG": b"P",
+    "a.gif": b"GIF",
+    "a.txt": b"x",
+    "none": b"x",
+}
+IMAGE = ["--image", "abeja-inc/all-cpu:19.04"]
+INFO = [
+    "[info] preparing image : abeja/all-cpu:19.04",
+    "[info] building image",
+    "[info] setting up local server",
+    "[info] waiting server running",
+    "[info] sending request to model",
+    "[info] finish requesting to model",
+]
+ANSWERS = {
+    "seeds:mended": b'{\n    "total": 108.0\n}\n',
+    "local:text": b"hello\n",
+    "local:number": b"5\n",
+    "local:nan": b"NaN\n",
+    "local:word": b'"\\u65e5\\u672c"\n',
+    "local:japanese": b'{\n    "\\u65e5": "\\u672c"\n}\n',
+    "local:lines": b'{"a": 1}\n{"b": 2}\n',
+    "local:empty": b"\n",
+    "local:no_content": b"\n",
+    "local:jpeg": b"\xff\xd8\xff\n\n",
+}
+ERRORS = {
+    "local:failing": "500 Server Error: Internal Server Error",
+    "local:leaving": "500 Server Error: Internal Server Error",
+    "local:not_found": "404 Client Error: Not Found",
+    "local:calm": "420 Client Error: status code 420",
+    "local:last": "599 Server Error: status code 599",
+}
+WRONG = {
+    "no-input": (["-h", "seeds:mended", *IMAGE], 'Missing option "--input"'),
+    "no-handler": ([*IMAGE, "--input", "request.json"], 'Missing option "-h" / "--handler"'),
+    "no-image": (["-h", "seeds:mended", "--input", "request.json"], 'Missing option "-i" / "--image"'),
+    "environment": (
+        ["-h", "seeds:mended", *IMAGE, "--input", "request.json", "-e", "1A:b"],
+        "1A:b is not a valid environment variable, environment variable name should be ^[a-zA-Z_][a-zA-Z0-9_]*$",
+    ),
+    "device": (["-h", "seeds:mended", *IMAGE, "--input", "request.json", "-d", "phone"], "invalid choice: phone"),
+    "extra": (["-h", "seeds:mended", *IMAGE, "--input", "request.json", "extra"], "unexpected extra argument (extra)"),
+}
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("project")
+    for module in ("seeds.py", "local.py"):
+        shutil.copy(HANDLERS / module, made)
+    for name, content in INPUTS.items():
+        (made / name).write_bytes(content)
+    return made
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
+    """Run `abeja model run-local`."""
+    command = [*COMMAND, "model", "run-local", *words]
+    return subprocess.run(command, cwd=folder, env=environment({}), capture_output=True, check=False, timeout=100)
+
+
+def answer(folder: Path, handler: str, *words: str) -> bytes:
+    """Give what a quiet run prints."""
+    done = run(folder, "--handler", handler, *IMAGE, "--quiet", *words)
+    assert (done.returncode, done.stderr) == (0, b"")
+    return done.stdout
+
+
+@pytest.mark.parametrize("handler", list(ANSWERS))
+def test_quietly_it_prints_the_answer_alone(folder: Path, handler: str) -> None:
+    assert answer(folder, handler, "--input", "request.json") == ANSWERS[handler]
+
+
+@pytest.mark.parametrize("short", [False, True], ids=["long", "short"])
+def test_the_seed_s_command_lines_run(folder: Path, short: bool) -> None:
+    words = (
+        ["-h", "seeds:mended", "-i", "abeja/all-cpu:19.04"]
+        if short
+        else ["--image", "abeja/all-cpu:19.04", "--handler", "seeds:mended"]
+    )
+
+    done = run(folder, *words, "--input", "request.json", "-q" if short else "--quiet")
+
+    assert (done.returncode, done.stdout) == (0, ANSWERS["seeds:mended"])
+
+
+def test_otherwise_it_tells_each_step(folder: Path) -> None:
+    done = run(folder, "-h", "local:printing", *IMAGE, "--input", "request.json")
+
+    printed = done.stdout.decode().splitlines()
+    assert done.returncode == 0
+    assert [line for line in printed if line.startswith("[info]")] == INFO
+    assert [printed[0], *printed[-2:]] == [INFO[0], INFO[-1], "x"]
+    assert "said by the handler" in printed
+
+
+@pytest.mark.parametrize("handler", list(ERRORS))
+def test_an_error_is_told_with_the_log_but_without_the_body(folder: Path, handler: str) -> None:
+    done = run(folder, "-h", handler, *IMAGE, "--input", "request.json", "-q")
+
+    first, blank, title, *log = done.stderr.decode().split("\n")
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert re.sub(r":\d+/$", ":PORT/", first) == (
+        f"[error] failed to send request : {ERRORS[handler]} for url: http://localhost:PORT/"
+    )
+    assert (blank, title) == ("", " ------ Local Server Error ------ ")
+    assert handler != "local:failing" or "ValueError: a text for the log" in "\n".join(log)
+
+
+def test_the_seed_s_400_is_told(folder: Path) -> None:
+    done = run(folder, "-h", "seeds:mended", *IMAGE, "--input", "nope.json", "-q")
+
+    assert done.returncode == 1
+    assert re.match(
+        rb"\[error\] failed to send request : 400 Client Error: Bad Request for url: http://localhost:\d+/\n\n"
+        rb" ------ Local Server Error ------ \n",
+        done.stderr,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "body"),
+    [
+        ("odd.json", "application/json", '{"b": 1, "a": "\\u65e5", "c": 2}'),
+        ("a.jpeg", "image/jpeg", "\xff\xd8\0"),
+        ("a.PNG", "image/png", "P"),
+        ("a.gif", "image/gif", "GIF"),
+    ],
+    ids=["json", "jpeg", "png", "gif"],
+)
+def test_the_input_is_posted_with_the_type_of_its_name(folder: Path, name: str, kind: str, body: str) -> None:
+    seen = json.loads(answer(folder, "local:saw", "--input", name))
+
+    headers = {"accept": "*/*", "accept-encoding": "gzip, deflate", "content-length": str(len(body))}
+    assert seen == {"type": kind, "method": "POST", "body": body, "headers": headers}
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("a.txt", "not supported a.txt: "),
+        ("none", "not supported none: "),
+        ("missing.json", "specifield file doesn't exist missing.json: "),
+    ],
+    ids=["text", "without an ending", "missing"],
+)
+def test_what_cannot_be_an_input_is_told(folder: Path, name: str, told: str) -> None:
+    done = run(folder, "-h", "seeds:mended", *IMAGE, "--input", name, "-q")
+
+    assert (done.returncode, done.stdout, done.stderr.decode()) == (1, b"", f"[error] {told}\n")
+
+
+def test_an_input_that_is_no_json_is_an_error(folder: Path) -> None:
+    done = run(folder, "-h", "seeds:mended", *IMAGE, "--input", "bad.json", "-q")
+
+    assert (done.returncode, done.stdout) == (1, b"")
+
+
+@pytest.mark.parametrize("image", ["all-cpu", "a:b:c"])
+def test_an_image_has_a_name_and_a_tag(folder: Path, image: str) -> None:
+    done = run(folder, "-h", "seeds:mended", "-i", image, "--input", "request.json", "-q")
+
+    assert (done.returncode, done.stderr.decode()) == (1, f"[error] invalid image and tag format : {image}\n")
+
+
+@pytest.mark.parametrize("name", list(WRONG))
+def test_a_wrong_command_line_is_status_2(folder: Path, name: str) -> None:
+    words, told = WRONG[name]
+
+    done = run(folder, *words)
+
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert told in done.stderr.decode()
+
+
+def test_the_environment_is_what_is_asked_for(folder: Path) -> None:
+    plain = json.loads(answer(folder, "local:environment", "--input", "request.json", "-o", "1"))
+    asked = json.loads(
+        answer(
+            folder, "local:environment", "--input", "request.json", "-o2", "-eA:b:c", "-eB",
+            "-e", "A:2:3", "--environment", "HANDLER:x:y", "-e", "ABEJA_ORGANIZATION_ID:9",
+            "-e", "ABEJA_TRAINING_RESULT_DIR:r",
+        )
+    )  # fmt: skip
+
+    usual = {"HANDLER": "local:environment", "ABEJA_ORGANIZATION_ID": "1", "ABEJA_TRAINING_RESULT_DIR": str(folder)}
+    assert plain == {**usual, "A": None, "B": None}
+    assert asked == {
+        **usual,
+        "ABEJA_ORGANIZATION_ID": "2",
+        "ABEJA_TRAINING_RESULT_DIR": f"{folder}/r",
+        "A": "2:3",
+        "B": "",
+    }
+
+
+def test_options_of_docker_are_taken(folder: Path) -> None:
+    words = ["-d", "x86_gpu", "--no_cache", "--v1", "--no-cache", "--device-type=raspberry3", "--organization_id", "5"]
+
+    assert answer(folder, "local:text", "--input", "request.json", *words) == b"hello\n"
+
+
+def test_a_handler_that_cannot_be_loaded_is_told_with_the_log(folder: Path) -> None:
+    done = run(folder, "-h", "nomodule:x", *IMAGE, "--input", "request.json", "-q")
+
+    printed = done.stderr.decode()
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert printed.startswith("[error] failed to run local server : ")
+    assert "\n\n ------ Local Server Error ------ \n" in printed
+    assert "nomodule" in printed
+
+
+def test_run_local_server_serves_until_it_is_interrupted(folder: Path) -> None:
+    command = [*COMMAND, "model", "run-local-server", "-h", "seeds:mended", *IMAGE]
+    with subprocess.Popen(
+        command, cwd=folder, env=environment({}), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as child:  # fmt: skip
+        try:
+            assert child.stdout
+            printed = [next(child.stdout).decode().rstrip("\n")]
+            while not printed[-1].startswith(" -----------"):
+                printed.append(next(child.stdout).decode().rstrip("\n"))
+        finally:
+            child.send_signal(signal.SIGINT)
+        _, told = child.communicate(timeout=60)
+
+    at = printed.index(" ----- Local Server ----- ")
+    assert [line for line in printed[:at] if line.startswith("[info]")] == INFO[:4]
+    endpoint = re.sub(r":\d+$", ":PORT", printed[at + 3])
+    assert [*printed[at : at + 3], endpoint, *printed[at + 4 :]] == [
+        " ----- Local Server ----- ", " Started successfully!", "", " Endpoint : http://localhost:PORT",
+        " Handler :  seeds:mended", " Image :    abeja/all-cpu:19.04", "", " you can now access this http api!", "",
+        " press Ctrl + C to stop", " ------------------------ ",
+    ]  # fmt: skip
+    assert (child.returncode, told.decode()) == (1, "\nAborted!\n")

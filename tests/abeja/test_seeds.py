@@ -1,0 +1,113 @@
+"""The examples of the platform's page that need libraries, as it prints them; the others are in asked/served.py."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.abeja.asked.asking import HANDLERS
+from tests.abeja.serving import COMMAND, environment, serving
+from tests.originals import bytes_of, post
+
+Image = pytest.importorskip("PIL.Image")
+SIZE = (24, 16)
+MAKE_MODEL = """
+import keras
+layers = [keras.layers.Input((16, 24, 3)), keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(2)]
+model = keras.Sequential(layers)
+model.layers[-1].set_weights([keras.ops.zeros((3, 2)).numpy(), keras.ops.array([0.85, 0.15]).numpy()])
+model.save({path!r})
+"""
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for module in ("seed_flip.py", "seed_predict.py"):
+        shutil.copy(HANDLERS / module, tmp_path / "main.py" if module == "seed_predict.py" else tmp_path)
+    (tmp_path / "cat.jpg").write_bytes(cat())
+    return tmp_path
+
+
+def cat() -> bytes:
+    """Give a picture that is dark on its left."""
+    dark = np.zeros((SIZE[1], SIZE[0], 3), np.uint8)
+    dark[:, SIZE[0] // 2 :] = 240
+    written = io.BytesIO()
+    Image.fromarray(dark).save(written, format="JPEG")
+    return written.getvalue()
+
+
+def sides(jpeg: bytes) -> list[bool]:
+    """Say of the left and the right side of a picture whether it is dark."""
+    shown: Any = np.asarray(Image.open(io.BytesIO(jpeg)))
+    assert shown.shape == (SIZE[1], SIZE[0], 3)
+    return [bool(shown[:, column].mean() < 128) for column in (2, -3)]
+
+
+def run_local(folder: Path, handler: str, *words: str) -> bytes:
+    """Run what the page prints. Returns: what it prints."""
+    command = [*COMMAND, "model", "run-local", "-h", handler, "-i", "abeja/all-cpu:19.04", "--input", "cat.jpg", *words]
+    done = subprocess.run(command, cwd=folder, env=environment({}), capture_output=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout
+
+
+def with_a_model(folder: Path) -> Path:
+    """Leave model.h5 there, as a training would."""
+    pytest.importorskip("tensorflow")
+    path = folder / "model.h5"
+    folder.mkdir(exist_ok=True)
+    made = subprocess.run(
+        [sys.executable, "-c", MAKE_MODEL.format(path=str(path))], capture_output=True, check=False, timeout=120
+    )
+    assert path.exists(), made.stderr.decode()
+    return folder
+
+
+def test_an_image_is_flipped_by_run_local(folder: Path) -> None:
+    pytest.importorskip("cv2")
+
+    flipped = run_local(folder, "seed_flip:handler", "--quiet")
+
+    assert sides((folder / "cat.jpg").read_bytes()) == [True, False]
+    assert sides(flipped) == [False, True]
+
+
+def test_an_image_is_flipped_over_http(folder: Path) -> None:
+    pytest.importorskip("cv2")
+    asked = post("flip", "/", cat(), "image/jpeg").written()
+
+    with serving({"handler": "seed_flip:handler", "environment": {}}, folder=folder) as served:
+        answer = served.player.play(asked)
+
+    assert (answer["status"], answer["headers"]["content-type"]) == (200, "image/jpeg")
+    assert sides(bytes_of(answer, "body")) == [False, True]
+
+
+def test_what_a_training_left_is_used_by_run_local(folder: Path) -> None:
+    with_a_model(folder)
+
+    printed = run_local(folder, "main:handler", "--environment", "ABEJA_TRAINING_RESULT_DIR:.", "--quiet")
+
+    said = {"result": [{"label": "cat", "probability": "0.85"}, {"label": "dog", "probability": "0.15"}]}
+    assert printed.decode() == json.dumps(said, indent=4) + "\n"
+
+
+def test_what_a_training_left_is_found_in_the_folder_of_results(folder: Path) -> None:
+    with_a_model(folder / "abejainc_training_result")
+    asked = post("predict", "/", cat(), "image/jpeg").written()
+
+    with serving({"handler": "", "environment": {}}, folder=folder) as served:
+        answer = served.player.play(asked)
+
+    assert json.loads(answer["body"])["result"][0] == {"label": "cat", "probability": "0.85"}

@@ -1,0 +1,211 @@
+"""How a handler comes to be served, or not: names, folders, ports, and what is installed before."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.abeja.asked.asking import HANDLERS
+from tests.abeja.serving import COMMAND, Served, await_ready, environment, started
+from tests.originals import free_port, get
+
+WRONG = [
+    "main", "a:b:c", "main:", ":handler", ":", " main:handler", "main:handler ", "main:none", "nothing:handler",
+    "main.py:handler", "package/deeper:handler", ".inside:handler", "package:none", "package.none:handler",
+    "callables:instance.method",
+]  # fmt: skip
+MODULES = {
+    "syntax": "def handler(request, context",
+    "raises": "raise RuntimeError('said at import')",
+    "lacks": "import nothing_like_this",
+    "lacks_a_name": "raise AttributeError('deep')",
+    "leaves": "raise SystemExit(5)",
+}
+WHERE = (
+    "import os\n\nHERE = os.path.basename(os.getcwd())\n\n\n"
+    "def handler(request, context):\n    return {'content': HERE}\n"
+)
+"""A handler that says which folder it was imported in."""
+SLOW = (
+    "import pathlib, time\n\nwhile not pathlib.Path('go').exists():\n    time.sleep(0.01)\n\n\n"
+    "def handler(request, context):\n    return {'content': 'at last'}\n"
+)
+"""A module whose import takes until there is a file."""
+FOLDERS = {
+    "none": ([], "here"),
+    "here": ([".", "a"], "here"),
+    "below": (["a"], "a"),
+    "nearest": (["a/b", "a"], "a"),
+    "two-below": (["a/b"], "b"),
+    "three-below": (["a/b/c"], "c"),
+    "four-below": (["a/b/c/d"], "here"),
+    "hidden": ([".hidden"], ".hidden"),
+}
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "here"
+    made.mkdir()
+    return made
+
+
+@contextlib.contextmanager
+def ready(*words: str, folder: Path, **more: str) -> Iterator[Served]:
+    """Serve, and wait until it does."""
+    with started(*words, folder=folder, **more) as served:
+        await_ready(served)
+        yield served
+
+
+def asked(served: Served, path: str = "/") -> Any:
+    """Give the body of an answer."""
+    answer = served.player.play(get("any", path).written())
+    assert answer["status"] == 200, (answer, served.said())
+    return answer["body"]
+
+
+def status_of(folder: Path, *words: str, **more: str) -> int:
+    """Give the exit status of one that must not come to serve."""
+    with started(*words, folder=folder, **more) as served:
+        return served.child.wait(30)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_handler_that_is_not_there_is_status_1(name: str) -> None:
+    assert status_of(HANDLERS, f"--handler={name}") == 1
+
+
+@pytest.mark.parametrize("name", ["main", "", "a:b:c"])
+def test_likewise_one_of_the_environment(name: str) -> None:
+    assert status_of(HANDLERS, HANDLER=name) == 1
+
+
+@pytest.mark.parametrize("name", list(MODULES))
+def test_a_module_that_cannot_be_imported_is_status_1(name: str, folder: Path) -> None:
+    (folder / f"{name}.py").write_text(MODULES[name])
+
+    assert status_of(folder, f"--handler={name}:handler") == 1
+
+
+def test_the_handler_is_the_flag_s_then_the_environment_s_then_main(folder: Path) -> None:
+    for name in ("main", "other", "third"):
+        (folder / f"{name}.py").write_text(f"def handler(request, context):\n    return {{'content': {name!r}}}\n")
+
+    with ready(folder=folder) as served:
+        assert asked(served) == "main"
+    with ready(folder=folder, HANDLER="other:handler") as served:
+        assert asked(served) == "other"
+    with ready("--handler=third:handler", folder=folder, HANDLER="other:handler") as served:
+        assert asked(served) == "third"
+
+
+@pytest.mark.parametrize("name", list(FOLDERS))
+def test_the_folder_is_that_of_the_marker(name: str, folder: Path) -> None:
+    marked, wanted = FOLDERS[name]
+    for path in [".", *marked]:
+        (folder / path).mkdir(parents=True, exist_ok=True)
+        (folder / path / "main.py").write_text(WHERE)
+    for path in marked:
+        (folder / path / ".abeja").mkdir()
+
+    with ready(folder=folder) as served:
+        assert asked(served) == wanted
+
+
+def test_a_file_is_no_marker(folder: Path) -> None:
+    (folder / "main.py").write_text(WHERE)
+    (folder / "a").mkdir()
+    (folder / "a" / ".abeja").touch()
+
+    with ready(folder=folder) as served:
+        assert asked(served) == "here"
+
+
+def test_a_marked_folder_without_the_module_is_status_1(folder: Path) -> None:
+    (folder / "main.py").write_text(WHERE)
+    (folder / "a" / ".abeja").mkdir(parents=True)
+
+    assert status_of(folder) == 1
+
+
+def test_the_model_s_root_is_where_it_works(folder: Path) -> None:
+    (folder / "a").mkdir()
+    shutil.copy(HANDLERS / "inside.py", folder / "a" / "main.py")
+
+    with ready(folder=folder, ABEJA_USER_MODEL_ROOT="a") as served:
+        said = asked(served)
+
+    assert '"folder": "a"' in said
+    assert f'"ABEJA_TRAINING_RESULT_DIR": "{folder}/a/abejainc_training_result"' in said
+
+
+def test_health_is_503_until_the_handler_is_imported(folder: Path) -> None:
+    (folder / "main.py").write_text(SLOW)
+
+    with started(folder=folder) as served:
+        early = [
+            served.player.play(get("any", path, port=port).written())
+            for path, port in (("/health_check", "health"), ("/health_check", ""), ("/", ""), ("/any?x", ""))
+        ]
+        (folder / "go").touch()
+        await_ready(served)
+        late = served.player.play(get("any", "/health_check").written())
+        answer = asked(served)
+
+    assert [(each["status"], each["headers"]["content-type"], each["body"]) for each in early] == [
+        (503, "application/json", '{"status":"service unavailable"}')
+    ] * 4
+    assert (late["status"], late["body"], answer) == (200, '{"status":"ok"}', "at last")
+
+
+def test_both_ports_may_be_of_the_environment(folder: Path) -> None:
+    (folder / "main.py").write_text(WHERE)
+    ports = {"": free_port(), "health": free_port()}
+    said = environment({"PORT": str(ports[""]), "HEALTHCHECK_PORT": str(ports["health"])})
+
+    with (folder / "log").open("wb") as log, subprocess.Popen(COMMAND, cwd=folder, env=said, stderr=log) as child:
+        try:
+            served = Served(child, log, ports)
+            await_ready(served)
+            assert asked(served) == "here"
+        finally:
+            child.terminate()
+
+
+def test_one_port_cannot_be_both(folder: Path) -> None:
+    (folder / "main.py").write_text(WHERE)
+    port = str(free_port())
+
+    done = subprocess.run(
+        [*COMMAND, "--port", port, "--health-port", port], cwd=folder, env=environment({}), timeout=60, check=False
+    )
+
+    assert done.returncode != 0
+
+
+class TestWhatIsInstalled:
+    """With programs that write down how they are called, and no network."""
+
+    @pytest.fixture
+    def project(self, folder: Path) -> Path:
+        (folder / "main.py").write_text(WHERE)
+        (folder / "requirements.txt").write_text("no-such-package-at-all==9\n")
+        return folder
+
+    def test_nothing_where_it_is_not_wanted(self, project: Path) -> None:
+        with ready("--abeja-install=false", folder=project) as served:
+            assert asked(served) == "here"
+
+    def test_what_cannot_be_installed_is_status_1(self, project: Path) -> None:
+        (project / "requirements.txt").write_text("./no/such/package\n")
+
+        assert status_of(project) == 1

@@ -1,0 +1,79 @@
+"""A live Penstock that serves the models of a group, as `penstock deepaas-run` or `penstock serve`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.deepaas.playing import MODULES, installed, words_of
+
+PENSTOCK = str(Path(sys.executable).with_name("penstock"))
+_LISTENING = re.compile(r"HTTP on http://127\.0\.0\.1:(\d+)(?s:.*)ready, serving")
+_READY_WITHIN_S = 60
+
+
+def run_words(server: Mapping[str, Any], folder: Path) -> list[str]:
+    """Say it in the words of the original's command."""
+    return ["deepaas-run", "--listen-port", "0", *words_of(server, folder)]
+
+
+def serve_words(server: Mapping[str, Any], folder: Path) -> list[str]:
+    """Say it in our own words, with models that are not installed."""
+    models = [f"{name}={point}" for name, point in server["models"].items()]
+    return ["serve", "--dialect", "deepaas", "--http-port", "0", "--metrics-port", "0", "--grpc-port", "0", *models]
+
+
+@contextlib.contextmanager
+def served(server: Mapping[str, Any], words: Any = run_words) -> Iterator[int]:
+    """Serve the models of a group. Yields: the port. Raises: RuntimeError, with the log, if it does not serve."""
+    with tempfile.TemporaryDirectory() as name, (Path(name) / "log").open("w+b") as log:
+        folder = Path(name)
+        installed(server, folder)
+        child = subprocess.Popen(
+            [PENSTOCK, *words(server, folder)],
+            cwd=name,
+            env=environment_of(server, folder),
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        try:
+            yield _port(child, folder / "log")
+        finally:
+            child.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(20)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)  # the session that was begun for it, and nothing else
+            child.wait()
+
+
+def environment_of(server: Mapping[str, Any], folder: Path) -> dict[str, str]:
+    """Give the environment in which the models of a group are installed, and nothing else is said."""
+    return {
+        "PATH": os.environ["PATH"],
+        "LANG": "C.UTF-8",
+        "HOME": str(folder),
+        "PYTHONPATH": os.pathsep.join([str(MODULES), str(folder)]),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        **server.get("environment", {}),
+    }
+
+
+def _port(child: subprocess.Popen[bytes], log: Path) -> int:
+    end = time.monotonic() + _READY_WITHIN_S
+    while child.poll() is None and time.monotonic() < end:
+        if found := _LISTENING.search(log.read_text("utf-8", "replace")):
+            return int(found.group(1))
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(0.05)
+    raise RuntimeError(log.read_text("utf-8", "replace")[-3000:])

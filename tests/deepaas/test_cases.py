@@ -1,0 +1,75 @@
+"""Every answer of the original, as it was recorded, over a live server: record.py says how, and asked/ what.
+
+One server for each file of cases/, asked in the order of the file, as the original was. Bodies are compared by their
+bytes, but for what differs from run to run, and swagger.json by what it says. What we answer otherwise, and why, is in
+deviations.py.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.deepaas.asked.commands import COMMANDS as TOLD
+from tests.deepaas.asked.everything import GROUPS as ASKED
+from tests.deepaas.commanding import COMMANDS, run
+from tests.deepaas.deviations import COMMANDS as OTHERWISE
+from tests.deepaas.deviations import DEVIATIONS
+from tests.deepaas.playing import ORIGINAL
+from tests.deepaas.serving import PENSTOCK, serve_words, served
+from tests.originals import Group
+
+COMMANDED: list[dict[str, Any]] = json.loads(COMMANDS.read_text("utf-8"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ORIGINAL.names())
+def test_the_answers_are_the_original_s(name: str) -> None:
+    with served(ORIGINAL.read(name)["server"]) as port:
+        wrong = ORIGINAL.differences(name, port, DEVIATIONS)
+
+    assert not wrong, "\n".join(["answered otherwise than the original:", *wrong])
+
+
+@pytest.mark.slow
+def test_they_are_the_same_of_models_that_are_not_installed() -> None:
+    with served(ORIGINAL.read("documented")["server"], serve_words) as port:
+        wrong = ORIGINAL.differences("documented", port, DEVIATIONS)
+
+    assert not wrong, "\n".join(["answered otherwise than the original:", *wrong])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", COMMANDED, ids=lambda case: case["name"])
+def test_a_command_does_what_the_original_s_did(case: dict[str, Any]) -> None:
+    _, otherwise = OTHERWISE.get(case["name"], ("", {}))
+
+    assert compared(run(case, [PENSTOCK, case["program"]])) == compared(otherwise or case["answer"])
+
+
+def compared(answer: dict[str, Any]) -> dict[str, Any]:
+    """Leave out in which words it fails; those of a wrong command line count."""
+    return {name: value for name, value in answer.items() if name != "last" or answer["exit"] == 2}
+
+
+@pytest.mark.parametrize("group", ASKED, ids=lambda group: group.name)
+def test_what_is_recorded_is_what_is_asked(group: Group) -> None:
+    recorded = ORIGINAL.read(group.name)
+
+    assert recorded["server"] == group.server
+    assert [{**case, "answer": None} for case in recorded["cases"]] == [
+        {**asked.written(), "answer": None} for asked in group.asked
+    ]
+
+
+def test_what_was_told_is_what_is_recorded() -> None:
+    assert [{**case, "answer": None} for case in COMMANDED] == [{**told.written(), "answer": None} for told in TOLD]
+
+
+def test_each_deviation_is_of_a_case() -> None:
+    assert DEVIATIONS.keys() <= {
+        f"{name}/{case['name']}" for name in ORIGINAL.names() for case in ORIGINAL.read(name)["cases"]
+    }
+    assert OTHERWISE.keys() <= {case["name"] for case in COMMANDED}

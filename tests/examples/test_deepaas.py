@@ -1,0 +1,93 @@
+"""The model under examples/deepaas is served, asked and trained as its README says."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.live import Live, live_server
+
+pytestmark = pytest.mark.slow
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "deepaas"
+README = (EXAMPLE / "README.md").read_text("utf-8")
+CURLS = [line for line in README.splitlines() if line.startswith("curl ")]
+CALLS = [line.removeprefix("penstock ") for line in README.splitlines() if line.startswith("penstock deepaas-cli")]
+ANSWERS = [json.loads(text) for text in re.findall(r"```json\n(.*?)```", README, re.DOTALL)]
+WITHIN_S = 60
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shutil.copytree(EXAMPLE, tmp_path_factory.mktemp("example") / "deepaas")
+
+
+@pytest.fixture(scope="module")
+def live(folder: Path) -> Iterator[Live]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        with live_server(dialect="deepaas", model_repository=("languages=languages",), deepaas_jobs="none") as found:
+            yield found
+
+
+def asked(live: Live, folder: Path, line: str) -> str:
+    words = shlex.split(line.replace("127.0.0.1:5000", live.address))
+    return subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True, timeout=WITHIN_S).stdout
+
+
+def called(folder: Path, line: str) -> str:
+    words = [sys.executable, "-m", "penstock.server.cli", *shlex.split(line)]
+    return subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True, timeout=WITHIN_S).stdout
+
+
+def ended(live: Live, folder: Path, uuid: str) -> Any:
+    until = time.monotonic() + WITHIN_S
+    while time.monotonic() < until:
+        found = {each["uuid"]: each for each in json.loads(asked(live, folder, CURLS[6]))}[uuid]
+        if found["status"] != "running":
+            return found
+    raise AssertionError("the training has not ended")
+
+
+def test_it_answers_what_its_readme_says(live: Live, folder: Path) -> None:
+    metadata, spanish, german, table, refused = (asked(live, folder, line) for line in CURLS[:5])
+
+    assert json.loads(metadata)["languages"] == ["english", "german", "spanish"]
+    assert [json.loads(spanish), json.loads(refused)] == ANSWERS
+    assert [each["language"] for each in json.loads(german)["languages"]] == ["german", "english"]
+    assert [line.split(",")[0] for line in table.split()] == ["german", "spanish", "english"]
+
+
+def test_it_learns_a_language_and_tells_how_far_it_is(live: Live, folder: Path) -> None:
+    record = json.loads(asked(live, folder, CURLS[5]))
+    done = ended(live, folder, record["uuid"])
+    place = f"curl -s {live.url}/v2/models/languages/train/{record['uuid']}"
+
+    assert record["args"] == {"language": "french", "file": ["file", "text/plain", "french.txt"], "epochs": 5}
+    assert (done["status"], done["result"]["output"]) == ("done", {"language": "french", "pairs": 71})
+    assert "Epoch 5/5: 71 pairs of letters" in asked(live, folder, f"{place}/log")
+    assert json.loads(asked(live, folder, f"{place}/progress"))["epoch"] == 5
+    assert "<html" in asked(live, folder, f"{place}/page")
+    assert asked(live, folder, CURLS[3]).startswith("french,")
+
+
+def test_its_methods_are_called_without_a_server(folder: Path) -> None:
+    metadata, predicted, _ = (called(folder, line) for line in CALLS)
+
+    assert '"name": "languages"' in metadata
+    assert "'language': 'spanish'" in predicted
+    assert json.loads((folder / "record.json").read_text())["result"]["output"]["pairs"] == 71
+
+
+def test_check_finds_nothing_wrong(folder: Path) -> None:
+    assert "0 mistakes" in called(folder, "check --dialect deepaas languages=languages")

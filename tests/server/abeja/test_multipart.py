@@ -1,0 +1,134 @@
+"""Forms are read as the original's proxy read them; what made it drop the connection is refused."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.server.abeja.inside.multipart import Part, parts_of
+from penstock.server.abeja.inside.refused import Refused
+
+
+def form(*parts: tuple[str, bytes], newline: str = "\r\n") -> bytes:
+    """Write a form of parts: their headers, without the last newline, and their contents."""
+    line = newline.encode()
+    written = [
+        b"--edge" + line + headers.replace("\n", newline).encode() + line + line + content + line
+        for headers, content in parts
+    ]
+    return b"".join([*written, b"--edge--", line])
+
+
+def part(headers: str, content: bytes = b"1") -> Part:
+    """Read a form of one part."""
+    (read,) = parts_of(form((headers, content)), b"edge")
+    return read
+
+
+def said(disposition: str) -> tuple[str | None, str | None]:
+    """Give form name and file name."""
+    read = part(f"Content-Disposition: {disposition}")
+    return read.form_name, read.file_name
+
+
+@given(st.lists(st.binary(max_size=40).filter(lambda content: b"--edge" not in content), max_size=5))
+def test_contents_come_back_in_order(contents: list[bytes]) -> None:
+    parts = [(f'Content-Disposition: form-data; name="n{at}"', content) for at, content in enumerate(contents)]
+
+    assert parts_of(form(*parts), b"edge") == [
+        Part(None, None, f"n{at}", content) for at, content in enumerate(contents)
+    ]
+
+
+@given(st.binary(max_size=200), st.integers(0, 200))
+def test_whatever_comes_is_read_or_refused(noise: bytes, at: int) -> None:
+    whole = form(("Content-Type: a/b", b"x"), ('Content-Disposition: form-data; name="a"', noise))
+    for body in (whole[:at], whole[:at] + noise + whole[at:], b"--edge" + noise):
+        with contextlib.suppress(Refused):
+            parts_of(body, b"edge")
+
+
+def test_names_are_those_of_form_data_and_of_files_without_their_folders() -> None:
+    assert said('form-data; name="a"; filename="../b/c.txt"') == ("a", "c.txt")
+    assert said('attachment; name="a"; filename="b"') == (None, "b")
+    assert said("form-data; name=a; filename=b") == ("a", "b")
+    assert said('form-data; name=""; filename=""') == (None, None)
+    assert said('form-data; name="a"; filename="/"') == ("a", "/")
+    assert said('form-data; name="日本"; filename="é/日.jpg"') == ("日本", "日.jpg")
+    assert said("form-data; name=a; filename=b; filename*=utf-8''%e6%97%a5") == ("a", "日")
+    assert said('form-data; name="a') == (None, None)
+
+
+def test_headers_are_taken_as_they_come() -> None:
+    assert part("content-TYPE:  a/b; c=d ").content_type == "a/b; c=d"
+    assert part("Content-Type:").content_type is None
+    assert part('Content-Disposition: form-data;\n  name="a"\nX: y').form_name == "a"
+    assert part("Content-Type: a\n \nX: y").content_type == "a "
+    assert part("Content-Type: first\nContent-Type: second").content_type == "first"
+    assert part(": nameless\nContent-Type: a").content_type == "a"
+
+
+def test_quoted_printable_is_decoded_and_base64_is_not() -> None:
+    assert part("Content-Transfer-Encoding: Quoted-Printable", b"a=3Db=\r\nc \t\n \t").content == b"a=bc\n"
+    assert part("Content-Transfer-Encoding: base64", b"YQ==").content == b"YQ=="
+
+
+def test_lines_may_end_with_a_line_feed_alone() -> None:
+    assert [each.content for each in parts_of(form(("X: y", b"1\r"), ("X: y", b"\n"), newline="\n"), b"edge")] == [
+        b"1\r", b"\n",
+    ]  # fmt: skip
+
+
+def test_what_stands_around_the_parts_is_skipped() -> None:
+    body = b"ignore\r\n--edgeless\r\n" + form(("X: y", b"1")) + b"and this"
+
+    assert [each.content for each in parts_of(body, b"edge")] == [b"1"]
+
+
+def test_an_edge_is_one_before_a_blank_a_newline_or_two_dashes_only() -> None:
+    for content in (b"--edg\r\n--edges\r\n --edge", b"--edge-x\r\n--edge-\r\n", b"\r\n--edge-"):
+        assert part("X: y", content).content == content
+    assert parts_of(b"--edge  \r\nX: y\r\n\r\n1\r\n--edge-- \t", b"edge")[0].content == b"1"
+    assert parts_of(b"--edge\r\nX: y\r\n\r\n--edge--", b"edge")[0].content == b""
+
+
+@pytest.mark.parametrize("body", [b"--edge--\r\n", b"--edge--", b"--edge-- \r\n", b"--edge\r\nContent-Dispo: x"])
+def test_a_form_may_have_no_parts(body: bytes) -> None:
+    assert parts_of(body, b"edge") == []
+
+
+@pytest.mark.parametrize("cut", [10, 20, 30])
+def test_a_form_whose_content_is_cut_off_is_answered_as_the_original_did(cut: int) -> None:
+    body = form(("X: y", b"0123456789" * 5))[:-cut]
+
+    with pytest.raises(Refused) as caught:
+        parts_of(body, b"edge")
+    assert (caught.value.status, caught.value.text) == (503, ": unexpected EOF")
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b"", "its boundary is nowhere in it"),
+        (b"hello", "its boundary is nowhere in it"),
+        (b"--else\r\n\r\n1\r\n--else--", "its boundary is nowhere in it"),
+        (b"--edge", "its boundary is nowhere in it"),
+        (b"--edge\r\nno colon\r\n\r\n1\r\n--edge--", "a header of a part has no colon"),
+        (b"--edge\r\nContent-Dispo", "a header of a part has no colon"),
+        (b"--edge\r\n X: y\r\n\r\n1\r\n--edge--", "the headers of a part begin with a blank"),
+        (b"--edge\r\nX: y\r\n\r\n1\r\n--edge--x\r\n", "what follows its boundary is neither a part nor the end"),
+        (b"--edge\r\nX: y\r\n\r\n1\r\n--edge", "what follows its boundary is neither a part nor the end"),
+    ],
+)
+def test_a_form_that_made_the_original_drop_the_connection_is_refused(body: bytes, text: str) -> None:
+    with pytest.raises(Refused) as caught:
+        parts_of(body, b"edge")
+    assert (caught.value.status, caught.value.text) == (400, f"the form cannot be read: {text}")
+
+
+def test_an_empty_boundary_is_refused() -> None:
+    with pytest.raises(Refused, match="its boundary is empty"):
+        parts_of(b"--\r\n", b"")

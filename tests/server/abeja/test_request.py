@@ -1,0 +1,103 @@
+"""The request object: a mapping, a file, and nothing that one call leaves for the next."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from penstock.server.abeja.inside.request import Asked, HttpHeaders, Request
+
+HEADERS = [("accept", ["*/*"]), ("x-many", ["one", "two"]), ("x-empty", [""])]
+FORM = b'--edge\r\nContent-Disposition: form-data; name="a"\r\n\r\nfirst\r\n--edge\r\n\r\nsecond\r\n--edge--'
+
+
+def request(body: bytes = b'{"a": 1}', boundary: str | None = None) -> Request:
+    said: dict[str, Any] = {"method": "POST", "type": "text/plain; a=b", "headers": HEADERS, "boundary": boundary}
+    return Asked(json.loads(json.dumps(said))).request(body)
+
+
+def test_it_is_a_mapping_that_cannot_be_changed() -> None:
+    made: Any = request()
+
+    assert list(made) == ["http_method", "content_type", "headers", "http_headers", "contents"]
+    assert (made["http_method"], made["content_type"], made["metadata"]) == ("POST", "text/plain; a=b", None)
+    assert made.get("missing", 5) == 5
+    assert "metadata" not in made
+    assert made == dict(made)
+    assert made != {}
+    assert str(made) == str(dict(made))
+    with pytest.raises(TypeError):
+        made["a"] = 1
+    with pytest.raises(TypeError):
+        hash(made)
+    with pytest.raises(KeyError, match="missing"):
+        made["missing"]
+
+
+def test_it_is_a_file_to_read_from() -> None:
+    made = request(b"0123456789")
+
+    assert [made.read(3), made["contents"][0].read(2), made.read(), made.read()] == [b"012", b"34", b"56789", b""]
+    assert json.load(request()) == {"a": 1}
+    made.close()
+    with pytest.raises(ValueError, match="closed"):
+        made.read()
+
+
+def test_a_body_is_a_file_that_cannot_be_written_to() -> None:
+    body = request(b"a\nb")["contents"][0]["body"]
+
+    assert [body.peek(1)[:1], body.readline(), body.seek(0), list(body)] == [b"a", b"a\n", 0, [b"a\n", b"b"]]
+    assert not body.writable()
+
+
+def test_a_form_has_a_content_for_each_part() -> None:
+    first, second = request(FORM, "edge")["contents"]
+
+    assert dict(first) == {
+        "content_type": None,
+        "metadata": None,
+        "body": first["body"],
+        "file_name": None,
+        "form_name": "a",
+    }
+    assert [first.read(), second.read(), second["form_name"]] == [b"first", b"second", None]
+
+
+def test_without_parts_there_is_nothing_to_read() -> None:
+    made = request(b"--edge--", "edge")
+
+    assert made["contents"] == []
+    with pytest.raises(ValueError, match="no content"):
+        made.read()
+    with pytest.raises(ValueError, match="no content"):
+        made["metadata"]
+
+
+def test_headers_are_found_in_any_letters_and_told_value_by_value() -> None:
+    headers = request()["http_headers"]
+
+    assert [headers["X-MANY"], headers["missing"], headers.get("missing", "d")] == ["two", None, "d"]
+    assert headers.get_all("X-Many") == ["one", "two"]
+    assert ["x-empty" in headers, "missing" in headers, headers.has_key("Accept")] == [True, False, True]
+    assert list(headers) == [("accept", "*/*"), ("x-many", "one"), ("x-many", "two"), ("x-empty", "")]
+    assert (len(headers), list(headers.keys()), list(headers.values())) == (
+        4, ["accept", "x-many", "x-many", "x-empty"], ["*/*", "one", "two", ""],
+    )  # fmt: skip
+    assert headers == HttpHeaders(tuple(headers.items()))
+    assert headers != {}
+
+
+def test_what_a_call_does_to_its_request_the_next_does_not_see() -> None:
+    said = {"method": "GET", "type": "t", "headers": HEADERS, "boundary": None}
+    asked = Asked(said)
+    first = asked.request(b"x")
+    first["headers"][1]["values"].clear()
+    first["headers"].pop()
+    first["contents"].clear()
+
+    second = asked.request(b"y")
+    assert second["headers"] == [{"key": name, "values": values} for name, values in HEADERS]
+    assert second.read() == b"y"

@@ -1,0 +1,129 @@
+"""What a head says before a worker is asked: who is answered at once, and what the others' handler is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.backends.errors import Code, InferError
+from penstock.server.abeja.messages import read_head, split_call
+from penstock.server.abeja.service import AbejaService
+from penstock.server.http.head import parse
+from penstock.server.http.limits import Limits
+from penstock.server.workers.order import WorkerLost
+
+NOBODY: Any = None
+
+
+class Connection:
+    """Keeps what is answered."""
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[Any, ...]] = []
+
+    def answer(self, *answer: Any) -> None:
+        self.answers.append(answer)
+
+
+def service(*, ready: bool = True, hidden: tuple[str, ...] = ("Authorization",)) -> AbejaService:
+    return AbejaService(NOBODY, NOBODY, lambda: ready, hidden)
+
+
+def claimed(method: str, target: str = "/", *lines: str, of: AbejaService | None = None) -> Any:
+    """Give the claim of a head."""
+    head = "\r\n".join([f"{method} {target} HTTP/1.1", "Host: x", *lines, "", ""])
+    return (of or service()).claim(parse(head.encode("latin-1"), Limits()))
+
+
+def told(claim: Any) -> dict[str, Any]:
+    """Give what the worker is told."""
+    return dict(read_head(split_call(claim.described)[0]))
+
+
+def test_headers_are_told_in_order_with_all_their_values() -> None:
+    claim = claimed(
+        "POST", "/any/path?x", "Content-Type:  text/plain; a=b ", "X-Many: one", "accept: */*", "x-many:  two, 2 ",
+        "Content-Length: 2", "X-Empty:", "AUTHORIZATION: Bearer t", "Trailer: x", "X-Bytes: \xe9\xe6\x97\xa5",
+    )  # fmt: skip
+
+    assert told(claim) == {
+        "method": "POST",
+        "type": "text/plain; a=b",
+        "headers": [
+            ["accept", ["*/*"]], ["content-length", ["2"]], ["content-type", ["text/plain; a=b"]],
+            ["x-bytes", ["\ufffd日"]], ["x-empty", [""]], ["x-many", ["one", "two, 2"]],
+        ],
+        "boundary": None,
+    }  # fmt: skip
+    assert claim.query is None
+
+
+def test_which_headers_are_hidden_is_a_matter_of_settings() -> None:
+    claim = claimed("GET", "/", "Authorization: t", "X-Key: k", of=service(hidden=("x-key",)))
+
+    assert told(claim)["headers"] == [["authorization", ["t"]]]
+
+
+def test_the_body_of_a_get_is_its_query_whatever_its_type() -> None:
+    claim = claimed("GET", "/a?b=%20c+d?e", "Content-Type: multipart/form-data; boundary=x")
+
+    assert (claim.query, told(claim)["type"]) == (b"b=%20c+d?e", "application/x-www-form-urlencoded")
+    assert told(claim)["boundary"] is None
+
+
+def test_the_boundary_of_a_form_is_told() -> None:
+    assert told(claimed("PUT", "/", 'Content-Type: Multipart/Form-Data; BOUNDARY="a b"'))["boundary"] == "a b"
+    assert told(claimed("POST", "/", "Content-Type: multipart/mixed; boundary=a"))["boundary"] is None
+
+
+@pytest.mark.parametrize(
+    ("method", "lines", "kind"),
+    [
+        ("PATCH", ["Content-Type: text/plain"], "text/plain"), ("DELETE", [], ""), ("OPTIONS", [], ""),
+        ("HEAD", [], ""), ("POST", [], ""), ("PUT", ["Content-Type: text/"], "text/"),
+        ("POST", ["Content-Type: bad;;", "Content-Type: a/b"], "bad;;"),
+        ("POST", ["Content-Type: multipart/form-data; boundary="], "multipart/form-data; boundary="),
+    ],
+)  # fmt: skip
+def test_other_methods_and_types_reach_no_handler(method: str, lines: list[str], kind: str) -> None:
+    claim, connection = claimed(method, "/", *lines), Connection()
+    service().answer(connection, claim, b"")  # type: ignore[arg-type]
+
+    text = f'{{"status":"Content-Type: [{kind}] is not supported"}}'
+    assert connection.answers == [(501, text.encode(), b"application/json")]
+
+
+def test_a_form_without_a_boundary_reaches_no_handler() -> None:
+    claim = claimed("POST", "/", "Content-Type: multipart/form-data")
+
+    assert claim.refused == (503, b'{"status":": no multipart boundary param in Content-Type"}')
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE", "HEAD"])
+@pytest.mark.parametrize(
+    ("ready", "answer"), [(True, (200, b'{"status":"ok"}')), (False, (503, b'{"status":"service unavailable"}'))]
+)
+def test_health_is_told_to_any_method(method: str, ready: bool, answer: tuple[int, bytes]) -> None:
+    connection = Connection()
+    service(ready=ready).answer(connection, claimed(method, "/health_check?x"), b"")  # type: ignore[arg-type]
+
+    assert connection.answers == [(*answer, b"application/json")]
+    assert claimed("GET", "/health_check/").found is not None
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "text"),
+    [
+        (WorkerLost("it ended"), 500, "Internal Server Error: unexpected error of communication with runtime"),
+        (InferError(Code.INTERNAL, "x"), 500, "Internal Server Error: unexpected error of communication with runtime"),
+        (InferError(Code.NOT_READY, "x"), 503, "service unavailable"),
+        (InferError(Code.OVERLOADED, "the queue is full"), 503, "the queue is full"),
+        (WorkerLost("a call took longer", Code.EXPIRED), 503, "a call took longer"),
+    ],
+)
+def test_what_keeps_a_call_from_its_answer_is_told(error: InferError, status: int, text: str) -> None:
+    connection = Connection()
+    service().answer_failure(connection, NOBODY, error)  # type: ignore[arg-type]
+
+    assert connection.answers[0][:2] == (status, f'{{"status":"{text}"}}'.encode())

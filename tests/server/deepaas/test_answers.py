@@ -1,0 +1,147 @@
+"""What becomes of what a model gives and raises."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.server.carrying.messages import read_answer
+from penstock.server.deepaas.inside.answers import content_answer, error_answer, json_answer, write_json
+
+TROUBLE = b"500 Internal Server Error\n\nServer got itself in trouble"
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.integers(), inner),
+)
+
+
+def taken(answer: bytes) -> tuple[int, str, str, bytes]:
+    """Take an answer apart."""
+    status, content_type, lines, body = read_answer(answer)
+    return status, content_type.decode(), lines.decode(), body
+
+
+class TestJson:
+    @given(JSON)
+    def test_is_as_json_dumps_writes_it(self, value: Any) -> None:
+        assert write_json(value) == json.dumps(value)
+
+    @pytest.mark.parametrize(
+        ("value", "written"),
+        [
+            (np.float32(0.5), "0.5"), (np.int64(3), "3"), (np.bool_(True), "true"), (np.array([[1, 2]]), "[[1, 2]]"),
+            ({"a": np.array([0.5], np.float32)}, '{"a": [0.5]}'), (np.float32(math.nan), "NaN"),
+        ],
+        ids=["float32", "int64", "bool", "array", "inside", "nan"],
+    )  # fmt: skip
+    def test_may_have_values_of_numpy_in_it(self, value: Any, written: str) -> None:
+        assert write_json(value) == written
+
+    @pytest.mark.parametrize(
+        "value", [b"x", {1}, 1j, np.complex64(1), np.datetime64("2020-01-01"), {(1,): 2}, np.array([b"x"])], ids=repr
+    )
+    def test_is_not_made_of_what_is_none(self, value: Any) -> None:
+        with pytest.raises(TypeError):
+            write_json(value)
+
+    def test_is_answered_as_such(self) -> None:
+        assert taken(json_answer({"é": 1})) == (200, "application/json; charset=utf-8", "", b'{"\\u00e9": 1}')
+
+
+class TestContent:
+    @pytest.mark.parametrize(
+        "value",
+        [
+            b"h\xc3\xa9", bytearray(b"h\xc3\xa9"), memoryview(b"h\xc3\xa9"), "hé", io.BytesIO(b"h\xc3\xa9"),
+            io.StringIO("hé"),
+        ],
+        ids=lambda value: type(value).__name__,
+    )  # fmt: skip
+    def test_is_sent_as_it_is(self, value: Any) -> None:
+        assert taken(content_answer(value, "text/csv")) == (200, "text/csv", "", b"h\xc3\xa9")
+
+    def test_of_none_is_nothing(self) -> None:
+        assert taken(content_answer(None, "image/png")) == (200, "image/png", "", b"")
+
+    @pytest.mark.parametrize("name", ["x.zip", 'é "q" a.png'])
+    def test_of_a_file_is_all_of_it_under_its_name(self, name: str, tmp_path: Path) -> None:
+        path = tmp_path / name
+        path.write_bytes(b"of the file")
+        with path.open("rb") as file:
+            file.read(3)
+            found = taken(content_answer(file, "application/zip"))
+        said = "x.zip" if name == "x.zip" else "%C3%A9%20%22q%22%20a.png"
+        assert found == (
+            200,
+            "application/zip",
+            f'Content-Disposition: attachment; filename="{said}"\r\n',
+            b"of the file",
+        )
+
+    def test_of_a_closed_file_is_read_again_and_of_one_that_is_gone_is_not(self, tmp_path: Path) -> None:
+        path = tmp_path / "x"
+        path.write_bytes(b"x")
+        with path.open("rb") as file:
+            pass
+        assert taken(content_answer(file, "image/png"))[3] == b"x"
+        path.unlink()
+        with pytest.raises(FileNotFoundError):
+            content_answer(file, "image/png")
+
+    @pytest.mark.parametrize("value", [{"a": 1}, 7, [1], object()], ids=lambda value: type(value).__name__)
+    def test_is_not_made_of_other_values(self, value: Any) -> None:
+        with pytest.raises(TypeError):
+            content_answer(value, "image/png")
+
+    def test_cannot_have_a_type_that_says_more(self) -> None:
+        with pytest.raises(ValueError, match="no content type"):
+            content_answer(b"", "image/png\r\nX-More: 1")
+
+    def test_of_a_text_is_of_the_types_charset(self) -> None:
+        assert taken(content_answer("é", "text/plain; charset=latin-1"))[3] == b"\xe9"
+
+
+class TestErrors:
+    def test_are_the_originals_words_and_in_the_log(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert taken(error_answer(ValueError("boom"))) == (500, "text/plain; charset=utf-8", "", TROUBLE)
+        assert "ValueError: boom" in capsys.readouterr().err
+
+    def test_say_more_where_that_is_wanted(self) -> None:
+        assert taken(error_answer(ValueError("b\udce9m"), shown=True))[3] == TROUBLE + b"\n\nValueError: b?m"
+
+    def test_may_have_no_words_of_their_own(self) -> None:
+        class MuteError(Exception):
+            def __str__(self) -> str:
+                raise RuntimeError
+
+        assert taken(error_answer(MuteError(), shown=True))[3] == TROUBLE + b"\n\nMuteError: "
+
+    def test_of_http_with_lines_of_their_own_are_lines(self) -> None:
+        error = web.HTTPMethodNotAllowed("GET", ["POST", "PUT"])
+        assert taken(error_answer(error))[2] == "Allow: POST,PUT\r\n"
+
+    @pytest.mark.parametrize(
+        ("error", "wanted"),
+        [
+            (web.HTTPBadRequest(reason="bad thing"), (400, "text/plain; charset=utf-8", "", b"400: bad thing")),
+            (web.HTTPConflict(text="of its own"), (409, "text/plain; charset=utf-8", "", b"of its own")),
+            (web.HTTPNoContent(), (204, "", "", b"")),
+            (web.HTTPFound("/there"), (302, "text/plain; charset=utf-8", "Location: /there\r\n", b"302: Found")),
+            (
+                web.HTTPUnprocessableEntity(text="{}", content_type="application/json", headers={"X-More": "é"}),
+                (422, "application/json; charset=utf-8", "X-More: é\r\n", b"{}"),
+            ),
+        ],
+        ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+    )
+    def test_of_http_are_their_status_and_text(self, error: Exception, wanted: tuple[int, str, str, bytes]) -> None:
+        assert taken(error_answer(error)) == wanted

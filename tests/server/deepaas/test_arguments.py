@@ -1,0 +1,285 @@
+"""What a model is called with: where arguments are looked for, how they are checked, and what is said of wrong ones."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections import OrderedDict
+from typing import Any, ClassVar
+
+import marshmallow
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from marshmallow import fields, validate
+from webargs import fields as of_webargs
+
+from penstock.server.carrying.messages import read_answer
+from penstock.server.deepaas.inside.accepting import Accepting
+from penstock.server.deepaas.inside.answers import Refusal
+from penstock.server.deepaas.inside.arguments import Arguments
+
+from .calling import FORM, asked, parts
+
+JSON, URLENCODED = "application/json", "application/x-www-form-urlencoded"
+Inner = marshmallow.Schema.from_dict({"x": fields.Int(required=True)})
+
+
+def read(declared: dict[str, Any], **said: Any) -> Any:
+    """Read the arguments of a request. Returns: them, or what the client is told of wrong ones."""
+    value = said.pop("value", None)
+    if value is not None:
+        said |= {"body": json.dumps(value).encode(), "content_type": JSON}
+    try:
+        return Arguments(declared).read(asked(**said))
+    except Refusal as refusal:
+        status, content_type, _, body = read_answer(refusal.answer)
+        assert (status, content_type) == (422, b"application/json")
+        return json.loads(body, object_pairs_hook=OrderedDict)
+
+
+def old(kind: Any, *inner: Any, **said: Any) -> Any:
+    """Make a field as users of marshmallow 3 write it, with what is no argument of it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return kind(*inner, **said)
+
+
+class TestPlaces:
+    DECLARED: ClassVar = {
+        "anywhere": fields.Str(), "query": fields.Str(metadata={"location": "query"}),
+        "form": fields.Str(metadata={"location": "form"}), "json": fields.Str(metadata={"location": "json"}),
+        "X-Named": fields.Str(metadata={"location": "headers"}), "cookie": fields.Str(metadata={"location": "cookies"}),
+    }  # fmt: skip
+
+    def test_query_comes_before_form_and_json(self) -> None:
+        assert read({"a": fields.Int()}, query="a=1", body=b"a=2", content_type=URLENCODED) == {"a": 1}
+        assert read({"a": fields.Int()}, query="a=1", value={"a": 3}) == {"a": 1}
+        assert read({"a": fields.Int()}, value={"a": 3}) == {"a": 3}
+
+    @pytest.mark.parametrize(
+        ("said", "names"),
+        [
+            ({"query": "{}=1"}, ["anywhere", "query"]),
+            ({"body": b"{}=1", "content_type": URLENCODED}, ["anywhere", "form"]),
+            ({"value": 1}, ["anywhere", "json"]),
+            ({"headers": (("x-named", "1"), ("query", "1"))}, ["X-Named"]),
+            ({"headers": (("cookie", "; ".join(f"{name}=1" for name in DECLARED)),)}, ["cookie"]),
+        ],
+        ids=["query", "form", "json", "headers", "cookies"],
+    )
+    def test_are_those_that_the_field_says(self, said: dict[str, Any], names: list[str]) -> None:
+        said = dict(said)
+        if "query" in said:
+            said["query"] = "&".join(f"{name}=1" for name in self.DECLARED)
+        if "body" in said:
+            said["body"] = "&".join(f"{name}=1" for name in self.DECLARED).encode()
+        if "value" in said:
+            said["value"] = dict.fromkeys(self.DECLARED, "1")
+        assert read(self.DECLARED, **said) == dict.fromkeys(names, "1")
+
+    def test_may_be_said_as_webargs_fields_were_told(self) -> None:
+        field = old(of_webargs.Field, missing=None, type="file", location="form")
+        assert read({"a": field}, query="a=1") == {"a": None}
+        assert read({"a": field}, body=parts(("a", b"text")), content_type=FORM) == {"a": "text"}
+
+    def test_that_nobody_knows_are_the_usual_ones(self) -> None:
+        assert read({"a": fields.Str(metadata={"location": "moon"})}, query="a=1") == {"a": "1"}
+
+    def test_broken_json_is_met_only_where_it_is_needed(self) -> None:
+        broken = {"body": b"{bad", "content_type": JSON}
+        assert read({"a": fields.Int()}, query="a=1", **broken) == {"a": 1}
+        with pytest.raises(Refusal) as refusal:
+            Arguments({"a": fields.Int(), "b": fields.Int()}).read(asked(query="a=x", **broken))
+        assert read_answer(refusal.value.answer)[0] == 400
+
+    def test_json_that_is_no_object_says_nothing(self) -> None:
+        for value in (5, "x", [1], False):
+            assert read({"a": fields.Int(load_default=3)}, value=value) == {"a": 3}
+
+
+class TestValues:
+    def test_repeated_ones_are_a_list_where_the_field_is(self) -> None:
+        declared = {"list": fields.List(fields.Int()), "one": fields.Int()}
+        assert read(declared, query="list=1&list=2&one=1&one=2") == {"list": [1, 2], "one": 1}
+        assert read(declared, value={"list": 1, "one": 1}) == {"list": [1], "one": 1}
+        assert read(declared, value={"list": None}) == {"list": ["Field may not be null."]}
+
+    def test_of_a_list_in_one_text_are_not_taken_apart_by_us(self) -> None:
+        assert read({"a": of_webargs.DelimitedList(fields.Int())}, query="a=1,2&a=3") == {"a": [1, 2]}
+
+    def test_a_list_may_be_all_the_json_there_is(self) -> None:
+        declared = {"many": fields.Nested(Inner, many=True), "one": fields.Nested(Inner)}
+        assert read(declared, value=[{"x": 1}]) == {"many": [{"x": 1}]}
+        assert read(declared, value={"many": [{"x": 1}], "one": {"x": 2}}) == {"many": [{"x": 1}], "one": {"x": 2}}
+
+    def test_a_dict_may_be_nested_as_webargs_lets_it(self) -> None:
+        declared = {"a": of_webargs.Nested({"x": fields.Int(required=True)})}
+        assert read(declared, value={"a": {"x": "5"}}) == {"a": {"x": 5}}
+        assert read(declared, value={"a": {}}) == {"a": {"x": ["Missing data for required field."]}}
+
+    def test_have_the_name_of_the_client_and_the_key_of_the_model(self) -> None:
+        declared = {"keyed": fields.Int(data_key="key-of-it"), "b": fields.Int(attribute="c")}
+        assert read(declared, query="key-of-it=1&keyed=2&b=3") == {"keyed": 1, "c": 3}
+        assert read(declared, query="key-of-it=x") == {"key-of-it": ["Not a valid integer."]}
+
+    def test_enum_is_only_for_the_documents(self) -> None:
+        assert read({"a": old(fields.Str, missing="foo", enum=["b"])}) == {"a": "foo"}
+        assert read({"a": old(fields.Str, missing="foo", enum=["b"])}, query="a=c") == {"a": "c"}
+
+    def test_unknown_ones_are_ignored_and_unsent_ones_left_out(self) -> None:
+        assert read({"a": fields.Int()}, query="b=1", value={"c": 1}) == {}
+
+    def test_of_fields_that_only_write_are_unknown(self) -> None:
+        assert read({"a": fields.Int(dump_only=True)}, query="a=1") == {"a": ["Unknown field."]}
+
+    def test_with_points_in_their_names_are_nested_as_marshmallow_does(self) -> None:
+        assert read({"a.b": fields.Int(), "c": fields.Int()}, query="a.b=1&c=2") == {"a": {"b": 1}, "c": 2}
+
+    def test_there_may_be_none_at_all(self) -> None:
+        assert read({}, query="a=1", body=b"{bad", content_type=JSON) == {}
+
+
+class TestDefaults:
+    def test_are_made_or_taken(self) -> None:
+        declared = {
+            "old": old(fields.Int, missing=3), "new": fields.Int(load_default=None),
+            "called": fields.Int(load_default=lambda: 5),
+            "constant": fields.Constant(7),
+        }  # fmt: skip
+        assert read(declared) == {"old": 3, "new": None, "called": 5, "constant": 7}
+
+    def test_that_change_are_new_at_each_call(self) -> None:
+        arguments = Arguments({"a": fields.List(fields.Int(), load_default=[1])})
+        arguments.read(asked())["a"].append(2)
+        assert arguments.read(asked()) == {"a": [1]}
+
+    def test_of_needed_ones_do_not_count(self) -> None:
+        field = fields.Int(required=True)
+        field.load_default = 5
+        assert read({"a": field}) == {"a": ["Missing data for required field."]}
+
+
+class TestErrors:
+    def test_come_in_the_order_of_declaration(self) -> None:
+        declared = {
+            "z": fields.Int(),
+            "y": fields.Str(validate=validate.OneOf(["a", "b"])),
+            "x": fields.Int(required=True),
+        }
+        found = read(declared, query="y=c&z=q")
+        assert list(found.items()) == [
+            ("z", ["Not a valid integer."]), ("y", ["Must be one of: a, b."]),
+            ("x", ["Missing data for required field."]),
+        ]  # fmt: skip
+
+    def test_of_anything_but_validation_are_the_models(self) -> None:
+        with pytest.raises(ZeroDivisionError):
+            read({"a": fields.Function(deserialize=lambda value: 1 // 0)}, query="a=1")
+
+
+FIELDS: dict[str, Any] = {
+    "int": fields.Int(), "needed": fields.Float(required=True), "text": fields.Str(validate=validate.Length(max=2)),
+    "list": fields.List(fields.Int(), load_default=[1]), "bool": fields.Bool(load_default=False), "date": fields.Date(),
+    "nested": fields.Nested(Inner), "many": fields.Nested(Inner, many=True), "none": fields.Int(allow_none=True),
+    "dict": fields.Dict(values=fields.Int()), "keyed": fields.Int(data_key="key"),
+    "default": fields.Int(load_default=3),
+    "called": fields.Int(load_default=lambda: 4), "constant": fields.Constant(7), "raw": fields.Raw(),
+}  # fmt: skip
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(max_size=4)
+    | st.just("2020-01-02"),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["x", "y"]), inner, max_size=2),
+    max_leaves=5,
+)
+
+
+@given(st.dictionaries(st.sampled_from([*FIELDS, "key", "other"]), VALUES))
+def test_what_is_sent_is_read_as_marshmallow_loads_it(value: dict[str, Any]) -> None:
+    wanted: Any
+    known = {(field.data_key or name): (name, field) for name, field in FIELDS.items()}
+    sent = {}
+    for name in known:  # in the order of declaration
+        if name in value:
+            of_list = isinstance(known[name][1], fields.List)
+            kept = value[name]
+            sent[name] = [kept] if of_list and kept is not None and not isinstance(kept, list) else kept
+    try:
+        wanted = marshmallow.Schema.from_dict(FIELDS)().load(sent)
+    except marshmallow.ValidationError as error:
+        wanted = json.loads(json.dumps(error.messages))
+    found = read(FIELDS, value=value)
+    assert found == wanted
+    assert list(found) == list(wanted)
+
+
+class TestAccept:
+    CHOICES: ClassVar = ["application/zip", "image/png", "application/json"]
+
+    def declared(self, **said: Any) -> dict[str, Any]:
+        return {"accept": fields.Str(validate=validate.OneOf(self.CHOICES), **said)}
+
+    def read(self, declared: dict[str, Any], *, by_header: bool = False, **said: Any) -> Any:
+        accepting, request = Accepting(declared, by_header=by_header), asked(**said)
+        try:
+            return Arguments(accepting.arguments).read(request, accepting.chosen(request.said.headers))
+        except Refusal as refusal:
+            return json.loads(read_answer(refusal.answer)[3])
+
+    def test_is_the_users_default_or_the_first_choice(self) -> None:
+        assert self.read(self.declared()) == {"accept": "application/zip"}
+        assert self.read(self.declared(load_default="image/png")) == {"accept": "image/png"}
+        assert self.read(self.declared(load_default="text/html")) == {"accept": "application/zip"}
+        assert self.read(self.declared(load_default=None)) == {"accept": "application/zip"}
+
+    def test_may_be_anything_but_says_the_choices_only(self) -> None:
+        assert self.read(self.declared(), query="accept=*/*") == {"accept": "*/*"}
+        wanted = {"accept": ["Must be one of: application/zip, image/png, application/json."]}
+        assert self.read(self.declared(), query="accept=text/html") == wanted
+
+    def test_leaves_the_users_list_and_field_as_they_are(self) -> None:
+        declared = self.declared()
+        field, check = declared["accept"], declared["accept"].validate
+        self.read(declared)
+        assert declared["accept"] is field
+        assert check.choices is self.CHOICES
+        assert "*/*" not in self.CHOICES
+        assert field.load_default is marshmallow.missing
+
+    def test_need_not_have_choices(self) -> None:
+        assert self.read({"accept": fields.Str()}, query="accept=x") == {"accept": "x"}
+        assert Accepting({"accept": fields.Str()}, by_header=True).chosen({"accept": ["x"]}) is None
+
+    def test_of_headers_is_compared_as_a_whole(self) -> None:
+        declared = self.declared(metadata={"location": "headers"})
+        assert self.read(declared, headers=(("accept", "image/png"),)) == {"accept": "image/png"}
+        assert "Must be" in str(self.read(declared, headers=(("accept", "image/png;q=1"),)))
+
+    def test_ignores_the_header_unless_the_setting_lets_it(self) -> None:
+        assert self.read(self.declared(), headers=(("accept", "image/png"),)) == {"accept": "application/zip"}
+
+    @pytest.mark.parametrize(
+        ("header", "chosen"),
+        [
+            ("image/png", "image/png"), ("IMAGE/PNG;q=0.5", "image/png"), ("text/html, image/png, */*", "image/png"),
+            ("image/png, application/json", "application/zip"), ("*/*", "application/zip"),
+            ("image/*", "application/zip"),
+            ("image/png;q=0, application/json", "application/json"), ("image/png; q=0.0", "application/zip"),
+            ("", "application/zip"), (",;,=;q", "application/zip"), ("image/png;q=", "image/png"),
+        ],
+    )  # fmt: skip
+    def test_is_what_the_header_names_alone(self, header: str, chosen: str) -> None:
+        assert self.read(self.declared(), by_header=True, headers=(("accept", header),)) == {"accept": chosen}
+
+    def test_that_is_sent_goes_before_the_header(self) -> None:
+        said = {"query": "accept=application/json", "headers": (("accept", "image/png"),)}
+        assert self.read(self.declared(), by_header=True, **said) == {"accept": "application/json"}
+
+    @given(st.text())
+    def test_of_any_header_is_one_of_the_choices(self, header: str) -> None:
+        accepting = Accepting(self.declared(), by_header=True)
+        assert accepting.chosen({"accept": [header]}) in (None, *({"accept": each} for each in self.CHOICES))

@@ -1,0 +1,68 @@
+"""`penstock check --dialect deepaas` says what would be served, and every mistake, and runs none of a model's code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.server.deepaas.check import check_entries
+from penstock.server.repository.check import Report
+from penstock.server.settings import Settings
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def checked(*paths: str) -> Report:
+    return check_entries(Settings(dialect="deepaas", model_repository=paths))
+
+
+def said(report: Report) -> list[str]:
+    return [each.message for each in report.findings]
+
+
+def test_a_model_that_would_be_served_is_described(folder: Path) -> None:
+    (folder / "mod.py").write_text("raise SystemExit('this is never run')\ndef predict(**arguments): ...\n")
+    report = checked("m=mod")
+
+    assert (report.status, said(report)) == (0, [])
+    assert "module     mod" in str(report)
+    assert "1 version would be served" in str(report)
+
+
+def test_a_module_in_a_package_is_found_without_importing_the_package(folder: Path) -> None:
+    (folder / "package").mkdir()
+    (folder / "package" / "__init__.py").write_text("raise SystemExit")
+    (folder / "package" / "module.py").write_text("class Model:\n    def predict(self): ...\n")
+
+    assert said(checked("m=package.module:Model")) == []
+    assert said(checked("m=package.module:Other")) == ["has no Other"]
+    assert said(checked("m=package.other")) == ["model 'm': there is no module package.other"]
+
+
+def test_one_mistake_does_not_hide_another_nor_what_is_well(folder: Path) -> None:
+    (folder / "good.py").write_text("def predict(): ...\n")
+    (folder / "broken.py").write_text("def predict(:\n")
+    report = checked("a=good", "b=broken", "c=no_such_module_at_all")
+
+    assert [spec.name for spec in report.specs] == ["a"]
+    assert report.status == 1
+    assert [each.line for each in report.findings] == [1, 0]
+
+
+def test_a_module_with_no_method_is_told_of(folder: Path) -> None:
+    (folder / "empty.py").write_text("x = 1\n")
+    report = checked("m=empty")
+
+    assert (report.status, said(report)) == (0, ["has neither predict nor train: both are answered 501"])
+
+
+def test_what_is_no_path_to_a_model_is_a_mistake(folder: Path) -> None:
+    report = checked(str(folder))
+
+    assert report.status == 1
+    assert "wanted NAME=package.module" in str(report)

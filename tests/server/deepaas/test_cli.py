@@ -1,0 +1,208 @@
+"""`deepaas-cli` calls a model's methods in its own process, and says what comes of it as the original does."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.server.cli import main
+from penstock.server.deepaas import cli
+from penstock.server.deepaas.installed import Installed
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the model is written for marshmallow 3
+
+MODEL = """
+import io, os, pathlib
+from deepaas.model.v2.wrapper import UploadedFile
+from webargs import fields, validate
+
+warmed = []
+
+def warm():
+    warmed.append(1)
+
+def get_metadata():
+    return {"name": "caf\\u00e9"}
+
+def get_predict_args():
+    return {
+        "text": fields.Str(missing="t", description="100% plain", enum=["t", "u"]),
+        "int": fields.Int(missing=1),
+        "bool": fields.Bool(missing=True),
+        "list": fields.List(fields.Int(), missing=[1]),
+        "dict": fields.Dict(missing=dict),
+        "a-hyphen": fields.Str(missing="h"),
+        "absent": fields.Str(),
+        "method": fields.Str(missing="of the model"),
+        "file": fields.Field(missing=None, type="file", location="form"),
+        "accept": fields.Str(missing="application/json", validate=validate.OneOf(["application/json", "image/png"])),
+    }
+
+def predict(**arguments):
+    file = arguments.pop("file")
+    if arguments["accept"] == "image/png":
+        return io.BytesIO(b"\\x89PNG")
+    if arguments["text"] == "fails":
+        raise ValueError("predict boom")
+    if file is not None:
+        assert isinstance(file, UploadedFile)
+        content = pathlib.Path(file.filename).read_text()
+        arguments["file"] = [file.name, file.content_type, file.original_filename, content]
+        os.unlink(file.filename)
+    return dict(arguments, warmed=len(warmed))
+
+def get_train_args():
+    return {"epochs": fields.Int(required=True), "rate": fields.Float(missing=0.5)}
+
+def train(epochs, rate):
+    return {"accuracy": epochs * rate, "warmed": len(warmed)}
+"""
+DEFAULTS = {
+    "text": "t", "int": 1, "bool": True, "list": [1], "dict": {}, "a-hyphen": "h", "method": "of the model",
+    "accept": "application/json", "warmed": 1,
+}  # fmt: skip
+_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} \d+ ([A-Z]+) deepaas\.cmd\.cli \[-\] (.*)")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("called", "deepaas", "deepaas.model", "deepaas.model.v2", "deepaas.model.v2.wrapper"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    (tmp_path / "called.py").write_text(MODEL)
+    return tmp_path
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Give what a command line says: the texts of its lines."""
+
+    def of(*words: str, status: int = 0) -> list[str]:
+        assert main(["deepaas-cli", *words]) == status
+        found = [_LINE.fullmatch(line) for line in capsys.readouterr().out.splitlines()]
+        return [line[2] for line in found if line is not None]
+
+    return of
+
+
+def returned(lines: list[str]) -> Any:
+    return lines[-1].removeprefix("return: ")
+
+
+def test_metadata_are_printed_as_json_whether_they_are_asked_for_or_nothing_is(said: Any) -> None:
+    assert said("m=called", "get_metadata") == ["get_metadata was called.", 'return: {"name": "caf\\u00e9"}']
+    assert said("m=called") == [
+        "None was called.",
+        "No Method was requested! Return get_metadata()",
+        'return: {"name": "caf\\u00e9"}',
+    ]
+
+
+def test_warm_says_when_it_has_ended(said: Any) -> None:
+    assert said("m=called", "warm") == ["warm was called.", "return: Finished warm() method"]
+
+
+def test_predict_has_the_defaults_and_is_called_warm(said: Any) -> None:
+    assert eval(returned(said("m=called", "predict"))) == DEFAULTS
+
+
+def test_arguments_are_read_by_their_fields_and_those_with_hyphens_arrive(said: Any) -> None:
+    words = ["--text", "x y", "--int=5", "--bool", "no", "--list", "[1, 2]", "--dict", "{'b': [1]}", "--a-hyphen", "hh"]
+
+    assert eval(returned(said("m=called", "predict", *words, "--absent", "a", "--method", "train"))) == {
+        **DEFAULTS, "text": "x y", "int": 5, "bool": False, "list": [1, 2], "dict": {"b": [1]}, "a-hyphen": "hh",
+        "absent": "a", "method": "train",
+    }  # fmt: skip
+
+
+def test_a_file_is_an_upload_whose_copy_the_model_may_remove(said: Any, folder: Path) -> None:
+    (folder / "f.txt").write_text("of the file")
+    found = eval(returned(said("m=called", "predict", "--file", "f.txt")))
+
+    assert found["file"] == ["data", "text/plain", "f.txt", "of the file"]
+    assert (folder / "f.txt").exists()
+
+
+def test_a_model_is_not_warmed_where_that_is_not_wanted(said: Any) -> None:
+    assert eval(returned(said("m=called", "--nowarm", "predict")))["warmed"] == 0
+
+
+def test_what_predict_gives_is_stored_with_the_extension_of_its_type(said: Any, folder: Path) -> None:
+    assert (
+        returned(said("m=called", "--deepaas_method_output", "out/y.json", "predict"))
+        == "Output is saved in out/y.json"
+    )
+    assert json.loads((folder / "out" / "y.json").read_text()) == DEFAULTS
+    lines = said("m=called", "--deepaas_method_output", "y.bin", "predict", "--accept", "image/png")
+    assert lines[1] == "You are trying to store .png type data in the file with .bin extension!"
+    assert (folder / "y.bin.png").read_bytes() == b"\x89PNG"
+
+
+def test_train_gives_a_record(said: Any) -> None:
+    record = json.loads(returned(said("m=called", "train", "--epochs", "2")))
+
+    assert (list(record), list(record["result"])) == (
+        ["date", "args", "status", "uuid", "result"],
+        ["finish_date", "duration", "output"],
+    )
+    assert (record["args"], record["status"]) == ({"epochs": 2, "rate": 0.5}, "done")
+    assert (record["result"]["output"], len(record["uuid"])) == ({"accuracy": 1.0, "warmed": 1}, 32)
+
+
+@pytest.mark.parametrize(
+    ("words", "last"),
+    [
+        (["predict", "--int", "x"], "deepaas-cli predict: error: argument --int: invalid int value: 'x'"),
+        (["train"], "deepaas-cli train: error: the following arguments are required: --epochs"),
+        (["predict", "--nonsense", "1"], "deepaas-cli: error: unrecognized arguments: --nonsense 1"),
+        (["predict", "--deepaas_method_output", "y"], "error: unrecognized arguments: --deepaas_method_output y"),
+        (["explain"], "(choose from 'get_metadata', 'warm', 'predict', 'train')"),
+    ],
+    ids=["no number", "missing", "unknown", "after the method", "no method"],
+)
+def test_a_wrong_command_line_ends_with_status_2(
+    words: list[str], last: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["deepaas-cli", "m=called", *words])
+
+    assert left.value.code == 2
+    assert capsys.readouterr().err.strip().replace("get_metadata, warm", "'get_metadata', 'warm'").endswith(last)
+
+
+def test_what_a_model_raises_ends_with_status_1_and_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["deepaas-cli", "m=called", "predict", "--text", "fails"]) == 1
+    assert capsys.readouterr().err.endswith("ValueError: predict boom\n")
+
+
+def test_arguments_of_train_that_cannot_be_made_do_not_keep_predict_from_its_work(said: Any, folder: Path) -> None:
+    (folder / "halved.py").write_text("def get_train_args(): raise ValueError\ndef predict(): return 5\n")
+
+    assert returned(said("m=halved", "predict")) == "5"
+    assert said("m=halved", "get_metadata")[-1] == 'return: {"name": "m"}'
+
+
+def test_of_several_installed_models_one_has_to_be_chosen(
+    said: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = Installed([("m", "called"), ("n", "no_such_module")], "3.26.2")
+    monkeypatch.setattr(cli, "installed_in", lambda: there)
+
+    said(status=1)
+    assert returned(said("--model-name", "m", "get_metadata")) == '{"name": "caf\\u00e9"}'
+    monkeypatch.setenv("DEEPAAS_V2_MODEL", "m")
+    assert returned(said("get_metadata")) == '{"name": "caf\\u00e9"}'
+    assert main(["deepaas-cli", "--model-name", "x", "get_metadata"]) == 1
+    assert capsys.readouterr().err.endswith("Available models: ['m', 'n']\n")
+
+
+def test_deepaas_predict_says_what_to_use(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["deepaas-predict", "-i", "x.png"]) == 1
+    assert "penstock deepaas-cli predict" in capsys.readouterr().err

@@ -1,0 +1,174 @@
+"""Which models there are: those that are named, those that are installed, or the one for trying."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.server.deepaas import entries, installed
+from penstock.server.deepaas.entries import BESIDE, BUILT_IN, Entries, Target, target_of
+from penstock.server.deepaas.installed import Installed, installed_in
+from penstock.server.repository.findings import MistakesError
+from penstock.server.repository.scan import Defaults
+from penstock.server.settings import Settings
+
+
+def opened(*paths: str, environ: dict[str, str] | None = None, **others: Any) -> Entries:
+    found = Entries(Settings(dialect="deepaas", model_repository=paths, **others), environ or {})
+    assert found.wrong() is None
+    found.open()
+    return found
+
+
+def targets(found: Entries) -> dict[str, str]:
+    return {name: each.target for name, each in found.targets.items()}
+
+
+@pytest.fixture
+def there(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Give what is installed: nothing, until a test adds to it."""
+    found: list[tuple[str, str]] = []
+    monkeypatch.setattr(entries, "installed_in", lambda _: Installed(found, "3.26.2"))
+    return found
+
+
+def install(folder: Path, *lines: str) -> None:
+    place = folder / "some-1.0.dist-info"
+    place.mkdir()
+    (place / "METADATA").write_text("Metadata-Version: 2.1\nName: some\nVersion: 1.0\n")
+    (place / "entry_points.txt").write_text("\n".join(("[deepaas.v2.model]", *lines)))
+
+
+@pytest.mark.parametrize(
+    ("path", "target"),
+    [
+        ("m=mod", "mod"),
+        ("my-model=package.module:Class", "package.module:Class"),
+        ("a b=module:found.inner", "module:found.inner"),
+    ],
+)
+def test_a_path_is_a_name_and_where_its_code_is(path: str, target: str) -> None:
+    assert target_of(path) == Target(path.partition("=")[0], target)
+
+
+@pytest.mark.parametrize("path", ["mod", "m=", "=mod", "m=a b", "m=mod:", "m=mod.py:", "a/b=mod", "m=../mod"])
+def test_what_is_no_such_path_is_told(path: str) -> None:
+    finding = Entries(Settings(dialect="deepaas", model_repository=(path,)), {}).wrong()
+
+    assert finding is not None
+    assert "wanted NAME=package.module" in finding.message
+
+
+def test_a_name_may_not_stand_twice_on_the_command_line() -> None:
+    finding = Entries(Settings(dialect="deepaas", model_repository=("m=a", "m=b")), {}).wrong()
+
+    assert finding is not None
+    assert finding.message == "there are two models 'm'"
+
+
+def test_a_base_path_begins_with_a_slash() -> None:
+    finding = Entries(Settings(dialect="deepaas", deepaas_base_path="x"), {}).wrong()
+
+    assert finding is not None
+    assert finding.message == "--deepaas-base-path has to begin with /"
+
+
+def test_models_that_are_named_are_served_instead_of_those_that_are_installed(there: list[tuple[str, str]]) -> None:
+    there.append(("other", "other"))
+
+    assert targets(opened("b=mod", "a=mod:Class")) == {"b": "mod", "a": "mod:Class"}
+
+
+def test_models_that_are_installed_are_served_where_none_is_named(there: list[tuple[str, str]]) -> None:
+    there += [("one", "package.one"), ("two", "package.two:Class")]
+
+    assert targets(opened()) == {"one": "package.one", "two": "package.two:Class"}
+
+
+def test_one_model_may_be_chosen_by_the_setting_or_the_variable(there: list[tuple[str, str]]) -> None:
+    there += [("one", "package.one"), ("two", "package.two")]
+
+    assert list(opened(deepaas_model="two").targets) == ["two"]
+    assert list(opened(environ={"DEEPAAS_V2_MODEL": "one"}).targets) == ["one"]
+    assert list(opened("a=mod", "b=mod", environ={"DEEPAAS_V2_MODEL": "b"}).targets) == ["b"]
+
+
+def test_a_model_that_there_is_not_cannot_be_chosen(there: list[tuple[str, str]]) -> None:
+    there.append(("one", "package.one"))
+
+    with pytest.raises(MistakesError, match="there is no model 'two': there is one"):
+        opened(deepaas_model="two")
+
+
+def test_where_there_is_no_model_the_one_for_trying_is_served(
+    there: list[tuple[str, str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert opened().targets == {"deepaas-test": BUILT_IN}
+    assert "no model is installed" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [("", "lacks marshmallow"), ("4.0.1", "has marshmallow 4.0.1")],
+    ids=["missing", "too new"],
+)
+def test_marshmallow_3_has_to_be_there(monkeypatch: pytest.MonkeyPatch, version: str, said: str) -> None:
+    monkeypatch.setattr(entries, "installed_in", lambda _: Installed([], version))
+
+    with pytest.raises(MistakesError) as error:
+        opened("m=mod")
+
+    assert said in str(error.value)
+    assert str(error.value).endswith("pip install 'penstock[deepaas]'")
+
+
+def test_entry_points_are_found_without_importing_what_they_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, "plain = no_such_module", "object = no_such_module:found", "more = no_such_module:found [extra]")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    assert installed_in().entries == [
+        ("plain", "no_such_module"),
+        ("object", "no_such_module:found"),
+        ("more", "no_such_module:found"),
+    ]
+
+
+def test_another_python_is_asked_for_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, "theirs = no_such_module")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    found = opened(deepaas_interpreter=sys.executable)
+
+    assert targets(found) == {"theirs": "no_such_module"}
+    assert found.spec(found.targets["theirs"]).worker.interpreter == sys.executable
+
+
+def test_a_python_that_says_nothing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(MistakesError, match="no such file"):
+        opened(deepaas_interpreter=str(tmp_path / "python"))
+
+
+def test_an_environment_that_is_made_has_what_models_import(there: list[tuple[str, str]], tmp_path: Path) -> None:
+    found = Entries(Settings(dialect="deepaas", deepaas_requirements=str(tmp_path / "requirements.txt")), {})
+
+    assert found.spec(Target("m", "mod")).worker.packages == BESIDE
+
+
+def test_a_model_is_the_repositorys_by_its_name(there: list[tuple[str, str]]) -> None:
+    found = opened("m=mod:Class", deepaas_workers=3, deepaas_warm=False)
+    repository = found.repository(Defaults())
+    scanned, _, prints = repository.scan()
+
+    assert (repository.names(), prints) == (["m"], {"m": b"-"})
+    assert [(each.name, each.specs[0].options["target"]) for each in scanned] == [("m", "mod:Class")]
+    assert (scanned[0].specs[0].instances[0].count, scanned[0].specs[0].options["warm"]) == (3, "false")
+    assert repository.read("other") == (None, b"")
+
+
+def test_the_namespace_is_the_originals() -> None:
+    assert installed.NAMESPACE == "deepaas.v2.model"

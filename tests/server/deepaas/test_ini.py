@@ -1,0 +1,112 @@
+"""Configuration files are read as oslo.config reads them: what the original gave for each was asked of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.server.deepaas.ini import default_files, default_folders, files_in, read_ini, substituted
+from penstock.server.settings import SettingError
+
+
+def read(folder: Path, text: str) -> dict[str, str]:
+    path = folder / "deepaas.conf"
+    path.write_text(text)
+    return read_ini(path)
+
+
+def test_names_stand_before_an_equals_sign_or_a_colon(tmp_path: Path) -> None:
+    assert read(tmp_path, "# of the API\n[DEFAULT]\nworkers = 3\nwarm: off\n; that is all\n") == {
+        "workers": "3",
+        "warm": "off",
+    }
+
+
+def test_only_the_section_default_counts(tmp_path: Path) -> None:
+    text = "[default]\nworkers = 7\n[DEFAULT]\nworkers = 2\n[other]\nworkers = 5\n[DEFAULT]\ndebug = 1\n"
+
+    assert read(tmp_path, text) == {"workers": "2", "debug": "1"}
+
+
+def test_what_is_said_last_counts(tmp_path: Path) -> None:
+    assert read(tmp_path, "[DEFAULT]\nworkers = 2\nworkers = 5\n") == {"workers": "5"}
+
+
+def test_quotes_around_a_value_are_taken_off_where_both_are_the_same(tmp_path: Path) -> None:
+    said = read(tmp_path, '[DEFAULT]\na = "quoted name"\nb = \'x\'\nc = "half\nd = \'a"\n')
+
+    assert said == {"a": "quoted name", "b": "x", "c": '"half', "d": "'a\""}
+
+
+def test_a_value_goes_on_in_lines_that_begin_with_a_blank(tmp_path: Path) -> None:
+    assert read(tmp_path, "[DEFAULT]\nbase_path = /a # b\n   /c\nworkers =\n") == {
+        "base_path": "/a # b\n/c",
+        "workers": "",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("listen_port = 1\n", ":1, Section must be started before assignment: 'listen_port = 1'"),
+        ("[DEFAULT]\nnonsense\n", ":2, No ':' or '=' found in assignment: 'nonsense'"),
+        ("[DEFAULT]\n listen_port = 5\n", ":2, Unexpected continuation line: ' listen_port = 5'"),
+        ("[DEFAULT]\n= 5\n", ":2, Key cannot be empty: '= 5'"),
+        ("[DEFAULT\n", ":1, Invalid section (must end with ]): '[DEFAULT'"),
+        ("[]\n", ":1, Empty section name: '[]'"),
+    ],
+    ids=["no section", "no sign", "continued", "no name", "open section", "empty section"],
+)
+def test_a_line_that_means_nothing_is_named(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(SettingError) as error:
+        read(tmp_path, text)
+
+    assert str(error.value).endswith(f"deepaas.conf{said}")
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "bytes.conf").write_bytes(b"\xff")
+
+    with pytest.raises(SettingError, match="No such file"):
+        read_ini(tmp_path / "none.conf")
+    with pytest.raises(SettingError, match="is not UTF-8"):
+        read_ini(tmp_path / "bytes.conf")
+
+
+def test_of_each_default_file_the_first_that_is_there_is_read(tmp_path: Path) -> None:
+    own = tmp_path / ".deepaas"
+    own.mkdir()
+    for path in (own / "deepaas.conf", tmp_path / "deepaas.conf", tmp_path / "deepaas-run.conf"):
+        path.touch()
+    (tmp_path / "deepaas.conf.d").mkdir()
+
+    assert default_files({"HOME": str(tmp_path)}, "deepaas-run") == [
+        own / "deepaas.conf",
+        tmp_path / "deepaas-run.conf",
+    ]
+    assert default_folders({"HOME": str(tmp_path)}, "deepaas-run") == [tmp_path / "deepaas.conf.d"]
+
+
+def test_the_files_of_a_folder_are_those_that_end_in_conf_by_their_names(tmp_path: Path) -> None:
+    for name in ("2.conf", "1.conf", "3.ini"):
+        (tmp_path / name).touch()
+
+    assert [path.name for path in files_in(tmp_path)] == ["1.conf", "2.conf"]
+    with pytest.raises(SettingError, match="Failed to read config file directory"):
+        files_in(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("text", "stands_for"),
+    [
+        ("/x$listen_port", "/x5000"),
+        ("${workers}a", "1a"),
+        (r"\$a$$b", "$a$b"),
+        ("$ 5", "$ 5"),
+        ("a$", "a$"),
+    ],
+    ids=["name", "braces", "escaped", "a blank after", "at the end"],
+)
+def test_a_dollar_and_a_name_stand_for_a_value(text: str, stands_for: str) -> None:
+    assert substituted(text, {"listen_port": "5000", "workers": "1"}.__getitem__) == stands_for

@@ -1,0 +1,338 @@
+"""The service of a model's workers: predictions, trainings, and what the desk tells."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import marshmallow
+import pytest
+from aiohttp import web
+from marshmallow import fields, validate
+
+from penstock.backends.errors import Code, InferError
+from penstock.server.deepaas.inside.built_in import BuiltIn
+from penstock.server.deepaas.inside.service import IMPORTABLE, DeepaasInside
+from penstock.server.deepaas.messages import CHECK, METADATA, PROGRESS, TRAIN, Description
+
+from .calling import FORM, answered, call_of, opened, parts, predicted, sent_json
+
+TROUBLE = b"500 Internal Server Error\n\nServer got itself in trouble"
+FILE = fields.Raw(load_default=None, metadata={"type": "file", "location": "form"})
+CHOICES = validate.OneOf(["application/zip", "application/json"])
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Have uploads in a folder of their own, and the path as it was afterwards."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+def raising(error: BaseException) -> Any:
+    """Make a function that raises."""
+
+    def method(**_: Any) -> Any:
+        raise error
+
+    return method
+
+
+def trained(service: DeepaasInside, call: bytes = b"") -> Any:
+    """Have a trainer train."""
+    return json.loads(service.call(TRAIN, 1, call or call_of(), [])[0])
+
+
+class TestPredictions:
+    def test_are_what_the_model_gives_as_json(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        model = SimpleNamespace(
+            get_predict_args=lambda: {"a-b": fields.Int(load_default=3)}, predict=lambda **given: given
+        )
+        service = opened(monkeypatch, model)
+        assert answered(service) == (
+            200, "application/json; charset=utf-8", "", b'{"status": "OK", "predictions": {"a-b": 3}}',
+        )  # fmt: skip
+        assert predicted(service, sent_json({"a-b": "4"})) == {"a-b": 4}
+
+    def test_of_wrong_arguments_are_422_or_400_and_without_a_method_501(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        service = opened(monkeypatch, SimpleNamespace(get_predict_args=lambda: {"a": fields.Int()}))
+        assert answered(service, call_of(query="a=x"))[::3] == (422, b'{"a": ["Not a valid integer."]}')
+        assert answered(service, call_of(b"{", "application/json"))[0] == 400
+        assert answered(service)[::3] == (501, b"501: Not implemented by underlying model (loaded 'm')")
+
+    @pytest.mark.parametrize(
+        "error", [ValueError("x"), NotImplementedError(), SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=repr
+    )
+    def test_that_raise_harm_only_their_call(self, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+        service = opened(monkeypatch, SimpleNamespace(predict=raising(error)))
+        assert answered(service) == answered(service) == (500, "text/plain; charset=utf-8", "", TROUBLE)
+
+    def test_say_what_they_raise_where_that_is_wanted(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        service = opened(monkeypatch, SimpleNamespace(predict=raising(ValueError("boom"))), show_errors=True)
+        assert answered(service)[3] == TROUBLE + b"\n\nValueError: boom"
+
+    def test_that_raise_for_http_are_answered_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        service = opened(monkeypatch, SimpleNamespace(predict=raising(web.HTTPNotFound(reason="no such cat"))))
+        assert answered(service)[::3] == (404, b"404: no such cat")
+
+    def test_that_are_no_json_are_500(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert answered(opened(monkeypatch, SimpleNamespace(predict=lambda: b"x")))[::3] == (500, TROUBLE)
+
+    def test_leave_the_defaults_of_the_next_as_they_were(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def predict(seen: list[int]) -> list[int]:
+            seen.append(1)
+            return seen
+
+        declared = {"seen": fields.List(fields.Int(), load_default=[])}
+        service = opened(monkeypatch, SimpleNamespace(get_predict_args=lambda: declared, predict=predict))
+        assert predicted(service) == predicted(service) == [1]
+
+    def test_in_a_child_that_user_code_forks_end_with_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        service = opened(monkeypatch, SimpleNamespace(predict=raising(SystemExit(3))))
+        child = os.fork()
+        if child == 0:
+            try:
+                service.call(32, 1, call_of(), [])
+            except SystemExit as error:
+                os._exit(int(str(error.code)))
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+
+
+class TestFiles:
+    def predict(self, data: Any) -> Any:
+        return [*data[:1], *data[2:], Path(data.filename).read_text(), data.filename]
+
+    def test_are_there_for_the_call(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        service = opened(monkeypatch, SimpleNamespace(get_predict_args=lambda: {"data": FILE}, predict=self.predict))
+        found = predicted(service, call_of(parts(("data", b"content", "f.txt", "text/plain")), FORM))
+        assert found[:4] == ["data", "text/plain", "f.txt", "content"]
+        assert not Path(found[4]).exists()
+
+    def test_are_gone_when_the_call_has_failed(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        model = SimpleNamespace(get_predict_args=lambda: {"data": FILE}, predict=raising(ValueError()))
+        service = opened(monkeypatch, model)
+        assert answered(service, call_of(parts(("data", b"content", "f.txt")), FORM))[0] == 500
+        assert [path for path in folder.rglob("*") if path.is_file()] == []
+        service.close()
+        assert list(folder.iterdir()) == []
+
+    def test_that_are_given_back_are_sent_before_they_are_gone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        declared = {"data": FILE, "accept": fields.Str(validate=CHOICES)}
+
+        def predict(data: Any, accept: str) -> Any:
+            with Path(data.filename).open("rb") as file:
+                return file
+
+        model = SimpleNamespace(get_predict_args=lambda: declared, predict=predict)
+        status, kind, lines, body = answered(
+            opened(monkeypatch, model), call_of(parts(("data", b"content", "f.txt")), FORM)
+        )
+        assert (status, kind, body) == (200, "application/zip", b"content")
+        assert lines.startswith("Content-Disposition: attachment; filename=")
+
+
+class TestTypes:
+    MODEL = SimpleNamespace(
+        get_predict_args=lambda: {"accept": fields.Str(validate=CHOICES)}, predict=lambda accept: accept
+    )
+
+    def test_are_what_is_accepted(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        service = opened(monkeypatch, self.MODEL)
+        assert answered(service)[1::2] == ("application/zip", b"application/zip")
+        assert predicted(service, call_of(query={"accept": "*/*"})) == "*/*"
+        assert predicted(service, call_of(query={"accept": "application/json"})) == "application/json"
+        assert answered(service, call_of(query={"accept": "text/html"}))[0] == 422
+
+    def test_may_be_the_headers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        service = opened(monkeypatch, self.MODEL, accept_header=True)
+        assert predicted(service, call_of(headers=(("accept", "application/json"),))) == "application/json"
+
+    def test_do_not_fit_any_value(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        model = SimpleNamespace(get_predict_args=self.MODEL.get_predict_args, predict=lambda accept: {"a": 1})
+        assert answered(opened(monkeypatch, model))[::3] == (500, TROUBLE)
+
+
+class TestSchemas:
+    FIELDS: ClassVar = {"label": fields.Str(required=True), "probability": fields.Float()}
+
+    @pytest.mark.parametrize("schema", [FIELDS, marshmallow.Schema.from_dict(FIELDS)], ids=["dict", "class"])
+    @pytest.mark.parametrize(
+        "value", [{"label": "a", "probability": "0.25"}, {"label": "a"}, {}, "x", [], {"label": 1}]
+    )
+    def test_check_what_is_sent_and_change_nothing(
+        self, monkeypatch: pytest.MonkeyPatch, schema: Any, value: Any
+    ) -> None:
+        service = opened(monkeypatch, SimpleNamespace(schema=schema, predict=lambda: value))
+        if isinstance(value, dict) and value.get("label") == "a":
+            assert answered(service)[::3] == (200, json.dumps(value).encode())
+        else:
+            wanted = b"500: ERROR validating model response, check server logs."
+            assert answered(service) == (500, "text/plain; charset=utf-8", "", wanted)
+
+    def test_that_raise_something_else_are_said_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        schema = {"a": fields.Function(deserialize=lambda value: 1 // 0)}
+        service = opened(monkeypatch, SimpleNamespace(schema=schema, predict=lambda: {"a": 1}))
+        wanted = b"500: Unknown ERROR validating response, check server logs."
+        assert answered(service)[::3] == (500, wanted)
+
+    @pytest.mark.parametrize(
+        "schema", [5, "text", int, marshmallow.Schema()], ids=["number", "text", "type", "instance"]
+    )
+    def test_that_are_none_are_no_model(self, monkeypatch: pytest.MonkeyPatch, schema: Any) -> None:
+        with pytest.raises(InferError) as error:
+            opened(monkeypatch, SimpleNamespace(schema=schema))
+        assert error.value.code is Code.INVALID
+
+
+class TestOpening:
+    def test_warms_those_that_predict_and_train_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        warmed: list[str] = []
+        model = SimpleNamespace(warm=lambda: warmed.append("warm"))
+        for role, times in (("desk", 0), ("predict", 1), ("train", 2)):
+            opened(monkeypatch, model, role)
+            assert len(warmed) == times
+        opened(monkeypatch, model, warm=False)
+        assert len(warmed) == 2
+
+    @pytest.mark.parametrize("error", [ValueError("cold"), SystemExit("cold")], ids=repr)
+    def test_fails_with_the_model(self, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+        with pytest.raises(InferError, match=r"model 'm' .*: cold"):
+            opened(monkeypatch, SimpleNamespace(warm=raising(error)))
+
+    def test_fails_where_there_is_no_model(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with pytest.raises(InferError, match="ModuleNotFoundError"):
+            opened(monkeypatch, SimpleNamespace(), target="no.such.module")
+
+    def test_has_our_deepaas_found_after_the_original(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        sys.path[:] = [path for path in sys.path if path != IMPORTABLE]
+        opened(monkeypatch, SimpleNamespace())
+        opened(monkeypatch, SimpleNamespace())
+        assert sys.path.index(IMPORTABLE) == len(sys.path) - 1
+
+    def test_describes_what_the_desk_has(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        model = SimpleNamespace(
+            predict=lambda **_: 1, get_predict_args=lambda: {"accept": fields.Str(validate=CHOICES)},
+            schema={"a": fields.Bool()},
+        )  # fmt: skip
+        said = Description.read(opened(monkeypatch, model, "desk").opened()[0])
+        assert (said.predicts, said.trains) == (True, False)
+        assert said.predict_args["produces"] == ["application/zip", "application/json", "*/*"]
+        assert said.train_args == {"parameters": [], "definitions": {}}
+        assert said.schema["name"] == "ModelPredictionResponse"
+        assert opened(monkeypatch, model).opened()[0] == b""
+
+    def test_goes_well_though_a_model_cannot_be_described(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Odd(fields.Raw):
+            @property
+            def validators(self) -> Any:
+                raise RuntimeError
+
+            @validators.setter
+            def validators(self, _: Any) -> None:
+                """Forget them."""
+
+        desk = opened(monkeypatch, SimpleNamespace(train=print, get_train_args=lambda: {"a": Odd()}), "desk")
+        assert Description.read(desk.opened()[0]) == Description(predicts=False, trains=True)
+
+
+class TestDesks:
+    def test_tell_metadata_under_the_path_that_is_asked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        desk = opened(monkeypatch, SimpleNamespace(get_metadata=lambda: {"author": "A"}), "desk")
+        for path, href in ((b"", "/v2/models/m"), (b"/base/v2/models/m", "/base/v2/models/m")):
+            found = answered_metadata(desk, path)
+            assert found == {"id": "m", "name": "m", "links": [{"rel": "self", "href": href}], "author": "A"}
+
+    def test_say_that_metadata_have_failed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        desk = opened(monkeypatch, SimpleNamespace(get_metadata=lambda: None), "desk")
+        assert answered(desk, kind=METADATA)[0] == 500
+
+    def test_check_the_arguments_of_trainings(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        declared = {"sleep": fields.Int(required=True), "data": FILE, "day": fields.Date()}
+        desk = opened(monkeypatch, SimpleNamespace(get_train_args=lambda: declared, train=print), "desk")
+        assert answered(desk, kind=CHECK)[::3] == (422, b'{"sleep": ["Missing data for required field."]}')
+        form = call_of(parts(("data", b"x", "f.txt", "text/plain"), ("day", b"2020-01-02")), FORM, query="sleep=3")
+        wanted = b'{"sleep": 3, "data": ["data", "text/plain", "f.txt"], "day": "2020-01-02"}'
+        assert answered(desk, form, CHECK) == (200, "application/json; charset=utf-8", "", wanted)
+        assert list(folder.iterdir()) == []
+
+    def test_say_that_there_is_no_training(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert answered(opened(monkeypatch, SimpleNamespace(), "desk"), kind=CHECK)[0] == 501
+
+    def test_do_nothing_else(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with pytest.raises(InferError):
+            answered(opened(monkeypatch, SimpleNamespace(), "desk"), kind=63)
+
+
+def answered_metadata(desk: DeepaasInside, path: bytes) -> Any:
+    """Ask a desk for metadata."""
+    from penstock.server.carrying.messages import read_answer
+
+    return json.loads(read_answer(desk.call(METADATA, 1, path, [])[0])[3])
+
+
+class TestTrainings:
+    def test_give_what_they_give_once_they_have_said_that_they_begin(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        told: list[int] = []
+
+        def train(a: int) -> dict[str, int]:
+            told.append(a)
+            return {"acc": a}
+
+        model = SimpleNamespace(get_train_args=lambda: {"a": fields.Int()}, train=train)
+        service = opened(monkeypatch, model, "train")
+        channel: Any = service._channel
+        monkeypatch.setattr(channel, "send", lambda kind, number: told.append(kind))
+        assert trained(service, call_of(query="a=5")) == {"output": {"acc": 5}}
+        assert told == [PROGRESS, 5]
+
+    def test_have_files_until_they_end(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        model = SimpleNamespace(
+            get_train_args=lambda: {"data": FILE}, train=lambda data: Path(data.filename).read_text()
+        )
+        form = call_of(parts(("data", b"content", "f.txt")), FORM)
+        assert trained(opened(monkeypatch, model, "train"), form) == {"output": "content"}
+        assert [path for path in folder.rglob("*") if path.is_file()] == []
+
+    @pytest.mark.parametrize(
+        ("error", "said"),
+        [
+            (ValueError("boom"), "boom"), (KeyError("k"), "'k'"), (RuntimeError(), ""),
+            (SystemExit(3), "SystemExit: 3"),
+            (web.HTTPNotFound(reason="none"), "none"),
+        ],
+        ids=repr,
+    )  # fmt: skip
+    def test_say_what_they_raise(self, monkeypatch: pytest.MonkeyPatch, error: BaseException, said: str) -> None:
+        assert trained(opened(monkeypatch, SimpleNamespace(train=raising(error)), "train")) == {"error": said}
+
+    def test_whose_result_is_no_json_have_failed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        found = trained(opened(monkeypatch, SimpleNamespace(train=lambda: b"x"), "train"))
+        assert found == {"error": "Object of type bytes is not JSON serializable"}
+
+    def test_that_cannot_begin_say_why(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        found = trained(opened(monkeypatch, SimpleNamespace(), "train"))
+        assert found == {"error": "501: Not implemented by underlying model (loaded 'm')"}
+
+
+class TestBuiltIn:
+    def test_predicts_in_the_form_that_is_asked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        service = opened(monkeypatch, BuiltIn())
+        assert sorted(json.loads(answered(service)[3])) == ["data", "parameter"]
+        body, query = parts(("data", b"x", "f.txt")), "parameter=1"
+        for accept, begin in (
+            ("application/json", b'{"date'),
+            ("text/plain", b"data:image"),
+            ("image/png", b"\x89PNG"),
+        ):
+            status, kind, _, found = answered(service, call_of(body, FORM, query=query, headers=(("accept", accept),)))
+            assert (status, kind.split(";")[0], found[: len(begin)]) == (200, accept, begin)
+
+    def test_trains(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert trained(opened(monkeypatch, BuiltIn(), "train"), call_of(query="sleep=0")) == {"output": None}

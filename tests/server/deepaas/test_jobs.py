@@ -1,0 +1,282 @@
+"""What clients are told of trainings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.backends.errors import Code, InferError
+from penstock.server.carrying.messages import pack_answer, read_answer
+from penstock.server.deepaas.jobs import Jobs
+from penstock.server.deepaas.messages import CHECK, Description
+from penstock.server.deepaas.runs import SERVER_ENDED
+
+from .trainings import Bench, done, shown, turns
+
+REQUEST = b'{"method": "POST", "query": "", "headers": []}\n'
+
+
+class FakeDesk:
+    """A Desk that finds arguments good, unless the test says otherwise."""
+
+    def __init__(self) -> None:
+        self.description = Description()
+        self.answer = pack_answer(200, b"application/json; charset=utf-8", b'{"sleep": 0.0, "data": null}')
+        self.asked: list[tuple[int, bytes]] = []
+
+    async def ask(self, kind: int, body: bytes = b"") -> bytes:
+        """Answer."""
+        self.asked.append((kind, body))
+        return self.answer
+
+
+class Office:
+    """Jobs of one model, `m`."""
+
+    def __init__(self, at_once: int = 1) -> None:
+        self.bench, self.desk = Bench(at_once), FakeDesk()
+        self.jobs = Jobs(self._desk_of, self.bench.runs)
+
+    def _desk_of(self, name: str) -> FakeDesk:
+        if name != "m":
+            raise InferError(Code.NOT_READY, "not there")
+        return self.desk
+
+    async def start(self) -> Any:
+        """Begin a training."""
+        answer = await self.jobs.start("m", REQUEST)
+        await turns()
+        return shown(answer)
+
+
+def test_a_training_begins_at_once_and_says_so() -> None:
+    async def work() -> Any:
+        office = Office()
+        begun = await office.start()
+        assert office.desk.asked == [(CHECK, REQUEST)]
+        assert office.bench.made[0].request == REQUEST
+        await office.bench.runs.close()
+        return begun
+
+    begun = done(work())
+
+    uuid = begun["uuid"]
+    assert len(uuid) == 32
+    assert list(begun.items()) == [
+        ("date", "2026-11-23 12:00:00.000250"),
+        ("args", {"sleep": 0.0, "data": None}),
+        ("uuid", uuid),
+        ("status", "running"),
+    ]
+
+
+def test_one_that_has_ended_well_has_its_result() -> None:
+    async def work() -> None:
+        office = Office()
+        begun = await office.start()
+        office.bench.clock.pass_s(3.020907)
+        office.bench.made[0].give({"acc": 0.9, "loss": float("nan")})
+        await turns()
+
+        answer = await office.jobs.get("m", begun["uuid"])
+
+        assert answer.endswith(
+            b'"status": "done", "result": {"output": {"acc": 0.9, "loss": NaN}, '
+            b'"finish_date": "2026-11-23 12:00:03.021157", "duration": "0:00:03.020907"}}'
+        )
+        await office.bench.runs.close()
+
+    done(work())
+
+
+def test_one_that_has_raised_says_what() -> None:
+    async def work() -> None:
+        office = Office()
+        begun = await office.start()
+        office.bench.made[0].raise_("train boom")
+        await turns()
+
+        ended = shown(await office.jobs.get("m", begun["uuid"]))
+
+        assert ended == {**begun, "status": "error", "message": "train boom"}
+        await office.bench.runs.close()
+
+    done(work())
+
+
+def test_one_whose_process_has_ended_says_so() -> None:
+    async def work() -> None:
+        office = Office()
+        begun = await office.start()
+        office.bench.made[0].fail("it ended: signal 9 (SIGKILL)")
+        await turns()
+
+        ended = shown(await office.jobs.get("m", begun["uuid"]))
+
+        assert (ended["status"], ended["message"]) == ("error", "it ended: signal 9 (SIGKILL)")
+        await office.bench.runs.close()
+
+    done(work())
+
+
+def test_a_clock_that_is_set_back_makes_no_duration_below_nothing() -> None:
+    async def work() -> None:
+        office = Office()
+        begun = await office.start()
+        office.bench.clock.pass_s(-60)
+        office.bench.made[0].give(None)
+        await turns()
+
+        assert shown(await office.jobs.get("m", begun["uuid"]))["result"]["duration"] == "0:00:00"
+        await office.bench.runs.close()
+
+    done(work())
+
+
+def test_those_that_wait_are_running_to_their_clients_and_listed_in_order() -> None:
+    async def work() -> None:
+        office = Office()
+        begun = [await office.start() for _ in range(3)]
+
+        assert shown(await office.jobs.list("m")) == begun
+        assert shown(await office.jobs.list("other")) == []
+        assert [run.phase for run in office.bench.runs.all("m")] == ["training", "waiting", "waiting"]
+        await office.bench.runs.close()
+
+    done(work())
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["running", "waiting"])
+def test_one_that_is_deleted_is_cancelled_and_gone(waits: bool) -> None:
+    async def work() -> None:
+        office = Office()
+        begun = [await office.start(), await office.start()][waits]
+
+        assert shown(await office.jobs.delete("m", begun["uuid"])) == {**begun, "status": "cancelled"}
+        assert read_answer(await office.jobs.get("m", begun["uuid"]))[0] == 404
+        assert len(shown(await office.jobs.list("m"))) == 1
+        assert read_answer(await office.jobs.delete("m", begun["uuid"]))[0] == 404
+        await office.bench.runs.close()
+
+    done(work())
+
+
+@pytest.mark.parametrize("how", ["give", "raise_"])
+def test_one_that_has_ended_is_deleted_with_its_record(how: str) -> None:
+    async def work() -> None:
+        office = Office()
+        begun = await office.start()
+        getattr(office.bench.made[0], how)("words")
+        await turns()
+        ended = shown(await office.jobs.get("m", begun["uuid"]))
+
+        assert shown(await office.jobs.delete("m", begun["uuid"])) == ended
+        assert shown(await office.jobs.list("m")) == []
+        await office.bench.runs.close()
+
+    done(work())
+
+
+def test_the_next_begins_when_one_is_cancelled() -> None:
+    async def work() -> None:
+        office = Office()
+        first, second = await office.start(), await office.start()
+        await office.jobs.delete("m", first["uuid"])
+        await turns()
+
+        assert [trainer.uuid for trainer in office.bench.made] == [first["uuid"], second["uuid"]]
+        await office.bench.runs.close()
+
+    done(work())
+
+
+def test_what_is_not_there_is_not_found() -> None:
+    async def work() -> list[bytes]:
+        jobs = Office().jobs
+        return [await ask("m", "0" * 32) for ask in (jobs.get, jobs.delete, jobs.log, jobs.progress, jobs.page)]
+
+    assert {read_answer(answer) for answer in done(work())} == {
+        (404, b"text/plain; charset=utf-8", b"", b"404: Not Found")
+    }
+
+
+def test_wrong_arguments_are_the_desks_to_answer_and_begin_nothing() -> None:
+    async def work() -> None:
+        office = Office()
+        office.desk.answer = pack_answer(422, b"application/json", b'{"sleep": ["no"]}')
+
+        assert await office.jobs.start("m", REQUEST) == office.desk.answer
+        assert shown(await office.jobs.list("m")) == []
+        await office.bench.runs.close()
+
+    done(work())
+
+
+def test_a_model_that_does_not_train_says_so() -> None:
+    async def work() -> None:
+        office = Office()
+        office.desk.description = Description(trains=False)
+
+        status, kind, _, body = read_answer(await office.jobs.start("m", REQUEST))
+
+        assert (status, kind) == (501, b"text/plain; charset=utf-8")
+        assert body == b"501: Not implemented by underlying model (loaded 'm')"
+        await office.bench.runs.close()
+
+    done(work())
+
+
+def test_a_server_that_stops_begins_no_training() -> None:
+    async def work() -> None:
+        office = Office()
+        await office.bench.runs.close()
+        with pytest.raises(InferError, match="the server stops"):
+            await office.jobs.start("m", REQUEST)
+
+    done(work())
+
+
+def test_progress_and_log_follow_what_is_written() -> None:
+    async def work() -> None:
+        office = Office()
+        uuid, waits = (await office.start())["uuid"], (await office.start())["uuid"]
+        office.bench.clock.pass_s(2.5)
+        for line in ("Epoch 1/4", "50/100 [=====>    ] - loss: <b>"):
+            office.bench.made[0].line(line)
+
+        told = shown(await office.jobs.progress("m", uuid))
+        assert told == {
+            "uuid": uuid, "model": "m", "status": "running", "phase": "training", "elapsed": 2.5, "progress": 0.125,
+            "epoch": 1, "epochs": 4, "epoch_progress": 0.5, "last_line": "50/100 [=====>    ] - loss: <b>",
+        }  # fmt: skip
+        assert shown(await office.jobs.progress("m", waits))["phase"] == "waiting"
+        _, kind, lines, body = read_answer(await office.jobs.log("m", uuid))
+        assert body == b"Epoch 1/4\n50/100 [=====>    ] - loss: <b>\n"
+        assert kind == b"text/plain; charset=utf-8"
+        assert b"nosniff" in lines
+
+        await office.bench.runs.close()
+        told = shown(await office.jobs.progress("m", uuid))
+        assert (told["status"], told["phase"], told["progress"], told["epoch"]) == ("error", "ended", 0.125, 1)
+        assert shown(await office.jobs.get("m", uuid))["message"] == SERVER_ENDED
+
+    done(work())
+
+
+def test_the_page_needs_nothing_from_elsewhere_and_reads_nothing_as_html() -> None:
+    async def work() -> tuple[int, bytes, bytes, bytes]:
+        office = Office()
+        uuid = (await office.start())["uuid"]
+        answer = read_answer(await office.jobs.page("m", uuid))
+        await office.bench.runs.close()
+        return answer
+
+    status, kind, lines, page = done(work())
+
+    assert (status, kind) == (200, b"text/html; charset=utf-8")
+    assert b"default-src 'none'" in lines
+    assert lines.endswith(b"\r\n")
+    assert not lines.endswith(b"\r\n\r\n")
+    assert b"innerHTML" not in page
+    assert b"//" not in page.replace(b"<!DOCTYPE html>", b"")

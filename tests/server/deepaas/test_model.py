@@ -1,0 +1,146 @@
+"""What an entry point names, and which methods a model has."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from penstock.server.carrying.messages import read_answer
+from penstock.server.deepaas.inside.answers import Refusal
+from penstock.server.deepaas.inside.model import Model
+
+from .calling import NAME
+
+
+class Ordinary:
+    made = 0
+
+    def __init__(self) -> None:
+        type(self).made += 1
+
+    def predict(self) -> Any:
+        return self
+
+
+class Static:
+    def __init__(self, needed: int) -> None:
+        raise AssertionError("not to be instantiated")
+
+    @staticmethod
+    def get_metadata() -> dict[str, Any]:
+        return {"author": "static"}
+
+    @classmethod
+    def predict(cls) -> Any:
+        return cls
+
+    def other(self) -> None:
+        """Be no method of a model."""
+
+
+class Mixed(Ordinary):
+    @staticmethod
+    def get_metadata() -> dict[str, Any]:
+        return {}
+
+
+def model_of(monkeypatch: pytest.MonkeyPatch, found: Any, target: str = NAME) -> Model:
+    """Load a model from what stands where its module would."""
+    monkeypatch.setitem(sys.modules, NAME, found)
+    return Model("m", target)
+
+
+def test_a_module_is_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = SimpleNamespace(predict=lambda: 1)
+    assert model_of(monkeypatch, module).found is module
+
+
+@pytest.mark.parametrize("target", [f"{NAME}:outer.inner", f" {NAME} : outer.inner ", f"{NAME}:outer.inner [extra]"])
+def test_an_attribute_is_a_model(monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    inner = Ordinary()
+    module = SimpleNamespace(outer=SimpleNamespace(inner=inner))
+    assert model_of(monkeypatch, module, target).found is inner
+
+
+def test_a_class_is_instantiated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ordinary, "made", 0)
+    model = model_of(monkeypatch, SimpleNamespace(cls=Ordinary), f"{NAME}:cls")
+    assert isinstance(model.found, Ordinary)
+    assert model.needed("predict")() is model.needed("predict")()
+    assert Ordinary.made == 1
+
+
+def test_a_class_that_needs_no_instance_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert model_of(monkeypatch, SimpleNamespace(cls=Static), f"{NAME}:cls").found is Static
+
+
+def test_a_class_that_needs_an_instance_for_one_method_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(model_of(monkeypatch, SimpleNamespace(cls=Mixed), f"{NAME}:cls").found, Mixed)
+
+
+@pytest.mark.parametrize("target", ["no.such.module", f"{NAME}:nothing"])
+def test_what_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    with pytest.raises((ImportError, AttributeError)):
+        model_of(monkeypatch, SimpleNamespace(), target)
+
+
+def test_methods_that_are_not_there_are_501(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of(monkeypatch, SimpleNamespace())
+    with pytest.raises(Refusal) as refusal:
+        model.needed("predict")
+    assert read_answer(refusal.value.answer)[::3] == (501, b"501: Not implemented by underlying model (loaded 'm')")
+
+
+def raising(error: Exception) -> Any:
+    """Make a function that raises."""
+
+    def method() -> Any:
+        raise error
+
+    return method
+
+
+@pytest.mark.parametrize("error", [NotImplementedError(), AttributeError("x")], ids=["unfinished", "attribute"])
+def test_arguments_and_metadata_may_be_unfinished(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    model = model_of(monkeypatch, SimpleNamespace(get_predict_args=raising(error), get_metadata=raising(error)))
+    assert model.arguments("get_predict_args") == {}
+    assert model.arguments("get_train_args") == {}
+    assert metadata(model) == {
+        "id": "0", "name": "m", "links": [{"rel": "self", "href": "/here"}],
+        "description": "Could not load description from underlying model (loaded 'm')",
+    }  # fmt: skip
+
+
+def metadata(model: Model) -> Any:
+    """Ask a model for its metadata."""
+    return json.loads(read_answer(model.metadata("/here"))[3])
+
+
+def test_metadata_go_over_what_is_always_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of(monkeypatch, SimpleNamespace(get_metadata=lambda: {"author": "A", "id": 5, "extra": None}))
+    wanted = {"id": 5, "name": "m", "links": [{"rel": "self", "href": "/here"}], "author": "A", "extra": None}
+    assert metadata(model) == wanted
+    assert list(metadata(model)) == list(wanted)
+
+
+@pytest.mark.parametrize("name", ["get_predict_args", "get_metadata"])
+def test_other_errors_are_the_models_own(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    model = model_of(monkeypatch, SimpleNamespace(**{name: raising(KeyError("k"))}))
+    with pytest.raises(KeyError):
+        model.arguments(name) if name != "get_metadata" else model.metadata("")
+
+
+def test_arguments_are_a_dict(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TypeError, match="not a dict"):
+        model_of(monkeypatch, SimpleNamespace(get_predict_args=lambda: [1])).arguments("get_predict_args")
+
+
+def test_warming_may_be_unfinished_but_may_not_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    model_of(monkeypatch, SimpleNamespace(warm=raising(NotImplementedError()))).warm()
+    model_of(monkeypatch, SimpleNamespace()).warm()
+    with pytest.raises(ValueError, match="cold"):
+        model_of(monkeypatch, SimpleNamespace(warm=raising(ValueError("cold")))).warm()

@@ -1,0 +1,133 @@
+"""The document of the API as OpenAPI 3: made of the other one, and right where that is not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from penstock.server.deepaas import openapi, swagger
+from penstock.server.deepaas.messages import Description
+
+ARGUMENTS = [
+    {"in": "query", "name": "n", "type": "integer", "format": "int32", "default": 3, "required": False},
+    {"in": "query", "name": "many", "type": "array", "items": {"type": "string"}, "collectionFormat": "multi",
+     "required": True, "x-nullable": True, "default": None},
+    {"in": "formData", "name": "data", "type": "file", "required": True, "description": "A picture"},
+    {"in": "formData", "name": "word", "type": "string", "required": False},
+    {"in": "header", "name": "X-Named", "type": "string", "required": False, "enum": ["a", "b"]},
+    {"in": "query", "name": "nested", "$ref": "#/definitions/Inner", "required": False},
+    {"in": "body", "name": "body", "required": False,
+     "schema": {"type": "object", "properties": {"deep": {"x-nullable": True, "type": "string"}}}},
+]  # fmt: skip
+INNER = {"type": "object", "properties": {"again": {"$ref": "#/definitions/Inner"}}}
+
+
+def made(**said: Any) -> dict[str, Any]:
+    """Make the document of a server with one model."""
+    described = Description(predict_args={"parameters": ARGUMENTS, "definitions": {"Inner": INNER}, **said})
+    return openapi.document(swagger.document("/base", [("m", described)], predict=True, train=True))
+
+
+def predict(**said: Any) -> dict[str, Any]:
+    """Give what it says of predictions."""
+    operation: dict[str, Any] = made(**said)["paths"]["/base/v2/models/m/predict/"]["post"]
+    return operation
+
+
+def parameter(name: str) -> dict[str, Any]:
+    """Give what it says of an argument that is no part of a body."""
+    [found] = [each for each in predict()["parameters"] if each["name"] == name]
+    return dict(found)
+
+
+def references(value: Any) -> Iterator[str]:
+    """List everything that a document refers to."""
+    if isinstance(value, dict):
+        yield from (each for key, each in value.items() if key == "$ref")
+    if isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from references(each)
+
+
+def test_it_is_of_version_3_and_refers_to_what_it_has() -> None:
+    document = made()
+
+    assert document["openapi"] == "3.0.3"
+    schemas = {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
+    assert set(references(document)) <= schemas
+    assert "x-nullable" not in json.dumps(document)
+
+
+def test_an_argument_has_a_schema() -> None:
+    assert parameter("n") == {
+        "name": "n", "in": "query", "required": False, "schema": {"type": "integer", "format": "int32", "default": 3},
+    }  # fmt: skip
+    assert parameter("X-Named")["schema"] == {"type": "string", "enum": ["a", "b"]}
+    assert parameter("nested")["schema"] == {"$ref": "#/components/schemas/Inner"}
+
+
+def test_one_that_may_be_repeated_says_so() -> None:
+    many = parameter("many")
+
+    assert (many["explode"], many["required"]) == (True, True)
+    assert many["schema"] == {"type": "array", "items": {"type": "string"}, "default": None, "nullable": True}
+
+
+def test_those_of_a_form_are_a_body() -> None:
+    form = predict()["requestBody"]["content"]["multipart/form-data"]["schema"]
+
+    assert form["properties"]["data"] == {"type": "string", "format": "binary", "description": "A picture"}
+    assert form["properties"]["word"] == {"type": "string"}
+    assert form["required"] == ["data"]
+
+
+def test_those_of_a_body_of_json_are_one() -> None:
+    body = predict()["requestBody"]["content"]["application/json"]["schema"]
+
+    assert body["properties"]["deep"] == {"nullable": True, "type": "string"}
+
+
+def test_predictions_are_any_json() -> None:
+    schema = made()["components"]["schemas"]["Prediction"]
+
+    assert schema["properties"]["predictions"] == {}
+
+
+def test_what_is_no_json_is_bytes() -> None:
+    content = predict(produces=["image/png", "application/json", "*/*"])["responses"]["200"]["content"]
+
+    assert content["image/png"] == {"schema": {"type": "string", "format": "binary"}}
+    assert content["application/json"] == {"schema": {"$ref": "#/components/schemas/Prediction"}}
+
+
+def test_a_models_own_prediction_is_not_taken_for_that_of_all_servers() -> None:
+    own = {"type": "object", "properties": {"label": {"type": "string"}}}
+    described = Description(schema={"name": "Prediction", "definitions": {"Prediction": own}})
+    document = openapi.document(swagger.document("", [("m", described)], predict=True, train=True))
+
+    assert document["components"]["schemas"]["Prediction"] == own
+
+
+def test_trainings_are_a_list_and_what_they_write_has_urls() -> None:
+    document = made()
+    train = document["paths"]["/base/v2/models/m/train/"]
+
+    assert document["components"]["schemas"]["TrainingList"]["type"] == "array"
+    assert train["post"]["responses"]["200"]["content"]["application/json"]["schema"] == {
+        "$ref": "#/components/schemas/Training"
+    }
+    assert "done" in document["components"]["schemas"]["Training"]["properties"]["status"]["enum"]
+    for name in ("log", "progress", "page"):
+        [uuid] = document["paths"][f"/base/v2/models/m/train/{{uuid}}/{name}"]["get"]["parameters"]
+        assert (uuid["in"], uuid["required"]) == ("path", True)
+
+
+def test_the_list_of_models_is_an_object_with_a_list() -> None:
+    content = made()["paths"]["/base/v2/models/"]["get"]["responses"]["200"]["content"]
+
+    assert content["application/json"]["schema"]["properties"]["models"]["type"] == "array"
+
+
+def test_wrong_arguments_are_told_of() -> None:
+    assert {"200", "400", "422", "501"} == set(predict()["responses"])

@@ -1,0 +1,98 @@
+"""What the server of DEEPaaS models answers itself, and what its debug endpoint keeps."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from penstock.backends.errors import Code, InferError
+from penstock.server.deepaas import debugging, pages
+from penstock.server.deepaas.debugging import Debugging
+from penstock.server.http.head import HttpError, TooLargeError
+from penstock.server.workers.order import WorkerLost
+
+logger = logging.getLogger("penstock.tests")
+
+
+def test_versions_name_their_documents() -> None:
+    assert pages.written(pages.versions("", documents=True)).decode() == (
+        '{"versions": [{"version": "stable", "id": "v2", "links": [{"rel": "self", "type": "application/json", '
+        '"href": "/v2/"}]}], "links": [{"rel": "help", "type": "text/html", "href": "/api"}, '
+        '{"rel": "describedby", "type": "application/json", "href": "/swagger.json"}]}'
+    )
+
+
+def test_versions_name_no_page_that_is_not_there() -> None:
+    assert [link["rel"] for link in pages.versions("", documents=False)["links"]] == ["describedby"]
+
+
+def test_links_stand_under_the_base_path() -> None:
+    said = pages.versions("/a/b", documents=True)
+
+    assert [link["href"] for link in said["links"]] == ["/a/b/api", "/a/b/swagger.json"]
+    assert said["versions"] == [pages.version("/a/b")]
+    assert pages.link_of("/a/b", "m") == "/a/b/v2/models/m"
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [(302, b"302: Found"), (308, b"308: Permanent Redirect"), (402, b"402: Payment Required"),
+     (404, b"404: Not Found"), (405, b"405: Method Not Allowed")],
+)  # fmt: skip
+def test_an_answer_that_is_its_status_says_so(status: int, text: bytes) -> None:
+    assert pages.status_text(status) == text
+
+
+def test_what_fails_in_the_server_or_ends_a_worker_is_the_originals_trouble() -> None:
+    for error in (InferError(Code.INTERNAL, "secret"), WorkerLost("killed"), WorkerLost("too long", Code.EXPIRED)):
+        assert pages.refused(error) == (500, b"500 Internal Server Error\n\nServer got itself in trouble")
+
+
+def test_what_is_not_ready_or_too_much_says_why() -> None:
+    assert pages.refused(InferError(Code.NOT_READY, "'m' is loading")) == (503, b"503: 'm' is loading")
+    assert pages.refused(InferError(Code.OVERLOADED, "full")) == (503, b"503: full")
+
+
+def test_a_body_above_the_limit_is_refused_in_the_originals_words() -> None:
+    status, content_type, text = pages.refusal(TooLargeError("ours"), 300)
+
+    assert (status, text) == (413, b"Maximum request body size 300 exceeded.")
+    assert content_type == b"text/plain; charset=utf-8"
+    assert pages.refusal(HttpError(431, "too many"), 300)[::2] == (431, b"431: too many")
+
+
+@pytest.fixture
+def kept() -> Iterator[Debugging]:
+    """Keep the log for as long as a test lasts."""
+    logging.getLogger("penstock").setLevel(logging.INFO)
+    keeps = Debugging()
+    yield keeps
+    keeps.close()
+
+
+def test_the_log_is_shown_and_each_time_marked(kept: Debugging) -> None:
+    logger.info("model %s has said %r", "m", "hello")
+    first, second = kept.text().decode(), kept.text().decode()
+
+    assert "penstock.tests - INFO - model m has said 'hello'\n--- DEBUG MARKER 2" in first
+    assert second.startswith(first)
+    assert second.count("--- DEBUG MARKER ") == 2
+
+
+def test_the_log_is_bounded(kept: Debugging) -> None:
+    for number in range(200):
+        logger.info("%d %s", number, "x" * 20_000)
+
+    text = kept.text().decode()
+    assert len(text) < debugging.MOST_CHARS + 1000
+    assert " 199 x" in text
+    assert " 1 x" not in text
+
+
+def test_what_is_logged_afterwards_is_not_kept(kept: Debugging) -> None:
+    kept.close()
+    logger.info("afterwards")
+
+    assert b"afterwards" not in kept.text()

@@ -1,0 +1,151 @@
+"""What each URL of a server of DEEPaaS models is for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from penstock.server.deepaas.paths import PREDICTIONS, TRAININGS, Paths, Place, Purpose
+from tests.deepaas.playing import ORIGINAL
+
+NAMES = ("basic", "a-b.c_d", "été")
+PATHS = Paths(NAMES)
+_STATUS = {308: Purpose.REDIRECT, 404: Purpose.NOT_FOUND, 405: Purpose.NOT_ALLOWED, 402: Purpose.SWITCHED_OFF}
+_OTHERWISE = ("/docs", "/openapi.json", "/metrics", "/v2/health/ready", "/static/swagger")
+"""What is Penstock's own, or not there at all: the original's third-party page has files of its own."""
+
+
+def asked(target: str, method: str = "GET", paths: Paths = PATHS, query: str = "") -> Place:
+    """Find what becomes of a request."""
+    return paths.find(method.encode(), target.encode(), query.encode())
+
+
+def recorded() -> Iterator[Any]:
+    """Give what the original answered to paths and methods that need no model for their answer."""
+    for group in ("methods", "slashes", "slashes-posted"):
+        for case in ORIGINAL.read(group)["cases"]:
+            answer, path = case["answer"], case["path"]
+            asks_a_training = "/train/" in path and answer["status"] == 404 and case["method"] in ("GET", "DELETE")
+            if answer["status"] in _STATUS and not path.startswith(_OTHERWISE) and not asks_a_training:
+                yield pytest.param(case, id=f"{group}-{case['name']}")
+
+
+@pytest.mark.parametrize("case", list(recorded()))
+def test_a_path_becomes_of_what_became_of_it_in_the_original(case: Any) -> None:
+    target, _, query = case["path"].partition("?")
+    place = asked(target, case["method"], query=query)
+
+    headers = case["answer"]["headers"]
+    assert place.purpose is _STATUS[case["answer"]["status"]]
+    assert place.location == headers.get("location", headers.get("allow", ""))
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "purpose"),
+    [
+        ("GET", "/", Purpose.VERSIONS),
+        ("GET", "/v2/", Purpose.VERSION),
+        ("GET", "/v2/models/", Purpose.MODELS),
+        ("GET", "/v2/debug/", Purpose.DEBUG),
+        ("GET", "/api", Purpose.API),
+        ("GET", "/ui", Purpose.UI),
+        ("HEAD", "/ui", Purpose.UI),
+        ("GET", "/swagger.json", Purpose.SWAGGER),
+        ("GET", "/openapi3.json", Purpose.OPENAPI),
+        ("GET", "/v2/models/basic/", Purpose.METADATA),
+        ("POST", "/v2/models/basic/predict/", Purpose.PREDICT),
+        ("POST", "/v2/models/basic/train/", Purpose.TRAIN),
+        ("GET", "/v2/models/basic/train/", Purpose.TRAININGS),
+        ("GET", "/v2/models/basic/train/abc", Purpose.TRAINING),
+        ("DELETE", "/v2/models/basic/train/abc", Purpose.END_TRAINING),
+        ("GET", "/v2/models/basic/train/abc/log", Purpose.LOG),
+        ("GET", "/v2/models/basic/train/abc/progress", Purpose.PROGRESS),
+        ("GET", "/v2/models/basic/train/abc/page", Purpose.PAGE),
+    ],
+)
+def test_what_each_path_is_for(method: str, target: str, purpose: Purpose) -> None:
+    assert asked(target, method).purpose is purpose
+
+
+def test_a_path_names_its_model_and_its_training() -> None:
+    assert asked("/v2/models/a-b.c_d/train/12%2034")[1:3] == ("a-b.c_d", "12 34")
+    assert asked("/v2/models/%C3%A9t%C3%A9/").name == "été"
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/v2/health/live", "/v2/health/ready", "/v2/models/basic/ready", "/v2/models/basic/stats", "/v2/models/stats",
+        "/v2/models/basic/config", "/v2/models/other/infer", "/v2/models/other/versions/1/infer", "/v2/logging",
+        "/v2/models/basic/versions/1", "/v2/repository/index", "/v2/repository/models/basic/load", "/v2/trace/setting",
+        "/v2/models/basic/trace/setting", "/v2/systemsharedmemory/status", "/metrics", "/docs", "/openapi.json",
+    ],
+)  # fmt: skip
+def test_what_the_original_does_not_have_and_penstock_does_stays_penstocks(target: str) -> None:
+    assert asked(target).purpose is asked(target, "POST").purpose is Purpose.OURS
+
+
+@pytest.mark.parametrize("rest", ["infer", "generate", "generate_stream", "versions/1/infer", "versions/1/predict"])
+def test_what_takes_tensors_is_refused_for_models_that_take_none(rest: str) -> None:
+    assert asked(f"/v2/models/basic/{rest}", "POST") == Place(Purpose.TENSORS, "basic")
+    assert asked(f"/v2/models/basic/{rest}").purpose is not Purpose.TENSORS
+
+
+def test_where_both_have_a_path_it_is_the_originals() -> None:
+    assert asked("/v2") == Place(Purpose.REDIRECT, location="/v2/")
+    assert asked("/v2/models/basic").location == "/v2/models/basic/"
+    assert asked("/v2/models/basic/predict", "POST").location == "/v2/models/basic/predict/"
+    assert asked("/v2/models/stats", paths=Paths(("stats",))).location == "/v2/models/stats/"
+
+
+def test_under_a_base_path_all_of_the_original_moves_and_nothing_of_penstock_does() -> None:
+    based = Paths(NAMES, "/some/base")
+
+    assert asked("/some/base", paths=based).purpose is Purpose.VERSIONS
+    assert asked("/some/base/", paths=based).purpose is Purpose.NOT_FOUND
+    assert asked("/some/base/v2/models/basic/predict/", "POST", based).purpose is Purpose.PREDICT
+    assert asked("/some/base/v2/models/basic", paths=based, query="x=1").location == "/some/base/v2/models/basic/?x=1"
+    assert asked("/some/base/metrics", paths=based).purpose is Purpose.NOT_FOUND
+    for other in ("/", "/v2/", "/v2/models/", "/swagger.json", "/some/basev2/", "/some"):
+        assert asked(other, paths=based).purpose is Purpose.NOT_FOUND
+    for ours in ("/v2", "/metrics", "/v2/health/ready", "/v2/models/basic/ready"):
+        assert asked(ours, paths=based).purpose is Purpose.OURS
+
+
+def test_what_is_switched_off_is_so_with_its_own_methods_alone() -> None:
+    paths = Paths(NAMES, off=TRAININGS | PREDICTIONS)
+
+    for method, target in (("POST", "predict/"), ("POST", "train/"), ("GET", "train/"), ("DELETE", "train/x")):
+        assert asked(f"/v2/models/basic/{target}", method, paths).purpose is Purpose.SWITCHED_OFF
+    assert asked("/v2/models/basic/predict/", "PUT", paths) == Place(Purpose.NOT_ALLOWED, location="POST")
+    assert asked("/v2/models/basic/predict", "POST", paths).purpose is Purpose.REDIRECT
+    assert asked("/v2/models/basic/", paths=paths).purpose is Purpose.METADATA
+
+
+def test_without_documents_there_is_no_page_and_nothing_that_leads_to_it() -> None:
+    paths = Paths(NAMES, documents=False)
+
+    assert asked("/api", paths=paths).purpose is asked("/ui", paths=paths).purpose is Purpose.NOT_FOUND
+    assert asked("/swagger.json", paths=paths).purpose is Purpose.SWAGGER
+
+
+def test_a_redirect_never_leads_to_another_host() -> None:
+    assert asked("//v2/models").location == "/v2/models/"
+    assert asked("//evil.example/").purpose is Purpose.NOT_FOUND
+    assert asked("////v2//models//basic").location == "/v2/models/basic/"
+
+
+def test_a_target_of_absolute_form_counts_by_its_path() -> None:
+    assert asked("http://host:5000/v2/models/basic/").purpose is Purpose.METADATA
+    assert asked("http://host").purpose is Purpose.VERSIONS
+    assert asked("*", "OPTIONS").purpose is Purpose.NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    "target", ["/v2/models//", "/v2/models/basic/train//", "/v2/models/basic/train/x/log/", "/v2/models/basic%2F"]
+)
+def test_empty_segments_name_nothing(target: str) -> None:
+    assert asked(target).purpose in (Purpose.NOT_FOUND, Purpose.REDIRECT)
+    assert not asked(target).name

@@ -1,0 +1,77 @@
+"""What is left of trainings when their server ends: a record that says so, and no process."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from penstock.server.deepaas.runs import SERVER_ENDED
+from tests.server.workers.scene import gone_within
+
+from .living import PREDICT, TRAIN, ask, ended, pids_of, served
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> str:
+    """Make a pipe for a call to tell its process ids over."""
+    os.mkfifo(tmp_path / "told")
+    return str(tmp_path / "told")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["asked", "killed"])
+def test_a_server_that_ends_leaves_a_record_and_no_process(tmp_path: Path, pipe: str, number: int) -> None:
+    jobs = ("--deepaas-jobs", str(tmp_path / "jobs"))
+    with served(tmp_path / "log", *jobs) as server:
+        done = ask(server.port, "POST", TRAIN, how="give").json["uuid"]
+        whole = ended(server.port, done)
+        runs = ask(server.port, "POST", TRAIN, told=pipe).json["uuid"]
+        (pid,) = pids_of(pipe)
+        waits = ask(server.port, "POST", TRAIN, how="give").json["uuid"]
+        status = server.end(number)
+
+    assert status == (0 if number == signal.SIGTERM else -number)
+    assert gone_within(pid, 10.0)
+    with served(tmp_path / "later", *jobs) as server:
+        records = ask(server.port, "GET", TRAIN).json
+        log = ask(server.port, "GET", f"{TRAIN}{done}/log").body
+        assert server.end() == 0
+
+    assert records[0] == whole
+    assert [record["uuid"] for record in records] == [done, runs, waits]
+    assert [(record["status"], record["message"]) for record in records[1:]] == [("error", SERVER_ENDED)] * 2
+    assert b"Epoch 1/2\n" in log
+
+
+def test_a_server_that_is_asked_to_end_ends_what_a_training_has_started(tmp_path: Path, pipe: str) -> None:
+    with served(tmp_path / "log", "--deepaas-jobs", "none") as server:
+        ask(server.port, "POST", TRAIN, told=pipe, how="child")
+        pids = pids_of(pipe)
+
+        assert server.end() == 0
+        assert all(gone_within(pid, 10.0) for pid in pids)
+
+
+def test_two_servers_never_share_a_file_of_records(tmp_path: Path) -> None:
+    jobs = ("--deepaas-jobs", str(tmp_path / "jobs"))
+    with served(tmp_path / "log", *jobs) as first, served(tmp_path / "other", *jobs) as second:
+        uuid = ended(first.port, ask(first.port, "POST", TRAIN, how="give").json["uuid"])["uuid"]
+        assert ended(second.port, ask(second.port, "POST", TRAIN, how="give").json["uuid"])["status"] == "done"
+
+        assert [record["uuid"] for record in ask(first.port, "GET", TRAIN).json] == [uuid]
+        assert len(ask(second.port, "GET", TRAIN).json) == 1
+        assert "another server has it" in (tmp_path / "other").read_text()
+
+
+def test_records_that_cannot_be_kept_harm_no_training(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with served(tmp_path / "log", "--deepaas-jobs", str(tmp_path / "file" / "jobs")) as server:
+        record = ended(server.port, ask(server.port, "POST", TRAIN, how="give").json["uuid"])
+
+        assert record["status"] == "done"
+        assert ask(server.port, "POST", PREDICT, how="give").status == 200
+        assert "trainings are kept in memory only" in (tmp_path / "log").read_text()

@@ -1,0 +1,149 @@
+"""Forms of several parts: what they hold, and what is none."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.server.deepaas.inside.forms import Form, MalformedFormError
+from penstock.server.deepaas.inside.multipart import Upload, read_multipart
+
+from .calling import FORM, parts
+
+NAMES = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=8)
+
+
+def read(body: bytes, kind: str = FORM) -> Form:
+    """Read a form that begins after a few bytes of something else."""
+    return read_multipart(b"else\n" + body, 5, kind)
+
+
+def part(headers: str, content: bytes = b"x") -> bytes:
+    """Write a form of one part with these header lines."""
+    lines = headers.encode("utf-8").replace(b"\n", b"\r\n")
+    return b"--edge\r\n" + lines + b"\r\n\r\n" + content + b"\r\n--edge--\r\n"
+
+
+def disposed(said: str) -> Upload:
+    """Read the file whose Content-Disposition goes on with this."""
+    found = read(part(f'Content-Disposition: form-data; name="a"; {said}'))["a"][0]
+    assert isinstance(found, Upload)
+    return found
+
+
+@given(st.lists(st.tuples(NAMES, st.binary().filter(lambda content: b"--edge" not in content)), max_size=4))
+def test_files_are_what_was_written(files: list[tuple[str, bytes]]) -> None:
+    found = read(parts(*((name, content, "f.bin") for name, content in files)))
+    shown = {name: [bytes(value.content) for value in values] for name, values in found.items()}
+    assert shown == {name: [content for other, content in files if other == name] for name, _ in files}
+
+
+@given(st.lists(st.tuples(NAMES, st.text()), max_size=4))
+def test_texts_are_what_was_written(texts: list[tuple[str, str]]) -> None:
+    clean = [(name, text.encode("utf-8", "replace").decode().replace("--edge", "")) for name, text in texts]
+    found = read(parts(*((name, text.encode()) for name, text in clean)))
+    wanted = {name: [text for other, text in clean if other == name] for name, _ in clean}
+    wanted = {name: values for name, values in wanted.items() if name != "_charset_"}
+    assert found == wanted
+
+
+@given(st.binary(), st.integers(0, 400), st.integers(0, 400))
+def test_a_form_with_bytes_changed_is_read_or_malformed(bytes_: bytes, start: int, end: int) -> None:
+    whole = parts(("a", b"1"), ("b", b"2", "f.txt", "text/plain; charset=utf-8"), ("c", b"", "g"))
+    with contextlib.suppress(MalformedFormError):
+        read(whole[:start] + bytes_ + whole[end:])
+
+
+@given(st.text())
+def test_any_header_is_read_or_malformed(said: str) -> None:
+    clean = said.encode("utf-8", "replace").decode()
+    for headers in (f"Content-Disposition: {clean}", f'Content-Disposition: form-data; name="a"\n{clean}'):
+        with contextlib.suppress(MalformedFormError):
+            read(part(headers))
+
+
+def test_a_form_may_be_empty_and_have_words_around_it() -> None:
+    assert read(b"--edge--\r\n") == {}
+    assert read(b"before\r\n" + parts(("a", b"1")) + b"after") == {"a": ["1"]}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"nonsense", b"--edge", b"--edge\r\n", b"--edge\r\n\r\nx\r\n--edge--\r\n",
+        part("Content-Disposition: form-data"), part("Content-Type: text/plain"), part("nonsense"),
+        part('Content-Disposition: form-data; name="a"\nContent-Type: multipart/mixed; boundary=in'),
+        part('Content-Disposition: form-data; name="a"; name="b"'),
+        part('Content-Disposition: form-data; name="a"\nContent-Transfer-Encoding: base64', b"a"),
+        part('Content-Disposition: form-data; name="a"\nContent-Transfer-Encoding: none-such'),
+        part('Content-Disposition: form-data; name="a"\nContent-Type: text/plain; charset=none-such'),
+        part('Content-Disposition: form-data; name="a"', b"\xe9"),
+        part('Content-Disposition: form-data; name="a"', b"x\r\n--edgeless"),
+        part('Content-Disposition: form-data; name="a"')[:-12], parts(("a", b"1")).replace(b"\r\n", b"\n"),
+    ],
+)  # fmt: skip
+def test_what_is_no_form_is_malformed(body: bytes) -> None:
+    with pytest.raises(MalformedFormError):
+        read(body)
+
+
+@pytest.mark.parametrize("kind", ["multipart/form-data", "multipart/form-data; boundary=" + "x" * 71])
+def test_a_boundary_is_needed_and_not_too_long(kind: str) -> None:
+    with pytest.raises(MalformedFormError):
+        read(parts(("a", b"1")), kind)
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ('filename="f.txt"', "f.txt"), ("filename=f.txt", "f.txt"), ('filename="a;b.txt"', "a;b.txt"),
+        (r'filename="a\"b.txt"', 'a"b.txt'), ('filename="../a/b.txt"', "../a/b.txt"), ('filename="/etc/x"', "etc/x"),
+        ('filename="a%20b.txt"', "a%20b.txt"), ("filename*=UTF-8''%C3%A9.txt", "é.txt"), ('filename="é.txt"', "é.txt"),
+        ("filename=\"e.txt\"; filename*=UTF-8''%C3%A9.txt", "é.txt"), ("filename=\"e\"; filename*=no''%C3", "e"),
+        (r'filename="C:\a\b.txt"', "C:ab.txt"), ('FILENAME="f.txt" ;', "f.txt"),
+    ],
+)  # fmt: skip
+def test_a_file_is_called_as_its_client_says(said: str, name: str) -> None:
+    assert disposed(said).filename == name
+
+
+def test_a_file_has_the_type_that_is_said_of_it_or_is_bytes() -> None:
+    assert disposed('filename="a.png"').content_type == "application/octet-stream"
+    found = read(parts(("a", b"x", "f", "text/plain; charset=x")))["a"][0]
+    assert isinstance(found, Upload)
+    assert found.content_type == "text/plain; charset=x"
+
+
+def test_a_file_without_a_name_of_its_own_is_a_text() -> None:
+    assert read(parts(("a", b"x", "")))["a"] == ["x"]
+
+
+def test_a_file_reads_as_aiohttps_did() -> None:
+    found = disposed('filename="f"')
+    assert (found.name, found.file.read()) == ("a", b"x")
+
+
+def test_texts_have_charsets() -> None:
+    assert read(
+        part('Content-Disposition: form-data; name="a"\nContent-Type: text/plain; charset=latin-1', b"\xe9")
+    ) == {"a": ["é"]}
+    first = b'--edge\r\nContent-Disposition: form-data; name="_charset_"\r\n\r\nlatin-1\r\n'
+    assert read(first + part('Content-Disposition: form-data; name="a"', b"\xe9")) == {"a": ["é"]}
+
+
+def test_what_is_no_text_and_no_file_is_bytes() -> None:
+    assert read(part('Content-Disposition: form-data; name="a"\nContent-Type: application/json', b"{}")) == {
+        "a": [bytearray(b"{}")]
+    }
+
+
+@pytest.mark.parametrize(
+    ("coding", "content"), [("base64", base64.b64encode(b"h=i")), ("quoted-printable", b"h=3Di"), ("BINARY", b"h=i")]
+)
+def test_contents_are_decoded(coding: str, content: bytes) -> None:
+    said = f"CONTENT-DISPOSITION: FORM-DATA; NAME=a\nContent-Transfer-Encoding: {coding}"
+    assert read(part(said, content)) == {"a": ["h=i"]}

@@ -1,0 +1,286 @@
+"""Trainings wait, run and end: one after another, each once, whatever is asked of them meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from penstock.backends.errors import Code, InferError
+from penstock.server.answering import LARGE_BYTES
+from penstock.server.deepaas import runs as module
+from penstock.server.deepaas.records import Record, Status, begun
+from penstock.server.deepaas.runs import SERVER_ENDED
+from penstock.server.deepaas.store import Store
+
+from .trainings import NOON, Bench, FakeTrainer, done, turns
+
+AT_ONCE = 2
+
+
+class Trainings(RuleBasedStateMachine):
+    """Any order of what may happen to the trainings of two models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.bench = self.do(self.made())
+        self.added: dict[str, list[str]] = {"m": [], "n": []}
+        self.ended: dict[str, str] = {}
+        self.removed: set[str] = set()
+
+    async def made(self) -> Bench:
+        return Bench(AT_ONCE)
+
+    def do(self, work: Any) -> Any:
+        async def whole() -> Any:
+            try:
+                return await asyncio.wait_for(work, 10)
+            finally:
+                await turns()
+
+        return self.loop.run_until_complete(whole())
+
+    @property
+    def alive(self) -> list[FakeTrainer]:
+        return [trainer for trainer in self.bench.made if not trainer.ended]
+
+    @rule(name=st.sampled_from("mn"), size=st.sampled_from([1, LARGE_BYTES]))
+    def add(self, name: str, size: int) -> None:
+        self.added[name].append(self.do(self.bench.add(name, bytes(size))))
+
+    @rule()
+    def time_passes(self) -> None:
+        self.bench.clock.pass_s(1.5)
+
+    @precondition(lambda self: self.alive)
+    @rule(at=st.integers(0, 9), how=st.sampled_from(["give", "raise_", "fail"]))
+    def one_ends(self, at: int, how: str) -> None:
+        trainer = self.alive[at % len(self.alive)]
+        getattr(trainer, how)("words")
+        self.do(turns())
+
+    @rule(name=st.sampled_from("mn"), at=st.integers(0, 9))
+    def remove(self, name: str, at: int) -> None:
+        there = [run.record.uuid for run in self.bench.runs.all(name)]
+        if not there:
+            return
+        uuid = there[at % len(there)]
+        record = self.do(self.bench.runs.remove(name, uuid))
+        assert record.status is not Status.RUNNING
+        assert self.ended.setdefault(uuid, record.shown) == record.shown
+        self.removed.add(uuid)
+
+    @rule(name=st.sampled_from("mn"))
+    def unload(self, name: str) -> None:
+        self.do(self.bench.runs.unloaded(name))
+        assert all(run.over.is_set() for run in self.bench.runs.all(name))
+
+    @invariant()
+    def never_too_many_run_and_none_waits_for_nothing(self) -> None:
+        for name in self.added:
+            running = [trainer for trainer in self.alive if trainer.name == name]
+            waiting = [run for run in self.bench.runs.all(name) if run.phase == "waiting"]
+            assert len(running) <= AT_ONCE
+            assert not waiting or len(running) == AT_ONCE
+
+    @invariant()
+    def they_begin_in_order_and_once(self) -> None:
+        for name, added in self.added.items():
+            begun = [trainer.uuid for trainer in self.bench.made if trainer.name == name]
+            assert begun == [uuid for uuid in added if uuid in set(begun)]
+
+    @invariant()
+    def the_list_is_what_was_added_and_not_removed(self) -> None:
+        for name, added in self.added.items():
+            listed = [run.record.uuid for run in self.bench.runs.all(name)]
+            assert listed == [uuid for uuid in added if uuid not in self.removed]
+
+    @invariant()
+    def what_has_ended_stays_as_it_is(self) -> None:
+        for name in self.added:
+            for run in self.bench.runs.all(name):
+                ended = run.record.status is not Status.RUNNING
+                assert ended == run.over.is_set() == (run.phase == "ended")
+                assert json.loads(run.record.shown)["status"] == run.record.status
+                if ended:
+                    assert self.ended.setdefault(run.record.uuid, run.record.shown) == run.record.shown
+
+    def teardown(self) -> None:
+        self.do(self.bench.runs.close())
+        assert not self.alive
+        assert all(run.over.is_set() for name in self.added for run in self.bench.runs.all(name))
+        self.loop.close()
+
+
+Trainings.TestCase.settings = settings(max_examples=60, stateful_step_count=25)
+TestTrainings = Trainings.TestCase
+
+
+def message(run: Any) -> Any:
+    return json.loads(run.record.shown).get("message")
+
+
+def test_a_large_request_waits_on_the_disk_and_comes_whole() -> None:
+    async def work() -> None:
+        bench, large = Bench(), bytes(range(256)) * (LARGE_BYTES // 256)
+        await bench.add()
+        second = await bench.add(request=large)
+        run = bench.runs.find("m", second)
+        assert run is not None
+        assert not isinstance(run.request, bytes)
+
+        bench.made[0].give(None)
+        await run_until(lambda: len(bench.made) == 2 and bench.made[1].begun)
+
+        assert bench.made[1].request == large
+        await bench.runs.close()
+
+    done(work())
+
+
+def test_a_disk_that_is_full_refuses_what_would_have_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> Any:
+        raise OSError(28, "No space left on device")
+
+    async def work() -> None:
+        bench = Bench()
+        await bench.add(request=bytes(LARGE_BYTES))
+        with pytest.raises(InferError, match="No space left on device") as refused:
+            await bench.add(request=bytes(LARGE_BYTES))
+        assert refused.value.code is Code.OVERLOADED
+        assert len(bench.runs.all("m")) == 1
+        await bench.runs.close()
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    done(work())
+
+
+def test_no_more_wait_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        bench = Bench()
+        for _ in range(3):
+            await bench.add()
+        with pytest.raises(InferError, match="2 trainings of model 'm' wait already"):
+            await bench.add()
+        await bench.runs.close()
+
+    monkeypatch.setattr(module, "MOST_WAITING", 2)
+    done(work())
+
+
+def test_the_oldest_that_have_ended_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        bench = Bench(at_once=9)
+        uuids = [await bench.add() for _ in range(5)]
+        for at in (3, 1, 2, 4):
+            bench.made[at].give(None)
+            await turns()
+        assert [run.record.uuid for run in bench.runs.all("m")] == [uuids[0], uuids[3], uuids[4]]
+        await bench.runs.close()
+
+    monkeypatch.setattr(module, "MOST_KEPT", 2)
+    done(work())
+
+
+def test_the_servers_end_is_in_the_records_and_later_servers_have_them(tmp_path: Path) -> None:
+    async def work() -> None:
+        bench = Bench(file=tmp_path / "jobs")
+        await bench.runs.open()
+        runs, waits = await bench.add(), await bench.add()
+        bench.made[0].line("Epoch 1/3")
+        await bench.runs.close()
+        assert len(bench.made) == 1
+
+        later = Bench(file=tmp_path / "jobs")
+        await later.runs.open()
+        found = later.runs.all("m")
+        assert [run.record.uuid for run in found] == [runs, waits]
+        assert [message(run) for run in found] == [SERVER_ENDED, SERVER_ENDED]
+        assert await later.runs.log(found[0]) == "Epoch 1/3\n"
+        await later.runs.close()
+
+    done(work())
+
+
+def test_a_server_that_was_killed_left_none_running(tmp_path: Path) -> None:
+    async def work() -> None:
+        killed = Bench(file=tmp_path / "jobs")
+        await killed.runs.open()
+        uuid = await killed.add()
+        killed.made[0].line("a line")
+        killed.runs._save(killed.runs.find("m", uuid))  # type: ignore[arg-type]  # as SAVE_S later
+        await killed.runs.store.close()  # and never another word
+
+        later = Bench(file=tmp_path / "jobs")
+        await later.runs.open()
+        (found,) = later.runs.all("m")
+        assert (found.record.status, message(found)) == (Status.ERROR, SERVER_ENDED)
+        assert await later.runs.log(found) == "a line\n"
+        await later.runs.close()
+        killed.made[0].give(None)
+        await turns()
+
+    done(work())
+
+
+def test_an_unloaded_models_trainings_end_with_it() -> None:
+    async def work() -> None:
+        bench = Bench()
+        await bench.add("m")
+        await bench.add("m")
+        await bench.add("n")
+
+        await bench.runs.unloaded("m")
+
+        assert {message(run) for run in bench.runs.all("m")} == {"model 'm' was unloaded while the training ran"}
+        assert [run.phase for run in bench.runs.all("n")] == ["training"]
+        await bench.runs.close()
+
+    done(work())
+
+
+def test_what_the_system_takes_long_to_end_is_cancelled_to_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        bench = Bench()
+        uuid = await bench.add()
+        monkeypatch.setattr(bench.made[0], "kill", lambda why: None)
+
+        record = await bench.runs.remove("m", uuid)
+
+        assert record is not None
+        assert (record.status, json.loads(record.shown)["status"]) == (Status.CANCELLED, "cancelled")
+        bench.made[0].give("late")
+        await bench.runs.close()
+
+    monkeypatch.setattr(module, "END_S", 0.0)
+    done(work())
+
+
+def test_a_record_that_cannot_be_read_keeps_no_other_from_being_read(tmp_path: Path) -> None:
+    async def work() -> None:
+        earlier = Store(tmp_path / "jobs")
+        await earlier.open()
+        earlier.put(Record("a" * 32, "m", Status.DONE, "no JSON"))
+        earlier.put(Record("b" * 32, "m", Status.DONE, begun("b" * 32, NOON, {})))
+        await earlier.close()
+
+        bench = Bench(file=tmp_path / "jobs")
+        await bench.runs.open()
+        assert [run.record.uuid for run in bench.runs.all("m")] == ["b" * 32]
+        await bench.runs.close()
+
+    done(work())
+
+
+async def run_until(holds: Any) -> None:
+    """Let the loop and its threads go on; `done` guards it."""
+    while not holds():  # noqa: ASYNC110 - nobody else tells
+        await asyncio.sleep(0)

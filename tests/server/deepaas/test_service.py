@@ -1,0 +1,440 @@
+"""DeepaasService as the Service of a connection, over a fake transport, before an engine that answers when told."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from penstock.backends.errors import Code, InferError
+from penstock.batching.model import Model
+from penstock.server.carrying.messages import pack_answer
+from penstock.server.deepaas.dialect import Deepaas
+from penstock.server.deepaas.messages import METADATA, Description
+from penstock.server.deepaas.service import DeepaasService
+from penstock.server.http.service import Shared
+from penstock.server.lanes import http_lane
+from penstock.server.restricted import Restricted
+from penstock.server.settings import Settings
+from penstock.server.workers.order import WorkerLost
+from tests.server.http.lane import Answer, Lane, Own, run, turns
+from tests.server.v2.test_inference import HeldEngine
+
+JSON, TEXT = "application/json; charset=utf-8", "text/plain; charset=utf-8"
+TROUBLE = b"500 Internal Server Error\n\nServer got itself in trouble"
+PREDICT = "/v2/models/m/predict/"
+PREDICTED = pack_answer(200, JSON.encode(), b'{"status": "OK", "predictions": 1}')
+
+
+def asked(target: str, body: bytes = b"", *lines: str, method: str = "GET") -> bytes:
+    """Write a request."""
+    head = [f"{method} {target} HTTP/1.1", "host: x", f"content-length: {len(body)}", *lines, "", ""]
+    return "\r\n".join(head).encode() + body
+
+
+def posted(target: str, body: bytes = b"", *lines: str) -> bytes:
+    """Write a POST."""
+    return asked(target, body, *lines, method="POST")
+
+
+@dataclass
+class DeepaasEngine(HeldEngine):
+    """An Engine with the models `m` and `n`, of which those that are `absent` are not loaded."""
+
+    absent: set[str] = field(default_factory=set)
+
+    def model(self, name: str, version: str = "") -> Model:
+        if name in self.absent:
+            raise InferError(Code.NOT_FOUND, f"no '{name}'")
+        return self.loaded
+
+
+@dataclass
+class Desk:
+    """Answers what it is asked with the name of its model."""
+
+    name: str
+    description: Description = field(default_factory=Description)
+    asked: list[tuple[int, bytes]] = field(default_factory=list)
+    status: int = 200
+
+    async def ask(self, kind: int, body: bytes = b"") -> bytes:
+        self.asked.append((kind, body))
+        await asyncio.sleep(0)
+        return pack_answer(self.status, JSON.encode(), json.dumps({"id": self.name}).encode())
+
+
+@dataclass
+class Jobs:
+    """Notes what it is asked."""
+
+    asked: list[tuple[Any, ...]] = field(default_factory=list)
+    failure: Exception | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        async def ask(*said: Any) -> bytes:
+            self.asked.append((name, *said))
+            if self.failure is not None:
+                raise self.failure
+            return pack_answer(200, JSON.encode(), b"[]" if name == "list" else b"{}")
+
+        return ask
+
+
+class Both(Own):
+    """Penstock's own: it answers all it is given."""
+
+    restricted = Restricted()
+
+    def claim(self, head: Any) -> Any:
+        return "own"
+
+
+class Served(Lane):
+    """A connection whose Service is DeepaasService, for the models `m` and `n`."""
+
+    def __init__(self, restricted: Restricted | None = None, names: tuple[str, ...] = ("m", "n"), **said: Any) -> None:
+        settings = Settings(dialect="deepaas", **said)
+        self.engine, self.jobs, self.others = DeepaasEngine(), Jobs(), Both()
+        self.others.restricted = restricted or Restricted()
+        self.desks = {name: Desk(name) for name in names}
+        models = SimpleNamespace(desk_of=self.desks.__getitem__, jobs=self.jobs)
+        repository = SimpleNamespace(names=lambda: list(names))
+        parts = SimpleNamespace(engine=self.engine, inference=self.others, repository=repository)
+        self.service = DeepaasService(cast(Any, parts), cast(Any, models), settings)
+        listener = http_lane(settings, cast(Any, None), self.service, Deepaas(settings))
+        super().__init__(shared=cast(Shared, cast(Any, listener)._config.http_protocol_class.shared))
+
+    async def one(self, raw: bytes, *replies: bytes | Exception) -> Answer:
+        """Feed one request, have the worker answer it if it is asked, and read the answer."""
+        self.transport.written.clear()
+        await self.fed(raw)
+        for call, reply in zip(list(self.engine.held), replies or (PREDICTED,), strict=False):
+            self.engine.held.remove(call)
+            if isinstance(reply, Exception):
+                call.error = cast(InferError, reply)
+            else:
+                cast(Any, call).reply, call.outputs = reply, []
+            call.sink.deliver([call])
+        await turns()
+        [answer] = self.answers
+        return answer
+
+
+def answered(raw: bytes, *replies: bytes | Exception, **said: Any) -> Answer:
+    """Ask a fresh server once."""
+
+    async def main() -> None:
+        served = Served(**said)
+        found.append(await served.one(raw, *replies))
+        served.service.close()
+
+    found: list[Answer] = []
+    run(main)
+    return found[0]
+
+
+def shown(answer: Answer) -> tuple[int, str, bytes]:
+    """Give what counts of an answer."""
+    return answer.status, answer.headers.get("content-type", ""), answer.body
+
+
+class TestPredictions:
+    def test_a_prediction_travels_as_it_came_and_so_does_its_answer(self) -> None:
+        async def main() -> None:
+            served = Served()
+            lines = ("Content-Type: application/json", "X-Twice: a", "x-twice: b", "Cookie: c=d")
+            await served.fed(posted(PREDICT + "?a=1&a=%20", b'{"n": 1}', *lines))
+            [call] = served.engine.held
+            line, _, body = cast(Any, call).body.partition(b"\n")
+            said = json.loads(line)
+            assert (said["method"], said["query"], body) == ("POST", "a=1&a=%20", b'{"n": 1}')
+            assert [each for each in said["headers"] if each[0] not in ("host", "content-length")] == [
+                ["content-type", "application/json"], ["x-twice", "a"], ["x-twice", "b"], ["cookie", "c=d"],
+            ]  # fmt: skip
+
+        run(main)
+
+    def test_a_good_answer_is_the_workers(self) -> None:
+        assert shown(answered(posted(PREDICT))) == (200, JSON, b'{"status": "OK", "predictions": 1}')
+
+    def test_a_file_brings_its_header_lines(self) -> None:
+        lines = b'application/zip\r\nContent-Disposition: attachment; filename="x.zip"\r\n'
+        answer = answered(posted(PREDICT), pack_answer(200, lines, b"zip"))
+
+        assert shown(answer) == (200, "application/zip", b"zip")
+        assert answer.headers["content-disposition"] == 'attachment; filename="x.zip"'
+
+    def test_a_worker_that_dies_is_the_originals_trouble(self) -> None:
+        assert shown(answered(posted(PREDICT), WorkerLost("killed"))) == (500, TEXT, TROUBLE)
+
+    def test_what_is_not_ready_says_when_to_come_again(self) -> None:
+        answer = answered(posted(PREDICT), InferError(Code.NOT_READY, "soon", 2_000_000_000))
+
+        assert shown(answer) == (503, TEXT, b"503: soon")
+        assert answer.headers["retry-after"] == "2"
+
+    def test_a_model_that_is_not_loaded_is_not_ready(self) -> None:
+        async def main() -> None:
+            served = Served()
+            served.engine.absent = {"m"}
+            answer = await served.one(posted(PREDICT))
+            assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+            served.engine.absent, served.engine.generation = set(), 2
+            assert (await served.one(posted(PREDICT))).status == 200
+
+        run(main)
+
+    def test_a_full_queue_is_not_the_models_failure(self) -> None:
+        async def main() -> None:
+            served = Served()
+            served.engine.failure = InferError(Code.OVERLOADED, "full")
+            assert shown(await served.one(posted(PREDICT))) == (503, TEXT, b"503: full")
+
+        run(main)
+
+    @pytest.mark.parametrize("coding", ["gzip", "GZIP ", "identity", ""])
+    def test_a_coding_is_taken_off_the_body(self, coding: str) -> None:
+        async def main() -> None:
+            served = Served()
+            body = gzip.compress(b"plain") if "zip" in coding.lower() else b"plain"
+            await served.fed(posted(PREDICT, body, f"Content-Encoding: {coding}"))
+            [call] = served.engine.held
+            assert cast(Any, call).body.partition(b"\n")[2] == b"plain"
+
+        run(main)
+
+    def test_a_coding_that_is_not_known_is_refused_and_no_body_has_none(self) -> None:
+        answer = answered(posted(PREDICT, b"x", "Content-Encoding: br"))
+
+        assert (answer.status, answer.headers["accept-encoding"]) == (501, "gzip, deflate")
+        assert answered(posted(PREDICT, b"", "Content-Encoding: br")).status == 200
+
+    def test_a_body_that_unpacks_beyond_the_limit_is_too_large(self) -> None:
+        body = gzip.compress(bytes(1000))
+        answer = answered(posted(PREDICT, body, "Content-Encoding: gzip"), http_max_input_size=300)
+
+        assert shown(answer) == (413, TEXT, b"Maximum request body size 300 exceeded.")
+
+    def test_a_client_that_goes_takes_its_call_along(self) -> None:
+        async def main() -> None:
+            served = Served()
+            await served.fed(posted(PREDICT))
+            served.transport.lose(None)
+            await turns()
+            assert served.engine.cancelled == served.engine.held
+
+        run(main)
+
+    def test_a_large_body_of_a_call_that_is_refused_anyway_is_dropped(self) -> None:
+        async def main() -> None:
+            served = Served()
+            served.engine.refusal = InferError(Code.OVERLOADED, "full")
+            assert (await served.one(posted(PREDICT, bytes(100_000)))).status == 503
+            assert not served.engine.held
+
+        run(main)
+
+
+class TestSizes:
+    def test_a_body_above_the_limit_is_refused_by_its_length_alone(self) -> None:
+        raw = posted(PREDICT).replace(b"content-length: 0", b"content-length: 301")
+
+        answer = answered(raw, http_max_input_size=300)
+        assert shown(answer) == (413, TEXT, b"Maximum request body size 300 exceeded.")
+        assert answer.closes
+
+    def test_one_just_as_large_is_taken(self) -> None:
+        assert answered(posted(PREDICT, bytes(300)), http_max_input_size=300).status == 200
+
+    def test_one_in_chunks_is_refused_when_it_passes(self) -> None:
+        head = posted(PREDICT).replace(b"content-length: 0", b"transfer-encoding: chunked")
+
+        assert answered(head + b"12d\r\n" + bytes(301), http_max_input_size=300).status == 413
+
+    def test_what_is_no_request_is_refused_as_text(self) -> None:
+        answer = answered(b"GET / HTTP/1.1\r\nbad header\r\n\r\n")
+
+        assert (answer.status, answer.headers["content-type"]) == (400, TEXT)
+
+
+class TestWhatTheServerAnswers:
+    @pytest.mark.parametrize(
+        ("raw", "status", "field", "value"),
+        [
+            (asked("/nothing"), 404, "content-type", TEXT),
+            (asked(PREDICT), 405, "allow", "POST"),
+            (posted("/v2/models/m/predict?x=1"), 308, "location", "/v2/models/m/predict/?x=1"),
+            (asked("/ui"), 302, "location", "/api"),
+        ],
+        ids=["nothing", "not-allowed", "redirect", "ui"],
+    )
+    def test_urls_are_answered_as_in_the_original(self, raw: bytes, status: int, field: str, value: str) -> None:
+        answer = answered(raw)
+
+        assert (answer.status, answer.headers[field]) == (status, value)
+
+    @pytest.mark.parametrize(("target", "status", "size"), [("/ui", 302, 10), (PREDICT, 405, 23), ("/x", 404, 14)])
+    def test_an_answer_to_head_has_its_length_and_no_body(self, target: str, status: int, size: int) -> None:
+        async def main() -> None:
+            served = Served()
+            served.feed(asked(target, method="HEAD"))
+            head, _, body = bytes(served.transport.written).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 %d " % status)
+            assert (head.rpartition(b"\r\n")[2], body) == (b"content-length: %d" % size, b"")
+
+        run(main)
+
+    def test_versions(self) -> None:
+        assert json.loads(answered(asked("/")).body)["versions"] == [json.loads(answered(asked("/v2/")).body)]
+
+    @pytest.mark.parametrize("said", [{"deepaas_predict_endpoint": False}, {"deepaas_train_endpoint": False}], ids=str)
+    def test_an_endpoint_that_is_switched_off(self, said: Any) -> None:
+        predict, train = answered(posted(PREDICT), **said), answered(asked("/v2/models/m/train/"), **said)
+
+        assert sorted((predict.status, train.status)) == [200, 402]
+        assert b"402: Payment Required" in (predict.body, train.body)
+
+    def test_the_debug_endpoint_is_empty(self) -> None:
+        answer = answered(asked("/v2/debug/"))
+
+        assert shown(answer) == (204, "", b"")
+
+    def test_the_debug_endpoint_shows_the_log_where_it_is_switched_on(self) -> None:
+        status, content_type, body = shown(answered(asked("/v2/debug/"), deepaas_debug_endpoint=True))
+
+        assert (status, content_type) == (200, TEXT)
+        assert b"--- DEBUG MARKER " in body
+
+    def test_what_is_penstocks_stays_penstocks(self) -> None:
+        assert answered(asked("/v2/models/m/ready")).body == b"own /v2/models/m/ready "
+        assert answered(posted("/v2/repository/index", b"{}")).body == b"own /v2/repository/index {}"
+
+    def test_who_sends_tensors_is_told_where_to_send_arguments(self) -> None:
+        answer = answered(posted("/v2/models/m/infer", b'{"inputs": []}'), deepaas_base_path="/a")
+
+        assert (answer.status, answer.headers["content-type"]) == (501, "application/json")
+        assert json.loads(answer.body) == {
+            "error": "model 'm' does not take tensors: POST its arguments to /a/v2/models/m/predict/"
+        }
+
+    def test_everything_moves_below_a_base_path(self) -> None:
+        said = {"deepaas_base_path": "/a/"}
+
+        assert answered(posted("/a" + PREDICT), **said).status == 200
+        assert answered(posted(PREDICT), **said).status == 404
+        assert answered(asked("/a/ui"), **said).headers["location"] == "/a/api"
+
+    def test_restricted_endpoints_ask_for_their_header(self) -> None:
+        restricted = Restricted.parse(["inference,metadata:key=secret"])
+
+        assert answered(posted(PREDICT), restricted=restricted).status == 403
+        assert answered(asked("/swagger.json"), restricted=restricted).status == 403
+        assert answered(posted(PREDICT, b"", "key: secret"), restricted=restricted).status == 200
+        assert answered(asked("/"), restricted=restricted).status == 200
+
+
+class TestWhatOthersAnswer:
+    def test_metadata_is_the_desks_and_has_its_link(self) -> None:
+        async def main() -> None:
+            served = Served(deepaas_base_path="/a")
+            assert shown(await served.one(asked("/a/v2/models/n/"))) == (200, JSON, b'{"id": "n"}')
+            assert served.desks["n"].asked == [(METADATA, b"/a/v2/models/n")]
+
+        run(main)
+
+    def test_models_are_listed_in_their_order(self) -> None:
+        assert answered(asked("/v2/models/")).body == b'{"models": [{"id": "m"}, {"id": "n"}]}'
+
+    def test_a_model_that_could_not_be_loaded_is_not_listed(self) -> None:
+        async def main() -> None:
+            served = Served()
+            served.engine.absent = {"m"}
+            assert (await served.one(asked("/v2/models/"))).body == b'{"models": [{"id": "n"}]}'
+            assert "/v2/models/m/" not in json.loads((await served.one(asked("/swagger.json"))).body)["paths"]
+
+        run(main)
+
+    def test_a_server_that_has_loaded_none_yet_is_not_ready(self) -> None:
+        async def main() -> None:
+            served = Served()
+            served.engine.absent = {"m", "n"}
+            for target in ("/v2/models/", "/swagger.json", "/openapi3.json", "/api"):
+                assert (await served.one(asked(target))).status == 503
+
+        run(main)
+
+    def test_a_model_whose_metadata_fails_fails_the_list(self) -> None:
+        async def main() -> None:
+            served = Served()
+            served.desks["n"].status = 500
+            assert (await served.one(asked("/v2/models/"))).status == 500
+
+        run(main)
+
+    @pytest.mark.parametrize(
+        ("method", "target", "wanted"),
+        [
+            ("GET", "", ("list", "m")),
+            ("GET", "ab", ("get", "m", "ab")),
+            ("DELETE", "ab", ("delete", "m", "ab")),
+            ("GET", "ab/log", ("log", "m", "ab")),
+            ("GET", "ab/progress", ("progress", "m", "ab")),
+            ("GET", "ab/page", ("page", "m", "ab")),
+        ],
+    )
+    def test_trainings_are_the_jobs(self, method: str, target: str, wanted: Any) -> None:
+        async def main() -> None:
+            served = Served()
+            assert (await served.one(asked(f"/v2/models/m/train/{target}", method=method))).status == 200
+            assert served.jobs.asked == [wanted]
+
+        run(main)
+
+    def test_a_training_is_begun_with_the_request_as_it_came(self) -> None:
+        async def main() -> None:
+            served = Served()
+            body = gzip.compress(b"body")
+            await served.one(posted("/v2/models/m/train/?sleep=3", body, "Content-Encoding: gzip"))
+            [(method, name, request)] = served.jobs.asked
+            line, _, body = request.partition(b"\n")
+            assert (method, name, body) == ("start", "m", b"body")
+            assert json.loads(line)["query"] == "sleep=3"
+
+        run(main)
+
+    def test_a_failure_of_ours_is_the_originals_trouble(self) -> None:
+        async def main() -> None:
+            served = Served()
+            served.jobs.failure = KeyError("oh")
+            assert shown(await served.one(asked("/v2/models/m/train/"))) == (500, TEXT, TROUBLE)
+            served.jobs.failure = InferError(Code.OVERLOADED, "too many")
+            assert shown(await served.one(asked("/v2/models/m/train/"))) == (503, TEXT, b"503: too many")
+
+        run(main)
+
+    def test_the_documents(self) -> None:
+        assert json.loads(answered(asked("/swagger.json")).body)["swagger"] == "2.0"
+        assert json.loads(answered(asked("/openapi3.json")).body)["openapi"] == "3.0.3"
+        page = answered(asked("/api"))
+        assert page.headers["content-type"] == "text/html; charset=utf-8"
+        assert page.headers["content-security-policy"].startswith("default-src 'none'")
+        assert b'action="/v2/models/n/predict/"' in page.body
+
+    def test_the_page_of_a_model_whose_metadata_fails_is_there_all_the_same(self) -> None:
+        async def main() -> None:
+            served = Served()
+            served.desks["n"].status = 500
+            answer = await served.one(asked("/api"))
+            assert (answer.status, b'action="/v2/models/n/predict/"' in answer.body) == (200, True)
+
+        run(main)
+
+    def test_without_documents_there_is_no_page(self) -> None:
+        assert answered(asked("/api"), deepaas_doc_endpoint=False).status == 404
+        assert answered(asked("/swagger.json"), deepaas_doc_endpoint=False).status == 200

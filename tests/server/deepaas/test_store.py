@@ -1,0 +1,165 @@
+"""Records of trainings outlive their server, and what keeps them never harms one."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from penstock.server.deepaas.records import Record, Status
+from penstock.server.deepaas.store import Store, file_of
+from tests.live import settings_for
+
+from .trainings import done
+
+RECORD = Record("a" * 32, "m", Status.DONE, '{"date": "x"}', 1.5, "a line\n")
+
+
+async def kept(file: Path | None, *records: Record, without: str = "") -> list[Record]:
+    """Keep records, and read what a later Store has."""
+    store = Store(file)
+    await store.open()
+    for record in records:
+        store.put(record)
+    if without:
+        store.drop(without)
+    await store.close()
+    later = Store(file)
+    try:
+        return await later.open()
+    finally:
+        await later.close()
+
+
+def test_what_was_put_is_there_later_in_the_order_of_beginning(tmp_path: Path) -> None:
+    records = [Record(uuid * 32, "m", Status.DONE, "{}", 1.0, "") for uuid in "cab"]
+
+    found = done(kept(tmp_path / "made" / "jobs.sqlite", *records))
+
+    assert found == records
+
+
+def test_the_last_that_was_put_counts_and_keeps_its_place(tmp_path: Path) -> None:
+    first = Record("a" * 32, "m", Status.RUNNING, "{}")
+    other = Record("b" * 32, "m", Status.RUNNING, "{}")
+    last = Record("a" * 32, "m", Status.ERROR, '{"message": "x"}', 2.0)
+
+    assert done(kept(tmp_path / "jobs", first, other, last)) == [last, other]
+
+
+def test_what_was_dropped_is_gone(tmp_path: Path) -> None:
+    assert done(kept(tmp_path / "jobs", RECORD, without=RECORD.uuid)) == []
+
+
+def test_logs_are_read_when_they_are_asked_for(tmp_path: Path) -> None:
+    async def work() -> list[str]:
+        await kept(tmp_path / "jobs", RECORD)
+        store = Store(tmp_path / "jobs")
+        (found,) = await store.open()
+        logs = [found.log, await store.log(found.uuid), await store.log("b" * 32)]
+        await store.close()
+        return logs
+
+    assert done(work()) == ["", "a line\n", ""]
+
+
+def test_without_a_file_records_are_in_memory() -> None:
+    async def work() -> list[str]:
+        store = Store(None)
+        await store.open()
+        store.put(RECORD)
+        await store.settled()
+        there = await store.log(RECORD.uuid)
+        store.drop(RECORD.uuid)
+        gone = await store.log(RECORD.uuid)
+        await store.close()
+        return [there, gone]
+
+    assert done(work()) == ["a line\n", ""]
+
+
+def test_a_file_is_one_servers_at_a_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> list[Record]:
+        first, second = Store(tmp_path / "jobs"), Store(tmp_path / "jobs")
+        await first.open()
+        await second.open()
+        first.put(RECORD)
+        second.put(Record("b" * 32, "m", Status.DONE, "{}"))
+        assert await second.log(RECORD.uuid) == ""
+        await second.close()
+        await first.close()
+        return await kept(tmp_path / "jobs")
+
+    assert done(work()) == [Record(RECORD.uuid, "m", Status.DONE, RECORD.shown, 1.5)]
+    assert "another server has it" in caplog.text
+
+
+@pytest.mark.parametrize("content", [b"no database", b"SQLite format 3\0" + bytes(200)], ids=["text", "broken"])
+def test_what_is_no_file_of_records_is_left_alone(
+    tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "jobs").write_bytes(content)
+
+    assert done(kept(tmp_path / "jobs", RECORD)) == []
+    assert (tmp_path / "jobs").read_bytes() == content
+    assert "kept in memory only" in caplog.text
+
+
+def test_a_file_of_a_later_version_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    base = sqlite3.connect(tmp_path / "jobs")
+    base.execute("PRAGMA user_version = 99")
+    base.close()
+
+    assert done(kept(tmp_path / "jobs", RECORD)) == []
+    assert "later version" in caplog.text
+
+
+def test_a_place_that_cannot_be_written_costs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+
+    assert done(kept(tmp_path / "file" / "jobs", RECORD)) == []
+    assert "kept in memory only" in caplog.text
+
+
+def test_a_disk_that_is_full_costs_one_warning_and_nothing_that_was_put(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> list[str]:
+        store = Store(tmp_path / "jobs")
+        await store.open()
+        full, roomy = "PRAGMA max_page_count = 1", "PRAGMA max_page_count = 100000"
+        await store._there(store._base.execute, full)  # type: ignore[union-attr]
+        large = Record("b" * 32, "m", Status.DONE, "{}", 1.0, "x" * 100_000)
+        for _ in range(2):
+            store.put(large)
+            await store.settled()
+        meanwhile = await store.log(large.uuid)
+        await store._there(store._base.execute, roomy)  # type: ignore[union-attr]
+        store.put(RECORD)
+        await store.close()
+        return [meanwhile, *(record.uuid for record in await kept(tmp_path / "jobs"))]
+
+    with caplog.at_level(logging.WARNING):
+        assert done(work()) == ["x" * 100_000, "b" * 32, RECORD.uuid]
+    assert caplog.text.count("cannot be kept") == 1
+
+
+def test_records_are_the_users_alone(tmp_path: Path) -> None:
+    done(kept(tmp_path / "made" / "jobs", RECORD))
+
+    assert (tmp_path / "made" / "jobs").stat().st_mode & 0o077 == 0
+    assert (tmp_path / "made").stat().st_mode & 0o077 == 0
+
+
+def test_a_server_has_a_file_of_its_address_and_port() -> None:
+    there = {"XDG_STATE_HOME": "/state"}
+    place = Path("/state/penstock/deepaas")
+
+    assert file_of(settings_for(http_port=5000, http_address="::1"), there) == place / "__1-5000.sqlite"
+    assert file_of(settings_for(http_port=5001, http_address="0.0.0.0"), there) == place / "0.0.0.0-5001.sqlite"
+    assert file_of(settings_for(http_port=0), there) is None
+    assert file_of(settings_for(http_port=5000, deepaas_jobs="none"), there) is None
+    assert file_of(settings_for(http_port=0, deepaas_jobs="/a/b"), there) == Path("/a/b")
+    assert file_of(settings_for(http_port=5000), {"XDG_STATE_HOME": "relative"}) is not None

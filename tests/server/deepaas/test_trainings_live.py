@@ -1,0 +1,151 @@
+"""Trainings over HTTP: begun, listed, followed, ended; and predictions beside them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.live import Live, live_server
+from tests.server.workers.scene import gone_within
+
+from .living import HERE, PREDICT, TRAIN, Later, ask, asked_until, ended, pids_of
+
+pytestmark = pytest.mark.slow
+
+TROUBLE = b"500 Internal Server Error\n\nServer got itself in trouble"
+MULTIPART = "multipart/form-data; boundary=edge"
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[Live]:
+    """Serve the model."""
+    before = Path.cwd()
+    os.chdir(HERE)
+    try:
+        with live_server(Path("m=waits"), dialect="deepaas") as live:
+            yield live
+    finally:
+        os.chdir(before)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_runs_on(live: Live) -> Iterator[None]:
+    """Leave no training to the next test: it would wait for it."""
+    yield
+    for record in ask(live.http_port, "GET", TRAIN).json:
+        ask(live.http_port, "DELETE", TRAIN + record["uuid"])
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> str:
+    """Make a pipe for a call to tell its process ids over."""
+    os.mkfifo(tmp_path / "told")
+    return str(tmp_path / "told")
+
+
+def test_a_training_from_its_begin_to_its_end(live: Live) -> None:
+    begun = ask(live.http_port, "POST", TRAIN, how="give")
+    uuid = begun.json["uuid"]
+    record = ended(live.http_port, uuid)
+
+    assert begun.status == 200
+    assert record["result"]["output"] == {"acc": 0.9}
+    assert record in ask(live.http_port, "GET", TRAIN).json
+    assert ask(live.http_port, "DELETE", TRAIN + uuid).json == record
+    assert ask(live.http_port, "GET", TRAIN + uuid).status == 404
+
+
+def test_wrong_arguments_are_told_at_once(live: Live) -> None:
+    refused = ask(live.http_port, "POST", TRAIN, must="x")
+
+    assert (refused.status, refused.json) == (422, {"must": ["Not a valid integer."]})
+
+
+def test_predictions_are_answered_while_a_training_runs_and_others_wait(live: Live, pipe: str) -> None:
+    runs = ask(live.http_port, "POST", TRAIN, told=pipe).json["uuid"]
+    pids_of(pipe)
+    waits = ask(live.http_port, "POST", TRAIN, how="give").json["uuid"]
+
+    assert ask(live.http_port, "POST", PREDICT, how="give").json["predictions"] == {"acc": 0.9}
+    assert ask(live.http_port, "GET", f"{TRAIN}{waits}/progress").json["phase"] == "waiting"
+    assert ask(live.http_port, "POST", TRAIN, must="x").status == 422
+
+    assert ask(live.http_port, "DELETE", TRAIN + runs).json["status"] == "cancelled"
+    assert ended(live.http_port, waits)["status"] == "done"
+
+
+def test_a_training_is_followed_by_its_progress_its_log_and_its_page(live: Live, pipe: str) -> None:
+    uuid = ask(live.http_port, "POST", TRAIN, told=pipe).json["uuid"]
+    pids_of(pipe)
+
+    log = asked_until(lambda answer: b"Epoch" in answer.body, live.http_port, f"{TRAIN}{uuid}/log")
+    told = ask(live.http_port, "GET", f"{TRAIN}{uuid}/progress").json
+    page = ask(live.http_port, "GET", f"{TRAIN}{uuid}/page")
+
+    assert (told["status"], told["phase"], told["epochs"]) == ("running", "training", 2)
+    assert (log.kind, log.body.splitlines()[0]) == ("text/plain; charset=utf-8", b"Epoch 1/2")
+    assert (page.status, page.kind) == (200, "text/html; charset=utf-8")
+    assert ask(live.http_port, "DELETE", TRAIN + uuid).status == 200
+    assert ask(live.http_port, "GET", f"{TRAIN}{uuid}/page").status == 404
+
+
+def test_a_training_with_a_file_reads_it(live: Live) -> None:
+    body = b"--edge\r\ncontent-disposition: form-data; name=data; filename=f.txt\r\n\r\n\xc3\xa9\r\n--edge--\r\n"
+    begun = ask(live.http_port, "POST", TRAIN, body, MULTIPART)
+
+    assert begun.json["args"]["data"] == ["data", "application/octet-stream", "f.txt"]
+    assert ended(live.http_port, begun.json["uuid"])["result"]["output"]["content"] == "\u00e9"
+
+
+def test_a_training_whose_process_is_killed_is_an_error_and_the_next_runs(live: Live, pipe: str) -> None:
+    uuid = ask(live.http_port, "POST", TRAIN, told=pipe).json["uuid"]
+    (pid,) = pids_of(pipe)
+    os.kill(pid, signal.SIGKILL)
+
+    record = ended(live.http_port, uuid)
+
+    assert record["status"] == "error"
+    assert "signal 9 (SIGKILL)" in record["message"]
+    assert ended(live.http_port, ask(live.http_port, "POST", TRAIN, how="give").json["uuid"])["status"] == "done"
+
+
+def test_a_training_that_is_deleted_leaves_no_process(live: Live, pipe: str) -> None:
+    uuid = ask(live.http_port, "POST", TRAIN, told=pipe, how="child").json["uuid"]
+    pids = pids_of(pipe)
+
+    assert ask(live.http_port, "DELETE", TRAIN + uuid).json["status"] == "cancelled"
+    assert all(gone_within(pid, 10.0) for pid in pids)
+
+
+def test_a_prediction_whose_process_is_killed_has_the_originals_500_and_no_other_has(live: Live, pipe: str) -> None:
+    running = Later(live.http_port, "POST", PREDICT, told=pipe)
+    (pid,) = pids_of(pipe)
+    waiting = Later(live.http_port, "POST", PREDICT, how="give")
+    os.kill(pid, signal.SIGKILL)
+    running.join(30)
+    waiting.join(30)
+
+    assert (running.answer.status, running.answer.body) == (500, TROUBLE)
+    assert running.answer.kind == "text/plain; charset=utf-8"
+    assert waiting.answer.json["predictions"] == {"acc": 0.9}
+
+
+def test_a_prediction_that_ends_its_process_has_the_originals_500(live: Live) -> None:
+    ended_itself = ask(live.http_port, "POST", PREDICT, how="exit")
+
+    assert (ended_itself.status, ended_itself.body) == (500, TROUBLE)
+    assert ask(live.http_port, "POST", PREDICT, how="give").json["predictions"] == {"acc": 0.9}
+
+
+def test_a_desk_that_is_killed_harms_no_prediction_and_is_there_again(live: Live) -> None:
+    desk = int(ask(live.http_port, "GET", "/v2/models/m/").json["summary"])
+    os.kill(desk, signal.SIGKILL)
+
+    assert ask(live.http_port, "POST", PREDICT, how="give").status == 200
+    assert gone_within(desk, 10.0)
+    answer = asked_until(lambda answer: answer.status == 200, live.http_port, "/v2/models/m/")
+    assert int(answer.json["summary"]) != desk
