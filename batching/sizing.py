@@ -59,7 +59,7 @@ class Sizing:
         if self.memory_cap.rows:
             limit = min(limit, self.memory_cap.limit(now_ns) or limit)
         if most_ns:
-            limit = min(limit, self._costs.rows_within(lane.key, most_ns) or 1)  # nothing is predicted of what never ran
+            limit = min(limit, self._costs.rows_within(lane.key, most_ns) or 1)  # a Key that never ran may take long
         return limit
 
     def _wanted(self, lane: Lane, waiting_rows: int, now_ns: int) -> int:

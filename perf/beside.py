@@ -159,4 +159,6 @@ def show(sides: Sides[_F], loads: Loads[_F], wanted: Mapping[str, float], asked:
     before = os.getloadavg()[0]
     for line in report(measure(sides, loads, asked.rounds, asked.seconds), wanted):
         print(line, flush=True)
-    print(f"load of the machine: {before:.1f} before, {os.getloadavg()[0]:.1f} after; others: cores, at most")
+    print(
+        f"the machine's load: {before:.1f} before, {os.getloadavg()[0]:.1f} after; others: the cores they used, at most"
+    )

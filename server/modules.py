@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 
@@ -30,3 +32,17 @@ def made_in(tree: ast.AST) -> set[str]:
 def parsed(path: Path) -> ast.Module:
     """Read a file. Raises: as `names_of`."""
     return ast.parse(path.read_bytes(), path)
+
+
+def file_of(module: str, places: Iterable[str]) -> Path | None:
+    """Find a module's file, and import nothing; None where it is no file. Raises: ModuleNotFoundError."""
+    within = list(places)
+    so_far: list[str] = []
+    spec = None
+    for name in module.split("."):
+        so_far.append(name)
+        spec = PathFinder.find_spec(".".join(so_far), within)
+        if spec is None:
+            raise ModuleNotFoundError(name=".".join(so_far))
+        within = list(spec.submodule_search_locations or ())
+    return Path(spec.origin) if spec is not None and spec.origin and spec.has_location else None

@@ -60,6 +60,8 @@ def ask(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     for name, (variable, default) in _PORTS.items():
         below[PREFIX + name.upper()] = environ.get(variable) or default
     said = vars(given)
+    if given.handler is not None and given.handler.count(":") != 1:
+        raise SettingError(f"--handler {given.handler!r}: it has to be module:name, with one colon")
     flags = {name: said[flag] for flag, name in _FLAGS.items() if said[flag] is not None}
     flags |= {**ours, "dialect": "abeja"}
     if given.folder:

@@ -31,6 +31,13 @@ class Abeja(Dialect):
         """Give the folder."""
         return AbejaFolder.of(self.settings)
 
+    def check(self, *, invariance: bool) -> tuple[str, int]:
+        """Say what would be served."""
+        from .check import check_handler
+
+        report = check_handler(self.settings)
+        return str(report), report.status
+
     def refusal(self, error: HttpError) -> tuple[int, bytes, bytes]:
         """Give the answer to what is refused as no request."""
         return 413 if isinstance(error, TooLargeError) else error.status, JSON, status_body(error.text)
@@ -39,7 +46,9 @@ class Abeja(Dialect):
         """Make the Service of the HTTP port."""
         self._parts = parts
         parts.engine.outsides[ABEJA] = Handlers(parts.environments)
-        return AbejaService(parts.engine, parts.inference, parts.ready, self.settings.abeja_strip_headers)
+        service = AbejaService(parts.engine, parts.inference, parts.ready, self.settings.abeja_strip_headers)
+        service.restricted = parts.inference.restricted
+        return service
 
     def ports(self, app: ASGIApp) -> Iterable[Port]:
         """Make the port that has the health of the handler, and what is Penstock's own."""

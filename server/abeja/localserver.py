@@ -134,7 +134,8 @@ class LocalServer:
         place = urlsplit(url)
         connection = http.client.HTTPConnection(place.hostname or HOST, place.port)
         try:
-            connection.request(method, f"{place.path or '/'}", body or None, {**_ACCEPTS, **headers})
+            path = (place.path or "/") + (f"?{place.query}" if place.query else "")
+            connection.request(method, path, body or None, {**_ACCEPTS, **headers})
             answer = connection.getresponse()
             return answer.status, answer.reason, answer.getheader("location", ""), answer.read()
         finally:

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from .messages import Headers
 
 _URLENCODED = "application/x-www-form-urlencoded"
-_NOT_SHOWN = frozenset((b"host", b"trailer", b"transfer-encoding"))
-"""Headers that Go's server takes for itself."""
+_NOT_SHOWN = frozenset((b"host", b"transfer-encoding"))
+"""Headers that Go's server takes for itself, with Trailer where there can be one."""
+_CHUNKED = -1
 _NO_BOUNDARY = ": no multipart boundary param in Content-Type"
 
 
@@ -67,7 +68,9 @@ class AbejaService(CarryingService):
     def claim(self, head: Head) -> Claim:
         """Claim every path: all but one are the handler's."""
         if head.path == HEALTH:
+            self.restricted.demand("health", head.header)
             return Claim(None)
+        self.restricted.demand("inference", head.header)
         said_kind = next((value for name, value in head.fields if name == b"content-type"), b"").strip(b" \t")
         kind = text_of(said_kind)
         headers = self._headers(head)
@@ -84,7 +87,7 @@ class AbejaService(CarryingService):
     def _headers(self, head: Head) -> Headers:
         found: dict[bytes, list[str]] = {}
         for name, value in head.fields:
-            if name not in self._hidden:
+            if name not in self._hidden and (name != b"trailer" or head.length != _CHUNKED):
                 found.setdefault(name, []).append(text_of(value.strip(b" \t")))
         return [(name.decode("latin-1"), values) for name, values in sorted(found.items())]
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 AT_ONCE = 32
 """How many calls may be on their way to a worker together, from each of its Seats."""
+NO_TENSORS = Signature((), (), batched=False)
 
 
 async def open_carried(spec: ModelSpec, orders: Iterable[Order], crew: Crew, platform: str) -> Opened:
@@ -34,15 +35,14 @@ async def open_carried(spec: ModelSpec, orders: Iterable[Order], crew: Crew, pla
     return Opened(as_carried(spec), seats, platform)
 
 
-def as_carried(spec: ModelSpec) -> ModelSpec:
-    """Complete the spec of a model that takes no tensors."""
-    signature = Signature((), (), batched=False)
-    policy = replace(spec.policy, max_batch_rows=AT_ONCE, executor="thread")
+def as_carried(spec: ModelSpec, signature: Signature = NO_TENSORS, rows: int = AT_ONCE) -> ModelSpec:
+    """Complete the spec of a model whose calls are carried. Units: `rows`, or calls, that a Batch may hold."""
+    policy = replace(spec.policy, max_batch_rows=rows, executor="thread")
     group = spec.instances[0]
-    # its Seats are nobody's business
+    # what its answers are is for user code to say, and its Seats are nobody's business
     declared = {"name": spec.name, "instance_group": [{"count": group.count, "kind": "KIND_CPU"}]}
     instances = (replace(group, count=group.count * SEATS),)
     return replace(
-        spec, signature=signature, bound=signature, inputs=(), outputs=(), policy=policy, instances=instances,
-        declared=json.dumps(declared),
+        spec, signature=signature, bound=signature, inputs=signature.inputs, outputs=signature.outputs,
+        policy=policy, instances=instances, declared=json.dumps(declared),
     )  # fmt: skip

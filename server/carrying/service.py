@@ -16,7 +16,7 @@ from .calls import RawCall
 from .messages import read_answer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from penstock.batching.model import Model
     from penstock.batching.request import InferRequest
@@ -26,7 +26,15 @@ if TYPE_CHECKING:
     from penstock.server.http.head import Head
     from penstock.server.http.service import Service
 
-BODILESS = (204, 304)
+_BODILESS = (204, 304)
+
+
+def body_of(status: int, body: bytes) -> bytes:
+    """Give what an answer of this status may have as its body. Raises: ValueError for a status that is none."""
+    if not 200 <= status <= 999:
+        # the client would take the next answer for this one's
+        raise ValueError(f"an answer of status {status}")
+    return b"" if status in _BODILESS else body
 
 
 class Found:
@@ -84,13 +92,22 @@ class CarryingService:
         """Answer with an error of the server's own."""
         raise NotImplementedError
 
-    def answer_reply(self, connection: FastLane, claim: Any, reply: bytes) -> None:
-        """Answer with what the worker has."""
+    def answer_call(self, connection: FastLane, claim: Any, call: Any) -> None:
+        """Answer with what the worker has answered."""
+        self.answer_reply(connection, call.reply)
+
+    def unread(self, call: Any) -> None:
+        """Learn that a call has ended whose client has gone."""
+
+    def trouble(self, claim: Any, error: Exception) -> InferError:
+        """Log a failure of the server's own, and make of it what the client is told."""
+        return internal(error, claim.found.name if claim.found is not None else "", "")
+
+    @staticmethod
+    def answer_reply(connection: FastLane, reply: bytes) -> None:
+        """Answer with what `pack_answer` has written. Raises: ValueError for a status that is none."""
         status, content_type, lines, body = read_answer(reply)
-        if status < 200 or status > 999:
-            # the client would take the next answer for this one's
-            raise ValueError(f"an answer of status {status}")
-        connection.answer(status, b"" if status in BODILESS else body, content_type, lines)
+        connection.answer(status, body if status == 200 else body_of(status, body), content_type, lines)
 
     # -- the Service -------------------------------------------------------------------------------------------
 
@@ -120,20 +137,14 @@ class CarryingService:
         if type(claim) is not self.claims:
             self.others.begin(connection, head, body)
             return
-        self.guard(connection, claim, self.answer, connection, claim, body)
-
-    def guard(self, connection: FastLane, claim: Any, do: Callable[..., None], *with_: Any) -> None:
-        """Do something for a request; if it fails, the client gets an answer all the same."""
         try:
-            do(*with_)
-        except InferError as error:
-            self.answer_failure(connection, claim, error)
-        except Exception as error:  # noqa: BLE001 - logged under an id
-            self.answer_failure(connection, claim, internal(error, self._name_of(claim), ""))
+            self.answer(connection, claim, body)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an answer
+            self.fail(connection, claim, error)
 
-    @staticmethod
-    def _name_of(claim: Any) -> str:
-        return claim.found.name if claim.found is not None else ""
+    def fail(self, connection: FastLane, claim: Any, error: Exception) -> None:
+        """Answer with what has kept a request from its answer."""
+        self.answer_failure(connection, claim, error if isinstance(error, InferError) else self.trouble(claim, error))
 
     def abandon(self, connection: Connection) -> None:
         """Cancel what a gone client asked for."""
@@ -146,7 +157,10 @@ class CarryingService:
 
     def ask(self, connection: FastLane, found: Found, body: bytes) -> None:
         """Send a call to its worker. Raises: InferError."""
-        call = RawCall(found.find(), body, self)
+        self.submit(connection, RawCall(found.find(), body, self))
+
+    def submit(self, connection: FastLane, call: RawCall) -> None:
+        """Give a call to the Engine. Raises: InferError."""
         call.context = connection
         connection.request = call
         try:
@@ -160,10 +174,14 @@ class CarryingService:
         for request in requests:
             connection: FastLane = request.context
             if connection.request is not request:
+                self.unread(request)
                 continue
             connection.request = None
             claim: Any = connection.head.route  # type: ignore[union-attr]
-            if request.error is not None:
-                self.answer_failure(connection, claim, request.error)
-            else:
-                self.guard(connection, claim, self.answer_reply, connection, claim, request.reply)
+            try:
+                if request.error is not None:
+                    self.answer_failure(connection, claim, request.error)
+                else:
+                    self.answer_call(connection, claim, request)
+            except Exception as error:  # noqa: BLE001 - one answer's failure must not take the others'
+                self.fail(connection, claim, error)

@@ -9,11 +9,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.machinery import PathFinder
-from pathlib import Path
 
 from penstock.batching.spec import ModelSpec
-from penstock.server.modules import names_of
+from penstock.server.modules import file_of, names_of
 from penstock.server.repository.check import Report
 from penstock.server.repository.findings import Finding, MistakesError
 from penstock.server.settings import Settings
@@ -51,7 +49,7 @@ def _mistakes(spec: ModelSpec) -> Iterator[Finding]:
     own = not spec.worker.interpreter and spec.worker.requirements is None
     places = [str(spec.path), *(sys.path if own else ())]
     try:
-        path = _file_of(module, places)
+        path = file_of(module, places)
     except ModuleNotFoundError as error:
         yield Finding(spec.path, f"model '{spec.name}': there is no module {error.name}", mistake=own)
         return
@@ -72,20 +70,6 @@ def _mistakes(spec: ModelSpec) -> Iterator[Finding]:
         yield Finding(path, f"has no {first}")
     if not attribute and not names & set(_METHODS):
         yield Finding(path, f"has neither {' nor '.join(_METHODS)}: both are answered 501", mistake=False)
-
-
-def _file_of(module: str, places: list[str]) -> Path | None:
-    """Find a module's file, and import nothing; None where it is no file. Raises: ModuleNotFoundError."""
-    within: list[str] | None = places
-    so_far: list[str] = []
-    spec = None
-    for name in module.split("."):
-        so_far.append(name)
-        spec = PathFinder.find_spec(".".join(so_far), within)
-        if spec is None:
-            raise ModuleNotFoundError(name=".".join(so_far))
-        within = list(spec.submodule_search_locations or ())
-    return Path(spec.origin) if spec is not None and spec.origin and spec.has_location else None
 
 
 def _described(spec: ModelSpec) -> list[str]:

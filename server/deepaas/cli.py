@@ -30,7 +30,7 @@ from .entries import Target, target_of
 from .fields import add_fields, files_of, given_fields
 from .inside.answers import write_json
 from .inside.model import Model
-from .inside.service import IMPORTABLE
+from .inside.service import IMPORTABLE, shown
 from .installed import installed_in
 from .options import VERSION
 
@@ -217,9 +217,9 @@ class Call:
         start = datetime.now()  # noqa: DTZ005 - as the API's records
         output = self._needed("train")(**arguments)
         end = datetime.now()  # noqa: DTZ005
-        shown = {name: _shown(value) for name, value in arguments.items()}
+        args = {name: shown(value) for name, value in arguments.items()}
         result = {"finish_date": str(end), "duration": str(end - start), "output": output}
-        record = {"date": str(start), "args": shown, "status": "done", "uuid": uuid.uuid4().hex, "result": result}
+        record = {"date": str(start), "args": args, "status": "done", "uuid": uuid.uuid4().hex, "result": result}
         said = write_json(record)
         self.say(f"Elapsed time:  {end - start}")
         if self._output:
@@ -242,11 +242,3 @@ def _content(value: Any) -> bytes:
     if isinstance(value, bytes | bytearray):
         return bytes(value)
     return value.encode() if isinstance(value, str) else write_json(value).encode()
-
-
-def _shown(value: Any) -> Any:
-    try:
-        write_json(value)
-    except (TypeError, ValueError, RecursionError):
-        return str(value)
-    return value

@@ -1,8 +1,8 @@
 """Console: the page of the API at /api: the models, forms to try them with, and their trainings. Pure.
 
 It loads nothing from anywhere, and what models and clients have said is escaped. A form is sent by the script as the
-document of the API says; without scripts the browser sends it as a form, which is right for all arguments but those of
-which the model says that they are elsewhere.
+document of the API says. Without scripts the browser sends all of it as a form, which is right for what is filled in
+and may stand in a form; the page says so.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def page(base: str, models: Iterable[Shown], *, predict: bool, train: bool) -> b
         f'<header><h1>DEEPaaS models</h1><nav aria-label="Models"><ul>{links}</ul></nav>'
         f'<p>The API as a document: <a href="{escape(base)}/swagger.json">Swagger 2.0</a>, '
         f'<a href="{escape(base)}/openapi3.json">OpenAPI 3</a>. <a href="{escape(base)}/v2/models/">Metadata</a> of '
-        f"all models.</p></header><main>{sections}</main><script>{SCRIPT}</script></body></html>\n"
+        "all models.</p><noscript><p>Without scripts, a form sends all its fields, the empty ones as empty texts.</p>"
+        f"</noscript></header><main>{sections}</main><script>{SCRIPT}</script></body></html>\n"
     ).encode("utf-8", "replace")  # fmt: skip
 
 
@@ -164,7 +165,7 @@ def _trainings(path: str, trainings: Sequence[dict[str, Any]]) -> str:
     rows = "".join(_training(path, training) for training in trainings)
     return (
         '<table><caption>Trainings</caption><thead><tr><th scope="col">Begun</th><th scope="col">Status</th>'
-        f'<th scope="col">Training</th><th scope="col"></th></tr></thead><tbody>{rows}</tbody></table>'
+        f'<th scope="col">Training</th><th scope="col">End</th></tr></thead><tbody>{rows}</tbody></table>'
     )
 
 

@@ -30,8 +30,11 @@ logger = logging.getLogger("penstock.deepaas")
 
 DEEPAAS = "deepaas"
 """The backend."""
-BESIDE = ("aiohttp", "apispec", "marshmallow>=3.13,<4", "webargs")
-"""What models import that their requirements.txt need not say: deepaas brought it, and arguments are read with it."""
+BESIDE = ("aiohttp", "marshmallow>=3.13,<4", "setuptools<82", "webargs")
+"""What models import that their requirements.txt need not say: deepaas brought it, and arguments are read with it.
+
+setuptools is for `pkg_resources`, which the template of DEEPaaS modules reads its metadata with, and 82 has no more.
+"""
 MODEL = "DEEPAAS_V2_MODEL"
 _PATH = re.compile(r"([^=/]+)=([^\W\d]\w*(?:\.[^\W\d]\w*)*(?::[^\W\d]\w*(?:\.[^\W\d]\w*)*)?)")
 _WANTED = "no DEEPaaS model: wanted NAME=package.module or NAME=package.module:attr"

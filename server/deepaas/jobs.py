@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from penstock.server.carrying.messages import pack_answer, read_answer
 
 from .live import PAGE
-from .messages import CHECK, Description
+from .messages import CHECK, JSON, TEXT, Description
+from .pages import FRESH
 from .progress import Meter
 from .records import Status
 
@@ -25,9 +26,7 @@ if TYPE_CHECKING:
 
 SETTLE_S = 1.0
 """For how long a client waits for its training to be on the disk."""
-JSON = b"application/json; charset=utf-8"
-TEXT = b"text/plain; charset=utf-8"
-_FRESH = b"\r\ncache-control: no-store\r\nx-content-type-options: nosniff\r\n"
+_FRESH = b"\r\n" + FRESH
 _PAGE_LINES = (
     b"text/html; charset=utf-8\r\ncontent-security-policy: default-src 'none'; style-src 'unsafe-inline'; "
     b"script-src 'unsafe-inline'; connect-src 'self'" + _FRESH

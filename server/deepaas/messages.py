@@ -17,6 +17,10 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+JSON = b"application/json; charset=utf-8"
+TEXT = b"text/plain; charset=utf-8"
+TROUBLE = b"500 Internal Server Error\n\nServer got itself in trouble"
+"""What aiohttp answers where what it calls has failed."""
 METADATA = 33
 """Call of the desk with the link that a model has to itself: what get_metadata() gives now, merged with what is always
 there; answered as CALL is."""

@@ -14,8 +14,10 @@ from penstock.server.errors import HTTP_STATUS, error_body
 from penstock.server.http.head import HttpError, TooLargeError
 from penstock.server.workers.order import WorkerLost
 
-JSON, TEXT = b"application/json; charset=utf-8", b"text/plain; charset=utf-8"
-TROUBLE = b"500 Internal Server Error\n\nServer got itself in trouble"
+from .messages import TEXT, TROUBLE
+
+FRESH = b"cache-control: no-store\r\nx-content-type-options: nosniff\r\n"
+"""Lines of what shows how things are now, with texts of others in it."""
 
 
 def written(document: Any) -> bytes:

@@ -128,7 +128,6 @@ class Paths:
         if found is not None:
             return self._allowed(said, *found)
         for other in (_merged(path), path + "/", _merged(path + "/")):
-            other = re.sub("^//+", "/", other)  # or it would name another host
             found = self._methods(other)
             if found is not None and (said in found[0] or found[0] is _VERSIONS):
                 return Place(Purpose.REDIRECT, location=other + ("?" + query.decode("latin-1") if query else ""))

@@ -1,4 +1,4 @@
-"""Records: what there is to know of a training, as clients see it and as it is kept. Made by jobs.py, kept by store.py.
+"""Records: what there is to know of a training, as clients see it and as it is kept. Made by runs.py, kept by store.py.
 
 Source: deepaas 2.6.0, api/v2/train.py: the fields, and their order.
 """
@@ -10,8 +10,6 @@ import json
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
-
-NO_JSON = "what the training gave is no JSON"
 
 
 class Status(enum.StrEnum):

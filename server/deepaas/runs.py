@@ -265,7 +265,7 @@ class Runs:
 
     async def _end_all(self, queues: Iterable[Queue], why: str) -> None:
         runs = [run for queue in queues for run in queue.runs.values()]
-        for run in reversed(runs):  # those that wait first, or they would begin
+        for run in runs:
             self._stop(run, Status.ERROR, why)
         for run in runs:
             await run.over.wait()

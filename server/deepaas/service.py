@@ -22,8 +22,8 @@ from penstock.server.http.head import HttpError
 
 from . import console, openapi, pages, swagger
 from .debugging import Debugging
-from .messages import METADATA, Description
-from .pages import JSON, TEXT
+from .messages import JSON, METADATA, TEXT, Description
+from .pages import FRESH
 from .paths import PREDICTIONS, TRAININGS, Paths, Place, Purpose
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ _CATEGORIES = {
 _STATUSES = {Purpose.SWITCHED_OFF: 402, Purpose.NOT_FOUND: 404, Purpose.NOT_ALLOWED: 405, Purpose.REDIRECT: 308}
 _UNCODED = (b"", b"identity")
 _HTML = b"text/html; charset=utf-8"
-_FRESH = b"cache-control: no-store\r\nx-content-type-options: nosniff\r\n"
 
 
 class Claim:
@@ -129,10 +128,9 @@ class DeepaasService(CarryingService):
         status, body = pages.refused(error)
         connection.answer(status, body, TEXT, retry_after_line(error) if status == 503 else b"")
 
-    @staticmethod
-    def _name_of(claim: Any) -> str:
-        name: str = claim.place.name
-        return name
+    def trouble(self, claim: Any, error: Exception) -> InferError:
+        """Log a failure under the client's own id, if it has sent one."""
+        return internal(error, claim.place.name, claim.request_id)
 
     # -- what the server knows itself --------------------------------------------------------------------------
 
@@ -154,7 +152,7 @@ class DeepaasService(CarryingService):
         elif self._debugging is None:
             connection.answer(204, b"", b"")
         else:
-            connection.answer(200, self._debugging.text(), TEXT, _FRESH)
+            connection.answer(200, self._debugging.text(), TEXT, FRESH)
 
     # -- what others know --------------------------------------------------------------------------------------
 
@@ -165,15 +163,13 @@ class DeepaasService(CarryingService):
             if claim.found is not None:
                 self.ask(connection, claim.found, claim.described + body)
             else:
-                self.answer_reply(connection, claim, await self._later[claim.place.purpose](claim, body))
+                self.answer_reply(connection, await self._later[claim.place.purpose](claim, body))
         except HttpError as error:
             status, content_type, text = pages.refusal(error, self._limits.max_body_bytes)
             accepted = b"accept-encoding: gzip, deflate\r\n" if status == 501 else b""
             connection.answer(status, text, content_type, accepted)
-        except InferError as error:
-            self.answer_failure(connection, claim, error)
-        except Exception as error:  # noqa: BLE001 - logged under an id, and the client gets an answer whatever it is
-            self.answer_failure(connection, claim, internal(error, claim.place.name, claim.request_id))
+        except Exception as error:  # noqa: BLE001 - as in begin
+            self.fail(connection, claim, error)
         finally:
             off_task(connection)
 
@@ -207,7 +203,7 @@ class DeepaasService(CarryingService):
             trainings = _said(await self._models.jobs.list(name), []) if self._train else []
             shown.append(console.Shown(name, description, metadata, trainings))
         page = console.page(self._base, shown, predict=self._predict, train=self._train)
-        return pack_answer(200, b"%b\r\n%b%b" % (_HTML, console.LINES, _FRESH), page)
+        return pack_answer(200, b"%b\r\n%b%b" % (_HTML, console.LINES, FRESH), page)
 
     async def _begin_training(self, claim: Claim, body: bytes) -> bytes:
         return await self._models.jobs.start(claim.place.name, claim.described + body)

@@ -1,4 +1,4 @@
-"""Store: the records of trainings in a file, so that they outlive the server. Made by jobs.py.
+"""Store: the records of trainings in a file, so that they outlive the server. Made by loading.py.
 
 SQLite on a thread of its own. What is to be written waits in memory until it is: if it cannot be written, it is still
 there for who asks, and no training fails.
@@ -30,6 +30,8 @@ FORM = 1
 """Of the tables: SQLite's user_version. A file of a later one is left alone."""
 CLOSE_LIMIT_S = 5.0
 """For how long the last records may take to be written."""
+RETRY_S = 10.0
+"""After what could not be written: a disk that was full may have room again."""
 _BUSY_S = 1.0
 _TABLE = (
     "CREATE TABLE IF NOT EXISTS trainings (number INTEGER PRIMARY KEY, uuid TEXT NOT NULL UNIQUE, model TEXT NOT NULL,"
@@ -77,6 +79,7 @@ class Store:
         self._waiting: dict[str, Record | None] = {}
         self._thread = ThreadPoolExecutor(1, "trainings")
         self._writing: asyncio.Task[None] | None = None
+        self._again: asyncio.TimerHandle | None = None
         self._fails = False
 
     async def open(self) -> list[Record]:
@@ -123,10 +126,13 @@ class Store:
 
     async def close(self) -> None:
         """Write what waits, and let go of the file."""
+        self._write_soon()  # also what could not be written before
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_LIMIT_S):
                 await self.settled()
                 await self._there(self._let_go)
+        if self._again is not None:
+            self._again.cancel()
         self._thread.shutdown(wait=False)
 
     def _write_soon(self) -> None:
@@ -141,10 +147,13 @@ class Store:
                 for uuid, record in batch.items():
                     if self._waiting[uuid] is record:
                         del self._waiting[uuid]
-        except (sqlite3.Error, OSError) as error:  # they wait for what is put next
+        except (sqlite3.Error, OSError) as error:
             if not self._fails:
                 logger.warning("trainings cannot be kept in %s: %s; they are in memory", self.file, error)
             self._fails = True
+            if self._again is not None:
+                self._again.cancel()
+            self._again = asyncio.get_running_loop().call_later(RETRY_S, self._write_soon)
         finally:
             self._writing = None
 

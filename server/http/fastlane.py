@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from .head import Head
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_BODILESS = (204, 304)
+"""Statuses of answers that have no body, and so say nothing of its length. Source: RFC 9110, 8.6."""
 _READ_AHEAD_BYTES = 65536
 _MOST_PARTS = 1024
 """Parts of a body that are kept apart; more of them, from a client that sends it in crumbs, are put together."""
@@ -255,9 +257,9 @@ class FastLane(Connection):
         lines = self.shared.answers.head(status, self.server_state.default_headers)
         if content_type:
             extra = b"%bcontent-type: %b\r\n" % (extra, content_type)
+        length = b"" if status in _BODILESS else b"content-length: %d\r\n" % len(body)
         self.transport.write(
-            b"%b%b%bcontent-length: %d\r\n\r\n%b"
-            % (lines, connection, extra, len(body), b"" if head.method == b"HEAD" else body)
+            b"%b%b%b%b\r\n%b" % (lines, connection, extra, length, b"" if head.method == b"HEAD" else body)
         )
         self._lived = True
         if not keep_alive:

@@ -6,16 +6,15 @@ Made by the composition root, called by the Engine when a version whose backend 
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.batching.outsides import Opened
-from penstock.server.carrying.hosts import SEATS, Host
+from penstock.server.carrying.hosts import Host
+from penstock.server.carrying.loading import AT_ONCE, as_carried
 from penstock.server.workers.order import Order
 
 from .batching import Sharing
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from penstock.server.environments.environments import Environments
 
 SERVICE = "penstock.server.seldon.inside.service"
-AT_ONCE = 32
-"""How many calls may be on their way to a worker together, from each of its Seats."""
 OPEN_LIMIT_S = 3600.0
 """How long a component may take to be constructed and loaded, which may fetch its model: the original had no limit."""
 
@@ -85,17 +82,8 @@ def _completed(spec: ModelSpec, description: Description, *, batches: bool) -> M
     What does not share batches has no axis for rows as such a model, and its calls are sent to the worker a few at a
     time all the same: that number is then what a Batch holds.
     """
-    signature = signature_of(description.metadata, batched=batches)
     rows = (spec.policy.max_batch_rows or spec.policy.default_max_batch_rows) if batches else AT_ONCE
-    policy = replace(spec.policy, max_batch_rows=rows, executor="thread")
-    group = spec.instances[0]
-    # what its answers are is for user code to say, and its Seats are nobody's business
-    declared = {"name": spec.name, "instance_group": [{"count": group.count, "kind": "KIND_CPU"}]}
-    instances = (replace(group, count=group.count * SEATS),)
-    return replace(
-        spec, signature=signature, bound=signature, inputs=signature.inputs, outputs=signature.outputs,
-        policy=policy, instances=instances, declared=json.dumps(declared),
-    )  # fmt: skip
+    return as_carried(spec, signature_of(description.metadata, batched=batches), rows)
 
 
 def _most_calls(spec: ModelSpec) -> int:

@@ -1,4 +1,4 @@
-"""`penstock abeja` as a process in a folder, for tests that ask it over its ports."""
+"""`penstock abeja` for tests that ask it over its ports: within the process of the tests, or as one of its own."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, Any
 
+from penstock.server.abeja.command import ask
+from tests.live import live_server
 from tests.originals import Player
 
 from .asked.asking import HANDLERS
@@ -22,23 +24,33 @@ from .original import ORIGINAL
 
 COMMAND = [sys.executable, "-m", "penstock.server.cli", "abeja"]
 _WITHIN_S = 60
+_SHOWN = 5000
 _OURS = ("ABEJA_", "TRAINING_JOB_", "PENSTOCK_")
 _NAMED = {"HANDLER", "PORT", "HEALTHCHECK_PORT", "CONTEXT"}
 _PORT = re.compile(r"\b(HTTP|health) on http://[^\s,]*:(\d+)")
 
 
+PORTS = ("--port=0", "--health-port=0", "--http-address=127.0.0.1")
+
+
 @dataclass
 class Served:
-    """A process that may have come to serve. `ports`: "" takes requests, "health" only tells how it is."""
+    """A server. `ports`: "" takes requests, "health" only tells how it is."""
 
-    child: subprocess.Popen[bytes]
-    output: IO[bytes]
     ports: dict[str, int]
 
     @property
     def player(self) -> Player:
         """Give what asks it."""
         return Player(ORIGINAL, self.ports)
+
+
+@dataclass
+class Started(Served):
+    """A process that may have come to serve."""
+
+    child: subprocess.Popen[bytes]
+    output: IO[bytes]
 
     def said(self) -> str:
         """Give all that it and the handler have printed."""
@@ -59,14 +71,14 @@ def environment(more: Mapping[str, str]) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def started(*words: str, folder: Path = HANDLERS, **more: str) -> Iterator[Served]:
-    """Start it; whether it will serve is for the test to see. `more`: its environment."""
-    ports = ("--port=0", "--health-port=0", "--http-address=127.0.0.1", "--log-format=json")
+def started(*words: str, folder: Path = HANDLERS, **more: str) -> Iterator[Started]:
+    """Start a process; whether it will serve is for the test to see. `more`: its environment."""
     with tempfile.NamedTemporaryFile() as output:
         child = subprocess.Popen(
-            [*COMMAND, *ports, *words], cwd=folder, env=environment(more), stdout=output, stderr=output
-        )
-        served = Served(child, output, {})
+            [*COMMAND, *PORTS, "--log-format=json", *words], cwd=folder, env=environment(more), stdout=output,
+            stderr=output,
+        )  # fmt: skip
+        served = Started({}, child, output)
         try:
             served.ports = _ports(served)
             yield served
@@ -80,24 +92,43 @@ def started(*words: str, folder: Path = HANDLERS, **more: str) -> Iterator[Serve
 
 
 @contextlib.contextmanager
-def serving(server: Mapping[str, Any], *words: str, folder: Path = HANDLERS) -> Iterator[Served]:
-    """Serve as the `server` of a group says. Raises: AssertionError if it does not come to serve."""
+def serving(*words: str, folder: Path = HANDLERS, **more: str) -> Iterator[Served]:
+    """Serve within this process, as a command line in a folder would. `more`: the environment."""
+    with _environment_of(environment(more)):
+        asked = ask([*PORTS, "--allow-grpc=false", "--allow-metrics=false", *words, str(folder)], os.environ)
+        with live_server(**{field.name: getattr(asked, field.name) for field in fields(asked)}) as live:
+            (health,) = live.server._more
+            yield Served({"": live.http_port, "health": health.port})
+
+
+def as_said(server: Mapping[str, Any], *words: str) -> contextlib.AbstractContextManager[Served]:
+    """Serve as the `server` of a group says."""
     handler = [f"--handler={server['handler']}"] if server["handler"] else []
-    with started(*handler, *words, folder=folder, **server["environment"]) as served:
-        await_ready(served)
-        yield served
+    return serving(*handler, *words, **server["environment"])
 
 
-def await_ready(served: Served) -> None:
+@contextlib.contextmanager
+def _environment_of(said: Mapping[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(said)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def await_ready(served: Started) -> None:
     """Wait until it is ready. Raises: AssertionError if it ends before, or is not within a minute."""
     end = time.monotonic() + _WITHIN_S
     while served.health() != 200:
-        assert served.child.poll() is None, served.said()
-        assert time.monotonic() < end, served.said()
+        assert served.child.poll() is None, served.said()[-_SHOWN:]
+        assert time.monotonic() < end, served.said()[-_SHOWN:]
         time.sleep(0.02)
 
 
-def _ports(served: Served) -> dict[str, int]:
+def _ports(served: Started) -> dict[str, int]:
     end = time.monotonic() + _WITHIN_S
     while time.monotonic() < end:
         for line in served.said().splitlines():

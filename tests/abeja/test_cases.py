@@ -11,14 +11,14 @@ import pytest
 from tests.abeja.asked.everything import GROUPS
 from tests.abeja.deviations import DEVIATIONS, STRICT
 from tests.abeja.original import ORIGINAL
-from tests.abeja.serving import serving
+from tests.abeja.serving import as_said
 from tests.originals import Group
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ORIGINAL.names())
 def test_the_answers_are_the_original_s(name: str) -> None:
-    with serving(ORIGINAL.read(name)["server"]) as served:
+    with as_said(ORIGINAL.read(name)["server"]) as served:
         wrong = ORIGINAL.differences(name, served.ports, DEVIATIONS)
 
     assert not wrong, "\n".join(["answered otherwise than the original:", *wrong])
@@ -27,7 +27,7 @@ def test_the_answers_are_the_original_s(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["contents", "contents-as-json", "tables"])
 def test_strictly_even_bytes_are_answered_as_the_original_did(name: str) -> None:
-    with serving(ORIGINAL.read(name)["server"], "--abeja-strict") as served:
+    with as_said(ORIGINAL.read(name)["server"], "--abeja-strict") as served:
         wrong = ORIGINAL.differences(name, served.ports, STRICT)
 
     assert not wrong, "\n".join(["answered otherwise than the original:", *wrong])

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 @contextmanager
 def handled(name: str, *words: str) -> Iterator[Served]:
     """Serve a handler of mended.py."""
-    with serving({"handler": f"mended:{name}", "environment": {}}, *words) as served:
+    with serving(f"--handler=mended:{name}", *words) as served:
         yield served
 
 
@@ -43,6 +43,23 @@ def test_a_connection_is_kept(tmp_path: Path) -> None:
 
     assert (first.status, same) == (200, True)
     assert body == second
+
+
+def test_it_is_kept_also_after_what_no_handler_has_answered() -> None:
+    refused = [("PATCH", "/", "text/plain"), ("POST", "/", "bad;;"), ("POST", "/", "multipart/form-data")]
+    with handled("leaving") as served:
+        connection = http.client.HTTPConnection(HOST, served.ports[""], timeout=30)
+        found = []
+        for method, path, kind in [*refused, ("GET", "/health_check", "text/plain"), ("POST", "/", "text/plain")]:
+            connection.request(method, path, b"x", {"Content-Type": kind})
+            with connection.getresponse() as answer:
+                answer.read()
+                found.append((answer.status, connection.sock))
+        connection.close()
+
+    assert [status for status, _ in found] == [501, 501, 503, 200, 200]
+    assert [sock for _, sock in found] == [found[0][1]] * 5
+    assert found[0][1] is not None
 
 
 def test_calls_of_one_process_run_one_after_another() -> None:

@@ -5,17 +5,21 @@ Recorded by hand from abejacli 2.1.0 on CPython 3.8, its container replaced by t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
 import signal
 import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from penstock.server.abeja import local
+from penstock.server.abeja.localserver import LocalServer
 from tests.abeja.asked.asking import HANDLERS
-from tests.abeja.serving import COMMAND, environment
+from tests.abeja.serving import COMMAND, environment, serving
 
 INPUTS = {
     "request.json": b'{"total_without_tax":100}',
@@ -81,22 +85,56 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def run(folder: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
+Done = subprocess.CompletedProcess[bytes]
+Run = Callable[..., Done]
+
+
+def run(folder: Path, *words: str) -> Done:
     """Run `abeja model run-local`."""
     command = [*COMMAND, "model", "run-local", *words]
     return subprocess.run(command, cwd=folder, env=environment({}), capture_output=True, check=False, timeout=100)
 
 
-def answer(folder: Path, handler: str, *words: str) -> bytes:
+class Within(LocalServer):
+    """Serves in the process of the tests, which takes a second less than another; what is logged is lost."""
+
+    @contextlib.contextmanager
+    def running(self, *, tells: bool) -> Iterator[None]:
+        with serving(f"--handler={self._environment['HANDLER']}", folder=Path.cwd(), **self._environment) as served:
+            self._ports = {"HTTP": served.ports[""], "health": served.ports["health"]}
+            yield
+
+    def await_ready(self) -> None:
+        """It is."""
+
+
+@pytest.fixture
+def quickly(folder: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> Run:
+    """Give what does as `run` does, quietly, with a server Within."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(local, "LocalServer", Within)
+
+    def do(*words: str) -> Done:
+        try:
+            status = local.run_local(["run-local", *words])
+        except SystemExit as ended:
+            status = int(ended.code or 0)
+        said = capfdbinary.readouterr()
+        return subprocess.CompletedProcess(words, status, said.out, said.err)
+
+    return do
+
+
+def answer(quickly: Run, handler: str, *words: str) -> bytes:
     """Give what a quiet run prints."""
-    done = run(folder, "--handler", handler, *IMAGE, "--quiet", *words)
-    assert (done.returncode, done.stderr) == (0, b"")
+    done = quickly("--handler", handler, *IMAGE, "--quiet", *words)
+    assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 @pytest.mark.parametrize("handler", list(ANSWERS))
-def test_quietly_it_prints_the_answer_alone(folder: Path, handler: str) -> None:
-    assert answer(folder, handler, "--input", "request.json") == ANSWERS[handler]
+def test_quietly_it_prints_the_answer_alone(quickly: Run, handler: str) -> None:
+    assert answer(quickly, handler, "--input", "request.json") == ANSWERS[handler]
 
 
 @pytest.mark.parametrize("short", [False, True], ids=["long", "short"])
@@ -123,16 +161,26 @@ def test_otherwise_it_tells_each_step(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("handler", list(ERRORS))
-def test_an_error_is_told_with_the_log_but_without_the_body(folder: Path, handler: str) -> None:
-    done = run(folder, "-h", handler, *IMAGE, "--input", "request.json", "-q")
+def test_an_error_is_told_but_not_the_body(quickly: Run, handler: str) -> None:
+    done = quickly("-h", handler, *IMAGE, "--input", "request.json", "-q")
 
-    first, blank, title, *log = done.stderr.decode().split("\n")
+    printed = done.stderr.decode()
+    first, blank, title = printed[printed.index("[error]") :].split("\n")[:3]
     assert (done.returncode, done.stdout) == (1, b"")
     assert re.sub(r":\d+/$", ":PORT/", first) == (
         f"[error] failed to send request : {ERRORS[handler]} for url: http://localhost:PORT/"
     )
     assert (blank, title) == ("", " ------ Local Server Error ------ ")
-    assert handler != "local:failing" or "ValueError: a text for the log" in "\n".join(log)
+
+
+def test_an_error_is_told_with_the_log(folder: Path) -> None:
+    done = run(folder, "-h", "local:failing", *IMAGE, "--input", "request.json", "-q")
+
+    first, blank, title, *log = done.stderr.decode().split("\n")
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert first.startswith(f"[error] failed to send request : {ERRORS['local:failing']} for url: http://localhost:")
+    assert (blank, title) == ("", " ------ Local Server Error ------ ")
+    assert "ValueError: a text for the log" in log
 
 
 def test_the_seed_s_400_is_told(folder: Path) -> None:
@@ -156,8 +204,8 @@ def test_the_seed_s_400_is_told(folder: Path) -> None:
     ],
     ids=["json", "jpeg", "png", "gif"],
 )
-def test_the_input_is_posted_with_the_type_of_its_name(folder: Path, name: str, kind: str, body: str) -> None:
-    seen = json.loads(answer(folder, "local:saw", "--input", name))
+def test_the_input_is_posted_with_the_type_of_its_name(quickly: Run, name: str, kind: str, body: str) -> None:
+    seen = json.loads(answer(quickly, "local:saw", "--input", name))
 
     headers = {"accept": "*/*", "accept-encoding": "gzip, deflate", "content-length": str(len(body))}
     assert seen == {"type": kind, "method": "POST", "body": body, "headers": headers}
@@ -172,40 +220,40 @@ def test_the_input_is_posted_with_the_type_of_its_name(folder: Path, name: str, 
     ],
     ids=["text", "without an ending", "missing"],
 )
-def test_what_cannot_be_an_input_is_told(folder: Path, name: str, told: str) -> None:
-    done = run(folder, "-h", "seeds:mended", *IMAGE, "--input", name, "-q")
+def test_what_cannot_be_an_input_is_told(quickly: Run, name: str, told: str) -> None:
+    done = quickly("-h", "seeds:mended", *IMAGE, "--input", name, "-q")
 
     assert (done.returncode, done.stdout, done.stderr.decode()) == (1, b"", f"[error] {told}\n")
 
 
-def test_an_input_that_is_no_json_is_an_error(folder: Path) -> None:
-    done = run(folder, "-h", "seeds:mended", *IMAGE, "--input", "bad.json", "-q")
+def test_an_input_that_is_no_json_is_an_error(quickly: Run) -> None:
+    done = quickly("-h", "seeds:mended", *IMAGE, "--input", "bad.json", "-q")
 
     assert (done.returncode, done.stdout) == (1, b"")
 
 
 @pytest.mark.parametrize("image", ["all-cpu", "a:b:c"])
-def test_an_image_has_a_name_and_a_tag(folder: Path, image: str) -> None:
-    done = run(folder, "-h", "seeds:mended", "-i", image, "--input", "request.json", "-q")
+def test_an_image_has_a_name_and_a_tag(quickly: Run, image: str) -> None:
+    done = quickly("-h", "seeds:mended", "-i", image, "--input", "request.json", "-q")
 
     assert (done.returncode, done.stderr.decode()) == (1, f"[error] invalid image and tag format : {image}\n")
 
 
 @pytest.mark.parametrize("name", list(WRONG))
-def test_a_wrong_command_line_is_status_2(folder: Path, name: str) -> None:
+def test_a_wrong_command_line_is_status_2(quickly: Run, name: str) -> None:
     words, told = WRONG[name]
 
-    done = run(folder, *words)
+    done = quickly(*words)
 
     assert (done.returncode, done.stdout) == (2, b"")
     assert told in done.stderr.decode()
 
 
-def test_the_environment_is_what_is_asked_for(folder: Path) -> None:
-    plain = json.loads(answer(folder, "local:environment", "--input", "request.json", "-o", "1"))
+def test_the_environment_is_what_is_asked_for(folder: Path, quickly: Run) -> None:
+    plain = json.loads(answer(quickly, "local:environment", "--input", "request.json", "-o", "1"))
     asked = json.loads(
         answer(
-            folder, "local:environment", "--input", "request.json", "-o2", "-eA:b:c", "-eB",
+            quickly, "local:environment", "--input", "request.json", "-o2", "-eA:b:c", "-eB",
             "-e", "A:2:3", "--environment", "HANDLER:x:y", "-e", "ABEJA_ORGANIZATION_ID:9",
             "-e", "ABEJA_TRAINING_RESULT_DIR:r",
         )
@@ -222,10 +270,10 @@ def test_the_environment_is_what_is_asked_for(folder: Path) -> None:
     }
 
 
-def test_options_of_docker_are_taken(folder: Path) -> None:
+def test_options_of_docker_are_taken(quickly: Run) -> None:
     words = ["-d", "x86_gpu", "--no_cache", "--v1", "--no-cache", "--device-type=raspberry3", "--organization_id", "5"]
 
-    assert answer(folder, "local:text", "--input", "request.json", *words) == b"hello\n"
+    assert answer(quickly, "local:text", "--input", "request.json", *words) == b"hello\n"
 
 
 def test_a_handler_that_cannot_be_loaded_is_told_with_the_log(folder: Path) -> None:

@@ -27,6 +27,8 @@ model.layers[-1].set_weights([keras.ops.zeros((3, 2)).numpy(), keras.ops.array([
 model.save({path!r})
 """
 
+WITHIN_S = 300  # TensorFlow is imported
+
 pytestmark = pytest.mark.slow
 
 
@@ -57,21 +59,21 @@ def sides(jpeg: bytes) -> list[bool]:
 def run_local(folder: Path, handler: str, *words: str) -> bytes:
     """Run what the page prints. Returns: what it prints."""
     command = [*COMMAND, "model", "run-local", "-h", handler, "-i", "abeja/all-cpu:19.04", "--input", "cat.jpg", *words]
-    done = subprocess.run(command, cwd=folder, env=environment({}), capture_output=True, check=False, timeout=120)
+    done = subprocess.run(command, cwd=folder, env=environment({}), capture_output=True, check=False, timeout=WITHIN_S)
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout
 
 
-def with_a_model(folder: Path) -> Path:
-    """Leave model.h5 there, as a training would."""
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give what a training has left."""
     pytest.importorskip("tensorflow")
-    path = folder / "model.h5"
-    folder.mkdir(exist_ok=True)
+    path = tmp_path_factory.mktemp("training") / "model.h5"
     made = subprocess.run(
-        [sys.executable, "-c", MAKE_MODEL.format(path=str(path))], capture_output=True, check=False, timeout=120
+        [sys.executable, "-c", MAKE_MODEL.format(path=str(path))], capture_output=True, check=False, timeout=WITHIN_S
     )
     assert path.exists(), made.stderr.decode()
-    return folder
+    return path
 
 
 def test_an_image_is_flipped_by_run_local(folder: Path) -> None:
@@ -87,15 +89,15 @@ def test_an_image_is_flipped_over_http(folder: Path) -> None:
     pytest.importorskip("cv2")
     asked = post("flip", "/", cat(), "image/jpeg").written()
 
-    with serving({"handler": "seed_flip:handler", "environment": {}}, folder=folder) as served:
+    with serving("--handler=seed_flip:handler", folder=folder) as served:
         answer = served.player.play(asked)
 
     assert (answer["status"], answer["headers"]["content-type"]) == (200, "image/jpeg")
     assert sides(bytes_of(answer, "body")) == [False, True]
 
 
-def test_what_a_training_left_is_used_by_run_local(folder: Path) -> None:
-    with_a_model(folder)
+def test_what_a_training_left_is_used_by_run_local(folder: Path, model: Path) -> None:
+    shutil.copy(model, folder)
 
     printed = run_local(folder, "main:handler", "--environment", "ABEJA_TRAINING_RESULT_DIR:.", "--quiet")
 
@@ -103,11 +105,12 @@ def test_what_a_training_left_is_used_by_run_local(folder: Path) -> None:
     assert printed.decode() == json.dumps(said, indent=4) + "\n"
 
 
-def test_what_a_training_left_is_found_in_the_folder_of_results(folder: Path) -> None:
-    with_a_model(folder / "abejainc_training_result")
+def test_what_a_training_left_is_found_in_the_folder_of_results(folder: Path, model: Path) -> None:
+    (folder / "abejainc_training_result").mkdir()
+    shutil.copy(model, folder / "abejainc_training_result")
     asked = post("predict", "/", cat(), "image/jpeg").written()
 
-    with serving({"handler": "", "environment": {}}, folder=folder) as served:
+    with serving(folder=folder) as served:
         answer = served.player.play(asked)
 
     assert json.loads(answer["body"])["result"][0] == {"label": "cat", "probability": "0.85"}

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import subprocess
-from collections.abc import Iterator
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.abeja.asked.asking import HANDLERS
-from tests.abeja.serving import COMMAND, Served, await_ready, environment, started
+from tests.abeja.serving import COMMAND, PORTS, Served, Started, await_ready, environment, serving, started
 from tests.originals import free_port, get
 
 WRONG = [
@@ -20,6 +19,21 @@ WRONG = [
     "main.py:handler", "package/deeper:handler", ".inside:handler", "package:none", "package.none:handler",
     "callables:instance.method",
 ]  # fmt: skip
+OPEN = """
+import sys
+
+from penstock.backends.errors import InferError
+from penstock.server.abeja.inside.service import open_service
+
+for name in sys.argv[1:]:
+    try:
+        open_service({"handler": name, "strict": False, "beside": []}, None)
+    except InferError as error:
+        print(error.code.name)
+    else:
+        print("served")
+"""
+"""What the worker of a handler does first, for each of several names."""
 MODULES = {
     "syntax": "def handler(request, context",
     "raises": "raise RuntimeError('said at import')",
@@ -58,35 +72,38 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-@contextlib.contextmanager
-def ready(*words: str, folder: Path, **more: str) -> Iterator[Served]:
-    """Serve, and wait until it does."""
-    with started(*words, folder=folder, **more) as served:
-        await_ready(served)
-        yield served
-
-
-def asked(served: Served, path: str = "/") -> Any:
+def asked(served: Served) -> Any:
     """Give the body of an answer."""
-    answer = served.player.play(get("any", path).written())
-    assert answer["status"] == 200, (answer, served.said())
+    answer = served.player.play(get("any", "/").written())
+    assert answer["status"] == 200, answer
     return answer["body"]
 
 
 def status_of(folder: Path, *words: str, **more: str) -> int:
     """Give the exit status of one that must not come to serve."""
     with started(*words, folder=folder, **more) as served:
-        return served.child.wait(30)
+        return served.child.wait(60)
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_a_handler_that_is_not_there_is_status_1(name: str) -> None:
+def test_a_handler_that_is_not_there_cannot_be_opened() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", OPEN, "callables:anonymous", *WRONG], cwd=HANDLERS, env=environment({}),
+        capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+
+    assert done.stdout.split() == ["served"] + ["INVALID"] * len(WRONG)
+
+
+@pytest.mark.parametrize("name", ["main", "main:none"])
+def test_then_the_status_is_1(name: str) -> None:
     assert status_of(HANDLERS, f"--handler={name}") == 1
 
 
-@pytest.mark.parametrize("name", ["main", "", "a:b:c"])
-def test_likewise_one_of_the_environment(name: str) -> None:
-    assert status_of(HANDLERS, HANDLER=name) == 1
+def test_likewise_of_an_empty_one(folder: Path) -> None:
+    (folder / "main.py").write_text(WHERE)
+
+    assert status_of(folder, HANDLER="") == 1
+    assert status_of(folder, "--handler=") == 1
 
 
 @pytest.mark.parametrize("name", list(MODULES))
@@ -100,11 +117,11 @@ def test_the_handler_is_the_flag_s_then_the_environment_s_then_main(folder: Path
     for name in ("main", "other", "third"):
         (folder / f"{name}.py").write_text(f"def handler(request, context):\n    return {{'content': {name!r}}}\n")
 
-    with ready(folder=folder) as served:
+    with serving(folder=folder) as served:
         assert asked(served) == "main"
-    with ready(folder=folder, HANDLER="other:handler") as served:
+    with serving(folder=folder, HANDLER="other:handler") as served:
         assert asked(served) == "other"
-    with ready("--handler=third:handler", folder=folder, HANDLER="other:handler") as served:
+    with serving("--handler=third:handler", folder=folder, HANDLER="other:handler") as served:
         assert asked(served) == "third"
 
 
@@ -117,7 +134,7 @@ def test_the_folder_is_that_of_the_marker(name: str, folder: Path) -> None:
     for path in marked:
         (folder / path / ".abeja").mkdir()
 
-    with ready(folder=folder) as served:
+    with serving(folder=folder) as served:
         assert asked(served) == wanted
 
 
@@ -126,7 +143,7 @@ def test_a_file_is_no_marker(folder: Path) -> None:
     (folder / "a").mkdir()
     (folder / "a" / ".abeja").touch()
 
-    with ready(folder=folder) as served:
+    with serving(folder=folder) as served:
         assert asked(served) == "here"
 
 
@@ -141,7 +158,8 @@ def test_the_model_s_root_is_where_it_works(folder: Path) -> None:
     (folder / "a").mkdir()
     shutil.copy(HANDLERS / "inside.py", folder / "a" / "main.py")
 
-    with ready(folder=folder, ABEJA_USER_MODEL_ROOT="a") as served:
+    with started(folder=folder, ABEJA_USER_MODEL_ROOT="a") as served:
+        await_ready(served)
         said = asked(served)
 
     assert '"folder": "a"' in said
@@ -171,10 +189,11 @@ def test_both_ports_may_be_of_the_environment(folder: Path) -> None:
     (folder / "main.py").write_text(WHERE)
     ports = {"": free_port(), "health": free_port()}
     said = environment({"PORT": str(ports[""]), "HEALTHCHECK_PORT": str(ports["health"])})
+    command = [*COMMAND, "--http-address=127.0.0.1"]
 
-    with (folder / "log").open("wb") as log, subprocess.Popen(COMMAND, cwd=folder, env=said, stderr=log) as child:
+    with (folder / "log").open("wb") as log, subprocess.Popen(command, cwd=folder, env=said, stderr=log) as child:
         try:
-            served = Served(child, log, ports)
+            served = Started(ports, child, log)
             await_ready(served)
             assert asked(served) == "here"
         finally:
@@ -186,26 +205,33 @@ def test_one_port_cannot_be_both(folder: Path) -> None:
     port = str(free_port())
 
     done = subprocess.run(
-        [*COMMAND, "--port", port, "--health-port", port], cwd=folder, env=environment({}), timeout=60, check=False
+        [*COMMAND, *PORTS[2:], "--port", port, "--health-port", port],
+        cwd=folder,
+        env=environment({}),
+        timeout=60,
+        check=False,
     )
 
     assert done.returncode != 0
 
 
 class TestWhatIsInstalled:
-    """With programs that write down how they are called, and no network."""
+    """Or is not: without a network, nothing can be."""
 
     @pytest.fixture
     def project(self, folder: Path) -> Path:
         (folder / "main.py").write_text(WHERE)
-        (folder / "requirements.txt").write_text("no-such-package-at-all==9\n")
+        (folder / "requirements.txt").write_text("--no-index\n./no/such/package\n")
         return folder
 
     def test_nothing_where_it_is_not_wanted(self, project: Path) -> None:
-        with ready("--abeja-install=false", folder=project) as served:
+        with serving("--abeja-install=false", folder=project) as served:
             assert asked(served) == "here"
 
     def test_what_cannot_be_installed_is_status_1(self, project: Path) -> None:
-        (project / "requirements.txt").write_text("./no/such/package\n")
+        assert status_of(project, f"--environments={project / 'kept'}") == 1
 
-        assert status_of(project) == 1
+    def test_a_pipfile_goes_first_and_one_that_cannot_be_read_is_status_1(self, project: Path) -> None:
+        (project / "Pipfile").write_text("[packages\n")
+
+        assert status_of(project, f"--environments={project / 'kept'}") == 1

@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.originals import Player, free_port, text_of
 
-from .playing import MODULES, ORIGINAL, installed
+from .playing import COMPILED, MODULES, ORIGINAL, installed
 
 COMMANDS = Path(__file__).with_name("commands.json")
 _LOGGED = re.compile(r"^\S+ \S+ \d+ (?P<level>[A-Z]+) (?P<logger>\S+) (?:\[[^]]*\] )?(?P<text>.*)$")
@@ -43,7 +43,7 @@ def run(case: Mapping[str, Any], program: list[str]) -> dict[str, Any]:
             "LANG": "C.UTF-8",
             "HOME": name,
             "PYTHONPATH": os.pathsep.join([str(MODULES), str(Path(name) / "installed")]),
-            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONPYCACHEPREFIX": str(COMPILED),
             **case.get("environment", {}),
         }
         with (Path(name) / "out").open("w+b") as out, (Path(name) / "aside").open("w+b") as aside:

@@ -11,6 +11,8 @@ from tests.originals import Original
 
 HERE = Path(__file__).parent
 MODULES = HERE / "modules"
+COMPILED = HERE.parents[1] / ".pytest_cache" / "compiled"
+"""Where servers and commands keep compiled modules: beside none of those that they import, and from one to the next."""
 _PROSE = ("summary", "description", "tags")
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.deepaas.playing import MODULES, installed, words_of
+from tests.deepaas.playing import COMPILED, MODULES, installed, words_of
 
 PENSTOCK = str(Path(sys.executable).with_name("penstock"))
 _LISTENING = re.compile(r"HTTP on http://127\.0\.0\.1:(\d+)(?s:.*)ready, serving")
@@ -64,7 +64,7 @@ def environment_of(server: Mapping[str, Any], folder: Path) -> dict[str, str]:
         "LANG": "C.UTF-8",
         "HOME": str(folder),
         "PYTHONPATH": os.pathsep.join([str(MODULES), str(folder)]),
-        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONPYCACHEPREFIX": str(COMPILED),
         **server.get("environment", {}),
     }
 

@@ -1,14 +1,16 @@
 """Every answer of the original, as it was recorded, over a live server: record.py says how, and asked/ what.
 
-One server for each file of cases/, asked in the order of the file, as the original was. Bodies are compared by their
-bytes, but for what differs from run to run, and swagger.json by what it says. What we answer otherwise, and why, is in
-deviations.py.
+A server is asked what each file of cases/ has that was recorded of a server like it, in the order of the file, as the
+original was; it knows no trainings of another file. Bodies are compared by their bytes, but for what differs from run
+to run, and swagger.json by what it says. What we answer otherwise, and why, is in deviations.py.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -19,16 +21,28 @@ from tests.deepaas.deviations import COMMANDS as OTHERWISE
 from tests.deepaas.deviations import DEVIATIONS
 from tests.deepaas.playing import ORIGINAL
 from tests.deepaas.serving import PENSTOCK, serve_words, served
-from tests.originals import Group
+from tests.originals import HOST, Group
 
 COMMANDED: list[dict[str, Any]] = json.loads(COMMANDS.read_text("utf-8"))
 
 
+def alike() -> list[list[str]]:
+    """List the groups, those of servers that are alike together: to start one takes longer than to ask it."""
+    servers: dict[str, list[str]] = {}
+    for name in ORIGINAL.names():
+        servers.setdefault(json.dumps(ORIGINAL.read(name)["server"]), []).append(name)
+    return list(servers.values())
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ORIGINAL.names())
-def test_the_answers_are_the_original_s(name: str) -> None:
-    with served(ORIGINAL.read(name)["server"]) as port:
-        wrong = ORIGINAL.differences(name, port, DEVIATIONS)
+@pytest.mark.parametrize("names", alike(), ids="+".join)
+def test_the_answers_are_the_original_s(names: list[str]) -> None:
+    server, wrong = ORIGINAL.read(names[0])["server"], []
+    with served(server) as port:
+        for name in names:
+            wrong += ORIGINAL.differences(name, port, DEVIATIONS)
+            if name is not names[-1]:
+                forget_trainings(server["models"], port)
 
     assert not wrong, "\n".join(["answered otherwise than the original:", *wrong])
 
@@ -47,6 +61,15 @@ def test_a_command_does_what_the_original_s_did(case: dict[str, Any]) -> None:
     _, otherwise = OTHERWISE.get(case["name"], ("", {}))
 
     assert compared(run(case, [PENSTOCK, case["program"]])) == compared(otherwise or case["answer"])
+
+
+def forget_trainings(models: Iterable[str], port: int) -> None:
+    """Have a server know of none."""
+    for url in [f"http://{HOST}:{port}/v2/models/{model}/train/" for model in models]:
+        with urlopen(url) as answer:
+            uuids = [training["uuid"] for training in json.load(answer)]
+        for uuid in uuids:
+            urlopen(Request(url + uuid, method="DELETE")).close()
 
 
 def compared(answer: dict[str, Any]) -> dict[str, Any]:

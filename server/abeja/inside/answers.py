@@ -59,12 +59,12 @@ class Answers:
         if not isinstance(metadata, Mapping):
             raise TypeError(f"metadata has to be a dict, and not {_kind_of(metadata)}")
         status = _status(returned.get("status_code", 200))
-        lines = self._usual
+        lines, refused = self._usual, not header
         if metadata:
             fields = {**self._first, **_fields(metadata), **self._last}
             header = fields.pop(_TYPE).encode() if _TYPE in fields else header
             lines = _lines(fields)
-        if not header:
+        if refused:
             raise Refused(501, f"Content-Type: [{content_type}] is not supported")
         return pack_answer(status, (b"" if status == 304 else header) + b"\r\n" + lines, body)
 

@@ -114,7 +114,7 @@ def _octets(content: Any) -> bytes | None:
 
 
 def _is_empty(content: Any, *, strict: bool) -> bool:
-    if isinstance(content, np.ndarray) and content.size != 1 and not strict:
+    if isinstance(content, np.ndarray) and (content.size == 0 or (content.size > 1 and not strict)):
         return content.size == 0
     return not content
 

@@ -8,6 +8,7 @@ Source: abejaruntime 1.1.1, what a handler is given and what becomes of what it 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import inspect
 import json
@@ -84,10 +85,10 @@ class AbejaInside:
                 returned = self._awaited(returned)
             return self._answers.pack(returned), None
         except Refused as refused:
-            sys.stderr.write(f"{refused.text}\n")
+            _log(refused)
             return pack_refusal(refused.status, refused.text), None
         except Exception as error:  # noqa: BLE001 - user code may raise anything
-            traceback.print_exception(error)
+            _log(error)
             return pack_refusal(500, UNEXPECTED), None
 
     def _asked(self, said: bytes) -> Asked:
@@ -114,3 +115,12 @@ class AbejaInside:
         """End the loop."""
         if self._runner is not None:
             self._runner.close()
+
+
+def _log(error: Exception) -> None:
+    """Say why the answer is not the handler's, which may have closed stderr, and have errors of its own."""
+    with contextlib.suppress(Exception):
+        if isinstance(error, Refused):
+            sys.stderr.write(f"{error.text}\n")
+        else:
+            traceback.print_exception(error)

@@ -17,13 +17,12 @@ from typing import Any
 from urllib.parse import quote
 
 from penstock.server.carrying.messages import pack_answer
+from penstock.server.deepaas.messages import JSON, TEXT, TROUBLE
 
 from .forms import parameters_of
 
-JSON = b"application/json; charset=utf-8"
-TEXT = b"text/plain; charset=utf-8"
 _PLAIN_JSON = b"application/json"
-_TROUBLE = "500 Internal Server Error\n\nServer got itself in trouble"
+_LEAST_STATUS = 200
 _OWN_HEADERS = ("content-type", "content-length", "transfer-encoding", "connection", "date", "server")
 
 
@@ -76,7 +75,7 @@ def error_answer(error: BaseException, *, shown: bool = False) -> bytes:
         return of_http
     log(error)
     said = f"\n\n{type(error).__name__}: {_words(error)}" if shown else ""
-    return text_error(500, _TROUBLE + said)
+    return text_error(500, TROUBLE.decode() + said)
 
 
 def log(error: BaseException) -> None:
@@ -85,7 +84,7 @@ def log(error: BaseException) -> None:
         traceback.print_exception(error)
 
 
-def _words(error: BaseException) -> str:
+def _words(error: Any) -> str:
     try:
         return str(error)
     except Exception:  # noqa: BLE001 - user code's own
@@ -94,14 +93,36 @@ def _words(error: BaseException) -> str:
 
 def _http_answer(error: BaseException) -> bytes | None:
     """Answer with an HTTPException of aiohttp as it says; None for another error."""
+    if (said := unmade(error)) is not None:
+        return text_answer(*said)
     web = sys.modules.get("aiohttp.web_exceptions")
     if web is None or not isinstance(error, web.HTTPException):
         return None
+    if error.status < _LEAST_STATUS:  # HTTPException itself has none
+        return text_answer(500, str(error.reason))
     body = error.body
     content = bytes(body) if isinstance(body, bytes | bytearray) else (error.text or "").encode()
     kind = error.headers.get("Content-Type", "application/octet-stream" if content else "")
     more = [f"{name}: {value}" for name, value in error.headers.items() if name.lower() not in _OWN_HEADERS]
     return _packed(error.status, kind, more, content)
+
+
+def unmade(error: BaseException) -> tuple[int, str] | None:
+    """Say which HTTPException was to be raised where aiohttp has not made it, for its reason alone; None for another.
+
+    Until 3.9 a reason could be an exception, or have several lines: `raise HTTPBadRequest(reason=error)` is in the
+    template of DEEPaaS modules, and in most of them. Returns: its status, and its reason.
+    """
+    web, at = sys.modules.get("aiohttp.web_exceptions"), error.__traceback__
+    if web is None or at is None or not isinstance(error, TypeError | ValueError):
+        return None
+    while at.tb_next is not None:
+        at = at.tb_next
+    names = at.tb_frame.f_locals
+    made, reason = names.get("self"), names.get("reason")
+    if not isinstance(made, web.HTTPException) or reason is None:
+        return None
+    return made.status_code if made.status_code >= _LEAST_STATUS else 500, _words(reason)
 
 
 def content_answer(value: Any, content_type: str) -> bytes:

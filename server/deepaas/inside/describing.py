@@ -27,7 +27,7 @@ _SAID = {
 """What of a field's metadata is written: it goes over all else, as `x_...` does."""
 _PLACES = {
     "query": "query", "querystring": "query", "form": "formData", "files": "formData", "headers": "header",
-    "cookies": "cookie", "json": "body", "match_info": "path", "path": "path",
+    "cookies": "cookie", "json": "body", "match_info": "path",
 }  # fmt: skip
 _MODIFIERS = ("only", "exclude", "load_only", "dump_only", "partial")
 _REFERENCE = "#/definitions/"
@@ -50,7 +50,8 @@ class Describer:
             name, place = field.data_key or key, _PLACES.get(field.metadata.get("location"), "query")
             if place != "body":
                 many = {"collectionFormat": "multi"} if _is_a(field, "List") else {}
-                parameters.append({"in": place, "name": name, "required": field.required, **many, **self.of(field)})
+                required = field.required or place == "path"
+                parameters.append({"in": place, "name": name, "required": required, **many, **self.of(field)})
                 continue
             if not body:
                 body = {"type": "object", "properties": {}}

@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from .answers import Refusal, json_answer, text_answer
+from .answers import Refusal, json_answer, log, text_answer
 
 METHODS = ("get_metadata", "get_predict_args", "predict", "get_train_args", "train", "warm")
 
@@ -44,7 +44,10 @@ class Model:
         method = self.method(name)
         try:
             declared = {} if method is None else method()
-        except (NotImplementedError, AttributeError):
+        except NotImplementedError:
+            declared = {}
+        except AttributeError as error:  # of the method's own: it counts as one that is not there, as it did
+            log(error)
             declared = {}
         if not isinstance(declared, dict):
             raise TypeError(f"{name} gives {type(declared).__name__}, not a dict of fields")

@@ -20,6 +20,9 @@ _DISPOSITION = re.compile(
     r""";\s*(?P<name>[^\s;="]+)\s*=\s*(?:"(?P<quoted>(?:\\.|[^"\\])*)"\s*(?=;|$)|(?P<token>[^\s;"]*)\s*(?=;|$))""",
 )
 
+_EXTENDED = re.compile(r"(?P<charset>[\w!#$%&*+.^`|~-]*)'[\w!#$%&*+.^`|~-]*'(?P<text>[\w!#$%&*+.^`|~-]*)", re.ASCII)
+"""A charset, a language, and a text that has no characters but those of a token: what has others is not read."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Upload:
@@ -54,15 +57,14 @@ def _read(body: bytes, start: int, line: bytes) -> Form:
     first = True
     while content >= 0:
         headers, content = _headers(body, content)
-        end = body.find(b"\r\n" + line, max(content - 2, start))
+        end = body.find(b"\r\n" + line, max(content - 2, start))  # an empty part may share its CRLF with the boundary
         if end < 0:
             raise MalformedFormError("the form does not end")
         said = _disposition(headers.get("content-disposition", ""))
         name = _named(said, "name")
         if name is None:
             raise MalformedFormError("a part has no name")
-        # an empty part may share its CRLF with the boundary
-        value = _value(name, headers, _named(said, "filename"), view[min(content, end) : end], charset)
+        value = _value(name, headers, _named(said, "filename"), view[content:end], charset)
         if first and name == "_charset_" and isinstance(value, str):
             charset = value.strip()
         else:
@@ -123,7 +125,7 @@ def _value(
         raise MalformedFormError("a part is a form itself")
     content = _decoded(content, headers.get("content-transfer-encoding", "").lower())
     if filename:
-        return Upload(name, filename, content, kind or "application/octet-stream", headers)
+        return Upload(name, filename, content, "application/octet-stream" if kind is None else kind, headers)
     if kind is None or kind.startswith("text/"):
         return str(content, parameters_of(kind or "").get("charset", charset))
     return bytearray(content)
@@ -159,11 +161,23 @@ def _disposition(header: str) -> dict[str, str]:
 
 
 def _named(said: dict[str, str], name: str) -> str | None:
-    """Give a parameter, its extended form first. Source: RFC 5987."""
-    charset, quote, text = said.get(f"{name}*", "").partition("'")
-    if quote and "'" in text:
-        try:
-            return unquote(text.partition("'")[2], charset or "utf-8", "strict")
-        except (LookupError, UnicodeDecodeError):
-            pass
-    return said.get(name)
+    """Give a parameter: its extended form, its usual one, or its pieces. Source: RFC 5987, RFC 2231."""
+    extended = _unquoted(said.get(f"{name}*", ""))
+    if extended is not None or name in said:
+        return extended if extended is not None else said[name]
+    whole = ""
+    for at in range(len(said)):
+        piece = said.get(f"{name}*{at}", said.get(f"{name}*{at}*"))
+        if piece is None:
+            break
+        whole += piece
+    return (_unquoted(whole) if "'" in whole else whole) or None
+
+
+def _unquoted(text: str) -> str | None:
+    """Read an extended text, None if it is not written as one."""
+    found = _EXTENDED.fullmatch(text)
+    try:
+        return found and unquote(found["text"], found["charset"] or "utf-8", "strict")
+    except (LookupError, UnicodeDecodeError):
+        return None

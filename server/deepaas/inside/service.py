@@ -18,7 +18,7 @@ from penstock.server.deepaas.messages import CHECK, METADATA, PROGRESS, TRAIN, D
 from penstock.server.ipc.channel import Channel
 
 from .accepting import JSON_TYPES, Accepting
-from .answers import Refusal, content_answer, error_answer, json_answer, log, text_answer, write_json
+from .answers import Refusal, content_answer, error_answer, json_answer, log, text_answer, unmade, write_json
 from .arguments import Arguments
 from .describing import Describer
 from .files import Uploads
@@ -116,8 +116,7 @@ class DeepaasInside:
         try:
             if request.said.kind == "multipart/form-data":
                 self._uploads.stored(arguments)
-            accept = arguments.get("accept")  # the model may change what it is called with
-            value = predict(**arguments)
+            value, accept = predict(**arguments), arguments.get("accept")
             if isinstance(accept, str) and accept not in JSON_TYPES:
                 return content_answer(value, accept)
             return self._json(value)
@@ -144,7 +143,7 @@ class DeepaasInside:
     def _check(self, body: bytes) -> bytes:
         arguments = self._train_arguments.read(Request(body))
         self._model.needed("train")
-        return json_answer({name: _shown(value) for name, value in arguments.items()})
+        return json_answer({name: shown(value) for name, value in arguments.items()})
 
     def _train(self, body: bytes, number: int) -> bytes:
         try:
@@ -190,12 +189,12 @@ def _schema_of(declared: Any) -> Any:
     raise TypeError("`schema` must be a dict of fields, or a class that descends from marshmallow.Schema")
 
 
-def _shown(value: Any) -> Any:
+def shown(value: Any) -> Any:
     """Say what a training shows of an argument: of a file its name there, type and name at the client's."""
     if isinstance(value, Upload):
         return [value.name, value.content_type, value.filename]
     if isinstance(value, list):
-        return [_shown(each) for each in value]
+        return [shown(each) for each in value]
     try:
         write_json(value)
     except (TypeError, ValueError, RecursionError):
@@ -204,6 +203,8 @@ def _shown(value: Any) -> Any:
 
 
 def _message_of(error: BaseException) -> str:
+    if (meant := unmade(error)) is not None:
+        return meant[1]
     try:
         said = str(error)
     except Exception:  # noqa: BLE001 - user code's own

@@ -83,6 +83,11 @@ def test_a_content_type_among_the_headers_is_the_one() -> None:
     assert answered({"content_type": "text/css", "metadata": {"content-type": "text/html"}})[1] == "text/html"
 
 
+@pytest.mark.parametrize("empty", ["", " ", None])
+def test_an_empty_one_there_leaves_the_answer_without(empty: str | None) -> None:
+    assert answered({"content": "x", "metadata": {"Content-Type": empty}}) == (200, "", USUAL, b"x")
+
+
 @pytest.mark.parametrize("status", [None, 200, 999, 404, np.int64(404), http.HTTPStatus.NOT_FOUND])
 def test_a_status_is_a_whole_number_of_three_digits(status: Any) -> None:
     assert answered({"status_code": status})[0] == (status or 200)
@@ -115,6 +120,11 @@ def test_a_type_that_cannot_be_sent_is_not_supported(content_type: str) -> None:
     with pytest.raises(Refused) as caught:
         answered({"content_type": content_type})
     assert (caught.value.status, caught.value.text) == (501, f"Content-Type: [{content_type}] is not supported")
+
+
+def test_such_a_type_is_refused_also_where_a_header_would_take_its_place() -> None:
+    with pytest.raises(Refused):
+        answered({"content_type": "bad;;", "metadata": {"Content-Type": "text/html"}})
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_a_table_is_read_again_as_it_was_written(rows: list[dict[str, str]]) -> 
         ([[("a", 1), ("b", 2)]], b'{"a": 1, "b": 2}'),
         ([[1, 2], [3]], b"[1, 2]\n[3]"),
         ({"a": np.array([1.5]), "b": np.int64(3), "c": np.float32(0.5)}, b'{"a": [1.5], "b": 3, "c": 0.5}'),
-        (np.array([7]), b"7"), (np.array([0]), b""), (np.int64(3), b"3"),
+        (np.array([7]), b"7"), (np.array([0]), b""), (np.array([]), b""), (np.zeros((2, 0)), b""), (np.int64(3), b"3"),
         (array.array("i", [1, 2]), b"1\n2"), (memoryview(array.array("d", [1.5, 2.5])), b"1.5\n2.5"),
     ],
 )  # fmt: skip
@@ -104,15 +104,13 @@ def test_the_rules(content: Any, body: bytes) -> None:
         (np.bool_(False), b"false"),
         (np.array([1, 2]), b"1\n2"),
         (np.array([[1, 2], [3, 4]]), b"[1, 2]\n[3, 4]"),
-        (np.zeros((2, 0)), b""),
         ([memoryview(b"a"), "b"], b"a\nb"),
     ],
 )
 def test_what_the_original_had_no_answer_to(content: Any, body: bytes) -> None:
     assert OURS.encode(content, "text/plain") == body
-    if getattr(content, "size", 1):
-        with pytest.raises((TypeError, ValueError)):
-            ORIGINAL.encode(content, "text/plain")
+    with pytest.raises((TypeError, ValueError)):
+        ORIGINAL.encode(content, "text/plain")
 
 
 @pytest.mark.parametrize("content", [object(), {"a": b"x"}, {"a": {1}}, 1j, [[(1, 2, 3)]], ["\ud800"], {(1, 2): 3}])

@@ -109,6 +109,16 @@ def test_what_is_no_answer_is_an_error(capfd: pytest.CaptureFixture[str]) -> Non
     assert called(inside(lambda request: {})) == (500, UNEXPECTED)
 
 
+def test_an_error_is_one_also_where_nothing_can_be_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A handler may have closed stderr, as programs do that become daemons."""
+    with (tmp_path / "closed").open("w") as closed:
+        pass
+    monkeypatch.setattr(sys, "stderr", closed)
+
+    assert called(inside(lambda request, context: "text")) == (500, UNEXPECTED)
+    assert called(inside(lambda request, context: {"content_type": "bad;;"}))[0] == 501
+
+
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit])
 def test_what_ends_a_process_is_left_to_the_worker(error: type[BaseException]) -> None:
     def handler(request: Any, context: Any) -> Any:

@@ -128,6 +128,20 @@ def test_health_says_so_while_there_is_no_process(tmp_path: Path) -> None:
         assert health(live) == [OK, OK]
 
 
+def test_the_others_serve_while_one_process_is_away(tmp_path: Path) -> None:
+    gated = "import pathlib\nif pathlib.Path('gate').exists(): open('gate').read()\n"
+    (tmp_path / "main.py").write_text(gated + MAIN)
+    with live_server(tmp_path, dialect="abeja", abeja_health_port=0, abeja_workers=2) as live:
+        os.mkfifo(tmp_path / "gate")
+        lost = ask(live.http_port, "exit")
+        during = health(live)
+        answers = {ask(live.http_port) for _ in range(5)}
+        (tmp_path / "gate").write_bytes(b"")
+
+    assert (lost, during) == (LOST, [OK, OK])
+    assert [status for status, _ in answers] == [200]
+
+
 def test_health_is_answered_while_a_call_runs(live: Live, pipes: Path) -> None:
     with ThreadPoolExecutor(1) as thread:
         busy = thread.submit(ask, live.http_port, str(pipes))

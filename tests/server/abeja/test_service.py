@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from penstock.server.abeja.service import AbejaService
 from penstock.server.http.head import parse
 from penstock.server.http.limits import Limits
 from penstock.server.workers.order import WorkerLost
+from tests.fakes import fake_model
 
 NOBODY: Any = None
 
@@ -44,7 +46,7 @@ def told(claim: Any) -> dict[str, Any]:
 def test_headers_are_told_in_order_with_all_their_values() -> None:
     claim = claimed(
         "POST", "/any/path?x", "Content-Type:  text/plain; a=b ", "X-Many: one", "accept: */*", "x-many:  two, 2 ",
-        "Content-Length: 2", "X-Empty:", "AUTHORIZATION: Bearer t", "Trailer: x", "X-Bytes: \xe9\xe6\x97\xa5",
+        "Content-Length: 2", "X-Empty:", "AUTHORIZATION: Bearer t", "X-Bytes: \xe9\xe6\x97\xa5",
     )  # fmt: skip
 
     assert told(claim) == {
@@ -59,6 +61,12 @@ def test_headers_are_told_in_order_with_all_their_values() -> None:
     assert claim.query is None
 
 
+def test_a_trailer_is_shown_where_nothing_can_follow_the_body() -> None:
+    assert told(claimed("GET", "/", "Trailer: x"))["headers"] == [["trailer", ["x"]]]
+    chunked = claimed("POST", "/", "Trailer: x", "Transfer-Encoding: chunked", "Content-Type: text/plain")
+    assert told(chunked)["headers"] == [["content-type", ["text/plain"]]]
+
+
 def test_which_headers_are_hidden_is_a_matter_of_settings() -> None:
     claim = claimed("GET", "/", "Authorization: t", "X-Key: k", of=service(hidden=("x-key",)))
 
@@ -70,6 +78,17 @@ def test_the_body_of_a_get_is_its_query_whatever_its_type() -> None:
 
     assert (claim.query, told(claim)["type"]) == (b"b=%20c+d?e", "application/x-www-form-urlencoded")
     assert told(claim)["boundary"] is None
+
+
+def test_the_handler_of_a_get_is_sent_its_query_and_not_its_body() -> None:
+    sent: list[Any] = []
+    model: Any = fake_model()
+    engine: Any = SimpleNamespace(generation=1, model=lambda _name: model, submit=sent.append)
+    of, connection = AbejaService(engine, NOBODY, lambda: True, ()), Connection()
+    for method, target in (("GET", "/a?b=c"), ("POST", "/a?b=c")):
+        of.answer(connection, claimed(method, target, "Content-Type: text/plain", of=of), b"body")  # type: ignore[arg-type]
+
+    assert [split_call(call.body)[1] for call in sent] == [b"b=c", b"body"]
 
 
 def test_the_boundary_of_a_form_is_told() -> None:

@@ -55,6 +55,7 @@ def asked_until(holds: Callable[[Answer], bool], port: int, path: str) -> Answer
     while not holds(answer := ask(port, "GET", path)):
         if time.monotonic() > limit_s:
             raise AssertionError(answer)
+        time.sleep(0.02)  # whom it is waited for needs the processor
     return answer
 
 
@@ -118,4 +119,5 @@ def _port_of(process: subprocess.Popen[bytes], log: Path) -> int:
         text = log.read_text()
         if "ready, serving m/1" in text and (found := re.findall(r"HTTP on http://127\.0\.0\.1:(\d+)", text)):
             return int(found[-1])
+        time.sleep(0.02)  # the server needs the processor
     raise AssertionError(log.read_text())

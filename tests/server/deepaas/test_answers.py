@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -145,3 +146,36 @@ class TestErrors:
     )
     def test_of_http_are_their_status_and_text(self, error: Exception, wanted: tuple[int, str, str, bytes]) -> None:
         assert taken(error_answer(error)) == wanted
+
+    def test_of_http_without_a_status_are_the_servers(self) -> None:
+        assert taken(error_answer(web.HTTPException(reason="bad thing")))[::3] == (500, b"500: bad thing")
+
+    @pytest.mark.parametrize(
+        ("reason", "said"),
+        [(ValueError("bad thing"), b"bad thing"), ("bad\nthing", b"bad\nthing"), (KeyError("k"), b"'k'")],
+        ids=["an exception", "two lines", "a key"],
+    )
+    @pytest.mark.parametrize(
+        ("kind", "status"), [(web.HTTPBadRequest, 400), (web.HTTPNotFound, 404), (web.HTTPException, 500)]
+    )
+    def test_of_http_are_answers_though_aiohttp_takes_no_such_reason(
+        self, kind: type[web.HTTPException], status: int, reason: Any, said: bytes
+    ) -> None:
+        error = raised_by(lambda: kind(reason=reason))
+        assert taken(error_answer(error)) == (status, "text/plain; charset=utf-8", "", b"%d: %b" % (status, said))
+
+    def test_of_the_model_are_none_of_http_though_they_have_a_reason(self) -> None:
+        class Refused:
+            def __init__(self, reason: str) -> None:
+                raise ValueError(reason)
+
+        assert taken(error_answer(raised_by(lambda: Refused(reason="x"))))[3] == TROUBLE
+
+
+def raised_by(do: Callable[[], Any]) -> Exception:
+    """Give what it raises. aiohttp of the versions that took any reason gives what it was to make."""
+    try:
+        made: Exception = do()
+    except Exception as error:  # noqa: BLE001 - whichever it is
+        return error
+    return made

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import marshmallow
@@ -43,6 +44,19 @@ def old(kind: Any, *inner: Any, **said: Any) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return kind(*inner, **said)
+
+
+def test_arguments_come_as_they_are_declared_in_whatever_order_marshmallow_keeps_fields(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Backwards(set[str]):
+        def __iter__(self) -> Iterator[str]:
+            return iter(sorted(super().__iter__(), reverse=True))
+
+    monkeypatch.setattr(marshmallow.Schema, "set_class", Backwards)
+    declared = {name: fields.Int(load_default=0) for name in "abc"}
+    assert list(read(declared)) == ["a", "b", "c"]
+    assert list(read(declared, query="c=x&b=y")) == ["b", "c"]
 
 
 class TestPlaces:
@@ -283,3 +297,12 @@ class TestAccept:
     def test_of_any_header_is_one_of_the_choices(self, header: str) -> None:
         accepting = Accepting(self.declared(), by_header=True)
         assert accepting.chosen({"accept": [header]}) in (None, *({"accept": each} for each in self.CHOICES))
+
+
+def test_a_field_that_deserializes_in_its_own_way_does_so_for_what_is_not_sent_too() -> None:
+    class Counted(fields.Int):
+        def deserialize(self, value: Any, attr: Any = None, data: Any = None, **more: Any) -> Any:
+            return 7 if value is marshmallow.missing else super().deserialize(value, attr, data, **more)
+
+    assert read({"a": Counted(load_default=1)}) == {"a": 7}
+    assert read({"a": Counted(load_default=1)}, query="a=2") == {"a": 2}

@@ -208,3 +208,13 @@ def test_each_option_is_in_the_documents(option: Option) -> None:
 @pytest.mark.parametrize("row", [*(f"F{at}" for at in range(1, 36)), *(f"T{at}" for at in range(1, 16))])
 def test_each_capability_and_each_trap_has_a_row(row: str) -> None:
     assert f"| {row} |" in (DOCS / "compatibility-deepaas.md").read_text("utf-8")
+
+
+def test_a_variable_goes_before_files_and_not_before_flags(home: Path) -> None:
+    path = file(home, "a.conf", "workers = 3")
+
+    assert settings(home, "-p", "2", OS_DEFAULT__WORKERS="5").deepaas_workers == 2
+    assert settings(home, "--config-file", path, "-p", "2", OS_DEFAULT__WORKERS="5").deepaas_workers == 2
+    assert settings(home, "-p", "2", "--config-file", path).deepaas_workers == 3
+    assert settings(home, "-p", "2", "--config-file", path, OS_DEFAULT__WORKERS="5").deepaas_workers == 5
+    assert settings(home, "-p", "2", "--config-file", path, PENSTOCK_DEEPAAS_WORKERS="7").deepaas_workers == 7

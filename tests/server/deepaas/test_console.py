@@ -85,6 +85,11 @@ def test_every_argument_has_a_label_and_a_description() -> None:
     assert {each["aria-describedby"] for each in fields} <= identifiers
 
 
+def test_a_browser_without_scripts_is_told_what_it_sends() -> None:
+    [told] = re.findall(r"<noscript>(.*?)</noscript>", shown())
+    assert "the empty ones as empty texts" in told
+
+
 @pytest.mark.parametrize(
     ("said", "wanted"),
     [

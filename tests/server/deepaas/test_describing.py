@@ -94,10 +94,22 @@ def test_a_default_that_the_field_cannot_write_is_left_out() -> None:
 
 @pytest.mark.parametrize(
     ("place", "written"),
-    [("query", "query"), ("form", "formData"), ("headers", "header"), ("cookies", "cookie"), ("moon", "query")],
+    [
+        ("query", "query"),
+        ("form", "formData"),
+        ("headers", "header"),
+        ("cookies", "cookie"),
+        ("path", "query"),
+        ("moon", "query"),
+    ],
 )
 def test_a_place_is_written_in_swaggers_words(place: str, written: str) -> None:
     assert parameter(fields.Raw(metadata={"location": place}))["in"] == written
+
+
+def test_an_argument_of_the_path_is_required() -> None:
+    declared = {"a": fields.Raw(metadata={"location": "match_info"})}
+    assert Describer().arguments(bound(declared))["parameters"] == [{"in": "path", "name": "a", "required": True}]
 
 
 def test_arguments_of_json_are_one_body() -> None:

@@ -89,19 +89,21 @@ def test_a_full_disk_is_said_and_leaves_nothing(folder: Path, monkeypatch: pytes
     uploads.stored({"data": upload()})
     uploads.clear()
     (own,) = folder.iterdir()
-    real, calls = tempfile.mkstemp, []
+    real, made = os.open, []
 
-    def nearly_full(**said: Any) -> tuple[int, str]:
-        calls.append(said)
-        descriptor, path = real(**said)
-        if len(calls) == 2:
-            os.close(descriptor)
-            descriptor = os.open("/dev/full", os.O_WRONLY)
-        return descriptor, path
+    def nearly_full(path: str, flags: int, mode: int = 0o777) -> int:
+        descriptor = real(path, flags, mode)
+        if flags & os.O_CREAT:
+            made.append(path)
+        if len(made) != 2:
+            return descriptor
+        os.close(descriptor)
+        return real("/dev/full", os.O_WRONLY)
 
-    monkeypatch.setattr(tempfile, "mkstemp", nearly_full)
-    with pytest.raises(Refusal) as refusal:
-        uploads.stored({"a": upload(), "b": upload()})
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", nearly_full)
+        with pytest.raises(Refusal) as refusal:
+            uploads.stored({"a": upload(), "b": upload()})
     assert read_answer(refusal.value.answer) == (507, b"text/plain; charset=utf-8", b"", b"507: Insufficient Storage")
     assert list(own.iterdir()) == []
     uploads.stored({"c": upload()})
@@ -120,7 +122,7 @@ def test_other_trouble_with_the_disk_is_an_error(folder: Path, monkeypatch: pyte
         raise PermissionError(errno.EACCES, "no")
 
     uploads = Uploads()
-    monkeypatch.setattr(tempfile, "mkstemp", forbidden)
+    monkeypatch.setattr(tempfile, "mkdtemp", forbidden)
     with pytest.raises(PermissionError):
         uploads.stored({"a": upload()})
 
@@ -162,3 +164,13 @@ def test_a_child_that_user_code_has_forked_removes_nothing(folder: Path) -> None
         os._exit(0)
     os.waitpid(child, 0)
     assert Path(stored.filename).exists()
+
+
+def test_folders_of_other_users_are_left_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = folder / "deepaas-uploads-theirs"
+    theirs.mkdir()
+    own = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: own + 1)
+    sweep()
+    assert theirs.is_dir()
+    monkeypatch.undo()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.server.deepaas.ini import default_files, default_folders, files_in, read_ini, substituted
 from penstock.server.settings import SettingError
@@ -52,11 +55,22 @@ def test_a_value_goes_on_in_lines_that_begin_with_a_blank(tmp_path: Path) -> Non
         ("listen_port = 1\n", ":1, Section must be started before assignment: 'listen_port = 1'"),
         ("[DEFAULT]\nnonsense\n", ":2, No ':' or '=' found in assignment: 'nonsense'"),
         ("[DEFAULT]\n listen_port = 5\n", ":2, Unexpected continuation line: ' listen_port = 5'"),
+        ("[DEFAULT]\na = 1\n\n 2\n", ":4, Unexpected continuation line: ' 2'"),
+        ("[DEFAULT]\na = 1\n# b\n 2\n", ":4, Unexpected continuation line: ' 2'"),
         ("[DEFAULT]\n= 5\n", ":2, Key cannot be empty: '= 5'"),
         ("[DEFAULT\n", ":1, Invalid section (must end with ]): '[DEFAULT'"),
         ("[]\n", ":1, Empty section name: '[]'"),
     ],
-    ids=["no section", "no sign", "continued", "no name", "open section", "empty section"],
+    ids=[
+        "no section",
+        "no sign",
+        "continued",
+        "after a blank line",
+        "after a comment",
+        "no name",
+        "open section",
+        "empty section",
+    ],
 )
 def test_a_line_that_means_nothing_is_named(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(SettingError) as error:
@@ -110,3 +124,31 @@ def test_the_files_of_a_folder_are_those_that_end_in_conf_by_their_names(tmp_pat
 )
 def test_a_dollar_and_a_name_stand_for_a_value(text: str, stands_for: str) -> None:
     assert substituted(text, {"listen_port": "5000", "workers": "1"}.__getitem__) == stands_for
+
+
+WORDS = st.text("[]DEFAULT=:#;'\" \t\n\r\x0b\u2028$\\{}abé", max_size=60)
+
+
+@given(WORDS)
+def test_any_file_is_read_or_said_to_be_wrong(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.conf"
+    path.write_text(f"[DEFAULT]\n{text}", "utf-8")
+    said: dict[str, str] = {}
+    with contextlib.suppress(SettingError):
+        said = read_ini(path)
+    assert all(name and name == name.strip() for name in said)
+
+
+@given(WORDS)
+def test_any_value_is_substituted_by_what_it_refers_to_alone(text: str) -> None:
+    found: list[str] = []
+
+    def value_of(name: str) -> str:
+        found.append(name)
+        return ""
+
+    made = substituted(text, value_of)
+    assert len(made) <= len(text)
+    assert all(name in text for name in found)
+    if "$" not in text:
+        assert (made, found) == (text, [])

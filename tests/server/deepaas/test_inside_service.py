@@ -300,6 +300,15 @@ class TestTrainings:
         assert trained(opened(monkeypatch, model, "train"), form) == {"output": "content"}
         assert [path for path in folder.rglob("*") if path.is_file()] == []
 
+    def test_say_what_they_would_raise_as_the_template_of_modules_does(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def train() -> None:
+            try:
+                raise OSError("no pictures")
+            except OSError as error:
+                raise web.HTTPBadRequest(reason=error) from error  # type: ignore[arg-type]
+
+        assert trained(opened(monkeypatch, SimpleNamespace(train=train), "train")) == {"error": "no pictures"}
+
     @pytest.mark.parametrize(
         ("error", "said"),
         [

@@ -105,9 +105,12 @@ def raising(error: Exception) -> Any:
 
 
 @pytest.mark.parametrize("error", [NotImplementedError(), AttributeError("x")], ids=["unfinished", "attribute"])
-def test_arguments_and_metadata_may_be_unfinished(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_arguments_and_metadata_may_be_unfinished(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
     model = model_of(monkeypatch, SimpleNamespace(get_predict_args=raising(error), get_metadata=raising(error)))
     assert model.arguments("get_predict_args") == {}
+    assert ("AttributeError: x" in capsys.readouterr().err) == isinstance(error, AttributeError)  # it may be a mistake
     assert model.arguments("get_train_args") == {}
     assert metadata(model) == {
         "id": "0", "name": "m", "links": [{"rel": "self", "href": "/here"}],

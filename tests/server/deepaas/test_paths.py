@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.server.deepaas.paths import PREDICTIONS, TRAININGS, Paths, Place, Purpose
 from tests.deepaas.playing import ORIGINAL
@@ -144,8 +146,39 @@ def test_a_target_of_absolute_form_counts_by_its_path() -> None:
 
 
 @pytest.mark.parametrize(
-    "target", ["/v2/models//", "/v2/models/basic/train//", "/v2/models/basic/train/x/log/", "/v2/models/basic%2F"]
+    "target",
+    [
+        "/v2/models//",
+        "/v2/models/basic/train//",
+        "/v2/models/basic/train//log",
+        "/v2/models/basic/train/x/log/",
+        "/v2/models/basic%2F",
+    ],
 )
 def test_empty_segments_name_nothing(target: str) -> None:
     assert asked(target).purpose in (Purpose.NOT_FOUND, Purpose.REDIRECT)
     assert not asked(target).name
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            ["/", "//", "v2", "models", "basic", "train", "predict", "été", "%2F", "%", "%00", "..", "\\", "x", "log"]
+        ),
+        max_size=12,
+    ).map("".join)
+    | st.text(st.characters(codec="latin-1")),
+    st.sampled_from(["GET", "POST", "DELETE", "HEAD", "X"]),
+    st.sampled_from(["", "/base"]),
+)
+def test_any_target_has_a_purpose_and_no_redirect_leads_to_another_host_or_line(
+    target: str, method: str, base: str
+) -> None:
+    place = Paths(NAMES, base).find(method.encode(), target.encode("utf-8", "replace"), b"")
+
+    assert not place.name or place.name in NAMES
+    if place.purpose is Purpose.REDIRECT:
+        assert place.location.startswith("/")
+        assert not place.location.startswith("//")
+        again = Paths(NAMES, base).find(method.encode(), place.location.encode("latin-1"), b"")
+        assert again.purpose is not Purpose.REDIRECT

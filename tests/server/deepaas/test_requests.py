@@ -63,6 +63,11 @@ class TestHeaders:
             asked(query=f"a={number}")
         assert len(requests._SAID) <= requests._REMEMBERED
 
+    def test_are_not_remembered_when_they_are_long(self) -> None:
+        long = "a=" + "x" * requests._LONGEST
+        assert asked(query=long).said is not asked(query=long).said
+        assert asked(query="a=x").said is asked(query="a=x").said
+
 
 class TestCookies:
     @pytest.mark.parametrize(
@@ -149,3 +154,9 @@ class TestForms:
             except Refusal as refusal:
                 status = read_answer(refusal.answer)[0]
             assert status == 400
+
+
+@given(st.text(st.characters(codec="latin-1")), st.text(st.characters(codec="latin-1")))
+def test_cookies_of_any_bytes_are_read(said: str, more: str) -> None:
+    found = asked(headers=(("cookie", said), ("cookie", more))).said.cookies
+    assert all(name and name == name.strip() and len(values) == 1 for name, values in found.items())

@@ -69,6 +69,7 @@ def test_any_header_is_read_or_malformed(said: str) -> None:
 def test_a_form_may_be_empty_and_have_words_around_it() -> None:
     assert read(b"--edge--\r\n") == {}
     assert read(b"before\r\n" + parts(("a", b"1")) + b"after") == {"a": ["1"]}
+    assert read(b"before --edge\r\n" + parts(("a", b"1"))) == {"a": ["1"]}
 
 
 @pytest.mark.parametrize(
@@ -91,10 +92,17 @@ def test_what_is_no_form_is_malformed(body: bytes) -> None:
         read(body)
 
 
-@pytest.mark.parametrize("kind", ["multipart/form-data", "multipart/form-data; boundary=" + "x" * 71])
-def test_a_boundary_is_needed_and_not_too_long(kind: str) -> None:
-    with pytest.raises(MalformedFormError):
-        read(parts(("a", b"1")), kind)
+def test_a_boundary_is_needed_and_not_too_long() -> None:
+    with pytest.raises(MalformedFormError, match="no boundary"):
+        read(parts(("a", b"1")), "multipart/form-data")
+    for length in (70, 71):
+        edge = b"x" * length
+        form, kind = parts(("a", b"1")).replace(b"edge", edge), f"multipart/form-data; boundary={edge.decode()}"
+        if length == 70:
+            assert read(form, kind) == {"a": ["1"]}
+        else:
+            with pytest.raises(MalformedFormError, match="too long"):
+                read(form, kind)
 
 
 @pytest.mark.parametrize(
@@ -104,6 +112,8 @@ def test_a_boundary_is_needed_and_not_too_long(kind: str) -> None:
         (r'filename="a\"b.txt"', 'a"b.txt'), ('filename="../a/b.txt"', "../a/b.txt"), ('filename="/etc/x"', "etc/x"),
         ('filename="a%20b.txt"', "a%20b.txt"), ("filename*=UTF-8''%C3%A9.txt", "é.txt"), ('filename="é.txt"', "é.txt"),
         ("filename=\"e.txt\"; filename*=UTF-8''%C3%A9.txt", "é.txt"), ("filename=\"e\"; filename*=no''%C3", "e"),
+        ('filename*0="a b"; filename*1=c', "a bc"), ("filename*0*=UTF-8''%C3%A9; filename*1*=%41", "éA"),
+        ("filename=e; filename*=UTF-8''../x", "e"), ("filename=e; filename*=UTF-8''a'b", "e"),
         (r'filename="C:\a\b.txt"', "C:ab.txt"), ('FILENAME="f.txt" ;', "f.txt"),
     ],
 )  # fmt: skip
@@ -113,6 +123,7 @@ def test_a_file_is_called_as_its_client_says(said: str, name: str) -> None:
 
 def test_a_file_has_the_type_that_is_said_of_it_or_is_bytes() -> None:
     assert disposed('filename="a.png"').content_type == "application/octet-stream"
+    assert read(parts(("a", b"x", "f", "")))["a"][0].content_type == ""
     found = read(parts(("a", b"x", "f", "text/plain; charset=x")))["a"][0]
     assert isinstance(found, Upload)
     assert found.content_type == "text/plain; charset=x"
@@ -133,6 +144,11 @@ def test_texts_have_charsets() -> None:
     ) == {"a": ["é"]}
     first = b'--edge\r\nContent-Disposition: form-data; name="_charset_"\r\n\r\nlatin-1\r\n'
     assert read(first + part('Content-Disposition: form-data; name="a"', b"\xe9")) == {"a": ["é"]}
+    assert read(parts(("a", b"1"), ("_charset_", b"latin-1"), ("b", b"2"))) == {
+        "a": ["1"],
+        "_charset_": ["latin-1"],
+        "b": ["2"],
+    }
 
 
 def test_what_is_no_text_and_no_file_is_bytes() -> None:

@@ -35,6 +35,7 @@ class Trainings(RuleBasedStateMachine):
         self.added: dict[str, list[str]] = {"m": [], "n": []}
         self.ended: dict[str, str] = {}
         self.removed: set[str] = set()
+        self.never: set[str] = set()
 
     async def made(self) -> Bench:
         return Bench(AT_ONCE)
@@ -52,9 +53,13 @@ class Trainings(RuleBasedStateMachine):
     def alive(self) -> list[FakeTrainer]:
         return [trainer for trainer in self.bench.made if not trainer.ended]
 
-    @rule(name=st.sampled_from("mn"), size=st.sampled_from([1, LARGE_BYTES]))
-    def add(self, name: str, size: int) -> None:
-        self.added[name].append(self.do(self.bench.add(name, bytes(size))))
+    def waiting(self, name: str) -> set[str]:
+        return {run.record.uuid for run in self.bench.runs.all(name) if run.phase == "waiting"}
+
+    @rule(name=st.sampled_from("mn"), sizes=st.lists(st.sampled_from([1, LARGE_BYTES]), min_size=1, max_size=4))
+    def add(self, name: str, sizes: list[int]) -> None:
+        for size in sizes:
+            self.added[name].append(self.do(self.bench.add(name, bytes(size))))
 
     @rule()
     def time_passes(self) -> None:
@@ -73,6 +78,7 @@ class Trainings(RuleBasedStateMachine):
         if not there:
             return
         uuid = there[at % len(there)]
+        self.never |= {uuid} & self.waiting(name)
         record = self.do(self.bench.runs.remove(name, uuid))
         assert record.status is not Status.RUNNING
         assert self.ended.setdefault(uuid, record.shown) == record.shown
@@ -80,6 +86,7 @@ class Trainings(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from("mn"))
     def unload(self, name: str) -> None:
+        self.never |= self.waiting(name)
         self.do(self.bench.runs.unloaded(name))
         assert all(run.over.is_set() for run in self.bench.runs.all(name))
 
@@ -96,6 +103,9 @@ class Trainings(RuleBasedStateMachine):
         for name, added in self.added.items():
             begun = [trainer.uuid for trainer in self.bench.made if trainer.name == name]
             assert begun == [uuid for uuid in added if uuid in set(begun)]
+            waiting = self.waiting(name)
+            assert not begun or waiting.isdisjoint(added[: added.index(begun[-1])])
+            assert self.never.isdisjoint(begun)
 
     @invariant()
     def the_list_is_what_was_added_and_not_removed(self) -> None:
@@ -284,3 +294,45 @@ async def run_until(holds: Any) -> None:
     """Let the loop and its threads go on; `done` guards it."""
     while not holds():  # noqa: ASYNC110 - nobody else tells
         await asyncio.sleep(0)
+
+
+def test_a_training_that_is_removed_before_its_process_is_there_never_runs() -> None:
+    async def work() -> None:
+        bench = Bench()
+        run = await bench.runs.add("m", {}, b"asked")
+        assert (await bench.runs.remove("m", run.record.uuid)) is run.record
+        assert run.record.status is Status.CANCELLED
+        assert [trainer.ended for trainer in bench.made] == [True]
+
+    done(work())
+
+
+def test_what_ended_a_training_first_is_what_its_record_says() -> None:
+    async def work() -> None:
+        bench = Bench()
+        uuid = await bench.add()
+        unloading = asyncio.ensure_future(bench.runs.unloaded("m"))
+        await asyncio.sleep(0)
+        await bench.runs.close()
+        await unloading
+        run = bench.runs.find("m", uuid)
+        assert run is not None
+        assert message(run) == "model 'm' was unloaded while the training ran"
+
+    done(work())
+
+
+def test_a_training_that_was_removed_while_it_ran_is_kept_nowhere(tmp_path: Path) -> None:
+    async def work() -> None:
+        bench = Bench(file=tmp_path / "jobs")
+        await bench.runs.open()
+        uuid = await bench.add()
+        bench.made[0].line("a line")
+        await bench.runs.remove("m", uuid)
+        await bench.runs.close()
+        later = Bench(file=tmp_path / "jobs")
+        await later.runs.open()
+        assert later.runs.all("m") == []
+        await later.runs.close()
+
+    done(work())

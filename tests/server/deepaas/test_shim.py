@@ -35,7 +35,8 @@ def imported(name: str) -> Any:
 
 def test_it_has_what_models_import(shim: None) -> None:
     assert imported("deepaas").__version__
-    assert imported("deepaas.model.v2")
+    assert imported("deepaas.model.v2").wrapper is imported("deepaas.model.v2.wrapper")
+    assert imported("deepaas.model.v2").base is imported("deepaas.model.v2.base")
     uploaded = imported("deepaas.model.v2.wrapper").UploadedFile
     assert uploaded._fields == ("name", "filename", "content_type", "original_filename")
     assert uploaded() == (None, None, None, None)

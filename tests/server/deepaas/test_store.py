@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from penstock.server.deepaas import store as module
 from penstock.server.deepaas.records import Record, Status
 from penstock.server.deepaas.store import Store, file_of
 from tests.live import settings_for
@@ -146,6 +149,30 @@ def test_a_disk_that_is_full_costs_one_warning_and_nothing_that_was_put(
     assert caplog.text.count("cannot be kept") == 1
 
 
+@pytest.mark.parametrize("retry_s", [0.0, 1000.0], ids=["soon", "at-the-end"])
+def test_what_a_full_disk_did_not_take_is_written_when_it_has_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, retry_s: float
+) -> None:
+    async def work() -> list[str]:
+        store = Store(tmp_path / "jobs")
+        await store.open()
+        store.put(RECORD)
+        await store.settled()
+        await store._there(store._base.execute, "PRAGMA max_page_count = 1")  # type: ignore[union-attr]
+        store.put(Record("b" * 32, "m", Status.DONE, "{}", 1.0, "x" * 100_000))
+        await store.settled()
+        store.drop(RECORD.uuid)
+        await store.settled()
+        await store._there(store._base.execute, "PRAGMA max_page_count = 100000")  # type: ignore[union-attr]
+        while not retry_s and store._waiting:  # noqa: ASYNC110 - nobody else tells
+            await asyncio.sleep(0)
+        await store.close()
+        return [record.uuid for record in await kept(tmp_path / "jobs")]
+
+    monkeypatch.setattr(module, "RETRY_S", retry_s)
+    assert done(work()) == ["b" * 32]
+
+
 def test_records_are_the_users_alone(tmp_path: Path) -> None:
     done(kept(tmp_path / "made" / "jobs", RECORD))
 
@@ -163,3 +190,34 @@ def test_a_server_has_a_file_of_its_address_and_port() -> None:
     assert file_of(settings_for(http_port=5000, deepaas_jobs="none"), there) is None
     assert file_of(settings_for(http_port=0, deepaas_jobs="/a/b"), there) == Path("/a/b")
     assert file_of(settings_for(http_port=5000), {"XDG_STATE_HOME": "relative"}) is not None
+
+
+def test_what_is_put_while_the_same_is_being_written_is_written_after_it(tmp_path: Path) -> None:
+    later = replace(RECORD, shown='{"date": "y"}', log="")
+
+    async def work() -> list[Record]:
+        store = Store(tmp_path / "jobs")
+        await store.open()
+        store.put(RECORD)
+        await asyncio.sleep(0)  # it is being written
+        store.put(later)
+        await store.close()
+        return await kept(tmp_path / "jobs")
+
+    assert done(work()) == [later]
+
+
+def test_a_record_that_cannot_be_written_leaves_no_transaction_behind(tmp_path: Path) -> None:
+    wrong = replace(RECORD, uuid="b" * 32, model=None)  # type: ignore[arg-type]  # which its table refuses
+
+    async def work() -> list[Record]:
+        store = Store(tmp_path / "jobs")
+        await store.open()
+        store.put(wrong)
+        await store.settled()
+        store.drop(wrong.uuid)
+        store.put(RECORD)
+        await store.close()
+        return await kept(tmp_path / "jobs")
+
+    assert done(work()) == [replace(RECORD, log="")]

@@ -95,3 +95,15 @@ def test_a_server_without_models_has_a_document_too() -> None:
 
     assert list(made["paths"]) == ["/v2/", "/v2/debug/", "/v2/models/", "/"]
     assert set(made["definitions"]) == {"Version", "Location", "Failure", "ModelMeta", "Versions"}
+
+
+def test_a_name_that_is_given_to_one_definition_is_no_other_s() -> None:
+    other = {"type": "object", "properties": {"y": {"type": "integer"}}}
+    models = [
+        ("m", one(("X", INNER), refers="X")),
+        ("n", one(("X", other), ("X1", OUTER), ("Inner", INNER), refers="X")),
+    ]
+    made = document("", models, predict=True, train=True)
+
+    assert (argument_of(made, "m"), argument_of(made, "n")) == ("X", "X2")
+    assert [made["definitions"][name] for name in ("X", "X1", "X2")] == [INNER, OUTER, other]

@@ -735,3 +735,17 @@ class TestOwnWords:
             assert (answer.headers["x-one"], "content-type" in answer.headers) == ("1", False)
 
         run(main)
+
+    @pytest.mark.parametrize("status", [204, 304])
+    def test_an_answer_without_a_body_says_no_length_and_the_next_one_follows(self, status: int) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS, Own(hold=True))
+            lane.feed(request("/own") * 2)
+            lane.own.waiting.pop().answer(status, b"", b"")
+            lane.own.waiting.pop().answer(200, b"next", b"")
+            answer, following = lane.answers
+
+            assert (answer.status, "content-length" in answer.headers) == (status, False)
+            assert (following.status, following.body) == (200, b"next")
+
+        run(main)

@@ -1,200 +1,54 @@
-"""Crews for tests: the Engine, Hosts and Seats as they are, with workers that are no processes.
-
-A Staged worker does its calls on the loop, one a turn, as its `plan` says; what it has opened is a service object like
-that of a worker (inside/service.py).
-"""
+"""Crews for tests of components: those of carrying, whose workers stand for a component's."""
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-import pytest
-
-from penstock.backends.errors import Code
-from penstock.batching.engine import Engine
 from penstock.batching.model import Model
-from penstock.batching.request import InferRequest
-from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec, WorkerSpec
+from penstock.batching.spec import WorkerSpec
 from penstock.server.seldon.calls import SeldonCall
 from penstock.server.seldon.components import SELDON
 from penstock.server.seldon.loading import SeldonModels
-from penstock.server.seldon.messages import CALL, Description, Endpoint, Form
-from penstock.server.workers import kept
-from penstock.server.workers.order import NotBegunError, WorkerLost
-
-GUARD_S = 30.0
-NAME = "Staged"
+from penstock.server.seldon.messages import Description, Endpoint, Form
+from tests.server.carrying.crews import Echo, Ledger, Stage
 
 
-class Echo:
-    """A service that answers with what it was asked. `ran` has the payload of each call that it has begun."""
+class SeldonEcho(Echo):
+    """An Echo that says what it is."""
 
     def __init__(self) -> None:
-        self.ran: list[bytes] = []
+        super().__init__()
         self.description = Description()
 
-    def call(self, kind: int, number: int, body: bytes, arrays: Sequence[Any]) -> tuple[bytes, Any]:
-        assert kind == CALL
-        self.ran.append(body[2:])
-        return body[2:], None
 
+class SeldonStage(Stage):
+    """What the workers of one component have in common."""
 
-class Staged:
-    """A worker. `plan` is asked before each call what becomes of it: "answer", "die" or "hang"."""
-
-    def __init__(self, stage: Stage, order: Any, lost: Callable[[Any], None]) -> None:
-        self.stage, self.order, self._lost = stage, order, lost
-        self.loop = asyncio.get_running_loop()
-        self.ready: asyncio.Future[Any] = self.loop.create_future()
-        self.ended: asyncio.Future[None] = self.loop.create_future()
-        self.serves, self.pid = True, 1
-        self.most = 0
-        self._calls: deque[Any] = deque()
-        self._due = self._stopping = False
-        stage.workers.append(self)
-        if stage.fails_to_start():
-            self.serves = False
-            self.ready.set_exception(WorkerLost("does not start"))
-            self.ended.set_result(None)
-        else:
-            self.ready.set_result((stage.service.description.write(), []))
-
-    def ask(self, answered: Any, kind: int, body: bytes, arrays: Any = None, limit_s: float = 0.0) -> None:
-        if not self.serves:
-            raise NotBegunError
-        if not self.stage.travels(body):
-            raise ValueError("too long")
-        self._calls.append((answered, kind, body, arrays))
-        self.most = max(self.most, len(self._calls))
-        self._soon()
-
-    def _soon(self) -> None:
-        if not self._due:
-            self._due = True
-            self.loop.call_soon(self._step)
-
-    def _step(self) -> None:
-        self._due = False
-        if not self._calls:
-            return
-        answered, kind, body, arrays = self._calls[0]
-        what = self.stage.plan(body)
-        if what == "hang":
-            return
-        if what == "die":
-            self.stage.service.ran.append(body[2:])
-            self.end(began=True)
-            return
-        self._calls.popleft()
-        reply, sent = self.stage.service.call(kind, 0, body, [each.copy() for each in arrays or ()])
-        answered(reply, list(sent or ()), None)
-        if self._calls:
-            self._soon()
-
-    def end(self, *, began: bool) -> None:
-        """End, with the first call under way if it has begun."""
-        self.serves = False
-        calls, self._calls = self._calls, deque()
-        for at, (answered, *_) in enumerate(calls):
-            answered(b"", [], WorkerLost("ended", Code.NOT_READY) if began and not at else NotBegunError())
-        if not self.ended.done():
-            self.ended.set_result(None)
-            if not self._stopping:
-                self._lost(self)
-
-    def stop(self) -> None:
-        self._stopping = True
-        self.end(began=False)
-
-    def kill(self, why: str, *_: Any) -> None:
-        self._stopping = True
-        self.end(began=True)
-
-
-class Stage:
-    """What the workers of one test have in common."""
+    backend = SELDON
 
     def __init__(self, service: Any, plan: Callable[[bytes], str] = lambda _: "answer") -> None:
-        self.service, self.plan = service, plan
-        self.workers: list[Staged] = []
-        self.fails_to_start: Callable[[], bool] = lambda: False
-        self.travels: Callable[[bytes], bool] = lambda _: True
+        super().__init__(service, plan)
         self.counted: list[tuple[Endpoint, bytes]] = []
         self.models = SeldonModels(self)  # type: ignore[arg-type]
         self.models.count = lambda endpoint, metrics: self.counted.append((endpoint, metrics))
+
+    def opened(self) -> bytes:
+        """Give what the service says of itself."""
+        described: bytes = self.service.description.write()
+        return described
+
+    def outsides(self) -> SeldonModels:
+        """Give what opens components."""
+        return self.models
 
     def interpreter(self, _worker: WorkerSpec, _label: str) -> str:
         """Stand for Environments."""
         return ""
 
-    def run(
-        self, monkeypatch: pytest.MonkeyPatch, scene: Callable[[Engine, Model], Awaitable[None]], workers: int = 1,
-        policy: BatchPolicy = BatchPolicy(), **options: str,  # noqa: B008 - frozen
-    ) -> None:  # fmt: skip
-        """Serve for as long as the scene lasts."""
-        monkeypatch.setattr(kept, "Worker", lambda order, lost, _said: Staged(self, order, lost))
-        monkeypatch.setattr(kept, "Backoff", NoBackoff)
-        monkeypatch.setattr(NoBackoff, "forgotten", 0)
-        spec = ModelSpec(
-            NAME, 1, Path(), SELDON, policy=policy, instances=(InstanceGroup(workers),),
-            options={"component": NAME, **options},
-        )  # fmt: skip
-
-        async def whole() -> None:
-            async with asyncio.timeout(GUARD_S):
-                engine = Engine(asyncio.get_running_loop(), {})
-                engine.outsides[SELDON] = self.models
-                model = await engine.load(spec)
-                await scene(engine, model)
-                await engine.stop(1.0)
-
-        asyncio.run(whole())
-
-
-class NoBackoff:
-    """Starts again at once. `forgotten` counts the times that a worker was said to do well."""
-
-    forgotten = 0
-
-    def serves(self, _now_s: float) -> None: ...
-
-    def forget(self) -> None:
-        NoBackoff.forgotten += 1
-
-    def ended(self, _now_s: float) -> float:
-        return 0.0
-
-
-class Ledger:
-    """A sink that notes what each call has come back with, however often."""
-
-    def __init__(self) -> None:
-        self.ends: dict[Any, list[Any]] = {}
-        self.done = asyncio.Event()
-        self.expected = -1
-        self.deliveries = 0
-
-    def deliver(self, requests: Sequence[InferRequest]) -> None:
-        for request in requests:
-            end = request.error.message if request.error is not None else getattr(request, "reply", request.outputs)
-            self.ends.setdefault(request.context, []).append(end)
-        if len(self.ends) == self.expected:
-            self.done.set()
-
-    async def all(self, count: int) -> None:
-        """Wait until so many calls have come back."""
-        self.expected = count
-        self.done.clear()
-        if len(self.ends) < count:
-            await self.done.wait()
-
-
-def call(model: Model, name: str, ledger: Ledger, endpoint: Endpoint = Endpoint.PREDICT) -> SeldonCall:
-    """Make a call whose payload is its name."""
-    made = SeldonCall(model, endpoint, Form.JSON, name.encode(), ledger)
-    made.context = name
-    return made
+    @staticmethod
+    def call(model: Model, name: str, ledger: Ledger) -> SeldonCall:
+        """Make a call whose payload is its name."""
+        made = SeldonCall(model, Endpoint.PREDICT, Form.JSON, name.encode(), ledger)
+        made.context = name
+        return made

@@ -22,7 +22,8 @@ from penstock.server.seldon.calls import SeldonCall
 from penstock.server.seldon.inside.service import SeldonInside
 from penstock.server.seldon.messages import APART, CALL, ROWS, TOGETHER, Description, Endpoint, Form, read_answer
 from tests.live import live_server
-from tests.server.seldon.crews import Ledger, Stage
+from tests.server.carrying.crews import Ledger
+from tests.server.seldon.crews import SeldonStage
 
 BATCHES = Description(batches=True)
 
@@ -82,7 +83,7 @@ def answers(
 ) -> tuple[list[Any], Watched, Any]:  # fmt: skip
     """Give what the requests are answered with, and how it went."""
     service = Watched(user)
-    stage = Stage(service, lambda body: "die" if deadly in body else "answer")
+    stage = SeldonStage(service, lambda body: "die" if deadly in body else "answer")
     ledger = Ledger()
     counted: list[Any] = []
 
@@ -215,7 +216,7 @@ def test_a_batch_that_ends_the_worker_runs_apart_and_only_the_guilty_one_is_lost
 
 
 def test_what_cannot_travel_fails_and_what_comes_after_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = Stage(Watched(Doubling()))
+    stage = SeldonStage(Watched(Doubling()))
     stage.travels = lambda body: b"heavy" not in body
     ledger = Ledger()
 

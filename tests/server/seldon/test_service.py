@@ -238,23 +238,6 @@ class TestCalls:
 
         run(main)
 
-    @pytest.mark.parametrize("status", [204, 304])
-    def test_a_status_that_has_no_body_is_sent_without(self, status: int) -> None:
-        async def main() -> None:
-            served = Served()
-            answer = await served.one(asked("/predict", BODY, JSON), reply(b"body", status))
-
-            assert (answer.status, answer.body) == (status, b"")
-            assert (await served.one(asked("/predict", BODY, JSON), reply(b"next"))).body == b"next"
-
-        run(main)
-
-    def test_one_that_would_have_the_client_wait_for_more_is_none(self) -> None:
-        async def main() -> None:
-            assert (await Served().one(asked("/predict", BODY, JSON), reply(b"", 100))).status == 500
-
-        run(main)
-
     def test_bodies_come_in_chunks_and_compressed(self) -> None:
         async def main() -> None:
             served = Served()
@@ -333,19 +316,6 @@ class TestCalls:
 
         run(main)
 
-    def test_the_answers_of_one_delivery_go_to_whom_they_belong(self) -> None:
-        async def main() -> None:
-            first, second = Served(), Served()
-            second.engine = second.service._engine = first.engine  # type: ignore[assignment]
-            for served in (first, second):
-                await served.fed(asked("/predict", BODY, JSON))
-            first.engine.answer(reply(b"1"), b"junk")
-
-            assert first.bodies == [b"1"]
-            assert second.statuses == [500]
-
-        run(main)
-
 
 class TestRefusals:
     def test_a_component_that_is_not_there_is_not_ready(self) -> None:
@@ -411,17 +381,6 @@ class TestRefusals:
             assert (await served.one(asked("/nope", b" " * 100_000, JSON))).body == NOT_ALLOWED
             served.engine.present, served.engine.generation = False, 2
             assert "is not ready" in status_of(await served.one(asked("/predict", b" " * 100_000, JSON)))["info"]
-
-        run(main)
-
-    def test_what_was_not_taken_is_not_taken_back(self) -> None:
-        async def main() -> None:
-            served = Served()
-            served.engine.failure = InferError(Code.OVERLOADED, "full")
-            await served.fed(asked("/predict", BODY, JSON))
-            served.transport.lose(None)
-            await turns()
-            assert (served.statuses, served.engine.cancelled) == ([503], [])
 
         run(main)
 

@@ -1,0 +1,184 @@
+"""ABEJA: a handler behind Penstock and behind the original's runtime, side by side. `python -m penstock.perf.abeja`.
+
+The handler is the one of ABEJA's documentation that takes JSON and gives JSON. The original's runtime stands behind a
+plain front of ours, which takes one connection at a time and closes it after its answer, as the original's proxy did;
+it parses as little as it can. Where there is a compiled proxy (`--proxy`), that is the third side. All are asked in
+turns by 32 connections; CPU is that of all processes of a side. The original is an environment with abejaruntime 1.1.1:
+`--original PYTHON`, or ABEJA_ORIGINAL; the proxy of 2.6.5: `--proxy PROGRAM`, or ABEJA_PROXY.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from . import beside
+from .load import HOST, READY_WITHIN_S, Call, Load, Process, drive, free_port
+
+CONNECTIONS = 32
+TIMES = 10
+"""What issue 9 asks: requests/s at least so many times those of the runtime behind the front."""
+HANDLER = """
+import http
+import json
+
+
+def handler(request, context):
+    req_data = json.load(request)
+    total_without_tax = int(req_data["total_without_tax"])
+    return {
+        "status_code": http.HTTPStatus.OK,
+        "content_type": "application/json; charset=utf8",
+        "content": {"total": total_without_tax * 1.08},
+    }
+"""
+CALL = Call("/", (b'{"total_without_tax": 100}',), {"Content-Type": "application/json"})
+ANSWER = {"total": 108.0}
+_MESSAGE = struct.Struct(">4sI")
+_MARK = b"\xab\xe9\xa0\x01"
+"""Before each message of the runtime's socket, with the length of what follows. Source: abejaruntime 1.1.1."""
+
+
+class Front:
+    """One request at a time from HTTP to the runtime's socket, and its answer back; bodies go through files."""
+
+    def __init__(self, runtime: socket.socket, folder: Path) -> None:
+        self._runtime = runtime
+        self._said = runtime.makefile("rb")
+        self._body = folder / "body.bin"
+
+    def serve(self, listener: socket.socket) -> None:
+        """Take one connection after the other, for ever."""
+        while True:
+            self.take(listener.accept()[0])
+
+    def take(self, connection: socket.socket) -> None:
+        """Answer the one request of a connection, and close it. Whoever asked may be gone: it measures for a time."""
+        with connection, contextlib.suppress(ConnectionError), connection.makefile("rb") as file:
+            if request := read_request(file):
+                connection.sendall(self.answer(*request))
+
+    def answer(self, method: str, headers: Mapping[str, str], body: bytes) -> bytes:
+        """Have the runtime answer one request. Returns: the answer as HTTP has it."""
+        self._body.write_bytes(body)
+        asked = {
+            "method": method,
+            "content_type": headers.get("content-type"),
+            "headers": [{"key": name, "values": [value]} for name, value in sorted(headers.items())],
+            "contents": [{"path": str(self._body)}],
+        }
+        text = json.dumps(asked).encode()
+        self._runtime.sendall(_MESSAGE.pack(_MARK, len(text)) + text)
+        _, nbytes = _MESSAGE.unpack(self._said.read(_MESSAGE.size))
+        said: dict[str, Any] = json.loads(self._said.read(nbytes))
+        self._body.unlink()
+        content = json.dumps({"status": said.get("error_message")}).encode()
+        if "error_message" not in said:
+            content = b""
+            if path := said.get("path"):
+                content = Path(path).read_bytes()
+                Path(path).unlink()
+        lines = {"Content-Type": said["content_type"], **(said.get("metadata") or {})}
+        lines |= {"Content-Length": str(len(content)), "Connection": "close"}
+        head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        return f"HTTP/1.1 {said['status_code']} -\r\n{head}\r\n".encode() + content
+
+
+def read_request(file: BinaryIO) -> tuple[str, dict[str, str], bytes] | None:
+    """Read a method, headers in small letters, and a body of told length; None where there is no request."""
+    method = file.readline().decode("latin-1").partition(" ")[0]
+    if not method:
+        return None
+    headers = {}
+    while line := file.readline().decode("latin-1").strip():
+        name, _, value = line.partition(":")
+        headers[name.lower()] = value.strip()
+    return method, headers, file.read(int(headers.get("content-length", 0)))
+
+
+@contextlib.contextmanager
+def runtime(program: str, folder: Path) -> Iterator[socket.socket]:
+    """Run the original's runtime, and talk to it until the block ends. Raises: OSError where it does not listen."""
+    path = folder / "socket"
+    with subprocess.Popen([program], env=os.environ | {"ABEJA_IPC_PATH": str(path)}) as child:
+        try:
+            end = time.monotonic() + READY_WITHIN_S
+            while not path.exists() and child.poll() is None and time.monotonic() < end:
+                time.sleep(0.02)
+            with socket.socket(socket.AF_UNIX) as wire:
+                wire.connect(str(path))
+                yield wire
+        finally:
+            child.terminate()
+
+
+def serve_front(program: str, port: int) -> None:
+    """Serve the handler of this folder with the original's runtime, until this process is ended."""
+    with tempfile.TemporaryDirectory() as name, runtime(program, Path(name)) as wire:
+        Front(wire, Path(name)).serve(socket.create_server((HOST, port), backlog=4 * CONNECTIONS))
+
+
+def ask(server: Process) -> None:
+    """Have the call answered. Raises: RuntimeError where the answer is another."""
+    said = json.loads(server.request("POST", CALL.path, CALL.bodies[0], CALL.headers))
+    if said != ANSWER:
+        raise RuntimeError(f"the handler said {said}")
+
+
+def load(family: beside.Family, seconds: int) -> Load:
+    """Keep 32 connections busy."""
+    return drive(family, CALL, CONNECTIONS, seconds)
+
+
+def sides_of(folder: Path, original: str, proxy: str) -> beside.Sides[beside.Family]:
+    """Give who is to be asked. `folder` holds the handler, and the files of whoever leaves some."""
+    environ = {"HANDLER": "main:handler", "TMPDIR": str(folder)}
+    port, health_port = str(free_port()), str(free_port())
+    ours = [sys.executable, "-m", "penstock.server.cli", "abeja", "--port", port, "--health-port", health_port]
+    sides = {"penstock": beside.served(ours, folder, int(port), ask, environ)}
+    if original:
+        runtime = str(Path(original).with_name("abeja-runtime-python"))
+        port = str(free_port())
+        command = [sys.executable, "-m", "penstock.perf.abeja", "--front", runtime, "--port", port]
+        sides["runtime 1.1.1, plain front"] = beside.served(command, folder, int(port), ask, environ)
+    if original and proxy:
+        ports = {"PORT": str(free_port()), "HEALTHCHECK_PORT": str(free_port())}
+        path = {"PATH": os.pathsep.join([str(Path(original).parent), os.environ["PATH"]])}
+        its = environ | ports | path
+        sides["runtime 1.1.1, its proxy"] = beside.served([proxy], folder, int(ports["PORT"]), ask, its)
+    return sides
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m penstock.perf.abeja", description=__doc__)
+    parser.add_argument("--original", default=os.environ.get("ABEJA_ORIGINAL", ""), metavar="PYTHON")
+    parser.add_argument("--proxy", default=os.environ.get("ABEJA_PROXY", ""), metavar="PROGRAM")
+    parser.add_argument("--front", help=argparse.SUPPRESS)
+    parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
+    asked = beside.arguments(parser)
+    if asked.front:
+        serve_front(asked.front, asked.port)
+        return
+    if not asked.original:
+        print("the original is left out: no --original PYTHON, and no ABEJA_ORIGINAL")
+    print(f"{os.cpu_count()} CPUs, {CONNECTIONS} connections, one worker each")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "main.py").write_text(HANDLER)
+        beside.show(sides_of(folder, asked.original, asked.proxy), {"JSON": load}, {"JSON": TIMES}, asked)
+
+
+if __name__ == "__main__":
+    main()

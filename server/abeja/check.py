@@ -1,0 +1,133 @@
+"""`penstock check --dialect abeja`: what would be served, and every mistake. Called by the command line.
+
+None of the handler's code is run: its module is found, and read, and nothing is installed.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from penstock.backends.errors import InferError
+from penstock.batching.spec import ModelSpec
+from penstock.server.environments.recipe import read_recipe
+from penstock.server.modules import file_of, made_in, parsed
+from penstock.server.repository.check import Report
+from penstock.server.repository.findings import Finding
+from penstock.server.settings import Settings
+
+from .folder import AbejaFolder
+
+GIVEN = 2
+"""What a handler is called with: a request and a context."""
+
+
+def check_handler(settings: Settings) -> Report:
+    """Read the folder of a command line; it blocks."""
+    folder = AbejaFolder.of(settings)
+    if wrong := folder.wrong():
+        return Report(findings=[wrong])
+    spec = folder.spec()
+    findings = [*_settings_mistakes(spec, settings), *_requirements_mistakes(spec), *_handler_mistakes(spec)]
+    if any(finding.mistake for finding in findings):
+        return Report(findings=findings)
+    return Report(specs=[replace(spec, options={})], findings=findings, notes={spec.name: _described(spec)})
+
+
+def _settings_mistakes(spec: ModelSpec, settings: Settings) -> Iterator[Finding]:
+    if settings.http_port == settings.abeja_health_port != 0:
+        yield Finding(spec.path, f"both ports are {settings.http_port}: they have to be different")
+    if spec.worker.interpreter and shutil.which(spec.worker.interpreter) is None:
+        yield Finding(Path(spec.worker.interpreter), "--abeja-interpreter: is not there, or may not be run")
+    try:
+        json.loads(os.environ.get("CONTEXT", "{}"))
+    except ValueError as error:
+        yield Finding(spec.path, f"CONTEXT in the environment is no JSON: {error}")
+
+
+def _requirements_mistakes(spec: ModelSpec) -> Iterator[Finding]:
+    requirements = spec.worker.requirements
+    if requirements is not None:
+        try:
+            read_recipe(requirements, requirements.name)
+        except InferError as error:
+            yield Finding(requirements, error.message.removeprefix(f"{requirements.name}: "))
+
+
+def _handler_mistakes(spec: ModelSpec) -> Iterator[Finding]:
+    """Find what would keep the handler from being imported, or called, as far as its module's file says it."""
+    handler: str = spec.options["handler"]
+    if handler.count(":") != 1:
+        yield Finding(spec.path, f"handler '{handler}': it has to be module:name, with one colon")
+        return
+    module, _, name = handler.partition(":")
+    # what is installed for it is not there yet
+    own = not spec.worker.interpreter and spec.worker.requirements is None
+    try:
+        path = file_of(module, [str(spec.path), *(sys.path if own else ())])
+    except ModuleNotFoundError as error:
+        text = f"handler '{handler}': there is no module '{error.name}'"
+        yield Finding(spec.path, text, mistake=own or "." not in module)
+        return
+    if path is None or path.suffix != ".py":
+        return
+    try:
+        tree = parsed(path)
+    except SyntaxError as error:
+        yield Finding(path, error.msg, error.lineno or 0)
+    except (OSError, ValueError) as error:
+        yield Finding(path, f"cannot be read: {error}")
+    else:
+        yield from _mistakes_in(tree, name, path)
+
+
+def _mistakes_in(tree: ast.Module, name: str, path: Path) -> Iterator[Finding]:
+    names = made_in(tree)
+    if name not in names and not names & {"*", "__getattr__"}:
+        yield Finding(path, f"has no '{name}'")
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    found = [node for node in tree.body if isinstance(node, functions) and node.name == name]
+    if found and not found[-1].decorator_list:
+        function = found[-1]
+        if not _takes(function.args):
+            text = f"{name} is called with a request and a context, and cannot be: every call would be answered 500"
+            yield Finding(path, text, function.lineno)
+        if _yields(function):
+            text = f"{name} is a generator, and what it returns no dict: every call would be answered 500"
+            yield Finding(path, text, function.lineno)
+
+
+def _takes(arguments: ast.arguments) -> bool:
+    """Tell whether a function with these takes a request and a context."""
+    plain = len(arguments.posonlyargs) + len(arguments.args)
+    needed = plain - len(arguments.defaults)
+    return needed <= GIVEN and (plain >= GIVEN or arguments.vararg is not None) and None not in arguments.kw_defaults
+
+
+def _yields(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Tell whether a function, and not only one within it, has a `yield`."""
+    left: list[ast.AST] = list(function.body)
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.Yield | ast.YieldFrom):
+            return True
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            left += ast.iter_child_nodes(node)
+    return False
+
+
+def _described(spec: ModelSpec) -> list[str]:
+    """Say of a handler what its ModelSpec does not."""
+    worker = spec.worker
+    lines = [f"  handler    {spec.options['handler']}"]
+    if worker.interpreter or worker.requirements is not None:
+        said = [f"Python: {worker.interpreter or 'that of the server'}"]
+        said += [f"environment: {worker.requirements}"] if worker.requirements is not None else []
+        lines.append(f"  worker     {', '.join(said)}")
+    return lines

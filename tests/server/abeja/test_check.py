@@ -1,0 +1,134 @@
+"""`penstock check --dialect abeja` says what would be served, and every mistake; it runs none of the code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.server.abeja.check import check_handler
+from penstock.server.repository.check import Report
+from penstock.server.settings import Settings
+
+NAMES = ("HANDLER", "CONTEXT", "ABEJA_USER_MODEL_ROOT")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def checked(folder: Path, **settings: object) -> Report:
+    return check_handler(Settings(dialect="abeja", model_repository=(str(folder),), **settings))  # type: ignore[arg-type]
+
+
+def said(report: Report) -> list[str]:
+    return [each.message for each in report.findings]
+
+
+def test_a_handler_that_would_be_served_is_described(folder: Path) -> None:
+    (folder / "main.py").write_text("raise SystemExit('this is never run')\ndef handler(request, context): ...\n")
+    (folder / "requirements.txt").write_text("numpy\n")
+    report = checked(folder)
+
+    assert (report.status, said(report)) == (0, [])
+    assert "handler    main:handler" in str(report)
+    assert f"environment: {folder / 'requirements.txt'}" in str(report)
+    assert "1 version would be served" in str(report)
+
+
+def test_the_folder_is_that_of_the_marker_and_the_handler_that_of_the_environment(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "a" / ".abeja").mkdir(parents=True)
+    (folder / "a" / "package").mkdir()
+    (folder / "a" / "package" / "deep.py").write_text("from elsewhere import anything as called\n")
+    monkeypatch.setenv("HANDLER", "package.deep:called")
+
+    assert said(checked(folder)) == []
+    assert said(checked(folder, abeja_handler="main:handler")) == ["handler 'main:handler': there is no module 'main'"]
+
+
+@pytest.mark.parametrize("handler", ["main", "a:b:c"])
+def test_a_handler_has_one_colon(folder: Path, handler: str) -> None:
+    assert said(checked(folder, abeja_handler=handler)) == [
+        f"handler '{handler}': it has to be module:name, with one colon"
+    ]
+
+
+def test_an_empty_one_of_the_environment_is_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "main.py").write_text("def handler(request, context): ...\n")
+    monkeypatch.setenv("HANDLER", "")
+
+    assert said(checked(folder)) == ["handler '': it has to be module:name, with one colon"]
+
+
+def test_what_python_cannot_read_is_told_with_its_line(folder: Path) -> None:
+    (folder / "main.py").write_text("x = 1\ndef handler(request, context:\n    ...\n")
+    (found,) = checked(folder).findings
+
+    assert (found.path.name, found.line) == ("main.py", 2)
+
+
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        ("def handler(request): ...", 1),
+        ("def handler(a, b, c): ...", 1),
+        ("def handler(a, b, *, c): ...", 1),
+        ("x = 1\ndef handler(a, b):\n    yield {}", 2),
+        ("other = 1", 0),
+    ],
+)
+def test_what_could_never_be_answered_is_a_mistake(folder: Path, code: str, line: int) -> None:
+    (folder / "main.py").write_text(code + "\n")
+    (found,) = checked(folder).findings
+
+    assert (found.mistake, found.line) == (True, line)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def handler(a, b, c=1): ...",
+        "def handler(*given): ...",
+        "async def handler(a, b): ...",
+        "def handler(a, b, *, c=1):\n    def inner():\n        yield 1\n    return {'content': inner()}",
+        "@decorated\ndef handler(a): ...",
+        "class handler: ...",
+        "handler = lambda a, b: {}",
+        "from other import *",
+    ],
+)
+def test_what_may_be_answered_is_none(folder: Path, code: str) -> None:
+    (folder / "main.py").write_text(code + "\n")
+
+    assert said(checked(folder)) == []
+
+
+def test_one_mistake_does_not_hide_another(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "requirements.txt").write_text("# of more\n-r more.txt\n")
+    (folder / "Pipfile").write_text("[packages]\nx = {path = './nowhere'}\n")
+    monkeypatch.setenv("CONTEXT", "{")
+    report = checked(folder, abeja_health_port=8000, abeja_interpreter="no-such-python")
+
+    assert report.status == 1
+    assert [each.path.name for each in report.findings[1:2]] == ["no-such-python"]
+    assert said(report)[0] == "both ports are 8000: they have to be different"
+    assert said(report)[2].startswith("CONTEXT in the environment is no JSON")
+    assert "nowhere" in said(report)[3]
+    assert said(report)[4] == "handler 'main:handler': there is no module 'main'"
+
+
+def test_requirements_are_not_read_where_nothing_is_installed(folder: Path) -> None:
+    (folder / "main.py").write_text("def handler(request, context): ...\n")
+    (folder / "requirements.txt").write_text("-r more.txt\n")
+
+    assert said(checked(folder, abeja_install=False)) == []
+    assert "more.txt" in said(checked(folder))[0]
+
+
+def test_there_has_to_be_a_folder(folder: Path) -> None:
+    assert said(checked(folder / "none")) == ["no such folder"]

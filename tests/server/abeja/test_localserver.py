@@ -1,0 +1,100 @@
+"""What `model run-local` posts, and what it makes of the answers, without a handler."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+
+from penstock.server.abeja.localserver import FailedError, LocalServer
+
+ANSWERS: dict[str, tuple[int, dict[str, str], bytes]] = {
+    "/": (200, {}, b"x"),
+    "/see-other": (303, {"Location": "/asked"}, b""),
+    "/same": (307, {"Location": "asked"}, b""),
+    "/asking": (302, {"Location": "asked?x#y"}, b""),
+    "/round": (302, {"Location": "/round"}, b""),
+    "/nowhere": (302, {}, b"stays"),
+    "/asked?x": (200, {}, b"with its query"),
+}
+
+
+class Asked(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        status, headers, body = ANSWERS.get(self.path, (200, {}, self.command.encode()))
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self) -> None:
+        self.do_GET()
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+@pytest.fixture
+def local(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalServer]:
+    server = HTTPServer(("127.0.0.1", 0), Asked)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    made = LocalServer("m:h", "0", {})
+    made._ports = {"HTTP": server.server_port, "health": 0}
+    yield made
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def first(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """Have `/` answer as another path does."""
+    monkeypatch.setitem(ANSWERS, "/", ANSWERS[path])
+
+
+def test_an_answer_is_given_as_it_is(local: LocalServer) -> None:
+    assert local.post("text/plain", b"body") == b"x"
+
+
+@pytest.mark.parametrize(
+    ("path", "method"), [("/see-other", b"GET"), ("/same", b"POST"), ("/asking", b"with its query")]
+)
+def test_it_goes_where_it_is_sent(
+    local: LocalServer, monkeypatch: pytest.MonkeyPatch, path: str, method: bytes
+) -> None:
+    first(monkeypatch, path)
+
+    assert local.post("text/plain", b"body") == method
+
+
+def test_but_not_for_ever(local: LocalServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    first(monkeypatch, "/round")
+
+    with pytest.raises(FailedError, match=r"^failed to send request : Exceeded 30 redirects\.$"):
+        local.post("text/plain", b"body")
+
+
+def test_and_nowhere_without_a_place(local: LocalServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    first(monkeypatch, "/nowhere")
+
+    assert local.post("text/plain", b"body") == b"stays"
+
+
+def test_an_error_is_told_as_it_was(local: LocalServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ANSWERS, "/", (503, {}, b"why"))
+
+    with pytest.raises(FailedError) as failed:
+        local.post("text/plain", b"body")
+    assert str(failed.value) == (
+        f"failed to send request : 503 Server Error: Service Unavailable for url: {local.endpoint}/"
+    )
+
+
+def test_what_a_line_of_the_log_says_is_shown(local: LocalServer) -> None:
+    assert local._text('{"level": "INFO", "msg": "handler \'m:h\': printed"}') == "printed"
+    assert local._text("no JSON") == "no JSON"
+    assert local._text("[1]") == "[1]"

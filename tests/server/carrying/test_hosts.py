@@ -1,0 +1,371 @@
+"""Hosts and Seats: every call is answered once, whatever its worker does; what was not begun runs elsewhere.
+
+Of every Crew: the plain one, that of DEEPaaS models, and that of components.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from penstock.backends.errors import InferError
+from penstock.batching.engine import Engine
+from penstock.batching.model import Model
+from penstock.batching.spec import BatchPolicy, InstanceGroup
+from penstock.server.carrying import seats
+from penstock.server.carrying.hosts import Crew
+from penstock.server.deepaas.loading import DeepaasCrew
+from tests.server.carrying.crews import Echo, Ledger, NoBackoff, Stage
+from tests.server.seldon.crews import SeldonEcho, SeldonStage
+
+Stages = Callable[..., Stage]
+
+
+@pytest.fixture(params=["plain", "deepaas", "seldon"])
+def staged(request: pytest.FixtureRequest) -> Stages:
+    """Give what makes a Stage of each Crew, of a service and a plan."""
+    made: dict[str, Stages] = {
+        "plain": Stage,
+        "deepaas": partial(Stage, crew=DeepaasCrew),
+        "seldon": SeldonStage,
+    }
+    return made[request.param]
+
+
+@pytest.fixture
+def echo(staged: Stages) -> Echo:
+    """Give a service for it."""
+    return SeldonEcho() if staged is SeldonStage else Echo()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_call_is_answered_once_and_begun_once_whatever_its_worker_does(
+    seed: int, staged: Stages, echo: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(seed)
+    stage = staged(echo, lambda _: chance.choice(["answer"] * 9 + ["die"]))
+    stage.fails_to_start = lambda: len(stage.workers) > 4 and chance.random() < 0.2
+    ledger = Ledger()
+
+    async def scene(engine: Engine, model: Model) -> None:
+        for number in range(120):
+            engine.submit(stage.call(model, str(number), ledger))
+            if chance.random() < 0.3:
+                await asyncio.sleep(0)
+        await ledger.all(120)
+        assert model.inflight == 0
+
+    stage.run(monkeypatch, scene, workers=chance.randint(1, 3))
+
+    assert len(ledger.ends) == 120
+    assert all(len(ends) == 1 for ends in ledger.ends.values())
+    assert sorted(echo.ran) == sorted({*echo.ran})
+    lost = [name for name, (end,) in ledger.ends.items() if end != name.encode()]
+    assert all(ledger.ends[name] in (["ended"], ["does not start"]) for name in lost)
+    begun = {body.decode() for body in echo.ran}
+    assert begun >= {name for name, (end,) in ledger.ends.items() if end in (name.encode(), "ended")}
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_closing_answers_what_is_under_way_once(
+    seed: int, staged: Stages, echo: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(seed)
+    stage = staged(echo, lambda _: "answer" if chance.random() < 0.8 else "hang")
+    ledger = Ledger()
+
+    async def scene(engine: Engine, model: Model) -> None:
+        for number in range(100):
+            engine.submit(stage.call(model, str(number), ledger))
+        for _ in range(chance.randint(1, 20)):
+            await asyncio.sleep(0)
+        await engine.stop(0.0)
+        await ledger.all(100)
+
+    stage.run(monkeypatch, scene, workers=2)
+
+    assert all(len(ends) == 1 for ends in ledger.ends.values())
+
+
+def test_stopping_answers_what_a_version_that_has_given_way_still_runs(
+    staged: Stages, echo: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = staged(echo, lambda body: "hang" if body[2:] == b"hang" else "answer")
+    ledger = Ledger()
+
+    async def scene(engine: Engine, model: Model) -> None:
+        engine.submit(stage.call(model, "hang", ledger))
+        given_way = asyncio.ensure_future(engine.load(model.spec))
+        while engine.model(model.name) is model:  # noqa: ASYNC110 - turns of the loop, no time
+            await asyncio.sleep(0)
+        engine.submit(stage.call(engine.model(model.name), "new", ledger))
+        await ledger.all(1)
+        await engine.stop(0.0)
+        await ledger.all(2)
+        await given_way
+
+    stage.run(monkeypatch, scene)
+
+    assert ledger.ends == {"new": [b"new"], "hang": ["ended"]}
+
+
+def test_only_the_call_that_ran_fails_with_its_worker(
+    staged: Stages, echo: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = staged(echo, lambda body: "die" if body[2:] == b"3" else "answer")
+    ledger = Ledger()
+
+    async def scene(engine: Engine, model: Model) -> None:
+        for number in range(8):
+            engine.submit(stage.call(model, str(number), ledger))
+        await ledger.all(8)
+
+    stage.run(monkeypatch, scene)
+
+    assert ledger.ends == {str(each): [b"%d" % each if each != 3 else "ended"] for each in range(8)}
+    assert ledger.lost == {"3"}
+    assert len(stage.workers) == 2
+
+
+def test_a_worker_that_has_answered_is_no_failure_when_a_call_ends_it(
+    staged: Stages, echo: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = staged(echo, lambda body: "die" if body[2:] == b"die" else "answer")
+    ledger = Ledger()
+    forgotten = []
+
+    async def scene(engine: Engine, model: Model) -> None:
+        for number, name in enumerate(("die", "answer"), 1):
+            engine.submit(stage.call(model, name, ledger))
+            await ledger.all(number)
+            forgotten.append(NoBackoff.forgotten)
+
+    stage.run(monkeypatch, scene)
+
+    assert forgotten == [0, 1]
+
+
+def test_a_model_that_cannot_be_started_again_has_what_waits_answered(
+    staged: Stages, echo: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = staged(echo, lambda _: "die")
+    stage.fails_to_start = lambda: len(stage.workers) > 1
+    ledger = Ledger()
+
+    async def scene(engine: Engine, model: Model) -> None:
+        for number in range(4):
+            engine.submit(stage.call(model, str(number), ledger))
+        await ledger.all(4)
+        assert not model.healthy
+
+    stage.run(monkeypatch, scene)
+
+    assert sorted(end for (end,) in ledger.ends.values()) == ["does not start"] * 3 + ["ended"]
+
+
+def test_what_a_lost_worker_leaves_is_run_by_the_others(
+    staged: Stages, echo: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = staged(echo, lambda body: "die" if body[2:] == b"0" else "answer")
+    stage.fails_to_start = lambda: len(stage.workers) > 2
+    ledger = Ledger()
+
+    async def scene(engine: Engine, model: Model) -> None:
+        for number in range(60):
+            engine.submit(stage.call(model, str(number), ledger))
+        await ledger.all(60)
+        assert model.healthy
+
+    stage.run(monkeypatch, scene, workers=2)
+
+    assert [name for name, (end,) in ledger.ends.items() if end == "ended"] == ["0"]
+
+
+def test_slow_calls_are_not_kept_by_one_worker_while_another_has_none(
+    staged: Stages, echo: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0]
+    monkeypatch.setattr("penstock.server.carrying.seats.time.monotonic_ns", lambda: now[0])
+
+    def slowly(_body: bytes) -> str:
+        now[0] += 50_000_000
+        return "answer"
+
+    stage = staged(echo, slowly)
+    ledger = Ledger()
+
+    async def scene(engine: Engine, model: Model) -> None:
+        for number in range(20):
+            engine.submit(stage.call(model, str(number), ledger))
+        await ledger.all(20)
+        for worker in stage.workers:
+            worker.most = 0
+        for number in range(20, 84):
+            engine.submit(stage.call(model, str(number), ledger))
+        await ledger.all(84)
+
+    stage.run(monkeypatch, scene, workers=2)
+
+    assert [worker.most for worker in stage.workers] == [1, 1]
+
+
+def test_quick_calls_are_sent_several_at_once(staged: Stages, echo: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0]
+    monkeypatch.setattr("penstock.server.carrying.seats.time.monotonic_ns", lambda: now[0])
+
+    def quickly(_body: bytes) -> str:
+        now[0] += 20_000
+        return "answer"
+
+    stage = staged(echo, quickly)
+    ledger = Ledger()
+
+    async def scene(engine: Engine, model: Model) -> None:
+        for number in range(200):
+            engine.submit(stage.call(model, str(number), ledger))
+        await ledger.all(200)
+
+    stage.run(monkeypatch, scene, workers=2)
+
+    assert all(worker.most > 8 for worker in stage.workers)
+
+
+def test_a_full_queue_refuses_at_the_door(staged: Stages, echo: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = staged(echo, lambda _: "hang")
+    ledger = Ledger()
+
+    async def scene(engine: Engine, model: Model) -> None:
+        for number in range(4):
+            engine.submit(stage.call(model, str(number), ledger))
+        with pytest.raises(InferError, match="Exceeds maximum queue size"):
+            engine.submit(stage.call(model, "one too many", ledger))
+        await engine.stop(0.0)
+
+    stage.run(monkeypatch, scene, policy=BatchPolicy(max_queue_requests=4))
+
+
+def test_statistics_count_each_call_as_an_execution_of_its_own(
+    staged: Stages, echo: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = staged(echo)
+    ledger = Ledger()
+
+    async def scene(engine: Engine, model: Model) -> None:
+        for number in range(30):
+            engine.submit(stage.call(model, str(number), ledger))
+        await ledger.all(30)
+        counted = model.statistics.snapshot()
+        assert (counted.success.count, counted.inference_count, counted.execution_count) == (30, 30, 30)
+        assert [(entry.rows, entry.count) for entry in counted.batch_stats] == [(1, 30)]
+
+    stage.run(monkeypatch, scene)
+
+
+def test_statistics_have_what_calls_took_that_come_back_one_by_one(
+    staged: Stages, echo: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each call is to take 100 s, by a clock that goes on when one is done."""
+    stage = staged(echo)
+    ledger = Ledger()
+
+    class Clock:
+        @staticmethod
+        def monotonic_ns() -> int:
+            return time.monotonic_ns() + 100_000_000_000 * len(stage.service.ran)
+
+    monkeypatch.setattr(seats, "time", Clock)
+
+    async def scene(engine: Engine, model: Model) -> None:
+        for number in range(12):
+            engine.submit(stage.call(model, str(number), ledger))
+        await ledger.all(12)
+        await asyncio.sleep(0)
+        (entry,) = model.statistics.snapshot().batch_stats
+        assert round(entry.compute_infer_ns / 100_000_000_000) == 12
+
+    stage.run(monkeypatch, scene)
+
+
+def test_the_worker_that_takes_a_lost_one_s_place_is_as_slow(
+    staged: Stages, echo: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0]
+    monkeypatch.setattr("penstock.server.carrying.seats.time.monotonic_ns", lambda: now[0])
+
+    def slowly(body: bytes) -> str:
+        now[0] += 50_000_000
+        return "die" if body[2:] == b"die" else "answer"
+
+    stage = staged(echo, slowly)
+    ledger = Ledger()
+
+    async def scene(engine: Engine, model: Model) -> None:
+        for number in range(20):
+            engine.submit(stage.call(model, str(number), ledger))
+        await ledger.all(20)
+        engine.submit(stage.call(model, "die", ledger))
+        await ledger.all(21)
+        for number in range(20, 84):
+            engine.submit(stage.call(model, str(number), ledger))
+        await ledger.all(85)
+
+    stage.run(monkeypatch, scene, workers=2)
+
+    assert stage.workers[2].most == 1
+
+
+def test_of_workers_that_do_not_all_start_none_stays(
+    staged: Stages, echo: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = staged(echo)
+    stage.fails_to_start = lambda: len(stage.workers) == 2
+
+    async def scene(engine: Engine, model: Model) -> None:
+        """Is not reached."""
+
+    with pytest.raises(InferError, match="does not start"):
+        stage.run(monkeypatch, scene, workers=3)
+
+    assert [worker.serves for worker in stage.workers] == [False] * 3
+
+
+def test_a_worker_serves_as_many_calls_as_it_may_and_another_goes_on(
+    echo: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(echo, crew=partial(Crew, most_calls=lambda: 3))
+    ledger = Ledger()
+    there = []
+
+    async def scene(engine: Engine, model: Model) -> None:
+        for number in range(1, 8):
+            engine.submit(stage.call(model, str(number), ledger))
+            await ledger.all(number)
+            await asyncio.sleep(0)
+            there.append(len(stage.workers))
+
+    stage.run(monkeypatch, scene)
+
+    assert there[0] == 1
+    assert [stage.workers[0].served, stage.workers[1].served] == [3, 3]
+
+
+def test_a_worker_ends_with_the_last_of_its_seats(staged: Stages, echo: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = staged(echo)
+    serves = []
+
+    async def scene(engine: Engine, model: Model) -> None:
+        opened = await stage.outsides().open(replace(model.spec, instances=(InstanceGroup(1),)))
+        for outside in opened.outsides:
+            serves.append(stage.workers[-1].serves)
+            await outside.close()
+        serves.append(stage.workers[-1].serves)
+
+    stage.run(monkeypatch, scene)
+
+    assert serves == [True, True, False]

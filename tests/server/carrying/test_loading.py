@@ -1,0 +1,38 @@
+"""What a model is to the Engine whose calls are carried, and what server and worker say to each other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.batching.spec import InstanceGroup, ModelSpec
+from penstock.server.carrying.hosts import SEATS
+from penstock.server.carrying.loading import AT_ONCE, as_carried
+from penstock.server.carrying.messages import pack_answer, read_answer
+
+LINES = st.binary().filter(lambda line: b"\r\n" not in line and not line.endswith(b"\r"))
+
+
+def test_it_takes_no_tensors_and_several_calls_at_once() -> None:
+    spec = as_carried(ModelSpec("m", 1, Path(), "carried", instances=(InstanceGroup(3),)))
+
+    assert spec.signature is not None
+    assert (spec.inputs, spec.outputs, spec.signature.batched) == ((), (), False)
+    assert (spec.policy.max_batch_rows, spec.policy.executor) == (AT_ONCE, "thread")
+
+
+def test_each_worker_has_its_seats_and_only_workers_are_declared() -> None:
+    spec = as_carried(ModelSpec("m", 1, Path(), "carried", instances=(InstanceGroup(3),)))
+
+    assert [group.count for group in spec.instances] == [3 * SEATS]
+    assert json.loads(spec.declared) == {"name": "m", "instance_group": [{"count": 3, "kind": "KIND_CPU"}]}
+
+
+@given(st.integers(0, 65535), LINES, st.lists(LINES), st.binary())
+def test_an_answer_is_read_as_it_was_written(status: int, kind: bytes, lines: list[bytes], body: bytes) -> None:
+    more = b"".join(line + b"\r\n" for line in lines)
+
+    assert read_answer(pack_answer(status, kind + b"\r\n" + more if more else kind, body)) == (status, kind, more, body)

@@ -1,0 +1,146 @@
+"""A Desk over a worker that is no process: who asks waits a little, and is always told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from penstock.backends.errors import Code, InferError
+from penstock.server.deepaas.desk import Desk
+from penstock.server.deepaas.messages import METADATA, Description
+from penstock.server.workers import kept
+from penstock.server.workers.order import NotBegunError, Order
+from tests.server.carrying.crews import NoBackoff
+
+from .trainings import done, turns
+
+
+class FakeWorker:
+    """A worker that answers each call with its number, unless it is to hold them. `killed`: it was."""
+
+    def __init__(self, desk: FakeDesk, lost: Callable[[Any], None]) -> None:
+        self.desk, self._lost = desk, lost
+        self.serves, self.killed, self.pid, self.waiting = True, False, 1, 0
+        self.ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.ready.set_result((Description(trains=False).write(), []))
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.held: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        desk.workers.append(self)
+
+    async def call(self, kind: int, body: bytes = b"", *, limit_s: float) -> tuple[bytes, list[Any]]:
+        if not self.desk.holds:
+            return b"%d" % len(self.desk.workers), []
+        self.waiting += 1
+        return await self.held, []
+
+    def end(self) -> None:
+        """End, as a process does."""
+        self.serves = False
+        if not self.ended.done():
+            if not self.held.done():
+                self.held.set_exception(NotBegunError())
+                self.held.exception()
+            self.ended.set_result(None)
+            self._lost(self)
+
+    def kill(self, why: str) -> None:
+        self.killed = True
+        self.end()
+
+    def stop(self) -> None:
+        self.end()
+
+
+class FakeDesk:
+    """What the workers of one Desk have in common."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.workers: list[FakeWorker] = []
+        self.holds = False
+        monkeypatch.setattr(kept, "Worker", lambda order, lost, _said: FakeWorker(self, lost))
+        monkeypatch.setattr(kept, "Backoff", NoBackoff)
+        monkeypatch.setattr(NoBackoff, "forgotten", 0)
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDesk:
+    return FakeDesk(monkeypatch)
+
+
+def made() -> Desk:
+    return Desk(Order("", {}, "model 'm'", {}))
+
+
+def test_it_says_of_the_model_what_its_worker_has_said(fake: FakeDesk) -> None:
+    async def work() -> None:
+        desk = made()
+        said = [desk.description.trains]
+        await desk.start()
+        await turns()
+        said.append(desk.description.trains)
+        assert said == [True, False]
+        await desk.close()
+
+    done(work())
+
+
+def test_a_worker_that_has_answered_is_no_failure_when_it_ends(fake: FakeDesk) -> None:
+    async def work() -> None:
+        desk = made()
+        await desk.start()
+        assert NoBackoff.forgotten == 0
+        assert await desk.ask(METADATA) == b"1"
+        assert NoBackoff.forgotten == 1
+        fake.workers[0].end()
+        assert await desk.ask(METADATA) == b"2"
+        await desk.close()
+
+    done(work())
+
+
+def test_who_asks_as_it_ends_is_told_to_come_again(fake: FakeDesk) -> None:
+    async def work() -> None:
+        desk = made()
+        await desk.start()
+        fake.holds = True
+        asking = asyncio.ensure_future(desk.ask(METADATA))
+        await turns()
+        fake.workers[0].end()
+        with pytest.raises(InferError, match="is started again") as told:
+            await asking
+        assert told.value.code is Code.NOT_READY
+        await desk.close()
+
+    done(work())
+
+
+@pytest.mark.parametrize("busy", [True, False], ids=["busy", "idle"])
+def test_closing_does_not_wait_for_an_answer(fake: FakeDesk, busy: bool) -> None:
+    async def work() -> None:
+        desk = made()
+        await desk.start()
+        fake.holds = busy
+        asking = asyncio.ensure_future(desk.ask(METADATA))
+        await turns()
+        await desk.close()
+        assert fake.workers[0].killed is busy
+        await asyncio.gather(asking, return_exceptions=True)
+
+    done(work())
+
+
+def test_who_waits_for_a_worker_that_will_not_come_is_told_at_once(fake: FakeDesk) -> None:
+    async def work() -> None:
+        desk = made()
+        await desk.start()
+        fake.workers[0].serves = False  # its end is not noticed yet
+        asking = asyncio.ensure_future(desk.ask(METADATA))
+        await turns()
+        await desk.close()
+        with pytest.raises(InferError, match="is ended"):
+            await asyncio.wait_for(asking, 1)
+
+    done(work())
