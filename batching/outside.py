@@ -223,7 +223,8 @@ class OutsideInstance:
             now_ns = time.monotonic_ns()
             lane = model.scheduler.next_lane(now_ns)
             most_ns = self.outside.most_ns(lane.key) if lane is not None else 0
-            batch = model.scheduler.take_from(lane, now_ns, most_ns) if lane is not None else None
+            # a call that never ran may take long: what else waits is left to the others
+            batch = model.scheduler.take_from(lane, now_ns, most_ns, 1) if lane is not None else None
             self.idle = batch is None
             left = model.scheduler.live > 0
             if batch is not None and left:

@@ -158,9 +158,9 @@ class Scheduler:
         lane = self.next_lane(now_ns)
         return None if lane is None else self.take_from(lane, now_ns, most_ns)
 
-    def take_from(self, lane: Lane, now_ns: int, most_ns: float = 0) -> Batch:
-        """Close a Batch from a Lane that `next_lane` gave."""
-        limit = self._sizing.limit(lane, self.rows, now_ns, most_ns)
+    def take_from(self, lane: Lane, now_ns: int, most_ns: float = 0, unknown_rows: int = 0) -> Batch:
+        """Close a Batch from a Lane that `next_lane` gave. `unknown_rows`: as Sizing has it."""
+        limit = self._sizing.limit(lane, self.rows, now_ns, most_ns, unknown_rows)
         if self.sequences is not None:
             requests, rows = self.sequences.take(lane, limit)
         else:

@@ -49,17 +49,18 @@ class Sizing:
         self.memory_cap = MemoryCap()
         self.last_rows = 0
 
-    def limit(self, lane: Lane, waiting_rows: int, now_ns: int, most_ns: float) -> int:
+    def limit(self, lane: Lane, waiting_rows: int, now_ns: int, most_ns: float, unknown_rows: int = 0) -> int:
         """Give how many rows a batch of this Lane may have now, of so many that wait in all Lanes.
 
-        `most_ns`: what it may be predicted to take; 0: as long as it likes.
+        `most_ns`: what it may be predicted to take; 0: as long as it likes. `unknown_rows`: the most of a Key of which
+        nothing can be predicted yet; 0: any number.
         """
         self._most_ns = most_ns
         limit = self._wanted(lane, waiting_rows, now_ns)
         if self.memory_cap.rows:
             limit = min(limit, self.memory_cap.limit(now_ns) or limit)
         if most_ns:
-            limit = min(limit, self._costs.rows_within(lane.key, most_ns) or 1)  # a Key that never ran may take long
+            limit = min(limit, self._costs.rows_within(lane.key, most_ns) or unknown_rows or limit)
         return limit
 
     def _wanted(self, lane: Lane, waiting_rows: int, now_ns: int) -> int:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from .localserver import FailedError, LocalServer
+from .localserver import FailedError, LocalServer, say
 
 FAILED_STATUS, USAGE_STATUS = 1, 2
 _DEVICES = ("x86_cpu", "x86_gpu", "jetson_tx2", "raspberry3")
@@ -172,4 +172,4 @@ def _serve(given: argparse.Namespace) -> None:
 
 def _tell(quiet: bool, text: str) -> None:
     if not quiet:
-        print(f"[info] {text}", flush=True)
+        say(f"[info] {text}")

@@ -33,6 +33,12 @@ class FailedError(Exception):
         self.log = log
 
 
+def say(line: str) -> None:
+    """Print a line, in one piece: another thread may print one, too."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 class LocalServer:
     """`penstock abeja` in this folder, on loopback. Threads: the main one; its output is read on one of its own."""
 
@@ -78,7 +84,7 @@ class LocalServer:
             if not self._ports and (found := dict(_PORTS.findall(line))):
                 self._ports = {name: int(port) for name, port in found.items()}
             if tells:
-                print(line, flush=True)
+                say(line)
 
     def _text(self, line: str) -> str:
         """Give what a line of the log says; of one that the handler has printed, that."""

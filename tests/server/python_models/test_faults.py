@@ -143,7 +143,9 @@ def test_a_killed_worker_fails_what_it_ran_and_nothing_else(tmp_path: Path) -> N
     with live_server(tmp_path) as live:
         clients = Clients(live)
         try:
-            for _ in range(3):
+            for kills in range(20):  # a worker may be killed between two requests
+                if kills >= 3 and ["503"] in clients.ledger.values():
+                    break
                 ended = clients.ended
                 until(lambda ended=ended: clients.ended > ended + 200)  # type: ignore[misc]
                 victim = min(left_behind() - before)
@@ -160,7 +162,7 @@ def test_a_killed_worker_fails_what_it_ran_and_nothing_else(tmp_path: Path) -> N
     assert all(len(end) == 1 for end in ends)
     assert {end[0] for end in ends} <= {"right", "503"}
     failed = sum(end == ["503"] for end in ends)
-    assert 0 < failed <= 3 * 8
+    assert 0 < failed <= (kills + 1) * 8
     print(f"{failed} of {len(ends)} failed, within {clients.slowest_failure_s * 1e3:.0f} ms")  # noqa: T201
     assert clients.slowest_failure_s < AT_ONCE_S
     assert left_behind() == before
