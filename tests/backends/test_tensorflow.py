@@ -60,7 +60,8 @@ def test_it_is_not_to_be_loaded_in_the_servers_process() -> None:
 
 
 def test_where_it_is_not_installed_a_load_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    for name in ["tensorflow", *(name for name in sys.modules if name.startswith("tensorflow."))]:
+        monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(sys.modules, "penstock.backends.tensorflow", raising=False)
 
     with pytest.raises(InferError) as caught:

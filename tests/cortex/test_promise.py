@@ -90,14 +90,17 @@ class TestPromise:
         project = Project(tmp_path)
         project.api("numbers", write_iris(project.model("m.onnx"), rows), SMUGGLES)
         with live_server(project.folder, dialect="cortex") as live:
-            answers = asyncio.run(flood(live, "/iris/numbers", 1000, 0.0002))
-            requests = model(live, "numbers", "nv_inference_request_success")
-            batches = model(live, "numbers", "nv_inference_exec_count")
+            for floods in range(1, 6):  # on a busy machine requests may come so slowly that none meets another
+                answers = asyncio.run(flood(live, "/iris/numbers", 1000, 0.0002))
+                assert [answer["held"] for answer in answers] == list(range(1000))
+                assert [answer["metadata"] for answer in answers] == list(range(1000))
+                assert {answer["most"] for answer in answers} == {1}
+                requests = model(live, "numbers", "nv_inference_request_success")
+                batches = model(live, "numbers", "nv_inference_exec_count")
+                assert requests == 1000 * floods
+                if batches < requests:
+                    break
 
-        assert [answer["held"] for answer in answers] == list(range(1000))
-        assert [answer["metadata"] for answer in answers] == list(range(1000))
-        assert {answer["most"] for answer in answers} == {1}
-        assert requests == 1000
         assert batches < requests
 
     def test_predictions_of_shared_batches_are_each_request_s_own(self, tmp_path: Path) -> None:
