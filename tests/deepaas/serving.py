@@ -11,10 +11,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from penstock.server.deepaas.command import ask
 from tests.deepaas.playing import COMPILED, MODULES, installed, words_of
+from tests.live import live_server
 
 PENSTOCK = str(Path(sys.executable).with_name("penstock"))
 _LISTENING = re.compile(r"HTTP on http://127\.0\.0\.1:(\d+)(?s:.*)ready, serving")
@@ -33,8 +36,28 @@ def serve_words(server: Mapping[str, Any], folder: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def served(server: Mapping[str, Any], words: Any = run_words) -> Iterator[int]:
-    """Serve the models of a group. Yields: the port. Raises: RuntimeError, with the log, if it does not serve."""
+def served(server: Mapping[str, Any]) -> Iterator[int]:
+    """Serve the models of a group within this process, as the original's command would. Yields: the port."""
+    with tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
+        folder = Path(name)
+        installed(server, folder)
+        before, environment = (dict(os.environ), list(sys.path)), environment_of(server, folder)
+        os.environ.clear()
+        os.environ.update(environment)
+        sys.path[:0] = [str(MODULES), name]  # where what is installed is looked for; none of it is imported here
+        try:
+            asked = ask(run_words(server, folder)[1:], os.environ).settings
+            with live_server(**{field.name: getattr(asked, field.name) for field in fields(asked)}) as live:
+                yield live.http_port
+        finally:
+            os.environ.clear()
+            os.environ.update(before[0])
+            sys.path[:] = before[1]
+
+
+@contextlib.contextmanager
+def served_apart(server: Mapping[str, Any], words: Any = run_words) -> Iterator[int]:
+    """Serve them in a process. Yields: the port. Raises: RuntimeError, with the log, if it does not serve."""
     with tempfile.TemporaryDirectory() as name, (Path(name) / "log").open("w+b") as log:
         folder = Path(name)
         installed(server, folder)

@@ -20,7 +20,7 @@ from tests.deepaas.commanding import COMMANDS, run
 from tests.deepaas.deviations import COMMANDS as OTHERWISE
 from tests.deepaas.deviations import DEVIATIONS
 from tests.deepaas.playing import ORIGINAL
-from tests.deepaas.serving import PENSTOCK, serve_words, served
+from tests.deepaas.serving import PENSTOCK, serve_words, served, served_apart
 from tests.originals import HOST, Group
 
 COMMANDED: list[dict[str, Any]] = json.loads(COMMANDS.read_text("utf-8"))
@@ -49,7 +49,7 @@ def test_the_answers_are_the_original_s(names: list[str]) -> None:
 
 @pytest.mark.slow
 def test_they_are_the_same_of_models_that_are_not_installed() -> None:
-    with served(ORIGINAL.read("documented")["server"], serve_words) as port:
+    with served_apart(ORIGINAL.read("documented")["server"], serve_words) as port:
         wrong = ORIGINAL.differences("documented", port, DEVIATIONS)
 
     assert not wrong, "\n".join(["answered otherwise than the original:", *wrong])
