@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import http.client
 import json
 import re
@@ -18,6 +19,7 @@ from urllib.parse import urljoin, urlsplit
 HOST = "localhost"
 _PORTS = re.compile(r"\b(HTTP|health) on http://[^\s,]*:(\d+)")
 _LOOK_S = 0.05
+_PR_SET_PDEATHSIG = 1
 _LAST_LINES = 10_000
 _MOST_REDIRECTS = 30
 _END_S = 40.0
@@ -31,6 +33,11 @@ class FailedError(Exception):
     def __init__(self, text: str, log: list[str]) -> None:
         super().__init__(text)
         self.log = log
+
+
+def _end_with_parent() -> None:
+    """Have the server end with the command also when that is killed. Runs in the child, of the main thread."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def say(line: str) -> None:
@@ -64,6 +71,7 @@ class LocalServer:
         with subprocess.Popen(
             self._command, env=self._environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, start_new_session=True,
+            preexec_fn=_end_with_parent,  # noqa: PLW1509 - there are no threads yet
         ) as self._child:  # fmt: skip
             reader = threading.Thread(target=self._read, args=(tells,), daemon=True)
             reader.start()

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -309,3 +311,18 @@ def test_run_local_server_serves_until_it_is_interrupted(folder: Path) -> None:
         " press Ctrl + C to stop", " ------------------------ ",
     ]  # fmt: skip
     assert (child.returncode, told.decode()) == (1, "\nAborted!\n")
+
+
+def test_a_command_that_is_killed_leaves_no_server(folder: Path) -> None:
+    command = [*COMMAND, "model", "run-local-server", "-h", "seeds:mended", *IMAGE]
+    with subprocess.Popen(
+        command, cwd=folder, env=environment({}), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as child:  # fmt: skip
+        assert child.stdout
+        next(line for line in child.stdout if line.startswith(b" Endpoint"))
+        (server,) = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
+        ended = os.pidfd_open(int(server))
+        child.kill()
+
+    assert select.select([ended], [], [], 60)[0]
+    os.close(ended)
