@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from urllib.parse import urljoin, urlsplit
 
 HOST = "localhost"
@@ -28,9 +28,12 @@ _ACCEPTS = {"Accept": "*/*", "Accept-Encoding": "gzip, deflate", "User-Agent": "
 
 
 class FailedError(Exception):
-    """Why the handler was not called, or has not answered well. `log` is what the server has said."""
+    """Why the handler was not called, or has not answered well.
 
-    def __init__(self, text: str, log: list[str]) -> None:
+    `log` is what the server has said; it is whole when the server has ended.
+    """
+
+    def __init__(self, text: str, log: Iterable[str]) -> None:
         super().__init__(text)
         self.log = log
 
@@ -116,7 +119,7 @@ class LocalServer:
         raise self._failed("failed to run local server : it has ended")
 
     def _failed(self, text: str) -> FailedError:
-        return FailedError(text, list(self._lines))
+        return FailedError(text, self._lines)
 
     def _health(self) -> int:
         with contextlib.suppress(OSError, http.client.HTTPException):
