@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from . import processes
 from .calm import Others
 from .load import Load, Process, await_ready
 
@@ -28,22 +29,11 @@ class Family(Process):
 
     def pids(self) -> list[int]:
         """Give the processes that live, the first of them first."""
-        parents = {}
-        for stat in Path("/proc").glob("[0-9]*/stat"):
-            with contextlib.suppress(OSError):  # it has ended meanwhile
-                parents[int(stat.parent.name)] = int(stat.read_text("utf-8").rpartition(")")[2].split()[1])
-        found = [self.pid]
-        for pid in found:
-            found += [child for child, parent in parents.items() if parent == pid]
-        return found
+        return processes.descended([self.pid], processes.living())
 
     def cpu_s(self) -> float:
         """CPU time so far of all processes together."""
-        total = 0.0
-        for pid in self.pids():
-            with contextlib.suppress(OSError):
-                total += Process(pid, 0).cpu_s()
-        return total
+        return processes.cpu_s(self.pids())
 
 
 _F = TypeVar("_F", bound=Family)

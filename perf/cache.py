@@ -130,21 +130,13 @@ async def trips(folder: Path, turns: tuple[int, ...] = (8, 64)) -> float:
             continue
         path, policy = folder / line.served / "1" / "model.onnx", BatchPolicy(executor="loop")
         await engine.load(ModelSpec(line.served, 1, path, policy=policy, cached=line.cached))
-        raw = request(call(line))
+        raw = call(line).request()
         for count in turns:
             us = await trip_us(engine, count, raw)
             say(f"whole trip, {line.served} {line.way}, {count} a turn", us)
             dearest_us = max(dearest_us, us if line.cached else 0.0)
     await engine.stop(1.0)
     return dearest_us
-
-
-def request(sent: Call) -> bytes:
-    """Write a call as it travels."""
-    (body,) = sent.bodies
-    lines = [f"POST {sent.path} HTTP/1.1", "host: localhost:8000", f"content-length: {len(body)}"]
-    lines += [f"{name}: {value}" for name, value in sent.headers.items()]
-    return "\r\n".join([*lines, "", ""]).encode() + body
 
 
 def verdict(dearest_us: float) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeVar
 
+from . import processes
 from .load import Process
 
 CALM_CORES = 0.08
@@ -29,11 +28,9 @@ class Others:
         self._before_s = self._theirs_s()
 
     def _theirs_s(self) -> float:
-        words = Path("/proc/stat").read_text("ascii").split()[1:9]
-        user, nice, system, _, _, irq, soft_irq, steal = map(int, words)
         children = resource.getrusage(resource.RUSAGE_CHILDREN)
         ours_s = self._server.cpu_s() + time.process_time() + children.ru_utime + children.ru_stime
-        return (user + nice + system + irq + soft_irq + steal) / os.sysconf("SC_CLK_TCK") - ours_s
+        return processes.machine_s()[0] - ours_s
 
     def cores(self) -> float:
         """Give the mean so far."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
-_PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+from . import processes
+from .processes import PROC, ZOMBIE, Stat
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,32 +24,23 @@ class Seen:
 
 def census(root: int) -> list[Seen]:
     """Give a process and all that descend from it."""
-    parents: dict[int, list[int]] = {}
-    fields: dict[int, list[str]] = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            with contextlib.suppress(OSError):  # it has ended meanwhile
-                words = (folder / "stat").read_text("latin-1").rpartition(")")[2].split()
-                fields[int(folder.name)] = words
-                parents.setdefault(int(words[1]), []).append(int(folder.name))
-    found, todo = [], [root]
-    while todo:
-        pid = todo.pop()
-        todo += parents.get(pid, ())
-        with contextlib.suppress(OSError):
-            found.append(_seen(pid, fields[pid], is_root=pid == root))
+    there = processes.stats()
+    found = []
+    for pid in processes.descended([root], there):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            found.append(_seen(pid, there[pid], is_root=pid == root))
     if any(each.role in {"engine", "front", "spare"} for each in found):
         return [_as_supervisor(each) if each.pid == root else each for each in found]
     return found
 
 
-def _seen(pid: int, words: list[str], *, is_root: bool) -> Seen:
-    folder = Path(f"/proc/{pid}")
+def _seen(pid: int, stat: Stat, *, is_root: bool) -> Seen:
+    folder = PROC / str(pid)
     command = (folder / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
     descriptors = sum(1 for _ in (folder / "fd").iterdir())
-    rss_mib = int((folder / "statm").read_text("ascii").split()[1]) * _PAGE_MIB
+    rss_mib = processes.rss_bytes(pid) / (1 << 20)
     role = "server" if is_root else _role(command, (folder / "comm").read_text("utf-8", "replace"))
-    return Seen(pid, int(words[19]), role, words[0], rss_mib, descriptors, int(words[17]))
+    return Seen(pid, stat.started, role, stat.state, rss_mib, descriptors, stat.threads)
 
 
 def _role(command: list[str], name: str) -> str:
@@ -66,7 +56,7 @@ def _as_supervisor(seen: Seen) -> Seen:
 def is_there(seen: Seen) -> bool:
     """Tell whether a process that was seen is still there, and no other one with its number."""
     try:
-        words = Path(f"/proc/{seen.pid}/stat").read_text("latin-1").rpartition(")")[2].split()
+        stat = processes.stat(seen.pid)
     except OSError:
         return False
-    return int(words[19]) == seen.started and words[0] != "Z"
+    return stat.started == seen.started and stat.state != ZOMBIE

@@ -6,7 +6,7 @@ request i when its time has come, over as many connections as there are requests
 
 - an order, JSON on standard input: `host`, `port`; `connections`, the most there may be, and `opened`, how many there
   are from the start, since a server that has much to do is slow to accept; `requests`, a list of what can be sent,
-  each with `path`, `headers` and `body` (a file); `at`, a .npy file: when each request is due, in nanoseconds from the
+  each a file with a whole request; `at`, a .npy file: when each request is due, in nanoseconds from the
   start, ascending; `which`, a .npy file: which of `requests` each one is; `records`, the file to write;
 - `records`, a .npy file with one RECORD for each request;
 - a report, JSON on standard output: `connections` used, `cpu_s` that this process spent from the first request on.
@@ -33,7 +33,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -207,18 +206,10 @@ class Flood:
             self._idle.append(connection)
 
 
-def text(order: dict[str, Any], request: dict[str, Any]) -> bytes:
-    """Write one of an order's requests as it is sent."""
-    lines = [f"POST {request['path']} HTTP/1.1", f"Host: {order['host']}:{order['port']}"]
-    body = Path(request["body"]).read_bytes()
-    lines += [f"{name}: {value}" for name, value in request["headers"].items()]
-    return "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode() + body
-
-
 def main() -> None:
     """Carry out the order on standard input."""
     order = json.load(sys.stdin)
-    requests = [text(order, request) for request in order["requests"]]
+    requests = [Path(request).read_bytes() for request in order["requests"]]
     at_ns, which = np.load(order["at"]).tolist(), np.load(order["which"]).tolist()
     flood = Flood((order["host"], order["port"]), requests, order["connections"], order["opened"])
     # sleeps end when they should, and not up to 50 us later

@@ -24,7 +24,7 @@ import grpc
 import numpy as np
 
 from . import models
-from .load import HOST, Load, Process, penstock_over_grpc, running
+from .load import HOST, Load, Process, penstock_over_grpc, prefixed, running
 
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
 WARM_UP_S = 1
@@ -75,7 +75,7 @@ def drive(process: Process, port: int, case: Case, seconds: int) -> Load:
     with tempfile.TemporaryDirectory() as folder:
         body, log = Path(folder, "body"), Path(folder, "log")
         content = message(case)
-        body.write_bytes(b"\0" + len(content).to_bytes(4, "big") + content)
+        body.write_bytes(prefixed(content))
         command = ["h2load", f"-c{case.connections}", f"-m{case.streams}", f"-D{seconds}", "-d", str(body)]
         command += ["-H", "content-type: application/grpc", "-H", "te: trailers"]
         one = case.connections * case.streams == 1

@@ -23,6 +23,9 @@ from typing import Any
 
 import numpy as np
 
+from penstock.server.grpc.framing import PREFIX
+
+from . import processes
 from .flood import OPENED, SKIPPED
 
 Times = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -66,6 +69,22 @@ class Call:
     path: str
     bodies: tuple[bytes, ...]
     headers: Mapping[str, str]
+
+    def request(self) -> bytes:
+        """Write its first body's request as it travels."""
+        return posted(self.path, self.headers, self.bodies[0])
+
+
+def posted(path: str, headers: Mapping[str, str], body: bytes) -> bytes:
+    """Write a POST over HTTP/1.1, head and body, as it travels."""
+    said = {"Host": HOST, **headers, "Content-Length": str(len(body))}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in said.items())
+    return f"POST {path} HTTP/1.1\r\n{lines}\r\n".encode() + body
+
+
+def prefixed(message: bytes) -> bytes:
+    """Write a gRPC message as it travels: behind its five bytes."""
+    return PREFIX.pack(0, len(message)) + message
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +153,11 @@ class Process:
 
     def cpu_s(self) -> float:
         """CPU time so far of all its threads, user and system."""
-        after_name = Path(f"/proc/{self.pid}/stat").read_text("ascii").rpartition(")")[2].split()
-        return (int(after_name[11]) + int(after_name[12])) / os.sysconf("SC_CLK_TCK")
+        return processes.stat(self.pid).cpu_s
 
     def rss_mib(self) -> float:
         """Memory that it holds now."""
-        return (
-            int(Path(f"/proc/{self.pid}/statm").read_text("ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
-        )
+        return processes.rss_bytes(self.pid) / (1 << 20)
 
     def request(self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> bytes:
         """Make one call. Raises: RuntimeError with the answer if it is not 200."""
@@ -275,11 +291,9 @@ def flood(
         at, kinds, records = folder / "at.npy", folder / "which.npy", folder / "records.npy"
         np.save(at, np.asarray(at_ns, np.int64))
         np.save(kinds, np.zeros(len(at_ns), np.int64) if which is None else np.asarray(which, np.int64))
-        requests = []
-        for number, call in enumerate(calls):
-            body = folder / f"body{number}"
-            body.write_bytes(call.bodies[0])
-            requests.append({"path": call.path, "headers": dict(call.headers), "body": str(body)})
+        requests = [str(folder / f"request{number}") for number, _ in enumerate(calls)]
+        for path, call in zip(requests, calls, strict=True):
+            Path(path).write_bytes(call.request())
         order = {
             "host": HOST, "port": process.port, "connections": connections, "opened": opened,
             "requests": requests, "at": str(at), "which": str(kinds), "records": str(records),

@@ -22,7 +22,7 @@ Array = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 DEFAULT_FOLDER = Path("perf/.models")
 
 
-class _Graph:
+class Graph:
     """A chain of nodes under construction: each method adds nodes and returns the name of what they give."""
 
     def __init__(self, seed: int) -> None:
@@ -36,8 +36,11 @@ class _Graph:
         return name
 
     def weight(self, *shape: int, fan_in: int) -> str:
+        return self.kept(self._rng.normal(0, np.sqrt(2 / fan_in), shape).astype(np.float32))
+
+    def kept(self, values: Array) -> str:
+        """Add weights that are made already."""
         name = f"w{len(self._weights)}"
-        values = self._rng.normal(0, np.sqrt(2 / fan_in), shape).astype(np.float32)
         self._weights.append(numpy_helper.from_array(values, name))
         return name
 
@@ -66,14 +69,14 @@ class _Graph:
 
 def iris() -> onnx.ModelProto:
     """Build 4-16-3 with softmax."""
-    graph = _Graph(seed=1)
+    graph = Graph(seed=1)
     hidden = graph.node("Relu", graph.dense("input", 4, 16))
     return graph.model("iris", graph.node("Softmax", graph.dense(hidden, 16, 3), axis=1), ("N", 4), ("N", 3))
 
 
 def mlp() -> onnx.ModelProto:
     """Build 512-2048-2048-512."""
-    graph = _Graph(seed=2)
+    graph = Graph(seed=2)
     hidden = graph.node("Relu", graph.dense("input", 512, 2048))
     hidden = graph.node("Relu", graph.dense(hidden, 2048, 2048))
     return graph.model("mlp", graph.dense(hidden, 2048, 512), ("N", 512), ("N", 512))
@@ -81,7 +84,7 @@ def mlp() -> onnx.ModelProto:
 
 def cnn() -> onnx.ModelProto:
     """Build ResNet-18 for 224 x 224 images, each batch norm folded into the convolution before it."""
-    graph = _Graph(seed=3)
+    graph = Graph(seed=3)
     x = graph.node("Relu", graph.conv("input", 3, 64, 7, stride=2))
     x = graph.node("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
     width = 64
@@ -99,7 +102,7 @@ def cnn() -> onnx.ModelProto:
 
 def ragged() -> onnx.ModelProto:
     """Build rows of any length L in, the same rows out, shifted by what a 1-2048-2048-1 network makes of their mean."""
-    graph = _Graph(seed=4)
+    graph = Graph(seed=4)
     mean = graph.node("ReduceMean", "input", axes=[1], keepdims=1)
     hidden = graph.node("Relu", graph.dense(mean, 1, 2048))
     hidden = graph.node("Relu", graph.dense(hidden, 2048, 2048))
@@ -111,7 +114,7 @@ def deep() -> onnx.ModelProto:
 
     Batching pays little, and a core does a few hundred rows/s: what is offered can be many times what is served.
     """
-    graph = _Graph(seed=5)
+    graph = Graph(seed=5)
     x = graph.node("MatMul", graph.node("Reshape", "input", graph.whole(0, 64, 1)), graph.weight(1, 512, fan_in=1))
     weight = graph.weight(512, 512, fan_in=512)
     for _ in range(16):

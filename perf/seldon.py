@@ -24,7 +24,7 @@ from pathlib import Path
 import grpc
 
 from . import beside
-from .load import HOST, Call, Load, Process, drive, free_port
+from .load import HOST, Call, Load, Process, drive, free_port, prefixed
 
 JSON = {"Content-Type": "application/json"}
 PREDICT, METHOD = "/api/v1.0/predictions", "/seldon.protos.Model/Predict"
@@ -104,7 +104,7 @@ def _called(family: Family) -> int:
 def _h2load(family: Family, words: Sequence[str]) -> str:
     with tempfile.NamedTemporaryFile() as file:
         content = message()
-        file.write(b"\0" + len(content).to_bytes(4, "big") + content)
+        file.write(prefixed(content))
         file.flush()
         command = ["h2load", *words, "-d", file.name, "-H", "content-type: application/grpc", "-H", "te: trailers"]
         url = f"http://{HOST}:{family.grpc_port}{METHOD}"

@@ -1,0 +1,303 @@
+"""A bare server: the same small answer to every request, over HTTP/1.1 and gRPC. `python -m penstock.perf.bare PORT`.
+
+What measures a load generator must cost little itself and must not surprise: there is no routing, no parsing beyond
+where a request ends, no model. A connection that begins with HTTP/2's preface speaks gRPC, every other one HTTP/1.1.
+Answers leave at once; or a fixed time after the request, as if there were a server for everybody (`--delay-us`); or as
+a virtual queue has it: one server, first come first served, service times by the order of arrival (`--law`,
+`--mean-us`; queueing.py). Nobody works in that time: the answer is only held back, by a timer of the kernel's that is
+accurate to microseconds where asyncio's are to a millisecond.
+
+Left out, because the clients here do not need it: pipelining, chunked bodies, padding, compression, and that a client
+may shut its flow-control window, which these answers never fill.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import functools
+import gc
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import uvloop
+
+from penstock.server.http2 import frames
+from penstock.server.protobuf import service_pb2
+
+from .generator.alarm import alarm
+from .queueing import LAWS, Line, services_ns
+
+HOST = "127.0.0.1"
+BODY = b'{"model_name":"bare","outputs":[{"name":"output","datatype":"FP32","shape":[1,3],"data":[0.1,0.2,0.7]}]}'
+_HTTP_ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
+_SERVICES = 1 << 16
+_SPIN_NS = 100_000
+"""How long before an answer is due the timer wakes the loop, which then waits for the moment itself."""
+_GRPC_HEAD = b"\x88\x0f\x10\x10application/grpc"  # :status 200, content-type; literals that no table keeps (RFC 7541)
+_GRPC_TRAILER = b"\x00\x0bgrpc-status\x010"
+_WIDE = frames.MAX_WINDOW - frames.DEFAULT_WINDOW
+_PREFIX_BYTES = 5
+
+
+@functools.cache
+def _message() -> bytes:
+    message = (
+        service_pb2().ModelInferResponse()
+    )  # without a name, it is a ModelStreamInferResponse without an error too
+    message.outputs.add(name="output", datatype="FP32", shape=[1, 3])
+    message.raw_output_contents.append(bytes(12))
+    content: bytes = message.SerializeToString()
+    return b"\0" + len(content).to_bytes(4, "big") + content
+
+
+class _Connection(Protocol):
+    """Who has asked."""
+
+    def answer(self, key: int) -> None:
+        """Make the answer to the request it calls `key`."""
+        ...
+
+    def flush(self) -> None:
+        """Send the answers made."""
+        ...
+
+
+class Desk(Protocol):
+    """Says when answers leave."""
+
+    def came(self, connection: _Connection, key: int) -> None:
+        """Take a request; the connection flushes by itself what is answered within this call."""
+        ...
+
+
+class AtOnce:
+    """Answers leave as soon as they can."""
+
+    def came(self, connection: _Connection, key: int) -> None:
+        connection.answer(key)
+
+
+class Held:
+    """Answers leave when their time has come. Invariant: in the order of their requests."""
+
+    def __init__(self) -> None:
+        self._alarm = alarm(self._ring)
+        self._due: deque[tuple[int, _Connection, int]] = deque()
+
+    def leaves_ns(self, now_ns: int) -> int:
+        """Say when the answer to a request that comes now leaves."""
+        raise NotImplementedError
+
+    def came(self, connection: _Connection, key: int) -> None:
+        leaves_ns = self.leaves_ns(time.monotonic_ns())
+        self._due.append((leaves_ns, connection, key))
+        if len(self._due) == 1:
+            self._alarm.set(leaves_ns - _SPIN_NS)
+
+    def _ring(self) -> None:
+        due = self._due
+        while due:
+            leaves_ns, connection, key = due[0]
+            if leaves_ns - time.monotonic_ns() > _SPIN_NS:
+                self._alarm.set(leaves_ns - _SPIN_NS)
+                return
+            while time.monotonic_ns() < leaves_ns:
+                pass
+            due.popleft()
+            connection.answer(key)
+            connection.flush()
+        self._alarm.silence()
+
+
+class Delayed(Held):
+    """Each answer leaves so long after its request."""
+
+    def __init__(self, delay_ns: int) -> None:
+        super().__init__()
+        self._delay_ns = delay_ns
+
+    def leaves_ns(self, now_ns: int) -> int:
+        return now_ns + self._delay_ns
+
+
+class Queued(Held):
+    """Each answer leaves as the virtual queue has it."""
+
+    def __init__(self, law: str, mean_ns: int, seed: int) -> None:
+        super().__init__()
+        self._line = Line()
+        self._services: Iterator[int] = iter(services_ns(law, mean_ns, _SERVICES, seed).tolist())
+
+    def leaves_ns(self, now_ns: int) -> int:
+        return self._line.departure(now_ns, next(self._services))
+
+
+class Http1(asyncio.Protocol):
+    """One HTTP/1.1 connection, or what has not yet shown that it is not."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._got = b""
+        self._seen = b""
+        self._answers = 0
+        self._transport: Any = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if data == self._seen or self._whole(data):  # most clients here send the same request over and over
+            self._desk.came(self, 0)
+            if self._answers:
+                self.flush()
+
+    def _whole(self, data: bytes) -> bool:
+        request = self._got + data
+        if request.startswith(frames.PREFACE[:4]):
+            other = Http2(self._desk)
+            self._transport.set_protocol(other)
+            other.connection_made(self._transport)
+            other.data_received(request)
+            return False
+        end = request.find(b"\r\n\r\n") + 4
+        at = request.lower().find(b"\r\ncontent-length:", 0, end) if end > 4 else -1
+        size = int(request[at + 17 : request.index(b"\r", at + 2)]) if at >= 0 else 0
+        if end < 4 or len(request) < end + size:
+            self._got = request
+            return False
+        self._got, self._seen = b"", request
+        return True
+
+    def answer(self, key: int) -> None:
+        """Make the answer."""
+        self._answers += 1
+
+    def flush(self) -> None:
+        """Send it."""
+        if self._transport is not None:
+            self._transport.write(_HTTP_ANSWER * self._answers)
+        self._answers = 0
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+
+
+class Http2(asyncio.Protocol):
+    """One HTTP/2 connection of gRPC: every message is answered by a message, the end of a stream by its trailers."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._got = b""
+        self._at = len(frames.PREFACE)
+        self._out: list[bytes] = []
+        self._parts: dict[int, bytes] = {}
+        self._waiting: dict[int, int] = {}
+        self._ended: set[int] = set()
+        self._begun: set[int] = set()
+        self._taken = 0
+        self._transport: Any = None
+        self._message = _message()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        values = {frames.INITIAL_WINDOW_SIZE: frames.MAX_WINDOW, frames.MAX_CONCURRENT_STREAMS: 1 << 20}
+        self._out += (frames.settings(values), frames.window_update(0, _WIDE))
+
+    def data_received(self, data: bytes) -> None:
+        got, at = self._got + data if self._got else data, self._at
+        while len(got) - at >= frames.HEAD_BYTES:
+            word, flags, stream = frames.HEAD.unpack_from(got, at)
+            end = at + frames.HEAD_BYTES + (word >> 8)
+            if end > len(got):
+                break
+            kind = word & 0xFF
+            if kind == frames.DATA:
+                self._taken += word >> 8
+                self._body(stream, got[at + frames.HEAD_BYTES : end], flags & frames.END_STREAM)
+            elif kind != frames.HEADERS:
+                self._other(kind, flags, got[at + frames.HEAD_BYTES : end])
+            at = end
+        self._got, self._at = got[at:], max(at - len(got), 0)
+        if self._taken > _WIDE // 2:
+            self._out.append(frames.window_update(0, self._taken))
+            self._taken = 0
+        if self._out:
+            self.flush()
+
+    def _body(self, stream: int, payload: bytes, ended: int) -> None:
+        if self._parts:
+            payload = self._parts.pop(stream, b"") + payload
+        if ended:
+            self._ended.add(stream)
+        while len(payload) >= _PREFIX_BYTES:
+            size = _PREFIX_BYTES + int.from_bytes(payload[1:_PREFIX_BYTES], "big")
+            if len(payload) < size:
+                break
+            payload = payload[size:]
+            self._waiting[stream] = self._waiting.get(stream, 0) + 1
+            self._desk.came(self, stream)
+        if payload:
+            self._parts[stream] = payload
+        if ended and stream in self._ended and not self._waiting.get(stream):  # all was answered before it ended
+            self._end(stream)
+
+    def _other(self, kind: int, flags: int, payload: bytes) -> None:
+        if kind in (frames.SETTINGS, frames.PING) and not flags & frames.ACK:
+            self._out.append(frames.frame(kind, frames.ACK, 0, payload if kind == frames.PING else b""))
+
+    def answer(self, key: int) -> None:
+        """Make the next answer of a stream."""
+        if key not in self._begun:
+            self._begun.add(key)
+            self._out.append(frames.frame(frames.HEADERS, frames.END_HEADERS, key, _GRPC_HEAD))
+        self._out.append(frames.frame(frames.DATA, 0, key, self._message))
+        self._waiting[key] -= 1
+        if not self._waiting[key] and key in self._ended:
+            self._end(key)
+
+    def _end(self, stream: int) -> None:
+        self._out.append(frames.frame(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, stream, _GRPC_TRAILER))
+        self._waiting.pop(stream, None)
+        self._ended.discard(stream)
+        self._begun.discard(stream)
+
+    def flush(self) -> None:
+        """Send what is made."""
+        if self._transport is not None:
+            self._transport.write(b"".join(self._out))
+        self._out.clear()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+
+
+async def serve(words: argparse.Namespace) -> None:
+    """Answer until cancelled."""
+    loop = asyncio.get_running_loop()
+    desk: Desk = AtOnce()
+    _message()  # takes its time, which no connection shall wait for
+    if words.delay_us:
+        desk = Delayed(words.delay_us * 1000)
+    elif words.law:
+        desk = Queued(words.law, words.mean_us * 1000, words.seed)
+    server = await loop.create_server(lambda: Http1(desk), HOST, words.port, backlog=1024)
+    await server.serve_forever()
+
+
+def main() -> None:
+    """Serve."""
+    parser = argparse.ArgumentParser(prog="python -m penstock.perf.bare", description=__doc__)
+    parser.add_argument("--delay-us", type=int, default=0, help="hold each answer back so long")
+    parser.add_argument("--law", choices=LAWS, help="hold answers back as a queue with such service times would")
+    parser.add_argument("--mean-us", type=int, default=8000, help="the mean service time")
+    parser.add_argument("--seed", type=int, default=0, help="of the service times")
+    parser.add_argument("port", type=int)
+    gc.disable()
+    uvloop.run(serve(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""Budgets: what each measure of the gate may be at most, or must be at least, and the verdict on it. Pure.
+
+All are ratios of two things measured in turns in one run, so that they hold on a machine that is slower, or busy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import difflib
+import statistics
+import tomllib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+LOWER, HIGHER = "lower", "higher"
+_HEAD = """\
+# What `make bench-gate` holds the tree against: ratios, each of two things measured in turns in the same run.
+# `budget` is what was measured on the date and the machine named, `tolerance` the share by which it may be worse:
+# both are checked in, and `python -m penstock.perf.gate --update` writes them anew after a change that is meant.
+"""
+
+
+class BudgetError(Exception):
+    """The file of budgets says what cannot be understood."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What one measure is held against. `better`: which way is better; `tolerance`: a share of the budget."""
+
+    what: str
+    measure: str
+    budget: float
+    tolerance: float
+    date: dt.date
+    machine: str
+    better: str = LOWER
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What came of one measure. `worse_by`: a share of the budget, negative where it is better."""
+
+    name: str
+    budget: Budget
+    values: tuple[float, ...]
+
+    @property
+    def measured(self) -> float:
+        return statistics.median(self.values)
+
+    @property
+    def worse_by(self) -> float:
+        change = self.measured / self.budget.budget - 1
+        return change if self.budget.better == LOWER else -change
+
+    @property
+    def word(self) -> str:
+        """Give `worse`, `within` or `better`."""
+        if self.worse_by > self.budget.tolerance:
+            return "WORSE"
+        return "better" if self.worse_by < -self.budget.tolerance else "within"
+
+
+def read(text: str, measures: Collection[str]) -> dict[str, Budget]:
+    """Read the file; `measures` are those that can be named. Raises: BudgetError with the table and the key."""
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise BudgetError(str(error)) from error
+    return {name: _budget(name, table, measures) for name, table in tables.items()}
+
+
+def _budget(name: str, table: Any, measures: Collection[str]) -> Budget:
+    if not isinstance(table, Mapping):
+        raise BudgetError(f"{name}: this is to be a table, [{name}]")
+    fields = {field.name: field for field in dataclasses.fields(Budget)}
+    for key in table:
+        _known(f"[{name}]: unknown key", key, fields)
+    missing = [key for key, field in fields.items() if field.default is dataclasses.MISSING and key not in table]
+    if missing:
+        raise BudgetError(f"[{name}]: {', '.join(missing)} missing")
+    for key, value in table.items():
+        kinds = {"budget": (int, float), "tolerance": (int, float), "date": (dt.date,)}.get(key, (str,))
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            raise BudgetError(f"[{name}]: {key} = {value!r} is no {' or '.join(kind.__name__ for kind in kinds)}")
+    _known(f"[{name}]: unknown measure", table["measure"], measures)
+    _known(f"[{name}]: better is", table.get("better", LOWER), (LOWER, HIGHER))
+    if not table["budget"] > 0 or not 0 < table["tolerance"] < 1:
+        raise BudgetError(f"[{name}]: budget is to be above 0, and tolerance a share between 0 and 1")
+    return Budget(**table)
+
+
+def _known(what: str, word: str, words: Collection[str]) -> None:
+    if word not in words:
+        near = difflib.get_close_matches(word, words, 1, 0.5)
+        said = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(sorted(words))}"
+        raise BudgetError(f"{what} {word!r}{said}")
+
+
+def report(verdicts: Sequence[Verdict], failed: Mapping[str, str]) -> Iterator[str]:
+    """Write one table, and below it what got worse, what got better, and what could not be measured."""
+    width = max((len(name) for name in [*failed, *(verdict.name for verdict in verdicts)]), default=0) + 2
+    yield f"{'':<{width}}{'measured':>10}{'rounds':>18}{'budget':>10}{'change':>9}  verdict"
+    for verdict in verdicts:
+        spread = f"{min(verdict.values):.3g} to {max(verdict.values):.3g}"
+        change = verdict.measured / verdict.budget.budget - 1
+        yield (
+            f"{verdict.name:<{width}}{verdict.measured:>10.3g}{spread:>18}{verdict.budget.budget:>10.3g}"
+            f"{change:>+9.0%}  {verdict.word}"
+        )
+    for name in failed:
+        yield f"{name:<{width}}{'-':>10}{'':>18}{'':>10}{'':>9}  FAILED"
+    for verdict in verdicts:
+        yield from _sentence(verdict)
+    for name, why in failed.items():
+        yield f"FAILED {name}: {why}"
+
+
+def _sentence(verdict: Verdict) -> Iterator[str]:
+    budget, share = verdict.budget, abs(verdict.measured / verdict.budget.budget - 1)
+    direction = "more" if verdict.measured > budget.budget else "less"
+    figures = (
+        f"{verdict.measured:.3g}, {share:.0%} {direction} than {budget.budget:.3g} ({budget.date}, {budget.machine})"
+    )
+    if verdict.word == "WORSE":
+        yield f"WORSE {verdict.name}: {budget.what}: {figures}; {budget.tolerance:.0%} are allowed"
+    elif verdict.word == "better":
+        yield f"better {verdict.name}: {budget.what}: {figures}; `--update --only {verdict.name}` tightens it"
+
+
+def updated(
+    verdicts: Sequence[Verdict], before: Mapping[str, Budget], today: dt.date, machine: str
+) -> dict[str, Budget]:
+    """Give the budgets with what was measured; those that were not measured stay."""
+    found = dict(before)
+    for verdict in verdicts:
+        budget = float(f"{verdict.measured:.3g}")
+        found[verdict.name] = dataclasses.replace(before[verdict.name], budget=budget, date=today, machine=machine)
+    return found
+
+
+def written(budgets: Mapping[str, Budget]) -> str:
+    """Write the file."""
+    tables = []
+    for name, budget in budgets.items():
+        lines = [f"{field.name} = {_toml(getattr(budget, field.name))}" for field in dataclasses.fields(budget)]
+        tables.append("\n".join([f"[{name}]", *lines]))
+    return "\n".join([_HEAD, "\n\n".join(tables), ""])
+
+
+def _toml(value: str | float | dt.date) -> str:
+    if isinstance(value, dt.date):
+        return value.isoformat()
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return repr(float(value))

@@ -1,0 +1,232 @@
+"""The measures of the gate: each gives one ratio, of two things measured one right after the other.
+
+What a request costs is CPU time of the server's process, under a closed loop of the generator's; what a path within
+the process costs is held against a loop of plain Python. Both sides slow down alike where the machine is slow or busy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from penstock.backends.loading import LOADERS
+from penstock.batching.engine import Engine
+from penstock.batching.spec import BatchPolicy, ModelSpec
+from penstock.server.hooks.runner import Hooks
+from penstock.server.v2.rpc.encode import Encoder, before
+from penstock.server.v2.rpc.inference import RpcInference
+
+from . import bench, micro, micro_rpc, policies
+from .arrivals import ONE_ROW
+from .gate_world import CONCURRENCY, World, penstock
+from .runtimes import RunTimes
+from .simulation import simulate
+
+MANY = 128
+_ROUNDS, _TURNS = 15, 4
+_OBJECTS = 2000
+_SIMULATED = 4000
+_RUN_NS = {1: 200_000, 64: 1_300_000}
+"""How long a batch runs in the simulation, by its rows."""
+
+
+class _Thing:
+    __slots__ = ("key", "rows")
+
+    def __init__(self, key: tuple[int, ...], rows: int) -> None:
+        self.key = key
+        self.rows = rows
+
+
+def yardstick_us() -> float:
+    """Give the CPU microseconds of plain Python with a hundred small objects, as a server's work has many.
+
+    There are enough of them that a cache which others use is felt here as it is there.
+    """
+    return micro.fastest_us(_plain, _OBJECTS // 100, number=2)
+
+
+def _plain() -> int:
+    waiting: dict[tuple[int, ...], list[_Thing]] = {}
+    for number in range(_OBJECTS):
+        thing = _Thing((number % 7, 4), number & 3)
+        waiting.setdefault(thing.key, []).append(thing)
+    return sum(thing.rows for things in waiting.values() for thing in sorted(things, key=_by_rows))
+
+
+def _by_rows(thing: _Thing) -> int:
+    return thing.rows
+
+
+def _against_python(us: Callable[[], float], turns: int = 1) -> float:
+    """Measure in turns with the yardstick; the fastest of each counts."""
+    yards = [yardstick_us()]
+    found = []
+    for _ in range(turns):
+        found.append(us())
+        yards.append(yardstick_us())
+    return min(found) / min(yards)
+
+
+def _with_model(
+    world: World, measure: Callable[[Engine, Any], Coroutine[Any, Any, float]], policy: BatchPolicy
+) -> float:
+    async def run() -> float:
+        engine = Engine(asyncio.get_running_loop(), LOADERS)
+        try:
+            return await measure(engine, await engine.load(ModelSpec("iris", 1, world.iris, policy=policy)))
+        finally:
+            await engine.stop(1.0)
+
+    np.seterr(all="ignore")
+    rounds, micro.ROUNDS = micro.ROUNDS, _ROUNDS
+    try:
+        return _against_python(lambda: uvloop.run(run()), _TURNS)
+    finally:
+        micro.ROUNDS = rounds
+
+
+def trip(world: World) -> float:
+    """Give what a whole HTTP request costs within the process, 32 a loop turn, in yardsticks."""
+
+    async def measure(engine: Engine, model: Any) -> float:
+        body = micro.document(model.signature.inputs[0].name, 4)
+        head = b"POST /v2/models/iris/infer HTTP/1.1\r\nhost: localhost:8000\r\ncontent-type: application/json\r\n"
+        return await micro.trip_us(engine, CONCURRENCY, head + b"content-length: %d\r\n\r\n%b" % (len(body), body))
+
+    return _with_model(world, measure, BatchPolicy(executor="loop"))
+
+
+def scheduling(world: World) -> float:
+    """Give what scheduling costs, from submit to delivery without a run, 64 requests a turn, in yardsticks."""
+
+    async def measure(engine: Engine, model: Any) -> float:
+        return await micro.scheduling_us(engine, model, micro.Queue(64))
+
+    return _with_model(world, measure, BatchPolicy(executor="loop"))
+
+
+def rpc(world: World) -> float:
+    """Give what decoding a gRPC message like the last, and encoding its answer, cost, in yardsticks."""
+
+    async def measure(engine: Engine, model: Any) -> float:
+        inference = RpcInference(engine, lambda model: Hooks(engine, model))
+        encoder = Encoder(model.name, model.version, model.signature)
+        sent, output = micro_rpc.message(model.signature.inputs[0].name), [np.zeros((1, 3), np.float32)]
+        inference.decode(sent, sink=None)  # type: ignore[arg-type]
+        decoded = micro.fastest_us(lambda: inference.find(sent, sink=None))  # type: ignore[arg-type]
+        return decoded + micro.fastest_us(lambda: encoder.plain((0,), output, before("")))
+
+    return _with_model(world, measure, BatchPolicy(executor="loop"))
+
+
+def http_cpu(world: World) -> float:
+    """Give the server's CPU for an iris request in JSON, in those of bare uvicorn's echo."""
+    return world.server_ratio("penstock", "uvicorn", "JSON")
+
+
+def grpc_cpu(world: World) -> float:
+    """Give the server's CPU for an iris request over gRPC, in those of grpc.aio with the same model."""
+    return world.server_ratio("penstock", "grpc.aio", "gRPC")
+
+
+def generator_http(world: World) -> float:
+    """Give the generator's CPU for a request over HTTP, in yardsticks."""
+    return _against_python(lambda: world.client_us("bare", "JSON"))
+
+
+def generator_grpc(world: World) -> float:
+    """Give the generator's CPU for a request over gRPC, in yardsticks."""
+    return _against_python(lambda: world.client_us("bare", "gRPC"))
+
+
+def batch_cpu(world: World) -> float:
+    """Give the server's CPU for a row of the mlp, 128 under way, in those of ONNX Runtime alone in batches of 32."""
+    window, spent_s = world.drive("penstock", "binary", MANY)
+    return spent_s / len(window.ends_ns) * 1e6 / _alone_us(world.folder / "mlp" / "1" / "model.onnx", 32)
+
+
+def _alone_us(path: Path, rows: int) -> float:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    feed = {"input": np.random.default_rng(0).random((rows, *bench.MLP[0][1:]), dtype=np.float32)}
+    return micro.fastest_us(lambda: session.run(None, feed), rows, number=5)
+
+
+def batching(world: World) -> float:
+    """Give the default batcher's p99 in those of a cap of 64 and no delay: the mean of all loads of policies.py.
+
+    It is simulated: the same figure on any machine, and no other as long as the batcher does the same.
+    """
+    return world.once(_simulated)
+
+
+def _simulated() -> float:
+    (key,), ratios = {kind.key for kind in ONE_ROW}, []
+    truth = RunTimes({key: _RUN_NS})
+    for cell in policies.cells():
+        _, knee_per_s = truth.best(cell.kinds[0].key, MANY // 2)
+        arrivals = cell.arrivals(knee_per_s, cell.seconds(knee_per_s, _SIMULATED), 0)
+        tried = (policies.OURS, policies.static_grid()["cap 64, 0 ms"])
+        ours, guess = (policies.figures(simulate(arrivals, policy, truth)) for policy in tried)
+        ratios.append(ours.p99_ms / guess.p99_ms)
+    return statistics.fmean(ratios)
+
+
+def command_line(_world: World) -> float:
+    """Give the CPU of `penstock --help`, in those of a Python that does nothing."""
+    words = ["-c", "from penstock.server.cli import main; main(['--help'])"]
+    return _cpu_s(words) / _cpu_s(["-c", "pass"])
+
+
+def start(world: World) -> float:
+    """Give the CPU of the server until it is ready, in those of importing what it stands on."""
+    return _cpu_until_ready(world.folder / "iris") / _cpu_s(
+        ["-c", "import numpy, onnxruntime, uvloop, uvicorn, orjson"]
+    )
+
+
+def _cpu_s(words: Sequence[str]) -> float:
+    """Give the CPU seconds of a run of Python, the least of three."""
+
+    def once() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, *words], check=True, stdout=subprocess.DEVNULL)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    return min(once() for _ in range(3))
+
+
+def _cpu_until_ready(model: Path) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(model, Path(folder, model.name))
+        with penstock(Path(folder), "--allow-grpc=false") as process:
+            return process.cpu_s()
+
+
+MEASURES: Mapping[str, Callable[[World], float]] = MappingProxyType(
+    {
+        measure.__name__: measure
+        for measure in (
+            http_cpu, grpc_cpu, batch_cpu, batching, generator_http, generator_grpc, trip, scheduling, rpc,
+            command_line, start,
+        )
+    }
+)  # fmt: skip
+"""What can be named in budgets.toml."""

@@ -1,0 +1,157 @@
+"""What the gate's measures need: servers and generators, each started when it is asked for first."""
+
+from __future__ import annotations
+
+import compileall
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from . import bench, grpc, load, models
+from .generator.fleet import Fleet, fleet
+from .generator.orders import GrpcCall, Load, Target, Window
+from .payloads.repeated import Repeated
+
+WARM_UP_S, MEASURED_S, TURNS = 0.15, 0.7, 2
+CONCURRENCY = 32
+
+
+class World:
+    """The servers and generators of a run, each started when it is asked for first."""
+
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        self._stack = stack
+        self._servers: dict[str, tuple[load.Process, int]] = {}
+        self._fleets: dict[tuple[str, str], Fleet] = {}
+        self._found: dict[Callable[[], float], float] = {}
+        self.folder = models.DEFAULT_FOLDER
+        models.make(self.folder)
+
+    @property
+    def iris(self) -> Path:
+        return self.folder / "iris" / "1" / "model.onnx"
+
+    def server(self, name: str) -> tuple[load.Process, int]:
+        """Give a server and its gRPC port."""
+        if name not in self._servers:
+            self._servers[name] = self._stack.enter_context(_SERVERS[name](self))
+        return self._servers[name]
+
+    def fleet(self, name: str, call: str) -> Fleet:
+        """Give one process of the generator that sends a server one of CALLS."""
+        if (name, call) not in self._fleets:
+            process, grpc_port = self.server(name)
+            message = CALLS[call]()
+            over_grpc = isinstance(message, _Message)
+            port = grpc_port if over_grpc else process.port
+            target = Target(load.HOST, port, grpc=GrpcCall(grpc.METHOD) if over_grpc else None)
+            self._fleets[name, call] = self._stack.enter_context(fleet(target, Repeated((bytes(message),))))
+        return self._fleets[name, call]
+
+    def drive(self, name: str, call: str, concurrency: int = CONCURRENCY) -> tuple[Window, float]:
+        """Load a server; give what the generator saw, and the server's CPU seconds. Raises: RuntimeError on errors."""
+        process, _ = self.server(name)
+        running = self.fleet(name, call)
+        running.go(Load(concurrency=concurrency))
+        running.wait(WARM_UP_S)
+        running.take()
+        before_s = process.cpu_s()
+        running.wait(MEASURED_S)
+        window, spent_s = running.take(), process.cpu_s() - before_s
+        running.halt()
+        if window.errors or not len(window.ends_ns):
+            raise RuntimeError(f"{name}, {call}: {len(window.ends_ns)} answers, errors: {dict(window.errors)}")
+        return window, spent_s
+
+    def once(self, measure: Callable[[], float]) -> float:
+        """Measure what is the same each time."""
+        if measure not in self._found:
+            self._found[measure] = measure()
+        return self._found[measure]
+
+    def server_ratio(self, one: str, other: str, call: str) -> float:
+        """Give the CPU that one server takes for a request in that of the other's; they take turns."""
+        spent_s, answered = dict.fromkeys((one, other), 0.0), dict.fromkeys((one, other), 0)
+        for _ in range(TURNS):
+            for name in (one, other):
+                window, cpu_s = self.drive(name, call)
+                spent_s[name] += cpu_s
+                answered[name] += len(window.ends_ns)
+        return (spent_s[one] / answered[one]) / (spent_s[other] / answered[other])
+
+    def client_us(self, name: str, call: str) -> float:
+        """Give the generator's."""
+        window, _ = self.drive(name, call)
+        return window.cpu_s / len(window.ends_ns) * 1e6
+
+
+class _Message(bytes):
+    """A gRPC message behind its five bytes."""
+
+
+CALLS: Mapping[str, Callable[[], bytes]] = MappingProxyType(
+    {
+        "JSON": lambda: bench.call(bench.IRIS_64).request(),
+        "binary": lambda: bench.call(bench.MLP_128).request(),
+        "gRPC": lambda: _Message(load.prefixed(grpc.message(grpc.MANY))),
+    }
+)
+"""What is sent."""
+
+
+@contextlib.contextmanager
+def _bare() -> Iterator[tuple[load.Process, int]]:
+    command = [sys.executable, "-m", "penstock.perf.bare"]
+    with load.running(command, lambda process: process.request("GET", "/")) as process:
+        yield process, process.port
+
+
+@contextlib.contextmanager
+def _echo() -> Iterator[tuple[load.Process, int]]:
+    with load.bare_uvicorn() as process:
+        yield process, 0
+
+
+@contextlib.contextmanager
+def penstock(folder: Path, *words: str) -> Iterator[load.Process]:
+    """Serve a model repository until the block ends, without a word."""
+    command = [sys.executable, "-m", "penstock.server.cli", "serve", os.fspath(folder), "--allow-metrics=false"]
+    with load.running([*command, "--log-info=false", *words, "--http-port"], _ready) as process:
+        yield process
+
+
+def _ready(process: load.Process) -> None:
+    process.request("GET", "/v2/health/ready")
+
+
+@contextlib.contextmanager
+def _both(folder: Path) -> Iterator[tuple[load.Process, int]]:
+    port = load.free_port()
+    with penstock(folder, "--grpc-port", str(port)) as process:
+        yield process, port
+
+
+_Served = contextlib.AbstractContextManager[tuple[load.Process, int]]
+_SERVERS: Mapping[str, Callable[[World], _Served]] = MappingProxyType(
+    {
+        "penstock": lambda world: _both(world.folder),
+        "uvicorn": lambda world: _echo(),
+        "grpc.aio": lambda world: grpc.grpc_aio(world.iris),
+        "bare": lambda world: _bare(),
+    }
+)
+
+
+@contextlib.contextmanager
+def world() -> Iterator[World]:
+    """Run what is asked for until the block ends.
+
+    Starts are measured with bytecode, which an installation has, and a checkout may not: PYTHONDONTWRITEBYTECODE.
+    """
+    for package in ("server", "batching", "backends", "perf"):
+        compileall.compile_dir(Path(__file__).parents[1] / package, quiet=2)
+    with contextlib.ExitStack() as stack:
+        yield World(stack)

@@ -1,0 +1,174 @@
+"""The fleet: all processes of the generator, told and asked as if they were one."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import multiprocessing.connection
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import reduce
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from . import process
+from .orders import ARRAYS, Load, Part, Payloads, Target, Window
+
+_LEAD_NS = 5_000_000
+_POLL_S = 0.05
+_END_WITHIN_S = 5.0
+_CHILD = "from penstock.perf.generator.process import main; main({}, {})"
+
+
+class FleetError(RuntimeError):
+    """A process of the generator has died or failed: what is measured from here on would not be the load asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Child:
+    orders: Connection
+    news: Connection
+    process: subprocess.Popen[bytes]
+
+
+class Fleet:
+    """Processes that share a load. Threads: one at a time.
+
+    A KeyboardInterrupt may end any call: an order that was under way is then done, its answer forgotten, and the next
+    one is answered as if nothing had been. `take` is not interrupted: what it takes would be lost.
+    """
+
+    def __init__(self, children: list[_Child]) -> None:
+        self._children = children
+        self._serial = 0
+        self._over = False
+
+    def go(self, load: Load) -> None:
+        """Begin a load, or change to another. Raises: ConnectionError if the server cannot be reached, FleetError."""
+        self._hear(0)
+        self._over = False
+        self._ask(process.READY, load)
+        self._ask(process.START, time.monotonic_ns() + _LEAD_NS)
+
+    def take(self) -> Window:
+        """Give what ended since the last time. Raises: FleetError."""
+        with _undisturbed():
+            windows: list[Window] = self._ask(process.TAKE)
+        return reduce(Window.joined, windows)
+
+    def count(self) -> int:
+        """Say how many have ended since the last `take`, well or badly. Raises: FleetError."""
+        return sum(self._ask(process.COUNT))
+
+    def wait(self, seconds: float, requests: int = 0) -> bool:
+        """Wait, and say whether it ended before its time.
+
+        It does so when the load cannot go on (`take` says why, or raises), or once so many `requests` have ended.
+        """
+        end_s = time.monotonic() + seconds
+        while not self._over:
+            if requests and self.count() >= requests:
+                return True
+            left_s = end_s - time.monotonic()
+            if left_s <= 0:
+                return False
+            self._hear(min(left_s, _POLL_S) if requests else left_s)
+        return True
+
+    def halt(self) -> None:
+        """Send nothing more, and wait for what is under way: 10 s at most, then it counts as errors."""
+        self._ask(process.HALT)
+
+    def _hear(self, seconds: float) -> None:
+        all_news = [child.news for child in self._children]
+        for news in multiprocessing.connection.wait(all_news, seconds):
+            with contextlib.suppress(EOFError, OSError):
+                all_news[all_news.index(news)].recv()  # type: ignore[arg-type]
+            self._over = True
+
+    def _ask(self, *order: Any) -> list[Any]:
+        self._serial += 1
+        try:
+            with _undisturbed():
+                for child in self._children:
+                    child.orders.send((self._serial, *order))
+            answers = [self._answer(child) for child in self._children]
+        except (EOFError, OSError) as error:
+            self._over = True
+            raise FleetError("a process of the generator has died") from error
+        for fine, answer in answers:
+            if not fine:
+                outside, why = answer
+                raise ConnectionError(why) if outside else FleetError(f"a process of the generator failed: {why}")
+        return [answer for _, answer in answers]
+
+    def _answer(self, child: _Child) -> tuple[bool, Any]:
+        while True:
+            multiprocessing.connection.wait([child.orders])
+            with _undisturbed():
+                serial, fine, answer = child.orders.recv()
+                if isinstance(answer, Window):
+                    for name in ARRAYS:
+                        setattr(answer, name, np.frombuffer(child.orders.recv_bytes(), np.int64))
+            if serial == self._serial:  # others were asked for by a call that was interrupted
+                return fine, answer
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Keep a Ctrl-C for later: half of a message must not stay in a pipe."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pressed = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: pressed.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed and callable(before):
+        before(*pressed[0])
+
+
+@contextmanager
+def fleet(target: Target, payloads: Payloads, processes: int = 1) -> Iterator[Fleet]:
+    """Run `processes` processes until the block ends, this process has, or it has been killed.
+
+    They run on whatever cores this one may: where the generator shares the machine with the server, who gets which core
+    is the user's to say (taskset), for the whole command.
+    """
+    children: list[_Child] = []
+    try:
+        children.extend(_child() for _ in range(processes))
+        for number, child in enumerate(children):
+            child.orders.send(sys.path)
+            child.orders.send((target, payloads, Part(number, processes)))
+        yield Fleet(children)
+    finally:
+        for child in children:
+            child.orders.close()
+            child.news.close()
+        for child in children:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.process.wait(_END_WITHIN_S)
+            child.process.kill()
+            child.process.wait()
+
+
+def _child() -> _Child:
+    """Start one. It has a process group of its own: a Ctrl-C at the terminal is not for it."""
+    orders, its_orders = multiprocessing.Pipe()
+    news, its_news = multiprocessing.Pipe(duplex=False)
+    files = (its_orders.fileno(), its_news.fileno())
+    child = subprocess.Popen([sys.executable, "-c", _CHILD.format(*files)], pass_fds=files, process_group=0)
+    its_orders.close()
+    its_news.close()
+    return _Child(orders, news, child)

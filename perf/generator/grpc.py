@@ -1,0 +1,235 @@
+"""gRPC as a client: channels that carry the requests of several slots, over HTTP/2 of our own.
+
+A channel is what the pacing sees: a connection that is replaced when the server asks for it (GOAWAY). Six slots share
+one, as in perf_analyzer's client library.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+from penstock.server.grpc.framing import DEFLATE, GZIP, PREFIX, PREFIX_BYTES, compress
+from penstock.server.http2.headers import Fields
+
+from .carriers import Carrier, Slot
+from .connecting import Connecting
+from .grpc_calls import Kept, Unary
+from .grpc_status import head_of
+from .http2 import Http2Client
+from .http2_opening import Openings
+from .http2_sending import Owner, Stream
+from .orders import GrpcCall, Target
+
+_SLOTS_EACH = 6
+_OPEN_S = 10.0
+_FRUITLESS = 3
+"""Connections in a row that the server may ask to replace before they have carried anything."""
+_CACHED_BYTES = 64 << 20
+
+
+class Connector:
+    """Connects to one target; all connections begin requests of one method alike."""
+
+    def __init__(self, target: Target, call: GrpcCall) -> None:
+        self._encrypted = target.tls is not None
+        self._connecting = Connecting(target, "h2")
+        self._openings = Openings(_fields(target, call))
+
+    async def connect(self, owner: Owner) -> Http2Client:
+        """Connect, and wait for the server's SETTINGS. Raises: OSError, ssl.SSLError."""
+        connection = await self._connecting.connect(lambda: Http2Client(self._openings, head_of, owner))
+        try:
+            if self._encrypted and connection.alpn != "h2":
+                raise ConnectionError("the server does not speak HTTP/2: it has not chosen it by ALPN")
+            async with asyncio.timeout(_OPEN_S):
+                await connection.ready
+            if connection.leaving or connection.transport is None:
+                raise ConnectionError("the server ended the connection as soon as it was made")
+        except TimeoutError:
+            connection.close()
+            raise ConnectionError(f"no SETTINGS within {_OPEN_S:g} s: does the server speak HTTP/2?") from None
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+def _fields(target: Target, call: GrpcCall) -> Fields:
+    host = "localhost" if target.host.startswith("/") else f"[{target.host}]" if ":" in target.host else target.host
+    said = [
+        (":method", "POST"), (":scheme", "https" if target.tls else "http"), (":path", call.method),
+        (":authority", f"{host}:{target.port}"), ("te", "trailers"), ("content-type", "application/grpc"),
+        ("user-agent", "penstock-perf"), ("grpc-accept-encoding", "identity,deflate,gzip"),
+    ]  # fmt: skip
+    if call.compression != "none":
+        said.append(("grpc-encoding", call.compression))
+    said += [(name.lower(), value) for name, value in call.metadata]
+    return [(name.encode(), value.encode()) for name, value in said]
+
+
+class Compressed:
+    """Compresses requests, each once: those that come again are remembered. One that would grow stays as it is."""
+
+    def __init__(self, coding: bytes) -> None:
+        self._coding = coding
+        self._known: dict[bytes, bytes] = {}
+        self._bytes = 0
+
+    def __call__(self, request: bytes) -> bytes:
+        found = self._known.get(request)
+        if found is None:
+            content = compress(request[PREFIX_BYTES:], self._coding, zlib.Z_DEFAULT_COMPRESSION)
+            small = len(content) + PREFIX_BYTES < len(request)
+            found = PREFIX.pack(1, len(content)) + content if small else request
+            self._bytes += len(request) + len(found)
+            if self._bytes > _CACHED_BYTES:
+                self._known.clear()
+                self._bytes = len(request) + len(found)
+            self._known[request] = found
+        return found
+
+
+class Channel:
+    """Carries requests that each have one answer.
+
+    Invariants: `_connection` None is a channel that is being connected anew by `_task`, that will be when something is
+    sent, or that has ended; what is to be sent is in `_waiting` meanwhile.
+    """
+
+    def __init__(
+        self, connector: Connector, lost: Callable[[str], None], encode: Callable[[bytes], bytes] | None
+    ) -> None:
+        self._connector = connector
+        self._lost: Callable[[str], None] | None = lost
+        self._encode = encode
+        self._connection: Http2Client | None = None
+        self._waiting: deque[Stream] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._fruitless = 0
+
+    async def connect(self) -> int:
+        """Connect. Returns: how many requests the server takes at once. Raises: OSError, ssl.SSLError."""
+        self._connection = await self._connector.connect(self)
+        return self._connection.most_streams
+
+    def send(self, request: bytes, slot: Slot) -> None:
+        self._begin(Unary(request if self._encode is None else self._encode(request), slot))
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        self._lost = None
+        self._waiting.clear()
+        if self._task is not None:
+            self._task.cancel()
+        if connection is not None:
+            connection.close()
+
+    # -- the connection's owner --------------------------------------------------------------------------------
+
+    def left(self, connection: Http2Client, unbegun: Sequence[Stream]) -> None:
+        """Replace a connection that the server wants to end."""
+        self._waiting.extend(unbegun)
+        if connection is not self._connection:
+            if self._waiting:
+                self._go_on()
+            return
+        barren = connection.barren
+        self._connection = None
+        self._fruitless = self._fruitless + 1 if barren else 0
+        if self._fruitless >= _FRUITLESS:
+            self._end("the server ends every connection as soon as it is made")
+        elif self._waiting:
+            self._go_on()
+
+    def gone(self, connection: Http2Client, why: str, *, harmed: bool) -> None:
+        """Learn that a connection has ended. One that was idle is made anew when it is wanted."""
+        if connection is self._connection:
+            self._connection = None
+            if harmed:
+                self._end(why)
+
+    # -- steps -------------------------------------------------------------------------------------------------
+
+    def _begin(self, stream: Stream) -> None:
+        if self._connection is not None:
+            self._connection.begin(stream)
+        else:
+            self._waiting.append(stream)
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Begin what waits, on a connection that may have to be made."""
+        while self._waiting and self._connection is not None:
+            self._connection.begin(self._waiting.popleft())
+        if self._waiting and self._task is None and self._lost is not None:
+            self._task = asyncio.get_running_loop().create_task(self._connect_anew())
+
+    async def _connect_anew(self) -> None:
+        try:
+            await self.connect()
+        except OSError as error:
+            self._task = None
+            self._end(str(error) or type(error).__name__)
+        else:
+            self._task = None
+            self._go_on()
+
+    def _end(self, why: str) -> None:
+        lost, self._lost = self._lost, None
+        if lost is not None:
+            lost(why)
+        waiting, self._waiting = self._waiting, deque()
+        for stream in waiting:
+            stream.connection = None
+            stream.lost(why)
+
+
+class GrpcOpener:
+    """Opens channels to one target, whose `grpc` says what every request shares. Raises: OSError, ValueError."""
+
+    def __init__(self, target: Target) -> None:
+        call = target.grpc or GrpcCall("")
+        codings: Mapping[str, bytes] = {"gzip": GZIP, "deflate": DEFLATE}
+        self._kind = Channel
+        if call.streaming:
+            from .grpc_streams import StreamingChannel  # protobuf: not for those who look at no answer
+
+            self._kind = StreamingChannel
+        self._encode = Compressed(codings[call.compression]) if call.compression != "none" else None
+        self._connector = Connector(target, call)
+        self._slots_each = _SLOTS_EACH
+
+    @property
+    def slots_each(self) -> int:
+        """How many slots share a channel: six, or as many as the server takes at once, once that is known."""
+        return self._slots_each
+
+    async def open(self, lost: Callable[[str], None]) -> Carrier:
+        channel = self._kind(self._connector, lost, self._encode)
+        self._slots_each = max(min(self._slots_each, await channel.connect()), 1)
+        return channel
+
+
+class _Single:
+    """Who has a connection for one call, whose stream is told all there is to tell."""
+
+    def left(self, connection: Http2Client, unbegun: Sequence[Stream]) -> None:
+        for stream in unbegun:
+            stream.lost("the server is going away")
+
+    def gone(self, connection: Http2Client, why: str, *, harmed: bool) -> None:
+        """Say nothing more: the stream has been told."""
+
+
+async def ask(target: Target, call: GrpcCall, message: bytes) -> bytes:
+    """Make one call on a connection of its own. Raises: CallError, OSError, ssl.SSLError."""
+    connection = await Connector(target, call).connect(_Single())
+    try:
+        kept = Kept(PREFIX.pack(0, len(message)) + message)
+        connection.begin(kept)
+        return await kept.answer
+    finally:
+        connection.close()

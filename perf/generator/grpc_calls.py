@@ -1,0 +1,146 @@
+"""gRPC's calls as a client: one request and one answer, whether that is only counted or kept.
+
+Called by `grpc.py`; `grpc_streams.py` has the calls of several. Source: grpc/doc/PROTOCOL-HTTP2.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from penstock.server.grpc.framing import DEFLATE, GZIP, PREFIX, PREFIX_BYTES, Incoming, MessageError, decompress
+from penstock.server.grpc.method import Status
+from penstock.server.http2.frames import MAX_WINDOW
+
+from .carriers import Slot
+from .grpc_status import NOTHING, Head, reset_error
+from .http2_sending import Stream
+
+_MOST_BYTES = MAX_WINDOW
+_CODINGS = {coding.decode(): coding for coding in (GZIP, DEFLATE)}
+
+
+def error_in(head: Head | None) -> str:
+    """Give the error with which a stream ended; empty: none."""
+    return NOTHING if head is None or head.error is None else head.error
+
+
+class Unary(Stream):
+    """One request. What it is answered is not looked at, only that there is something, and the status."""
+
+    __slots__ = ("slot",)
+
+    under_way = True
+
+    def __init__(self, request: bytes, slot: Slot) -> None:
+        super().__init__(request)
+        self.slot = slot
+
+    def over(self) -> None:
+        error = error_in(self.head)
+        if not error and self.in_left == MAX_WINDOW:
+            error = f"{Status.INTERNAL.name}: the answer has no message"
+        self.connection.answers.append((self.slot, error))
+
+    def reset(self, code: int) -> None:
+        self.connection.answers.append((self.slot, reset_error(code)))
+
+    def lost(self, why: str) -> None:
+        tell_lost(self.slot, self.connection, why)
+
+
+def tell_lost(slot: Slot, connection: Any, why: str) -> None:
+    """Tell a slot that its request went with the connection: one that was leaving is an error, and not the end."""
+    now_ns = time.monotonic_ns()
+    if connection is not None and connection.leaving:
+        slot.answered(now_ns, f"{Status.UNAVAILABLE.name}: {why}")
+    else:
+        slot.lost(now_ns, why)
+
+
+class Listening(Stream):
+    """A stream whose messages are read."""
+
+    __slots__ = ("_incoming",)
+
+    listens = True
+
+    def __init__(self, first: bytes) -> None:
+        super().__init__(first)
+        self._incoming = Incoming(_MOST_BYTES)
+
+    def received(self, payload: bytes) -> None:
+        incoming = self._incoming
+        try:
+            if not incoming.have and len(payload) >= PREFIX_BYTES and PREFIX.unpack_from(payload) == (
+                0, len(payload) - PREFIX_BYTES,
+            ):  # fmt: skip
+                self.message(payload[PREFIX_BYTES:])  # the usual one: whole, and alone in its frame
+                return
+            incoming.feed(payload)
+            while (found := incoming.next()) is not None:
+                flag, message = found
+                self.message(self._plain(message) if flag else message)
+        except MessageError as error:
+            self.broken(f"{error.status.name}: {error.text}")
+
+    def _plain(self, message: bytes) -> bytes:
+        coding = _CODINGS.get(self.head.coding if self.head is not None else "")
+        if coding is None:
+            raise MessageError(Status.INTERNAL, "a compressed message without a known grpc-encoding")
+        return decompress(message, coding, _MOST_BYTES)
+
+    def message(self, message: bytes) -> None:
+        """Take a whole message."""
+        raise NotImplementedError
+
+    def broken(self, error: str) -> None:
+        """Learn that what came cannot be read."""
+        raise NotImplementedError
+
+
+class Kept(Listening):
+    """One request whose answer is wanted: `answer` is its message, CallError, or ConnectionError where none came."""
+
+    __slots__ = ("_message", "answer")
+
+    under_way = True
+
+    def __init__(self, request: bytes) -> None:
+        super().__init__(request)
+        self._message: bytes | None = None
+        self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    def message(self, message: bytes) -> None:
+        self._message = message
+
+    def broken(self, error: str) -> None:
+        self._end(error)
+
+    def over(self) -> None:
+        self._end(error_in(self.head))
+
+    def reset(self, code: int) -> None:
+        self._end(reset_error(code))
+
+    def lost(self, why: str) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(ConnectionError(why))
+
+    def _end(self, error: str) -> None:
+        if self.answer.done():
+            return
+        if error or self._message is None:
+            self.answer.set_exception(CallError(error or f"{Status.INTERNAL.name}: the answer has no message"))
+        else:
+            self.answer.set_result(self._message)
+
+
+class CallError(Exception):
+    """A call that ended with an error, as `NOT_FOUND: no such model`."""
+
+    @property
+    def status(self) -> str:
+        """Give the name of its status."""
+        return str(self).partition(":")[0]

@@ -1,0 +1,62 @@
+"""gRPC's status: what header blocks and resets say of how a call ended. Called by `grpc_calls.py`.
+
+Source: grpc/doc/PROTOCOL-HTTP2.md, http-grpc-status-mapping.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import unquote_to_bytes
+
+from penstock.server.grpc.method import Status
+from penstock.server.http2.frames import Fault
+from penstock.server.http2.headers import Fields
+
+_ERROR_CHARACTERS = 200
+_OF_HTTP = {
+    400: Status.INTERNAL, 401: Status.UNAUTHENTICATED, 403: Status.PERMISSION_DENIED, 404: Status.UNIMPLEMENTED,
+    429: Status.UNAVAILABLE, 502: Status.UNAVAILABLE, 503: Status.UNAVAILABLE, 504: Status.UNAVAILABLE,
+}  # fmt: skip
+_OF_RESET = {
+    Fault.REFUSED_STREAM: Status.UNAVAILABLE, Fault.CANCEL: Status.CANCELLED,
+    Fault.ENHANCE_YOUR_CALM: Status.RESOURCE_EXHAUSTED, Fault.INADEQUATE_SECURITY: Status.PERMISSION_DENIED,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a header block of an answer says. `error`: empty is OK, None nothing yet. `coding`: of its messages."""
+
+    error: str | None
+    coding: str = ""
+
+
+NOTHING = f"{Status.UNKNOWN.name}: the answer has no status"
+
+
+def head_of(fields: Fields) -> Head:
+    """Make of header fields what the calls want to know."""
+    named = dict(fields)
+    status = named.get(b"grpc-status")
+    if status is not None:
+        return Head("" if status == b"0" else error_of(status, named.get(b"grpc-message", b"")))
+    http = named.get(b":status", b"200")
+    if http != b"200":
+        code = _OF_HTTP.get(int(http), Status.UNKNOWN) if http.isdigit() else Status.UNKNOWN
+        return Head(f"{code.name}: HTTP status {http.decode('ascii', 'replace')}")
+    return Head(None, named.get(b"grpc-encoding", b"").decode("ascii", "replace"))
+
+
+def error_of(status: bytes, message: bytes) -> str:
+    """Write a status and its percent-encoded text, as `UNAVAILABLE: no more`."""
+    known = status.isdigit() and int(status) in set(Status)
+    name = Status(int(status)).name if known else f"status {status.decode('ascii', 'replace')}"
+    text = unquote_to_bytes(message).decode("utf-8", "replace")[:_ERROR_CHARACTERS]
+    return f"{name}: {text}" if text else name
+
+
+def reset_error(code: int) -> str:
+    """Say what a reset of a stream means."""
+    known = code in set(Fault)
+    status = _OF_RESET.get(Fault(code), Status.INTERNAL) if known else Status.UNKNOWN
+    return f"{status.name}: the server reset the stream ({Fault(code).name if known else code})"

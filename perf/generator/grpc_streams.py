@@ -1,0 +1,145 @@
+"""gRPC's streams as a client: ModelStreamInfer, with one request under way on each. Made by `grpc.GrpcOpener`.
+
+What is recorded of a decoupled model's request is the time to its final answer, as perf_analyzer does.
+Source: Triton's grpc_service.proto, and its page on decoupled models.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+from google.protobuf.message import DecodeError
+
+from penstock.server.grpc.method import Status
+from penstock.server.protobuf import service_pb2
+
+from .carriers import Slot
+from .grpc import Channel, Connector
+from .grpc_calls import Listening, error_in, tell_lost
+from .grpc_status import reset_error
+from .http2 import Http2Client
+from .http2_sending import Stream
+
+_ERROR_CHARACTERS = 200
+
+
+class Conversation(Listening):
+    """A ModelStreamInfer with one request under way at a time, whose answers end with the final one.
+
+    An answer says whether it is final by the parameter `triton_final_response`; where that is absent, each is. `alive`:
+    whether the next request may be sent here; between two it is in `idle`.
+    """
+
+    __slots__ = ("_earlier_ns", "_error", "_idle", "_kind", "_responses", "alive", "slot", "under_way")
+
+    whole = 0
+
+    def __init__(self, request: bytes, slot: Slot, idle: list[Conversation]) -> None:
+        super().__init__(request)
+        self.slot = slot
+        self.under_way = True
+        self.alive = True
+        self._idle = idle
+        self._error = ""
+        self._earlier_ns: list[int] = []
+        self._responses = 0
+        self._kind = service_pb2().ModelStreamInferResponse
+
+    def next(self, request: bytes, slot: Slot) -> None:
+        """Send the next request."""
+        self.slot = slot
+        self.under_way = True
+        self.connection.go_on(self, request)
+
+    def end(self) -> None:
+        """Send nothing more here."""
+        if self.alive:
+            self.alive = False
+            self.connection.end(self)
+
+    def message(self, message: bytes) -> None:
+        try:
+            response = self._kind.FromString(message)
+        except DecodeError:
+            self.broken(f"{Status.INTERNAL.name}: an answer that is no ModelStreamInferResponse")
+            return
+        if response.error_message and not self._error:
+            self._error = response.error_message[:_ERROR_CHARACTERS]
+        parameters = response.infer_response.parameters
+        self._responses += bool(response.infer_response.outputs)
+        if "triton_final_response" not in parameters or parameters["triton_final_response"].bool_param:
+            self._answered(self._error)
+        else:
+            self._earlier_ns.append(time.monotonic_ns())
+
+    def _answered(self, error: str) -> None:
+        self._error = ""
+        earlier_ns, self._earlier_ns = self._earlier_ns, []
+        responses, self._responses = self._responses, 0
+        if self.under_way:
+            self.under_way = False
+            if not error:
+                self.slot.responded(earlier_ns, responses)
+            self.connection.answers.append((self.slot, error))
+            if self.connection.leaving:
+                self.end()
+            elif self.alive:
+                self._idle.append(self)
+
+    def broken(self, error: str) -> None:
+        self.alive = False
+        if self.stream_id in self.connection.streams:
+            self.connection.forget(self)
+        self._answered(error)
+
+    def over(self) -> None:
+        self.alive = False
+        self._answered(error_in(self.head) or f"{Status.UNKNOWN.name}: the server ended the stream before its answer")
+
+    def reset(self, code: int) -> None:
+        self.alive = False
+        self._answered(reset_error(code))
+
+    def lost(self, why: str) -> None:
+        self.alive = False
+        if self.under_way:
+            tell_lost(self.slot, self.connection, why)
+
+
+class StreamingChannel(Channel):
+    """Carries requests over conversations: as many as there are requests under way at once, each used again and again.
+
+    Invariant: what is in `_idle` is open on `_connection`, or has ended.
+    """
+
+    def __init__(
+        self, connector: Connector, lost: Callable[[str], None], encode: Callable[[bytes], bytes] | None
+    ) -> None:
+        super().__init__(connector, lost, encode)
+        self._idle: list[Conversation] = []
+
+    def send(self, request: bytes, slot: Slot) -> None:
+        if self._encode is not None:
+            request = self._encode(request)
+        while self._idle:
+            conversation = self._idle.pop()
+            if conversation.alive:
+                conversation.next(request, slot)
+                return
+        connection = self._connection
+        if connection is not None and len(connection.streams) >= connection.most_streams:
+            error = (
+                f"{Status.RESOURCE_EXHAUSTED.name}: the server allows {connection.most_streams} streams a connection"
+            )
+            asyncio.get_running_loop().call_soon(slot.answered, time.monotonic_ns(), error)
+        else:
+            self._begin(Conversation(request, slot, self._idle))
+
+    def left(self, connection: Http2Client, unbegun: Sequence[Stream]) -> None:
+        if connection is self._connection:
+            for conversation in self._idle:
+                conversation.end()
+            self._idle.clear()
+        super().left(connection, unbegun)

@@ -1,0 +1,329 @@
+"""HTTP/2 as a client: one connection, its streams, and what arrives on it. Knows nothing of what is carried.
+
+The three frames of a plain answer take a straight way through `_take_frames`; every other frame goes through a method
+of its own. Header blocks are decoded once and remembered by their bytes. Source: RFC 9113.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from penstock.server.http2.frames import (
+    ACK,
+    CONTINUATION,
+    DATA,
+    DEFAULT_TABLE_BYTES,
+    DEFAULT_WINDOW,
+    ENABLE_PUSH,
+    END_HEADERS,
+    END_STREAM,
+    GOAWAY,
+    HAS_PRIORITY,
+    HEAD,
+    HEAD_BYTES,
+    HEADER_TABLE_SIZE,
+    HEADERS,
+    INITIAL_WINDOW_SIZE,
+    MAX_CONCURRENT_STREAMS,
+    MAX_FRAME_BYTES,
+    MAX_FRAME_SIZE,
+    MAX_HEADER_LIST_SIZE,
+    MAX_WINDOW,
+    MIN_FRAME_BYTES,
+    PADDED,
+    PING,
+    PREFACE,
+    PUSH_PROMISE,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+    Fault,
+    Http2Error,
+    frame,
+    goaway,
+    read_settings,
+    read_word,
+    settings,
+    window_update,
+)  # fmt: skip
+from penstock.server.http2.headers import Fields, HeaderMemory
+
+from .carriers import Slot
+from .http2_opening import Openings
+from .http2_sending import Owner, Sending, Stream
+
+_MAX_HEADER_BYTES = 64 << 10
+_WINDOW_LOW, _WINDOW_FULL = MAX_WINDOW // 2, MAX_WINDOW - 1
+"""When a window is given back, and to what: less than at first, so that a stream tells whether it has had anything."""
+_FOREIGN = "the server does not speak HTTP/2"
+
+
+class Http2Client(Sending):
+    """What comes in.
+
+    Invariants: `_partial` is the front of a frame that has not arrived whole. While `_block` is not None, a header
+    block is open and only its CONTINUATION may come. `answers` are those of one read: slots are told together, at its
+    end, with the time at which it began.
+    """
+
+    def __init__(self, openings: Openings, resolve: Callable[[Fields], Any], owner: Owner) -> None:
+        super().__init__(openings, owner)
+        self.answers: list[tuple[Slot, str]] = []
+        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._partial = b""
+        self._block: bytearray | None = None
+        self._block_stream = 0
+        self._block_flags = 0
+        self._headers: HeaderMemory[Any] = HeaderMemory(resolve, _MAX_HEADER_BYTES)
+        self._window_left = DEFAULT_WINDOW
+        self._why = ""
+
+    # -- the transport -----------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+        values = {ENABLE_PUSH: 0, INITIAL_WINDOW_SIZE: MAX_WINDOW, MAX_HEADER_LIST_SIZE: _MAX_HEADER_BYTES}
+        self.write(PREFACE + settings(values))
+        self._refill()
+
+    @property
+    def alpn(self) -> str:
+        """Give the protocol that was chosen by ALPN."""
+        tls = self.transport.get_extra_info("ssl_object") if self.transport is not None else None
+        return (tls.selected_alpn_protocol() if tls is not None else None) or ""
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes: every whole frame, and keep what is left; then tell whoever has an answer, and write."""
+        now_ns = time.monotonic_ns()
+        if self._partial:
+            data, self._partial = self._partial + data, b""
+        self.dirty = True
+        fault = None
+        try:
+            at = self._take_frames(data)
+            if at < len(data):
+                self._partial = data[at:]
+        except Http2Error as error:
+            fault = error
+        if self.answers:
+            answers, self.answers = self.answers, []
+            for slot, text in answers:
+                slot.answered(now_ns, text)
+        if fault is not None:
+            self._fail(fault)
+        self.flush()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        why = self._why or (str(error) if error else "the server closed the connection")
+        self.transport = None
+        if not self.ready.done():
+            self.ready.set_exception(ConnectionError(why))
+            self.ready.exception()  # whoever opened it may have gone
+        streams = [*self.streams.values(), *self.waiting]
+        self.streams.clear()
+        self.waiting.clear()
+        owner, self.owner = self.owner, None
+        if owner is not None:
+            owner.gone(self, why, harmed=any(stream.under_way for stream in streams))
+            for stream in streams:
+                stream.lost(why)
+
+    def close(self) -> None:
+        """End the connection; nobody is told."""
+        self.owner = None
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _fail(self, fault: Http2Error) -> None:
+        self._why = fault.text if self.ready.done() else f"{_FOREIGN} ({fault.text})"
+        self.out.append(goaway(0, fault.code, fault.text))
+        super().flush()
+        self.transport.close()
+
+    def flush(self) -> None:
+        """Write all of `out`; a connection that leaves ends with its last stream."""
+        if self.transport is None:
+            return
+        super().flush()
+        if self.leaving and not self.streams:
+            self.transport.close()
+
+    # -- what arrives ------------------------------------------------------------------------------------------
+
+    def _take_frames(self, data: bytes) -> int:
+        """Take every whole frame. Returns: where the rest begins."""
+        at, size = 0, len(data)
+        streams, known = self.streams, self._headers.known
+        while size - at >= HEAD_BYTES:
+            word, flags, stream_id = HEAD.unpack_from(data, at)
+            start = at + HEAD_BYTES
+            end = start + (word >> 8)
+            if word >> 8 > MIN_FRAME_BYTES:
+                raise Http2Error(Fault.FRAME_SIZE_ERROR, f"a frame of {word >> 8} bytes")
+            if end > size:
+                break
+            at = end
+            kind = word & 0xFF
+            if self._block is not None or stream_id not in streams:
+                self._frame(kind, flags, stream_id & MAX_WINDOW, data[start:end])
+            elif kind == HEADERS and flags | END_STREAM == END_HEADERS | END_STREAM:
+                head = known.get(data[start:end])
+                stream = streams[stream_id]
+                stream.head = self._headers.decode(data[start:end]) if head is None else head
+                if flags & END_STREAM:
+                    self.forget(stream)
+                    stream.over()
+            elif kind == DATA and not flags:
+                stream = streams[stream_id]
+                stream.in_left -= end - start
+                self._window_left -= end - start
+                if stream.listens:
+                    stream.received(data[start:end])
+                if stream.in_left < _WINDOW_LOW or self._window_left < _WINDOW_LOW:
+                    self._refill(stream)
+            else:
+                self._frame(kind, flags, stream_id, data[start:end])
+        return at
+
+    def _refill(self, stream: Stream | None = None) -> None:
+        """Give back what the peer has used of the windows."""
+        if self._window_left < _WINDOW_LOW:
+            self.write(window_update(0, _WINDOW_FULL - self._window_left))
+            self._window_left = _WINDOW_FULL
+        if stream is not None and stream.in_left < _WINDOW_LOW:
+            self.write(window_update(stream.stream_id, _WINDOW_FULL - stream.in_left))
+            stream.in_left = _WINDOW_FULL
+
+    # -- frames ------------------------------------------------------------------------------------------------
+
+    def _frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        """Take a frame of any kind. Raises: Http2Error."""
+        if not self.ready.done() and (kind != SETTINGS or flags & ACK):
+            raise Http2Error(Fault.PROTOCOL_ERROR, f"frame of type {kind} before SETTINGS")
+        if self._block is not None and (kind != CONTINUATION or stream_id != self._block_stream):
+            raise Http2Error(Fault.PROTOCOL_ERROR, "a header block was not continued")
+        if kind == DATA:
+            self._take_payload(flags, stream_id, payload)
+        elif kind == HEADERS:
+            self._take_headers(flags, stream_id, payload)
+        elif kind == CONTINUATION:
+            self._take_continuation(flags, payload)
+        elif kind == SETTINGS:
+            self._take_settings(flags, payload)
+        elif kind in {PING, WINDOW_UPDATE, RST_STREAM, GOAWAY}:
+            self._steer(kind, flags, stream_id, payload)
+        elif kind == PUSH_PROMISE:
+            raise Http2Error(Fault.PROTOCOL_ERROR, "PUSH_PROMISE, which was refused")
+
+    def _take_payload(self, flags: int, stream_id: int, payload: bytes) -> None:
+        stream = self.streams.get(stream_id)
+        self._window_left -= len(payload)
+        if stream is not None:
+            stream.in_left -= len(payload)
+        if flags & PADDED:
+            payload = _unpadded(payload)
+        if stream is not None and stream.listens and payload:
+            stream.received(payload)
+        self._refill(stream)
+        if stream is not None and flags & END_STREAM:
+            self.forget(stream)
+            stream.over()
+
+    def _take_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
+        if flags & PADDED:
+            payload = _unpadded(payload)
+        if flags & HAS_PRIORITY:
+            payload = payload[5:]
+        self._block_stream, self._block_flags = stream_id, flags
+        if flags & END_HEADERS:
+            self._headers_done(payload)
+        else:
+            self._block = bytearray(payload)
+
+    def _take_continuation(self, flags: int, payload: bytes) -> None:
+        block = self._block
+        if block is None:
+            raise Http2Error(Fault.PROTOCOL_ERROR, "CONTINUATION of nothing")
+        block += payload
+        if len(block) > _MAX_HEADER_BYTES:
+            raise Http2Error(Fault.ENHANCE_YOUR_CALM, "the header block is too large")
+        if flags & END_HEADERS:
+            self._block = None
+            self._headers_done(bytes(block))
+
+    def _headers_done(self, block: bytes) -> None:
+        """Take a whole header block. It is decoded whatever becomes of its stream: the table depends on it."""
+        head = self._headers.known.get(block)
+        head = self._headers.decode(block) if head is None else head
+        stream = self.streams.get(self._block_stream)
+        if stream is not None:
+            stream.head = head
+            if self._block_flags & END_STREAM:
+                self.forget(stream)
+                stream.over()
+
+    def _take_settings(self, flags: int, payload: bytes) -> None:
+        if flags & ACK:
+            return
+        for name, value in read_settings(payload):
+            self._set(name, value)
+        self.write(frame(SETTINGS, ACK, 0))
+        if not self.ready.done():
+            self.ready.set_result(None)
+        self.pump()
+        while self.waiting and not self.leaving and len(self.streams) < self.most_streams:
+            self.begin(self.waiting.popleft())
+
+    def _set(self, name: int, value: int) -> None:
+        if name == INITIAL_WINDOW_SIZE:
+            if value > MAX_WINDOW:
+                raise Http2Error(Fault.FLOW_CONTROL_ERROR, f"SETTINGS_INITIAL_WINDOW_SIZE of {value}")
+            self.peer_window = value
+        elif name == MAX_FRAME_SIZE:
+            if not MIN_FRAME_BYTES <= value <= MAX_FRAME_BYTES:
+                raise Http2Error(Fault.PROTOCOL_ERROR, f"SETTINGS_MAX_FRAME_SIZE of {value}")
+            self.peer_frame = value
+        elif name == MAX_CONCURRENT_STREAMS:
+            self.most_streams = value
+        elif name == HEADER_TABLE_SIZE and value < DEFAULT_TABLE_BYTES:
+            self.forget_table()
+
+    def _steer(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        """Take PING, WINDOW_UPDATE, RST_STREAM or GOAWAY. Raises: Http2Error."""
+        if len(payload) < (8 if kind in {PING, GOAWAY} else 4):
+            raise Http2Error(Fault.FRAME_SIZE_ERROR, f"frame of type {kind} of {len(payload)} bytes")
+        if kind == PING:
+            if not flags & ACK:
+                self.write(frame(PING, ACK, 0, payload))
+        elif kind == GOAWAY:
+            if code := read_word(payload, 4):
+                self._why = f"GOAWAY {_named(code)} {payload[8:].decode('utf-8', 'replace')}".rstrip()
+            self.leave(read_word(payload))
+        elif kind == WINDOW_UPDATE:
+            self._widen(self.streams.get(stream_id), stream_id, read_word(payload))
+        elif (stream := self.streams.get(stream_id)) is not None:
+            self.drop(stream)
+            self.forget(stream)
+            stream.reset(read_word(payload))
+
+    def _widen(self, stream: Stream | None, stream_id: int, increment: int) -> None:
+        if not stream_id:
+            self.out_window += increment
+        elif stream is not None:
+            stream.credit += increment
+        if self.blocked:
+            self.pump()
+
+
+def _named(code: int) -> str:
+    return Fault(code).name if code in set(Fault) else str(code)
+
+
+def _unpadded(payload: bytes) -> bytes:
+    """Take the padding off. Raises: Http2Error."""
+    if not payload or payload[0] >= len(payload):
+        raise Http2Error(Fault.PROTOCOL_ERROR, "a frame with more padding than payload")
+    return payload[1 : len(payload) - payload[0]]

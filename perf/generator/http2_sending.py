@@ -1,0 +1,281 @@
+"""The sending half of an HTTP/2 connection as a client: streams, both flow-control windows, one write per loop turn.
+
+Part of `Http2Client`; `http2.py` adds what arrives. Source: RFC 9113.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from penstock.server.http2.frames import (
+    DATA,
+    DEFAULT_WINDOW,
+    END_STREAM,
+    HEAD,
+    MAX_WINDOW,
+    MIN_FRAME_BYTES,
+    Fault,
+    frame,
+    reset,
+)
+
+from .http2_opening import Openings
+
+_TURN_BYTES = 1 << 18
+"""What is put together for one write while more waits: above it, the transport says whether the peer keeps up."""
+
+
+class Stream:
+    """One request, or a conversation. Made by the protocol above; opened by `Sending.begin`.
+
+    Invariants: `credit` is what the peer's WINDOW_UPDATEs gave less what was sent, so that `peer_window + credit` is
+    the window; `in_left` is what the peer may still send. `unsent` waits for flow control; `ending` is END_STREAM when
+    this side ends after it, `ended_here` whether it has ended. `head` is what the peer's header block was resolved to.
+    `first` is what it is begun with, kept for as long as the server may say that it has not begun it.
+    """
+
+    __slots__ = ("connection", "credit", "ended_here", "ending", "first", "head", "in_left", "stream_id", "unsent")
+
+    whole = END_STREAM
+    """Flags of the DATA frame that ends `first`: END_STREAM where nothing follows it."""
+    listens = False
+    """Whether `received` wants what DATA frames hold."""
+    under_way: bool
+    """Whether somebody waits for an answer."""
+
+    def __init__(self, first: bytes) -> None:
+        self.first = first
+        self.connection: Any = None
+        self.stream_id = 0
+        self.credit = 0
+        self.in_left = MAX_WINDOW
+        self.unsent: memoryview | None = None
+        self.ending = 0
+        self.ended_here = 0
+        self.head: Any = None
+
+    def received(self, payload: bytes) -> None:
+        """Take what a DATA frame holds."""
+
+    def over(self) -> None:
+        """Learn that the peer has ended the stream, and how by `head`: None when it said nothing."""
+        raise NotImplementedError
+
+    def reset(self, code: int) -> None:
+        """Learn that the peer has reset the stream."""
+        raise NotImplementedError
+
+    def lost(self, why: str) -> None:
+        """Learn that the connection has ended before the stream."""
+        raise NotImplementedError
+
+
+class Owner(Protocol):
+    """Who has a connection."""
+
+    def left(self, connection: Any, unbegun: Sequence[Stream]) -> None:
+        """Take back what the server has not begun: the connection takes no more streams, and ends those it has."""
+
+    def gone(self, connection: Any, why: str, *, harmed: bool) -> None:
+        """Learn that the connection has ended by itself, `harmed` in the midst of requests; streams are told next."""
+
+
+class Sending(asyncio.Protocol):
+    """What goes out.
+
+    Invariants: `quick_bytes` is the most that a payload may have to go straight to `out`: 0 while anything is blocked,
+    otherwise the peer's largest frame or a new stream's window. A stream with `unsent` is in `blocked`. `leaving`: it
+    takes no more streams; `barren`: the peer had begun none of them then.
+    """
+
+    def __init__(self, openings: Openings, owner: Owner) -> None:
+        self.owner: Owner | None = owner
+        self.transport: Any = None
+        self.streams: dict[int, Stream] = {}
+        self.waiting: deque[Stream] = deque()
+        self.most_streams = MAX_WINDOW
+        self.next_id = 1
+        self.leaving = False
+        self.barren = False
+        self.peer_window = DEFAULT_WINDOW
+        self.peer_frame = MIN_FRAME_BYTES
+        self.out: list[bytes | memoryview] = []
+        self.out_window = DEFAULT_WINDOW
+        self.quick_bytes = MIN_FRAME_BYTES
+        self.blocked: dict[int, Stream] = {}
+        self.paused = False
+        self.dirty = False
+        self._openings = openings
+        self._opening, self._then = openings.first, openings.rest
+
+    def forget_table(self) -> None:
+        """Use the peer's header table no more: it has become smaller."""
+        if self._then is not self._openings.plain:
+            self._opening, self._then = self._openings.shrunk, self._openings.plain
+
+    # -- streams -----------------------------------------------------------------------------------------------
+
+    def begin(self, stream: Stream) -> None:
+        """Open a stream and send its first payload; it may wait its turn."""
+        stream_id = self.next_id
+        if len(self.streams) >= self.most_streams or stream_id > MAX_WINDOW:
+            self.waiting.append(stream)
+            if stream_id > MAX_WINDOW:
+                self.leave()
+            return
+        self.next_id = stream_id + 2
+        self.streams[stream_id] = stream
+        stream.connection = self
+        stream.stream_id = stream_id
+        payload, flags = stream.first, stream.whole
+        size = len(payload)
+        if size <= self.quick_bytes and size <= self.out_window:
+            self.out_window -= size
+            stream.credit = -size
+            stream.ended_here = flags
+            self.out += (self._opening.followed(stream_id, size, flags), payload)
+        else:
+            self.out.append(self._opening.alone(stream_id))
+            stream.credit = stream.ended_here = 0
+            self._queue(stream, payload, flags)
+        self._opening = self._then
+        if not self.dirty:
+            self.mark()
+
+    def go_on(self, stream: Stream, payload: bytes, flags: int = 0) -> None:
+        """Send more on a stream that is open."""
+        size = len(payload)
+        if size <= self.quick_bytes and size <= self.out_window and size <= self.peer_window + stream.credit:
+            self.out_window -= size
+            stream.credit -= size
+            stream.ended_here = flags
+            self.out += (HEAD.pack(size << 8 | DATA, flags, stream.stream_id), payload)
+            if not self.dirty:
+                self.mark()
+        else:
+            self._queue(stream, payload, flags)
+
+    def end(self, stream: Stream) -> None:
+        """Say that nothing more comes on a stream that is open."""
+        if stream.unsent is not None:
+            stream.ending = END_STREAM
+        elif not stream.ended_here:
+            stream.ended_here = END_STREAM
+            self.write(frame(DATA, END_STREAM, stream.stream_id))
+
+    def forget(self, stream: Stream) -> None:
+        """Take a stream that the peer has ended out of every list, and end this side of it; begin one that waits."""
+        stream_id = stream.stream_id
+        del self.streams[stream_id]
+        if not stream.ended_here:
+            self.drop(stream)
+            self.write(reset(stream_id, Fault.CANCEL))
+        if self.waiting and not self.leaving:
+            self.begin(self.waiting.popleft())
+
+    def drop(self, stream: Stream) -> None:
+        """Send nothing more of a stream."""
+        stream.ended_here = END_STREAM
+        if stream.unsent is not None:
+            stream.unsent = None
+            del self.blocked[stream.stream_id]
+            self._requicken()
+
+    def leave(self, last_id: int = MAX_WINDOW) -> None:
+        """Open no more streams, and give back those that the peer has not begun: beyond `last_id`, or not yet sent."""
+        unbegun = [self.streams.pop(each) for each in sorted(self.streams) if each > last_id]
+        self.barren = self.next_id <= 1 + 2 * len(unbegun)
+        for stream in unbegun:
+            self.drop(stream)
+            stream.in_left, stream.head = MAX_WINDOW, None
+        unbegun += self.waiting
+        self.waiting.clear()
+        self.leaving = True
+        if self.owner is not None:
+            self.owner.left(self, unbegun)
+
+    # -- what waits --------------------------------------------------------------------------------------------
+
+    def _queue(self, stream: Stream, payload: bytes, flags: int) -> None:
+        """Send a payload as the windows let it go; a stream has one under way at a time."""
+        stream.unsent = memoryview(payload)
+        stream.ending = flags
+        self.blocked[stream.stream_id] = stream
+        self.pump()
+
+    def pump(self) -> None:
+        """Send what may be sent, a turn for each stream, until the windows or the transport are full."""
+        while self.blocked and not self.paused:
+            moved = 0
+            for stream in list(self.blocked.values()):
+                moved += self._send_some(stream)
+                if moved >= _TURN_BYTES:
+                    break
+            if moved < _TURN_BYTES:
+                break
+            self.flush()
+        self._requicken()
+        if self.out and not self.dirty:
+            self.mark()
+
+    def _send_some(self, stream: Stream) -> int:
+        """Send one stream's share of a turn. Returns: how many bytes."""
+        unsent = stream.unsent
+        if unsent is None:
+            return 0
+        window = max(min(self.out_window, self.peer_window + stream.credit, _TURN_BYTES), 0)
+        moved = 0
+        while moved < window and moved < len(unsent):
+            size = min(window - moved, len(unsent) - moved, self.peer_frame)
+            last = moved + size == len(unsent)
+            self.out.append(HEAD.pack(size << 8 | DATA, stream.ending if last else 0, stream.stream_id))
+            self.out.append(unsent[moved : moved + size])
+            moved += size
+        self.out_window -= moved
+        stream.credit -= moved
+        # in turn: who was served goes to the end
+        del self.blocked[stream.stream_id]
+        if moved < len(unsent):
+            stream.unsent = unsent[moved:]
+            self.blocked[stream.stream_id] = stream
+        else:
+            stream.unsent = None
+            stream.ended_here = stream.ending
+        return moved
+
+    def _requicken(self) -> None:
+        self.quick_bytes = 0 if self.paused or self.blocked else min(self.peer_frame, self.peer_window)
+
+    # -- the transport -----------------------------------------------------------------------------------------
+
+    def mark(self) -> None:
+        """Write what there is, once this loop turn is over."""
+        self.dirty = True
+        asyncio.get_running_loop().call_soon(self.flush)
+
+    def write(self, frames: bytes) -> None:
+        """Send frames that no window holds back."""
+        self.out.append(frames)
+        if not self.dirty:
+            self.mark()
+
+    def flush(self) -> None:
+        """Write all of `out`."""
+        self.dirty = False
+        out = self.out
+        if out and not self.transport.is_closing():
+            self.out = []
+            self.transport.write(b"".join(out))
+
+    def pause_writing(self) -> None:
+        """Note that the peer has fallen behind."""
+        self.paused = True
+        self.quick_bytes = 0
+
+    def resume_writing(self) -> None:
+        """Go on with what waited."""
+        self.paused = False
+        self.pump()

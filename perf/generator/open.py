@@ -1,0 +1,202 @@
+"""The open loop: every request is sent when it is due, whatever became of those before it.
+
+Its latency counts from when it was due: waiting for the sender, or for a free connection, is part of it (no coordinated
+omission). What is due and cannot be sent is kept nowhere: the schedule just does not move on, so an overloaded server
+costs no memory, no request is dropped, and they leave in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+
+from .alarm import alarm
+from .carriers import Carrier
+from .orders import Load
+from .pacing import HALT_WITHIN_S, NEVER_NS, UNANSWERED, Means, Quiet
+from .schedule import due_ns
+
+MOST_CONNECTIONS = 2048
+"""How many connections there may be where the load does not say."""
+_BEFOREHAND = 16
+_SPARE = 8
+"""How many places are kept free, so that a burst does not wait for its connections."""
+
+
+class _Place:
+    """Room for one request on one connection."""
+
+    __slots__ = ("_due_ns", "_late_ns", "_loop", "carrier", "gone")
+
+    def __init__(self, loop: OpenLoop, carrier: Carrier) -> None:
+        self._loop = loop
+        self._due_ns = self._late_ns = 0
+        self.carrier = carrier
+        self.gone = False
+
+    def send(self, request: bytes, at_ns: int) -> None:
+        self._due_ns = at_ns
+        self._late_ns = time.monotonic_ns() - at_ns
+        self.carrier.send(request, self)
+
+    def responded(self, earlier_ns: Sequence[int], count: int) -> None:
+        self._loop.recorder.responded(earlier_ns, count)
+
+    def answered(self, now_ns: int, error: str) -> None:
+        recorder = self._loop.recorder
+        recorder.heard_ns = now_ns
+        if error:
+            recorder.fail(error)
+        else:
+            recorder.starts.append(self._due_ns)
+            recorder.ends.append(now_ns)
+            recorder.late.append(self._late_ns)
+        self._loop.freed(self)
+
+    def lost(self, now_ns: int, why: str) -> None:
+        self.gone = True
+        self._loop.recorder.fail(f"connection lost: {why}")
+        self._loop.freed(self)
+
+
+class _Connection:
+    """The places of one connection."""
+
+    def __init__(self, loop: OpenLoop) -> None:
+        self._loop = loop
+        self.places: list[_Place] = []
+        self.gone = False
+
+    def up(self, carrier: Carrier, count: int) -> None:
+        self.places = [_Place(self._loop, carrier) for _ in range(count)]
+
+    def lost(self, why: str) -> None:
+        self.gone = True
+        for place in self.places:
+            place.gone = True
+        self._loop.ended(self, why)
+
+
+class OpenLoop:
+    """Keeps a schedule. The places that are free are used last in, first out: those in use stay few and warm."""
+
+    def __init__(self, means: Means) -> None:
+        self.recorder = means.recorder
+        self._means = means
+        self._alarm = alarm(self._wake)
+        self._quiet = Quiet()
+        self._connections: set[_Connection] = set()
+        self._free: list[_Place] = []
+        self._opening: set[asyncio.Task[None]] = set()
+        self._most = 1
+        self._draw = means.payloads.stream(means.part.number).__next__
+        self._next: Iterator[int] = iter(())
+        self._times: Iterator[int] = iter(())
+        self._due_ns = NEVER_NS
+        self._busy = 0
+        self._starved = False
+
+    async def ready(self, load: Load) -> None:
+        part = self._means.part
+        self._next = due_ns(load, part)
+        self._most = max(part.share(load.connections or MOST_CONNECTIONS), 1)
+        for _ in range(min(self._most, _BEFOREHAND) - len(self._connections)):
+            connection = _Connection(self)
+            self._up(connection, await self._means.openings.first(connection.lost))
+
+    def start(self, start_ns: int) -> None:
+        self._times = (start_ns + at_ns for at_ns in self._next)
+        self._due_ns = next(self._times, NEVER_NS)
+        self._wake()
+
+    def stop(self) -> None:
+        self._alarm.silence()
+        self._due_ns = NEVER_NS
+        self._starved = False
+
+    async def halt(self) -> None:
+        self.stop()
+        if not await self._quiet.wait(self.under_way, HALT_WITHIN_S):
+            self._forsake()
+
+    def under_way(self) -> int:
+        return self._busy
+
+    def behind_ns(self) -> int:
+        return max(time.monotonic_ns() - self._due_ns, 0)
+
+    def close(self) -> None:
+        self.stop()
+        self._alarm.close()
+        for task in self._opening:
+            task.cancel()
+        self._hang_up()
+
+    def freed(self, place: _Place) -> None:
+        """Take that a place's request has ended."""
+        self._busy -= 1
+        if not place.gone:
+            self._free.append(place)
+        if self._starved:
+            self._wake()
+        if not self._busy:
+            self._quiet.reached()
+
+    def ended(self, connection: _Connection, why: str) -> None:
+        """Take that a connection has ended."""
+        self._connections.discard(connection)
+        if why:
+            self._means.openings.trouble(why)
+
+    def _wake(self) -> None:
+        """Send what is due."""
+        free, draw, now_ns, at_ns = self._free, self._draw, time.monotonic_ns(), self._due_ns
+        while at_ns <= now_ns and free:
+            place = free.pop()
+            if place.gone:
+                continue
+            self._busy += 1
+            self.recorder.waited += self._starved
+            place.send(draw(), at_ns)
+            at_ns = next(self._times, NEVER_NS)
+        self._due_ns = at_ns
+        self._starved = at_ns <= now_ns
+        if self._starved or at_ns == NEVER_NS:
+            self._alarm.silence()
+        else:
+            self._alarm.set(at_ns)
+        if len(free) < _SPARE:
+            self._open_more()
+
+    def _open_more(self) -> None:
+        wanted = -(-(_SPARE - len(self._free)) // self._means.openings.slots_each) - len(self._opening)
+        room = self._most - len(self._connections) - len(self._opening)
+        for _ in range(min(wanted, room)):
+            self._opening.add(asyncio.ensure_future(self._open()))
+
+    async def _open(self) -> None:
+        connection = _Connection(self)
+        carrier = await self._means.openings.again(connection.lost)
+        self._opening.discard(asyncio.current_task())
+        if carrier is not None and not connection.gone:
+            self._up(connection, carrier)
+            if self._starved:
+                self._wake()
+
+    def _up(self, connection: _Connection, carrier: Carrier) -> None:
+        connection.up(carrier, self._means.openings.slots_each)
+        self._connections.add(connection)
+        self._free.extend(connection.places)
+
+    def _forsake(self) -> None:
+        for _ in range(self._busy):
+            self.recorder.fail(UNANSWERED)
+        self._busy = 0
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        for place in [place for connection in self._connections for place in connection.places[:1]]:
+            place.carrier.close()
+        self._connections.clear()
+        self._free.clear()

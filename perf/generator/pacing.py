@@ -1,0 +1,90 @@
+"""Pacing: what the closed loop and the open loops have in common."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from .orders import Load, Part, Payloads
+from .recording import Recorder
+from .reopening import Openings
+
+HALT_WITHIN_S = 10.0
+"""What is under way when a load halts may take so long."""
+UNANSWERED = f"no answer within {HALT_WITHIN_S:.0f} s of the load's end"
+NEVER_NS = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What a process drives any load with."""
+
+    openings: Openings
+    payloads: Payloads
+    recorder: Recorder
+    part: Part
+
+
+class Pacing(Protocol):
+    """Sends requests, one load after the other. Threads: its loop's."""
+
+    async def ready(self, load: Load) -> None:
+        """Prepare a load. Raises: OSError where the server cannot be reached, ValueError."""
+
+    def start(self, start_ns: int) -> None:
+        """Begin the load that was prepared."""
+
+    def stop(self) -> None:
+        """Send nothing more."""
+
+    async def halt(self) -> None:
+        """Send nothing more, and wait for what is under way, but not for ever; then end what sequences left open."""
+
+    def under_way(self) -> int:
+        """Say how many requests have no answer yet."""
+        ...
+
+    def behind_ns(self) -> int:
+        """Say since when the next request should have been sent."""
+        ...
+
+    def close(self) -> None:
+        """End all connections."""
+
+
+class Ending:
+    """A slot for the one request that ends a sequence: nothing of it is recorded."""
+
+    def __init__(self, ended: Callable[[], None]) -> None:
+        self._ended = ended
+
+    def responded(self, earlier_ns: Sequence[int], count: int) -> None:
+        pass
+
+    def answered(self, now_ns: int, error: str) -> None:
+        self._ended()
+
+    def lost(self, now_ns: int, why: str) -> None:
+        self._ended()
+
+
+class Quiet:
+    """Waits until nothing is under way."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def reached(self) -> None:
+        self._event.set()
+
+    async def wait(self, under_way: Callable[[], int], seconds: float) -> bool:
+        """Say whether nothing was under way within some seconds."""
+        self._event.clear()
+        if under_way():
+            try:
+                await asyncio.wait_for(self._event.wait(), seconds)
+            except TimeoutError:
+                return False
+        return True

@@ -1,0 +1,137 @@
+"""One process of the generator: carries out what `fleet.py` tells it through a pipe."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import resource
+import signal
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from typing import Any
+
+import uvloop
+
+from .carriers import Opener
+from .closed import ClosedLoop
+from .http import HttpOpener
+from .open import OpenLoop
+from .orders import ARRAYS, NO_TIMES, Load, Part, Payloads, Target, Window
+from .pacing import Means, Pacing
+from .recording import Recorder
+from .reopening import Openings
+from .serial import SerialLoop
+
+READY, START, TAKE, COUNT, HALT = "ready", "start", "take", "count", "halt"
+"""Prepare a load; begin it; give the Window since the last mark; say how many ended since it; send nothing more."""
+
+
+class _Process:
+    """One order after the other, or one while another waits: a load may be looked at while it is being halted."""
+
+    def __init__(self, orders: Connection, news: Connection, words: tuple[Target, Payloads, Part]) -> None:
+        target, payloads, part = words
+        self._orders = orders
+        self._news = news
+        self._recorder = Recorder(self._lost)
+        self._means = Means(Openings(opener(target), self._recorder), payloads, self._recorder, part)
+        self._pacing: Pacing = ClosedLoop(self._means)
+        self._writer = ThreadPoolExecutor(1)  # a big window goes while the loop runs on
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.ended = asyncio.Event()
+
+    def told(self) -> None:
+        try:
+            serial, word, *words = self._orders.recv()
+        except (EOFError, OSError):  # the parent has ended, or been ended
+            self.ended.set()
+            return
+        task = asyncio.ensure_future(self._do(serial, word, *words))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Take what went wrong inside the loop: a load that may have stopped is none to be measured."""
+        loop.default_exception_handler(context)
+        self._recorder.give_up(f"the generator failed: {context.get('exception') or context.get('message')}")
+
+    async def _do(self, serial: int, word: str, *words: Any) -> None:
+        try:
+            fine, answer = True, await getattr(self, f"_{word}")(*words)
+        except Exception as error:  # noqa: BLE001 (it is the parent that raises it)
+            fine, answer = False, (isinstance(error, OSError | ValueError), f"{error}" or type(error).__name__)
+        self._writer.submit(self._reply, serial, fine, answer)
+
+    def _reply(self, serial: int, fine: bool, answer: Any) -> None:
+        """Send an answer; the times of a Window follow it as they lie in memory."""
+        with contextlib.suppress(OSError):  # the parent has ended
+            if not isinstance(answer, Window):
+                self._orders.send((serial, fine, answer))
+                return
+            times = [getattr(answer, name) for name in ARRAYS]
+            for name in ARRAYS:
+                setattr(answer, name, NO_TIMES)
+            self._orders.send((serial, fine, answer))
+            for each in times:
+                self._orders.send_bytes(each.data.cast("B") if len(each) else b"")
+
+    async def _ready(self, load: Load) -> None:
+        wanted = ClosedLoop if not load.open else SerialLoop if load.sequences else OpenLoop
+        if type(self._pacing) is not wanted:
+            await self._pacing.halt()
+            self._pacing.close()
+            self._pacing = wanted(self._means)
+        self._recorder.renew()
+        await self._pacing.ready(load)
+
+    async def _start(self, start_ns: int) -> None:
+        self._pacing.start(start_ns)
+
+    async def _take(self) -> Window:
+        return self._recorder.take(self._pacing.under_way(), self._pacing.behind_ns())
+
+    async def _count(self) -> int:
+        return self._recorder.ended
+
+    async def _halt(self) -> None:
+        await self._pacing.halt()
+        gc.collect()
+
+    def _lost(self, why: str) -> None:
+        self._pacing.stop()
+        with contextlib.suppress(OSError):
+            self._news.send(why)
+
+
+def opener(target: Target) -> Opener:
+    """Give what connects to a target."""
+    if target.grpc is None:
+        return HttpOpener(target)
+    from .grpc import GrpcOpener
+
+    return GrpcOpener(target)
+
+
+def main(orders: int, news: int) -> None:
+    """Serve the pipe until it ends. `orders`, `news`: files that `fleet.py` has opened."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a person's Ctrl-C is the parent's to answer
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    gc.disable()
+    with contextlib.suppress(EOFError, KeyboardInterrupt):
+        uvloop.run(_serve(Connection(orders), Connection(news, readable=False)))
+
+
+async def _serve(orders: Connection, news: Connection) -> None:
+    sys.path[:] = orders.recv()
+    process = _Process(orders, news, orders.recv())
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(process.failed)
+    loop.add_reader(orders.fileno(), process.told)
+    os.set_blocking(orders.fileno(), True)  # uvloop has just changed that
+    await process.ended.wait()
+    os._exit(0)  # connections, threads and streams are not worth an orderly end

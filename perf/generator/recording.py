@@ -1,0 +1,94 @@
+"""Recording: what ended since the last mark, kept as flat arrays; nothing is worked out while the load runs."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from .orders import Times, Window
+
+_KINDS = 100
+_OTHERS = "other errors"
+
+
+class Recorder:
+    """One process's ends, 24 bytes for each until they are taken. Threads: its loop's.
+
+    `heard_ns`: when the server last answered; `lost`: why the load cannot go on, which `when_lost` is told once.
+    """
+
+    def __init__(self, when_lost: Callable[[str], None] = lambda why: None) -> None:
+        self.starts = array("q")
+        self.ends = array("q")
+        self.late = array("q")
+        self.earlier = array("q")
+        self.earlier_ns = array("q")
+        self.responses = 0
+        self.errors: Counter[str] = Counter()
+        self.waited = 0
+        self.heard_ns = 0
+        self.lost = ""
+        self._lost_ns = 0
+        self.when_lost = when_lost
+        self._begin_ns = time.monotonic_ns()
+        self._cpu_s = time.process_time()
+
+    def responded(self, earlier_ns: Sequence[int], count: int) -> None:
+        """Note what the next good end was made of."""
+        self.responses += count
+        self.earlier.append(len(earlier_ns))
+        self.earlier_ns.extend(earlier_ns)
+
+    def fail(self, error: str) -> None:
+        """Count a request that ended badly; kinds of errors beyond the first hundred become one."""
+        known = error in self.errors or len(self.errors) < _KINDS
+        self.errors[error if known else _OTHERS] += 1
+
+    def give_up(self, why: str) -> None:
+        """Note that the load cannot go on."""
+        if not self.lost:
+            self.lost, self._lost_ns = why, time.monotonic_ns()
+            self.when_lost(why)
+
+    def renew(self) -> None:
+        """Forget that a load could not go on: another begins."""
+        self.lost, self._lost_ns = "", 0
+
+    @property
+    def ended(self) -> int:
+        """How many have ended since the last `take`, well or badly."""
+        return len(self.ends) + self.errors.total()
+
+    def take(self, in_flight: int = 0, behind_ns: int = 0) -> Window:
+        """Give what ended since the last time, and begin anew."""
+        now_ns, cpu_s = time.monotonic_ns(), time.process_time()
+        window = Window(
+            begin_ns=self._begin_ns,
+            end_ns=now_ns,
+            starts_ns=_times(self.starts),
+            ends_ns=_times(self.ends),
+            late_ns=_times(self.late),
+            errors=self.errors,
+            lost=self.lost,
+            cpu_s=cpu_s - self._cpu_s,
+            in_flight=in_flight,
+            lost_ns=self._lost_ns,
+            waited=self.waited,
+            behind_ns=behind_ns,
+            responses=self.responses,
+            earlier=_times(self.earlier),
+            earlier_ns=_times(self.earlier_ns),
+        )
+        self.starts, self.ends, self.late = array("q"), array("q"), array("q")
+        self.earlier, self.earlier_ns, self.responses = array("q"), array("q"), 0
+        self.errors, self.waited, self._begin_ns, self._cpu_s = Counter(), 0, now_ns, cpu_s
+        return window
+
+
+def _times(stamps: array[int]) -> Times:
+    """Give an array's own memory: nothing is copied."""
+    return np.frombuffer(stamps, np.int64) if stamps else np.empty(0, np.int64)

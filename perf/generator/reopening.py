@@ -1,0 +1,60 @@
+"""Reopening: how a process comes by connections when they end, and when it says that the server is dead."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from .carriers import Carrier, Opener
+from .recording import Recorder
+
+DEAD_AFTER_S = 3.0
+"""A server that has answered nothing for so long since the first connection failed will not come back."""
+_CONNECT_WITHIN_S = 3.0
+_PAUSE_S = 0.05
+_AT_ONCE = 32
+
+
+class Openings:
+    """All connections of a process are made here. Threads: its loop's."""
+
+    def __init__(self, opener: Opener, recorder: Recorder, dead_after_s: float = DEAD_AFTER_S) -> None:
+        self._opener = opener
+        self._recorder = recorder
+        self._dead_after_s = dead_after_s
+        self._gate = asyncio.Semaphore(_AT_ONCE)
+        self._troubled_ns = 0
+
+    @property
+    def slots_each(self) -> int:
+        return self._opener.slots_each
+
+    async def first(self, lost: Callable[[str], None]) -> Carrier:
+        """Connect, or not. Raises: OSError."""
+        try:
+            return await asyncio.wait_for(self._opener.open(lost), _CONNECT_WITHIN_S)
+        except TimeoutError:
+            raise ConnectionError(f"no connection within {_CONNECT_WITHIN_S:.0f} s") from None
+
+    async def again(self, lost: Callable[[str], None]) -> Carrier | None:
+        """Connect, however often it takes; None once the load cannot go on."""
+        async with self._gate:
+            # a pause would be in the latencies of a server that only ends connections: not before trouble lasts
+            if self._recorder.heard_ns < self._troubled_ns < time.monotonic_ns() - _PAUSE_S * 1e9:
+                await asyncio.sleep(_PAUSE_S)
+            while not self._recorder.lost:
+                try:
+                    return await self.first(lost)
+                except OSError as error:
+                    self.trouble(str(error))
+                await asyncio.sleep(_PAUSE_S)
+        return None
+
+    def trouble(self, why: str) -> None:
+        """Take that a connection failed: to begin, or in the middle."""
+        now_ns = time.monotonic_ns()
+        if self._recorder.heard_ns >= self._troubled_ns:
+            self._troubled_ns = now_ns
+        elif now_ns - self._troubled_ns > self._dead_after_s * 1e9:
+            self._recorder.give_up(why)

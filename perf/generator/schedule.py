@@ -1,0 +1,69 @@
+"""Schedules: when the requests of an open loop are due, and which of them fall to each process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+import numpy as np
+
+from .orders import Load, Part, Times
+
+_Numbers = np.ndarray[tuple[int], np.dtype[np.float64]]
+_BLOCK = 1024
+
+
+def due_ns(load: Load, part: Part) -> Iterator[int]:
+    """Give when each request of one process is due, from the common start on; ascending, endless but for `requests`.
+
+    Together the processes make what one alone would: even and recorded times are dealt to them in turn, and as many
+    independent Poisson streams make one of the sum of their rates. With sequences each takes the turns of its own.
+    """
+    turns = len(part.slots(load.sequences)) if load.sequences else 1
+    of = load.sequences or part.of
+    if not turns:
+        return iter(())
+    blocks: Iterator[_Numbers]
+    if load.intervals_us:
+        blocks = _recorded(np.array(load.intervals_us), part, of)
+    elif load.rate_per_s <= 0:
+        raise ValueError(f"an open loop takes a rate above 0, got {load.rate_per_s}")
+    elif load.poisson:
+        blocks = _poisson(load.rate_per_s * turns / of, np.random.default_rng((load.seed, part.number, part.of)))
+    else:
+        blocks = (np.multiply(numbers, 1e9 / load.rate_per_s) for numbers in _numbers(part, of))
+    every = (due for block in blocks for due in block.astype(np.int64).tolist())
+    return islice(every, _share(load, part, turns, of)) if load.requests else every
+
+
+def _share(load: Load, part: Part, turns: int, of: int) -> int:
+    whole, rest = divmod(load.requests, of)
+    return whole * turns + len(part.slots(rest))
+
+
+def _numbers(part: Part, of: int) -> Iterator[Times]:
+    """Give the numbers of one process's requests among all, where they are dealt to `of` places in turn."""
+    own = np.array(part.slots(of), np.int64)
+    rounds = max(_BLOCK // len(own), 1)
+    first = 0
+    while True:
+        turn = np.arange(first, first + rounds, dtype=np.int64)
+        yield (turn[:, None] * of + own).ravel()
+        first += rounds
+
+
+def _poisson(rate_per_s: float, random: np.random.Generator) -> Iterator[_Numbers]:
+    last = 0.0
+    while True:
+        block = last + np.cumsum(random.exponential(1e9 / rate_per_s, _BLOCK))
+        last = float(block[-1])
+        yield block
+
+
+def _recorded(intervals_us: _Numbers, part: Part, of: int) -> Iterator[_Numbers]:
+    at_ns = np.cumsum(intervals_us) * 1e3
+    if not (intervals_us >= 0).all() or at_ns[-1] <= 0:
+        raise ValueError("recorded intervals are 0 or more, and not all 0")
+    for numbers in _numbers(part, of):
+        times, place = np.divmod(numbers, len(at_ns))
+        yield times * at_ns[-1] + at_ns[place]

@@ -1,0 +1,156 @@
+"""The open loop of serial sequences: each has at most one request under way, its others wait for their turn."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import cycle
+
+from .alarm import alarm
+from .carriers import Carrier
+from .lines import Lines
+from .orders import Load
+from .pacing import HALT_WITHIN_S, NEVER_NS, UNANSWERED, Ending, Means, Quiet
+from .schedule import due_ns
+
+
+class _Sequence:
+    """One sequence, whose requests wait for each other; that is part of their time."""
+
+    def __init__(self, number: int, stream: Iterator[bytes], loop: SerialLoop) -> None:
+        self.number = number
+        self.carrier: Carrier
+        self.waiting: deque[int] = deque()
+        self.busy = False
+        self._draw = stream.__next__
+        self._loop = loop
+        self._due_ns = self._late_ns = 0
+
+    def send(self) -> None:
+        """Send what has waited longest."""
+        self._due_ns = self.waiting.popleft()
+        self._late_ns = time.monotonic_ns() - self._due_ns
+        self.carrier.send(self._draw(), self)
+
+    def responded(self, earlier_ns: Sequence[int], count: int) -> None:
+        self._loop.recorder.responded(earlier_ns, count)
+
+    def answered(self, now_ns: int, error: str) -> None:
+        recorder = self._loop.recorder
+        recorder.heard_ns = now_ns
+        if error:
+            recorder.fail(error)
+        else:
+            recorder.starts.append(self._due_ns)
+            recorder.ends.append(now_ns)
+            recorder.late.append(self._late_ns)
+        self._proceed()
+
+    def lost(self, now_ns: int, why: str) -> None:
+        self._loop.recorder.fail(f"connection lost: {why}")
+        self._proceed()
+
+    def _proceed(self) -> None:
+        if self.waiting:
+            self._loop.recorder.waited += 1
+            self.send()
+        else:
+            self._loop.idle(self)
+
+
+class SerialLoop:
+    """Keeps a schedule, dealt to the sequences in turn. Each sequence has room of its own on a connection."""
+
+    def __init__(self, means: Means) -> None:
+        self.recorder = means.recorder
+        self._means = means
+        self._alarm = alarm(self._wake)
+        self._quiet = Quiet()
+        self._lines = Lines(means.openings)
+        self._sequences: dict[int, _Sequence] = {}
+        self._turn: Iterator[_Sequence] = iter(())
+        self._times: Iterator[int] = iter(())
+        self._due_ns = NEVER_NS
+        self._busy = 0
+
+    async def ready(self, load: Load) -> None:
+        numbers = self._means.part.slots(load.sequences)
+        for number in numbers:
+            if number not in self._sequences:
+                sequence = _Sequence(number, self._means.payloads.stream(number), self)
+                await self._lines.add(sequence)
+                self._sequences[number] = sequence
+        await self._lines.ready()
+        self._next = (due_ns(load, self._means.part), cycle([self._sequences[number] for number in numbers]))
+
+    def start(self, start_ns: int) -> None:
+        times, self._turn = self._next
+        self._times = (start_ns + at_ns for at_ns in times)
+        self._due_ns = next(self._times, NEVER_NS)
+        self._wake()
+
+    def stop(self) -> None:
+        self._alarm.silence()
+        self._due_ns = NEVER_NS
+        for sequence in self._sequences.values():
+            sequence.waiting.clear()
+
+    async def halt(self) -> None:
+        self.stop()
+        if not await self._quiet.wait(self.under_way, HALT_WITHIN_S):
+            self._forsake()
+        if not self.recorder.lost:
+            self._end_sequences()
+            await self._quiet.wait(self.under_way, HALT_WITHIN_S)
+
+    def under_way(self) -> int:
+        return self._busy
+
+    def behind_ns(self) -> int:
+        oldest = min((each.waiting[0] for each in self._sequences.values() if each.waiting), default=self._due_ns)
+        return max(time.monotonic_ns() - oldest, 0)
+
+    def close(self) -> None:
+        self.stop()
+        self._alarm.close()
+        self._lines.close()
+
+    def idle(self, sequence: _Sequence) -> None:
+        """Take that nothing of a sequence is under way or waits."""
+        sequence.busy = False
+        self._busy -= 1
+        if not self._busy:
+            self._quiet.reached()
+
+    def _wake(self) -> None:
+        now_ns, at_ns = time.monotonic_ns(), self._due_ns
+        while at_ns <= now_ns:
+            sequence = next(self._turn)
+            sequence.waiting.append(at_ns)
+            if not sequence.busy:
+                sequence.busy = True
+                self._busy += 1
+                sequence.send()
+            at_ns = next(self._times, NEVER_NS)
+        self._due_ns = at_ns
+        if at_ns == NEVER_NS:
+            self._alarm.silence()
+        else:
+            self._alarm.set(at_ns)
+
+    def _forsake(self) -> None:
+        self._lines.close()
+        for sequence in self._sequences.values():
+            if sequence.busy:
+                self.recorder.fail(UNANSWERED)
+                self.idle(sequence)
+
+    def _end_sequences(self) -> None:
+        for sequence in self._sequences.values():
+            request = self._means.payloads.ending(sequence.number)
+            if request is not None:
+                sequence.busy = True
+                self._busy += 1
+                sequence.carrier.send(request, Ending(partial(self.idle, sequence)))

@@ -1,0 +1,60 @@
+"""Batches: rows put together to the tensors of requests. A batch takes a step and those after it, around its stream."""
+
+from __future__ import annotations
+
+from penstock.perf.profiling.model import NOT_TOLD, Described, Tensor
+
+from .sources import Row
+from .tensors import InputError, Sent, Step, Values, text_of
+
+
+def check_batch(model: Described, batch: int) -> None:
+    """Hold a client batch against what the model takes. Raises: InputError."""
+    most = model.max_batch_size
+    if batch < 1:
+        raise InputError(f"-b {batch}: a request has one row at least")
+    if batch > 1 and not model.batched:
+        raise InputError(f"-b {batch}: model '{model.name}' does not batch (its max_batch_size is 0)")
+    if most != NOT_TOLD and 0 < most < batch:
+        raise InputError(f"-b {batch}: model '{model.name}' takes {most} rows at most (its max_batch_size)")
+
+
+def alone(model: Described, rows: tuple[Row, ...], batch: int) -> tuple[Step, ...]:
+    """Give the requests that use up a stream's rows: each begins where that before it ended, until all come again."""
+    starts: dict[int, None] = {}
+    at = 0
+    while at not in starts:
+        starts[at] = None
+        at = (at + batch) % len(rows)
+    return tuple(_request(model, rows, start, batch) for start in starts)
+
+
+def in_order(model: Described, rows: tuple[Row, ...], batch: int) -> tuple[Step, ...]:
+    """Give the requests of a sequence: one beginning with each of a stream's rows."""
+    return tuple(_request(model, rows, start, batch) for start in range(len(rows)))
+
+
+def _request(model: Described, rows: tuple[Row, ...], start: int, batch: int) -> Step:
+    chosen = [rows[(start + number) % len(rows)] for number in range(batch)]
+    made = []
+    for each in model.inputs:
+        values = [row[each.name] for row in chosen if each.name in row]
+        if values and len(values) < batch:
+            raise InputError(f"-b {batch}: optional input '{each.name}' is in some steps of a batch and not in others")
+        if values:
+            made.append(_joined(model, each, values))
+    return tuple(made)
+
+
+def _joined(model: Described, tensor: Tensor, values: list[Values]) -> Sent:
+    first, where = values[0], f"-b {len(values)}: input '{tensor.name}'"
+    for other in values:
+        if other.shape != first.shape:
+            differ = f"{text_of(first.shape)} and {text_of(other.shape)}"
+            raise InputError(f"{where} has steps of the shapes {differ}, which cannot share a batch")
+        if tensor.shape_tensor and other.raw != first.raw:
+            raise InputError(f"{where} is a shape tensor, whose values have to be the same in a batch")
+    if tensor.shape_tensor or not model.batched:
+        return Sent(tensor.name, tensor.datatype, first.shape, first.raw)
+    raw = b"".join(each.raw for each in values)
+    return Sent(tensor.name, tensor.datatype, (len(values), *first.shape), raw)

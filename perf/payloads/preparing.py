@@ -1,0 +1,108 @@
+"""Preparing: from a model's description and the options of input to what the generator sends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from penstock.perf.generator.orders import Payloads, Target
+from penstock.perf.profiling.model import Described
+from penstock.perf.profiling.options import Input
+
+from .batches import alone, check_batch, in_order
+from .cuda_regions import cuda
+from .grpc import GrpcWriter
+from .http import HttpWriter
+from .regions import Registrar, shared, system
+from .repeated import Repeated
+from .sequences import Lengths, Sequences, ids
+from .sources import streams
+from .tensors import InputError, Step
+from .writing import Call, Wanted, Writer, check_parameters
+
+__all__ = ["InputError", "Prepared", "prepared"]
+
+SEQUENCE_LENGTH = 20
+"""Of sequences of data that was made here, where no length is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What is sent, and what a reader of the report should know of it: one line each."""
+
+    payloads: Payloads
+    notes: tuple[str, ...] = ()
+
+
+@contextmanager
+def prepared(
+    model: Described,
+    asked: Input,
+    target: Target,
+    control: Registrar,
+    *,
+    headers: Sequence[tuple[str, str]] = (),
+    slots: int = 0,
+) -> Iterator[Prepared]:
+    """Make all requests of a run; they may be sent until the block ends, with which shared memory goes.
+
+    `headers` are of HTTP requests. `slots`: the most there are ever at once, which sequences share ids by; 0: not told.
+    Raises: InputError; ControlError where the server refuses shared memory; OSError where there is none.
+    """
+    check_batch(model, asked.batch)
+    check_parameters(asked.parameters)
+    found = streams(model, asked)
+    notes = list(found.notes)
+    if model.sequences:
+        steps = tuple(in_order(model, stream, asked.batch) for stream in found.streams)
+    else:
+        steps = (alone(model, found.streams[0], asked.batch),)
+        if len(found.streams) > 1:
+            notes.append(f"--input-data: of {len(found.streams)} streams the first is sent: the model has no sequences")
+    with _placed(model, asked, control, steps) as (placed, wanted):
+        writer = _writer(Call(model.name, model.version, wanted, asked.parameters), model, asked, target, headers)
+        payloads: Payloads
+        if model.sequences:
+            payloads = Sequences(
+                writer=writer,
+                streams=placed,
+                ids=ids(*asked.sequence_ids, slots),
+                lengths=_lengths(asked, given=found.given),
+                rows=asked.batch,
+                seed=asked.seed,
+            )
+            for step in (step for stream in placed for step in stream):
+                writer.template(step)  # what cannot be written is told here, and not by a process of the generator
+        else:
+            payloads = Repeated(tuple(writer.whole(step) for step in placed[0]), asked.batch)
+        yield Prepared(payloads, tuple(notes))
+
+
+@contextmanager
+def _placed(
+    model: Described, asked: Input, control: Registrar, steps: tuple[tuple[Step, ...], ...]
+) -> Iterator[tuple[tuple[tuple[Step, ...], ...], tuple[Wanted, ...]]]:
+    if asked.shared_memory == "none":
+        yield steps, tuple(Wanted(each.name) for each in model.outputs)
+    elif asked.shared_memory in ("system", "cuda"):
+        create = system if asked.shared_memory == "system" else cuda()
+        with shared(control, model, steps, asked.batch, asked.output_shared_memory_bytes, create) as found:
+            yield found
+    else:
+        raise InputError("--shared-memory: the choices are none, system and cuda")
+
+
+def _writer(call: Call, model: Described, asked: Input, target: Target, headers: Sequence[tuple[str, str]]) -> Writer:
+    if target.grpc is not None:
+        return GrpcWriter(call, empty_final=target.grpc.streaming and model.decoupled)
+    return HttpWriter(call, target, tuple(headers), asked.binary_input, asked.binary_output)
+
+
+def _lengths(asked: Input, *, given: bool) -> Lengths:
+    length = asked.sequence_length
+    if length is not None and length < 1:
+        raise InputError(f"--sequence-length {length}: a sequence has one request at least")
+    if length is None and not given:
+        length = SEQUENCE_LENGTH
+    return Lengths(length, asked.sequence_variation)

@@ -1,0 +1,113 @@
+"""Regions: tensors in shared memory, the system's or a device's, which requests name instead of carrying them.
+
+One region for each input, with the values of all requests in it, and one for each output, which all requests write:
+what comes back is not read. Names are of this run alone, so that no other client's region has to go.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from multiprocessing.shared_memory import SharedMemory
+from typing import Protocol
+
+from penstock.perf.profiling.control import ControlError
+from penstock.perf.profiling.model import Described
+
+from .tensors import Place, Sent, Step, nbytes_of
+from .writing import Wanted
+
+_ALIGNMENT = 256
+"""As the CUDA runtime aligns memory: kernels read in place what begins at a multiple of it."""
+Streams = tuple[tuple[Step, ...], ...]
+
+
+class Registrar(Protocol):
+    """What is asked of a Control here. Raises: ControlError."""
+
+    def register(self, region: str, key: str, size: int) -> None:
+        """Register a region of system shared memory."""
+        ...
+
+    def unregister(self, region: str) -> None:
+        """Unregister it."""
+        ...
+
+    def register_cuda(self, region: str, handle: bytes, device: int, size: int) -> None:
+        """Register an allocation of device memory by its cudaIpcMemHandle."""
+        ...
+
+    def unregister_cuda(self, region: str) -> None:
+        """Unregister it."""
+        ...
+
+
+Write = Callable[[int, bytes], None]
+"""Write into a region from an offset on."""
+Create = Callable[[ExitStack, Registrar, str, int], Write]
+"""Create and register a region of so many bytes, at least one, which goes with the stack."""
+
+
+def system(stack: ExitStack, control: Registrar, region: str, size: int) -> Write:
+    """Create a region of system shared memory: a `Create`."""
+    memory = SharedMemory(region, create=True, size=size)
+    stack.callback(memory.unlink)
+    stack.callback(memory.close)
+    control.register(region, f"/{region}", size)
+    stack.callback(forgotten, control.unregister, region)
+
+    def write(offset: int, raw: bytes) -> None:
+        memory.buf[offset : offset + len(raw)] = raw  # type: ignore[index]  # None once closed
+
+    return write
+
+
+def forgotten(unregister: Callable[[str], None], region: str) -> None:
+    """Unregister a region; a server that has gone has forgotten it too."""
+    with suppress(ControlError):
+        unregister(region)
+
+
+@contextmanager
+def shared(
+    control: Registrar, model: Described, streams: Streams, batch: int, output_bytes: int, create: Create = system
+) -> Iterator[tuple[Streams, tuple[Wanted, ...]]]:
+    """Place inputs and outputs in shared memory until the block ends; give the requests as they are then.
+
+    Units: `output_bytes` for a row of an output whose size its metadata leaves open.
+    Raises: ControlError where the server refuses; OSError where there is no memory.
+    """
+    run = f"perf_{secrets.token_hex(6)}"
+    with ExitStack() as stack:
+        places: dict[Sent, Place] = {}
+        for number, each in enumerate(model.inputs):
+            sent = {one: None for stream in streams for step in stream for one in step if one.name == each.name}
+            if sent:
+                places |= _filled(partial(create, stack, control), f"{run}_input_{number}", list(sent))
+        wanted = []
+        for number, tensor in enumerate(model.outputs):
+            size = nbytes_of(tensor.datatype, tensor.shape)
+            nbytes = (output_bytes if size is None else size) * batch
+            region = f"{run}_output_{number}"
+            create(stack, control, region, max(nbytes, 1))
+            wanted.append(Wanted(tensor.name, Place(region, 0, nbytes)))
+        placed = tuple(
+            tuple(tuple(replace(sent, raw=b"", place=places[sent]) for sent in step) for step in stream)
+            for stream in streams
+        )
+        yield placed, tuple(wanted)
+
+
+def _filled(create: Callable[[str, int], Write], region: str, sent: Sequence[Sent]) -> dict[Sent, Place]:
+    """Write all values of an input into one region, one after another."""
+    places, at = {}, 0
+    for each in sent:
+        places[each] = Place(region, at, len(each.raw))
+        at += -(-len(each.raw) // _ALIGNMENT) * _ALIGNMENT
+    write = create(region, max(at, 1))
+    for each, place in places.items():
+        write(place.offset, each.raw)
+    return places

@@ -1,0 +1,116 @@
+"""Environments: one for each peer, installed from the package index that pip is configured for, and used again."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from .peer import Peer
+
+DEFAULT_FOLDER = Path(".peers")
+_STAMP = "installed.json"
+_STEPS = ("Collecting", "Downloading", "Building", "Installing")
+_SHOWN = 100
+
+
+class InstallError(Exception):
+    """A peer cannot be installed; says why in a line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Where a peer's packages are. `versions`: of all of them, by name."""
+
+    python: Path
+    versions: dict[str, str]
+
+
+def requirements(peer: Peer, runtime: str) -> tuple[str, ...]:
+    """Give what a peer's environment holds, and the runtime in the version that is here, so that all run the same."""
+    if not peer.requirements:
+        return ()
+    return (*peer.requirements, f"{runtime}=={importlib.metadata.version(runtime)}")
+
+
+def is_current(folder: Path, wanted: tuple[str, ...]) -> bool:
+    """Say whether an environment holds what is wanted, for this Python."""
+    try:
+        return bool(json.loads((folder / _STAMP).read_text("utf-8")) == _stamp(wanted))
+    except (OSError, ValueError):
+        return False
+
+
+def _stamp(wanted: tuple[str, ...]) -> dict[str, object]:
+    return {"requirements": list(wanted), "python": platform.python_version(), "base": sys.base_prefix}
+
+
+def provide(peer: Peer, wanted: tuple[str, ...], root: Path, say: Callable[[str], None]) -> Environment:
+    """Give a peer's environment, installed where it is not there or not as wanted. Raises: InstallError."""
+    if not wanted:
+        python = Path(sys.executable)
+    else:
+        folder = root.resolve() / peer.name
+        python = folder / "bin" / "python"
+        if not is_current(folder, wanted):
+            root.mkdir(parents=True, exist_ok=True)
+            (root / ".gitignore").write_text("*\n", "ascii")
+            _install(folder, wanted, say)
+    return Environment(python, _versions(python))
+
+
+def _install(folder: Path, wanted: tuple[str, ...], say: Callable[[str], None]) -> None:
+    say(f"installing {', '.join(wanted)}")
+    shutil.rmtree(folder, ignore_errors=True)
+    _run([sys.executable, "-m", "venv", str(folder)], say)
+    pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--no-input", "install"]
+    _run([*pip, "--progress-bar", "off", *wanted], say)
+    (folder / _STAMP).write_text(json.dumps(_stamp(wanted)), "utf-8")
+
+
+def _run(command: list[str], say: Callable[[str], None]) -> None:
+    try:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as child:
+            try:
+                said = _followed(child, say)
+            except BaseException:
+                child.kill()
+                raise
+    except OSError as error:
+        raise InstallError(str(error)) from error
+    if child.returncode:
+        raise InstallError(reason(said))
+
+
+def _followed(child: subprocess.Popen[str], say: Callable[[str], None]) -> list[str]:
+    said = []
+    for line in child.stdout or ():
+        said.append(line.strip())
+        if said[-1].startswith(_STEPS):
+            say(said[-1][:_SHOWN])
+    return said
+
+
+def reason(said: list[str]) -> str:
+    """Pick from what pip said the line that says what went wrong."""
+    errors = [line for line in said if line.lower().startswith("error")]
+    found = errors[-1] if errors else next((line for line in reversed(said) if line), "it said nothing")
+    return found.removeprefix("ERROR:").strip()
+
+
+def _versions(python: Path) -> dict[str, str]:
+    program = (
+        "import importlib.metadata as m, json; "
+        "print(json.dumps({each.metadata['Name'].lower(): each.version for each in m.distributions()}))"
+    )
+    ended = subprocess.run([str(python), "-c", program], capture_output=True, text=True, check=False)
+    if ended.returncode:
+        raise InstallError(f"{python} does not run: {reason(ended.stderr.splitlines())}")
+    versions: dict[str, str] = json.loads(ended.stdout)
+    return versions

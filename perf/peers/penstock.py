@@ -1,0 +1,19 @@
+"""Penstock itself: this environment's, as it starts when nothing is said."""
+
+from __future__ import annotations
+
+from .peer import Peer
+from .wires import V2_BINARY, V2_GRPC, V2_JSON
+
+PEER = Peer(
+    name="penstock",
+    package="penstock",
+    requirements=(),
+    command=(
+        "{python}", "-m", "penstock.server.cli", "serve", "{repository}",
+        "--http-port", "{http}", "--grpc-port", "{grpc}", "--metrics-port", "{metrics}",
+    ),
+    ready="/v2/models/{model}/ready",
+    wires=(V2_JSON, V2_BINARY, V2_GRPC),
+    configuration="Default settings: nothing but the ports is said, and the models have no config.pbtxt.",
+)  # fmt: skip

@@ -1,0 +1,46 @@
+"""Questions: the benchmark's models with rows to ask, and what onnxruntime makes of each without a server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from .serving import Model
+from .wires import Array
+
+MODELS = ("iris", "mlp", "cnn")
+_BYTES = 1 << 20
+"""Of rows of a model, at most: they travel to the generator, and the larger fit in no cache anyway."""
+_MOST, _LEAST = 8, 2
+
+
+class MissingModelsError(Exception):
+    """The models cannot be made; says what to install."""
+
+
+def prepare(names: tuple[str, ...]) -> dict[str, Model]:
+    """Make the models where they are not there. Raises: MissingModelsError."""
+    try:
+        from penstock.perf import models
+
+        models.make(models.DEFAULT_FOLDER)
+        return {name: _model(name, models.DEFAULT_FOLDER / name / "1" / "model.onnx") for name in names}
+    except ModuleNotFoundError as error:
+        raise MissingModelsError(f"the models are made with {error.name}: pip install onnx onnxruntime") from error
+
+
+def _model(name: str, file: Path) -> Model:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    shape = (1, *session.get_inputs()[0].shape[1:])
+    rows = questions(shape)
+    return Model(name, file, rows, tuple(session.run(None, {"input": row})[0] for row in rows))
+
+
+def questions(shape: tuple[int, ...]) -> tuple[Array, ...]:
+    """Give rows of 4 decimals: as JSON they are as long as what people send."""
+    random = np.random.default_rng(5)
+    count = min(_MOST, max(_LEAST, _BYTES // (4 * int(np.prod(shape)))))
+    return tuple(np.round(random.random(shape, np.float32), 4) for _ in range(count))

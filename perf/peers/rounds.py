@@ -1,0 +1,255 @@
+"""Rounds: the same load for every peer in turns, round after round, while the others sleep."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from penstock.perf.calm import Others
+from penstock.perf.generator.fleet import Fleet, FleetError, fleet
+from penstock.perf.generator.orders import Load, Window
+from penstock.perf.load import Process
+from penstock.perf.payloads.repeated import Repeated
+from penstock.perf.profiling.stability import percentiles_ns
+
+from .environments import Environment
+from .peer import Peer
+from .results import Cell, Results, Sample
+from .serving import AskError, Model, Server, StartError, served
+from .trees import Tree
+from .wires import Wire
+
+SETTLE_S = 0.25
+WARM_UP_S = 1.0
+SPAWN_S = 0.7
+START_S = 5.0
+PATIENCE_S = 60.0
+TOLERANCE = 1e-4
+LONGER = 3
+LEAST = 3
+"""Requests for each that is under way: fewer in a window would say more of its edges than of the server."""
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured. `kinds`: of wires."""
+
+    models: tuple[str, ...]
+    kinds: tuple[str, ...]
+    concurrency: tuple[int, ...]
+    rounds: int
+    seconds: float
+    keep: bool = False
+
+    def wires(self, peer: Peer) -> list[Wire]:
+        """Give the wires of a peer that are asked for."""
+        return [wire for wire in peer.wires if wire.kind in self.kinds]
+
+    def estimate_s(self, peers: Sequence[Peer]) -> float:
+        """Guess how long it takes: turns, and for each peer and model a start."""
+        warm_up_s = sum(len(self.wires(peer)) for peer in peers) * (WARM_UP_S + SPAWN_S)
+        turns_s = self.rounds * sum(map(self.turn_s, peers))
+        return len(self.models) * (turns_s + warm_up_s + START_S * len(peers))
+
+    def turn_s(self, peer: Peer) -> float:
+        """Guess how long a turn of a peer takes."""
+        return len(self.wires(peer)) * (len(self.concurrency) * (self.seconds + SETTLE_S) + SPAWN_S)
+
+
+class _Both(Process):
+    """The server and the generator: all that is not others. `generator_s`: its CPU time, once it has told."""
+
+    def __init__(self, tree: Tree) -> None:
+        super().__init__(tree.pid, tree.port)
+        self.generator_s = 0.0
+        self._tree = tree
+
+    def cpu_s(self) -> float:
+        return self._tree.cpu_s() + self.generator_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Seat:
+    """A peer in the rounds: its server, if it stays, what gives it for a turn, and its cells by the wire's kind."""
+
+    peer: Peer
+    model: Model
+    server: Server | None
+    turn: Callable[[], contextlib.AbstractContextManager[Server]]
+    cells: Mapping[str, Sequence[Cell]]
+
+
+def measure(
+    plan: Plan, peers: Mapping[str, tuple[Peer, Environment]], models: Mapping[str, Model], results: Results, say: Say
+) -> None:
+    """Measure all, model after model; what is found is in `results` at once, so that an interrupt loses nothing."""
+    for name in plan.models:
+        with contextlib.ExitStack() as stack:
+            seats = []
+            for peer, environment in peers.values():
+                say(f"{name}: {peer.name}: starting")
+                start = partial(served, peer, environment, models[name], keep=plan.keep)
+                try:
+                    seats.append(_seat(plan, peer, models[name], start, stack, results))
+                except StartError as error:
+                    results.failed[f"{peer.name}, {name}"] = str(error)
+                    say(f"{name}: {peer.name}: {error}")
+            stack.callback(_leave, seats)
+            for number in range(plan.rounds + 1):  # the first warms up
+                first = number % max(len(seats), 1)
+                for seat in seats[first:] + seats[:first]:
+                    _turn(plan, seat, number, say)
+
+
+def _seat(
+    plan: Plan,
+    peer: Peer,
+    model: Model,
+    start: Callable[[], contextlib.AbstractContextManager[Server]],
+    stack: contextlib.ExitStack,
+    results: Results,
+) -> _Seat:
+    with contextlib.ExitStack() as once:
+        server = (once if peer.fresh else stack).enter_context(start())
+        cells = {}
+        for wire in plan.wires(peer):
+            error = verified(server, wire, model)
+            cells[wire.kind] = [
+                Cell(peer.name, model.name, wire.kind, wire.says, each, error=error) for each in plan.concurrency
+            ]
+            results.cells += cells[wire.kind]
+        server.sleep()
+    if peer.fresh:
+        return _Seat(peer, model, None, start, cells)
+    return _Seat(peer, model, server, partial(_awake, server), cells)
+
+
+def _leave(seats: Sequence[_Seat]) -> None:
+    """Ask all to end at once: one after the other it takes as long as all of them together."""
+    for seat in seats:
+        if seat.server:
+            seat.server.tree.leave()
+
+
+@contextlib.contextmanager
+def _awake(server: Server) -> Iterator[Server]:
+    server.wake()
+    try:
+        yield server
+    finally:
+        server.sleep()
+
+
+def verified(server: Server, wire: Wire, model: Model) -> str:
+    """Ask a row and compare with the offline answer. Returns: what is wrong, or nothing."""
+    try:
+        answer = server.ask(wire, model.name, model.rows[0])
+    except AskError as error:
+        return str(error)
+    expected = model.answers[0].ravel()
+    if answer.shape != expected.shape:
+        return f"the answer has {answer.size} numbers instead of {expected.size}"
+    apart = float(np.max(np.abs(answer - expected) / np.maximum(np.abs(expected), 1.0)))
+    return "" if apart <= TOLERANCE else f"the answer is {apart:.2g} apart from the offline one"
+
+
+def _turn(plan: Plan, seat: _Seat, number: int, say: Say) -> None:
+    wires = [wire for wire in plan.wires(seat.peer) if not all(cell.error for cell in seat.cells[wire.kind])]
+    if not wires or (seat.peer.fresh and not number):
+        return
+    try:
+        with seat.turn() as server, _watched(server, LONGER * plan.turn_s(seat.peer) + PATIENCE_S):
+            for wire in wires:
+                what = f"round {number} of {plan.rounds}" if number else "warming up"
+                say(f"{seat.model.name}: {what}: {seat.peer.name}, {wire.says}")
+                _load(plan, seat, server, wire, counted=bool(number))
+    except StartError as error:
+        for cell in itertools.chain(*seat.cells.values()):
+            cell.error = cell.error or str(error)
+
+
+def _load(plan: Plan, seat: _Seat, server: Server, wire: Wire, *, counted: bool) -> None:
+    cells = [cell for cell in seat.cells[wire.kind] if not cell.error]
+    payloads = Repeated(tuple(wire.payload(seat.model.name, row) for row in seat.model.rows))
+    try:
+        with fleet(server.target(wire), payloads) as loaders:
+            if seat.peer.fresh:
+                _warm_up(loaders, plan.concurrency[0])
+            elif not counted:
+                _warm_up(loaders, plan.concurrency[-1])
+            for cell in cells if counted else ():
+                found, error = _look(server, loaders, cell.concurrency, plan.seconds)
+                cell.error = cell.error or error or ("" if server.tree.stands() else "its first process has ended")
+                if found:
+                    cell.samples.append(found)
+                    cell.memory = server.tree.memory()
+    except (OSError, FleetError) as error:
+        for cell in cells:
+            cell.error = cell.error or str(error)
+
+
+def _warm_up(loaders: Fleet, concurrency: int) -> None:
+    loaders.go(Load(concurrency=concurrency))
+    loaders.wait(WARM_UP_S)
+    loaders.halt()
+
+
+def _look(server: Server, loaders: Fleet, concurrency: int, seconds: float) -> tuple[Sample | None, str]:
+    loaders.go(Load(concurrency=concurrency))
+    _wait(loaders, SETTLE_S, concurrency)
+    loaders.take()
+    before_s, both = server.tree.cpu_s(), _Both(server.tree)
+    others = Others(both)
+    _wait(loaders, seconds, LEAST * concurrency)
+    window = loaders.take()
+    cpu_s, both.generator_s = server.tree.cpu_s() - before_s, window.cpu_s
+    cores = others.cores()
+    loaders.halt()
+    return sample(window, cpu_s, cores)
+
+
+def _wait(loaders: Fleet, seconds: float, requests: int) -> None:
+    """Wait, and up to LONGER times as long for as many requests."""
+    loaders.wait(seconds)
+    if loaders.count() < requests:
+        loaders.wait((LONGER - 1) * seconds, requests)
+
+
+def sample(window: Window, cpu_s: float, others: float) -> tuple[Sample | None, str]:
+    """Work out a window. Returns: the figures, if any, and what went wrong, if anything did."""
+    count = len(window.ends_ns)
+    failed = sum(window.errors.values())
+    if failed:
+        most = max(window.errors, key=window.errors.__getitem__)
+        return None, f"{failed} of {failed + count} requests failed: {most}"
+    if window.lost or not count:
+        return None, window.lost or f"no answer within {window.seconds:.1f} s"
+    p50_ns, p99_ns = percentiles_ns(window.latencies_ns, [50, 99])
+    return Sample(
+        requests=count,
+        requests_per_s=count / window.seconds,
+        p50_ms=p50_ns / 1e6,
+        p99_ms=p99_ns / 1e6,
+        cpu_us=cpu_s / count * 1e6,
+        generator_cores=window.cpu_s / window.seconds,
+        others=others,
+    ), ""
+
+
+@contextlib.contextmanager
+def _watched(server: Server, patience_s: float) -> Iterator[None]:
+    """End a server whose turn does not end, so that those who wait for its answers go on."""
+    timer = threading.Timer(patience_s, server.tree.end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -1,0 +1,197 @@
+"""Serving: a peer started for one model, asked once, laid to sleep while others are measured, and ended with all of it.
+
+While it sleeps it is stopped (SIGSTOP), so that what it does when nobody asks costs the others nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.perf.generator.orders import Target
+from penstock.perf.load import HOST, free_port
+
+from .environments import Environment
+from .peer import Peer, variables
+from .trees import MARK, Tree
+from .wires import GRPC, Array, Wire
+
+READY_WITHIN_S = 120.0
+ASK_S = 30.0
+_END_S = 5.0
+_SAID = 300
+
+
+class StartError(Exception):
+    """A peer does not start; says why in a line."""
+
+
+class AskError(Exception):
+    """A peer did not answer with numbers; says what it said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model: its file, rows to ask with, shaped (1, ...), and what each gives offline."""
+
+    name: str
+    file: Path
+    rows: tuple[Array, ...]
+    answers: tuple[Array, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A peer that serves a model."""
+
+    peer: Peer
+    tree: Tree
+    port: int
+    grpc_port: int
+
+    def target(self, wire: Wire) -> Target:
+        """Give where the generator sends a wire's requests."""
+        return Target(HOST, self.grpc_port if wire.kind == GRPC else self.port, grpc=wire.call)
+
+    def ask(self, wire: Wire, model: str, row: Array) -> Array:
+        """Ask once. Raises: AskError."""
+        asked = wire.ask(model, row)
+        try:
+            if wire.kind == GRPC:
+                return wire.read({}, _unary(self.grpc_port, asked.path, asked.body))
+            status, headers, body = _request(self.port, "POST", asked.path, asked.headers, asked.body)
+            if status == http.client.OK:
+                return wire.read(headers, body)
+        except Exception as error:  # whatever a strange answer makes of the reading
+            raise AskError(f"{type(error).__name__}: {error}"[:_SAID]) from error
+        raise AskError(f"{status}: {body.decode('utf-8', 'replace')}"[:_SAID])
+
+    def sleep(self) -> None:
+        """Stop all of it until it is woken."""
+        self.tree.signal(signal.SIGSTOP)
+
+    def wake(self) -> None:
+        """Let it go on."""
+        self.tree.signal(signal.SIGCONT)
+
+
+def _request(
+    port: int, method: str, path: str, headers: Mapping[str, str], body: bytes = b""
+) -> tuple[int, dict[str, str], bytes]:
+    connection = http.client.HTTPConnection(HOST, port, timeout=ASK_S)
+    with contextlib.closing(connection):
+        connection.request(method, path, body, dict(headers))
+        answer = connection.getresponse()
+        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+
+
+def _unary(port: int, method: str, message: bytes) -> bytes:
+    import grpc
+
+    with grpc.insecure_channel(f"{HOST}:{port}", options=[("grpc.enable_http_proxy", 0)]) as channel:
+        answer: bytes = channel.unary_unary(method)(message, timeout=ASK_S)
+    return answer
+
+
+def places(environment: Environment, model: str, folder: Path) -> dict[str, str]:
+    """Say what the words in braces of a peer's command stand for; ports are free ones."""
+    ports = {name: str(free_port()) for name in ("http", "grpc", "metrics")}
+    python = environment.python
+    return {"python": str(python), "bin": str(python.parent), "model": model, "repository": str(folder / "r"), **ports}
+
+
+@contextlib.contextmanager
+def served(peer: Peer, environment: Environment, model: Model, *, keep: bool = False) -> Iterator[Server]:
+    """Serve a model from when it is ready until the block ends. Raises: StartError.
+
+    `keep`: leave the folder it ran in, with its log.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="peer-"))  # a short path: some make sockets in it
+    try:
+        found = places(environment, model.name, folder)
+        (folder / "r" / model.name / "1").mkdir(parents=True)
+        (folder / "r" / model.name / "1" / "model.onnx").symlink_to(model.file.resolve())
+        for name, text in peer.files.items():
+            (folder / name).write_text(text, "utf-8")
+        with _started(peer, found, model, folder) as tree:
+            yield Server(peer, tree, int(found["http"]), int(found["grpc"]))
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _started(peer: Peer, found: Mapping[str, str], model: Model, folder: Path) -> Iterator[Tree]:
+    mark = secrets.token_hex(8)
+    environ = {
+        **os.environ,
+        **variables(str(model.file.resolve()), found),
+        **{name: value.format_map(found) for name, value in peer.environ.items()},
+        "TMPDIR": str(folder),
+        MARK: mark,
+    }
+    log = folder / "log"
+    with log.open("wb") as output:
+        try:
+            child = subprocess.Popen(
+                [word.format_map(found) for word in peer.command],
+                cwd=folder, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise StartError(str(error)) from error
+    tree = Tree(child.pid, int(found["http"]), mark)
+    try:
+        _await(child, int(found["http"]), peer.ready.format_map(found), log)
+        yield tree
+    finally:
+        _end(child, tree)
+
+
+def _await(child: subprocess.Popen[bytes], port: int, path: str, log: Path) -> None:
+    end = time.monotonic() + READY_WITHIN_S
+    said = "it does not listen"
+    while time.monotonic() < end:
+        if child.poll() is not None:
+            raise StartError(f"it ended with status {child.returncode}: {last_line(log)}")
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            status, _, _ = _request(port, "GET", path, {})
+            if status == http.client.OK:
+                return
+            said = f"{path} gives {status}"
+        time.sleep(0.1)
+    raise StartError(f"not ready within {READY_WITHIN_S:g} s ({said}): {last_line(log)}")
+
+
+def last_line(log: Path) -> str:
+    """Give the last line of a log that says something."""
+    lines = [line.strip() for line in log.read_text("utf-8", "replace").splitlines()]
+    return next((line for line in reversed(lines) if line), "it said nothing")[:_SAID]
+
+
+def _end(child: subprocess.Popen[bytes], tree: Tree) -> None:
+    """Have it end in its own way, for some leave memory shared by name otherwise, then those it left, then by force."""
+    tree.leave()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(_END_S)
+    tree.signal(signal.SIGTERM)
+    if not _gone(child, tree):
+        tree.end()
+        _gone(child, tree)
+
+
+def _gone(child: subprocess.Popen[bytes], tree: Tree) -> bool:
+    end = time.monotonic() + _END_S
+    while tree.pids() and time.monotonic() < end:
+        child.poll()  # takes note of its end: it is then no longer of the tree
+        time.sleep(0.05)
+    return not tree.pids()

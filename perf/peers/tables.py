@@ -1,0 +1,156 @@
+"""Tables: the results for a terminal and, as the generated part of a page, in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from .results import FIGURES, OURS, Cell, Figure, Results
+from .wires import KINDS
+
+BEGIN, END = "<!-- peers: made by `penstock perf peers` -->", "<!-- peers: end -->"
+WIN = "*"
+_HEADS = ("at once", "server", "wire", *(figure.title for figure in FIGURES), "to Penstock")
+_NAMES = 3
+_LEGEND = (
+    f"{WIN}: better than Penstock under the same load. to Penstock: requests/s, Penstock's = 1. CPU is the server's, "
+    "with all processes that it has started; memory is what these hold together (PSS)."
+)
+
+
+def sections(results: Results) -> Iterator[tuple[str, list[list[str]]]]:
+    """Give a heading and its rows of words for each model and kind of wire; a cell without figures has its error."""
+
+    def place(cell: Cell) -> tuple[str, int]:
+        return cell.model, KINDS.index(cell.kind)
+
+    order = list(dict.fromkeys(cell.model for cell in results.cells))
+    cells = sorted(results.cells, key=lambda cell: (order.index(cell.model), KINDS.index(cell.kind), cell.concurrency))
+    for (model, kind), group in groupby(cells, key=place):
+        yield f"{model}, {KINDS[kind]}", [_row(results, cell) for cell in group]
+
+
+def _row(results: Results, cell: Cell) -> list[str]:
+    start = [str(cell.concurrency), cell.peer, cell.says]
+    if not cell.measured:
+        return [*start, cell.error or "not measured"]
+    wins = {figure for figure, _ in results.wins(cell)}
+    figures = [words(figure, cell) + WIN * (figure in wins) for figure in FIGURES]
+    ratio = results.ratio(cell)
+    return [*start, *figures, "" if ratio is None else f"{ratio:.3g}"]
+
+
+def words(figure: Figure, cell: Cell) -> str:
+    """Write one figure of a cell."""
+    return format(cell.median(figure.name), figure.form)
+
+
+def verdicts(results: Results) -> Iterator[str]:
+    """Say in sentences who is better where: each cell that a peer wins, and how many there are."""
+    ratios = [each for cell in results.cells if cell.peer != OURS and (each := results.ratio(cell)) is not None]
+    if ratios:
+        even = ratios.count(1)
+        yield (
+            f"Penstock answers more requests/s than the peer in {sum(each < 1 for each in ratios)} of {len(ratios)} "
+            f"comparisons, a peer in {sum(each > 1 for each in ratios)}{f', {even} even' if even else ''}."
+        )
+    for cell in results.cells:
+        said = ", ".join(
+            f"{figure.title} {words(figure, cell)} ({times:.2f} times Penstock's)"
+            for figure, times in results.wins(cell)
+        )
+        if said:
+            yield f"{cell.peer} is better: {cell.model}, {cell.says}, {cell.concurrency} at once: {said}."
+
+
+def notes(results: Results) -> Iterator[str]:
+    """Say what else there is to know: who was not measured, what disturbed, what is left."""
+    for name, why in results.failed.items():
+        yield f"Not measured: {name}: {why}."
+    disturbed = results.disturbed()
+    if disturbed:
+        most = max(cell.median("others") for cell in disturbed)
+        yield f"Others used the machine during {len(disturbed)} cells, up to {most:.2f} cores: measure these again."
+    if results.interrupted:
+        yield "Interrupted: not all rounds were run."
+
+
+def terminal(results: Results) -> Iterator[str]:
+    """Write the table in lines of plain text."""
+    for heading, rows in sections(results):
+        whole = [list(_HEADS), *(row for row in rows if len(row) == len(_HEADS))]
+        widths = [
+            max(len(row[at]) for row in (whole if at >= _NAMES else [*whole, *rows])) for at in range(len(_HEADS))
+        ]
+        yield ""
+        yield heading
+        for row in [list(_HEADS), *rows]:
+            names = [word.ljust(width) for word, width in zip(row[:_NAMES], widths, strict=False)]
+            if len(row) == len(_HEADS):
+                names += [word.rjust(width) for word, width in zip(row[_NAMES:], widths[_NAMES:], strict=True)]
+            else:
+                names += row[_NAMES:]
+            yield "  " + "  ".join(names)
+    yield ""
+    yield _LEGEND
+    yield from verdicts(results)
+    yield from notes(results)
+
+
+def markdown(results: Results) -> str:
+    """Write the generated part of the page, with its two marks."""
+    lines = [BEGIN, "", *_heading(results)]
+    for heading, rows in sections(results):
+        lines += ["", f"### {heading}", "", "| " + " | ".join(_HEADS) + " |", "|--:|:--|:--" + "|--:" * 6 + "|"]
+        for row in rows:
+            cells = [f"**{word[:-1]}** {WIN}" if word.endswith(WIN) else word for word in row]
+            lines.append(
+                "| " + " | ".join(_escaped(word) for word in [*cells, *[""] * (len(_HEADS) - len(row))]) + " |"
+            )
+    lines += ["", _LEGEND.replace(WIN, f"`{WIN}`", 1), ""]
+    lines += [f"- {_escaped(line)}" for line in (*verdicts(results), *notes(results))]
+    return "\n".join([*lines, "", END, ""])
+
+
+def _escaped(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def _heading(results: Results) -> Iterator[str]:
+    yield (
+        f"Made {results.made_at} in {results.took_s / 60:.0f} minutes by `{results.command}`; medians of "
+        f"{results.rounds} interleaved rounds of {results.seconds:g} s."
+    )
+    yield ""
+    yield f"Machine: {', '.join(machine(results.machine))}. The generator and the servers share its cores."
+    yield ""
+    yield "| server | versions | configuration |"
+    yield "|:--|:--|:--|"
+    for peer, configuration in results.configurations.items():
+        versions = ", ".join(f"{name} {version}" for name, version in results.versions.get(peer, {}).items())
+        yield f"| {peer} | {versions or results.failed.get(peer, '')} | {configuration} |"
+
+
+def machine(found: Mapping[str, Any]) -> Iterator[str]:
+    """Say in words what `environment.machine` found."""
+    yield str(found.get("cpu", "unknown CPU"))
+    yield f"{found.get('usable_cores', found.get('cores', '?'))} cores"
+    if "memory_bytes" in found:
+        yield f"{found['memory_bytes'] / (1 << 30):.0f} GiB"
+    yield from (str(found[name]) for name in ("kernel", "python") if name in found)
+
+
+def place(page: str, part: str) -> str:
+    """Put a generated part into a page, in the place of the one before, or at the end."""
+    before, begin, rest = page.partition(BEGIN)
+    if not begin:
+        return f"{page.rstrip()}\n\n{part}" if page.strip() else part
+    return before + part.rstrip("\n") + rest.partition(END)[2]
+
+
+def write_markdown(results: Results, path: Path) -> None:
+    """Write the generated part into a page; the rest of it stays."""
+    page = path.read_text("utf-8") if path.exists() else ""
+    path.write_text(place(page, markdown(results)), "utf-8")

@@ -1,0 +1,87 @@
+"""Trees: all processes of a server, wherever they have gone.
+
+Some servers start daemons in sessions of their own, which nothing ties to the first process once those between have
+ended. So every server is started with a mark in its environment, which all that it starts inherits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.perf import processes
+from penstock.perf.load import Process
+from penstock.perf.processes import PROC
+
+MARK = "PEER_MARK"
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Units: MiB. `rss` counts what processes share in each of them, `pss` once."""
+
+    rss: float
+    pss: float
+
+
+class Tree(Process):
+    """A server and all that it has started, known by descent and by the mark."""
+
+    def __init__(self, pid: int, port: int, mark: str, proc: Path = PROC) -> None:
+        super().__init__(pid, port)
+        self._mark = f"{MARK}={mark}".encode()
+        self._proc = proc
+        self._left = False
+
+    def pids(self) -> list[int]:
+        """Give the processes that live."""
+        living = processes.living(self._proc)
+        return processes.descended((pid for pid in living if pid == self.pid or self._marked(pid)), living)
+
+    def stands(self) -> bool:
+        """Say whether the first of them lives: where it does not, what is left may still answer, but is no server."""
+        return self.pid in self.pids()
+
+    def _marked(self, pid: int) -> bool:
+        try:
+            return self._mark in (self._proc / str(pid) / "environ").read_bytes().split(b"\0")
+        except OSError:  # ended, or another user's
+            return False
+
+    def cpu_s(self) -> float:
+        """CPU time so far, user and system, of all that live and of those that they have waited for."""
+        return processes.cpu_s(self.pids(), self._proc, waited=True)
+
+    def memory(self) -> Memory:
+        """Give what they hold together now."""
+        kib = {"Rss:": 0, "Pss:": 0}
+        for pid in self.pids():
+            with contextlib.suppress(OSError):
+                for line in (self._proc / str(pid) / "smaps_rollup").read_text("ascii").splitlines():
+                    name, *rest = line.split()
+                    if name in kib:
+                        kib[name] += int(rest[0])
+        return Memory(kib["Rss:"] / 1024, kib["Pss:"] / 1024)
+
+    def signal(self, number: signal.Signals) -> int:
+        """Send all of them a signal. Returns: how many there were."""
+        pids = self.pids()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        return len(pids)
+
+    def leave(self) -> None:
+        """Ask the first of them, once, to end in its own way; wakes those that are stopped."""
+        if not self._left:
+            self._left = True
+            self.signal(signal.SIGCONT)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGTERM)
+
+    def end(self) -> None:
+        """End all of them at once."""
+        self.signal(signal.SIGKILL)

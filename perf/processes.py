@@ -1,0 +1,111 @@
+"""Processes as Linux tells them in /proc: who descends from whom, their CPU time and memory, and the machine's.
+
+Read by whatever weighs a server. A process may end at any moment: what reads one raises OSError then. `proc` is the
+folder, another one in tests. Source: proc(5), `/proc/pid/stat`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+PROC = Path("/proc")
+ZOMBIE = "Z"
+"""The state of a process that has ended and has not been waited for."""
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_STATE, _PARENT, _TIME, _TIME_OF_CHILDREN, _THREADS, _STARTED = 0, 1, 11, 13, 17, 19
+
+
+class Stat:
+    """One process at one moment. Units: `started` in ticks of the machine; with its number it names one process."""
+
+    __slots__ = ("_words",)
+
+    def __init__(self, text: str) -> None:
+        self._words = text.rpartition(")")[2].split()  # its name before may hold spaces and brackets
+
+    @property
+    def state(self) -> str:
+        """Its state, one letter."""
+        return self._words[_STATE]
+
+    @property
+    def parent(self) -> int:
+        """Who started it, or has adopted it."""
+        return int(self._words[_PARENT])
+
+    @property
+    def threads(self) -> int:
+        """How many it has."""
+        return int(self._words[_THREADS])
+
+    @property
+    def started(self) -> int:
+        """When it was started."""
+        return int(self._words[_STARTED])
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU time of all its threads, user and system."""
+        return self._seconds(_TIME)
+
+    @property
+    def children_cpu_s(self) -> float:
+        """CPU time of those that it has waited for."""
+        return self._seconds(_TIME_OF_CHILDREN)
+
+    def _seconds(self, at: int) -> float:
+        return (int(self._words[at]) + int(self._words[at + 1])) / _TICKS_PER_S
+
+
+def stat(pid: int, proc: Path = PROC) -> Stat:
+    """Read one. Raises: OSError where there is none."""
+    return Stat((proc / str(pid) / "stat").read_text("utf-8", "replace"))
+
+
+def stats(proc: Path = PROC) -> dict[int, Stat]:
+    """Read all, by number: those that have ended and nobody has waited for are among them."""
+    found = {}
+    for folder in proc.glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            found[int(folder.name)] = stat(int(folder.name), proc)
+    return found
+
+
+def living(proc: Path = PROC) -> dict[int, Stat]:
+    """Read those that have not ended."""
+    return {pid: each for pid, each in stats(proc).items() if each.state != ZOMBIE}
+
+
+def descended(roots: Iterable[int], seen: Mapping[int, Stat]) -> list[int]:
+    """Give processes and all that descend from them, those first; each once."""
+    found = list(dict.fromkeys(roots))
+    for pid in found:
+        found += [child for child, each in seen.items() if each.parent == pid and child not in found]
+    return found
+
+
+def cpu_s(pids: Iterable[int], proc: Path = PROC, *, waited: bool = False) -> float:
+    """Give the CPU time of those that are still there; `waited`: and of what they have waited for."""
+    total = 0.0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            each = stat(pid, proc)
+            total += each.cpu_s + (each.children_cpu_s if waited else 0.0)
+    return total
+
+
+def rss_bytes(pid: int, proc: Path = PROC) -> int:
+    """Give what is resident of a process; pages that it shares with others count. Raises: OSError."""
+    return int((proc / str(pid) / "statm").read_text("ascii").split()[1]) * _PAGE_BYTES
+
+
+def machine_s(proc: Path = PROC) -> tuple[float, float]:
+    """Give the CPU time of the machine's cores together: busy, and in all. Raises: OSError."""
+    with (proc / "stat").open(encoding="ascii") as file:
+        ticks = [int(word) for word in file.readline().split()[1:9]]
+    idle = sum(ticks[3:5])  # idle, and waiting for disks
+    return (sum(ticks) - idle) / _TICKS_PER_S, sum(ticks) / _TICKS_PER_S

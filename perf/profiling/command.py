@@ -1,0 +1,156 @@
+"""`penstock perf -m MODEL ...`: perf_analyzer's command line, from its words to its exit status."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Self
+
+from penstock.perf.generator.fleet import FleetError
+from penstock.perf.payloads.preparing import InputError
+from penstock.perf.reports import document as documents
+from penstock.perf.reports.document import Document
+from penstock.perf.reports.extras import MissingExtraError, needed
+
+from . import csv
+from .command_line import options as options_of
+from .console import Console
+from .control import ControlError
+from .export import Export
+from .flags import UsageError, split, usage
+from .measuring import EMPTY, UNSTABLE
+from .model import DescriptionError
+from .options import Options
+from .session import Listener, Listeners, SessionError, profile
+
+DONE, NOT_STABLE, WINDOW_TOO_SHORT, FAILED = 0, 2, 3, 99
+"""perf_analyzer's: done, the first level never became stable, no request ended in a window, and anything else, wrong
+usage included."""
+INTERRUPTED = 130
+"""A shell's for Ctrl-C, so that nobody takes half a run for a whole one; perf_analyzer's is 0."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+REFUSALS = (MissingExtraError, SessionError, ControlError, DescriptionError, InputError, FleetError, OSError)
+"""What keeps a run from beginning; their text is for the user."""
+
+
+class Interrupts(Listener):
+    """The first Ctrl-C, or SIGTERM, asks a run to end and to write what it has; the second ends it at once."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._asked = False
+
+    def stopped(self) -> bool:
+        return self._asked
+
+    def __enter__(self) -> Self:
+        self._before = [signal.signal(number, self._told) for number in SIGNALS]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, before in zip(SIGNALS, self._before, strict=True):
+            signal.signal(number, before)
+
+    def _told(self, number: int, frame: FrameType | None) -> None:
+        if self._asked:
+            raise KeyboardInterrupt
+        self._asked = True
+        self._say("Interrupted: waiting for requests under way, then writing what there is. Again: end at once.")
+
+
+def main(words: Sequence[str]) -> int:
+    """Run a command line; return the exit status."""
+    try:
+        pairs, _ = split(words)
+        asked = {key for key, _ in pairs}
+        if "help" in asked:
+            print(usage())
+            return DONE
+        if "version" in asked:
+            print(_version())
+            return DONE
+        options = options_of(words, _warn)
+    except UsageError as error:
+        _warn(f"Error: {error}")
+        _warn("`penstock perf --help` lists the flags.")
+        return FAILED
+    return run(options)
+
+
+def run(options: Options) -> int:
+    """Drive a model, print and write what was found; return the exit status."""
+    console, export = Console(options), Export()
+    try:
+        for extra in ("hdrh.histogram", *(["plotly"] if options.html else [])):
+            needed(extra)  # told now and not at the end of the run
+        for path in filter(None, (options.csv, options.json, options.html, options.export)):
+            _writable(path)
+        with Interrupts(_warn) as interrupts:
+            watched = (console, interrupts, export) if options.export else (console, interrupts)
+            document = profile(options, Listeners(*watched))
+            console.close(document)
+            written = _write(options, document, export)
+    except REFUSALS as error:
+        _warn(f"error: {error}")
+        return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return status(document) if written else FAILED
+
+
+def status(document: Document) -> int:
+    """Give the exit status of a run that began."""
+    if document.failed:
+        _warn(f"error: {document.failed}")
+        return WINDOW_TOO_SHORT if document.failed == EMPTY else FAILED
+    if document.levels and document.levels[0].ended == UNSTABLE:
+        _warn("Failed to obtain stable measurement.")
+        return NOT_STABLE
+    return INTERRUPTED if document.interrupted else DONE
+
+
+def _writable(path: Path) -> None:
+    """Find out before the run what would be found out after it. Raises: OSError."""
+    new = not path.exists()
+    path.open("ab").close()
+    if new:
+        path.unlink()
+
+
+def _write(options: Options, document: Document, export: Export) -> bool:
+    """Write every file that was asked for; one that cannot be does not keep the others from it."""
+    written = True
+    for path, write in (
+        (options.csv, lambda path: csv.write(document, options, path)),
+        (options.json, lambda path: documents.write(document, path)),
+        (options.html, lambda path: _page(document, path)),
+        (options.export, export.write),
+    ):
+        try:
+            if path is not None:
+                write(path)
+        except Exception as error:  # noqa: BLE001 - a run of minutes is not lost for one file
+            _warn(f"error: {path}: {error}")
+            written = False
+    return written
+
+
+def _page(document: Document, path: Path) -> None:
+    from penstock.perf.reports import page
+
+    page.write(document, path)
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return f"penstock perf {version('penstock')}, with the command line of Perf Analyzer 2.47.0"
+
+
+def _warn(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,70 @@
+"""Energy: what NVML tells of this machine's GPUs, and the joules that a stretch of a run took."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import fmean
+from typing import Any
+
+from penstock.server.gpus import nvml
+
+from .sampling_series import GPU, Reading, devices, grown, known
+
+
+class Nvml:
+    """NVIDIA GPUs through NVML. Threads: one at a time. A call may hang with its driver.
+
+    `used`: the UUIDs of the GPUs on which one of the processes runs that `pids` gives, as far as NVML tells; in a
+    container it may know processes by other numbers.
+    """
+
+    def __init__(self, pids: Callable[[], Sequence[int]], start: Callable[[], Any] | None = None) -> None:
+        self._pids = pids
+        self._nvml = nvml.Nvml(start)
+        self.used: set[str] = set()
+
+    def read(self) -> dict[str, float]:
+        """Read all GPUs. Raises: what NVML raises where there is no driver, ImportError where there is no NVML."""
+        found: dict[str, float] = {}
+        pids = set(self._pids())
+        for gpu in self._nvml.read():
+            found |= {f"{GPU}{gpu.uuid}.{name}": value for name, value in _values(gpu).items() if value is not None}
+            if pids & {pid for pid, _ in gpu.processes}:
+                self.used.add(gpu.uuid)
+        return found
+
+
+def _values(gpu: nvml.Gpu) -> dict[str, float | None]:
+    return {
+        "utilization": gpu.utilization,
+        "memory_bytes": gpu.memory_used_bytes,
+        "memory_total_bytes": gpu.memory_total_bytes,
+        "power_w": None if gpu.power_mw is None else gpu.power_mw / 1000,
+        "energy_total_j": None if gpu.energy_mj is None else gpu.energy_mj / 1000,
+    }
+
+
+def installed(start: Callable[[], Any] | None = None) -> tuple[list[dict[str, Any]], str]:
+    """Give the GPUs' names, UUIDs and memory, and the driver's version. Raises: as Nvml.read."""
+    asked = nvml.Nvml(start)
+    found = [{"name": gpu.name, "uuid": gpu.uuid, "memory_bytes": gpu.memory_total_bytes} for gpu in asked.read()]
+    return found, asked.driver()
+
+
+def joules(readings: Sequence[Reading], used: set[str]) -> float | None:
+    """Say what GPUs took from the first reading to the last: those `used`, all where that is empty.
+
+    A GPU without a counter is told by its mean power; None where there is neither. What it takes when idle is in it.
+    """
+    total: float | None = None
+    for uuid in devices(readings):
+        if used and uuid not in used:
+            continue
+        spent_j = grown(readings[0], readings[-1], f"{GPU}{uuid}.energy_total_j")
+        if spent_j is None:
+            spent_j = grown(readings[0], readings[-1], f"{GPU}{uuid}.energy_j")
+        if spent_j is None and (watts := known(readings, f"{GPU}{uuid}.power_w")):
+            spent_j = fmean(watts) * (readings[-1].at_s - readings[0].at_s)
+        if spent_j is not None:
+            total = (total or 0.0) + spent_j
+    return total

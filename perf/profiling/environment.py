@@ -1,0 +1,118 @@
+"""The environment: the machine a run was made on, the versions of what took part, and what was driven, as a number.
+
+What is not known is left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+from typing import Any
+
+from penstock.backends import cpus
+
+from . import energy
+from .sampling_looking import within
+
+_PATIENCE_S = 5.0
+_PACKAGES = ("penstock", "numpy", "uvloop")
+_DIGITS = 16
+_NO_LIMIT = 1 << 60
+"""What cgroup v1 says where there is none, or more."""
+
+
+def machine(
+    proc: Path = Path("/proc"),
+    cgroup: Path = cpus.CGROUP_ROOT,
+    gpus: Callable[[], tuple[list[dict[str, Any]], str]] = energy.installed,
+) -> dict[str, Any]:
+    """Describe this machine.
+
+    Names: cpu, cores, usable_cores, memory_bytes, kernel, gpus (name, uuid, memory_bytes of each), gpu_driver,
+    cgroup_cpus, cgroup_memory_bytes.
+    """
+    membership = _read(proc / "self" / "cgroup")
+    found = {
+        "cpu": _field(_read(proc / "cpuinfo"), "model name") or platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "usable_cores": cpus.affinity(),
+        "memory_bytes": _kib(_field(_read(proc / "meminfo"), "MemTotal")),
+        "kernel": f"{platform.system()} {platform.release()}",
+        "cgroup_cpus": cpus.cgroup_cpus(cgroup, membership),
+        "cgroup_memory_bytes": _memory_limit(cgroup, membership),
+    }
+    seen = within(_PATIENCE_S, gpus)
+    if seen is not None:
+        found["gpus"], found["gpu_driver"] = seen
+    return {name: value for name, value in found.items() if value not in (None, "")}
+
+
+def versions(server: Mapping[str, Any]) -> dict[str, str]:
+    """Give the versions of this program and of what it stands on, and what the server's metadata says it is."""
+    found = {"python": f"{platform.python_implementation()} {platform.python_version()}"}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    words = [str(server[name]) for name in ("name", "version") if server.get(name)]
+    return found | ({"server": " ".join(words)} if words else {})
+
+
+def fingerprint(config: Mapping[str, Any]) -> str:
+    """Give 16 hexadecimal digits that are the same where, and only where, two configurations say the same."""
+    canonical = json.dumps(config, sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=str)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:_DIGITS]
+
+
+def sharing(client: AbstractSet[int], server: AbstractSet[int]) -> str:
+    """Say how many cores both may run on."""
+    count = len(client & server)
+    if not count:
+        return "client and server have cores of their own"
+    return f"client and server share {count} core{'s' if count > 1 else ''}"
+
+
+def _memory_limit(root: Path, membership: str) -> int | None:
+    """Give the tightest limit on memory of the cgroups this process is in, v2 or v1."""
+    found = []
+    for line in membership.splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        top, name = (root, "memory.max") if not controllers else (root / "memory", "memory.limit_in_bytes")
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        inner = top / path.lstrip("/") if ".." not in path else top
+        for folder in (inner, *inner.parents):
+            text = _read(folder / name).strip()
+            if text.isdecimal() and int(text) < _NO_LIMIT:
+                found.append(int(text))
+            if folder == top:
+                break
+    return min(found, default=None)
+
+
+def _field(text: str, name: str) -> str:
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == name:
+            return value.strip()
+    return ""
+
+
+def _kib(words: str) -> int | None:
+    count = words.partition(" ")[0]
+    return int(count) * 1024 if count.isdecimal() else None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8", "replace")
+    except OSError:
+        return ""

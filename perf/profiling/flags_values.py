@@ -1,0 +1,144 @@
+"""Flags' values: words read as numbers, ranges, shapes; one that cannot be is refused as perf_analyzer refuses it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .flags import UsageError
+from .options import Range
+
+UNBOUNDED = 0
+
+
+class Given:
+    """The flags of one command line, by key."""
+
+    def __init__(self, pairs: Sequence[tuple[str, str]]) -> None:
+        self._values: dict[str, list[str]] = {}
+        for key, value in pairs:
+            self._values.setdefault(key, []).append(value)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
+
+    def times(self, key: str) -> int:
+        return len(self._values.get(key, ()))
+
+    def each(self, key: str) -> list[str]:
+        return self._values.get(key, [])
+
+    def text(self, key: str, default: str = "") -> str:
+        """Give the last one."""
+        return self._values.get(key, [default])[-1]
+
+    def number(self, key: str, default: Any, *, least: float = 1, of: type = int, name: str = "") -> Any:
+        """Give the last one as a number of at least `least`. Raises: UsageError."""
+        if key not in self._values:
+            return default
+        found = number(key, self.text(key), of)
+        if found < least:
+            wanted = f">= {least}" if least != 1 or of is float else "> 0"
+            raise UsageError(f"Failed to parse {name or shown(key)}. The value must be {wanted}.")
+        return found
+
+    def one_of(self, key: str, choices: Sequence[str], default: str) -> str:
+        """Give the last one, which must be one of `choices`. Raises: UsageError."""
+        found = self.text(key, default)
+        if found not in choices:
+            known = ", ".join(f"'{each}'" for each in choices[:-1]) + f" or '{choices[-1]}'"
+            raise UsageError(
+                f"Failed to parse {shown(key)}. Unsupported type provided: '{found}'."
+                f" The available options are {known}."
+            )
+        return found
+
+    def file(self, key: str) -> str:
+        """Give the last one, which must be a file. Raises: UsageError."""
+        found = self.text(key)
+        if key in self and not Path(found).is_file():
+            raise UsageError(f"Failed to parse {shown(key)}. The value must be a valid file path.")
+        return found
+
+
+def range_of(given: Given, key: str, of: type) -> Range:
+    """Read START:END:STEP, of which only START need be given. Raises: UsageError."""
+    values = given.text(key, "1").split(":")
+    if len(values) > 3:
+        raise UsageError(f"Failed to parse {shown(key)}. The value does not match <start:end:step>.")
+    found = [number(key, value, of) for value in values]
+    start, end, step = (found + [1, 1, 1][len(found) :])[:3]
+    if start <= 0:
+        named = "" if of is int else f"Failed to parse {shown(key)}. "
+        raise UsageError(f"{named}The start of the search range must be > 0")
+    if end < 0 or step <= 0:
+        raise UsageError(f"Failed to parse {shown(key)}. The end must be >= 0 and the step > 0.")
+    return Range(start, end, step)
+
+
+def shape(word: str) -> tuple[str, tuple[int, ...]]:
+    """Read NAME:1,2,3. Raises: UsageError."""
+    name, colon, sizes = word.rpartition(":")
+    if not colon:
+        raise UsageError("Failed to parse --shape. There must be a colon after input name.")
+    found = tuple(number("shape", each, int) for each in sizes.split(","))
+    if min(found) <= 0:
+        raise UsageError("Failed to parse --shape. The dimensions of input tensor must be > 0.")
+    return name, found
+
+
+def declared(word: str) -> dict[str, Any]:
+    """Read NAME:DATATYPE:-1,2,3 as an entry of a model's metadata. Raises: UsageError."""
+    name, colon, sizes = word.rpartition(":")
+    name, second, datatype = name.rpartition(":")
+    if not colon or not second:
+        raise UsageError("Failed to parse --input. The value does not match <name:datatype:dimensions>.")
+    found = [number("input", each, int) for each in sizes.split(",")]
+    if not all(each > 0 or each == -1 for each in found):
+        raise UsageError("Failed to parse --input. The dimensions must be > 0, or -1.")
+    return {"name": name, "datatype": datatype.upper(), "shape": found}
+
+
+def parameter(word: str) -> tuple[str, str | int | float | bool]:
+    """Read NAME:VALUE:TYPE. Raises: UsageError."""
+    parts = word.split(":")
+    if len(parts) != 3:
+        raise UsageError("Failed to parse --request-parameter. The value does not match <name:value:type>.")
+    name, value, kind = parts[0], parts[1], parts[2].lower()
+    if kind == "string":
+        return name, value
+    if kind in {"int", "uint", "double", "float"}:
+        return name, number("request-parameter", value, int if "int" in kind else float)
+    if kind == "bool" and value.lower() in {"true", "false", "1", "0"}:
+        return name, value.lower() in {"true", "1"}
+    raise UsageError(
+        f"Failed to parse --request-parameter. '{word}': the type must be int, uint, bool, double, float or string,"
+        " and the value one of it."
+    )
+
+
+def ids(word: str) -> tuple[int, int]:
+    """Read START:END; give the first id and how many there are. Raises: UsageError."""
+    parts = word.split(":")
+    if len(parts) > 2:
+        raise UsageError("Failed to parse --sequence-id-range. The value does not match <start:end>.")
+    found = [number("sequence-id-range", part, int) for part in parts]
+    if min(found) < 0:
+        raise UsageError("Failed to parse --sequence-id-range. The range values must be >= 0.")
+    if len(found) > 1 and found[1] <= found[0]:
+        raise UsageError("Failed to parse --sequence-id-range. The 'end' value must be greater than 'start' value.")
+    return max(found[0], 1), found[1] - found[0] if len(found) > 1 else UNBOUNDED
+
+
+def number(key: str, word: str, of: type) -> Any:
+    """Read a number; a whole one may be written as 1000.0, as Model Analyzer does. Raises: UsageError."""
+    try:
+        return of(word.removesuffix(".0"))
+    except ValueError:
+        raise UsageError(f"Failed to parse {shown(key)}. Invalid value provided: {word}") from None
+
+
+def shown(key: str) -> str:
+    """Write a flag as a user does."""
+    return f"-{key}" if len(key) == 1 else f"--{key}"

@@ -1,0 +1,45 @@
+"""Levels: which loads a run visits, one after the other. Pure: each is told how the one before it went.
+
+Source: perf_analyzer's inference_profiler.h. A search is a generator: it gives the next value, and is sent whether that
+was stable and below the latency threshold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+from .options import Range
+
+Search = Generator[float, bool, None]
+
+
+def linear(levels: Range) -> Search:
+    """Visit `start`, then each step up to `end`; end where a level did not go well. `end` 0: there is no other end."""
+    value = levels.start
+    while (yield value):
+        value += levels.step
+        if levels.end and value > levels.end:
+            return
+
+
+def halving(levels: Range, whole: bool) -> Search:
+    """Visit `start` and `end`, and if only `start` went well, halve what is between until it is no wider than `step`.
+
+    `whole`: values are whole numbers.
+    """
+    low, high = levels.start, levels.end
+    if not (yield low) or (yield high):
+        return
+    while high - low > levels.step:
+        value = (low + high) // 2 if whole else (low + high) / 2
+        if not low < value < high:
+            return
+        if (yield value):
+            low = value
+        else:
+            high = value
+
+
+def single(value: float) -> Search:
+    """Visit one level."""
+    yield value

@@ -1,0 +1,254 @@
+"""Measuring: one load on a fleet, window after window until it is stable. Of any server: it asks nothing of it.
+
+What ended before the first window began is not counted, and of the windows only the last three are: a level's first
+moments (connections being made, a server warming up) are dropped where there are more windows than that.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+
+from penstock.perf.generator.orders import Load, Window
+from penstock.perf.generator.pacing import UNANSWERED
+from penstock.perf.reports import histograms
+from penstock.perf.reports.document import Client, Level, Offered
+
+from . import stability
+from .options import Rule
+from .stability import SETTLED, Passed
+
+UNSTABLE = "unstable"
+INTERRUPTED = "interrupted"
+OVER = "over the latency threshold"
+EMPTY = "No valid requests recorded within time interval. Please use a larger time window."
+"""Why levels end otherwise than well. Any other reason is the server's, in its words."""
+SLICE_S = 0.1
+"""So long an interruption may go unseen."""
+STALLED_S = 60.0
+"""A window of so many requests ends where none has ended for so long: the server hangs."""
+_QUANTILES = {"p50": 50.0, "p75": 75.0, "p90": 90.0, "p95": 95.0, "p99": 99.0, "p99.9": 99.9}
+
+
+class Generator(Protocol):
+    """What is asked of a fleet."""
+
+    def go(self, load: Load) -> None:
+        """Begin a load."""
+
+    def take(self) -> Window:
+        """Give what ended since the last time."""
+        ...
+
+    def count(self) -> int:
+        """Say how many have ended since."""
+        ...
+
+    def wait(self, seconds: float, requests: int = 0) -> bool:
+        """Wait; say whether it ended early: the load cannot go on, or so many `requests` have ended."""
+        ...
+
+    def halt(self) -> None:
+        """Send nothing more."""
+
+
+class Watching:
+    """What a caller wants to know, or to say, while a load runs."""
+
+    def began(self) -> None:
+        """Take that the load begins."""
+
+    def marked(self) -> None:
+        """Take that a window ends and the next begins: once before the first, and once after each."""
+
+    def waited(self, share: float) -> None:
+        """Take how much of a window is over, 0 to 1."""
+
+    def passed(self, window: Window, client: Client) -> None:
+        """Take a window."""
+
+    def stopped(self) -> bool:
+        """Say whether to end early."""
+        return False
+
+
+def measure(fleet: Generator, load: Load, rule: Rule, rows: int = 1, watching: Watching | None = None) -> Level:
+    """Keep a load up until three windows agree, or there have been too many.
+
+    Whatever happens to the server is in the level's `ended`. Raises: OSError where it cannot be reached to begin with.
+    """
+    return _Measuring(fleet, load, rule, rows, watching or Watching()).run()
+
+
+class _Measuring:
+    def __init__(self, fleet: Generator, load: Load, rule: Rule, rows: int, watching: Watching) -> None:
+        self._fleet = fleet
+        self._load = load
+        self._rule = rule
+        self._rows = rows
+        self._watching = watching
+        self._windows: list[Window] = []
+        self._clients: list[Client] = []
+        self._passed: list[Passed] = []
+
+    def run(self) -> Level:
+        self._begin()
+        while not (ended := self._window()) and not self._done():
+            pass
+        self._fleet.halt()
+        return self._level(self._left_behind(self._fleet.take()) or ended)
+
+    def _begin(self) -> None:
+        if self._rule.warmup_requests:
+            self._fleet.take()
+            self._fleet.go(replace(self._load, requests=self._rule.warmup_requests))
+            self._wait(self._rule.warmup_requests)
+            self._fleet.halt()
+        self._watching.began()
+        if self._load.requests:  # none of them may be missed
+            self._fleet.take()
+            self._watching.marked()
+            self._fleet.go(self._load)
+        else:
+            self._fleet.go(self._load)
+            self._fleet.take()
+            self._watching.marked()
+
+    def _window(self) -> str:
+        """Pass one; give why there can be no other, or nothing."""
+        interrupted = not self._wait(self._load.requests or (self._rule.requests if self._rule.by_count else 0))
+        window = self._fleet.take()
+        self._watching.marked()
+        if self._load.requests:
+            window = _clamped(window)
+        told = client(window, self._rows, self._rule.percentile)
+        self._windows.append(window)
+        self._clients.append(told)
+        self._passed.append(stability.passed(window.latencies_ns, window.seconds, self._rule.percentile))
+        self._watching.passed(window, told)
+        if window.lost:
+            return f"the server was lost in window {self._last_alive() + 1}: {window.lost}"
+        if interrupted:
+            return INTERRUPTED
+        if window.errors and not told.requests:
+            return f"every request failed: {window.errors.most_common(1)[0][0]}"
+        return ""
+
+    def _left_behind(self, after: Window) -> str:
+        """Say what became of the server after the last window, while what was under way should have been answered."""
+        if any(each.lost for each in self._windows):
+            return ""
+        if after.lost:
+            return f"the server was lost in window {self._last_alive() + 1}: {after.lost}"
+        if after.errors[UNANSWERED] and not len(after.ends_ns):
+            return f"the server stopped answering in window {self._last_alive() + 1}: {UNANSWERED}"
+        return ""
+
+    def _wait(self, wanted: int) -> bool:
+        """Wait for a window's end, after its time or so many `wanted`; say whether it was not the user who ended it."""
+        lasts_s, since, seen = STALLED_S if wanted else self._rule.interval_ms / 1e3, time.monotonic(), 0
+        while True:
+            if self._watching.stopped():
+                return False
+            if wanted and (ended := self._fleet.count()) != seen:
+                since, seen = time.monotonic(), ended
+            left = since + lasts_s - time.monotonic()
+            self._watching.waited(min(seen / wanted if wanted else 1 - left / lasts_s, 1.0))
+            if left <= 0 or self._fleet.wait(min(left, SLICE_S), wanted):
+                return True
+
+    def _done(self) -> bool:
+        return bool(
+            self._load.requests
+            or len(self._windows) >= self._rule.trials
+            or stability.stable(self._passed, self._rule.percentage)
+            or stability.over(self._passed, self._rule.threshold_ms)
+        )
+
+    def _last_alive(self) -> int:
+        """Give the last window in which any request ended: the server's last, where it has been lost."""
+        alive = [number for number, each in enumerate(self._windows) if len(each.ends_ns) or each.errors]
+        return alive[-1] if alive else 0
+
+    def _level(self, ended: str) -> Level:
+        """Sum up. Where the server failed nothing is averaged: the figures are from the window on that it failed in."""
+        if not ended and not self._passed[-1].per_s:
+            ended = EMPTY
+        settled = min(SETTLED, len(self._windows)) if ended in {"", INTERRUPTED} else 0
+        last = self._windows[-settled:] if settled else self._windows[self._last_alive() :]
+        whole = last[0]
+        for window in last[1:]:
+            whole = whole.joined(window)
+        steady = not ended and bool(self._load.requests or stability.stable(self._passed, self._rule.percentage))
+        return Level(
+            offered(self._load),
+            steady,
+            client(whole, self._rows, self._rule.percentile),
+            settled,
+            self._clients,
+            ended=ended or self._reason(steady, whole),
+        )
+
+    def _reason(self, steady: bool, whole: Window) -> str:
+        limit_ns = self._rule.threshold_ms * stability.NS_PER_MS
+        if limit_ns and stability.deciding_ns(whole.latencies_ns, self._rule.percentile) >= limit_ns:
+            return OVER
+        return "" if steady else UNSTABLE
+
+
+def offered(load: Load) -> Offered:
+    """Say what a load offers."""
+    if load.concurrency:
+        return Offered("concurrency", load.concurrency)
+    if load.intervals_us:
+        return Offered("intervals", 1e6 * len(load.intervals_us) / sum(load.intervals_us), "recorded")
+    return Offered("rate", load.rate_per_s, "poisson" if load.poisson else "constant")
+
+
+def client(window: Window, rows: int = 1, percentile: int = 0) -> Client:
+    """Work out what a window's requests tell; `percentile` is told beside the usual ones."""
+    count, seconds = len(window.ends_ns), max(window.seconds, 1e-9)
+    return Client(
+        requests=count,
+        rows=count * rows,
+        seconds=seconds,
+        requests_per_s=count / seconds,
+        rows_per_s=count * rows / seconds,
+        latency_us=_latency_us(window, percentile) if count else {},
+        histogram=histograms.text(window.latencies_ns) if count else "",
+        errors=dict(window.errors),
+        late_us=_late_us(window) if len(window.late_ns) else None,
+        cpu_us_per_request=window.cpu_s / max(count, 1) * 1e6,
+        cores=window.cpu_s / seconds,
+        responses_per_s=window.responses / seconds if len(window.earlier_ns) else None,
+    )
+
+
+def _latency_us(window: Window, percentile: int) -> dict[str, float]:
+    ns = window.latencies_ns
+    wanted = _QUANTILES | ({f"p{percentile}": float(percentile)} if percentile else {})
+    found = stability.percentiles_ns(ns, list(wanted.values()))
+    return {
+        "mean": float(ns.mean()) / 1e3,
+        "std": float(ns.std(ddof=1)) / 1e3 if len(ns) > 1 else 0.0,
+        "min": float(ns.min()) / 1e3,
+        "max": float(ns.max()) / 1e3,
+        **{name: value / 1e3 for name, value in zip(wanted, found, strict=True)},
+    }
+
+
+def _late_us(window: Window) -> dict[str, float]:
+    ns = window.late_ns
+    p50, p99 = stability.percentiles_ns(ns, [50, 99])
+    return {"mean": float(ns.mean()) / 1e3, "p50": p50 / 1e3, "p99": p99 / 1e3, "max": float(ns.max()) / 1e3}
+
+
+def _clamped(window: Window) -> Window:
+    """From the first request's beginning to the last one's end."""
+    if not len(window.ends_ns):
+        return window
+    window.begin_ns, window.end_ns = int(np.min(window.starts_ns)), int(np.max(window.ends_ns))
+    return window

@@ -1,0 +1,198 @@
+"""Sampling: what is seen of the server beside the load, about once a second and at every window's ends.
+
+The server's statistics and its metrics page, the machine, the server's processes and the GPUs: each as far as it can be
+had. What cannot be had is None in the document, with a line that says why.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from penstock.perf import processes
+from penstock.perf.generator.orders import Target
+from penstock.perf.processes import PROC
+from penstock.perf.reports.document import Level
+
+from . import energy, environment, server_side
+from .control import Control, ControlError
+from .model import Described
+from .options import Options
+from .sampling_looking import PATIENCE_S, Look, Looker, Source
+from .sampling_page import Page
+from .sampling_processes import Family, NotFoundError, addresses
+from .sampling_series import Reading, devices, gpus, grown, known, samples
+
+_FIRST_PATIENCE_S = 5.0
+"""Starting NVML takes seconds where the driver has nobody else to serve."""
+_QUIET = ("NVML",)
+"""Nobody misses these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What was read between two windows."""
+
+    reading: Reading
+    statistics: server_side.Answer
+
+
+class Watch:
+    """Looks while the block lasts. Of a level: `begin`, a `mark` at each end of each window, `tell`.
+
+    None of it raises. Threads: one, beside its own.
+    """
+
+    def __init__(
+        self, control: Control, described: Described, target: Target, options: Options, proc: Path = PROC
+    ) -> None:
+        self._control = control
+        self._described = described
+        self._page_wanted = options.collect_metrics
+        self._interval_s = max(options.metrics_interval_ms, 1) / 1e3
+        at = addresses(target.host)
+        self._why_not_here = "" if at else f"{target.host} is another machine"
+        self._family = self._found(target, at, proc)
+        self._nvml = energy.Nvml(lambda: self._family.living if self._family else ())
+        self._looker = Looker(self._sources(bool(at), options.metrics_url, proc))
+        self._noted: dict[str, float] = {}
+        self._readings: list[Reading] = []
+        self._marks: list[Mark] = []
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._keep_on, name="samples", daemon=True)
+
+    def _found(self, target: Target, at: set[str], proc: Path) -> Family | None:
+        try:
+            return Family(target.port, at, proc) if at else None
+        except NotFoundError as error:
+            self._why_not_here = str(error)
+        return None
+
+    def _sources(self, here: bool, url: str, proc: Path) -> dict[str, Source]:
+        """Name them, the better of two last."""
+        sources: dict[str, Source] = {}
+        if here or self._page_wanted:
+            sources["metrics page"] = Page(url).read
+        sources["machine"] = Machine(proc, "" if here else "client.").read
+        if self._family is not None:
+            sources["processes"] = self._family.read
+        if here:
+            sources["NVML"] = self._nvml.read
+        return sources
+
+    def __enter__(self) -> Self:
+        first = self._looker.look(_FIRST_PATIENCE_S)
+        if not self._page_wanted and ("NVML" not in self._looker.whys or not devices([first])):
+            self._looker.drop("metrics page")  # it has nothing that is not read here at less cost to the server
+        self._readings = [first]
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end.set()
+        self._thread.join(2 * PATIENCE_S)
+
+    def begin(self) -> None:
+        """Begin a level: samples count from now."""
+        self._noted.clear()
+        self._readings, self._marks = [self._looker.look()], []
+
+    def mark(self) -> Mark:
+        """Read what only grows. Takes some milliseconds; half a second more where a source begins to hang."""
+        look = Look(self._looker.look)  # both at once: whatever comes later counts requests of the next window
+        statistics = self._statistics()
+        reading = look.answer if look.done(_FIRST_PATIENCE_S) else None
+        mark = Mark(reading or Reading(time.monotonic()), statistics)
+        self._marks.append(mark)
+        return mark
+
+    def note(self, name: str, value: float) -> None:
+        """Have a figure of the caller's own in the samples to come."""
+        self._noted[name] = value
+
+    def sharing(self) -> str:
+        """Say whether the server runs on the cores of this process; empty where that is not known."""
+        cores = self._family.cores() if self._family is not None else set()
+        return environment.sharing(os.sched_getaffinity(0), cores) if cores else ""
+
+    def tell(self, level: Level, first: Mark, last: Mark) -> None:
+        """Write into a level what was seen of the server from one mark to the other, and all samples since `begin`."""
+        marks = [mark for mark in self._marks if first.reading.at_s <= mark.reading.at_s <= last.reading.at_s]
+        sampled = list(self._readings)
+        level.samples = samples(sampled) if len(sampled) > 1 else None
+        settled = sorted(
+            [reading for reading in sampled if first.reading.at_s < reading.at_s < last.reading.at_s]
+            + [mark.reading for mark in marks],
+            key=lambda reading: reading.at_s,
+        )
+        described = self._described
+        level.server, why = server_side.told(
+            [mark.statistics for mark in marks], described.name, described.version, described.composing
+        )
+        level.gpus = gpus(settled)
+        self._costs(level, settled)
+        level.notes += [note for note in (why, *self._notes()) if note and note not in level.notes]
+
+    def _costs(self, level: Level, settled: Sequence[Reading]) -> None:
+        if len(settled) < 2:
+            return
+        cpu_s = grown(settled[0], settled[-1], "server.cpu_s")
+        if cpu_s is not None and level.client.requests:
+            level.server_cpu_s_per_1000 = cpu_s / level.client.requests * 1000
+        level.server_rss_bytes = max(known(settled, "server.rss_bytes"), default=None)
+        spent_j = energy.joules(settled, self._nvml.used)
+        if spent_j is not None and level.client.rows:
+            level.energy_j_per_1000 = spent_j / level.client.rows * 1000
+
+    def _notes(self) -> list[str]:
+        quiet = {*_QUIET} if self._page_wanted else {*_QUIET, "metrics page"}
+        whys = [f"{name}: {why}" for name, why in self._looker.whys.items() if name not in quiet]
+        if self._why_not_here:
+            whys.append(f"CPU and memory of the server are not known: {self._why_not_here}")
+        return whys
+
+    def _statistics(self) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+        answers = {}
+        for name, version in ((self._described.name, self._described.version), *self._described.composing):
+            if name not in answers:
+                with suppress(ControlError):
+                    answers[name] = self._control.statistics(name, version)
+        return answers
+
+    def sample(self) -> None:
+        """Take a sample now: what is done about once a second anyhow."""
+        readings = self._readings
+        reading = self._looker.look()
+        readings.append(Reading(reading.at_s, {**reading.values, **self._noted}))
+
+    def _keep_on(self) -> None:
+        while not self._end.wait(self._interval_s):
+            self.sample()
+
+
+class Machine:
+    """What /proc says of this machine. `whose`: goes before the names."""
+
+    def __init__(self, proc: Path = PROC, whose: str = "") -> None:
+        self._proc = proc
+        self._whose = whose
+
+    def read(self) -> dict[str, float]:
+        """Give the CPU seconds of all cores together, and memory. Raises: OSError where there is no /proc."""
+        busy_s, all_s = processes.machine_s(self._proc)
+        lines = (self._proc / "meminfo").read_text("ascii").splitlines()
+        kib = {words[0]: int(words[1]) for words in (line.split() for line in lines) if len(words) > 1}
+        found = {"cpu.all_s": all_s, "cpu.busy_s": busy_s}
+        if "MemTotal:" in kib and "MemAvailable:" in kib:
+            found["memory.total_bytes"] = kib["MemTotal:"] * 1024.0
+            found["memory.used_bytes"] = (kib["MemTotal:"] - kib["MemAvailable:"]) * 1024.0
+        return {f"{self._whose}{name}": value for name, value in found.items()}

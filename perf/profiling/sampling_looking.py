@@ -1,0 +1,81 @@
+"""Looking: sources are read on threads of their own, so that one that hangs holds up neither the run nor the others."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .sampling_series import Reading
+
+Source = Callable[[], Mapping[str, float]]
+"""Gives what can be read now, by name. It may block, and raise whatever it likes."""
+PATIENCE_S = 0.5
+
+
+class Look:
+    """One call, on a daemon thread: a thread that never returns does not keep the process from ending."""
+
+    def __init__(self, ask: Callable[[], Any]) -> None:
+        self._ask = ask
+        self.answer: Any = None
+        self.error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="look", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.answer = self._ask()
+        except Exception as error:  # noqa: BLE001 - whatever a driver or a page does, the run goes on without it
+            self.error = error
+
+    def done(self, patience_s: float) -> bool:
+        """Wait for it, and say whether it is done."""
+        self._thread.join(max(patience_s, 0.0))
+        return not self._thread.is_alive()
+
+
+def within(patience_s: float, ask: Callable[[], Any]) -> Any:
+    """Give what `ask` gives; None where that takes too long, or fails."""
+    look = Look(ask)
+    return look.answer if look.done(patience_s) else None
+
+
+class Looker:
+    """Reads all sources at once. A source that is still being read is not asked again, and what it says late is lost.
+
+    `whys`: by source, why it said nothing the last time. Later sources win where two tell the same.
+    Threads: any; one reading at a time.
+    """
+
+    def __init__(self, sources: Mapping[str, Source], clock: Callable[[], float] = time.monotonic) -> None:
+        self._sources = dict(sources)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._hanging: dict[str, Look] = {}
+        self.whys: dict[str, str] = {}
+
+    def drop(self, name: str) -> None:
+        """Read a source no more."""
+        self._sources.pop(name, None)
+        self.whys.pop(name, None)
+
+    def look(self, patience_s: float = PATIENCE_S) -> Reading:
+        """Read all that answers in time."""
+        with self._lock:
+            at_s = self._clock()
+            asked = {name: Look(ask) for name, ask in self._sources.items() if name not in self._hanging}
+            values: dict[str, float] = {}
+            for name, look in asked.items():
+                if not look.done(at_s + patience_s - self._clock()):
+                    self._hanging[name] = look
+                    self.whys[name] = f"no answer within {patience_s:g} s"
+                elif look.error is not None:
+                    self.whys[name] = str(look.error) or type(look.error).__name__
+                else:
+                    self.whys.pop(name, None)
+                    values |= look.answer
+            for name in [name for name, look in self._hanging.items() if look.done(0)]:
+                del self._hanging[name]
+            return Reading(at_s, values)

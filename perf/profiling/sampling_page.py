@@ -1,0 +1,96 @@
+"""The metrics page: what a server says of its GPUs and its machine in Prometheus' text format.
+
+Source: prometheus.io/docs/instrumenting/exposition_formats. Lines that are none are passed over: pages are written by
+many hands, and one line that is wrong says nothing of the others.
+"""
+
+from __future__ import annotations
+
+import http.client
+import math
+import re
+from collections.abc import Iterator
+from contextlib import closing
+from urllib.parse import urlsplit
+
+_LINE = re.compile(r'([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{((?:[^"}]|"(?:[^"\\]|\\.)*+")*+)\})?[ \t]+(\S+)', re.ASCII)
+_LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*+)"', re.ASCII)
+_ESCAPED = re.compile(r"\\(.)")
+_GPU = {
+    "nv_gpu_utilization": "utilization",
+    "nv_gpu_power_usage": "power_w",
+    "nv_gpu_memory_used_bytes": "memory_bytes",
+    "nv_gpu_memory_total_bytes": "memory_total_bytes",
+    "nv_energy_consumption": "energy_j",
+}
+_MACHINE = {
+    "nv_cpu_utilization": "cpu.utilization",
+    "nv_cpu_memory_used_bytes": "memory.used_bytes",
+    "nv_cpu_memory_total_bytes": "memory.total_bytes",
+}
+_NAMES = (*_GPU, *_MACHINE)
+TIMEOUT_S = 2.0
+_MOST_BYTES = 64 << 20
+
+
+class PageError(Exception):
+    """It cannot be had, or is no page of metrics."""
+
+
+def lines(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
+    """Give name, labels and value of each line that has a number; comments and all else are passed over."""
+    for line in text.split("\n"):
+        found = _LINE.match(line.strip())
+        if found is None:
+            continue
+        try:
+            value = float(found[3])
+        except ValueError:
+            continue
+        if math.isfinite(value):
+            yield found[1], {name: _unescaped(label) for name, label in _LABEL.findall(found[2] or "")}, value
+
+
+def _unescaped(label: str) -> str:
+    return _ESCAPED.sub(lambda found: "\n" if found[1] == "n" else found[1], label)
+
+
+def series(text: str) -> dict[str, float]:
+    """Give what a page says, by the names of the document's Samples. Raises: PageError where it is no page."""
+    wanted = "\n".join(line for line in text.split("\n") if line.lstrip().startswith(_NAMES))
+    found = {}
+    for name, labels, value in lines(wanted):
+        if name in _MACHINE:
+            found[_MACHINE[name]] = value
+        elif name in _GPU and labels.get("gpu_uuid"):
+            found[f"gpu.{labels['gpu_uuid']}.{_GPU[name]}"] = value
+    if not found and next(lines(text), None) is None:
+        raise PageError("no metrics in it")
+    return found
+
+
+class Page:
+    """A page at a URL, with or without its scheme."""
+
+    def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
+        self.url = url
+        self._timeout_s = timeout_s
+
+    def read(self) -> dict[str, float]:
+        """Fetch and read it. Raises: PageError."""
+        try:
+            parts = urlsplit(self.url if "://" in self.url else f"http://{self.url}")
+            kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+            with closing(kind(parts.netloc.rpartition("@")[2], timeout=self._timeout_s)) as connection:
+                path = (parts.path or "/metrics") + (f"?{parts.query}" if parts.query else "")
+                connection.request("GET", path, headers={"Accept": "text/plain"})
+                answer = connection.getresponse()
+                content = answer.read(_MOST_BYTES)
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise PageError(f"{self.url}: {str(error) or type(error).__name__}") from error
+        if answer.status != http.client.OK:
+            raise PageError(f"{self.url}: {answer.status} {answer.reason}")
+        try:
+            return series(content.decode("utf-8", "replace"))
+        except PageError as error:
+            raise PageError(f"{self.url}: {error}") from error

@@ -1,0 +1,187 @@
+"""The server's processes, where it runs on this machine: found by the port they listen on, read from /proc.
+
+A server may be several processes: those that listen, what they started, and what started them, such as a supervisor.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from penstock.perf import processes
+from penstock.perf.processes import PROC
+
+_LISTENS = "0A"
+_ACCEPTS = 1 << 16
+_FORWARDERS = frozenset(
+    {"docker-proxy", "rootlesskit", "rootlessport", "slirp4netns", "pasta", "ssh", "sshd", "socat", "kubectl"}
+)
+"""They listen for a server that is elsewhere."""
+_KEEPERS = re.compile(
+    r"(ba|da|z|fi|k|tc|c|a)?sh|busybox|tmux.*|screen|sshd|login|su|sudo|systemd|init|tini|dumb-init|docker-init"
+    r"|containerd-shim.*|conmon|runc|supervisord|cron|make|timeout|node|code"
+)
+"""They start servers, and are none."""
+
+
+class NotFoundError(Exception):
+    """The processes cannot be told; the text says why."""
+
+
+def is_here(host: str) -> bool:
+    """Say whether a host is this machine: only an address of its own can be bound."""
+    return bool(addresses(host))
+
+
+def addresses(host: str) -> set[str]:
+    """Give the addresses of a host that are this machine's own; the path of a Unix socket is one."""
+    if host.startswith("/"):
+        return {host}
+    found: set[str] = set()
+    try:
+        known = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError):
+        return found
+    for family, kind, protocol, _, address in known:
+        with suppress(OSError), socket.socket(family, kind, protocol) as tried:
+            tried.bind(address)
+            found.add(str(address[0]))
+    return found
+
+
+class Family:
+    """The processes of the server that listens on a port of this machine. Raises: NotFoundError.
+
+    `living`: those that lived when it was read last. Threads: one at a time.
+    """
+
+    def __init__(self, port: int, at: set[str], proc: Path = PROC, own: int | None = None) -> None:
+        self._proc = proc
+        own = os.getpid() if own is None else own
+        parents = {pid: each.parent for pid, each in processes.living(proc).items()}
+        ours = {own, *_ancestors(own, parents)}
+        holders = self._holders(port, at)
+        if holders & ours:
+            raise NotFoundError("the server runs within this very process")
+        self.roots = {self._first(pid, parents, ours) for pid in holders}
+        self._spent_s: dict[tuple[int, int], float] = {}
+        self.living = self.pids()
+
+    def pids(self) -> list[int]:
+        """Give those that live."""
+        living = processes.living(self._proc)
+        return processes.descended((pid for pid in sorted(self.roots) if pid in living), living)
+
+    def read(self) -> dict[str, float]:
+        """Give the CPU seconds of all that are or were, and the memory of those that are. Raises: NotFoundError.
+
+        Memory is resident: pages that processes share count for each of them.
+        """
+        rss_bytes = 0
+        self.living = pids = self.pids()
+        for pid in pids:
+            with suppress(OSError):  # it has ended meanwhile
+                seen = processes.stat(pid, self._proc)
+                self._spent_s[pid, seen.started] = seen.cpu_s
+                rss_bytes += processes.rss_bytes(pid, self._proc)
+        if not pids:
+            raise NotFoundError("the server's processes have ended")
+        return {
+            "server.cpu_s": sum(self._spent_s.values()),
+            "server.rss_bytes": float(rss_bytes),
+        }
+
+    def cores(self) -> set[int]:
+        """Give the CPUs that they may run on."""
+        found: set[int] = set()
+        for pid in self.pids():
+            with suppress(OSError):
+                found |= os.sched_getaffinity(pid)
+        return found
+
+    def _holders(self, port: int, at: set[str]) -> set[int]:
+        """Give who has a socket that listens on the port."""
+        sockets = {f"socket:[{inode}]" for inode in listening(self._proc, port, at)}
+        if not sockets:
+            raise NotFoundError(f"nobody on this machine listens on port {port}: it may be in a container")
+        found = set()
+        for folder in self._proc.glob("[0-9]*/fd"):
+            with suppress(OSError):  # another user's, or it has ended meanwhile
+                held = (_link(each) for each in folder.iterdir())
+                if any(each in sockets for each in held):
+                    found.add(int(folder.parent.name))
+        if not found:
+            raise NotFoundError(f"who listens on port {port} may not be looked at: it is another user's")
+        forwarders = {self._name(pid) for pid in found} & _FORWARDERS
+        if forwarders:
+            raise NotFoundError(f"{forwarders.pop()} listens on port {port}, the server is behind it")
+        return found
+
+    def _first(self, pid: int, parents: dict[int, int], ours: set[int]) -> int:
+        """Climb to the first process of the server: what has no part in this run, and is no shell or keeper."""
+        for parent in _ancestors(pid, parents):
+            alien = parent in ours or _KEEPERS.fullmatch(self._name(parent).lstrip("-"))
+            if alien or (parent == 1 and self._program(parent) != self._program(pid)):
+                break
+            pid = parent
+        return pid
+
+    def _name(self, pid: int) -> str:
+        try:
+            return (self._proc / str(pid) / "comm").read_text("utf-8", "replace").strip()
+        except OSError:
+            return ""
+
+    def _program(self, pid: int) -> str:
+        return _link(self._proc / str(pid) / "exe") or f"unknown {pid}"
+
+
+def listening(proc: Path, port: int, at: set[str]) -> set[str]:
+    """Give the inodes of the sockets that answer on a port at one of the addresses: its own, or else any."""
+    found = {path: inodes for path, inodes in _unix(proc).items() if path in at}
+    for table in ("tcp", "tcp6"):
+        with suppress(OSError):
+            for line in (proc / "net" / table).read_text("ascii").splitlines()[1:]:
+                words = line.split()
+                if len(words) > 9 and words[3] == _LISTENS and int(words[1].rpartition(":")[2], 16) == port:
+                    found.setdefault(_address(words[1].rpartition(":")[0]), set()).add(words[9])
+    own = {inode for address in at for inode in found.get(address, ())}
+    return own or {inode for inodes in found.values() for inode in inodes}
+
+
+def _unix(proc: Path) -> dict[str, set[str]]:
+    """Give the inodes of the Unix sockets that accept connections, by their paths."""
+    found: dict[str, set[str]] = {}
+    with suppress(OSError):
+        for line in (proc / "net" / "unix").read_text("utf-8", "replace").splitlines()[1:]:
+            words = line.split(maxsplit=7)
+            if len(words) > 7 and int(words[3], 16) & _ACCEPTS:
+                found.setdefault(words[7], set()).add(words[6])
+    return found
+
+
+def _address(hexadecimal: str) -> str:
+    """Write an address of /proc/net/tcp, whose words of four bytes are in the machine's order."""
+    packed = bytes.fromhex(hexadecimal)
+    if sys.byteorder == "little":
+        packed = b"".join(packed[at : at + 4][::-1] for at in range(0, len(packed), 4))
+    return socket.inet_ntop(socket.AF_INET if len(packed) == 4 else socket.AF_INET6, packed)
+
+
+def _link(path: Path) -> str:
+    try:
+        return str(path.readlink())
+    except OSError:
+        return ""
+
+
+def _ancestors(pid: int, parents: dict[int, int]) -> Iterator[int]:
+    seen = {pid}
+    while (pid := parents.get(pid, 0)) and pid not in seen:
+        seen.add(pid)
+        yield pid

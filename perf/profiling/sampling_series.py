@@ -1,0 +1,88 @@
+"""Series: what was read at moments of a run, and the samples that are made of it. Pure.
+
+Names of what is read are those of the document's Samples, and of counters, which only grow: `server.cpu_s`,
+`cpu.busy_s` and `cpu.all_s` (of all cores), `gpu.<uuid>.energy_total_j` (NVML's, since its driver was loaded) and
+`gpu.<uuid>.energy_j` (a metrics page's, since it was asked first).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from operator import itemgetter
+from statistics import fmean
+
+from penstock.perf.reports.document import Samples
+
+GPU = "gpu."
+_SHORTEST_S = 0.05
+"""Over less, counters of 10 ms steps tell no rate."""
+_COUNTERS = ("cpu_s", "busy_s", "all_s", "energy_total_j", "energy_j")
+_SUMS: dict[str, Callable[[list[float]], float]] = {
+    "utilization": fmean,
+    "power_w": fmean,
+    "memory_bytes": max,
+    "memory_total_bytes": itemgetter(0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What could be read at one moment. Units: `at_s` of the monotonic clock."""
+
+    at_s: float
+    values: Mapping[str, float] = field(default_factory=dict)
+
+
+def samples(readings: Sequence[Reading]) -> Samples:
+    """Make the samples of a level, counted from its first reading, which is no sample but where counters start."""
+    rows = [_shown(before, after) for before, after in pairwise(readings)]
+    names = dict.fromkeys(name for row in rows for name in row)
+    return Samples(
+        at_s=[round(reading.at_s - readings[0].at_s, 3) for reading in readings[1:]],
+        series={name: [row.get(name) for row in rows] for name in names},
+    )
+
+
+def _shown(before: Reading, after: Reading) -> dict[str, float]:
+    row = {name: value for name, value in after.values.items() if not name.endswith(_COUNTERS)}
+    took_s = after.at_s - before.at_s
+    if took_s < _SHORTEST_S:
+        return row
+    cpu_s = grown(before, after, "server.cpu_s")
+    if cpu_s is not None:
+        row["server.cores"] = cpu_s / took_s
+    for whose in ("", "client."):
+        busy_s, all_s = (grown(before, after, f"{whose}cpu.{each}_s") for each in ("busy", "all"))
+        if busy_s is not None and all_s:
+            row[f"{whose}cpu.utilization"] = min(busy_s / all_s, 1.0)
+    return row
+
+
+def grown(before: Reading, after: Reading, name: str) -> float | None:
+    """Say by how much a counter grew; None where it was not read at both times, or began anew."""
+    first, last = before.values.get(name), after.values.get(name)
+    return None if first is None or last is None or last < first else last - first
+
+
+def known(readings: Iterable[Reading], name: str) -> list[float]:
+    """Give the values that were read."""
+    return [reading.values[name] for reading in readings if name in reading.values]
+
+
+def devices(readings: Iterable[Reading]) -> list[str]:
+    """Give the UUIDs of the GPUs that were read."""
+    found = {
+        name[len(GPU) :].rpartition(".")[0] for reading in readings for name in reading.values if name.startswith(GPU)
+    }
+    return sorted(found)
+
+
+def gpus(readings: Sequence[Reading]) -> dict[str, dict[str, float]]:
+    """Sum up GPUs as perf_analyzer does: means of utilization and power, the most memory, the first total."""
+    found = {}
+    for uuid in devices(readings):
+        values = {name: known(readings, f"{GPU}{uuid}.{name}") for name in _SUMS}
+        found[uuid] = {name: float(_SUMS[name](each)) for name, each in values.items() if each}
+    return found

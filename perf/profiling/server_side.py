@@ -1,0 +1,161 @@
+"""The server's side: what its statistics say of a time, from answers of the statistics extension around it. Pure.
+
+Source: the v2 protocol's statistics extension. Which version counts and what is divided by what is perf_analyzer's:
+times are means over those that were timed, and what a request took beyond queue, compute and cache is overhead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from penstock.perf.reports.document import ServerSide
+
+Answer = Mapping[str, Sequence[Mapping[str, Any]]]
+"""`model_stats` at one moment, by the name of the model that was asked for."""
+_Counters = dict[str, int]
+
+_TIMED = (
+    "success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss",
+)  # fmt: skip
+_COMPUTE = ("compute_input", "compute_infer", "compute_output")
+_WHOLE = ("inference_count", "execution_count")
+_ROWS = "rows "
+
+
+def told(
+    answers: Sequence[Answer], model: str, version: str = "", composing: Iterable[tuple[str, str]] = ()
+) -> tuple[ServerSide | None, str]:
+    """Say what was counted from the first answer to the last, and why nothing can be said, or not all.
+
+    `answers`: ascending in time, two or more; those between tell whether the server began anew meanwhile.
+    `version`: empty, the highest that had a request. `composing`: an ensemble's models.
+    """
+    side, why = _of_model(answers, model, version)
+    if side is None:
+        return None, why
+    for name, asked in composing:
+        part, missing = _of_model(answers, name, asked)
+        if part is None:
+            why = why or missing
+        else:
+            side.composing[name] = part
+    return (_ensemble(side) if side.composing else side), why
+
+
+def _of_model(answers: Sequence[Answer], model: str, version: str) -> tuple[ServerSide | None, str]:
+    readings = [{str(each.get("version", "")): each for each in answer.get(model, ())} for answer in answers]
+    if len(readings) < 2 or not readings[0] or not readings[-1]:
+        return None, f"{model}: the server gives no statistics"
+    readings = [each for each in readings if each]  # an answer that did not come says nothing
+    chosen, why = (version, "") if version else _moved(model, readings[0], readings[-1])
+    if not chosen:
+        return None, why
+    if chosen not in readings[-1]:
+        return None, f"{model}: no statistics of version {chosen}, which was unloaded, or is not there"
+    counters = [_counters(each.get(chosen, {})) for each in readings]
+    if not all(_went_on(before, after) for before, after in pairwise(counters)):
+        return None, f"{model}: its statistics began anew meanwhile: the server or the model was started again"
+    return _side(chosen, _since(counters[0], counters[-1])), why
+
+
+def _moved(model: str, first: Mapping[str, Any], last: Mapping[str, Any]) -> tuple[str, str]:
+    """Choose the highest version that took a request, or else one that failed one; and say what is to be said."""
+    for counted in ("queue.count", "fail.count"):
+        moved = [
+            version
+            for version, entry in last.items()
+            if _counters(entry).get(counted, 0) != _counters(first.get(version, {})).get(counted, 0)
+        ]
+        if moved:
+            highest = max(moved, key=lambda version: (int(version) if version.isdecimal() else -1, version))
+            return highest, f"{model}: {len(moved)} versions had requests, this is {highest}" if len(moved) > 1 else ""
+    return "", f"{model}: no version of it counted a request"
+
+
+def _counters(entry: Mapping[str, Any]) -> _Counters:
+    """Flatten what only ever grows. What is absent or no whole number is left out: servers differ in what they have."""
+    found = {name: _whole(entry.get(name)) for name in _WHOLE}
+    timed = entry.get("inference_stats")
+    for name in _TIMED:
+        spent = timed.get(name) if isinstance(timed, Mapping) else None
+        if isinstance(spent, Mapping):
+            found |= {f"{name}.{figure}": _whole(spent.get(figure)) for figure in ("count", "ns")}
+    for batch in entry.get("batch_stats") or ():
+        spent = batch.get("compute_infer") if isinstance(batch, Mapping) else None
+        if isinstance(spent, Mapping):
+            found[f"{_ROWS}{batch.get('batch_size')}"] = _whole(spent.get("count"))
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _whole(value: Any) -> int | None:
+    """Give a count; protobuf's own JSON writes 64 bits as text."""
+    try:
+        count = int(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return count if count >= 0 else None
+
+
+def _went_on(before: _Counters, after: _Counters) -> bool:
+    return all(after.get(name, 0) >= value for name, value in before.items())
+
+
+def _since(first: _Counters, last: _Counters) -> _Counters:
+    return {name: value - first.get(name, 0) for name, value in last.items()}
+
+
+def _side(version: str, grown: _Counters) -> ServerSide:
+    def mean_us(*names: str) -> float:
+        count = grown.get(f"{names[0]}.count", 0)
+        return sum(grown.get(f"{name}.ns", 0) for name in names) / count / 1e3 if count else 0.0
+
+    hits = grown.get("cache_hit.count", 0)
+    served = grown.get("compute_infer.count", 0) + hits
+    spent_ns = sum(grown.get(f"{name}.ns", 0) for name in (*_COMPUTE, "cache_hit", "cache_miss"))
+    executions, inferences = grown.get("execution_count", 0), grown.get("inference_count", 0)
+    request_us, queue_us = mean_us("success"), mean_us("queue")
+    batches = {name.removeprefix(_ROWS): value for name, value in grown.items() if name.startswith(_ROWS) and value}
+    return ServerSide(
+        inferences=inferences,
+        executions=executions,
+        requests=grown.get("success.count", 0),
+        queue_us=queue_us,
+        compute_input_us=mean_us("compute_input"),
+        compute_infer_us=mean_us("compute_infer"),
+        compute_output_us=mean_us("compute_output"),
+        overhead_us=max(request_us - queue_us - (spent_ns / served / 1e3 if served else 0.0), 0.0),
+        rows_per_batch=inferences / executions if executions else 0.0,
+        cache_hits=hits,
+        failed=grown.get("fail.count", 0),
+        batches=dict(sorted(batches.items(), key=lambda item: (len(item[0]), item[0]))),
+        version=version,
+        request_us=request_us,
+        cache_misses=grown.get("cache_miss.count", 0),
+        cache_hit_us=mean_us("cache_hit"),
+        cache_miss_us=mean_us("cache_miss"),
+    )
+
+
+def _ensemble(side: ServerSide) -> ServerSide:
+    """Give an ensemble the sums of its models' times: it has none of its own. What is left over is overhead."""
+    parts = side.composing.values()
+    queue_us = sum(part.queue_us for part in parts)
+    each = {name: sum(getattr(part, f"{name}_us") for part in parts) for name in _COMPUTE}
+    cached_us = sum(part.cache_hit_us * _share(part) + part.cache_miss_us * (1 - _share(part)) for part in parts)
+    return replace(
+        side,
+        queue_us=queue_us,
+        compute_input_us=each["compute_input"],
+        compute_infer_us=each["compute_infer"],
+        compute_output_us=each["compute_output"],
+        overhead_us=max(side.request_us - queue_us - sum(each.values()) - cached_us, 0.0),
+    )
+
+
+def _share(part: ServerSide) -> float:
+    """Give the share of cache hits."""
+    asked = part.cache_hits + part.cache_misses
+    return part.cache_hits / asked if asked else 0.0

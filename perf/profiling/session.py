@@ -1,0 +1,315 @@
+"""A session: one model of one server, driven level by level, and the document of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import math
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+from urllib.parse import urlsplit
+
+from penstock.perf.generator.fleet import FleetError, fleet
+from penstock.perf.generator.orders import GrpcCall, Load, Target, Tls, Window
+from penstock.perf.payloads.preparing import prepared
+from penstock.perf.reports.document import Client, Document, Level, Model, Offered
+
+from . import environment, levels
+from .control import Control, ControlError, control_for
+from .measuring import INTERRUPTED, OVER, UNSTABLE, Generator, Watching, measure, offered
+from .model import Described, described
+from .options import Options, hidden
+from .sampling import Mark, Watch
+
+HTTP_PORT, GRPC_PORT = 8000, 8001
+LEVELS = "trace_level"
+"""The one trace setting of several values."""
+GOOD_ON = {"", OVER, UNSTABLE}
+"""How a level may end without ending the run."""
+
+
+class SessionError(Exception):
+    """The run cannot begin: one line says why."""
+
+
+class Listener(Watching):
+    """What a run tells as it goes, beside what each level's measuring does."""
+
+    def opened(self, document: Document, described: Described) -> None:
+        """Take what is driven, before the first level."""
+
+    def said(self, line: str) -> None:
+        """Take a line about the input or the server."""
+
+    def level_began(self, load: Offered) -> None:
+        """Take a level's load."""
+
+    def level_ended(self, level: Level) -> None:
+        """Take a level."""
+
+
+class Listeners(Listener):
+    """Several, told in turn."""
+
+    def __init__(self, *each: Listener) -> None:
+        self._each = each
+
+    def opened(self, document: Document, described: Described) -> None:
+        for each in self._each:
+            each.opened(document, described)
+
+    def said(self, line: str) -> None:
+        for each in self._each:
+            each.said(line)
+
+    def level_began(self, load: Offered) -> None:
+        for each in self._each:
+            each.level_began(load)
+
+    def level_ended(self, level: Level) -> None:
+        for each in self._each:
+            each.level_ended(level)
+
+    def began(self) -> None:
+        for each in self._each:
+            each.began()
+
+    def marked(self) -> None:
+        for each in self._each:
+            each.marked()
+
+    def waited(self, share: float) -> None:
+        for each in self._each:
+            each.waited(share)
+
+    def passed(self, window: Window, client: Client) -> None:
+        for each in self._each:
+            each.passed(window, client)
+
+    def stopped(self) -> bool:
+        return any(each.stopped() for each in self._each)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Run:
+    options: Options
+    document: Document
+    model: Described
+
+
+class Marks(Listener):
+    """The server's side of each window. `stopped`: whether to end early."""
+
+    def __init__(self, watch: Watch, stopped: Callable[[], bool] = lambda: False) -> None:
+        self._watch = watch
+        self._stopped = stopped
+        self._marks: list[Mark] = []
+
+    def began(self) -> None:
+        self._watch.begin()
+        self._marks = []
+
+    def marked(self) -> None:
+        self._marks.append(self._watch.mark())
+
+    def passed(self, window: Window, client: Client) -> None:
+        self._watch.note("throughput", client.requests_per_s)
+
+    def stopped(self) -> bool:
+        return self._stopped()
+
+    def tell(self, level: Level) -> None:
+        """Write what was seen into a level."""
+        if level.settled:
+            self._watch.tell(level, self._marks[-1 - level.settled], self._marks[-1])
+
+
+def profile(options: Options, listener: Listener | None = None) -> Document:
+    """Run all levels.
+
+    What goes wrong once the first has begun is in the document: `failed`, `interrupted`, and its levels' `ended`.
+    Raises: SessionError, ControlError, DescriptionError, InputError, OSError where the run cannot begin.
+    """
+    listener = listener or Listener()
+    aimed = target(options)
+    control = control_for(aimed, dict(options.headers))
+    model = described(control, options.model, options.version, options.composing, options.inputs)
+    _check(options, model)
+    document = _document(options, aimed, model, control)
+    if options.trace:
+        control.trace({name: list(found) if name == LEVELS else found[0] for name, found in options.trace})
+    with ExitStack() as stack:
+        ready = stack.enter_context(
+            prepared(model, options.input, aimed, control, headers=options.headers, slots=slots(options))
+        )
+        running = stack.enter_context(fleet(aimed, ready.payloads, max(options.processes, 1)))
+        watch = stack.enter_context(Watch(control, model, aimed, options))
+        document.machine["sharing"] = watch.sharing()
+        listener.opened(document, model)
+        for line in (*ready.notes, *_doubts(options, document.server)):
+            listener.said(line)
+        _levels(_Run(options, document, model), running, Marks(watch), listener)
+    return document
+
+
+def _levels(run: _Run, running: Generator, marks: Marks, listener: Listener) -> None:
+    options, document = run.options, run.document
+    search = _search(options)
+    value = next(search)
+    watching = Listeners(marks, listener)
+    try:
+        while True:
+            load = load_of(options, value, sequences=run.model.sequences)
+            listener.level_began(offered(load))
+            level = measure(running, load, options.rule, options.input.batch, watching)
+            marks.tell(level)
+            document.levels.append(level)
+            listener.level_ended(level)
+            if level.ended not in GOOD_ON:
+                document.interrupted = level.ended == INTERRUPTED
+                document.failed = "" if document.interrupted else level.ended
+                return
+            value = search.send(not level.ended)
+    except StopIteration:
+        return
+    except (OSError, FleetError, ControlError) as error:
+        document.failed = str(error)
+
+
+def target(options: Options) -> Target:
+    """Say where requests go. Raises: SessionError."""
+    url = options.url or f"localhost:{GRPC_PORT if options.grpc else HTTP_PORT}"
+    parts = urlsplit(url if "://" in url else f"//{url}")
+    try:
+        port = parts.port or (GRPC_PORT if options.grpc else HTTP_PORT)
+    except ValueError as error:
+        raise SessionError(f"-u {url}: {error}") from error
+    if not parts.hostname or parts.path.strip("/"):
+        raise SessionError(f"-u {url}: wanted HOST:PORT")
+    tls = options.tls or (Tls() if parts.scheme in {"https", "grpcs"} else None)
+    secure = tls if options.grpc or parts.scheme == "https" else None
+    if not options.grpc:
+        return Target(parts.hostname, port, secure)
+    method = "ModelStreamInfer" if options.streaming else "ModelInfer"
+    call = GrpcCall(
+        f"/inference.GRPCInferenceService/{method}", options.headers, options.streaming, options.compression
+    )
+    return Target(parts.hostname, port, secure, call)
+
+
+def slots(options: Options) -> int:
+    """Say how many requests there will ever be under way at once; 0: nobody knows."""
+    if options.concurrency is None:
+        return options.sequences
+    return int(max(options.concurrency.start, options.concurrency.end)) if options.concurrency.end else 0
+
+
+def load_of(options: Options, value: float, *, sequences: bool = False) -> Load:
+    """Give the load of one level, a concurrency or a rate."""
+    base = Load(connections=options.connections, seed=options.input.seed, requests=options.rule.total_requests)
+    if options.concurrency is not None:
+        return dataclasses.replace(base, concurrency=int(value))
+    if sequences:  # one of each under way: two on two connections could overtake each other
+        base = dataclasses.replace(base, sequences=options.sequences)
+    if options.intervals is not None:
+        return dataclasses.replace(base, intervals_us=intervals_us(options))
+    return dataclasses.replace(base, rate_per_s=value, poisson=options.poisson)
+
+
+def intervals_us(options: Options) -> tuple[float, ...]:
+    """Read --request-intervals. Raises: SessionError."""
+    path = options.intervals
+    if path is None:
+        return ()
+    try:
+        found = tuple(float(line) for line in path.read_text("utf-8").split())
+    except (OSError, ValueError) as error:
+        raise SessionError(f"--request-intervals {path}: {error}") from error
+    if not found or not all(0 <= each < math.inf for each in found) or not sum(found):
+        raise SessionError(f"--request-intervals {path}: wanted microseconds above 0, one in each line")
+    return found
+
+
+def _search(options: Options) -> levels.Search:
+    visited = options.concurrency or options.rate
+    if visited is None or options.intervals is not None:
+        return levels.single(0.0)
+    if options.binary_search:
+        return levels.halving(visited, whole=options.concurrency is not None)
+    return levels.linear(visited)
+
+
+def _check(options: Options, model: Described) -> None:
+    """Refuse what only the model can tell does not go together. Raises: SessionError."""
+    intervals_us(options)
+    if options.input.batch > 1 and not model.max_batch_size:
+        raise SessionError("can not specify batch size > 1 as the model does not support batching")
+    if model.sequences and options.input.batch > 1:
+        raise SessionError("can not specify batch size > 1 when using a sequence model")
+    if model.decoupled and not options.streaming:
+        raise SessionError("decoupled models must be run with --streaming and -i grpc")
+    known = options.input.sequence_ids[1]
+    if model.sequences and known and known < slots(options):
+        raise SessionError(
+            "sequence id range specified is smaller than the maximum possible number of sequences, "
+            "sequence id collision may occur."
+        )
+
+
+def _document(options: Options, aimed: Target, model: Described, control: Control) -> Document:
+    server = _server(control)
+    return Document(
+        driven(model, model.config),
+        list(options.command),
+        dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        f"{aimed.host}:{aimed.port}",
+        "grpc" if aimed.grpc else "http",
+        batch=options.input.batch,
+        server=server,
+        machine=environment.machine(),
+        versions=environment.versions(server),
+        options=_told(options),
+        target_ms=options.target_ms,
+    )
+
+
+def driven(model: Described, config: dict[str, Any]) -> Model:
+    """Give a model as a document holds it, in one of its configurations."""
+    return Model(
+        model.name,
+        model.version,
+        model.platform,
+        model.max_batch_size,
+        [dataclasses.asdict(each) for each in model.inputs],
+        [dataclasses.asdict(each) for each in model.outputs],
+        config,
+        environment.fingerprint(config),
+    )
+
+
+def _doubts(options: Options, server: dict[str, Any]) -> list[str]:
+    """Say what the server may not be able to do; some can and do not say so."""
+    binary = options.input.binary_input and options.input.shared_memory == "none" and not options.grpc
+    if not binary or "binary_tensor_data" in server.get("extensions", ["binary_tensor_data"]):
+        return []
+    flags = "--input-tensor-format json --output-tensor-format json"
+    return [f"The server does not list the extension binary_tensor_data. Should requests fail: {flags}"]
+
+
+def _server(control: Control) -> dict[str, Any]:
+    try:
+        return control.server()
+    except ControlError:  # no v2 server need have it
+        return {}
+
+
+def _told(options: Options) -> dict[str, Any]:
+    """Give the options that are not as they would be anyway."""
+    options = dataclasses.replace(options, headers=tuple(map(hidden, options.headers)))
+    usual = dataclasses.asdict(Options(options.model))
+    return {
+        name: value
+        for name, value in dataclasses.asdict(options).items()
+        if name not in {"model", "command"} and value != usual[name]
+    }

@@ -1,0 +1,148 @@
+"""Comparing: what differs between runs, whether they can be compared at all, and their ratios, level by level.
+
+The first run is what the others are measured against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .document import Document, Level
+from .findings import fault
+from .formats import NOTHING
+from .markup import flat
+
+_COMPARABLE = {"model": "models", "client batch": "client batches", "protocol": "protocols", "machine": "machines"}
+"""What must be equal for a ratio to be of the servers alone, and how it is called."""
+
+_ELSEWHERE = {"url", "csv", "json", "html", "export"}
+"""Options that are told elsewhere, or only say where a run was written to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A document and what it is called beside others: the name of its file."""
+
+    name: str
+    document: Document
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What is not the same in all runs: `values` in the order of the runs, a dash where one does not say."""
+
+    part: str
+    name: str
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One load in one run, beside the same load in the first: ratios of the second to the first, None where unknown."""
+
+    run: Run
+    level: Level
+    base: Level
+
+    def ratio(self, of: str) -> float | None:
+        """Give a ratio: `throughput`, `cpu` (of the server, each request), `energy`, or a latency such as p99."""
+        return _divided(_figure(self.level, of), _figure(self.base, of))
+
+    @property
+    def doubt(self) -> str:
+        """Why the ratios are not to be believed; empty where both levels are sound."""
+        return fault(self.level) or fault(self.base)
+
+
+def _figure(level: Level, of: str) -> float | None:
+    match of:
+        case "throughput":
+            return level.client.rows_per_s
+        case "cpu":
+            return level.server_cpu_s_per_1000
+        case "energy":
+            return level.energy_j_per_1000
+        case _:
+            return level.client.latency_us.get(of)
+
+
+def _divided(above: float | None, below: float | None) -> float | None:
+    return above / below if above is not None and below else None
+
+
+def runs(named: Sequence[tuple[str, Document]]) -> list[Run]:
+    """Name runs so that no two are called alike: equal names get a number."""
+    found: list[Run] = []
+    for name, document in named:
+        alike = sum(each.name == name or each.name.startswith(f"{name} (") for each in found)
+        found.append(Run(f"{name} ({alike + 1})" if alike else name, document))
+    return found
+
+
+def _parts(document: Document) -> dict[str, dict[str, Any]]:
+    model = document.model
+    return {
+        "model": {"name": model.name, "platform": model.platform, "inputs": model.inputs, "outputs": model.outputs},
+        "model's version": {"": model.version},
+        "configuration": {"fingerprint": model.fingerprint, **model.config},
+        "client batch": {"": document.batch},
+        "protocol": {"": document.protocol},
+        "server": {"at": document.url, **document.server},
+        "machine": document.machine,
+        "versions": document.versions,
+        "options": {name: each for name, each in document.options.items() if name not in _ELSEWHERE},
+    }
+
+
+def differences(compared: Sequence[Run]) -> list[Difference]:
+    """Give what is not the same in all runs, in the order in which it matters."""
+    every = [{part: flat(pairs) for part, pairs in _parts(run.document).items()} for run in compared]
+    found = []
+    for part in every[0]:
+        names = dict.fromkeys(name for each in every for name in each[part])
+        for name in names:
+            values = tuple(each[part].get(name, NOTHING) for each in every)
+            if len(set(values)) > 1:
+                found.append(Difference(part, name, values))
+    return found
+
+
+def warnings(compared: Sequence[Run]) -> list[str]:
+    """Say why the runs can not be compared, or only with care; empty: they can."""
+    found = []
+    told = differences(compared)
+    for part, words in _COMPARABLE.items():
+        names = [each.name for each in told if each.part == part]
+        if names:
+            which = f" ({', '.join(filter(None, names))})" if any(names) else ""
+            found.append(f"The runs are of different {words}{which}: their ratios are not of the servers alone.")
+    kinds = {level.offered.kind for run in compared for level in run.document.levels}
+    if not pairs(compared) and len(compared) > 1:
+        found.append("No load is in the first run and in another: there is no ratio to give.")
+    elif len(kinds) > 1:
+        found.append("Not all levels are of the same kind of load.")
+    for run in compared:
+        if run.document.failed or run.document.interrupted:
+            why = run.document.failed or "it was interrupted"
+            found.append(f"{run.name} ended before its time: {why}.")
+    return found
+
+
+def pairs(compared: Sequence[Run]) -> list[Pair]:
+    """Give each level of a later run beside the same load in the first, by load, then by run."""
+    base: dict[tuple[str, float, str], Level] = {}
+    for level in compared[0].document.levels:
+        base.setdefault(_load(level), level)
+    found = [
+        Pair(run, level, base[_load(level)])
+        for run in compared[1:]
+        for level in run.document.levels
+        if _load(level) in base
+    ]
+    return sorted(found, key=lambda pair: pair.level.offered.value)
+
+
+def _load(level: Level) -> tuple[str, float, str]:
+    return level.offered.kind, level.offered.value, level.offered.distribution

@@ -1,0 +1,101 @@
+"""The terminal's text of `penstock perf report`: of one run, and of several side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from . import comparing, findings
+from .comparing import Run
+from .document import Document, Level
+from .findings import fault, load, load_words
+from .formats import NOTHING, bare_ms, count, ms, ratio
+
+
+def lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Lay a table out: its first column to the left, and its last where that has no name; all others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        cells[0] = row[0].ljust(widths[0])
+        cells[-1] = cells[-1] if rows[0][-1] else row[-1]
+        yield "  " + "  ".join(cells).rstrip()
+
+
+def single(document: Document, target_ms: float | None = None) -> str:
+    """Tell one run."""
+    model, levels = document.model, document.levels
+    said = [f"{model.name} at {document.url} over {document.protocol}, {document.made_at}"]
+    said += [f"! {each}" for each in findings.cautions(document)]
+    table: list[tuple[str, ...]] = [("load", "inferences/s", "mean ms", "p50 ms", "p90 ms", "p99 ms", "errors", "")]
+    for level in levels:
+        latency = [bare_ms(level.client.latency_us.get(name)) for name in ("mean", "p50", "p90", "p99")]
+        mark = "not part of the curve" if fault(level) else _mark(document, level)
+        failed = findings.failures(level)
+        table.append((load(level.offered), count(level.client.rows_per_s), *latency, count(failed), mark))
+    said += lines(table) if levels else []
+    if knee := findings.knee(levels):
+        said.append(f"Knee (greatest throughput / mean latency): {_place(knee)}")
+    target = findings.target_ms(document, target_ms)
+    good = findings.goodput_of(levels, target) if target else None
+    if good:
+        said.append(
+            f"Goodput in {good.target_ms:g} ms: {count(good.most)} inferences/s at {load_words(good.at.offered)}"
+        )
+    return _shown(said)
+
+
+def _mark(document: Document, level: Level) -> str:
+    names = {"best": findings.best(document.levels), "knee": findings.knee(document.levels)}
+    return ", ".join(name for name, each in names.items() if each is level)
+
+
+def _place(level: Level) -> str:
+    p99 = ms(level.client.latency_us.get("p99"))
+    return f"{count(level.client.rows_per_s)} inferences/s at {load_words(level.offered)}, p99 {p99}"
+
+
+def several(compared: Sequence[Run], target_ms: float | None = None) -> str:
+    """Tell runs side by side: what differs first."""
+    said = [f"! {each}" for each in comparing.warnings(compared)]
+    found = comparing.differences(compared)
+    said.append("What differs:" if found else "Nothing differs but the figures.")
+    names = [run.name for run in compared]
+    if found:
+        told = [(", ".join(filter(None, (each.part, each.name))), *map(_short, each.values)) for each in found]
+        said += lines([("", *names), *told])
+    target = target_ms or findings.target_ms(compared[0].document)
+    table = [("", *names)]
+    table.append(("greatest inferences/s", *(_rate(findings.best(run.document.levels)) for run in compared)))
+    table.append(("inferences/s at the knee", *(_rate(findings.knee(run.document.levels)) for run in compared)))
+    if target:
+        goods = [findings.goodput_of(run.document.levels, target) for run in compared]
+        table.append((f"goodput in {target:g} ms", *(count(good.most) if good else NOTHING for good in goods)))
+    said += ["Figures:", *lines(table)]
+    pairs = comparing.pairs(compared)
+    if pairs:
+        said.append(f"Ratios to {names[0]}:")
+        head = ("load", "run", "inferences/s", "p50", "p99", "server CPU", "")
+        body = [
+            (
+                load(pair.level.offered),
+                pair.run.name,
+                *(ratio(pair.ratio(of)) for of in ("throughput", "p50", "p99", "cpu")),
+                f"! {pair.doubt}" if pair.doubt else "",
+            )
+            for pair in pairs
+        ]
+        said += lines([head, *body])
+    return _shown(said)
+
+
+def _shown(said: Sequence[str]) -> str:
+    """Join lines; what a server said of itself may not move the cursor."""
+    return "\n".join("".join(each if each.isprintable() else "?" for each in line) for line in said)
+
+
+def _rate(level: Level | None) -> str:
+    return f"{count(level.client.rows_per_s)} ({load(level.offered)})" if level else NOTHING
+
+
+def _short(words: str) -> str:
+    return words if len(words) <= 48 else words[:45] + "..."

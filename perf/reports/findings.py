@@ -1,0 +1,149 @@
+"""Findings: what the levels of a run come to: which of them count, the best, the knee, and goodput at a target.
+
+Throughput is inferences/s, rows of all requests that were answered well, as perf_analyzer counts; latencies in us.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .document import Document, Level, Offered
+from .formats import count, per_s
+from .histograms import distribution
+
+FEW_ERRORS = 0.001
+"""Up to this share of errors a level still counts: what it says of the others is true, and it is marked."""
+GENERATOR_LATE = 0.1
+SHORT_OF_OFFERED = 0.95
+MET = 0.99
+"""The share within the target from which a level is said to meet it."""
+
+
+def load(offered: Offered) -> str:
+    """Name a load in a few letters: 8, or 1,000/s."""
+    if offered.kind == "concurrency":
+        return f"{offered.value:g}"
+    return per_s(offered.value) if offered.value else offered.kind
+
+
+def load_words(offered: Offered) -> str:
+    """Name a load in words."""
+    if offered.kind == "concurrency":
+        return f"concurrency {offered.value:g}"
+    if offered.kind == "rate":
+        return f"{per_s(offered.value)} due" + (f" ({offered.distribution})" if offered.distribution else "")
+    return "recorded intervals" + (f", {per_s(offered.value)}" if offered.value else "")
+
+
+def failures(level: Level) -> int:
+    """Count a level's requests that did not end well."""
+    return sum(level.client.errors.values())
+
+
+def fault(level: Level) -> str:
+    """Say why a level is not part of the curve; empty: it is."""
+    if not level.client.requests:
+        return level.ended or "no request was answered well"
+    if not level.stable:
+        return level.ended if level.ended not in {"", "unstable"} else "not stable"
+    failed = failures(level)
+    if failed > FEW_ERRORS * (failed + level.client.requests):
+        return f"{count(failed)} errors beside {count(level.client.requests)} answers"
+    return ""
+
+
+def sound(levels: Sequence[Level]) -> list[Level]:
+    """Give the levels of the curve, in the order of their load."""
+    return sorted((level for level in levels if not fault(level)), key=lambda level: level.offered.value)
+
+
+def best(levels: Sequence[Level]) -> Level | None:
+    """Give the sound level of the greatest throughput."""
+    return max(sound(levels), key=lambda level: level.client.rows_per_s, default=None)
+
+
+def power(level: Level) -> float:
+    """Give Kleinrock's power: throughput divided by mean latency.
+
+    Source: L. Kleinrock, "Power and deterministic rules of thumb for probabilistic problems in computer
+    communications", ICC 1979.
+    """
+    mean = level.client.latency_us.get("mean", 0.0)
+    return level.client.rows_per_s / mean if mean > 0 else 0.0
+
+
+def knee(levels: Sequence[Level]) -> Level | None:
+    """Give the sound level of the greatest power; None where there are not two to choose from."""
+    curve = sound(levels)
+    return max(curve, key=power) if len(curve) > 1 else None
+
+
+def goodput(level: Level, target_ms: float) -> float:
+    """Give the inferences/s that were within a target, by the level's histogram. Raises: HistogramError."""
+    share = distribution(level.client.histogram).share_within(target_ms * 1e3)
+    return level.client.rows_per_s * share if math.isfinite(share) else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """What a run yields at a target. `most` within it, at `at`; `meeting`: the busiest level that keeps 99% within."""
+
+    target_ms: float
+    most: float
+    at: Level
+    meeting: Level | None
+
+
+def goodput_of(levels: Sequence[Level], target_ms: float) -> Goodput | None:
+    """Find the goodput of a run; None where no level is sound. Raises: HistogramError."""
+    found = [(goodput(level, target_ms), level) for level in sound(levels) if level.client.histogram]
+    if not found:
+        return None
+    most, at = max(found, key=lambda pair: pair[0])
+    met = [level for good, level in found if good >= MET * level.client.rows_per_s]
+    return Goodput(target_ms, most, at, max(met, key=lambda level: level.client.rows_per_s, default=None))
+
+
+def target_ms(document: Document, asked: float | None = None) -> float | None:
+    """Choose the target: what was asked, what the run was told, or p99 at the knee, rounded up to two digits."""
+    if asked or document.target_ms:
+        return asked or document.target_ms
+    level = knee(document.levels) or best(document.levels)
+    tail = level.client.latency_us.get("p99", 0.0) / 1e3 if level else 0.0
+    if not tail > 0:
+        return None
+    step = 10.0 ** (math.floor(math.log10(tail)) - 1)
+    return float(f"{math.ceil(round(tail / step, 6)) * step:.2g}")
+
+
+def cautions(document: Document) -> list[str]:
+    """Say what is to be known before the figures are believed, the gravest first."""
+    said = [f"The run ended before its time: {document.failed}."] if document.failed else []
+    if document.interrupted:
+        said.append("The run was interrupted: levels that were still to come are missing.")
+    if not document.levels:
+        said.append("No level was measured.")
+    for level in document.levels:
+        name = load_words(level.offered)
+        first = name[:1].upper() + name[1:]
+        if why := fault(level):
+            said.append(f"Not part of the curve: {name}: {why}.")
+        elif failed := failures(level):
+            said.append(f"{first}: {count(failed)} errors; they are in no other figure.")
+        said += [f"{first}: {what}" for what in _doubts(level)]
+    return said
+
+
+def _doubts(level: Level) -> list[str]:
+    client, said = level.client, []
+    if not client.requests:
+        return []
+    offered = level.offered.value
+    if level.offered.kind != "concurrency" and client.requests_per_s < SHORT_OF_OFFERED * offered:
+        said.append(f"{per_s(offered)} were due, {per_s(client.requests_per_s)} were answered well.")
+    late, median = (client.late_us or {}).get("p99", 0.0), client.latency_us.get("p50", 0.0)
+    if median and late > GENERATOR_LATE * median:
+        said.append(f"the generator itself was late: 1% of requests left more than {late:,.0f} us after they were due.")
+    return said

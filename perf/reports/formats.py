@@ -1,0 +1,58 @@
+"""Formats: how figures are written for people, on the page and in the terminal. What is not a number is a dash."""
+
+from __future__ import annotations
+
+import math
+
+NOTHING = "–"  # noqa: RUF001 (the dash that tables use)
+
+
+def digits(value: float | None) -> str:
+    """Write three digits, more only before the point: 0.0123, 1.23, 12.3, 1,234."""
+    if value is None or not math.isfinite(value):
+        return NOTHING
+    if not value:
+        return "0"
+    places = max(2 - math.floor(math.log10(abs(value))), 0)
+    return f"{value:,.{places}f}"
+
+
+def count(value: float | None) -> str:
+    """Write a whole number."""
+    return f"{value:,.0f}" if value is not None and math.isfinite(value) else NOTHING
+
+
+def per_s(value: float | None) -> str:
+    """Write so many each second."""
+    return f"{count(value) if value is None or not abs(value) < 100 else digits(value)}/s"
+
+
+def ms(us: float | None) -> str:
+    """Write microseconds as milliseconds, with the unit."""
+    return f"{digits(us / 1e3)} ms" if us is not None and math.isfinite(us) else NOTHING
+
+
+def bare_ms(us: float | None) -> str:
+    """Write microseconds as milliseconds, the unit being said elsewhere."""
+    return digits(us / 1e3) if us is not None and math.isfinite(us) else NOTHING
+
+
+def share(value: float | None) -> str:
+    """Write a share as percent."""
+    return f"{value * 100:.3g}%" if value is not None and math.isfinite(value) else NOTHING
+
+
+def size(held: float | None) -> str:
+    """Write bytes."""
+    if held is None or not math.isfinite(held):
+        return NOTHING
+    for unit in ("B", "KiB", "MiB"):
+        if abs(held) < 1024:
+            return f"{digits(held)} {unit}"
+        held /= 1024
+    return f"{digits(held)} GiB"
+
+
+def ratio(value: float | None) -> str:
+    """Write a ratio."""
+    return f"{value:.2f}×" if value is not None and math.isfinite(value) else NOTHING  # noqa: RUF001

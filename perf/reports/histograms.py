@@ -1,0 +1,117 @@
+"""Histograms of latencies: HdrHistogram's, by the `hdrhistogram` package, filled and read with arrays.
+
+Three digits: a latency read back is never less than it was, and at most a thousandth more.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.perf.generator.orders import NO_TIMES, Times
+
+from .extras import needed
+
+if TYPE_CHECKING:
+    from hdrh.histogram import HdrHistogram
+
+MOST_NS = 3_600_000_000_000
+DIGITS = 3
+
+
+class HistogramError(ValueError):
+    """A text is no histogram."""
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """What a histogram holds: `lowest_ns` and `highest_ns` of each bucket in use, ascending, and its `counts`."""
+
+    lowest_ns: Times
+    highest_ns: Times
+    counts: Times
+
+    @property
+    def total(self) -> int:
+        return int(self.counts.sum())
+
+    def percentile_us(self, percentile: float) -> float:
+        """Give the latency that so many percent do not exceed: of the nearest rank upwards; NaN where there is none."""
+        if not len(self.counts):
+            return math.nan
+        through = np.cumsum(self.counts)
+        # rounded first: 99.9 of 1000 is 999, and not the least bit more
+        rank = max(math.ceil(round(percentile / 100 * int(through[-1]), 6)), 1)
+        return float(self.highest_ns[np.searchsorted(through, rank)]) / 1e3
+
+    def share_within(self, us: float) -> float:
+        """Give the share, 0 to 1, that took no longer, to three digits of the latency; NaN where there is none."""
+        if not len(self.counts):
+            return math.nan
+        return int(self.counts[: np.searchsorted(self.lowest_ns, us * 1e3, side="right")].sum()) / self.total
+
+
+def histogram(latencies_ns: Times) -> HdrHistogram:
+    """Count latencies from 1 ns to an hour."""
+    made: HdrHistogram = needed("hdrh.histogram").HdrHistogram(1, MOST_NS, DIGITS)
+    # a value and its bucket's lowest are counted alike: rounded to a bit more than three digits, few are left
+    clipped = np.clip(latencies_ns, 1, MOST_NS)
+    shift = np.maximum(np.frexp(clipped)[1] - 12, 0)
+    values, counts = np.unique((clipped >> shift) << shift, return_counts=True)
+    for value, count in zip(values.tolist(), counts.tolist(), strict=True):
+        made.record_value(value, count)
+    return made
+
+
+def text(latencies_ns: Times) -> str:
+    """Write a histogram as a document holds it."""
+    return str(histogram(latencies_ns).encode().decode("ascii"))
+
+
+def joined(texts: Iterable[str]) -> str:
+    """Give one histogram of several: of processes, or of windows. Empty ones add nothing. Raises: HistogramError."""
+    whole = histogram(NO_TIMES)
+    for each in texts:
+        if each:
+            whole.add(read(each))
+    return str(whole.encode().decode("ascii"))
+
+
+def read(written: str) -> HdrHistogram:
+    """Read what `text` wrote. Raises: HistogramError."""
+    hdrh, codec = needed("hdrh.histogram"), needed("hdrh.codec")
+    wrong = (codec.HdrCookieException, codec.HdrLengthException, codec.HdrHistogramSettingsException)
+    try:
+        return hdrh.HdrHistogram.decode(written)
+    except (ValueError, TypeError, IndexError, MemoryError, zlib.error, *wrong) as error:
+        raise HistogramError(f"not a histogram: {error or type(error).__name__}") from error
+
+
+def distribution(written: str) -> Distribution:
+    """Read a histogram into arrays; empty text is an empty one. Raises: HistogramError."""
+    if not written:
+        return Distribution(NO_TIMES, NO_TIMES, NO_TIMES)
+    found = read(written)
+    counts = np.ctypeslib.as_array(found.counts)
+    index = np.flatnonzero(counts)
+    # HdrHistogram's layout: `half` cells in a bucket, twice as wide as those before; the first has twice as many
+    half = found.sub_bucket_half_count
+    bucket = np.maximum(index // half - 1, 0)
+    lowest = (index - bucket * half) << (bucket + found.unit_magnitude)
+    width = np.int64(1) << (bucket + found.unit_magnitude)
+    return Distribution(lowest, lowest + width - 1, counts[index].astype(np.int64))
+
+
+def percentile_us(written: str, percentile: float) -> float:
+    """Give a percentile of a histogram's text. Raises: HistogramError."""
+    return distribution(written).percentile_us(percentile)
+
+
+def share_within(written: str, us: float) -> float:
+    """Give the share of a histogram's text that took no longer. Raises: HistogramError."""
+    return distribution(written).share_within(us)

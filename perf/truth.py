@@ -1,0 +1,48 @@
+"""Truth: whether the load generator measures what is there. `python -m penstock.perf.truth`, about 7 minutes.
+
+Four parts: `theory`, an open loop against a virtual queue whose stays are known; `clients`, requests/s beside wrk and
+h2load; `analyzer`, every mode that perf_analyzer has too, beside it; `speed`, what one process drives. Each line says
+what it claims and whether it holds; it needs a machine that does nothing else. It ends with 1 where a line does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import signal
+import sys
+from collections.abc import Callable, Iterator
+
+from . import truth_analyzer, truth_clients, truth_theory
+from .truth_server import PROTOCOLS
+
+DOES_NOT_HOLD = "DOES NOT HOLD"
+
+
+def _parts(quick: bool) -> dict[str, Callable[[], Iterator[str]]]:
+    return {
+        "theory": lambda: truth_theory.report(PROTOCOLS, 4.0 if quick else truth_theory.SECONDS),
+        "clients": lambda: truth_clients.clients(*((1, 1) if quick else (3, 3))),
+        "analyzer": lambda: truth_analyzer.report(quick=quick),
+        "speed": lambda: truth_clients.speed(*((3, 0.5) if quick else (9, 1.0))),
+    }
+
+
+def main() -> None:
+    """Print the lines as they come."""
+    parser = argparse.ArgumentParser(prog="python -m penstock.perf.truth", description=__doc__)
+    names = tuple(_parts(quick=False))
+    parser.add_argument("--only", nargs="+", choices=names, default=names, help="the parts to run")
+    parser.add_argument("--quick", action="store_true", help="short runs, for trying: their noise is above 5%%")
+    args = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # servers go with it
+    parts = _parts(args.quick)
+    broken = 0
+    for line in itertools.chain.from_iterable(parts[name]() for name in args.only):
+        print(line, flush=True)
+        broken += DOES_NOT_HOLD in line
+    sys.exit(1 if broken else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,210 @@
+"""Truth, part 3: `penstock perf` beside perf_analyzer, the same words at the same server. Called by truth.py.
+
+perf_analyzer is a compiled client that takes much of the cores that the server needs, so the server is one that needs
+none: PLACES instances of a Python model that sleeps. Both write perf_analyzer's own CSV, which is read alike. The two
+take turns; what is apart is measured twice more, and then the medians of all three turns count: on two cores one turn
+in some catches a hiccup of the machine, which shows in p99 alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from .load import HOST, free_port, running
+from .overload import verdict
+
+WITHIN = 0.05
+PLACES, SLEEP_S = 8, 0.02
+WINDOW_MS = 1000
+TURNS = 3
+FIGURES = {
+    "requests/s": "Inferences/Second", "avg": "Avg latency", "p50": "p50 latency", "p90": "p90 latency",
+    "p95": "p95 latency", "p99": "p99 latency",
+}  # fmt: skip
+"""By our names what the CSV calls them; latencies in microseconds."""
+BURST_US = (*[2000] * (PLACES + PLACES // 2 - 1), 80_000)
+"""A recorded trace: half as many more than there are places for, and a while for all of them."""
+_SERVER = ("Server Queue", "Server Compute Input", "Server Compute Infer", "Server Compute Output")
+_PEERS = Path(sys.prefix) / "peers"
+_PROGRAM = _PEERS / "perf_analyzer"
+_OURS = (sys.executable, "-m", "penstock.server.cli", "perf")
+_ENDS_WITHIN_S = 60
+
+_CODE = f"""import time
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        time.sleep({SLEEP_S})
+        inputs = [pb_utils.get_input_tensor_by_name(request, "x") for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", each.as_numpy())]) for each in inputs]
+"""
+_CONFIG = f"""backend: "python"
+max_batch_size: 8
+input {{ name: "x" data_type: TYPE_FP32 dims: 4 }}
+output {{ name: "y" data_type: TYPE_FP32 dims: 4 }}
+instance_group {{ kind: KIND_CPU count: {PLACES} }}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One line of the table: a command line that both take. `intervals`: with BURST_US as its file.
+
+    `times`: how much longer its windows are. perf_analyzer's Poisson arrivals are the same in every run, and so are
+    ours: it takes 9 s of each until they are equally many, and at this load nobody waits, of either draw. `late`:
+    perf_analyzer notices answers late there, by its own table: its latency is far above the server's (HTTP --async at
+    a rate: 34 ms for 21; without --async it agrees). Ours is then held against what the server says.
+    """
+
+    name: str
+    words: str
+    grpc: bool = False
+    intervals: bool = False
+    times: int = 1
+    late: bool = False
+
+
+_CLOSED = f"--concurrency-range {2 * PLACES}"
+_EVEN, _POISSON = "--request-rate-range 200", "--request-rate-range 100 --request-distribution poisson"
+_THREADS = f"--max-threads {4 * PLACES}"
+CASES = (
+    Case("HTTP", _CLOSED),
+    Case("HTTP, async", f"--async {_CLOSED}"),
+    Case("HTTP, JSON", f"--input-tensor-format json --output-tensor-format json {_CLOSED}"),
+    Case("HTTP, shared memory", f"--shared-memory system {_CLOSED}"),
+    Case("HTTP, even rate", f"{_EVEN} {_THREADS}"),
+    Case("HTTP, Poisson", f"{_POISSON} {_THREADS}", times=3),
+    Case("HTTP, recorded", _THREADS, intervals=True),
+    Case("HTTP, async, even rate", f"--async {_EVEN}", late=True),
+    Case("gRPC", _CLOSED, grpc=True),
+    Case("gRPC, async", f"--async {_CLOSED}", grpc=True),
+    Case("gRPC, shared memory", f"--shared-memory system {_CLOSED}", grpc=True),
+    Case("gRPC, even rate", f"--async {_EVEN}", grpc=True),
+    Case("gRPC, Poisson", f"--async {_POISSON}", grpc=True, times=3),
+    Case("gRPC, recorded", "--async", grpc=True, intervals=True),
+    Case("gRPC, streaming", f"--streaming --async {_CLOSED}", grpc=True),
+    Case("gRPC, streaming, even rate", f"--streaming --async {_EVEN}", grpc=True),
+)
+
+Figures = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Where the server is, and a folder for files."""
+
+    http_port: int
+    grpc_port: int
+    folder: Path
+    window_ms: int
+
+    def turn(self, case: Case) -> tuple[Figures, Figures]:
+        """Run both, ours first."""
+        return self.run(_OURS, case), self.run((str(_PROGRAM),), case)
+
+    def run(self, program: Sequence[str], case: Case) -> Figures:
+        """Run one of the two, and give its FIGURES. Raises: RuntimeError with its output where it does not end well."""
+        table = self.folder / "table.csv"
+        table.unlink(missing_ok=True)
+        over = ("grpc", self.grpc_port) if case.grpc else ("http", self.http_port)
+        command = [*program, "-m", "held", "-i", over[0], "-u", f"{HOST}:{over[1]}", *case.words.split()]
+        if case.intervals:
+            command += ["--request-intervals", str(self.folder / "intervals")]
+        command += ["-p", str(self.window_ms * case.times), "-s", "999", "-r", "3", "--verbose-csv", "-f", str(table)]
+        ended = subprocess.run(
+            command, env={**os.environ, "LD_LIBRARY_PATH": str(_PEERS)}, capture_output=True, text=True, check=False,
+            timeout=_ENDS_WITHIN_S,
+        )  # fmt: skip
+        if ended.returncode or not table.exists():
+            raise RuntimeError(f"{command}: {(ended.stdout + ended.stderr)[-1000:]}")
+        with table.open(encoding="utf-8", newline="") as file:
+            return figures(file)
+
+
+def figures(table: Iterator[str]) -> Figures:
+    """Read the FIGURES of a CSV of one level, and how long requests took by the server's statistics: `server`."""
+    (row,) = csv.DictReader(table)
+    server = {"server": sum(float(row[column]) for column in _SERVER)}
+    return {name: float(row[column]) for name, column in FIGURES.items()} | server
+
+
+def apart(mine: Figures, theirs: Figures) -> Figures:
+    """Say how far ours are from theirs, as shares of theirs."""
+    return {name: mine[name] / theirs[name] - 1 for name in FIGURES}
+
+
+def medians(turns: Sequence[Figures]) -> Figures:
+    """Give the medians of several turns."""
+    return {name: statistics.median(each[name] for each in turns) for name in turns[0]}
+
+
+def compared(turn: Callable[[], tuple[Figures, Figures]], most_turns: int) -> tuple[Figures, Figures, int]:
+    """Take one turn, or all where ours and theirs are apart in it: give the medians, and how many turns there were."""
+    turns = [turn()]
+    if not _close(*turns[0]):
+        turns += [turn() for _ in range(most_turns - 1)]
+    mine, theirs = (medians(side) for side in zip(*turns, strict=True))
+    return mine, theirs, len(turns)
+
+
+def _close(mine: Figures, theirs: Figures) -> bool:
+    return all(abs(share) <= WITHIN for share in apart(mine, theirs).values())
+
+
+def report(*, quick: bool) -> Iterator[str]:
+    """Run everything, and write the lines as they come."""
+    if not _PROGRAM.exists():
+        raise SystemExit("this needs perf_analyzer in .venv/peers: .ci/peers fetches it")
+    yield (
+        f"perf_analyzer and `penstock perf` with the same words, on {PLACES} instances that take {SLEEP_S * 1e3:g} ms: "
+        f"ours, and how far from perf_analyzer's; latencies in ms"
+    )
+    with tempfile.TemporaryDirectory() as name, _served(Path(name), WINDOW_MS // (4 if quick else 1)) as served:
+        for case in CASES:
+            mine, theirs, turns = compared(partial(served.turn, case), 1 if quick or case.late else TURNS)
+            words = f"{case.name:<27}" + "".join(_cell(*each) for each in _shown(mine, theirs))
+            words += f" (medians of {turns})" if turns > 1 else ""
+            if case.late:
+                words += f" (late by itself; the server says {theirs['server'] / 1e3:.1f}: {_over(mine):+.1%})"
+            yield verdict(words, abs(_over(mine)) <= WITHIN if case.late else _close(mine, theirs))
+
+
+def _over(seen: Figures) -> float:
+    """Say how much longer requests took than the server says, as a share of that."""
+    return seen["avg"] / seen["server"] - 1
+
+
+def _shown(mine: Figures, theirs: Figures) -> Iterator[tuple[str, float, float]]:
+    for name, share in apart(mine, theirs).items():
+        yield name, mine[name] / (1 if name == "requests/s" else 1e3), share
+
+
+def _cell(name: str, value: float, share: float) -> str:
+    return f" {name} {value:.1f} {share:+.1%}".ljust(22)
+
+
+@contextlib.contextmanager
+def _served(folder: Path, window_ms: int) -> Iterator[Served]:
+    model = folder / "models" / "held"
+    (model / "1").mkdir(parents=True)
+    (model / "1" / "model.py").write_text(_CODE, "utf-8")
+    (model / "config.pbtxt").write_text(_CONFIG, "utf-8")
+    (folder / "intervals").write_text("".join(f"{each}\n" for each in BURST_US), "ascii")
+    grpc_port = free_port()
+    command = [sys.executable, "-m", "penstock.server.cli", "serve", str(folder / "models"), "--allow-metrics=false"]
+    command += ["--allow-client-shm=true", "--grpc-port", str(grpc_port), "--http-port"]
+    with running(command, lambda server: server.request("GET", "/v2/health/ready")) as server:
+        yield Served(server.port, grpc_port, folder, window_ms)

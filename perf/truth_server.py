@@ -1,0 +1,56 @@
+"""The bare server as the parts of truth.py use it: started, and asked for what its clients send."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import sys
+from collections.abc import Iterator
+
+from penstock.server.protobuf import service_pb2
+
+from .generator.orders import GrpcCall, Target
+from .load import HOST, Call, Process, prefixed, running
+from .payloads.repeated import Repeated
+
+MODEL = "bare"
+PATH = f"/v2/models/{MODEL}/infer"
+METHOD = "/inference.GRPCInferenceService/ModelInfer"
+PROTOCOLS = ("HTTP", "gRPC")
+_TENSOR = {"name": "input", "datatype": "FP32", "shape": [1, 4]}
+_BODY = json.dumps({"inputs": [{**_TENSOR, "data": [0.1, 0.2, 0.3, 0.4]}]}).encode()
+
+CALL = Call(PATH, (_BODY,), {"Content-Type": "application/json"})
+
+
+def message() -> bytes:
+    """Give the ModelInferRequest, behind its five bytes."""
+    request = service_pb2().ModelInferRequest(model_name=MODEL)
+    request.inputs.add(**_TENSOR)
+    request.raw_input_contents.append(bytes(16))
+    content: bytes = request.SerializeToString()
+    return prefixed(content)
+
+
+def payloads(protocol: str) -> Repeated:
+    """Give what our generator sends."""
+    if protocol == "gRPC":
+        return Repeated((message(),))
+    return Repeated((CALL.request(),))
+
+
+def target(server: Process, protocol: str) -> Target:
+    """Give where our generator sends it."""
+    return Target(HOST, server.port, grpc=GrpcCall(METHOD) if protocol == "gRPC" else None)
+
+
+@contextlib.contextmanager
+def bare(*words: object) -> Iterator[Process]:
+    """Run one with some flags until the block ends. No request has come to it: a virtual queue counts them."""
+    with running([sys.executable, "-m", "penstock.perf.bare", *map(str, words)], _listens) as server:
+        yield server
+
+
+def _listens(server: Process) -> None:
+    socket.create_connection((HOST, server.port), timeout=1).close()

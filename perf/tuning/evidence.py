@@ -1,0 +1,246 @@
+"""Evidence: what a search has found, as tables for people, and as JSON with every measurement behind it."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.perf.profiling import environment
+from penstock.perf.profiling.model import Described
+from penstock.perf.profiling.session import driven
+from penstock.perf.reports import document as documents
+from penstock.perf.reports.console import lines
+from penstock.perf.reports.document import Document, Level
+from penstock.perf.reports.formats import count, ms, ratio, size
+
+from .arguments import Tuning
+from .duels import Measured, Round, gain
+from .knobs import AS_IT_IS, Setting, shown
+from .searching import Found, Trial
+
+FORMAT = "penstock-tune/1"
+HEADINGS = ("setting", "against", "looks", "rounds", "ratio", "score", "p50", "p99", "memory", "verdict")
+
+
+@dataclass(slots=True)
+class Evidence:
+    """All there is to tell. `configs`: of each setting, as it was loaded; `failed`: what went wrong, or empty."""
+
+    tuning: Tuning
+    model: Described
+    url: str
+    server: dict[str, Any]
+    sharing: str
+    found: Found
+    levels: Mapping[Setting, list[Level]]
+    configs: Mapping[Setting, dict[str, Any]]
+    notes: Sequence[str] = ()
+    failed: str = ""
+    made_at: str = ""
+
+    def __post_init__(self) -> None:
+        self.made_at = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+
+
+def unit(tuning: Tuning) -> str:
+    """Say what a score is."""
+    if tuning.target_ms is not None:
+        what = "requests/s at the most requests under way" if tuning.closed else "greatest rate, requests/s,"
+        return f"{what} with p{tuning.percentile} within {tuning.target_ms:g} ms"
+    if tuning.closed:
+        return "requests/s"
+    return f"1/s of p{tuning.percentile}: one second through the latency at the given rate"
+
+
+def conclusion(evidence: Evidence) -> str:
+    """Say in one sentence what is kept, and why."""
+    found = evidence.found
+    last = found.last
+    said = [f"The search ended early: {found.ended}."] if found.ended else []
+    if evidence.failed:
+        said.append(f"It failed: {evidence.failed}.")
+    if found.first is not None and found.first.why:
+        said.append(f"The configuration as it is: {found.first.why}.")
+    if found.kept == AS_IT_IS:
+        said.append(_nothing(found))
+    elif last is not None and last.kept:
+        said.append(
+            f"Kept: {shown(found.kept)}; {ratio(gain(last.rounds))} as it was in the median"
+            f" ({_span(last.rounds)}), {last.verdict}."
+        )
+    else:
+        said.append(f"Best so far, not confirmed against the configuration as it was: {shown(found.kept)}.")
+    return " ".join(said)
+
+
+def _nothing(found: Found) -> str:
+    last, tried = found.last, len(found.trials)
+    if last is not None and not last.kept and not found.ended:
+        return (
+            f"Nothing is kept: {shown(last.setting)} won on the way, but not against the configuration as it is:"
+            f" {last.verdict}."
+        )
+    if not tried:
+        return "No other setting was tried."
+    settings = f"{tried} other setting{'s' * (tried > 1)}"
+    if found.ended:
+        return f"{settings} tried, none of which had won by then."
+    return f"Nothing was measurably better than the configuration as it is; {settings} tried."
+
+
+def table(found: Found) -> list[tuple[str, ...]]:
+    """Give a row for each trial, below the headings."""
+    rows: list[tuple[str, ...]] = [HEADINGS]
+    if found.first is not None:
+        rows.append((shown(AS_IT_IS), "", "", "", "", *_figures(found.first), found.first.why))
+    trials = [*found.trials, *([found.last] if found.last is not None else [])]
+    return rows + [_row(trial) for trial in trials]
+
+
+def _row(trial: Trial) -> tuple[str, ...]:
+    looks = " ".join(ratio(each) for each in trial.looks)
+    duel = (str(len(trial.rounds)), ratio(gain(trial.rounds))) if trial.rounds else ("", "")
+    verdict = f"KEPT: {trial.verdict}" if trial.kept else trial.verdict
+    figures = _figures(_middle(trial.rounds) if trial.rounds else trial.measured, whole=bool(trial.rounds))
+    return (shown(trial.setting), shown(trial.against), looks, *duel, *figures, verdict)
+
+
+def _middle(rounds: Sequence[Round]) -> Measured:
+    """Give the challenger's measurement of the median score."""
+    ordered = sorted((each.challenger for each in rounds), key=lambda each: each.score)
+    return ordered[len(ordered) // 2]
+
+
+def _figures(measured: Measured | None, *, whole: bool = True) -> tuple[str, ...]:
+    """Write what was measured; the score of a look is only comparable with others of its kind."""
+    if measured is None or (not measured.score and not measured.per_s):
+        return ("", "", "", "")
+    score = count(measured.score) if whole else ""
+    return (score, ms(measured.p50_us), ms(measured.p99_us), size(measured.memory_bytes))
+
+
+def _span(rounds: Sequence[Round]) -> str:
+    ratios = [each.ratio for each in rounds]
+    return f"{ratio(min(ratios))} to {ratio(max(ratios))} over {len(ratios)} rounds"
+
+
+def told(evidence: Evidence) -> str:
+    """Give the terminal's text."""
+    return "\n".join([*lines([(*row,) for row in _brief(table(evidence.found))]), "", conclusion(evidence)])
+
+
+def _brief(rows: list[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
+    """Leave out of a terminal's lines what is in the files."""
+    for number, row in enumerate(rows):
+        verdict = row[-1] if len(row[-1]) <= 80 else row[-1][:77] + "..."
+        yield (row[0], *row[3:8], "" if not number else verdict)
+
+
+def markdown(evidence: Evidence, command: str) -> str:
+    """Give the page for people."""
+    tuning, protocol = evidence.tuning, "gRPC" if evidence.tuning.options.grpc else "HTTP"
+    rows = [[cell.replace("|", "/").replace("\n", " ") or " " for cell in row] for row in table(evidence.found)]
+    head = [
+        f"# What `penstock perf tune` found of model `{evidence.model.name}`",
+        "",
+        conclusion(evidence),
+        "",
+        f"- Made {evidence.made_at} at {evidence.url}, {protocol}, {tuning.options.input.batch} rows in each request.",
+        f"- Score: {unit(tuning)}.",
+        *(f"- {note}" for note in evidence.notes if note),
+        *([f"- Sharing: {evidence.sharing}."] if evidence.sharing else []),
+        "- Again: `" + command + "`",
+        "",
+    ]
+    body = [f"| {' | '.join(row)} |" for row in rows]
+    body.insert(1, "|" + "---|" * len(HEADINGS))
+    return "\n".join((*head, *body, "", _LEGEND, ""))
+
+
+_LEGEND = """`looks`: short measurements beside the incumbent's, as shares of it; what gave no hope went no further.
+`rounds`, `ratio`: of a duel, both loaded anew and measured in turns in the same minutes; the median of the challenger's
+score as a share of the incumbent's. A challenger is kept that is ahead in all of 7 rounds, in all but one of 11, two of
+14 or three of 17, and by 3% in the median: one that is no different passes the first of these once in 60 times. The
+last duel is against the configuration as it was; only its ratio tells what was gained.
+`documents/`: every measurement; `penstock perf report documents/A.json documents/B.json` lays two side by side."""
+
+
+def write(evidence: Evidence, folder: Path, command: str) -> None:
+    """Write evidence.json, evidence.md and documents/. Raises: OSError."""
+    shelf = folder / "documents"
+    shelf.mkdir(parents=True, exist_ok=True)
+    names = {}
+    for number, setting in enumerate(evidence.levels):
+        names[setting] = f"documents/{number:02d}.json"
+        documents.write(_document(evidence, setting), folder / names[setting])
+    found = evidence.found
+    content = {
+        "format": FORMAT,
+        "made_at": evidence.made_at,
+        "command": command,
+        "conclusion": conclusion(evidence),
+        "score": unit(evidence.tuning),
+        "kept": dict(found.kept),
+        "confirmed": found.confirmed,
+        "ended": found.ended,
+        "failed": evidence.failed,
+        "notes": list(evidence.notes),
+        "documents": [{"setting": dict(setting), "file": name} for setting, name in names.items()],
+        "as_it_is": _plain(found.first),
+        "trials": [_trial(each) for each in found.trials],
+        "last": _trial(found.last) if found.last is not None else None,
+    }
+    (folder / "evidence.json").write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", "utf-8")
+    (folder / "evidence.md").write_text(markdown(evidence, command), "utf-8")
+
+
+def _trial(trial: Trial) -> dict[str, Any]:
+    return {
+        "axis": trial.axis,
+        "setting": dict(trial.setting),
+        "against": dict(trial.against),
+        "looks": [_finite(each) for each in trial.looks],
+        "rounds": [
+            {"incumbent": _plain(each.incumbent), "challenger": _plain(each.challenger)} for each in trial.rounds
+        ],
+        "ratio": _finite(gain(trial.rounds)) if trial.rounds else None,
+        "kept": trial.kept,
+        "verdict": trial.verdict,
+    }
+
+
+def _plain(measured: Measured | None) -> dict[str, Any] | None:
+    if measured is None:
+        return None
+    told_of = dataclasses.asdict(measured)
+    return {name: _finite(value) if isinstance(value, float) else value for name, value in told_of.items()}
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _document(evidence: Evidence, setting: Setting) -> Document:
+    options, model = evidence.tuning.options, evidence.model
+    config = evidence.configs.get(setting, model.config)
+    machine = {**environment.machine(), "sharing": evidence.sharing}
+    return Document(
+        driven(model, config),
+        list(options.command),
+        evidence.made_at,
+        evidence.url,
+        "grpc" if options.grpc else "http",
+        batch=options.input.batch,
+        levels=list(evidence.levels[setting]),
+        server=evidence.server,
+        machine=machine,
+        versions=environment.versions(evidence.server),
+        options={"tune": shown(setting)},
+        target_ms=evidence.tuning.target_ms,
+    )

@@ -1,0 +1,168 @@
+"""Serving: one model of a live server, loaded with one setting after another, and at the end as it was.
+
+It goes through the model repository extension, so the server's model control mode must be explicit.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from penstock.perf.profiling.control import ControlError, RefusedError
+
+from . import knobs
+from .knobs import AS_IT_IS, Setting
+
+READY_WITHIN_S = 60.0
+_LOOK_S = 0.05
+_REASON_CHARACTERS = 300
+
+
+class ServingError(Exception):
+    """The model cannot be tuned, or the server failed: one line says why."""
+
+
+class RefusedSettingError(Exception):
+    """The server does not take a setting: one line has its reason."""
+
+
+class Server(Protocol):
+    """What is asked of a Control here. Raises: ControlError; RefusedError where the server answered."""
+
+    def config(self, model: str, version: str = "") -> dict[str, Any]:
+        """Give a model's configuration."""
+        ...
+
+    def ready(self, model: str = "", version: str = "") -> bool:
+        """Say whether a model is ready."""
+        ...
+
+    def load(self, model: str, config: Mapping[str, Any] | None = None) -> None:
+        """Load a model anew; without `config`, as its repository has it."""
+        ...
+
+
+class Served:
+    """A model that is served with one setting at a time. `config`: as it is, without what the server completes.
+
+    `setting` None: it is not known what is served now. Raises: ServingError where it cannot be tuned.
+    """
+
+    def __init__(self, server: Server, model: str, wait: Callable[[float], None] = time.sleep) -> None:
+        self._server = server
+        self._model = model
+        self._wait = wait
+        self._original = self._checked()
+        self.config = knobs.base(self._original)
+        self._from_repository = self._reloaded()
+        self.setting: Setting | None = AS_IT_IS
+
+    def _checked(self) -> dict[str, Any]:
+        config = self._server.config(self._model)
+        if not config:
+            raise ServingError(f"model '{self._model}': the server does not tell its configuration")
+        if config.get("ensemble_scheduling") is not None:
+            raise ServingError(f"model '{self._model}' is an ensemble: tune the models that it is made of")
+        return config
+
+    def _reloaded(self) -> bool:
+        """Load it as the repository has it; say whether that is what was served. Nothing else has been changed yet."""
+        try:
+            self._server.load(self._model)
+        except RefusedError as error:
+            raise ServingError(
+                f"{error}. Settings are tried by loading the model anew: start the server with"
+                f" --model-control-mode=explicit --load-model={self._model}"
+            ) from error
+        self._until_ready()
+        if self._server.config(self._model) == self._original:
+            return True
+        self._server.load(self._model, self.config)  # a request had brought what was served
+        self._until_ready()
+        return False
+
+    def load(self, setting: Setting) -> None:
+        """Serve a setting, loaded anew whatever is served. Raises: RefusedSettingError, ControlError."""
+        self.setting = None
+        plain = setting == AS_IT_IS and self._from_repository
+        try:
+            self._server.load(self._model, None if plain else self.written(setting))
+        except RefusedError as error:
+            raise RefusedSettingError(_reason(error)) from error
+        self._until_ready()
+        reported = self._server.config(self._model)
+        for knob, value in setting:
+            told = knobs.value_of(reported, AS_IT_IS, knob)
+            if told != value:
+                raise RefusedSettingError(f"loaded, but the server reports {knob} {told}")
+        self.setting = setting
+
+    def written(self, setting: Setting) -> dict[str, Any]:
+        """Give the complete configuration of a setting."""
+        return knobs.written(self.config, setting)
+
+    def accepts(self, config: Mapping[str, Any]) -> str:
+        """Load a configuration as it was written to a file; give why the server does not take it, or nothing."""
+        self.setting = None
+        try:
+            self._server.load(self._model, config)
+            self._until_ready()
+        except (ControlError, RefusedSettingError) as error:
+            return _reason(error)
+        return ""
+
+    def restore(self) -> str:
+        """Serve what was served before; give why that failed, or nothing."""
+        try:
+            self._server.load(self._model, None if self._from_repository else self.config)
+            self._until_ready()
+            found = self._server.config(self._model)
+        except (ControlError, RefusedSettingError) as error:
+            return _reason(error)
+        self.setting = AS_IT_IS
+        same = found == self._original
+        return "" if same else "it is served, but not as it was before: the files of its repository have changed"
+
+    def _until_ready(self) -> None:
+        for _ in range(int(READY_WITHIN_S / _LOOK_S)):
+            if self._server.ready(self._model):
+                return
+            self._wait(_LOOK_S)
+        raise RefusedSettingError(f"not ready within {READY_WITHIN_S:g} s")
+
+
+@contextmanager
+def kept_as_it_was(served: Served, applied: Callable[[], bool], say: Callable[[str], None]) -> Iterator[None]:
+    """Restore the model when the block ends, however it does, unless something was `applied`.
+
+    A Ctrl-C does not keep it from that.
+    """
+    try:
+        yield
+    finally:
+        if not applied():
+            with _undisturbed():
+                why = served.restore()
+            say(f"error: the configuration was not restored: {why}" if why else "the configuration is as it was before")
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, action in before.items():
+            signal.signal(number, action)
+
+
+def _reason(error: Exception) -> str:
+    said = " ".join(str(error).split())
+    return said if len(said) <= _REASON_CHARACTERS else said[:_REASON_CHARACTERS] + "..."

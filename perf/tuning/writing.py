@@ -1,0 +1,36 @@
+"""Writing: a configuration as files that a server takes: config.pbtxt, and the lines of penstock.toml."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def pbtxt(config: Mapping[str, Any], comment: str = "") -> str:
+    """Give a configuration as the text of a config.pbtxt, `comment` before it. Raises: ValueError."""
+    from google.protobuf import json_format, text_format
+
+    from penstock.server.protobuf import model_config_pb2
+
+    message = model_config_pb2().ModelConfig()
+    try:
+        json_format.ParseDict(dict(config), message)
+    except json_format.ParseError as error:
+        raise ValueError(f"the configuration that the server reports cannot be written: {error}") from error
+    head = "".join(f"# {line}\n" for line in comment.splitlines())
+    return head + str(text_format.MessageToString(message))
+
+
+def read(text: str) -> dict[str, Any]:
+    """Read it again, as the JSON that a load request takes. Raises: ValueError."""
+    from google.protobuf import text_format
+
+    from penstock.server.protobuf import model_config_pb2
+    from penstock.server.repository.completed import to_json
+
+    message = model_config_pb2().ModelConfig()
+    try:
+        text_format.Parse(text, message)
+    except text_format.ParseError as error:
+        raise ValueError(str(error)) from error
+    return to_json(message)

@@ -1,0 +1,99 @@
+"""Connections without a network: what is sent on them is looked at, and answered when the test says so."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+from penstock.perf.generator.carriers import Slot
+from penstock.perf.generator.orders import Part
+from penstock.perf.generator.pacing import Means
+from penstock.perf.generator.recording import Recorder
+from penstock.perf.generator.reopening import Openings
+
+
+class Wire:
+    """One connection. `under_way`: the requests without an answer, oldest first."""
+
+    def __init__(self, number: int, lost: Callable[[str], None], sent: list[tuple[int, bytes]]) -> None:
+        self.number = number
+        self.lost = lost
+        self.closed = False
+        self.under_way: list[Slot] = []
+        self._sent = sent
+
+    def send(self, request: bytes, slot: Slot) -> None:
+        self._sent.append((self.number, request))
+        self.under_way.append(slot)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def answer(self, now_ns: int = 0, error: str = "") -> None:
+        """Answer the oldest request."""
+        self.under_way.pop(0).answered(now_ns, error)
+
+    def end(self, why: str) -> None:
+        """End by itself."""
+        self.lost(why)
+        slots, self.under_way = self.under_way, []
+        for slot in slots:
+            slot.lost(0, why)
+
+
+class Wires:
+    """Opens them. `sent`: which wire, and what, of all of them in order; `refusing`: nobody listens."""
+
+    def __init__(self, slots_each: int = 1) -> None:
+        self.slots_each = slots_each
+        self.sent: list[tuple[int, bytes]] = []
+        self.opened: list[Wire] = []
+        self.refusing = False
+
+    async def open(self, lost: Callable[[str], None]) -> Wire:
+        if self.refusing:
+            raise ConnectionRefusedError("nobody listens")
+        self.opened.append(Wire(len(self.opened), lost, self.sent))
+        return self.opened[-1]
+
+    @property
+    def requests(self) -> list[bytes]:
+        """What was sent, wherever."""
+        return [request for _, request in self.sent]
+
+
+class Bell:
+    """An alarm that never rings by itself. `said`: what it was told."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def set(self, at_ns: int) -> None:
+        self.said.append(f"set {at_ns}")
+
+    def silence(self) -> None:
+        self.said.append("silent")
+
+    def close(self) -> None:
+        """It holds nothing."""
+
+
+class Numbered:
+    """Payloads that tell whose they are: `0.0`, `0.1`, ... of slot 0; `0.end` where `sequences`."""
+
+    rows = 1
+
+    def __init__(self, *, sequences: bool = False) -> None:
+        self._sequences = sequences
+
+    def stream(self, slot: int) -> Iterator[bytes]:
+        return (b"%d.%d" % (slot, number) for number in itertools.count())
+
+    def ending(self, slot: int) -> bytes | None:
+        return b"%d.end" % slot if self._sequences else None
+
+
+def means(wires: Wires, payloads: Numbered | None = None, part: Part = Part(), dead_after_s: float = 5.0) -> Means:  # noqa: B008
+    """Give what a pacing works with."""
+    recorder = Recorder()
+    return Means(Openings(wires, recorder, dead_after_s), payloads or Numbered(), recorder, part)

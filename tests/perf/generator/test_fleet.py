@@ -1,0 +1,236 @@
+"""The fleet: a few processes, started once for all tests here, against a server in a thread of this one."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import select
+import signal
+import socketserver
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.perf.generator import fleet as fleets
+from penstock.perf.generator import process
+from penstock.perf.generator.fleet import Fleet, FleetError, _Child, fleet
+from penstock.perf.generator.orders import Load, Part, Target, Window
+from penstock.perf.payloads.repeated import Repeated
+
+REQUEST = b"POST / HTTP/1.1\r\nContent-Length: 0\r\n\r\n"
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+COUNT = 60
+
+
+class Answering(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        while self.request.recv(1 << 16):
+            self.request.sendall(ANSWER)
+
+
+class Server(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client may leave as it likes."""
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    with Server(("127.0.0.1", 0), Answering) as server:
+        serving = threading.Thread(target=server.serve_forever, args=(0.01,))
+        serving.start()
+        yield server.server_address[1]
+        server.shutdown()
+        serving.join()
+
+
+@pytest.fixture(scope="module")
+def running(port: int) -> Iterator[Fleet]:
+    with fleet(Target("127.0.0.1", port), Repeated((REQUEST,)), 2) as made:
+        yield made
+
+
+def counted(running: Fleet, load: Load) -> Window:
+    """Send a load of COUNT requests and give them all."""
+    running.go(load)
+    while not running.wait(10, COUNT):
+        pass
+    running.halt()
+    return running.take()
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        Load(concurrency=3, requests=COUNT),
+        Load(rate_per_s=1e5, requests=COUNT),
+        Load(rate_per_s=1e5, requests=COUNT, sequences=3),
+        Load(concurrency=1, requests=COUNT),
+    ],
+)
+def test_processes_share_a_load_of_any_kind_and_one_follows_the_other(running: Fleet, load: Load) -> None:
+    window = counted(running, load)
+
+    assert (len(window.ends_ns), window.errors, window.lost, window.in_flight) == (COUNT, {}, "", 0)
+    assert len(window.late_ns) == (COUNT if load.open else 0)
+    assert (window.latencies_ns > 0).all()
+    assert window.cpu_s > 0
+
+
+def test_processes_begin_a_schedule_at_one_common_moment(running: Fleet) -> None:
+    window = counted(running, Load(rate_per_s=2e4, requests=COUNT))
+
+    gaps = np.diff(np.sort(window.starts_ns))
+
+    assert gaps.tolist() == [50_000] * (COUNT - 1)
+
+
+def test_what_was_taken_is_not_counted_again(running: Fleet) -> None:
+    counted(running, Load(concurrency=1, requests=COUNT))
+
+    assert (running.count(), len(running.take().ends_ns)) == (0, 0)
+
+
+def test_a_load_that_makes_no_sense_is_said_and_the_next_one_runs(running: Fleet) -> None:
+    with pytest.raises(ConnectionError, match="rate above 0"):
+        running.go(Load(rate_per_s=-1))
+
+    assert len(counted(running, Load(concurrency=1, requests=COUNT)).ends_ns) == COUNT
+
+
+def test_a_ctrl_c_while_an_order_is_under_way_does_not_harm_the_next(
+    running: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pressed(_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(running, "_answer", pressed)
+        with pytest.raises(KeyboardInterrupt):
+            running.count()
+
+    assert len(counted(running, Load(concurrency=1, requests=COUNT)).ends_ns) == COUNT
+
+
+def test_a_ctrl_c_at_the_pipe_waits_until_the_message_is_through() -> None:
+    through = []
+
+    def message() -> None:
+        with fleets._undisturbed():
+            signal.raise_signal(signal.SIGINT)
+            through.append("whole")
+
+    with pytest.raises(KeyboardInterrupt):
+        message()
+
+    assert through == ["whole"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_ctrl_c_at_the_terminal_is_not_for_the_processes(running: Fleet) -> None:
+    for child in running._children:
+        assert os.getpgid(child.process.pid) != os.getpgid(0)
+        child.process.send_signal(signal.SIGINT)
+
+    assert len(counted(running, Load(concurrency=1, requests=COUNT)).ends_ns) == COUNT
+
+
+def quiet() -> tuple[Fleet, list[Any]]:
+    """Give a fleet of one process that is not there, and the ends it would have."""
+    orders, its_orders = multiprocessing.Pipe()
+    news, its_news = multiprocessing.Pipe(duplex=False)
+    return Fleet([_Child(orders, news, None)]), [orders, its_orders, news, its_news]  # type: ignore[arg-type]
+
+
+def test_waiting_ends_at_once_when_a_process_says_that_the_server_is_dead() -> None:
+    watching, pipes = quiet()
+    pipes[3].send("the server is gone")
+
+    assert watching.wait(3600)
+    assert watching.wait(3600)
+    for pipe in pipes:
+        pipe.close()
+
+
+def test_waiting_ends_in_its_time_when_nothing_happens() -> None:
+    watching, pipes = quiet()
+
+    assert not watching.wait(0)
+    for pipe in pipes:
+        pipe.close()
+
+
+def test_a_process_that_dies_is_an_error_and_no_wait() -> None:
+    watching, pipes = quiet()
+    pipes[1].close()
+    pipes[3].close()
+
+    assert watching.wait(3600)
+    with pytest.raises(FleetError, match="has died"):
+        watching.take()
+    pipes[0].close()
+    pipes[2].close()
+
+
+def test_an_order_that_fails_inside_is_an_error_with_its_words() -> None:
+    watching, pipes = quiet()
+    pipes[1].send((1, False, (False, "out of luck")))
+
+    with pytest.raises(FleetError, match="out of luck"):
+        watching.halt()
+    for pipe in pipes:
+        pipe.close()
+
+
+def test_the_process_tells_the_fleet_when_the_server_is_dead() -> None:
+    watching, pipes = quiet()
+    told = threading.Thread(target=_gives_up, args=(pipes[1], pipes[3]))
+    told.start()
+
+    assert watching.wait(3600)
+    told.join()
+    for pipe in pipes:
+        pipe.close()
+
+
+def _gives_up(orders: Any, news: Any) -> None:
+    import uvloop
+
+    async def one() -> None:
+        child = process._Process(orders, news, (Target("127.0.0.1", 1), Repeated((REQUEST,)), Part()))
+        child._recorder.give_up("gone")
+        child._writer.shutdown()
+
+    uvloop.run(one())
+
+
+PARENT = """
+import sys
+from penstock.perf.generator.fleet import fleet
+from penstock.perf.generator.orders import Load, Target
+from penstock.perf.payloads.repeated import Repeated
+
+with fleet(Target("127.0.0.1", int(sys.argv[1])), Repeated((sys.argv[2].encode(),))) as running:
+    running.go(Load(concurrency=1))
+    print(running._children[0].process.pid, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+def test_the_processes_end_with_their_parent_however_it_ends(port: int) -> None:
+    words = [sys.executable, "-c", PARENT, str(port), REQUEST.decode()]
+    parent = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with parent:
+        child = os.pidfd_open(int(parent.stdout.readline()))  # type: ignore[union-attr]
+        parent.kill()
+
+    assert select.select([child], [], [], 60)[0]
+    os.close(child)

@@ -1,0 +1,385 @@
+"""Flow control, limits and the end of connections."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.perf.generator import grpc
+from penstock.perf.generator.grpc import GrpcOpener
+from penstock.perf.generator.orders import GrpcCall, Target
+from penstock.server.http2 import frames
+from tests.perf.generator.grpc_peer import END, METHOD, FakeSlot, Server, message, run, turns
+
+REQUEST = message(b"please")
+
+
+def test_a_large_request_goes_in_frames_as_both_windows_let_it() -> None:
+    async def scenario() -> None:
+        server = Server(initial_window_size=20_000)
+        channel = await server.open()
+        large, slot, other = message(bytes(range(256)) * 200), FakeSlot(), FakeSlot()
+        channel.send(large, slot)
+        channel.send(REQUEST, other)
+        peer = server.peer
+
+        assert [(frame.stream, len(frame.payload)) for frame in peer.sent() if frame.kind == frames.DATA] == [
+            (1, 16384), (1, 3616), (3, len(REQUEST)),
+        ]  # fmt: skip
+        peer.feed(frames.window_update(1, 30_000))
+        assert [(frame.stream, len(frame.payload)) for frame in peer.sent()] == [(1, 16384), (1, 13616)]
+        peer.feed(frames.window_update(1, 30_000))
+        rest = 65535 - 50_000 - len(REQUEST)
+        assert [(frame.stream, len(frame.payload)) for frame in peer.sent()] == [
+            (1, min(rest, len(large) - 50_000))
+        ]  # fmt: skip
+        peer.feed(peer.answer(3), peer.answer(1))
+        assert (slot.ends, other.ends) == ([""], [""])
+
+    run(scenario)
+
+
+def test_the_connections_window_holds_all_streams_back() -> None:
+    async def scenario() -> None:
+        server = Server(initial_window_size=1 << 20, max_frame_size=1 << 20)
+        channel = await server.open()
+        large = message(bytes(60_000))
+        for _ in range(2):
+            channel.send(large, FakeSlot())
+        peer = server.peer
+        first = {stream: len(sent) for stream, sent in peer.requests().items()}
+        peer.feed(frames.window_update(0, 1_000_000))
+
+        assert first == {1: 60_005, 3: 65_535 - 60_005}
+        assert {stream: len(sent) for stream, sent in peer.requests().items()} == {3: 2 * 60_005 - 65_535}
+
+    run(scenario)
+
+
+def test_a_transport_that_is_full_holds_back_until_it_is_not() -> None:
+    async def scenario() -> None:
+        server = Server(initial_window_size=1 << 30)
+        channel = await server.open()
+        peer = server.peer
+        peer.feed(frames.window_update(0, 1 << 30))
+        peer.sent()
+        peer.client.pause_writing()
+        channel.send(message(bytes(40_000)), FakeSlot())
+        channel.send(REQUEST, FakeSlot())
+        assert {frame.kind for frame in peer.sent()} == {frames.HEADERS}
+        peer.client.resume_writing()
+
+        assert {stream: len(sent) for stream, sent in peer.requests().items()} == {1: 40_005, 3: len(REQUEST)}
+
+    run(scenario)
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(st.integers(0, 40_000), min_size=1, max_size=4),
+    st.lists(st.tuples(st.integers(0, 4), st.integers(1, 30_000)), max_size=30),
+    st.integers(0, 70_000),
+)
+def test_windows_are_never_overrun_and_everything_arrives(
+    sizes: list[int], updates: list[tuple[int, int]], window: int
+) -> None:
+    async def scenario() -> None:
+        server = Server(initial_window_size=window)
+        channel = await server.open()
+        requests = {2 * number + 1: message(bytes((number,)) * size) for number, size in enumerate(sizes)}
+        for request in requests.values():
+            channel.send(request, FakeSlot())
+        peer = server.peer
+        got = dict.fromkeys(requests, b"")
+        allowed = {0: 65535, **dict.fromkeys(requests, window)}
+
+        def take() -> None:
+            for frame in peer.sent():
+                if frame.kind == frames.DATA:
+                    got[frame.stream] += frame.payload
+                    assert frame.flags == (END if got[frame.stream] == requests[frame.stream] else 0)
+            assert all(len(got[stream]) <= allowed[stream] for stream in got)
+            assert sum(map(len, got.values())) <= allowed[0]
+
+        take()
+        for which, increment in updates:
+            stream = 0 if which == 0 else 2 * which - 1
+            if stream in allowed:
+                allowed[stream] += increment
+                peer.feed(frames.window_update(stream, increment))
+                take()
+        peer.feed(frames.window_update(0, 1 << 20), *(frames.window_update(stream, 1 << 20) for stream in got))
+        for stream in allowed:
+            allowed[stream] += 1 << 20
+        take()
+
+        assert got == requests
+
+    run(scenario)
+
+
+def test_what_is_received_is_given_back_before_the_windows_are_used_up() -> None:
+    async def scenario() -> None:
+        server, slot = Server(), FakeSlot()
+        channel = await server.open()
+        channel.send(REQUEST, slot)
+        peer, half = server.peer, frames.MAX_WINDOW // 2
+        peer.sent()
+        client = peer.client
+        client._window_left = client.streams[1].in_left = half + 10
+        peer.feed(peer.begun(1), frames.frame(frames.DATA, 0, 1, bytes(11)))
+        updates = {frame.stream: int.from_bytes(frame.payload, "big") for frame in peer.sent()}
+        peer.feed(peer.ended(1))
+
+        assert updates == dict.fromkeys((0, 1), frames.MAX_WINDOW - half)
+        assert slot.ends == [""]
+
+    run(scenario)
+
+
+def test_no_more_requests_are_under_way_than_the_server_takes() -> None:
+    async def scenario() -> None:
+        server = Server(max_concurrent_streams=2)
+        channel = await server.open()
+        slots = [FakeSlot() for _ in range(4)]
+        for slot in slots:
+            channel.send(REQUEST, slot)
+        peer = server.peer
+
+        assert server.opener.slots_each == 2
+        assert peer.requests().keys() == {1, 3}
+        peer.feed(peer.answer(3))
+        assert peer.requests().keys() == {5}
+        peer.feed(frames.settings({frames.MAX_CONCURRENT_STREAMS: 100}))
+        assert peer.requests().keys() == {7}
+        peer.feed(peer.answer(7), peer.answer(1), peer.answer(5))
+        assert [slot.ends for slot in slots] == [[""]] * 4
+
+    run(scenario)
+
+
+def test_an_answer_before_the_request_is_whole_stops_the_rest_of_it() -> None:
+    async def scenario() -> None:
+        server, slot = Server(initial_window_size=100), FakeSlot()
+        channel = await server.open()
+        channel.send(message(bytes(1000)), slot)
+        peer = server.peer
+        peer.sent()
+        peer.feed(peer.headers(1, END, __status="200", grpc_status="8", grpc_message="too%20large"))
+
+        assert [(frame.kind, frame.stream) for frame in peer.sent()] == [(frames.RST_STREAM, 1)]
+        assert slot.ends == ["RESOURCE_EXHAUSTED: too large"]
+        assert not peer.client.blocked
+
+    run(scenario)
+
+
+def test_goaway_moves_what_was_not_begun_to_a_new_connection_and_waits_for_the_rest() -> None:
+    async def scenario() -> None:
+        server = Server()
+        channel = await server.open()
+        slots = [FakeSlot() for _ in range(3)]
+        for slot in slots[:2]:
+            channel.send(REQUEST, slot)
+        old = server.peer
+        old.feed(frames.goaway(1, frames.Fault.NO_ERROR))
+        channel.send(REQUEST, slots[2])
+        await turns()
+        new = server.peer
+        assert new is not old
+        assert new.requests().keys() == {1, 3}
+        old.feed(old.answer(1))
+        assert old.transport.closed
+        new.feed(new.answer(1), new.answer(3))
+        await turns()
+
+        assert [slot.ends for slot in slots] == [[""]] * 3
+        assert len(server.peers) == 2
+        assert not server.lost
+
+    run(scenario)
+
+
+def test_a_connection_that_was_idle_is_made_anew_when_it_is_wanted() -> None:
+    async def scenario() -> None:
+        server, slot = Server(), FakeSlot()
+        channel = await server.open()
+        server.peer.transport.close()
+        await turns()
+        assert not server.lost
+        channel.send(REQUEST, slot)
+        await turns()
+        server.peer.feed(server.peer.answer(1))
+
+        assert slot.ends == [""]
+
+    run(scenario)
+
+
+def test_a_server_that_dies_is_told_first_to_the_pacing_and_then_to_each_slot() -> None:
+    async def scenario() -> None:
+        server, told = Server(), []
+        channel = await server.opener.open(lambda why: told.append(f"channel: {why}"))
+        slots = [FakeSlot(), FakeSlot()]
+        for slot in slots:
+            slot.lost = lambda now_ns, why: told.append(f"slot: {why}")  # type: ignore[method-assign]
+            channel.send(REQUEST, slot)
+        server.peer.transport.close()
+        await turns()
+
+        why = "the server closed the connection"
+        assert told == [f"channel: {why}", f"slot: {why}", f"slot: {why}"]
+
+    run(scenario)
+
+
+def test_a_server_that_cannot_be_reached_again_is_told_and_so_are_those_that_waited() -> None:
+    async def scenario() -> None:
+        server, slot = Server(), FakeSlot()
+        channel = await server.open()
+        server.peer.feed(frames.goaway(0, frames.Fault.NO_ERROR))
+        server.down = True
+        channel.send(REQUEST, slot)
+        await turns()
+
+        assert server.lost == ["nobody there"]
+        assert slot.losses == ["nobody there"]
+
+    run(scenario)
+
+
+def test_requests_that_die_with_a_connection_that_was_leaving_are_errors_and_the_channel_lives() -> None:
+    async def scenario() -> None:
+        server, slot, other = Server(), FakeSlot(), FakeSlot()
+        channel = await server.open()
+        channel.send(REQUEST, slot)
+        old = server.peer
+        old.feed(frames.goaway(1, frames.Fault.ENHANCE_YOUR_CALM, "too many pings"))
+        old.transport.close()
+        await turns()
+        channel.send(REQUEST, other)
+        await turns()
+        server.peer.feed(server.peer.answer(1))
+
+        assert slot.ends == ["UNAVAILABLE: GOAWAY ENHANCE_YOUR_CALM too many pings"]
+        assert other.ends == [""]
+        assert not server.lost
+
+    run(scenario)
+
+
+def test_a_server_that_ends_every_connection_is_not_asked_for_ever() -> None:
+    async def scenario() -> None:
+        server, slot = Server(), FakeSlot()
+        channel = await server.open()
+        channel.send(REQUEST, slot)
+        for _ in range(3):
+            server.peer.feed(frames.goaway(0, frames.Fault.NO_ERROR))
+            await turns()
+
+        assert len(server.peers) == 3
+        assert slot.losses == server.lost == ["the server ends every connection as soon as it is made"]
+
+    run(scenario)
+
+
+def test_a_connection_that_has_used_up_its_stream_numbers_is_replaced() -> None:
+    async def scenario() -> None:
+        server, slots = Server(), [FakeSlot(), FakeSlot()]
+        channel = await server.open()
+        old = server.peer
+        old.client.next_id = frames.MAX_WINDOW
+        for slot in slots:
+            channel.send(REQUEST, slot)
+        await turns()
+        old.feed(old.answer(frames.MAX_WINDOW))
+        server.peer.feed(server.peer.answer(1))
+
+        assert [slot.ends for slot in slots] == [[""], [""]]
+        assert old.transport.closed
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (frames.frame(frames.DATA, frames.PADDED, 1, b"\x05abc"), "more padding than payload"),
+        (frames.frame(frames.HEADERS, frames.END_HEADERS, 1, b"\xff\xff\xff"), "cannot be decoded"),
+        (frames.frame(frames.HEADERS, 0, 1, b"\x88") + frames.frame(frames.PING, 0, 0, bytes(8)), "not continued"),
+        (frames.frame(frames.CONTINUATION, 0, 1), "CONTINUATION of nothing"),
+        (frames.frame(frames.PUSH_PROMISE, 4, 1, bytes(4)), "PUSH_PROMISE"),
+        (frames.frame(frames.DATA, 0, 1, bytes(16385)), "a frame of 16385 bytes"),
+        (frames.frame(frames.PING, 0, 0, b"1"), "of 1 bytes"),
+        (frames.frame(frames.HEADERS, 0, 1) + frames.frame(frames.CONTINUATION, 0, 1, bytes(16384)) * 5, "too large"),
+        (frames.settings({frames.INITIAL_WINDOW_SIZE: 1 << 31}), "INITIAL_WINDOW_SIZE"),
+        (frames.settings({frames.MAX_FRAME_SIZE: 1}), "MAX_FRAME_SIZE"),
+    ],
+    ids=str,
+)
+def test_what_breaks_the_protocol_ends_the_connection_with_a_word(wrong: bytes, said: str) -> None:
+    async def scenario() -> None:
+        server, slot = Server(), FakeSlot()
+        channel = await server.open()
+        channel.send(REQUEST, slot)
+        server.peer.sent()
+        server.peer.feed(wrong)
+        last = server.peer.sent()[-1]
+        await turns()
+
+        assert last.kind == frames.GOAWAY
+        assert said in last.payload[8:].decode()
+        assert said in server.lost[0]
+        assert said in slot.losses[0]
+
+    run(scenario)
+
+
+class Greeter(asyncio.Protocol):
+    """Answers whoever comes with some bytes and hangs up, or, without any, says nothing."""
+
+    def __init__(self, answer: bytes | None, gone: asyncio.Event) -> None:
+        self._answer = answer
+        self._gone = gone
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        if self._answer is not None:
+            transport.write(self._answer)
+            transport.close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._gone.set()
+
+
+async def _opened_to(answer: bytes | None) -> str:
+    """Say what is wrong with a server that greets with `answer`."""
+    gone = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    async with await loop.create_server(lambda: Greeter(answer, gone), "127.0.0.1", 0) as server:
+        opener = GrpcOpener(Target("127.0.0.1", server.sockets[0].getsockname()[1], grpc=GrpcCall(METHOD)))
+        with pytest.raises(OSError, match=" ") as caught:
+            await opener.open(lambda why: None)
+        await gone.wait()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "does not speak HTTP/2"),
+        (frames.frame(frames.PING, 0, 0, bytes(8)), "does not speak HTTP/2"),
+        (b"", "closed the connection"),
+        (frames.settings({}) + frames.goaway(0, frames.Fault.NO_ERROR), "as soon as it was made"),
+        (None, "no SETTINGS within"),
+    ],
+)
+def test_a_server_that_does_not_speak_http2_is_an_error_of_opening(
+    answer: bytes | None, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc, "_OPEN_S", 0.01)
+
+    assert said in asyncio.run(_opened_to(answer))

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from penstock.perf.generator import reopening
+from penstock.perf.generator.recording import Recorder
+from penstock.perf.generator.reopening import Openings
+from tests.perf.generator.fakes import Wires
+
+
+@pytest.fixture(autouse=True)
+def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reopening, "_PAUSE_S", 0)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Give the time in seconds, to be moved on."""
+    now = [1]
+    monkeypatch.setattr("time.monotonic_ns", lambda: now[0] * 1_000_000_000)
+    return now
+
+
+def test_a_server_that_is_away_for_a_moment_is_not_dead(clock: list[int]) -> None:
+    async def case() -> None:
+        wires, recorder = Wires(), Recorder()
+        openings = Openings(wires, recorder, dead_after_s=3)
+        wires.refusing = True
+        opening = asyncio.ensure_future(openings.again(lambda why: None))
+        for clock[0] in (1, 2, 3):
+            for _ in range(10):
+                await asyncio.sleep(0)
+        wires.refusing = False
+
+        assert await opening is wires.opened[0]
+        assert recorder.lost == ""
+
+    asyncio.run(case())
+
+
+def test_a_server_that_stays_away_is_dead(clock: list[int]) -> None:
+    async def case() -> None:
+        wires, recorder = Wires(), Recorder()
+        openings = Openings(wires, recorder, dead_after_s=3)
+        wires.refusing = True
+        opening = asyncio.ensure_future(openings.again(lambda why: None))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        clock[0] = 5
+
+        assert await opening is None
+        assert recorder.lost == "nobody listens"
+
+    asyncio.run(case())
+
+
+def test_a_server_that_takes_connections_and_ends_them_unanswered_is_dead(clock: list[int]) -> None:
+    recorder = Recorder()
+    openings = Openings(Wires(), recorder, dead_after_s=3)
+
+    for clock[0] in (1, 2, 3, 4):
+        openings.trouble("reset by peer")
+        assert recorder.lost == ""
+    clock[0] = 5
+    openings.trouble("reset by peer")
+
+    assert recorder.lost == "reset by peer"
+
+
+def test_a_server_that_still_answers_others_is_not_dead(clock: list[int]) -> None:
+    recorder = Recorder()
+    openings = Openings(Wires(), recorder, dead_after_s=3)
+
+    for clock[0] in range(1, 30):
+        openings.trouble("reset by peer")
+        recorder.heard_ns = clock[0] * 1_000_000_000
+
+    assert recorder.lost == ""
+
+
+def test_where_trouble_lasts_the_next_connection_waits_a_little(
+    monkeypatch: pytest.MonkeyPatch, clock: list[int]
+) -> None:
+    pauses: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", pause)
+    recorder = Recorder()
+    openings = Openings(Wires(), recorder, dead_after_s=3)
+    openings.trouble("reset by peer")
+    asyncio.run(openings.again(lambda why: None))
+    assert not pauses
+
+    clock[0] += 1
+    asyncio.run(openings.again(lambda why: None))
+    assert len(pauses) == 1
+
+    recorder.heard_ns = clock[0] * 1_000_000_000
+    asyncio.run(openings.again(lambda why: None))
+    assert len(pauses) == 1
+
+
+def test_connections_are_made_without_a_pause_until_trouble_lasts(
+    clock: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def case() -> None:
+        pauses: list[float] = []
+
+        async def slept(seconds: float) -> None:
+            pauses.append(seconds)
+
+        monkeypatch.setattr(reopening, "_PAUSE_S", 0.5)
+        monkeypatch.setattr(asyncio, "sleep", slept)
+        openings = Openings(Wires(), Recorder())
+        openings.trouble("the server closed the connection")
+        await openings.again(lambda why: None)
+        assert pauses == []
+        clock[0] = 2
+        await openings.again(lambda why: None)
+        assert pauses == [0.5]
+
+    asyncio.run(case())
+
+
+def test_a_connection_that_takes_for_ever_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reopening, "_CONNECT_WITHIN_S", 0)
+
+    class Silent(Wires):
+        async def open(self, lost: Any) -> Any:
+            await asyncio.Event().wait()
+
+    async def case() -> None:
+        with pytest.raises(ConnectionError, match="no connection within 0 s"):
+            await Openings(Silent(), Recorder()).first(lambda why: None)
+
+    asyncio.run(case())

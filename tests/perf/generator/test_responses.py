@@ -1,0 +1,55 @@
+"""What a good answer over a stream was made of, from the slots of each pacing to the window."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from penstock.perf.generator import open as opening
+from penstock.perf.generator import serial
+from penstock.perf.generator.closed import ClosedLoop
+from penstock.perf.generator.orders import Load
+from penstock.perf.generator.pacing import Ending, Means, Pacing
+from penstock.perf.generator.serial import SerialLoop
+from tests.perf.generator.fakes import Bell, Wires, means
+
+RATE = Load(rate_per_s=1e6, requests=2)
+PACINGS = [
+    (ClosedLoop, Load(concurrency=1)),
+    (opening.OpenLoop, RATE),
+    (SerialLoop, Load(rate_per_s=1e6, requests=2, sequences=1)),
+]
+
+
+@pytest.mark.parametrize(("pacing", "load"), PACINGS, ids=["closed", "open", "serial"])
+def test_responses_come_with_their_request(
+    pacing: type[ClosedLoop | opening.OpenLoop | SerialLoop], load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "alarm", lambda ring: Bell())
+    monkeypatch.setattr(serial, "alarm", lambda ring: Bell())
+
+    async def case(given: Means, wires: Wires) -> None:
+        loop: Pacing = pacing(given)
+        await loop.ready(load)
+        loop.start(0)
+        wire = next(wire for wire in wires.opened if wire.under_way)
+        wire.under_way[0].responded([3, 4], 2)
+        wire.answer(5)
+
+        window = given.recorder.take()
+        assert (window.ends_ns.tolist(), window.earlier.tolist(), window.earlier_ns.tolist()) == ([5], [2], [3, 4])
+        assert window.responses == 2
+        loop.close()
+
+    wires = Wires()
+    asyncio.run(case(means(wires), wires))
+
+
+def test_responses_to_what_ends_a_sequence_are_not_recorded() -> None:
+    ended: list[bool] = []
+    slot = Ending(lambda: ended.append(True))
+    slot.responded([1], 2)
+    slot.answered(3, "")
+
+    assert ended == [True]

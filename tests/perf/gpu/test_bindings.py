@@ -1,0 +1,33 @@
+"""What is asked of ONNX Runtime's CUDA Bindings, on the fake device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.perf.gpu import bindings
+from penstock.perf.gpu.world import GPU, World
+from tests.backends.fake_cuda import FakeRuntime
+from tests.backends.fake_session import FakeGround, fake_cuda_loader
+
+
+def rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ground: Any) -> dict[str, bool | None]:
+    monkeypatch.setattr(bindings, "load_onnx", fake_cuda_loader(ground))
+    monkeypatch.setattr(bindings, "KINDS", ("mlp",))
+    return {row.what: row.held for row in bindings.report(World(GPU, tmp_path, quick=True))}
+
+
+def test_all_holds_on_a_device_that_does_as_it_should(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = rows(monkeypatch, tmp_path, FakeRuntime())
+
+    assert len(found) == 7
+    assert {what for what, held in found.items() if held is False} == set()
+
+
+def test_what_stays_on_the_host_does_not_hold(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ground = FakeGround(FakeRuntime(), on_host=("input",), cpu_nodes=("Gemm",))
+    found = rows(monkeypatch, tmp_path, ground)
+
+    assert (found["mlp_fp16: nodes on the CPU"], found["mlp_fp16: tensors on the host"]) == (False, False)

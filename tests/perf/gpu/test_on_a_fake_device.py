@@ -1,0 +1,112 @@
+"""Parts that ask for a GPU, on the fake one: two Bindings in flight, graphs, budgets, and memory that comes back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from penstock.backends.datatypes import DATATYPES
+from penstock.perf.gpu import correct, engines, faults, memory, shared
+from penstock.perf.gpu.correct import TOLERANCE
+from penstock.perf.gpu.models import Variant
+from penstock.perf.gpu.world import GPU, World
+from tests.backends.fake_cuda import FakeRuntime
+from tests.backends.fake_session import fake_cuda_loader
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> FakeRuntime:
+    runtime = FakeRuntime(devices=1)
+    loaders = {"onnxruntime": fake_cuda_loader(runtime)}
+    monkeypatch.setattr(engines, "LOADERS", loaders)
+    monkeypatch.setattr(faults, "LOADERS", loaders)
+    monkeypatch.setattr(memory, "find_runtime", lambda: runtime)
+    return runtime
+
+
+def test_answers_of_batches_that_overlap_are_the_cpu_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: FakeRuntime
+) -> None:
+    monkeypatch.setattr(correct, "CHECKED", (("mlp", "fp32"), ("mlp", "fp16")))
+    rows = list(correct.report(World(GPU, tmp_path, quick=True)))
+
+    assert [(row.wanted, row.held, row.note[:7]) for row in rows] == [
+        (f"<= {TOLERANCE[precision]}", True, "48 requ") for precision in ("fp32", "fp16") for _ in correct.SETTINGS
+    ]
+    assert runtime.copies["h2d"] > 0
+
+
+def test_no_memory_stays_on_the_device(tmp_path: Path, runtime: FakeRuntime) -> None:
+    rows = list(memory.report(World(GPU, tmp_path, quick=True)))
+
+    assert [row.what for row in rows] == ["device memory, each load", "process memory, each load"]
+    assert rows[0].held is True
+
+
+def test_a_budget_that_is_too_small_refuses_the_load(tmp_path: Path, runtime: FakeRuntime) -> None:
+    runtime.take(1 << 20, 0)  # as a context would
+    world = World(GPU, tmp_path)
+    rows = {row.what: row for row in faults._budgets(world)}
+
+    assert [row.value for row in rows.values()] == ["refused", "refused"]
+    assert all(row.held for row in rows.values()), rows
+
+
+class Sharing:
+    """A server of one model, which finds its tensors in the fake device's memory; `writes`: it gives an output."""
+
+    def __init__(self, runtime: FakeRuntime, world: World, variant: Variant, *, writes: bool = True) -> None:
+        self.control = self.process = self
+        self._runtime, self._writes = runtime, writes
+        path = str(world.file(variant))
+        self._session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        self._regions: dict[str, int] = {}
+
+    def register_cuda(self, region: str, handle: bytes, device: int, size: int) -> None:
+        self._regions[region] = self._runtime.open_handle(handle, device)
+
+    def unregister_cuda(self, region: str) -> None:
+        self._runtime.close_handle(self._regions.pop(region), 0)
+
+    def request(self, method: str, path: str, body: bytes) -> bytes:
+        document = json.loads(body)
+        feed = {}
+        for tensor in document["inputs"]:
+            pointer, nbytes = self._place(tensor["parameters"])
+            raw = bytearray(nbytes)
+            self._runtime.read(pointer, 0, memoryview(raw))
+            feed[tensor["name"]] = np.frombuffer(raw, DATATYPES[tensor["datatype"]].dtype).reshape(tensor["shape"])
+        (output,) = self._session.run(None, feed)
+        pointer, nbytes = self._place(document["outputs"][0]["parameters"])
+        assert nbytes == output.nbytes
+        if self._writes:
+            self._runtime.write(pointer, 0, output.tobytes())
+        return b"{}"
+
+    def _place(self, parameters: dict[str, Any]) -> tuple[int, int]:
+        offset = self._regions[parameters["shared_memory_region"]] + parameters["shared_memory_offset"]
+        return offset, parameters["shared_memory_byte_size"]
+
+
+@pytest.mark.parametrize("kind", ["mlp", "encoder"])
+def test_answers_in_a_client_s_device_memory_are_the_cpu_s(kind: str, tmp_path: Path, runtime: FakeRuntime) -> None:
+    world = World(GPU, tmp_path, quick=True)
+    variant = world.variant(kind, "fp16")
+    wanted = correct.on_cpu(world, world.variant(kind, "fp32"))
+    server: Any = Sharing(runtime, world, variant)
+
+    assert 0 < shared.furthest(server, runtime, variant, wanted) < TOLERANCE["fp16"]
+    assert set(runtime.alive.values()) == {0}
+
+
+def test_an_answer_that_was_never_written_is_far_off(tmp_path: Path, runtime: FakeRuntime) -> None:
+    world = World(GPU, tmp_path, quick=True)
+    variant = world.variant("mlp", "fp16")
+    server: Any = Sharing(runtime, world, variant, writes=False)
+
+    assert shared.furthest(server, runtime, variant, correct.on_cpu(world, variant)) == float("inf")

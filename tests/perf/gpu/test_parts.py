@@ -1,0 +1,123 @@
+"""The plan of parts, their processes, and what becomes of one that fails or does not end."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.perf.gpu import parts
+from penstock.perf.gpu.parts import PARTS, TOTAL_S, Part
+from penstock.perf.gpu.rows import Row
+from penstock.perf.gpu.world import World, of_words
+
+_FOUND = Row("machine", "GPUs", 1)
+
+
+def world(folder: Path, seconds: float = 20.0) -> World:
+    return World("cpu", folder, quick=True, end_s=time.monotonic() + seconds)
+
+
+def program(*lines: str) -> list[str]:
+    return [sys.executable, "-S", "-c", "\n".join(lines)]
+
+
+def test_all_parts_together_end_in_nine_minutes() -> None:
+    assert sum(part.seconds for part in PARTS) <= TOTAL_S <= 9 * 60
+
+
+def test_the_page_names_each_part_and_its_time() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "gpu.md").read_text("utf-8")
+
+    assert [f"| `{part.name}` | {part.seconds:.0f} |" in page for part in PARTS] == [True] * len(PARTS)
+    assert f"{TOTAL_S:.0f} s at most" in page
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
+def test_each_part_has_a_report(part: Part) -> None:
+    assert callable(part.report())
+
+
+@given(st.lists(st.floats(0.1, 100), max_size=8), st.floats(0, 1e6))
+@settings(max_examples=30)
+def test_a_part_may_use_what_those_before_it_leave_over_and_nothing_of_those_behind(
+    lengths: list[float], start_s: float
+) -> None:
+    plan = [Part(f"p{number}", seconds, "") for number, seconds in enumerate(lengths)]
+    ends = list(parts.deadlines(plan, start_s).values())
+
+    assert ends == sorted(ends)
+    assert ends == pytest.approx([start_s + sum(lengths[: number + 1]) for number in range(len(lengths))])
+
+
+def test_parts_are_chosen_by_name_and_stay_in_order() -> None:
+    assert [part.name for part in parts.chosen(["served", "machine"])] == ["machine", "served"]
+    assert parts.chosen([]) == PARTS
+    with pytest.raises(ValueError, match="'machines'"):
+        parts.chosen(["machines"])
+
+
+def test_what_a_part_raises_is_a_row_behind_those_it_has_given(tmp_path: Path) -> None:
+    def report(world: World) -> Iterator[Row]:
+        yield _FOUND
+        raise RuntimeError("no driver")
+
+    first, last = parts.reported(report, "machine", world(tmp_path))
+
+    assert first == _FOUND
+    assert (last.part, last.held, last.note) == ("machine", False, "RuntimeError: no driver")
+
+
+def test_rows_of_a_process_come_through_and_its_noise_does_not(tmp_path: Path) -> None:
+    lines = program(f"print({_FOUND.line()!r})", "print('EP Error: something')", "print()", f"print({_FOUND.line()!r})")
+
+    assert list(parts.in_process("machine", world(tmp_path), lines)) == [_FOUND, _FOUND]
+
+
+def test_a_process_that_fails_is_a_row_with_its_last_words(tmp_path: Path) -> None:
+    lines = program(
+        f"print({_FOUND.line()!r}, flush=True)", "import os", "os.write(2, b'illegal address')", "os._exit(3)"
+    )
+    first, last = parts.in_process("machine", world(tmp_path), lines)
+
+    assert first == _FOUND
+    assert last.held is False
+    assert "status 3" in last.note
+    assert last.note.endswith("illegal address")
+
+
+def test_a_process_that_does_not_end_is_ended_and_what_it_found_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = program("import time", f"print({_FOUND.line()!r}, flush=True)", "time.sleep(60)")
+    left = iter((20.0, 20.0, 0.0))  # to begin, for the first line, and for the next
+    monkeypatch.setattr(World, "left_s", lambda self: next(left))
+
+    first, last = parts.in_process("machine", world(tmp_path), lines)
+
+    assert first == _FOUND
+    assert "had not ended" in last.note
+
+
+def test_a_part_without_time_is_not_begun(tmp_path: Path) -> None:
+    (row,) = parts.in_process("machine", world(tmp_path, 0.0), ["/nonexistent"])
+
+    assert (row.held, row.note) == (False, "no time was left for it")
+
+
+def test_a_world_travels_and_has_what_was_found_before(tmp_path: Path) -> None:
+    sent = world(tmp_path)
+    (tmp_path / parts.ROWS).write_text(f"{_FOUND.line()}\nnoise\n", "utf-8")
+    (words,) = sent.words()
+    got = of_words(words, tmp_path / parts.ROWS)
+
+    assert (got.device, got.folder, got.quick, got.end_s) == ("cpu", tmp_path, True, sent.end_s)
+    assert got.found("GPUs") == 1
+    assert got.found("anything else") is None
+    assert json.loads(words)["device"] == "cpu"

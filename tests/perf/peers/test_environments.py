@@ -1,0 +1,79 @@
+"""An environment is used again while what is wanted is unchanged; what pip says is told in a line."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.perf.peers import environments, roster
+from penstock.perf.peers.environments import InstallError
+
+WANTED = ("mosec==1.0", "onnxruntime==2.0")
+
+
+def test_one_that_was_installed_for_the_same_is_current(tmp_path: Path) -> None:
+    said: list[str] = []
+    commands: list[list[str]] = []
+
+    def run(command: list[str], say: object) -> None:
+        commands.append(command)
+        (tmp_path / "peer").mkdir(exist_ok=True)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(environments, "_run", run)
+        environments._install(tmp_path / "peer", WANTED, said.append)
+
+    assert environments.is_current(tmp_path / "peer", WANTED)
+    assert not environments.is_current(tmp_path / "peer", ("mosec==1.1", "onnxruntime==2.0"))
+    assert [command[1:3] for command in commands] == [["-m", "venv"], ["-m", "pip"]]
+    assert commands[1][-2:] == list(WANTED)
+    assert said == ["installing mosec==1.0, onnxruntime==2.0"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]"])
+def test_one_whose_stamp_does_not_read_is_not_current(tmp_path: Path, text: str) -> None:
+    (tmp_path / "installed.json").write_text(text)
+
+    assert not environments.is_current(tmp_path, WANTED)
+
+
+def test_penstock_needs_no_environment(tmp_path: Path) -> None:
+    found = environments.provide(roster.OURS, (), tmp_path / "none", lambda text: None)
+
+    assert found.python == Path(sys.executable)
+    assert "numpy" in found.versions
+    assert not (tmp_path / "none").exists()
+
+
+def test_an_install_that_fails_says_pips_last_error() -> None:
+    program = "print('ERROR: no such version'); raise SystemExit(1)"
+
+    with pytest.raises(InstallError, match=r"^no such version$"):
+        environments._run([sys.executable, "-c", program], lambda text: None)
+
+
+def test_a_python_that_is_not_there_is_told() -> None:
+    with pytest.raises(InstallError, match="nowhere"):
+        environments._run(["/nowhere/python"], lambda text: None)
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        (["ERROR: first", "ERROR: second", "hint"], "second"),
+        (["error: subprocess-exited", ""], "error: subprocess-exited"),
+        (["killed", ""], "killed"),
+        ([], "it said nothing"),
+    ],
+)
+def test_the_reason_is_one_line(lines: list[str], why: str) -> None:
+    assert environments.reason(lines) == why
+
+
+def test_only_pips_steps_are_told() -> None:
+    said: list[str] = []
+    environments._run([sys.executable, "-c", "print('Collecting mosec'); print('noise')"], said.append)
+
+    assert said == ["Collecting mosec"]

@@ -1,0 +1,95 @@
+"""A peer is started with what it reads, is asked, sleeps and wakes, and ends with all it has started."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.perf.peers import serving
+from penstock.perf.peers.environments import Environment
+from penstock.perf.peers.peer import Peer
+from penstock.perf.peers.serving import AskError, Model, StartError
+from penstock.perf.peers.wires import raw_bytes
+
+ECHO = """
+import os, subprocess, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+subprocess.Popen(["sleep", "60"], start_new_session=True)
+
+class Echo(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.answer(200, b"")
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.answer(200 if self.path == "/" + os.environ["MODEL_NAME"] else 500, body)
+
+    def answer(self, status, body):
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(body)
+
+HTTPServer(("127.0.0.1", int(os.environ["HTTP_PORT"])), Echo).serve_forever()
+"""
+ROW = np.array([[1, 2]], np.float32)
+HERE = Environment(Path(sys.executable), {})
+
+
+def peer(program: str) -> Peer:
+    wires = (raw_bytes("/iris"), raw_bytes("/other"))
+    return Peer("echo", "echo", (), ("{python}", "-S", "server.py"), "/", wires, "", files={"server.py": program})
+
+
+def model(folder: Path) -> Model:
+    (folder / "model.onnx").touch()
+    return Model("iris", folder / "model.onnx", (ROW,), (ROW,))
+
+
+def test_it_is_asked_sleeps_wakes_and_leaves_nothing(tmp_path: Path) -> None:
+    with serving.served(peer(ECHO), HERE, model(tmp_path)) as server:
+        good, bad = server.peer.wires
+        answer = server.ask(good, "iris", ROW)
+        with pytest.raises(AskError, match=r"^500: "):
+            server.ask(bad, "iris", ROW)
+        pids = server.tree.pids()
+        server.sleep()
+        server.wake()
+        again = server.ask(good, "iris", ROW)
+
+    assert np.array_equal(answer, ROW.ravel())
+    assert np.array_equal(again, ROW.ravel())
+    assert len(pids) == 2  # with the one that had left its session
+    assert server.tree.pids() == []
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("print('starting'); raise SystemExit('no such backend')", "it ended with status 1: no such backend"),
+        ("raise SystemExit(3)", "it ended with status 3: it said nothing"),
+    ],
+)
+def test_one_that_ends_says_its_last_line(program: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(StartError, match=re.escape(said)), serving.served(peer(program), HERE, model(tmp_path)):
+        pass
+
+
+def test_one_that_is_not_there_is_told(tmp_path: Path) -> None:
+    nowhere = Environment(Path("/nowhere/python"), {})
+    with pytest.raises(StartError, match=r"nowhere"), serving.served(peer(""), nowhere, model(tmp_path)):
+        pass
+
+
+def test_the_folder_is_left_where_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.mkdtemp", lambda prefix: str(tmp_path))
+    (tmp_path / "model.onnx").touch()
+    with pytest.raises(StartError), serving.served(peer("raise SystemExit(1)"), HERE, model(tmp_path), keep=True):
+        pass
+
+    assert (tmp_path / "server.py").exists()
+    assert (tmp_path / "r" / "iris" / "1" / "model.onnx").is_symlink()

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.perf.profiling import command
+from penstock.perf.profiling.control import ControlError
+from penstock.perf.profiling.measuring import EMPTY, UNSTABLE
+from penstock.perf.profiling.options import Options
+from penstock.perf.profiling.session import Listener
+from penstock.perf.reports import document as documents
+from penstock.perf.reports.document import Document
+from tests.perf.profiling.scripted import document, level
+
+
+def run_of(monkeypatch: pytest.MonkeyPatch, found: Document) -> None:
+    def profile(options: Options, listener: Listener) -> Document:
+        return found
+
+    monkeypatch.setattr(command, "profile", profile)
+
+
+def test_help_lists_the_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--help"]) == 0
+    assert "--concurrency-range START:END:STEP" in capsys.readouterr().out
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--version"]) == 0
+    assert "penstock perf " in capsys.readouterr().out
+
+
+def test_wrong_usage_has_perf_analyzers_status(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["-m", "iris", "-b", "0"]) == 99
+    assert "Error: Failed to parse -b (batch size). The value must be > 0." in capsys.readouterr().err
+
+
+def test_a_run_that_cannot_begin_says_why(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def profile(options: Options, listener: Listener) -> Document:
+        raise ControlError("no such model")
+
+    monkeypatch.setattr(command, "profile", profile)
+
+    assert command.main(["-m", "iris"]) == 99
+    assert capsys.readouterr().err == "error: no such model\n"
+
+
+@pytest.mark.parametrize(("missing", "words"), [("hdrh.histogram", []), ("plotly", ["--html", "a.html"])])
+def test_an_extra_that_is_missing_is_told_before_the_run(
+    missing: str, words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+
+    assert command.main(["-m", "iris", *words]) == 99
+    assert capsys.readouterr().err.endswith("pip install 'penstock[perf]'\n")
+
+
+@pytest.mark.parametrize(
+    ("found", "status"),
+    [
+        (document(level(1, 10)), 0),
+        (document(level(1, 10), level(2, 10, stable=False, ended=UNSTABLE)), 0),
+        (document(level(1, 10, stable=False, ended=UNSTABLE)), 2),
+        (document(level(1, 10, settled=0, ended=EMPTY)), 3),
+        (document(level(1, 10), level(2, 10, settled=0, ended="the server was lost in window 2: reset")), 99),
+        (document(level(1, 10, stable=False, ended="interrupted")), 130),
+    ],
+)
+def test_the_status_is_perf_analyzers_but_where_a_run_was_interrupted(
+    monkeypatch: pytest.MonkeyPatch, found: Document, status: int
+) -> None:
+    last = found.levels[-1].ended
+    found.interrupted = last == "interrupted"
+    found.failed = last if not found.levels[-1].settled else ""
+    run_of(monkeypatch, found)
+
+    assert command.main(["-m", "iris"]) == status
+
+
+def test_every_file_that_was_asked_for_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_of(monkeypatch, document(level(1, 10)))
+    names = {"-f": "a.csv", "--json": "a.json", "--profile-export-file": "a.prof"}
+    words = [word for flag, name in names.items() for word in (flag, str(tmp_path / name))]
+
+    assert command.main(["-m", "iris", *words]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == set(names.values())
+    assert documents.read(tmp_path / "a.json").levels[0].client.requests == 300
+
+
+def test_a_file_that_cannot_be_written_keeps_no_other_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(run: Document, options: Options, path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    run_of(monkeypatch, document(level(1, 10)))
+    monkeypatch.setattr("penstock.perf.profiling.csv.write", full)
+    words = ["-f", str(tmp_path / "a.csv"), "--json", str(tmp_path / "a.json")]
+
+    assert command.main(["-m", "iris", *words]) == 99
+    assert documents.read(tmp_path / "a.json").levels
+    assert "a.csv: [Errno 28] No space left on device" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["-f", "--json", "--html", "--profile-export-file"])
+def test_a_file_that_cannot_be_written_is_told_before_the_run(
+    flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "profile", None)
+
+    assert command.main(["-m", "iris", flag, str(tmp_path / "nowhere" / "a")]) == 99
+    assert "nowhere/a" in capsys.readouterr().err
+
+
+def test_looking_whether_a_file_can_be_written_leaves_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def profile(options: Options, listener: Listener) -> Document:
+        raise ControlError("no such model")
+
+    monkeypatch.setattr(command, "profile", profile)
+    old, new = tmp_path / "old.json", tmp_path / "new.csv"
+    old.write_text("of the last run", "ascii")
+
+    assert command.main(["-m", "iris", "--json", str(old), "-f", str(new)]) == 99
+    assert old.read_text("ascii") == "of the last run"
+    assert not new.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_interrupt_asks_to_end_and_the_second_ends(number: signal.Signals) -> None:
+    told: list[str] = []
+    before = signal.getsignal(number)
+    with command.Interrupts(told.append) as interrupts:
+        assert not interrupts.stopped()
+        os.kill(os.getpid(), number)
+        assert interrupts.stopped()
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), number)
+
+    assert signal.getsignal(number) == before
+    assert told == ["Interrupted: waiting for requests under way, then writing what there is. Again: end at once."]

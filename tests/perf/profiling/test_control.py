@@ -1,0 +1,236 @@
+"""What is asked of a server beside the load, over both protocols."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.perf.generator.orders import GrpcCall, Target, Tls
+from penstock.perf.profiling import control as controls
+from penstock.perf.profiling.control import Control, ControlError, RefusedError, control_for
+from tests.fakes import FakeBackend, fake_loader
+from tests.live import live_server
+from tests.perf.generator.keys import certificate
+
+GRAPH = Signature((TensorSpec("x", "FP32", (-1, 4)),), (TensorSpec("y", "FP32", (-1, 4)),))
+NAME = "m #1"
+GRPC = GrpcCall("")
+
+
+@dataclass
+class Both:
+    """The same server over either protocol."""
+
+    http: Control
+    grpc: Control
+
+    def __iter__(self) -> Iterator[Control]:
+        return iter((self.http, self.grpc))
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
+    root = tmp_path_factory.mktemp("models")
+    for version in ("1", "2"):
+        (root / NAME / version).mkdir(parents=True)
+        (root / NAME / version / "model.onnx").touch()
+    loaders = {"onnxruntime": fake_loader(FakeBackend(GRAPH, list))}
+    explicit: dict[str, Any] = {"model_control_mode": "explicit", "load_model": ("*",), "allow_client_shm": True}
+    with live_server(root, loaders=loaders, **explicit) as live:
+        yield Both(
+            control_for(Target("127.0.0.1", live.http_port)),
+            control_for(Target("127.0.0.1", live.grpc_port, grpc=GRPC)),
+        )
+
+
+def test_both_protocols_say_the_same_of_the_server_and_its_models(both: Both) -> None:
+    http, grpc = both
+
+    assert http.server() == grpc.server()
+    assert "statistics" in http.server()["extensions"]
+    assert http.metadata(NAME) == grpc.metadata(NAME)
+    assert grpc.metadata(NAME, "2")["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}]
+    assert http.config(NAME) == grpc.config(NAME)
+    assert type(grpc.config(NAME)["max_batch_size"]) is int
+    assert [control.ready() for control in both] == [True, True]
+    assert [control.ready(NAME, "2") for control in both] == [True, True]
+
+
+def test_statistics_are_integers_by_version(both: Both) -> None:
+    http, grpc = (control.statistics(NAME) for control in both)
+
+    assert [each["version"] for each in grpc] == [each["version"] for each in http] == ["2"]
+    assert grpc[0]["inference_stats"] == http[0]["inference_stats"]
+    assert all(type(duration["ns"]) is int for duration in grpc[0]["inference_stats"].values())
+    assert [len(control.statistics(NAME, "2")) for control in both] == [1, 1]
+
+
+def test_what_a_server_does_not_have_is_empty_and_what_it_refuses_is_an_error(both: Both) -> None:
+    for control in both:
+        assert control.config("none") == {}
+        assert control.statistics("none") == []
+        assert not control.ready("none")
+        with pytest.raises(RefusedError, match="'none' is not found"):
+            control.metadata("none")
+
+
+def test_regions_of_shared_memory_are_registered_and_forgotten(both: Both) -> None:
+    for control in both:
+        key = f"/penstock-control-{uuid.uuid4().hex}"
+        Path("/dev/shm", key[1:]).write_bytes(bytes(64))
+        try:
+            control.register("a region", key, 64)
+            assert control.regions() == [{"name": "a region", "key": key, "offset": 0, "byte_size": 64}]
+            with pytest.raises(RefusedError, match="already"):
+                control.register("a region", key, 64)
+            control.unregister("a region")
+            control.register("another", key, 64)
+            control.unregister()
+            assert control.regions() == []
+        finally:
+            Path("/dev/shm", key[1:]).unlink()
+
+
+def test_models_are_loaded_with_a_configuration_and_unloaded(both: Both) -> None:
+    for control in both:
+        control.unload(NAME)
+        assert not control.ready(NAME)
+        control.load(NAME, {"max_batch_size": 6})
+        assert control.config(NAME)["max_batch_size"] == 6
+        control.load(NAME)
+        with pytest.raises(RefusedError, match="none"):
+            control.load("none")
+
+
+def test_trace_settings_are_read_and_changed(both: Both) -> None:
+    http, grpc = both
+    before = http.trace()
+
+    assert grpc.trace() == before
+    assert before["trace_level"] == ["OFF"]
+    for control in both:
+        changed = control.trace({"trace_level": ["OFF"], "trace_rate": "500"})
+        assert changed == {**before, "trace_rate": "500"}
+        assert control.trace({"trace_level": None, "trace_rate": None}) == before
+        assert control.trace({"trace_rate": "7"}, NAME)["trace_rate"] == "7"
+        assert control.trace({"trace_rate": None}, NAME) == before
+
+
+def test_a_part_of_the_protocol_that_is_restricted_is_not_there_without_its_header(tmp_path: Path) -> None:
+    (tmp_path / NAME / "1").mkdir(parents=True)
+    (tmp_path / NAME / "1" / "model.onnx").touch()
+    loaders = {"onnxruntime": fake_loader(FakeBackend(GRAPH, list))}
+    with live_server(tmp_path, loaders=loaders, grpc_restricted_protocol=("model-config,statistics:k=v",)) as live:
+        header = ("triton-grpc-protocol-k", "v")
+        anybody = control_for(Target("127.0.0.1", live.grpc_port, grpc=GRPC))
+        told_twice = Target("127.0.0.1", live.grpc_port, grpc=GrpcCall("", (header,)))
+
+        assert (anybody.config(NAME), anybody.statistics(NAME)) == ({}, [])
+        assert control_for(told_twice, dict([header])).config(NAME)["name"] == NAME
+
+
+def test_a_server_that_is_not_there_is_an_error_and_not_ready() -> None:
+    for control in (control_for(Target("127.0.0.1", 1)), control_for(Target("127.0.0.1", 1, grpc=GRPC))):
+        assert not control.ready()
+        for asked in (control.server, lambda: control.config("m"), lambda: control.statistics("m")):  # noqa: B023
+            with pytest.raises(ControlError) as raised:
+                asked()
+            assert not isinstance(raised.value, RefusedError)
+
+
+@dataclass
+class Scripted:
+    """A server of HTTP with the answers it is given, by path; all else is 404."""
+
+    port: int
+    answers: dict[str, tuple[int, str]]
+    asked: list[tuple[str, str, dict[str, str], str]] = field(default_factory=list)
+
+
+@contextmanager
+def scripted(answers: dict[str, tuple[int, str]], tls: ssl.SSLContext | None = None) -> Iterator[Scripted]:
+    class Answering(BaseHTTPRequestHandler):
+        def _answer(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
+            made.asked.append((self.command, self.path, dict(self.headers), body))
+            status, text = made.answers.get(self.path, (404, "Not Found"))
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        do_GET = do_POST = _answer  # noqa: N815 - http.server's names
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Answering)
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+    made = Scripted(server.server_port, answers)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield made
+    finally:
+        server.shutdown()
+        thread.join(10)
+        server.server_close()
+
+
+def test_a_server_without_triton_s_extensions_says_nothing_more_than_it_has() -> None:
+    metadata = {"name": "m", "platform": "", "inputs": [], "outputs": []}
+    with scripted({"/v2/models/m": (200, json.dumps(metadata)), "/v2/models/m/stats": (200, "[1]")}) as server:
+        control = control_for(Target("127.0.0.1", server.port), {"Authorization": "Bearer x"})
+
+        assert control.metadata("m") == metadata
+        assert control.config("m") == {}
+        assert control.statistics("m") == []
+        assert not control.ready("m")
+        server.answers["/v2/models/m/ready"] = (200, "")
+        assert control.ready("m")
+        server.answers["/v2/models/a%2Fb%3F/versions/1%20"] = (200, "{}")
+        assert control.metadata("a/b?", "1 ") == {}
+        assert {headers["Authorization"] for _, _, headers, _ in server.asked} == {"Bearer x"}
+
+
+@pytest.mark.parametrize("text", ["", "<html>", "null", '"text"', "[[]]"])
+def test_an_answer_that_is_no_json_object_is_refused(text: str) -> None:
+    with scripted({"/v2": (200, text), "/v2/systemsharedmemory/status": (200, text)}) as server:
+        control = control_for(Target("127.0.0.1", server.port))
+        with pytest.raises(RefusedError):
+            control.server()
+        with pytest.raises(RefusedError):
+            control.regions()
+
+
+def test_https_is_spoken_to_whom_it_trusts(tmp_path: Path) -> None:
+    made, key = certificate(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(made, key)
+    with scripted({"/v2": (200, "{}")}, context) as server:
+        assert control_for(Target("127.0.0.1", server.port, Tls(roots=made))).server() == {}
+        assert control_for(Target("127.0.0.1", server.port, Tls(verify_peer=False))).server() == {}
+        with pytest.raises(ControlError, match="certificate verify failed"):
+            control_for(Target("127.0.0.1", server.port, Tls())).server()
+
+
+@pytest.mark.parametrize("grpc", [None, GRPC])
+def test_a_server_that_hangs_is_an_error_in_time(grpc: GrpcCall | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controls, "QUICK_S", 0.02)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        asking = control_for(Target("127.0.0.1", silent.getsockname()[1], grpc=grpc))
+        with pytest.raises(ControlError, match=r"timed out|no answer within"):
+            asking.statistics("m")
+        assert not asking.ready()

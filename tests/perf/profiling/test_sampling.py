@@ -1,0 +1,534 @@
+"""Sampling: what is seen of a server beside its load, and that nothing of it can hold a run up."""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.perf.generator.orders import Target
+from penstock.perf.profiling import sampling
+from penstock.perf.profiling.control import ControlError
+from penstock.perf.profiling.model import Described
+from penstock.perf.profiling.options import Options
+from penstock.perf.profiling.sampling_looking import Looker, within
+from penstock.perf.profiling.sampling_page import Page, PageError, lines, series
+from penstock.perf.profiling.sampling_processes import Family, NotFoundError, addresses, is_here, listening
+from penstock.perf.profiling.sampling_series import Reading, gpus, samples
+from penstock.perf.reports.document import Client, Level, Offered
+from penstock.server.gpus import nvml
+
+TICK = os.sysconf("SC_CLK_TCK")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+# -- series
+
+
+def test_counters_become_rates_between_one_sample_and_the_next() -> None:
+    found = samples(
+        [
+            Reading(10, {"server.cpu_s": 5, "cpu.busy_s": 1, "cpu.all_s": 4}),
+            Reading(11, {"server.cpu_s": 5.5, "cpu.busy_s": 2, "cpu.all_s": 8, "memory.used_bytes": 7}),
+            Reading(13, {"server.cpu_s": 9.5, "memory.used_bytes": 8}),
+        ]
+    )
+
+    assert found.at_s == [1, 3]
+    assert found.series == {
+        "memory.used_bytes": [7, 8],
+        "server.cores": [0.5, 2.0],
+        "cpu.utilization": [0.25, None],
+    }
+
+
+def test_a_counter_that_began_anew_tells_no_rate() -> None:
+    found = samples([Reading(0, {"server.cpu_s": 5}), Reading(1, {"server.cpu_s": 2})])
+
+    assert found.series == {}
+
+
+def test_gpus_are_summed_up_as_perf_analyzer_does() -> None:
+    readings = [
+        Reading(0, {"gpu.GPU-1.a.utilization": 0.2, "gpu.GPU-1.a.power_w": 100, "gpu.GPU-1.a.memory_bytes": 5}),
+        Reading(1, {"gpu.GPU-1.a.utilization": 0.4, "gpu.GPU-1.a.memory_total_bytes": 9, "gpu.b.power_w": 1}),
+        Reading(2, {"gpu.GPU-1.a.memory_bytes": 7, "gpu.GPU-1.a.memory_total_bytes": 10}),
+    ]
+
+    assert gpus(readings) == {
+        "GPU-1.a": {
+            "utilization": pytest.approx(0.3),
+            "power_w": 100,
+            "memory_bytes": 7,
+            "memory_total_bytes": 9,
+        },
+        "b": {"power_w": 1},
+    }
+
+
+names = st.sampled_from(["server.cpu_s", "cpu.busy_s", "cpu.all_s", "memory.used_bytes", "gpu.x.power_w"])
+readings = st.lists(st.dictionaries(names, st.floats(0, 1e9)), min_size=1, max_size=6).map(
+    lambda rows: [Reading(float(at), values) for at, values in enumerate(rows)]
+)
+
+
+@given(readings)
+def test_every_series_has_a_value_or_none_for_each_sample_and_no_rate_is_negative(found: list[Reading]) -> None:
+    made = samples(found)
+
+    assert all(len(values) == len(made.at_s) == len(found) - 1 for values in made.series.values())
+    assert all(value is None or value >= 0 for values in made.series.values() for value in values)
+
+
+# -- the metrics page
+
+
+PAGE = """\
+# HELP nv_gpu_utilization GPU utilization rate [0.0 - 1.0]
+# TYPE nv_gpu_utilization gauge
+nv_gpu_utilization{gpu_uuid="GPU-1"} 0.37
+nv_gpu_power_usage{gpu_uuid="GPU-1",more="a, \\"b\\" }"} 1.23e+2 1395066363000
+nv_gpu_memory_used_bytes{gpu_uuid="GPU-1"} 85899345920
+nv_gpu_memory_total_bytes{gpu_uuid="GPU-1"}\t85899345921
+nv_energy_consumption{gpu_uuid="GPU-2"} 17
+nv_gpu_utilization 0.9
+nv_cpu_utilization 0.5
+nv_cpu_memory_used_bytes NaN
+this is no line
+nv_inference_count{model="nv_gpu_utilization"} 4
+"""
+
+
+def test_a_page_tells_of_gpus_and_of_the_machine_and_lines_that_are_none_are_passed_over() -> None:
+    assert series(PAGE) == {
+        "gpu.GPU-1.utilization": 0.37,
+        "gpu.GPU-1.power_w": 123,
+        "gpu.GPU-1.memory_bytes": 85899345920,
+        "gpu.GPU-1.memory_total_bytes": 85899345921,
+        "gpu.GPU-2.energy_j": 17,
+        "cpu.utilization": 0.5,
+    }
+
+
+def test_a_page_of_other_metrics_has_no_series_and_is_a_page() -> None:
+    assert series('up{job="x"} 1\n') == {}
+
+
+@pytest.mark.parametrize("text", ["", "<html>no</html>", "# only\n# comments\n"], ids=["empty", "html", "comments"])
+def test_what_is_no_page_is_said_to_be_none(text: str) -> None:
+    with pytest.raises(PageError, match="no metrics"):
+        series(text)
+
+
+labels = st.dictionaries(st.from_regex(r"[a-z_][a-z0-9_]*", fullmatch=True), st.text(), max_size=3)
+
+
+def written(name: str, labelled: Mapping[str, str], value: float) -> str:
+    escaped = {
+        label: text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") for label, text in labelled.items()
+    }
+    inner = ",".join(f'{label}="{text}"' for label, text in escaped.items())
+    return f"{name}{{{inner}}} {value!r}" if inner else f"{name} {value!r}"
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.from_regex(r"[a-zA-Z_:][a-zA-Z0-9_:]*", fullmatch=True),
+            labels,
+            st.floats(allow_nan=False).filter(math.isfinite),
+        )
+    )
+)
+def test_a_page_is_read_as_it_was_written(rows: list[tuple[str, dict[str, str], float]]) -> None:
+    text = "\n".join(written(*row) for row in rows)
+
+    assert list(lines(text)) == rows
+
+
+@given(st.text() | st.lists(st.sampled_from([*PAGE, "\\", '"', "{", "}"])).map("".join))
+def test_no_text_makes_the_parser_fail(text: str) -> None:
+    list(lines(text))
+
+
+@contextmanager
+def served(status: int, content: bytes) -> Iterator[int]:
+    """Answer one request; give the port."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: Any) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Answer) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            thread.join()
+
+
+@pytest.mark.parametrize("scheme", ["", "http://"], ids=["bare", "http"])
+def test_a_page_is_fetched_with_or_without_its_scheme(scheme: str) -> None:
+    with served(200, PAGE.encode()) as port:
+        assert Page(f"{scheme}127.0.0.1:{port}/metrics").read()["gpu.GPU-1.utilization"] == 0.37
+
+
+def test_a_page_that_is_not_there_is_said_to_be_none() -> None:
+    with served(404, b"no") as port, pytest.raises(PageError, match="404 Not Found"):
+        Page(f"127.0.0.1:{port}").read()
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:1/metrics", "http://[", "localhost:port/x", "", "http://"])
+def test_a_url_that_leads_nowhere_is_said_to(url: str) -> None:
+    with pytest.raises(PageError):
+        Page(url).read()
+
+
+# -- looking
+
+
+def test_what_hangs_is_left_behind_and_asked_again_only_once_it_is_back() -> None:
+    asked, hang = [], threading.Event()
+
+    def hanging() -> Mapping[str, float]:
+        asked.append(1)
+        hang.wait()
+        return {"late": 1}
+
+    looker = Looker({"driver": hanging, "machine": lambda: {"quick": 2}})
+
+    assert looker.look(0.01).values == {"quick": 2}
+    assert looker.whys == {"driver": "no answer within 0.01 s"}
+    assert looker.look(0.01).values == {"quick": 2}
+    assert len(asked) == 1
+    hang.set()
+    while len(asked) == 1:
+        found = looker.look(10).values
+    assert found == {"late": 1, "quick": 2}
+    assert looker.whys == {}
+
+
+def test_a_source_that_fails_says_why_and_the_others_are_read() -> None:
+    def failing() -> Mapping[str, float]:
+        raise OSError("no such driver")
+
+    looker = Looker({"a": failing, "b": lambda: {"x": 1}})
+
+    assert looker.look().values == {"x": 1}
+    assert looker.whys == {"a": "no such driver"}
+
+
+def test_what_takes_too_long_gives_nothing() -> None:
+    hang = threading.Event()
+
+    assert within(0.01, hang.wait) is None
+    assert within(10, lambda: 5) == 5
+    hang.set()
+
+
+# -- the server's processes
+
+LOOPBACK = "0100007F"
+
+
+class Proc:
+    """A made-up /proc."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "net").mkdir()
+
+    def listen(self, *sockets: tuple[str, int, int], table: str = "tcp", state: str = "0A") -> None:
+        """Write sockets: address in hexadecimal, port, inode."""
+        rows = [
+            f"   {at}: {address}:{port:04X} 00000000:0000 {state} 00000000:00000000 00:00000000 00000000 0 0 {inode} 1"
+            for at, (address, port, inode) in enumerate(sockets)
+        ]
+        (self.folder / "net" / table).write_text("\n".join(["  sl  local_address ...", *rows, ""]))
+
+    def run(
+        self, pid: int, parent: int, name: str = "python", *, sockets: tuple[int, ...] = (), ticks: int = 0
+    ) -> None:
+        folder = self.folder / str(pid)
+        (folder / "fd").mkdir(parents=True, exist_ok=True)
+        (folder / "comm").write_text(f"{name}\n")
+        for number, inode in enumerate(sockets):
+            link = folder / "fd" / str(number)
+            if not link.is_symlink():
+                link.symlink_to(f"socket:[{inode}]")
+        words = ["S", str(parent), *["0"] * 9, str(ticks), "0", *["0"] * 6, f"{pid}00", "0"]
+        (folder / "stat").write_text(f"{pid} (a) b)) {' '.join(words)}\n")
+        (folder / "statm").write_text("100 10 5 1 0 1 0\n")
+
+    def end(self, pid: int) -> None:
+        for name in ("stat", "statm"):
+            (self.folder / str(pid) / name).unlink()
+
+    def family(self, port: int = 8000, own: int = 900) -> Family:
+        return Family(port, {"127.0.0.1"}, self.folder, own)
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Proc:
+    found = Proc(tmp_path)
+    found.run(1, 0, "init")
+    found.run(800, 1, "bash")
+    found.run(900, 800, "penstock")
+    return found
+
+
+def test_the_family_is_who_listens_and_who_started_it_and_all_that_they_started(proc: Proc) -> None:
+    proc.listen((LOOPBACK, 8000, 77), (LOOPBACK, 8001, 78))
+    proc.run(10, 1, "bash")
+    proc.run(11, 10, "timeout")
+    proc.run(12, 11)
+    proc.run(13, 12, "front", sockets=(5, 77))
+    proc.run(14, 12, "engine")
+    proc.run(15, 14, "stub")
+    proc.run(20, 10, "other", sockets=(78,))
+
+    assert proc.family().pids() == [12, 13, 14, 15]
+
+
+def test_processes_that_share_a_port_are_one_server(proc: Proc) -> None:
+    proc.listen((LOOPBACK, 8000, 77), (LOOPBACK, 8000, 78))
+    proc.listen(("0" * 32, 8000, 79), table="tcp6")
+    for pid, inode in ((30, 77), (31, 78)):
+        proc.run(pid, 1, sockets=(inode,))
+
+    assert proc.family().pids() == [30, 31]
+
+
+def test_a_server_that_the_caller_started_is_without_the_caller(proc: Proc) -> None:
+    proc.listen((LOOPBACK, 8000, 77))
+    proc.run(901, 900, sockets=(77,))
+    proc.run(902, 900, "generator")
+
+    assert proc.family().pids() == [901]
+
+
+def test_an_address_of_its_own_goes_before_one_that_is_any(proc: Proc) -> None:
+    proc.listen((LOOPBACK, 8000, 1), ("00000000", 8000, 2), ("0200A8C0", 8000, 3))
+    proc.listen(("0" * 32, 8000, 4), table="tcp6")
+
+    assert listening(proc.folder, 8000, {"127.0.0.1"}) == {"1"}
+    assert listening(proc.folder, 8000, {"192.168.0.2"}) == {"3"}
+    assert listening(proc.folder, 8000, {"10.0.0.1"}) == {"1", "2", "3", "4"}
+
+
+def test_cpu_is_of_all_that_are_or_were_and_memory_of_those_that_are(proc: Proc) -> None:
+    proc.listen((LOOPBACK, 8000, 77))
+    proc.run(40, 1, sockets=(77,), ticks=TICK)
+    proc.run(41, 40, ticks=2 * TICK)
+    family = proc.family()
+
+    assert family.read() == {"server.cpu_s": 3, "server.rss_bytes": 20 * PAGE_BYTES}
+    proc.end(41)
+    proc.run(42, 40, ticks=TICK)
+    assert family.read() == {"server.cpu_s": 4, "server.rss_bytes": 20 * PAGE_BYTES}
+    proc.end(40)
+    with pytest.raises(NotFoundError, match="have ended"):
+        family.read()
+
+
+@pytest.mark.parametrize(
+    ("arrange", "why"),
+    [
+        (lambda proc: proc.listen(), "nobody on this machine listens on port 8000"),
+        (lambda proc: proc.listen((LOOPBACK, 8000, 77), state="01"), "nobody"),
+        (lambda proc: proc.listen((LOOPBACK, 8000, 77)), "another user's"),
+        (lambda proc: (proc.listen((LOOPBACK, 8000, 77)), proc.run(50, 1, "docker-proxy", sockets=(77,))), "behind it"),
+        (lambda proc: (proc.listen((LOOPBACK, 8000, 77)), proc.run(900, 800, sockets=(77,))), "this very process"),
+    ],
+    ids=["nobody", "connected", "another user's", "forwarded", "this process"],
+)
+def test_whose_processes_cannot_be_told_is_said(proc: Proc, arrange: Any, why: str) -> None:
+    arrange(proc)
+
+    with pytest.raises(NotFoundError, match=why):
+        proc.family()
+
+
+def test_without_a_proc_nothing_is_known(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError):
+        Family(8000, {"127.0.0.1"}, tmp_path)
+
+
+def test_this_machine_is_known_by_its_addresses() -> None:
+    assert addresses("127.0.0.1") == {"127.0.0.1"}
+    assert is_here("localhost")
+    assert not is_here("192.0.2.1")
+    assert not is_here("no.such.host.invalid")
+
+
+def test_a_real_server_is_found_by_its_port() -> None:
+    program = (
+        "import socket, sys\ns = socket.create_server(('127.0.0.1', 0))\n"
+        "print(s.getsockname()[1], flush=True)\nsys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        family = Family(int(child.stdout.readline()), {"127.0.0.1"})
+
+        assert family.pids() == [child.pid]
+        assert family.read()["server.rss_bytes"] > 1 << 20
+        assert family.cores() == os.sched_getaffinity(0)
+        child.communicate("")
+
+
+# -- the watch
+
+
+class FakeControl:
+    """Answers with statistics that grow by ten requests at each call."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def statistics(self, model: str, version: str) -> list[dict[str, Any]]:
+        self.count += 10
+        timed = {"count": self.count, "ns": self.count * 1000}
+        return [{"version": "1", "inference_stats": {"success": timed, "queue": timed}}]
+
+
+def level() -> Level:
+    return Level(Offered("concurrency", 1), True, Client(500, 1000, 1.0, 500.0, 1000.0, {}, ""))
+
+
+def watch(proc: Proc, host: str = "127.0.0.1", port: int = 8000, **options: Any) -> sampling.Watch:
+    described = Described("m", "", "", (), ())
+    asked = Options("m", metrics_url="127.0.0.1:1", metrics_interval_ms=3_600_000, **options)
+    return sampling.Watch(FakeControl(), described, Target(host, port), asked, proc.folder)  # type: ignore[arg-type]
+
+
+def machine(proc: Proc, busy_s: int, idle_s: int) -> None:
+    (proc.folder / "stat").write_text(f"cpu  {busy_s * TICK} 0 0 {idle_s * TICK} 0 0 0 0 0 0\ncpu0 1 2 3 4\n")
+    (proc.folder / "meminfo").write_text("MemTotal: 1000 kB\nMemFree: 100 kB\nMemAvailable: 600 kB\nHuge: 0\n")
+
+
+@pytest.fixture
+def no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start() -> Any:
+        raise ImportError("no pynvml")
+
+    monkeypatch.setattr(nvml, "_start", start)
+
+
+@pytest.mark.usefixtures("no_nvml")
+def test_a_level_is_told_what_the_server_did_from_one_mark_to_the_other(proc: Proc) -> None:
+    machine(proc, 1, 1)
+    proc.listen((LOOPBACK, 8000, 77))
+    proc.run(60, 1, sockets=(77,), ticks=TICK)
+    found = level()
+
+    with watch(proc) as seen:
+        seen.begin()
+        seen.mark()
+        first = seen.mark()
+        proc.run(60, 1, sockets=(77,), ticks=3 * TICK)
+        seen.mark()
+        last = seen.mark()
+        seen.tell(found, first, last)
+
+    assert found.server is not None
+    assert found.server.requests == 20
+    assert found.server_cpu_s_per_1000 == pytest.approx(4.0)
+    assert found.server_rss_bytes == 10 * PAGE_BYTES
+    assert (found.energy_j_per_1000, found.gpus, found.notes) == (None, {}, [])
+
+
+@pytest.mark.usefixtures("no_nvml")
+def test_a_server_that_does_not_answer_is_told_as_that(proc: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: str) -> Any:
+        raise ControlError("timed out")
+
+    monkeypatch.setattr(FakeControl, "statistics", refused)
+    found = level()
+    with watch(proc) as seen:
+        seen.begin()
+        seen.tell(found, seen.mark(), seen.mark())
+
+    assert found.server is None
+    assert found.notes[0] == "m: the server gives no statistics"
+
+
+@pytest.mark.usefixtures("no_nvml")
+def test_samples_are_those_since_the_level_began_with_the_callers_own_among_them(proc: Proc) -> None:
+    machine(proc, 1, 1)
+    found, empty = level(), level()
+    with watch(proc) as seen:
+        seen.begin()
+        seen.note("throughput", 123)
+        seen.sample()
+        seen.tell(found, seen.mark(), seen.mark())
+        seen.begin()
+        seen.tell(empty, seen.mark(), seen.mark())
+
+    assert found.samples is not None
+    assert len(found.samples.at_s) == 1
+    assert found.samples.series["throughput"] == [123]
+    assert found.samples.series["memory.used_bytes"] == [400 * 1024]
+    assert empty.samples is None
+
+
+@pytest.mark.usefixtures("no_nvml")
+def test_a_server_elsewhere_has_no_cpu_and_the_machine_is_the_clients(proc: Proc) -> None:
+    machine(proc, 1, 1)
+    found = level()
+    with watch(proc, "192.0.2.1") as seen:
+        seen.begin()
+        seen.sample()
+        seen.tell(found, seen.mark(), seen.mark())
+        sharing = seen.sharing()
+
+    assert found.samples is not None
+    assert "client.memory.used_bytes" in found.samples.series
+    assert (found.server_cpu_s_per_1000, found.server_rss_bytes, sharing) == (None, None, "")
+    assert found.notes == ["CPU and memory of the server are not known: 192.0.2.1 is another machine"]
+
+
+@pytest.mark.usefixtures("no_nvml")
+def test_a_page_that_was_asked_for_and_cannot_be_had_is_noted(proc: Proc) -> None:
+    machine(proc, 1, 1)
+    found = level()
+    with watch(proc, collect_metrics=True) as seen:
+        seen.begin()
+        seen.tell(found, seen.mark(), seen.mark())
+
+    assert any(note.startswith("metrics page: 127.0.0.1:1: ") for note in found.notes)
+
+
+def test_a_port_of_this_very_process_is_not_taken_for_a_server() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(NotFoundError, match="this very process"):
+        Family(listener.getsockname()[1], {"127.0.0.1"})
+
+
+def test_a_unix_socket_is_found_by_its_path(proc: Proc) -> None:
+    (proc.folder / "net" / "unix").write_text(
+        "Num       RefCount Protocol Flags    Type St Inode Path\n"
+        "0000: 00000002 00000000 00010000 0001 01 77 /run/a b.sock\n"
+        "0000: 00000003 00000000 00000000 0001 03 78 /run/a b.sock\n"
+        "0000: 00000002 00000000 00010000 0001 01 79\n"
+    )
+    proc.run(70, 1, sockets=(77,))
+
+    assert Family(0, addresses("/run/a b.sock"), proc.folder, 900).pids() == [70]

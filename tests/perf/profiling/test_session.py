@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.perf.generator.orders import GrpcCall, Load, Target, Tls
+from penstock.perf.profiling import session
+from penstock.perf.profiling.options import Input, Options, Range, Rule, hidden
+from penstock.perf.profiling.session import Listener, Listeners, SessionError, load_of, target
+
+INFER, STREAM = "/inference.GRPCInferenceService/ModelInfer", "/inference.GRPCInferenceService/ModelStreamInfer"
+
+
+@pytest.mark.parametrize(
+    ("options", "aimed"),
+    [
+        (Options("m"), Target("localhost", 8000)),
+        (Options("m", url="here:1"), Target("here", 1)),
+        (Options("m", url="here"), Target("here", 8000)),
+        (Options("m", url="http://here:1/"), Target("here", 1)),
+        (Options("m", url="[::1]:5"), Target("::1", 5)),
+        (Options("m", url="here:1", tls=Tls()), Target("here", 1)),  # how, and the URL does not say https
+        (Options("m", url="https://here:1", tls=Tls(verify_peer=False)), Target("here", 1, Tls(verify_peer=False))),
+        (Options("m", url="https://here:1"), Target("here", 1, Tls())),
+        (Options("m", grpc=True), Target("localhost", 8001, grpc=GrpcCall(INFER))),
+        (Options("m", grpc=True, tls=Tls(), url="here:1"), Target("here", 1, Tls(), GrpcCall(INFER))),
+        (
+            Options("m", grpc=True, streaming=True, compression="gzip", headers=(("a", "b"),)),
+            Target("localhost", 8001, None, GrpcCall(STREAM, (("a", "b"),), True, "gzip")),
+        ),
+    ],
+)
+def test_the_url_and_the_protocol_make_the_target(options: Options, aimed: Target) -> None:
+    assert target(options) == aimed
+
+
+@pytest.mark.parametrize("url", ["here:port", "here:99999", "here:1/v2", ":1"])
+def test_a_url_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(SessionError, match="-u "):
+        target(Options("m", url=url))
+
+
+def test_a_level_is_a_load(tmp_path: Path) -> None:
+    intervals = tmp_path / "intervals"
+    intervals.write_text("1000\n2500.5\n", "utf-8")
+    counted = Options("m", rule=Rule(total_requests=9), connections=3, input=Input(seed=4))
+    open_loop = Options("m", concurrency=None, rate=Range(), poisson=True, sequences=7)
+
+    assert load_of(counted, 5) == Load(concurrency=5, requests=9, connections=3, seed=4)
+    assert load_of(open_loop, 2.5) == Load(rate_per_s=2.5, poisson=True)
+    assert load_of(open_loop, 2.5, sequences=True) == Load(rate_per_s=2.5, poisson=True, sequences=7)
+    assert load_of(Options("m", concurrency=None, intervals=intervals), 0) == Load(intervals_us=(1000.0, 2500.5))
+
+
+@pytest.mark.parametrize("text", ["", "0\n0\n", "-1\n", "soon\n", "nan\n"])
+def test_intervals_that_are_none_are_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "intervals"
+    file.write_text(text, "utf-8")
+
+    with pytest.raises(SessionError, match="--request-intervals"):
+        session.intervals_us(Options("m", concurrency=None, intervals=file))
+
+
+def test_slots_are_as_many_as_are_ever_under_way() -> None:
+    assert session.slots(Options("m", concurrency=Range(2, 9, 1))) == 9
+    assert session.slots(Options("m", concurrency=Range(5, 1, 1))) == 5
+    assert session.slots(Options("m", concurrency=Range(5, 0, 1))) == 0
+    assert session.slots(Options("m", concurrency=None, rate=Range(), sequences=6)) == 6
+
+
+@pytest.mark.parametrize(
+    ("header", "told"),
+    [
+        (("Authorization", "x"), "..."),
+        (("X-Api-Key", "x"), "..."),
+        (("set-cookie", "x"), "..."),
+        (("accept", "x"), "x"),
+    ],
+)
+def test_what_is_likely_a_secret_is_not_told(header: tuple[str, str], told: str) -> None:
+    assert hidden(header) == (header[0], told)
+
+
+def test_every_listener_is_told_everything() -> None:
+    told: list[str] = []
+
+    class Noting(Listener):
+        def said(self, line: str) -> None:
+            told.append(line)
+
+        def began(self) -> None:
+            told.append("began")
+
+        def stopped(self) -> bool:
+            return bool(told)
+
+    several = Listeners(Noting(), Listener(), Noting())
+    assert not several.stopped()
+    several.said("line")
+    several.began()
+
+    assert told == ["line", "line", "began", "began"]
+    assert several.stopped()
+
+
+@pytest.mark.parametrize(
+    ("options", "server", "told"),
+    [
+        (Options("m"), {"extensions": []}, True),
+        (Options("m"), {"extensions": ["binary_tensor_data"]}, False),
+        (Options("m"), {}, False),  # it says nothing at all
+        (Options("m", grpc=True), {"extensions": []}, False),
+        (Options("m", input=Input(binary_input=False)), {"extensions": []}, False),
+    ],
+)
+def test_a_server_that_may_not_take_binary_tensors_is_doubted(
+    options: Options, server: dict[str, Any], told: bool
+) -> None:
+    assert bool(session._doubts(options, server)) == told

@@ -1,0 +1,83 @@
+"""`penstock perf report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.perf import command as perf
+from penstock.perf.reports import document as documents
+from penstock.perf.reports import extras, markup
+from penstock.perf.reports.command import main
+from tests.perf.reports.made import run
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    documents.write(run(), tmp_path / "a.json")
+    documents.write(run(5, 1.3), tmp_path / "b.json")
+    return tmp_path
+
+
+def test_one_document_gets_its_page_beside_it(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(written / "a.json")]) == 0
+
+    assert (written / "a.html").read_text("utf-8").startswith("<!doctype html>")
+    assert f"Page: {written / 'a.html'}" in capsys.readouterr().out
+
+
+def test_the_page_goes_where_it_is_told_and_has_the_target_asked_for(written: Path) -> None:
+    assert perf.main(["report", str(written / "a.json"), "--html", str(written / "p.html"), "--target-ms", "7.5"]) == 0
+
+    assert "Goodput in 7.5 ms" in (written / "p.html").read_text("utf-8")
+    assert not (written / "a.html").exists()
+
+
+def test_several_are_told_side_by_side_and_get_a_page_only_where_asked(
+    written: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = [str(written / "a.json"), str(written / "b.json")]
+
+    assert main(both) == 0
+    assert "Ratios to a:" in capsys.readouterr().out
+    assert list(written.glob("*.html")) == []
+    assert main([*both, "--html", str(written / "c.html")]) == 0
+    assert "2 runs side by side" in (written / "c.html").read_text("utf-8")
+
+
+@pytest.mark.parametrize("words", [["none.json"], ["bad.json"], ["hist.json"], ["a.json", "--html", "no/where.html"]])
+def test_what_cannot_be_read_or_written_is_one_line(
+    words: list[str], written: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(written)
+    (written / "bad.json").write_text("{}", "utf-8")
+    broken = run()
+    broken.levels[0].client.histogram = "HISTF"
+    documents.write(broken, written / "hist.json")
+
+    assert main(words) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("penstock perf report: ")
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [[], ["a.json", "--target-ms", "0"], ["a.json", "--target-ms", "nan"], ["--colour"]])
+def test_wrong_words_are_wrong_usage(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(words)
+
+    assert left.value.code == 2
+    assert "usage: penstock perf report" in capsys.readouterr().err
+
+
+def test_without_plotly_it_is_said_what_to_install(
+    written: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(module: str) -> None:
+        raise extras.MissingExtraError(f"penstock perf needs {module}: {extras.INSTALL}")
+
+    monkeypatch.setattr(markup, "needed", missing)
+
+    assert main([str(written / "a.json")]) == 1
+    assert "pip install 'penstock[perf]'" in capsys.readouterr().err

@@ -1,0 +1,107 @@
+"""Histograms hold three digits of every latency, whatever is joined to them."""
+
+from __future__ import annotations
+
+import math
+import sys
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.perf.reports import histograms
+from penstock.perf.reports.extras import MissingExtraError
+from penstock.perf.reports.histograms import MOST_NS, HistogramError, distribution
+
+EXACT = 1e-3
+_LATENCIES = st.lists(
+    st.integers(1, MOST_NS) | st.integers(1, 5000) | st.integers(10**5, 10**7), min_size=1, max_size=60
+).map(lambda each: np.array(each, np.int64))
+
+
+@settings(deadline=None)
+@given(_LATENCIES, st.floats(0, 100) | st.sampled_from([0.0, 50.0, 90.0, 99.0, 99.9, 100.0]))
+def test_every_percentile_is_within_a_thousandth_of_the_requests_own(latencies: np.ndarray, percentile: float) -> None:
+    found = distribution(histograms.text(latencies)).percentile_us(percentile) * 1e3
+
+    rank = max(math.ceil(Fraction(percentile) * len(latencies) / 100 - Fraction(1, 10**6)), 1)
+    true = int(np.sort(latencies)[rank - 1])
+    assert true <= found * (1 + 1e-12)
+    assert found <= true * (1 + EXACT)
+
+
+def test_of_many_requests_they_are_what_numpy_says() -> None:
+    latencies = np.random.default_rng(1).lognormal(14, 0.7, 200_000).astype(np.int64)
+    found = distribution(histograms.text(latencies))
+
+    for percentile in (1, 10, 50, 75, 90, 95, 99, 99.95, 99.99):
+        true = float(np.percentile(latencies, percentile)) / 1e3
+        assert found.percentile_us(percentile) == pytest.approx(true, rel=EXACT)
+
+
+@settings(deadline=None)
+@given(_LATENCIES, st.integers(1, 10**10))
+def test_the_share_within_a_target_is_that_of_the_requests_to_a_thousandth_of_the_target(
+    latencies: np.ndarray, target_ns: int
+) -> None:
+    found = distribution(histograms.text(latencies)).share_within(target_ns / 1e3)
+
+    assert np.mean(latencies <= target_ns) <= found + 1e-12
+    assert found <= np.mean(latencies <= target_ns * (1 + EXACT) + 1) + 1e-12
+
+
+@settings(deadline=None)
+@given(st.lists(_LATENCIES, max_size=4))
+def test_joined_histograms_are_the_histogram_of_all(parts: list[np.ndarray]) -> None:
+    whole = histograms.joined([*map(histograms.text, parts), ""])
+
+    assert whole == histograms.text(np.concatenate([*parts, np.empty(0, np.int64)]))
+
+
+@settings(deadline=None, max_examples=5)  # the package's own iterator is slow
+@given(_LATENCIES)
+def test_others_read_the_same_in_it(latencies: np.ndarray) -> None:
+    written = histograms.text(latencies)
+    told = {each.value_iterated_to: each.count_added_in_this_iter_step for each in histograms.read(written)}
+    found = distribution(written)
+
+    assert dict(zip(found.highest_ns.tolist(), found.counts.tolist(), strict=True)) == told
+
+
+def test_nothing_has_no_percentile() -> None:
+    for written in ("", histograms.text(np.empty(0, np.int64))):
+        assert distribution(written).total == 0
+        assert math.isnan(histograms.percentile_us(written, 50))
+        assert math.isnan(histograms.share_within(written, 1.0))
+
+
+def test_what_is_out_of_range_counts_as_its_end() -> None:
+    found = distribution(histograms.text(np.array([-5, 0, 2 * MOST_NS])))
+
+    assert found.total == 3
+    assert found.percentile_us(50) == 1e-3
+    assert found.percentile_us(100) == pytest.approx(MOST_NS / 1e3, rel=EXACT)
+
+
+@settings(deadline=None)
+@given(st.text(max_size=40) | st.binary(max_size=60).map(lambda each: each.hex()))
+def test_any_other_text_is_refused(written: str) -> None:
+    try:
+        histograms.read(written)
+    except HistogramError as refused:
+        assert "not a histogram" in str(refused)  # noqa: PT017 (either is right)
+
+
+@pytest.mark.parametrize("cut", [10, 40, 100])
+def test_a_cut_text_is_refused(cut: int) -> None:
+    with pytest.raises(HistogramError):
+        histograms.read(histograms.text(np.arange(1, 5000) * 1000)[:cut])
+
+
+def test_without_the_extra_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "hdrh.histogram", None)
+
+    with pytest.raises(MissingExtraError, match=r"needs hdrh.*: pip install 'penstock\[perf\]'"):
+        histograms.text(np.array([1]))

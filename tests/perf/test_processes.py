@@ -1,0 +1,38 @@
+"""/proc is read by its documented places: each figure of a made-up one is another."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from penstock.perf import processes
+from penstock.perf.processes import Stat
+
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def test_every_figure_of_a_process_has_its_place_whatever_the_process_is_called() -> None:
+    places = [f"{3 + number}" for number in range(30)]  # as proc(5) counts them: the state is 3
+    seen = Stat(f"77 (a) b) (c) R {' '.join(places[1:])}")
+
+    assert (seen.state, seen.parent, seen.threads, seen.started) == ("R", 4, 20, 22)
+    assert (seen.cpu_s * TICKS, seen.children_cpu_s * TICKS) == pytest.approx((14 + 15, 16 + 17))
+
+
+def test_a_machine_is_busy_but_when_it_is_idle_or_waits_for_disks(tmp_path: Path) -> None:
+    words = [10**place * TICKS for place in range(10)]  # user nice system idle iowait irq softirq steal
+    (tmp_path / "stat").write_text(f"cpu  {' '.join(map(str, words))}\ncpu0 9 9 9 9 9 9 9 9 9 9\n", "ascii")
+
+    assert processes.machine_s(tmp_path) == (11_100_111, 11_111_111)
+
+
+def test_descendants_come_after_those_they_descend_from_and_once() -> None:
+    def child(parent: int) -> Stat:
+        return Stat(f"1 (a) S {parent} 0")
+
+    seen = {5: child(1), 3: child(5), 4: child(3), 9: child(1), 1: child(0)}
+
+    assert processes.descended([5, 3], seen) == [5, 3, 4]
+    assert processes.descended([8], seen) == [8]

@@ -1,0 +1,122 @@
+"""Queueing theory held against what a queue does, and the queue's own rule."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.perf import queueing
+from penstock.perf.queueing import DETERMINISTIC, EXPONENTIAL, LAWS, Line, Md1, Mm1, departures, services_ns, theory
+
+REQUESTS = 1_000_000
+TIMES = st.lists(st.tuples(st.integers(0, 10**10), st.integers(0, 10**8)), min_size=1, max_size=50)
+
+
+@functools.cache
+def stays(law: str, load: float) -> queueing.Floats:
+    """Let a queue of mean service 1 run for long, and say how long each request stayed."""
+    rng = np.random.default_rng(7)
+    arrivals = np.cumsum(rng.exponential(1e9 / load, REQUESTS)).astype(np.int64)
+    left = departures(arrivals, services_ns(law, 10**9, REQUESTS, seed=8))
+    return np.asarray((left - arrivals)[REQUESTS // 100 :] / 1e9)
+
+
+@pytest.mark.parametrize("load", [0.3, 0.5, 0.7, 0.9])
+@pytest.mark.parametrize("law", LAWS)
+def test_a_long_run_stays_as_theory_says(law: str, load: float) -> None:
+    expected, found = theory(law, 1.0, load), stays(law, load)
+
+    assert found.mean() == pytest.approx(expected.mean, rel=0.03)
+    for share in (0.5, 0.9, 0.99):
+        assert float(np.quantile(found, share)) == pytest.approx(expected.quantile(share), rel=0.05)
+
+
+@pytest.mark.parametrize("load", [0.5, 0.7, 0.9])
+def test_a_constant_service_keeps_to_the_share_within_any_stay(load: float) -> None:
+    expected, found = Md1(1.0, load), stays(DETERMINISTIC, load)
+    for stay in (0.5, 1.0, 1.5, 1.99, 2.0, 3.3, 10.0):
+        assert expected.within(stay) == pytest.approx(float((found <= stay + 1e-9).mean()), abs=0.01)
+
+
+@pytest.mark.parametrize("load", [0.5, 0.9])
+@pytest.mark.parametrize("law", LAWS)
+def test_the_mean_is_the_area_above_the_distribution(law: str, load: float) -> None:
+    expected, step = theory(law, 1.0, load), 0.25
+    area = sum(1 - expected.within(stay) for stay in np.arange(step / 2, 12 * expected.mean, step))
+
+    assert area * step == pytest.approx(expected.mean, rel=0.005)
+
+
+@given(st.sampled_from(LAWS), st.floats(0.01, 0.98), st.floats(0.01, 0.999))
+def test_so_many_stay_within_a_quantile_and_no_more(law: str, load: float, share: float) -> None:
+    expected = theory(law, 3.0, load)
+    stay = expected.quantile(share)
+
+    assert expected.within(stay) >= share - 1e-9
+    if stay > 3.0:  # below are those of a constant service who find nobody there, all at once
+        assert expected.within(stay) == pytest.approx(share, abs=1e-6)
+
+
+@given(st.sampled_from(LAWS), st.floats(0.01, 0.98), st.floats(0, 100), st.floats(0, 100))
+def test_a_longer_stay_is_never_less_likely(law: str, load: float, one: float, other: float) -> None:
+    expected = theory(law, 1.0, load)
+    shares = [expected.within(stay) for stay in sorted((one, other))]
+
+    assert 0 <= shares[0] <= shares[1] + 1e-12 <= 1 + 1e-9
+
+
+def test_nobody_is_there_when_nothing_comes_to_do() -> None:
+    present = Md1(1.0, 0.7).present(400)
+
+    assert present[0] == pytest.approx(0.3)
+    assert present[1] == pytest.approx(0.3 * math.expm1(0.7))  # Kendall (1951)
+    assert present.sum() == pytest.approx(1)
+    assert present @ np.arange(400) == pytest.approx(0.7 * Md1(1.0, 0.7).mean)  # Little (1961)
+
+
+def test_the_tail_keeps_its_digits_where_alternating_sums_lose_theirs() -> None:
+    far = [1 - Md1(1.0, 0.9).within(stay) for stay in (50.0, 60.0, 70.0)]
+
+    assert far[1] / far[0] == pytest.approx(far[2] / far[1], rel=1e-3)  # it falls as an exponential
+
+
+def test_half_of_a_half_loaded_constant_service_waits_for_nobody() -> None:
+    assert Md1(8.0, 0.5).quantile(0.5) == 8.0
+    assert Mm1(8.0, 0.5).quantile(0.5) == pytest.approx(16 * math.log(2))
+
+
+@given(TIMES)
+def test_a_request_leaves_its_service_after_it_came_or_the_one_before_it_left(times: list[tuple[int, int]]) -> None:
+    arrivals = np.array(sorted(at for at, _ in times), np.int64)
+    services = np.array([service for _, service in times], np.int64)
+    left = 0
+    for at, service, departure in zip(arrivals, services, departures(arrivals, services), strict=True):
+        left = max(int(at), left) + int(service)
+        assert departure == left
+
+
+@given(TIMES)
+def test_the_line_tells_one_at_a_time_what_the_replay_tells_of_all(times: list[tuple[int, int]]) -> None:
+    arrivals = np.array(sorted(at for at, _ in times), np.int64)
+    services = np.array([service for _, service in times], np.int64)
+    line = Line()
+    told = [line.departure(at, service) for at, service in zip(arrivals.tolist(), services.tolist(), strict=True)]
+
+    assert told == departures(arrivals, services).tolist()
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_more_services_begin_with_the_same(law: str) -> None:
+    few, many = services_ns(law, 1000, 5, seed=3), services_ns(law, 1000, 5000, seed=3)
+
+    assert many[:5].tolist() == few.tolist()
+    assert float(many.mean()) == pytest.approx(1000, rel=0.05)
+
+
+def test_exponential_services_differ_by_their_seed() -> None:
+    assert services_ns(EXPONENTIAL, 10**6, 5, seed=1).tolist() != services_ns(EXPONENTIAL, 10**6, 5, seed=2).tolist()

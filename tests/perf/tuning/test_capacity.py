@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.perf.tuning.capacity import PROBES, Probe, greatest
+
+TARGET_US = 1000.0
+
+
+class Queue:
+    """Latency grows without bound towards what it can serve, as in a queue; `asked`: the loads it was probed with."""
+
+    def __init__(self, most: float, service_us: float = 100.0) -> None:
+        self.most, self.service_us, self.asked = most, service_us, list[float]()
+
+    def __call__(self, load: float) -> Probe:
+        self.asked.append(load)
+        latency_us = self.service_us / (1 - load / self.most) if load < self.most else 1e9
+        return Probe(load, latency_us <= TARGET_US, latency_us)
+
+
+@given(st.floats(2, 1e6), st.floats(0.3, 3))
+def test_it_is_found_within_a_few_percent_from_wherever_it_starts(most: float, off: float) -> None:
+    queue, true = Queue(most), most * 0.9
+
+    found = greatest(queue, true * off, (true / 100, true * 100), TARGET_US)
+
+    assert found == pytest.approx(true, rel=0.05)
+    assert len(queue.asked) <= PROBES
+
+
+def test_what_is_known_of_a_neighbour_saves_probes() -> None:
+    near, far = Queue(1000), Queue(1000)
+    greatest(near, 880, (1, 1e5), TARGET_US)
+    greatest(far, 100, (1, 1e5), TARGET_US)
+
+    assert len(near.asked) <= 4 < len(far.asked)
+
+
+def test_a_server_that_is_never_within_the_target_bears_nothing() -> None:
+    assert greatest(Queue(1000, service_us=5000), 100, (1, 1e4), TARGET_US) == 0
+
+
+def test_the_end_of_the_range_is_the_answer_where_it_is_borne() -> None:
+    assert greatest(Queue(1e9), 100, (10, 200), TARGET_US) == 200
+
+
+@given(st.integers(1, 64), st.integers(1, 64))
+def test_whole_loads_stay_whole(most: int, start: int) -> None:
+    asked = []
+
+    def probe(load: float) -> Probe:
+        asked.append(load)
+        return Probe(load, load <= most, load * 10)
+
+    found = greatest(probe, start, (1, 64), TARGET_US, whole=True)
+
+    assert all(load == int(load) and 1 <= load <= 64 for load in asked)
+    assert most / 1.08 - 1 <= found <= most
