@@ -8,10 +8,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import TYPE_CHECKING
 
+from penstock.backends.backend import overlaps
 from penstock.backends.cpus import usable_cpus
 
 from .completion import complete
@@ -20,7 +23,7 @@ from .memory import free_bytes, give_back, resident_bytes
 from .rehearsal import rehearsal, smallest_tails
 
 if TYPE_CHECKING:
-    from penstock.backends.backend import Backend, Binding
+    from penstock.backends.backend import Backend, Binding, Overlapping
     from penstock.backends.signature import Signature
 
     from .spec import ModelSpec
@@ -35,11 +38,16 @@ BUDGET_NS = 2_000_000_000
 RUNS = 3
 MOST_ON_GPU = 4
 THREADS = "intra_op_thread_count"
+GPU_MEMORY = "penstock.gpu_memory_bytes"
+"""The option that says what a model may take of a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """So many Instances of one session, and its threads, of which each Instance brings one; 0: as many as it likes."""
+    """So many Instances, and the threads of a session, 0: as many as it likes.
+
+    On a CPU they share one session, of whose threads each of them brings one; on other devices each has its own.
+    """
 
     count: int
     threads: int = 0
@@ -103,22 +111,24 @@ def _grows_to(tried: Sequence[Trial], split: Split) -> float:
 
 
 class Trials:
-    """Measures Splits of one model on one device, for `choose`. It holds the session of the last one.
+    """Measures Splits of one model on one device, for `choose`. It holds the sessions of the last one.
 
-    `load` opens a session of so many threads, the first one at once. `rows` is the size of a batch, found with it.
+    `load` opens a session of so many threads, the first one at once; `apart`: each Instance has one. `rows` is the size
+    of a batch, found with the first.
     """
 
-    def __init__(self, spec: ModelSpec, load: Callable[[int], Backend], threads: int) -> None:
+    def __init__(self, spec: ModelSpec, load: Callable[[int], Backend], threads: int, *, apart: bool = False) -> None:
         self._name = spec.name
         self._load = load
+        self._apart = apart
         self._threads = threads
-        self._bindings: list[Binding] = []
+        self._bindings: list[list[Binding]] = []
         self._end_ns = time.monotonic_ns() + BUDGET_NS
         self._before_bytes = resident_bytes()
-        self._backend: Backend | None = load(threads)
+        self._backends = [load(threads)]
         self.rows = 0
         try:
-            completed = complete(spec, self._backend.graph)
+            completed = complete(spec, self._backends[0].graph)
         except BaseException:
             self.close()
             raise
@@ -132,38 +142,57 @@ class Trials:
         if time.monotonic_ns() > self._end_ns:
             return None
         try:
-            backend = self.session(split.threads)
+            self.session(split.threads)
             while len(self._bindings) < split.count:
-                self._bindings.append(backend.bind(self._bound, self._policy.max_batch_rows or 1))
+                self._bindings.append(self._bind())
             if not self.rows:
-                self.rows = self._knee(self._bindings[0])
-            rates = together([self._runner(binding) for binding in self._bindings])
+                self.rows = self._knee(self._bindings[0][0])
+            under_way: list[deque[Overlapping]] = [deque() for _ in self._bindings]
+            try:
+                rates = together(list(map(self._in_turn, self._bindings, under_way)))
+            finally:
+                for begun in under_way:
+                    while begun:
+                        begun.popleft().end()
         except Exception as error:  # noqa: BLE001 - what zeros provoke, or what does not fit, requests may not
             logger.info("model %s: %d instances cannot be measured: %s", self._name, split.count, error)
             return None
-        return Trial(split, self.rows * sum(rates), max(resident_bytes() - self._before_bytes, 0))
+        return Trial(split, self.rows * sum(rates), self._grown_bytes())
+
+    def _grown_bytes(self) -> int:
+        """Tell what memory has grown by: the device's, where that is known, else this process's."""
+        on_device = sum(getattr(backend, "device_bytes", 0) for backend in self._backends)
+        return on_device or max(resident_bytes() - self._before_bytes, 0)
 
     def session(self, threads: int) -> Backend:
-        """Give the session of so many threads, opened now unless it was the last."""
-        if self._backend is None or self._threads != threads:
+        """Give the first session of so many threads, opened now unless the last had as many."""
+        if not self._backends or self._threads != threads:
             self.close()
             self._before_bytes = resident_bytes()
-            self._backend, self._threads = self._load(threads), threads
-        return self._backend
+            self._backends, self._threads = [self._load(threads)], threads
+        return self._backends[0]
 
-    def keep(self, threads: int) -> Backend:
-        """Give the session of what was chosen, which is the caller's from then on."""
-        backend = self.session(threads)
-        self._backend = None
-        self._bindings.clear()
-        return backend
+    def _bind(self) -> list[Binding]:
+        """Give one more Instance's Bindings, in a session of its own where that is so."""
+        if self._apart and self._bindings:
+            self._backends.append(self._load(self._threads))
+        bindings = [self._backends[-1].bind(self._bound, self._policy.max_batch_rows or 1)]
+        if overlaps(bindings[0]):
+            bindings.append(self._backends[-1].bind(self._bound, self._policy.max_batch_rows or 1))
+        return bindings
+
+    def keep(self, split: Split) -> list[Backend]:
+        """Give the sessions of what was chosen, as far as they are open, which are the caller's from then on."""
+        self.session(split.threads)
+        kept = split.count if self._apart else 1
+        backends, self._backends = self._backends[:kept], self._backends[kept:]
+        return backends
 
     def close(self) -> None:
         """Free what is held."""
         self._bindings.clear()
-        if self._backend is not None:
-            self._backend.close()
-            self._backend = None
+        while self._backends:
+            self._backends.pop().close()
             give_back()
 
     def _runner(self, binding: Binding, rows: int = 0) -> Callable[[], None]:
@@ -174,6 +203,24 @@ class Trials:
         def run() -> None:
             fill()
             binding.run(wanted)
+
+        return run
+
+    def _in_turn(self, bindings: Sequence[Binding], begun: deque[Overlapping]) -> Callable[[], None]:
+        """Make a function that runs a batch; where they can be begun it ends the one before, on the other Binding."""
+        if not overlaps(bindings[0]):
+            return self._runner(bindings[0])
+        fills = [rehearsal(self._spec, each, self.rows, smallest_tails(self._spec)) for each in bindings]
+        turns = cycle(zip(bindings, fills, strict=True))
+        wanted = tuple(i for i, output in enumerate(self._signature.outputs) if output.is_tensor)
+
+        def run() -> None:
+            binding, fill = next(turns)
+            fill()
+            binding.begin(wanted)  # type: ignore[attr-defined]
+            begun.append(binding)  # type: ignore[arg-type]
+            if len(begun) > 1:
+                begun.popleft().end()
 
         return run
 
@@ -243,8 +290,13 @@ def said_threads(options: Mapping[str, str]) -> int | None:
     return int(said) if said.isdecimal() and said != "0" else None
 
 
-def budget_bytes(spec: ModelSpec) -> int:
-    """Tell what a model may take with all its Instances: what the user said, or half of what is free."""
+def budget_bytes(spec: ModelSpec, device: str = "cpu") -> int:
+    """Tell what a model may take with all its Instances: what the user said, or half of what is free.
+
+    On a GPU a session beyond what there is is refused when it is loaded.
+    """
+    if device != "cpu":
+        return int(spec.options.get(GPU_MEMORY, 0)) or 1 << 62
     if spec.memory_budget_bytes:
         return spec.memory_budget_bytes
     free = free_bytes()
@@ -253,22 +305,22 @@ def budget_bytes(spec: ModelSpec) -> int:
 
 def count_instances(
     spec: ModelSpec, device: str, load: Callable[[int], Backend], threads: int | None
-) -> tuple[Split, Backend, list[Trial]]:
-    """Choose a Split for a model. Returns: that, its session, and what was tried.
+) -> tuple[Split, list[Backend], list[Trial]]:
+    """Choose a Split for a model. Returns: that, its sessions, and what was tried.
 
     `load` opens a session of so many threads; `threads` as in `splits`.
     Raises: what `load` raises.
     """
     candidates = splits(device, usable_cpus(), threads)
-    budget = budget_bytes(spec)
-    trials = Trials(spec, load, candidates[0].threads)
+    budget = budget_bytes(spec, device)
+    trials = Trials(spec, load, candidates[0].threads, apart=device != "cpu")
     try:
         split, tried = choose(candidates, trials, budget)
-        backend = trials.keep(split.threads)
+        backends = trials.keep(split)
     finally:
         trials.close()
     logger.info("model %s on %s: %s", spec.name, device, evidence(split, tried, trials.rows))
-    return split, backend, tried
+    return split, backends, tried
 
 
 def evidence(split: Split, tried: Sequence[Trial], rows: int) -> str:

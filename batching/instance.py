@@ -2,6 +2,7 @@
 
 The work itself is `isolation.execute`, shared by both executors: `ThreadInstance` has a thread of its own; the event
 loop acts as an Instance through `Model.dispatch` for batches that run in less time than a hand-over to a thread takes.
+Where Bindings allow it a ThreadInstance has two Batches under way (overlap.py).
 """
 
 from __future__ import annotations
@@ -9,12 +10,18 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
 
-from penstock.backends.errors import Code, DeviceLost, DeviceTaken, InferError
+from penstock.backends.backend import overlaps
+from penstock.backends.errors import Code, DeviceLost, DeviceTaken, InferError, ProcessLost
 
+from .execution import device_ns
 from .isolation import LostBatch, cut, execute, execute_alone, refuse
+from .overlap import Overlap
 from .placement import keep_to
+from .preparing import prepare, rest
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Backend, Binding
@@ -29,8 +36,11 @@ logger = logging.getLogger("penstock.batching")
 FIRST_RETRY_NS = 1_000_000_000
 LAST_RETRY_NS = 60_000_000_000
 """How long a device that was lost is left alone before the model is loaded on it again: doubled with each failure."""
+NEVER_NS = 1 << 62
 MOST_LOSSES = 5
 """A device that was lost more often, with no run between that went well, is left alone: it is not the requests."""
+REST_S = 10.0
+"""After so long without a Batch Bindings give back what they keep only to be fast."""
 
 
 class ThreadInstance:
@@ -42,6 +52,8 @@ class ThreadInstance:
     that finds nothing to run is handed on at once.
     `failure` is why it cannot run: its device was lost, and the model could not be loaded there again. It tries again
     from time to time. Meanwhile others serve; if no Instance can run, it answers what comes with that.
+    `bindings` are two where it `overlaps`, which it does while nobody waits for a turn. `wakes_at_rows`: it is to be
+    woken when so many wait; 0: it is not. `turn`: the `giver`, of whom it has its `share`, has given it one.
 
     Threads: `wake`, `grant` and `stop` are called by others, all else happens on the Instance's thread. Each of these
     calls releases the alarm once, and whoever slept looks again at what it slept for: a release too many does no harm.
@@ -50,13 +62,20 @@ class ThreadInstance:
 
     def __init__(self, model: Model, place: Placement, name: str, number: int = 0) -> None:
         self.binding: Binding = place.bind(model.bound, model.max_rows)
+        self.bindings = [self.binding]
+        self.overlaps = overlaps(self.binding) and place.limiter is None
+        if self.overlaps:
+            self.bindings.append(place.bind(model.bound, model.max_rows))
         self.place = place
+        self._overlap = Overlap(model, self) if self.overlaps else None
+        self._rests = hasattr(self.binding, "rest")
+        self._errand: tuple[Callable[[], Any], Future[Any]] | None = None
         self._model = model
-        self._giver, self._share = place.seat(number)
+        self.giver, self.share = place.seat(number)
         self._limited = place.limiter is not None
-        self._alarm = threading.Semaphore(0)
+        self.alarm = threading.Semaphore(0)
         self._stopping = False
-        self._turn = False
+        self.turn = False
         self._mends = False
         self._retry_ns = 0
         self._wait_ns = FIRST_RETRY_NS
@@ -64,6 +83,7 @@ class ThreadInstance:
         self._doubted: Backend | None = None
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self.idle = True
+        self.wakes_at_rows = 0
         self.failure: InferError | None = None
 
     def start(self) -> None:
@@ -71,19 +91,20 @@ class ThreadInstance:
         self._thread.start()
 
     def wake(self) -> None:
-        """End its sleep. Call with the model's lock held, when `idle` is set."""
+        """End its sleep. Call with the model's lock held, when `idle` is set, or as many wait as `wakes_at_rows`."""
         self.idle = False
-        self._alarm.release()
+        self.wakes_at_rows = 0
+        self.alarm.release()
 
     def grant(self) -> None:
         """Give it the turn that it has asked for."""
-        self._turn = True
-        self._alarm.release()
+        self.turn = True
+        self.alarm.release()
 
     def stop(self) -> None:
         """Let the thread end once what it runs is done. Call with the model's lock held."""
         self._stopping = True
-        self._alarm.release()
+        self.alarm.release()
 
     def mend_loop(self) -> None:
         """Let it call `Model.mend_loop` when it has time. Call with the model's lock held."""
@@ -97,28 +118,62 @@ class ThreadInstance:
         if self.idle:
             self.wake()
 
+    def perform(self, errand: Callable[[], Any]) -> Any:
+        """Have something done on its thread, and wait for that: what it returns or raises. For who loads the model."""
+        done: Future[Any] = Future()
+        self._errand = errand, done
+        self.alarm.release()
+        return done.result()
+
     def join(self) -> None:
         """Wait for the thread's end."""
         self._thread.join()
+        self._overlap = None  # each knows the other, and both the Bindings
 
     def _main(self) -> None:
         keep_to(self.place.cpus)
-        self._alarm.acquire()
+        self.alarm.acquire()
         try:
             while not self._stopping:
+                if self._errand is not None:
+                    self._run_errand()
                 if self._doubted is not None and not self._renew():
                     continue
                 if (self.failure is not None or self._mends) and not self._recover():
                     continue
-                in_turn = self._turn or (self._giver.crowded and not self._share.brief)
+                in_turn = self.turn or (self.giver.crowded and not self.share.brief)
                 batch = self._take_in_turn() if in_turn else self._take(0)
                 if batch is None:
-                    if not self._stopping:
-                        self._alarm.acquire()
+                    # what it was woken for may have come while it waited for a turn
+                    if not self.wanted and self._errand is None:
+                        self._sleep()
                     continue
-                self._run(batch)
+                if self._overlap is None:
+                    self.run_whole(batch)
+                else:
+                    self._overlap.run(batch)
         finally:
             self._leave_turn()
+
+    def _sleep(self) -> None:
+        """Sleep until something is due; if that takes long, let the Bindings rest."""
+        if self._rests:
+            if self.alarm.acquire(timeout=REST_S):
+                return
+            rest(self._model, self.bindings)
+        self.alarm.acquire()
+
+    def _run_errand(self) -> None:
+        (errand, done), self._errand = self._errand, None  # type: ignore[misc]
+        try:
+            done.set_result(errand())
+        except BaseException as error:  # noqa: BLE001 - raised again by who waits for it
+            done.set_exception(error)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether it has something else to do than to take Batches."""
+        return self._stopping or self._mends or self._doubted is not None
 
     def _take(self, most_ns: float) -> Batch | None:
         model = self._model
@@ -134,55 +189,66 @@ class ThreadInstance:
 
     def _take_in_turn(self) -> Batch | None:
         """Wait for a turn unless there is one, and take a Batch in it. Returns: None too when told to stop."""
-        giver, share = self._giver, self._share
-        if not self._turn and not self._granted():
+        giver, share = self.giver, self.share
+        if not self.turn and not self._granted():
             return None
         batch = self._take(giver.most_ns(share))
         if batch is None:
-            self._end_turn()
+            self.end_turn()
         else:
             giver.begin(share, batch.cost_ns)
         return batch
 
     def _granted(self) -> bool:
         """Sleep until a turn is granted. Returns: False when told to stop before."""
-        self._giver.ask(self._share, self)
-        if self._limited and not self._turn:
+        self.giver.ask(self.share, self)
+        if self._limited and not self.turn:
             with self._model.lock:
                 self._model.wake_one()  # another may need what is there
-        self._alarm.acquire()
-        while not self._turn and not self._stopping:
-            self._alarm.acquire()
-        return self._turn or not self._giver.withdraw(self._share, self)
+        self.alarm.acquire()
+        while not self.turn and not self._stopping:
+            self.alarm.acquire()
+        return self.turn or not self.giver.withdraw(self.share, self)
 
-    def _end_turn(self, predicted_ns: float = 0, real_ns: int = 0, more: bool = False) -> None:
-        self._turn = self._giver.end(self._share, predicted_ns, real_ns, more)
+    def end_turn(self, predicted_ns: float = 0, real_ns: int = 0, more: bool = False) -> None:
+        """End the turn that it has; `turn` tells whether another one begins with that."""
+        self.turn = self.giver.end(self.share, predicted_ns, real_ns, more)
 
     def _leave_turn(self) -> None:
         """Do without a turn for now, if there is one or it has said that it comes back for one."""
-        if self._turn:
-            self._end_turn()
+        if self.turn:
+            self.end_turn()
         else:
-            self._giver.forget(self._share)
+            self.giver.forget(self.share)
 
-    def _run(self, batch: Batch) -> None:
+    def run_whole(self, batch: Batch, failed: Exception | None = None) -> None:
+        """Run a Batch, nothing else being under way here, and deliver it. `failed`: as in `execute`."""
         model = self._model
         lost: LostBatch | None = None
         try:
-            ran = execute(model, self.binding, batch)
+            ran = execute(model, self.binding, batch, failed)
         except LostBatch as error:
             lost = error
-        if self._turn:
+        if self.turn:
             more = model.scheduler.live > 0 and lost is None
-            self._end_turn(batch.cost_ns, time.monotonic_ns() - batch.exec_start_ns, more)
-        elif self._giver.crowded:
-            self._giver.ran(self._share, time.monotonic_ns() - batch.exec_start_ns)
+            self.end_turn(batch.cost_ns, time.monotonic_ns() - batch.exec_start_ns, more)
+        elif self.giver.crowded:
+            self.giver.ran(self.share, time.monotonic_ns() - batch.exec_start_ns)
         if lost is not None:
             self._losses += lost.begun
             ran = lost.ran + self._run_again(lost)
         else:
             self._losses, self._wait_ns = 0, FIRST_RETRY_NS
+        if self.place.name != "cpu":
+            model.charge(self.place.name, device_ns(ran, self.binding))
         model.finish_from_thread(batch, ran)
+
+    def went_well(self, batch: Batch, binding: Binding, *, followed: bool) -> None:
+        """Deliver a Batch that a Binding has run. `followed`: the next one runs already."""
+        self._losses, self._wait_ns = 0, FIRST_RETRY_NS
+        if self.place.name != "cpu":
+            self._model.charge(self.place.name, device_ns([batch], binding))
+        self._model.finish_from_thread(batch, [batch], followed=followed)
 
     def _run_again(self, lost: LostBatch) -> list[Batch]:
         """Load the model again, and run there what its device was lost under, one request after another.
@@ -228,7 +294,9 @@ class ThreadInstance:
         model = self._model
         logger.warning("model %s lost its device, it is loaded again: %s", model.name, cause.message)
         try:
-            self.binding = model.replace_backend(self.place, self.binding)
+            self.bindings = model.replace_backend(self.place, self.bindings)
+            self.binding = self.bindings[0]
+            prepare(model, self.bindings)
         except Exception as error:  # noqa: BLE001 - whatever a runtime raises, the next attempt may go well
             self._fail(error)
             return False
@@ -256,6 +324,10 @@ class ThreadInstance:
     def _fail(self, error: Exception) -> None:
         text = error.message if isinstance(error, InferError) else type(error).__name__
         self.failure = InferError(Code.NOT_READY, f"model '{self._model.name}' lost its device: {text}")
+        if isinstance(error, ProcessLost):
+            self._retry_ns = NEVER_NS
+            self.place.devices.lose(self.failure.message)
+            return
         self._retry_ns = time.monotonic_ns() + self._wait_ns
         logger.error("%s; it is loaded again in %.0f s", self.failure.message, self._wait_ns / 1e9)
         self._wait_ns = min(2 * self._wait_ns, LAST_RETRY_NS)
@@ -272,7 +344,7 @@ class ThreadInstance:
         elif (batch := self._take(0)) is not None:
             model.finish_from_thread(batch, refuse(batch, failure))
             return False
-        if not self._alarm.acquire(timeout=max(self._retry_ns - time.monotonic_ns(), 0) / 1e9):
+        if not self.alarm.acquire(timeout=max(self._retry_ns - time.monotonic_ns(), 0) / 1e9):
             with model.lock:
                 self.idle = False
         return False

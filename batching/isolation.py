@@ -43,15 +43,15 @@ class LostBatch(Exception):  # noqa: N818 - a condition, as DeviceLost is
         self.begun = begun
 
 
-def execute(model: Model, binding: Binding, batch: Batch) -> list[Batch]:
-    """Run a Batch; every request in it ends with `outputs` or `error`.
+def execute(model: Model, binding: Binding, batch: Batch, failed: Exception | None = None) -> list[Batch]:
+    """Run a Batch; every request in it ends with `outputs` or `error`. `failed`: it has run once already, and did so.
 
     A batch that fails is run again in parts, until the guilty request is alone and the others are served. One that
     does not fit the memory is halved, and so are those that come after it, for a while.
     Returns: the batches that ran, the one given unless it was split; the requests keep their order.
     Raises: LostBatch.
     """
-    error = _attempt(model, binding, batch)
+    error = failed or _attempt(model, binding, batch)
     return [batch] if error is None else _Search(model, binding, batch, error).settle(error)
 
 
@@ -78,6 +78,16 @@ def refuse(batch: Batch, error: InferError) -> list[Batch]:
     return refused
 
 
+def bare(error: Exception) -> Exception:
+    """Part an error that is only answered, and not logged, from where it was raised. Returns: the error.
+
+    Those frames hold it in turn, and the batch with all that its requests' tensors lie in, until the collector comes.
+    """
+    if isinstance(error, InferError):
+        error.__traceback__ = error.__cause__ = error.__context__ = None
+    return error
+
+
 def cut(batch: Batch, first: int, end: int | None = None) -> Batch:
     """Make a Batch of some of a Batch's requests: from position `first` on, and not from `end` on."""
     requests = batch.requests[first:end]
@@ -95,13 +105,11 @@ def _attempt(model: Model, binding: Binding, batch: Batch) -> Exception | None:
         watchdog.begin(binding, model.spec.policy.run_limit_us * 1000, time.monotonic_ns())
     try:
         run_batch(model, binding, batch)
-    except MemoryError as error:
+    except MemoryError:
         text = f"model '{model.name}': no memory for a batch of {batch.rows} rows"
-        made = OutOfMemory(Code.OVERLOADED, text, RETRY_AFTER_NS)
-        made.__cause__ = error
-        return made
+        return OutOfMemory(Code.OVERLOADED, text, RETRY_AFTER_NS)
     except Exception as error:  # noqa: BLE001 - returned, and answered or logged by who knows the request
-        return error
+        return bare(error)
     finally:
         if watchdog is not None:
             watchdog.end(binding)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from .closing import patiently
 from .costs import CostModel
 from .forms import forms_of
+from .in_place import devices_of
 from .instance import ThreadInstance
 from .isolation import LostBatch, execute, refuse
 from .padding import Padding
-from .placement import Placement, Reopen, needs_threads, place
+from .placement import Placement, Reopen, needs_threads, place, spread
 from .scheduler import Scheduler
 from .sequences import sequences_of
 from .statistics import ModelStatistics
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from .outside import Outside, OutsideInstance
     from .remembering import Remembering
     from .request import Key
-    from .spec import BatchPolicy, ModelSpec
+    from .spec import BatchPolicy, InstanceGroup, ModelSpec
     from .watchdog import Watchdog
 
 logger = logging.getLogger("penstock.batching")
@@ -45,25 +47,31 @@ class Model:
     """One loaded version.
 
     Threads: `scheduler` and `costs` are touched under `lock` only; everything else belongs to the event loop, but for
-    `finish_from_thread`. `inflight` counts requests accepted and not yet delivered, `holds` those that
-    are still being decoded, and ensembles that may need it (see Engine.hold). `admitted` is the memory of shapes that
-    `admit` has passed.
-    `events` counts what is out of the ordinary, by name (metrics.md lists them). `load_s` is how long
-    it took from the first look at its file until it could be served. `timed`: requests that do not say how
-    long they may wait have a timeout all the same. `counted`: where the number of Instances was
-    chosen by measurement, each number tried and its rows/s.
+    `finish_from_thread`. `inflight` counts requests accepted and not yet delivered, `holds` those that are still being
+    decoded, and ensembles that may need it (see Engine.hold). `admitted`: the shapes that `admit` has passed.
+    `events` counts what is out of the ordinary, by name (metrics.md lists them). `device_ns` is what its runs have
+    taken of each device other than a CPU, by the device's name; both under `lock`, and never less. `load_s` is how long
+    it took from the first look at its file until it could be served. `timed`: requests that do not say how long they
+    may wait have a timeout all the same. `counted`: where the number of Instances was chosen by measurement, each
+    number tried and its rows/s.
     `bound` is what its Bindings take and give; `forms` is how requests' tensors stand in a run, None for rows only.
     `detours`: its requests are looked at before they come to its queue (Engine.submit), and those that `cache` answers
     never do.
     An `ensemble` has neither Backends nor Instances, and nothing ever waits in its queue.
     `outsides` run the Batches of a model of user code, which is never `open`ed: it has no Bindings. Such a model is
     told the parameters of its requests.
-    `loop_binding` is None when it is not open, and from when the loop has lost its device until it is loaded again.
+    `loop_binding` is None when it is not open, when the loop never runs it, and from when the loop has lost its device
+    until it is loaded again.
     """
 
     cache: Remembering | None = None
     ensemble: Ensemble | None = None
     outsides: Sequence[Outside] = ()
+    watchdog: Watchdog | None = None
+    overlaps = False
+    """Whether an Instance of it may have two Batches on its device."""
+    in_place: frozenset[int] = frozenset()
+    """The devices in whose memory its Bindings read and write tensors that lie there (in_place.py)."""
     tell_hindered: Callable[[], None] | None = None
     """Called when `hindered` has changed, where the truth is in another process."""
 
@@ -100,12 +108,12 @@ class Model:
         sequences = sequences_of(spec, self.max_rows, count)
         self.scheduler = Scheduler(spec.policy, self.costs, FAST_NS[executor], count, sequences)
         self.events: dict[str, int] = {}
+        self.device_ns: dict[str, int] = {}
         self.hindered: set[Any] = set()
         self.inflight = 0
         self.holds = 0
         self.load_s = 0.0
         self.closing = False
-        self.watchdog: Watchdog | None = None
         self.dirty = False
         self.held = spec.policy.max_queue_delay_us > 0
         self.detours = self.passive or (self.forms is not None and self.forms.valued)
@@ -133,20 +141,27 @@ class Model:
         """Requests in the queue."""
         return self.scheduler.live
 
+    @property
+    def threads(self) -> list[ThreadInstance]:
+        """Its Instances that have a thread of their own."""
+        return [instance for instance in self.instances if isinstance(instance, ThreadInstance)]
+
     def open(self) -> None:
         """Allocate the Bindings and start the Instances."""
         self._places = self._place()
         started = 0
         try:
-            for at, group in zip(self._places, self.spec.instances, strict=True):
+            for at, group in self._groups():
                 for number in range(group.count):
                     if group.passive:
                         at.bind(self.bound, self.max_rows)
                         continue
                     name = f"{self.name}/{self.version}#{len(self.instances)}"
                     self.instances.append(ThreadInstance(self, at, name, number))
-            if not self.passive:
+            if not self.passive and not self._on_threads:
                 self.loop_binding = self._loop_place.bind(self.bound, self.max_rows)
+            self.overlaps = any(instance.overlaps for instance in self.instances)
+            self.in_place = devices_of(self, [each for at in self._places for each in at.bound])
             for instance in self.instances:
                 instance.start()
                 started += 1
@@ -158,10 +173,13 @@ class Model:
             raise
 
     def close(self) -> None:
-        """Stop the Instances and free the model. Blocks until the runs under way have ended."""
+        """Stop the Instances and free the model. Blocks until the runs under way have ended, or their device hangs."""
         with self.lock:
             for instance in self.instances:
                 instance.stop()
+        patiently(self.name, [at.name for at in self._places], self._end)
+
+    def _end(self) -> None:
         for instance in self.instances:
             instance.join()
         self.instances.clear()
@@ -177,8 +195,10 @@ class Model:
     @property
     def _loop_place(self) -> Placement:
         """Where the event loop runs: with the first Instance that runs at all."""
-        groups = zip(self._places, self.spec.instances, strict=True)
-        return next((at for at, group in groups if not group.passive), self._places[0])
+        return next((at for at, group in self._groups() if not group.passive), self._places[0])
+
+    def _groups(self) -> Iterator[tuple[Placement, InstanceGroup]]:
+        return zip(self._places, spread(self.spec.instances), strict=True)
 
     def dispatch(self, now_ns: int) -> tuple[list[Batch], bool]:
         """Let something run: here and now if it is fast, on an idle Instance otherwise.
@@ -241,37 +261,28 @@ class Model:
             if self.tell_hindered is not None:
                 self.tell_hindered()
 
-    def replace_backend(self, at: Placement, lost: Binding) -> Binding:
+    def replace_backend(self, at: Placement, lost: Sequence[Binding]) -> list[Binding]:
         """Load the model again where the device was lost, unless that has been done, and bind to it; it blocks.
 
-        Threads: that of the Instance whose Binding is `lost`. Raises: whatever loading and binding raise.
+        Threads: that of the Instance whose Bindings are `lost`. Raises: whatever loading and binding raise.
         """
-        binding = at.replace(lost, self.bound, self.max_rows)
+        bindings = at.replace(lost, self.bound, self.max_rows)
         if at is self._loop_place:
             # the descriptions hold the session
             self.node_inputs, self.node_outputs = at.backend.node_inputs, at.backend.node_outputs
-            self._spare_loop(at)
-        return binding
+        return bindings
 
     def _doubt(self, at: Placement, backend: Backend) -> None:
         """Have the Instances of a Backend that is lost load it again, though nothing is due. Any thread."""
         with self.lock:
-            for instance in self.instances:
-                if isinstance(instance, ThreadInstance) and instance.place is at:
+            for instance in self.threads:
+                if instance.place is at:
                     instance.doubt(backend)
-
-    def _spare_loop(self, at: Placement) -> None:
-        """Take the loop's Binding away from a Model that never runs there: it would keep what was lost."""
-        if self._on_threads:
-            with self.lock:
-                unused, self.loop_binding = self.loop_binding, None
-            if unused is not None:
-                at.give_back(unused)
 
     def mend_loop(self) -> None:
         """Do the same for the event loop, which goes without until then. Threads: that of the first Instance."""
         if self._loop_lost is not None:
-            binding = self.replace_backend(self._loop_place, self._loop_lost)
+            (binding,) = self.replace_backend(self._loop_place, [self._loop_lost])
             with self.lock:
                 self.loop_binding, self._loop_lost = binding, None
 
@@ -280,16 +291,26 @@ class Model:
         with self.lock:
             self.events[event] = self.events.get(event, 0) + by
 
+    def charge(self, device: str, ns: int) -> None:
+        """Note what a run has taken of a device. Any thread; call without `lock` held."""
+        with self.lock:
+            self.device_ns[device] = self.device_ns.get(device, 0) + ns
+
     def wake_one(self) -> None:
-        """Wake an idle Instance, if there is one; it wakes the next when it leaves something. Call with `lock` held."""
+        """Wake an idle Instance, which wakes the next, or one that waits for so many rows. Call with `lock` held."""
         for instance in self.instances:
             if instance.idle:
                 instance.wake()
-                break
+                return
+        if self.overlaps:
+            for instance in self.instances:
+                if 0 < instance.wakes_at_rows <= self.scheduler.rows:
+                    instance.wake()
+                    return
 
-    def finish_from_thread(self, taken: Batch, ran: list[Batch]) -> None:
-        """Learn from what ran and hand it to the event loop. Called on an Instance's thread."""
-        self.learn(taken, ran)
+    def finish_from_thread(self, taken: Batch, ran: list[Batch], followed: bool = False) -> None:
+        """Learn from what ran and hand it to the event loop. Called on an Instance's thread. `followed`: see learn."""
+        self.learn(taken, ran, followed)
         self._finished(self, ran)
 
     def hand_over(self, ran: list[Batch]) -> None:
@@ -300,14 +321,15 @@ class Model:
         """Have the event loop wake an Instance when what is held open is due. Called on an Instance's thread."""
         self._finished(self, [])
 
-    def learn(self, taken: Batch, ran: list[Batch]) -> None:
-        """Feed the CostModel, failures left out. `ran` are the batches that `taken` has become."""
+    def learn(self, taken: Batch, ran: list[Batch], followed: bool = False) -> None:
+        """Feed the CostModel, failures left out. `ran`: what `taken` has become; `followed`: the next runs already."""
         now_ns = ran[-1].exec_end_ns
         with self.lock:
-            self.scheduler.finished(taken, now_ns)
+            self.scheduler.finished(taken, now_ns, followed)
             for batch in ran:
                 if batch.requests[0].error is None:
-                    self.scheduler.learn(batch.key, batch.rows, batch.exec_end_ns - batch.exec_start_ns, now_ns)
+                    ns = batch.exec_end_ns - (batch.free_ns or batch.exec_start_ns)
+                    self.scheduler.learn(batch.key, batch.rows, ns, now_ns)
 
 
 def _said_by(backends: Sequence[Backend]) -> tuple[Sequence[Any], Sequence[Any], Mapping[str, Any]]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 
 from penstock.backends.backend import Backend, Loader
 from penstock.backends.errors import Code, InferError
@@ -15,13 +16,14 @@ from . import warmup
 from .batch import Batch
 from .bound import reshaped_signature
 from .completion import complete
-from .counting import THREADS, Trial, count_instances, said_threads
+from .counting import GPU_MEMORY, THREADS, Trial, count_instances, said_threads
 from .device import Device
+from .fallback import falls_back, on_cpu
 from .freeing import freed
 from .invariance import settle
 from .memory import give_back
 from .model import Model
-from .placement import on_cpus
+from .placement import on_cpus, spread
 from .reshape import check_reshape
 from .samples import run_samples
 from .spec import InstanceGroup, ModelSpec
@@ -45,8 +47,8 @@ def open_model(
         raise InferError(Code.INVALID, f"unknown backend '{spec.backend}' for model '{spec.name}', known: {known}")
     backends: list[Backend] = []
     try:
-        spec, tried = _load_on_devices(spec, loader, backends, devices)
-        spec = settle(spec, backends)
+        spec, tried = _load_somewhere(spec, loader, backends, devices)
+        spec = settle(spec, _one_per_group(spec, backends))
         model = Model(spec, backends, finished, devices, partial(_load_again, spec, loader))
         model.counted = tuple((trial.split.count, trial.rows_per_s) for trial in tried)
         model.open()
@@ -56,6 +58,7 @@ def open_model(
         give_back()
         raise
     try:
+        warmup.prepare_all(model)
         run_samples(model)
         if not model.passive:
             warmup.sweep(model)
@@ -99,10 +102,24 @@ def close_model(model: Model) -> None:
     give_back()
 
 
+def _load_somewhere(
+    spec: ModelSpec, loader: Loader, backends: list[Backend], devices: dict[str, Device] | None
+) -> tuple[ModelSpec, list[Trial]]:
+    """Load the model on its devices, or on the CPU where there is no such and it may. As `_load_on_devices`."""
+    try:
+        return _load_on_devices(spec, loader, backends, devices)
+    except InferError as error:
+        if not falls_back(spec, error):
+            raise
+        while backends:
+            backends.pop().close()
+        return _load_on_devices(on_cpu(spec, error.message), loader, backends, devices)
+
+
 def _load_on_devices(
     spec: ModelSpec, loader: Loader, backends: list[Backend], devices: dict[str, Device] | None
 ) -> tuple[ModelSpec, list[Trial]]:
-    """Load the model once per device into `backends`.
+    """Load the model into `backends`: once per group and device, or where Instances share no session once for each.
 
     Returns: the spec completed, with one instance group per device; and what was tried where the number of Instances
     was to be found. The threads that go with it are part of the spec's options, where it is on one device only.
@@ -118,15 +135,19 @@ def _load_on_devices(
             with on_cpus(devices, group, device):
                 if not count:
                     load = partial(_load, spec, loader, device)
-                    split, backend, tried_here = count_instances(spec, device, load, threads)
+                    split, loaded, tried_here = count_instances(spec, device, load, threads)
                     count, spec = split.count, _with_threads(spec, split.threads)
                     tried += tried_here
                 else:
-                    backend = loader(spec.path, device, spec.options)
+                    loaded = [loader(spec.path, device, options_on(spec, device))]
+                first = loaded[0]
                 if spec.frees_rows and not backends:
-                    spec, backend = freed(spec, loader, device, backend)
-            backends.append(backend)
-            groups.append(replace(group, count=count, devices=(device,)))
+                    spec, first = freed(spec, loader, device, first)
+                backends.append(first)
+                groups.append(replace(group, count=count, devices=(device,)))
+                backends += loaded[1:] if first is loaded[0] else _closed(loaded[1:])
+                for _ in range(len(backends), len(spread(groups))):
+                    backends.append(loader(spec.path, device, options_on(spec, device)))
     return replace(complete(spec, backends[0].graph), instances=tuple(groups)), tried
 
 
@@ -136,7 +157,28 @@ def _load(spec: ModelSpec, loader: Loader, device: str, threads: int) -> Backend
 
 def _load_again(spec: ModelSpec, loader: Loader, position: int) -> Backend:
     """Load a completed model once more on one of its devices."""
-    return loader(spec.path, spec.instances[position].devices[0], spec.options)
+    (device,) = spread(spec.instances)[position].devices
+    return loader(spec.path, device, options_on(spec, device))
+
+
+def options_on(spec: ModelSpec, device: str) -> Mapping[str, str]:
+    """Give the options of one session: what a model may take of a GPU is divided by how many it has there."""
+    said, count = spec.options.get(GPU_MEMORY), sum(group.count for group in spec.instances if device in group.devices)
+    if said is None or count < 2:
+        return spec.options
+    return {**spec.options, GPU_MEMORY: str(int(said) // count)}
+
+
+def _one_per_group(spec: ModelSpec, backends: Sequence[Backend]) -> list[Backend]:
+    """Give the first Backend of each group: the others are the same once more."""
+    firsts = accumulate((len(spread([group])) for group in spec.instances[:-1]), initial=0)
+    return [backends[position] for position in firsts]
+
+
+def _closed(backends: Sequence[Backend]) -> list[Backend]:
+    for backend in backends:
+        backend.close()
+    return []
 
 
 def _with_threads(spec: ModelSpec, threads: int) -> ModelSpec:

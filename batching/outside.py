@@ -72,6 +72,8 @@ class OutsideInstance:
     """
 
     binding = None
+    overlaps = False
+    wakes_at_rows = 0
 
     def __init__(
         self, model: Model, outside: Outside, limiter: RateLimiter | None = None, claim: Claim | None = None

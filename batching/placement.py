@@ -5,10 +5,12 @@ Made by opening.py; its Instances bind to it, and ask it for another Binding whe
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,19 +26,37 @@ if TYPE_CHECKING:
 
     from .spec import InstanceGroup, ModelSpec
 
+logger = logging.getLogger("penstock.batching")
+
 Reopen = Callable[[int], "Backend"]
 """Loads the model once more for the Placement at this position. Raises: InferError."""
 
 
 class Devices(dict[str, Device]):
-    """The Devices of one Engine by name, and who may run on them: the RateLimiter, and the CPUs of host policies."""
+    """The Devices of one Engine by name, and who may run on them: the RateLimiter, and the CPUs of host policies.
+
+    `lost`: why nothing runs on one of them any more before the process has been started anew (`ProcessLost`), "" while
+    that is not so; `tell_lost` is called when it becomes so, on whichever thread has found out.
+    """
 
     def __init__(
         self, limiter: RateLimiter | None = None, host_policies: Mapping[str, frozenset[int]] | None = None
     ) -> None:
         super().__init__()
         self.limiter = limiter
+        self.lost = ""
+        self.tell_lost: Callable[[], None] | None = None
         self._host_policies = dict(host_policies or {})
+        self._lock = threading.Lock()
+
+    def lose(self, why: str) -> None:
+        """Say, once, that a device is lost for the whole process: only another process can serve there again."""
+        with self._lock:
+            first, self.lost = not self.lost, self.lost or why
+        if first:
+            logger.critical("%s; nothing runs there again in this process, it has to be started anew", why)
+            if self.tell_lost is not None:
+                self.tell_lost()
 
     def cpus(self, group: InstanceGroup, device: str) -> frozenset[int]:
         """Give the CPUs that the threads of a group are kept to; none: all."""
@@ -44,15 +64,19 @@ class Devices(dict[str, Device]):
 
 
 class Placement:
-    """Where some Instances of a Model run: those of one group, on one device.
+    """Where some Instances of a Model run: those of one group, on one device, whose `name` is "cpu", "cuda:0", ...
 
     `joined`: it is the first of its Model there, and leaves the Device for all of them.
     Invariant: a Backend that was replaced is closed when the last of its Bindings has been given back, since another
-    Instance may still be at its last run.
+    Instance may still be at its last run. On other devices than a CPU, where each Instance has its own, it is closed
+    before the next one is loaded, which may need the room.
     Threads: `bind` and `replace` may be called on any; `replace` blocks while the model is loaded.
     """
 
-    def __init__(self, backend: Backend, device: Device, share: Share, reopen: Callable[[], Backend]) -> None:
+    def __init__(
+        self, name: str, backend: Backend, device: Device, share: Share, reopen: Callable[[], Backend]
+    ) -> None:
+        self.name = name
         self.device = device
         self.share = share
         self.joined = True
@@ -60,8 +84,10 @@ class Placement:
         self.limiter: RateLimiter | None = None
         self.claims: list[Claim] = []
         self.cpus: frozenset[int] = frozenset()
+        self.devices = Devices()
         self._reopen = reopen
-        self._bound: list[Binding] = []
+        self.bound: list[Binding] = []
+        self._closed = False
         self._replaced: list[tuple[Backend, list[Binding]]] = []
         self._lock = threading.Lock()
         self._told: Callable[[Backend], None] | None = None
@@ -86,29 +112,36 @@ class Placement:
     def is_bound(self, backend: Backend, binding: Binding) -> bool:
         """Tell whether a Binding is one of a Backend that is or was here."""
         with self._lock:
-            held = [(self.backend, self._bound), *self._replaced]
-            return any(each is binding for at, bound in held if at is backend for each in bound)
+            held = [(self.backend, self.bound), *self._replaced]
+            return any(_is_in(binding, bound) for at, bound in held if at is backend)
 
-    def replace(self, lost: Binding, signature: Signature, capacity_rows: int) -> Binding:
-        """Give a Binding in the place of one whose Backend is lost, which is loaded again unless it has been since.
+    def replace(self, lost: Sequence[Binding], signature: Signature, capacity_rows: int) -> list[Binding]:
+        """Give Bindings in the place of an Instance's, whose Backend is lost: it is loaded again unless it has been.
 
-        Raises: whatever loading and binding raise; the lost Binding can then be brought again.
+        Raises: whatever loading and binding raise; the lost Bindings can then be brought again.
         """
         with self._lock:
-            if any(binding is lost for binding in self._bound):
+            if self._closed or any(_is_in(binding, self.bound) for binding in lost):
                 self._renew()
             try:
-                binding = self._bind(signature, capacity_rows)
+                bindings = self._bind_all(len(lost), signature, capacity_rows)
             except DeviceLost:  # once more, before all of its Instances were back
                 self._renew()
-                binding = self._bind(signature, capacity_rows)
-        self.give_back(lost)
-        return binding
+                bindings = self._bind_all(len(lost), signature, capacity_rows)
+        for binding in lost:
+            self.give_back(binding)
+        return bindings
 
     def _renew(self) -> None:
+        if self.name != "cpu":
+            self._closed, self.bound = True, []
+            self.backend.close()
         backend = self._reopen()
-        self._replaced.append((self.backend, self._bound))
-        self.backend, self._bound = backend, []
+        if self._closed:
+            self._closed = False
+        else:
+            self._replaced.append((self.backend, self.bound))
+        self.backend, self.bound = backend, []
         if self._told is not None:
             tell_loss(backend, partial(self._told, backend))
 
@@ -139,13 +172,36 @@ class Placement:
         self.leave()
         for backend in (self.backend, *(backend for backend, _ in self._replaced)):
             backend.close()
-        self._bound.clear()
+        self.bound.clear()
         self._replaced.clear()
 
     def _bind(self, signature: Signature, capacity_rows: int) -> Binding:
         binding = self.backend.bind(signature, capacity_rows)
-        self._bound.append(binding)
+        self.bound.append(binding)
         return binding
+
+    def _bind_all(self, count: int, signature: Signature, capacity_rows: int) -> list[Binding]:
+        before = len(self.bound)
+        try:
+            return [self._bind(signature, capacity_rows) for _ in range(count)]
+        except BaseException:
+            del self.bound[before:]
+            raise
+
+
+def _is_in(binding: Binding, bindings: Sequence[Binding]) -> bool:
+    return any(each is binding for each in bindings)
+
+
+def spread(groups: Sequence[InstanceGroup]) -> list[InstanceGroup]:
+    """Give the group of each Backend of a Model whose groups are on one device each.
+
+    All Instances of a group share one on a CPU. On any other device each has its own session and stream, so that none
+    waits for what another has queued.
+    """
+    shared = [group.passive or group.devices == ("cpu",) for group in groups]
+    each = zip(groups, shared, strict=True)
+    return [one for group, whole in each for one in ([group] if whole else [replace(group, count=1)] * group.count)]
 
 
 def place(spec: ModelSpec, backends: Sequence[Backend], devices: dict[str, Device], reopen: Reopen) -> list[Placement]:
@@ -157,15 +213,16 @@ def place(spec: ModelSpec, backends: Sequence[Backend], devices: dict[str, Devic
     shares: dict[str, Share] = {}
     placements: list[Placement] = []
     try:
-        for position, (backend, group) in enumerate(zip(backends, spec.instances, strict=True)):
+        for position, (backend, group) in enumerate(zip(backends, spread(spec.instances), strict=True)):
             (name,) = group.devices
             device = devices.setdefault(name, device_of(name))
             joins = name not in shares
             if joins:
                 shares[name] = _join(spec, device, name, shared)
-            at = Placement(backend, device, shares[name], partial(reopen, position))
+            at = Placement(name, backend, device, shares[name], partial(reopen, position))
             placements.append(at)
             at.joined = joins
+            at.devices = shared
             at.cpus = shared.cpus(group, name)
             at.limiter = limiter = limiter_of(group, shared)
             if limiter is not None:

@@ -65,14 +65,18 @@ class Promises:
         self._lanes = lanes
         self._costs = costs
         self._instances = instances
-        self._running: dict[Batch, float] = {}
+        self._running: dict[Batch, tuple[float, float]] = {}
         self._freed_ns = 0
         self._tried_ns = -PROBE_NS
 
     def took(self, batch: Batch, now_ns: int) -> None:
-        """Note that a Batch was taken, with its `cost_ns`."""
-        self._running[batch] = now_ns + batch.cost_ns
-        if self._freed_ns:
+        """Note that a Batch was taken, with its `cost_ns`; where another runs on its Instance it follows at once."""
+        start_ns = max(now_ns, batch.free_ns)
+        self._running[batch] = start_ns, start_ns + batch.cost_ns
+        if batch.free_ns:
+            self.between_ns -= self.between_ns / _STEADY
+            self._freed_ns = 0
+        elif self._freed_ns:
             # four times what is usual at most: a pause of the whole machine is not what a batch waits for
             gap_ns = min(max(now_ns - self._freed_ns, 0), 4 * self.between_ns + 1_000)
             self.between_ns += (gap_ns - self.between_ns) / _STEADY
@@ -165,8 +169,8 @@ class Promises:
         if not running or (ahead_ns < 1 and len(running) < self._instances):
             return now_ns + ahead_ns / self._instances
         left_ns, last_ns = ahead_ns, 0.0
-        for end_ns in running.values():
-            left_ns += self.between_ns + (end_ns - now_ns if end_ns > now_ns else 0)
+        for begin_ns, end_ns in running.values():
+            left_ns += self.between_ns + max(end_ns - max(begin_ns, now_ns), 0)
             last_ns = max(last_ns, end_ns)
         late_ns = now_ns - last_ns if len(running) >= self._instances and last_ns < now_ns else 0
         return now_ns + late_ns + left_ns / self._instances

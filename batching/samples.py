@@ -11,6 +11,7 @@ import math
 import struct
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,14 +42,20 @@ _RANDOM_STRING_BYTES = 8
 def run_samples(model: Model) -> None:
     """Run all samples of a model that is open, on every Binding in turn.
 
-    Threads: that which loads it, while its Instances sleep. Raises: InferError (INVALID), naming the sample.
+    Threads: that which loads it, while its Instances sleep; those of a model that the event loop never runs do it
+    themselves. Raises: InferError (INVALID), naming the sample.
     """
     if not model.spec.samples:
         return
     prepared = [prepare(model, sample) for sample in model.spec.samples]
-    for name, binding in _bindings(model):
+    for number, instance in enumerate(model.threads):
+        for binding in instance.bindings:
+            for each in prepared:
+                run = partial(each.run, str(number), binding)
+                run() if model.loop_binding is not None else instance.perform(run)
+    if model.loop_binding is not None:
         for each in prepared:
-            each.run(name, binding)
+            each.run("loop", model.loop_binding)
 
 
 def check_samples(model: Model) -> None:
@@ -65,12 +72,6 @@ def prepare(model: Model, sample: Sample) -> _Prepared:
         raise failed(sample, error.message) from error
     except (MemoryError, ValueError) as error:  # more values than there is room for, or than numpy can count
         raise failed(sample, str(error)) from error
-
-
-def _bindings(model: Model) -> list[tuple[str, Binding]]:
-    own = [(str(number), instance.binding) for number, instance in enumerate(model.instances)]
-    named = [(name, binding) for name, binding in own if binding is not None]
-    return named if model.loop_binding is None else [*named, ("loop", model.loop_binding)]
 
 
 def failed(sample: Sample, text: str) -> InferError:

@@ -150,21 +150,22 @@ class Scheduler:
             self._late, self._late_arrived_ns = self.promises.late(now_ns, arrived_ns, self.target_ns), arrived_ns
         return self._late
 
-    def take(self, now_ns: int, most_ns: float = 0) -> Batch | None:
+    def take(self, now_ns: int, most_ns: float = 0, free_ns: int = 0) -> Batch | None:
         """Close a Batch for an idle Instance, or None when nothing is due.
 
         `most_ns`: what it may be predicted to take, because others wait for the device; 0: as long as it likes.
+        `free_ns`: when what the Instance runs is predicted to end; 0: it runs nothing.
         """
         lane = self.next_lane(now_ns)
-        return None if lane is None else self.take_from(lane, now_ns, most_ns)
+        return None if lane is None else self.take_from(lane, now_ns, most_ns, free_ns=free_ns)
 
-    def take_from(self, lane: Lane, now_ns: int, most_ns: float = 0, unknown_rows: int = 0) -> Batch:
+    def take_from(self, lane: Lane, now_ns: int, most_ns: float = 0, unknown_rows: int = 0, free_ns: int = 0) -> Batch:
         """Close a Batch from a Lane that `next_lane` gave. `unknown_rows`: as Sizing has it."""
         limit = self._sizing.limit(lane, self.rows, now_ns, most_ns, unknown_rows)
         if self.sequences is not None:
             requests, rows = self.sequences.take(lane, limit)
         else:
-            requests, rows = lane.take(limit, now_ns + lane.full_ns if self._promising else 0, now_ns)
+            requests, rows = lane.take(limit, max(now_ns, free_ns) + lane.full_ns if self._promising else 0, now_ns)
         self._sizing.last_rows = rows
         self._late = None
         self.rows -= rows
@@ -172,6 +173,7 @@ class Scheduler:
         for request in requests:
             self.nbytes -= request.nbytes
         batch = Batch(requests, rows, lane.key, now_ns)
+        batch.free_ns = free_ns
         if self.sequences is not None:
             self.sequences.arrange(batch)
         batch.cost_ns = self._costs.predict_ns(lane.key, rows) or 0.0
@@ -182,12 +184,20 @@ class Scheduler:
             self._deadlines.clear()
         return batch
 
-    def finished(self, batch: Batch, now_ns: int) -> None:
-        """Note that a Batch that was taken is no longer under way, however it ended."""
+    def lacking_rows(self, now_ns: int) -> int:
+        """Tell how many rows more could come to share the batch that would be closed now; 0: it can grow no more."""
+        lane = self.next_lane(now_ns)
+        return self._sizing.most(lane) - (0 if lane is None else lane.rows)
+
+    def finished(self, batch: Batch, now_ns: int, followed: bool = False) -> None:
+        """Note that a Batch that was taken is no longer under way, however it ended.
+
+        `followed`: its Instance runs the next one already.
+        """
         if self.sequences is not None:
             self._enter(self.sequences.left(batch.requests, now_ns))
         if self._promising:
-            self.promises.ended(batch, now_ns, self.live > 0)
+            self.promises.ended(batch, now_ns, self.live > 0 and not followed)
 
     def delivered(self, request: InferRequest, now_ns: int) -> None:
         """Learn from one request of a batch that was promised, and was answered now. Event loop; no lock needed."""

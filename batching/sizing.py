@@ -96,6 +96,14 @@ class Sizing:
         self._held_back += 1
         return most if self._held_back % LOOK_AGAIN else limit
 
+    def most(self, lane: Lane | None) -> int:
+        """Give the rows that a batch of a Lane never has more of, None: of any; at least 1."""
+        most = min(max(self._preferred, default=0) or self._cap_rows or self._max_rows, self._max_rows)
+        if lane is not None and not self._stated:
+            learned = lane.full_rows if self.target_ns else self._costs.most_rows(lane.key)
+            most = min(most, learned or most)
+        return min(most, self.memory_cap.rows or most)
+
     def _preferred_rows(self, lane: Lane, now_ns: int) -> int:
         seen = self._walk(lane, now_ns)
         head = lane.head()

@@ -280,6 +280,7 @@ class ModelSpec:
     not declared are taken from the model. `worker` is where a model that is Python code runs, and `declared` its
     ModelConfig as JSON, which such code is given. `frees_rows`: where the graph fixes the first axis of every tensor to
     1, that is made the axis of rows, if running the model shows that its answers stay the same (freeing.py).
+    `fallback`: why a model that asked for a GPU runs on the CPU, as its configuration allows; "": it does not.
     """
 
     name: str
@@ -310,3 +311,4 @@ class ModelSpec:
     worker: WorkerSpec = field(default_factory=WorkerSpec)
     declared: str = ""
     frees_rows: bool = False
+    fallback: str = ""

@@ -1,23 +1,25 @@
-"""The warm-up sweep: a few runs of a freshly loaded model, so that its run times are known before it is ready."""
+"""The warm-up: what a freshly loaded model does before it is ready.
+
+Its Bindings are prepared, where they want that, and a few runs are timed, so that its run times are known. Where the
+event loop never runs the model all of it happens on its Instances' own threads.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
-from penstock.backends.signature import Signature
-
-from .padding import bucket, same_axes
+from .preparing import Tails, prepare, shapes, sizes
 from .rehearsal import rehearsal, rehearsed_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from penstock.backends.backend import Binding
 
     from .model import Model
-    from .spec import PaddedAxis
 
 logger = logging.getLogger("penstock.batching")
 
@@ -26,12 +28,6 @@ RUNS = 6
 """Runs per size. The first is left out, being slow for reasons that do not come back, and so are those after it that
 take more than `SLOW` times the fastest."""
 SLOW = 1.5
-MOST_SHAPES = 8
-UNSAID_LENGTHS = (1, 64)
-"""What padded axes are taken as whose buckets are not said: the first bucket, and one of a length that is common."""
-
-Tails = list[tuple[int, ...]]
-"""The shapes of all inputs that clients send, without rows."""
 
 
 def sweep(model: Model) -> None:
@@ -42,20 +38,34 @@ def sweep(model: Model) -> None:
     A model that cannot run on zeros, or on so small a shape, is left to learn from its requests: the attempt is
     logged, and is not an error.
     """
-    if model.loop_binding is None:
+    if model.loop_binding is not None:
+        _sweep(model, model.loop_binding)
+        return
+    if not model.instances:
         raise ValueError("the model is not open")
-    shapes = _shapes(model.signature, model.spec.padding)
+    first = model.threads[0]
+    first.perform(lambda: _sweep(model, first.binding))
+
+
+def prepare_all(model: Model) -> None:
+    """Prepare the Bindings of all Instances, of one after another. Raises: InferError."""
+    for instance in model.threads:
+        instance.perform(partial(prepare, model, instance.bindings))
+
+
+def _sweep(model: Model, binding: Binding) -> None:
+    found = shapes(model.signature, model.spec.padding)
     start_ns = time.monotonic_ns()
-    for done, tails in enumerate(shapes):
-        deadline_ns = start_ns + BUDGET_NS * (done + 1) // len(shapes)
+    for done, tails in enumerate(found):
+        deadline_ns = start_ns + BUDGET_NS * (done + 1) // len(found)
         if done and time.monotonic_ns() >= deadline_ns:
             continue  # those before took longer than their share
-        _sweep_shape(model, model.loop_binding, tails, deadline_ns)
+        _sweep_shape(model, binding, tails, deadline_ns)
 
 
 def _sweep_shape(model: Model, binding: Binding, tails: Tails, deadline_ns: int) -> None:
     key = rehearsed_key(model.spec, tails)
-    for rows in _sizes(model):
+    for rows in sizes(model):
         try:
             runs = _time(model, binding, rehearsal(model.spec, binding, rows, tails), deadline_ns)
         except Exception as error:  # noqa: BLE001 - what zeros provoke, requests need not
@@ -68,39 +78,6 @@ def _sweep_shape(model: Model, binding: Binding, tails: Tails, deadline_ns: int)
         # the next size takes up to twice as long
         if time.monotonic_ns() + 2 * min(runs) > deadline_ns:
             return
-
-
-def _sizes(model: Model) -> list[int]:
-    """Give the sizes to run: the allowed ones if there are such, or powers of two and the most that fits."""
-    most = model.max_rows
-    if not model.signature.batched:
-        return [1]
-    allowed = [rows for rows in model.spec.policy.allowed_rows if rows <= most]
-    return allowed or [*(1 << power for power in range((most - 1).bit_length())), most]
-
-
-def _shapes(signature: Signature, padding: tuple[PaddedAxis, ...]) -> list[Tails]:
-    """Give the shapes to run, none twice: of all padded axes together the smallest, the largest, then in between."""
-    first = 1 if signature.batched else 0
-    lengths = [padded.buckets or tuple(bucket(length, ()) for length in UNSAID_LENGTHS) for padded in padding]
-    most = max(map(len, lengths), default=1)
-    shapes: list[Tails] = []
-    for step in dict.fromkeys((0, most - 1, *range(most))):
-        tails = [[1 if dim < 0 else dim for dim in spec.shape[first:]] for spec in signature.inputs]
-        for padded, buckets in zip(padding, lengths, strict=True):
-            length = buckets[min(step, len(buckets) - 1)]
-            for place, axis in _axes(signature, padded):
-                tails[place][axis] = length
-        shapes.append([tuple(tail) for tail in tails])
-    return shapes[:MOST_SHAPES]
-
-
-def _axes(signature: Signature, padded: PaddedAxis) -> Iterator[tuple[int, int]]:
-    """Find a padded axis and those that must be as long: the position of the input, and the axis after the rows."""
-    places = {spec.name: place for place, spec in enumerate(signature.inputs)}
-    yield places[padded.input], padded.axis
-    for spec, axis in same_axes(signature, padded):
-        yield places[spec.name], axis
 
 
 def _time(model: Model, binding: Binding, fill: Callable[[], None], deadline_ns: int) -> list[int]:

@@ -222,12 +222,12 @@ class TestCountInstances:
     ) -> None:
         measured(monkeypatch, {1: 100, 2: 190, 4: 191})
         loads = Loads()
-        split, backend, tried = count_instances(SPEC, "cpu", loads, None)
+        split, backends, tried = count_instances(SPEC, "cpu", loads, None)
 
         assert (split, counts(tried)) == (Split(2, 3), [1, 2, 4])
         assert loads.threads == [4, 3, 1, 3]
         assert [each.closed for each in loads.backends] == [True, True, True, False]
-        assert backend is loads.backends[-1]
+        assert backends == loads.backends[-1:]
 
     def test_the_evidence_is_one_line_of_the_log(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -297,7 +297,8 @@ class TestOpening:
             assert [(group.count, group.devices) for group in model.spec.instances] == [
                 (2, ("cpu",)), (2, ("cuda:0",)), (3, ("cuda:1",)),
             ]  # fmt: skip
-            assert asked == [("cpu", ""), ("cuda:0", ""), ("cuda:1", "")]
+            assert asked == [("cpu", ""), *[("cuda:0", "")] * 2, *[("cuda:1", "")] * 3]
+            assert len({id(place.backend) for place in model._places}) == 6
         finally:
             model.close()
 
@@ -312,7 +313,7 @@ class TestOpening:
         try:
             instance = model.instances[0]
             assert isinstance(instance, ThreadInstance)
-            instance.place.replace(instance.binding, model.signature, model.max_rows)
+            instance.place.replace([instance.binding], model.signature, model.max_rows)
 
             assert asked[-1] == ("cpu", "3")
         finally:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.batch import Batch
-from penstock.batching.execution import run_batch
+from penstock.batching.execution import device_ns, run_batch
 from penstock.batching.model import Model
 from penstock.batching.padding import smallest_fit
 from penstock.batching.request import InferRequest
@@ -142,3 +142,39 @@ class TestWrongOutputs:
         run(model, backend, request)
 
         assert [output.shape for output in request.outputs or []] == [(2, 4)]
+
+
+class TestWhatWasTakenOfADevice:
+    class Told:
+        device_ns = 5
+
+    @staticmethod
+    def ran(*spans: tuple[int, int, int], error: bool = False) -> list[Batch]:
+        """Batches that were there from one time to another, where the device was free at a third."""
+        model, _ = model_of()
+        batches = []
+        for start_ns, end_ns, free_ns in spans:
+            batch = Batch([fake_request(model)], 1, ((4,),), start_ns)
+            batch.compute_start_ns, batch.compute_end_ns, batch.free_ns = start_ns, end_ns, free_ns
+            batch.requests[0].error = InferError(Code.INTERNAL, "failed") if error else None
+            batches.append(batch)
+        return batches
+
+    @pytest.mark.parametrize(
+        ("batches", "told", "wanted"),
+        [
+            (ran((10, 30, 0)), True, 5),
+            (ran((10, 30, 0)), False, 20),
+            (ran((10, 30, 25)), False, 5),  # the rest of it was another's
+            (ran((10, 30, 0), (30, 34, 0)), True, 24),  # what the Binding tells is of the last run only
+            (ran((10, 30, 0), error=True), True, 20),
+            (ran((10, 9, 0)), False, 0),
+        ],
+        ids=["told", "not told", "behind another", "in parts", "failed", "never begun"],
+    )
+    def test_it_is_what_the_binding_tells_of_one_run_or_the_time_it_was_there(
+        self, batches: list[Batch], told: bool, wanted: int
+    ) -> None:
+        binding: Any = self.Told() if told else object()
+
+        assert device_ns(batches, binding) == wanted

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,26 @@ def error_of(request: InferRequest) -> tuple[Code, str]:
     assert request.outputs is None
     assert request.error is not None
     return request.error.code, request.error.message
+
+
+class TestWhatAnErrorHolds:
+    def test_one_that_was_answered_keeps_nothing_of_its_batch(self) -> None:
+        model, backend = model_of()
+        guilty, innocent = requests_for(model, GUILTY, 1)
+        inputs = [weakref.ref(request.inputs[0]) for request in (guilty, innocent)]
+        error: Any = None
+        gc.disable()
+        try:
+            run(model, backend, guilty, innocent)
+            error = guilty.error
+            del guilty, innocent
+            backend.runs.clear()
+            held = [each() is not None for each in inputs]
+        finally:
+            gc.enable()
+
+        assert error.message == "a guilty row"
+        assert held == [False, False]
 
 
 class TestExecute:

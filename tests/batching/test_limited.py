@@ -22,7 +22,7 @@ from penstock.batching.device import Device, Share, Waiter
 from penstock.batching.engine import Engine
 from penstock.batching.model import Model
 from penstock.batching.opening import open_model
-from penstock.batching.placement import Devices
+from penstock.batching.placement import Devices, spread
 from penstock.batching.rates import Claim, RateLimiter
 from penstock.batching.request import InferRequest
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec, Resource
@@ -82,7 +82,7 @@ def opened(
     function: Function, devices: Devices, *groups: InstanceGroup,
     reopen: Callable[[int], FakeBackend] | None = None, max_batch_rows: int = 1,
 ) -> Iterator[House]:  # fmt: skip
-    backends = [FakeBackend(ROWS, function) for _ in groups]
+    backends = [FakeBackend(ROWS, function) for _ in spread(groups)]
     policy = BatchPolicy(max_batch_rows=max_batch_rows)
     spec = ModelSpec("m", 1, Path("model"), policy=policy, instances=groups, signature=ROWS)
     finished: queue.Queue[Batch] = queue.Queue()
@@ -398,7 +398,7 @@ class TestLoading:
             batches = [house.next() for _ in requests]
             runs = [len(backend.runs) for backend in house.backends]
 
-        assert (runs, [batch.rows for batch in batches]) == ([2, 1, 1], [1] * 4)
+        assert (runs, [batch.rows for batch in batches]) == ([1] * 4, [1] * 4)
 
 
 class TestPriority:

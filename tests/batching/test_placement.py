@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.backends.backend import Binding
 from penstock.backends.errors import Code, DeviceLost, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.placement import Devices, Placement, place
@@ -40,9 +41,9 @@ def test_a_backend_that_was_replaced_is_closed_when_the_last_of_its_bindings_is_
     at, old = placed([new])
     first, second = at.bind(GRAPH, 8), at.bind(GRAPH, 8)
 
-    at.replace(first, GRAPH, 8)
+    at.replace([first], GRAPH, 8)
     assert (at.backend, old.closed, new.closed) == (new, False, False)
-    at.replace(second, GRAPH, 8)
+    at.replace([second], GRAPH, 8)
     assert (at.backend, old.closed, new.closed) == (new, True, False)
     at.close()
     assert new.closed
@@ -52,7 +53,7 @@ def test_what_was_replaced_and_not_given_back_is_closed_at_the_end() -> None:
     new = fake()
     at, old = placed([new])
     first, _ = at.bind(GRAPH, 8), at.bind(GRAPH, 8)
-    at.replace(first, GRAPH, 8)
+    at.replace([first], GRAPH, 8)
 
     at.close()
 
@@ -63,7 +64,7 @@ def test_what_was_replaced_and_not_given_back_is_closed_at_the_end() -> None:
 def test_a_binding_is_known_for_as_long_as_its_backend_is_there() -> None:
     at, old = placed([fake()])
     first, second = at.bind(GRAPH, 8), at.bind(GRAPH, 8)
-    third = at.replace(first, GRAPH, 8)
+    (third,) = at.replace([first], GRAPH, 8)
 
     assert at.is_bound(old, second)
     assert at.is_bound(at.backend, third)
@@ -76,11 +77,70 @@ def test_one_that_cannot_be_loaded_again_keeps_what_it_has() -> None:
     lost = at.bind(GRAPH, 8)
 
     with pytest.raises(DeviceLost):
-        at.replace(lost, GRAPH, 8)
+        at.replace([lost], GRAPH, 8)
 
     assert at.backend is old
     assert at.is_bound(old, lost)
     assert not old.closed
+
+
+ON_GPU = replace(SPEC, instances=(InstanceGroup(1, ("cuda:0",)),))
+
+
+class TestOnOtherDevicesThanACpu:
+    def test_what_is_lost_is_closed_before_it_is_loaded_again_which_may_need_the_room(self) -> None:
+        old, new = fake(), fake()
+        closed: list[bool] = []
+
+        def reopen(_: int) -> FakeBackend:
+            closed.append(old.closed)
+            return new
+
+        (at,) = place(ON_GPU, [old], Devices(), reopen)
+        lost = [at.bind(GRAPH, 8), at.bind(GRAPH, 8)]
+        made = at.replace(lost, GRAPH, 8)
+
+        assert closed == [True]
+        assert at.backend is new
+        assert at.bound == made == new.bindings
+
+    def test_one_that_does_not_fit_leaves_nothing_and_is_loaded_when_it_does(self) -> None:
+        new = [fake()]
+        answers = [InferError(Code.OVERLOADED, "it does not fit"), None]
+
+        def reopen(_: int) -> FakeBackend:
+            error = answers.pop(0)
+            if error is not None:
+                raise error
+            return new[0]
+
+        (at,) = place(ON_GPU, [fake()], Devices(), reopen)
+        lost = [at.bind(GRAPH, 8)]
+        with pytest.raises(InferError, match="does not fit"):
+            at.replace(lost, GRAPH, 8)
+        assert not at.bound
+
+        assert at.replace(lost, GRAPH, 8) == new[0].bindings
+        assert at.backend is new[0]
+
+    def test_a_second_binding_that_does_not_fit_leaves_no_first(self) -> None:
+        class Small(FakeBackend):
+            most = 1
+
+            def bind(self, signature: Signature, capacity_rows: int) -> Binding:
+                if len(self.bindings) >= self.most:
+                    raise InferError(Code.OVERLOADED, "it does not fit")
+                return super().bind(signature, capacity_rows)
+
+        small = Small(GRAPH, lambda inputs: inputs)
+        (at,) = place(ON_GPU, [fake()], Devices(), lambda _: small)
+        lost = [at.bind(GRAPH, 8), at.bind(GRAPH, 8)]
+        with pytest.raises(InferError, match="does not fit"):
+            at.replace(lost, GRAPH, 8)
+        assert not at.bound
+
+        small.most = 3
+        assert at.replace(lost, GRAPH, 8) == small.bindings[1:]
 
 
 def test_it_leaves_the_limiter_also_where_a_later_one_can_never_run() -> None:
@@ -95,3 +155,14 @@ def test_it_leaves_the_limiter_also_where_a_later_one_can_never_run() -> None:
     assert limiter._claims == at.claims
     at.close()
     assert not limiter._claims
+
+
+def test_a_device_that_is_lost_for_the_process_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    told: list[str] = []
+    devices = Devices()
+    devices.tell_lost = lambda: told.append(devices.lost)
+    devices.lose("model 'a' lost its device")
+    devices.lose("model 'b' lost its device")
+
+    assert told == ["model 'a' lost its device"]
+    assert [record.levelname for record in caplog.records] == ["CRITICAL"]

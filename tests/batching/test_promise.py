@@ -205,3 +205,29 @@ def test_an_idle_server_tries_once_in_a_while() -> None:
             continue
 
     assert tried == [0, PROBE_NS, 2 * PROBE_NS]
+
+
+class TestOverlapping:
+    def test_what_was_taken_while_another_runs_is_behind_it_and_takes_nothing_of_its_time(self) -> None:
+        promises, lane = promises_of()
+        promises.took(batch_of(0), 0)
+        following = batch_of(MS // 2)
+        following.free_ns = MS
+        promises.took(following, MS // 2)
+
+        assert [promised_ns(promises, lane, now_ns) for now_ns in (MS // 2, MS, 3 * MS // 2)] == [
+            5 * MS // 2, 2 * MS, 3 * MS // 2,
+        ]  # fmt: skip
+
+    def test_between_two_of_them_nothing_passes(self) -> None:
+        promises, _ = promises_of()
+        promises.between_ns = MS
+        first, second = batch_of(0), batch_of(MS // 2)
+        second.free_ns = MS
+        promises.took(first, 0)
+        promises.took(second, MS // 2)
+        promises.ended(first, MS, False)
+        third = batch_of(3 * MS)
+        promises.took(third, 3 * MS)
+
+        assert promises.between_ns == MS * 15 / 16

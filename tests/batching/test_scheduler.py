@@ -63,6 +63,45 @@ def test_what_has_left_the_loop_does_not_come_back_with_another_key() -> None:
     assert scheduler.next_lane(1, fast=True) is None
 
 
+class TestGrowing:
+    @pytest.mark.parametrize(
+        ("policy", "waiting", "lacking"),
+        [({}, [3], 5), ({}, [3, 5], 0), ({}, [8, 8], -8), ({"cap_rows": 4}, [3], 1), ({}, [], 8),
+         ({"preferred_rows": (2, 6)}, [3], 3), ({"max_batch_rows": 0}, [1], 0)],
+    )  # fmt: skip
+    def test_it_tells_how_many_rows_could_still_join_what_would_go_now(
+        self, policy: dict[str, Any], waiting: list[int], lacking: int
+    ) -> None:
+        scheduler = scheduler_of(**policy)
+        for rows in waiting:
+            add(scheduler, rows)
+
+        assert scheduler.lacking_rows(1) == lacking
+
+    def test_beyond_what_was_learned_to_be_too_many_or_does_not_fit_none_join(self) -> None:
+        scheduler = scheduler_of()
+        for rows, ns in ((1, 1000), (2, 2000), (4, 9000), (8, 90_000)):
+            scheduler.learn(A, rows, ns, 1)
+        add(scheduler)
+        learned = scheduler.lacking_rows(1)
+        scheduler.memory_cap.lower(2, 1)
+
+        assert (learned, scheduler.lacking_rows(1)) == (1, 0)
+
+    def test_what_is_not_due_does_not_count(self) -> None:
+        scheduler = scheduler_of(max_queue_delay_us=1000)
+        add(scheduler, 3)
+
+        assert scheduler.lacking_rows(2) == 8
+
+    def test_a_batch_that_is_taken_while_another_runs_says_when_the_device_is_free(self) -> None:
+        scheduler = scheduler_of()
+        add(scheduler)
+
+        assert (batch := scheduler.take(5, 0, 77)) is not None
+        assert (batch.exec_start_ns, batch.free_ns) == (5, 77)
+
+
 class TestTaking:
     def test_nothing_comes_of_nothing(self) -> None:
         assert scheduler_of().take(1) is None

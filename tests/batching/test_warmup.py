@@ -10,7 +10,7 @@ import pytest
 
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching import warmup
+from penstock.batching import preparing, warmup
 from penstock.batching.model import Model
 from penstock.batching.spec import BatchPolicy, ModelSpec, PaddedAxis
 from tests.fakes import FakeBackend, Function, fake_model, fake_request
@@ -146,7 +146,7 @@ class TestPadding:
         with opened(list, signature, rows=1, padding=padding) as (model, _):
             taught = lessons(model, monkeypatch)
 
-        assert len(taught) == warmup.MOST_SHAPES
+        assert len(taught) == preparing.MOST_SHAPES
         assert [key for key, _ in taught[:2]] == [((1,),), ((99,),)]
 
     def test_a_shape_that_takes_more_than_its_share_leaves_the_last_its_own(

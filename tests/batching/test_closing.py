@@ -1,0 +1,63 @@
+"""Closing: a model whose device hangs is given up in time, and freed when the device answers after all."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from penstock.batching import closing
+from tests.batching.overlapping import ROWS, Stream, opened
+from tests.fakes import PATIENCE_S
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(closing, "PATIENCE_S", 0.01)
+
+
+def same(inputs: list[Any]) -> list[Any]:
+    return inputs
+
+
+def test_a_kernel_that_hangs_holds_up_nobody_who_closes_the_model(caplog: pytest.LogCaptureFixture) -> None:
+    stream = Stream(ROWS, same, held=True)
+    with opened(stream) as house:
+        house.put(1)
+        stream.wait_begun()
+
+        house.model.close()
+
+        assert not stream.closed
+        assert "has not answered" in caplog.text
+        stream.let_end()
+        house.next()
+        for thread in threading.enumerate():
+            if thread.name == "m ends":
+                thread.join(PATIENCE_S)
+        assert stream.closed
+
+
+def test_a_device_that_does_not_take_its_memory_back_holds_up_nobody_either() -> None:
+    answers = threading.Event()
+
+    class Hanging(Stream):
+        def close(self) -> None:
+            answers.wait(PATIENCE_S)
+            super().close()
+
+    stream = Hanging(ROWS, same)
+    with opened(stream) as house:
+        house.model.close()
+
+        assert not stream.closed
+        answers.set()
+
+
+def test_a_cpu_is_waited_for_on_the_thread_that_closes() -> None:
+    where: list[str] = []
+    for devices in ([], ["cpu", "cpu"], ["cpu", "cuda:0"]):
+        closing.patiently("m", devices, lambda: where.append(threading.current_thread().name))
+
+    assert where == [threading.current_thread().name] * 2 + ["m ends"]

@@ -1,0 +1,235 @@
+"""Tensors that are read and written where they lie, against a device whose memory is bytes."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from penstock.backends.backend import Array
+from penstock.backends.device_array import DeviceArray
+from penstock.backends.errors import Code, InferError
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching.batch import Batch
+from penstock.batching.in_place import devices_of
+from penstock.batching.isolation import execute
+from penstock.batching.model import Model
+from penstock.batching.request import InferRequest
+from penstock.batching.spec import BatchPolicy, HookSpec, ModelSpec
+from tests.fakes import FakeBackend, FakeBinding, fake_request
+
+X = TensorSpec("x", "FP32", (-1, 4))
+DOUBLED = Signature((X,), (TensorSpec("y", "FP32", (-1, 4)), TensorSpec("sum", "FP32", (-1,))), batched=True)
+
+
+class Region:
+    """A client's memory on device 0: 16 values at most. `broken`: the device refuses it."""
+
+    device, pointer = 0, 0x10000
+
+    def __init__(self, values: Array | None = None) -> None:
+        self.content = np.zeros(16, np.float32)
+        self.broken = False
+        self.copied = 0
+        if values is not None:
+            self.content[: values.size] = values.ravel()
+
+    def read(self, offset: int, into: memoryview) -> None:
+        self.copied += 1
+        if self.broken:
+            raise self.failed("read", ValueError())
+        into[:] = self.content.view(np.uint8).data[offset : offset + len(into)]
+
+    def failed(self, doing: str, error: Exception) -> InferError:
+        return InferError(Code.INVALID, f"unable to {doing} shared memory region: 'r'")
+
+    def array(self, rows: int = 1, tail: tuple[int, ...] = (4,)) -> DeviceArray:
+        return DeviceArray(self, 0, (rows, *tail), np.dtype(np.float32))
+
+
+class PlacingBinding(FakeBinding):
+    """One of device 0, that copies rows there without asking them of their memory; `aims` says of which outputs."""
+
+    device = 0
+    aims: Sequence[int] = (0, 1)
+
+    def lend(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:
+        self.targets: dict[int, Sequence[tuple[int, DeviceArray]]] = {}
+        return super().lend(rows, shapes)
+
+    def place(self, position: int, parts: Sequence[Any]) -> None:
+        into = self._lent[position]
+        assert into is not None
+        rows: list[Any] = []
+        for part in parts:
+            if isinstance(part, DeviceArray):
+                memory = cast("Region", part.memory)
+                if memory.broken:
+                    raise memory.failed("read", ValueError())
+                start = part.offset // 4
+                rows += list(memory.content[start : start + part.size].reshape(part.shape))
+            else:
+                rows += list(part)
+        for number in range(len(into)):
+            into[number] = rows[min(number, len(rows) - 1)]
+
+    def aim(self, position: int, targets: Sequence[tuple[int, DeviceArray]]) -> bool:
+        if position in self.aims:
+            self.targets[position] = targets
+        return position in self.aims
+
+    def run(self, wanted: Sequence[int]) -> list[Any]:
+        outputs = super().run(wanted)
+        for at, position in enumerate(wanted):
+            for first, target in self.targets.get(position, ()):
+                rows = outputs[at][first : first + len(target)]
+                cast("Region", target.memory).content[: rows.size] = rows.ravel()
+                outputs[at][first : first + len(target)] = np.nan
+        return outputs
+
+
+def doubled(inputs: list[Any]) -> list[Any]:
+    return [inputs[0] * 2, inputs[0].sum(axis=1)]
+
+
+def model_of(**policy: Any) -> tuple[Model, PlacingBinding, FakeBackend]:
+    backend = FakeBackend(DOUBLED, doubled)
+    made = BatchPolicy(max_batch_rows=8, executor="thread", **policy)
+    model = Model(ModelSpec("m", 1, Path("m"), policy=made, signature=DOUBLED), [backend], lambda *_: None)
+    binding = PlacingBinding(backend, DOUBLED, 8)
+    model.in_place = devices_of(model, [binding])
+    return model, binding, backend
+
+
+def request_of(model: Model, value: float, region: Region | None = None, rows: int = 1) -> InferRequest:
+    """One whose input lies in a region, if there is one."""
+    request = fake_request(model, rows, value=value)
+    if region is not None:
+        region.content[: 4 * rows] = value
+        request.inputs = [cast("Array", region.array(rows))]
+    return request
+
+
+def run(model: Model, binding: FakeBinding, *requests: InferRequest) -> None:
+    rows = sum(request.rows for request in requests)
+    execute(model, binding, Batch(list(requests), rows, requests[0].key, 1))
+
+
+def values(request: InferRequest) -> list[Any]:
+    assert request.error is None
+    assert request.outputs is not None
+    return [np.asarray(output).ravel().tolist() for output in request.outputs]
+
+
+def test_inputs_are_read_where_they_lie_beside_others_and_rows_are_added_there() -> None:
+    model, binding, backend = model_of(allowed_rows=(4, 8))
+    region = Region()
+    requests = [request_of(model, 1), request_of(model, 2, region, rows=2)]
+    run(model, binding, *requests)
+
+    inputs = backend.runs[0].inputs[0]
+    assert inputs is not None
+    assert inputs[:, 0].tolist() == [1, 2, 2, 2]
+    assert region.copied == 0
+    assert [values(request)[1] for request in requests] == [[4], [8, 8]]
+
+
+def test_outputs_are_written_where_they_are_wanted_and_others_come_to_the_host() -> None:
+    model, binding, _ = model_of()
+    region, requests = Region(), [request_of(model, value) for value in (1, 2, 3)]
+    target = region.array()
+    requests[1].targets = {0: target}
+    run(model, binding, *requests)
+
+    assert requests[1].outputs is not None
+    assert requests[1].outputs[0] is target
+    assert region.content[:4].tolist() == [4] * 4
+    assert [values(request) for request in requests] == [[[2] * 4, [4]], [[4] * 4, [8]], [[6] * 4, [12]]]
+
+
+def test_what_a_binding_cannot_write_there_comes_to_the_host() -> None:
+    model, binding, _ = model_of()
+    binding.aims = (1,)
+    region, request = Region(), request_of(model, 1)
+    request.targets = {0: region.array()}
+    run(model, binding, request)
+
+    assert region.content.tolist() == [0] * 16
+    assert values(request) == [[2] * 4, [4]]
+
+
+def test_only_wanted_outputs_are_written() -> None:
+    model, binding, _ = model_of()
+    regions = Region(), Region()
+    requests = [request_of(model, value) for value in (1, 2)]
+    requests[0].wanted, requests[0].targets = (1,), {1: regions[0].array(tail=())}
+    requests[1].wanted, requests[1].targets = (1, 0), {0: regions[1].array()}
+    run(model, binding, *requests)
+
+    assert regions[0].content[:2].tolist() == [4, 0]
+    assert regions[1].content[:4].tolist() == [4] * 4
+    assert [values(request) for request in requests] == [[[4]], [[8], [4] * 4]]
+
+
+def test_a_region_that_fails_is_its_own_requests_alone() -> None:
+    model, binding, _ = model_of()
+    regions = [Region() for _ in range(3)]
+    requests = [request_of(model, number + 1, region) for number, region in enumerate(regions)]
+    for request, region in zip(requests, regions, strict=True):
+        request.targets = {0: region.array()}
+    regions[1].broken = True
+    run(model, binding, *requests)
+
+    assert requests[1].error is not None
+    assert requests[1].error.message == "unable to read shared memory region: 'r'"
+    assert requests[1].outputs is None
+    assert [regions[number].content[0] for number in (0, 2)] == [2, 6]
+    assert [values(requests[number])[1] for number in (0, 2)] == [[4], [12]]
+
+
+def test_a_region_that_has_failed_is_let_go_when_its_request_is() -> None:
+    model, binding, _ = model_of()
+    gc.disable()
+    try:
+        regions = [Region() for _ in range(2)]
+        gone = [weakref.ref(region) for region in regions]
+        requests = [request_of(model, number + 1, region) for number, region in enumerate(regions)]
+        regions[1].broken = True
+        run(model, binding, *requests)
+        assert requests[1].error is not None
+        binding.lend(1, [(1, 4)])
+        del requests, regions
+        assert [each() for each in gone] == [None, None]
+    finally:
+        gc.enable()
+
+
+def test_a_binding_of_another_kind_copies_what_it_reads() -> None:
+    model, _, backend = model_of()
+    region, other = Region(), Region()
+    requests = [request_of(model, 1), request_of(model, 2, region)]
+    requests[1].targets = {0: other.array()}
+    for batch in (requests, requests[1:]):
+        run(model, FakeBinding(backend, DOUBLED, 8), *batch)
+
+    assert values(requests[1]) == [[4] * 4, [8]]
+    assert region.copied == 2
+    assert other.content.tolist() == [0] * 16
+
+
+@pytest.mark.parametrize("why", ["cached", "hooks", "nothing"])
+def test_values_that_are_looked_at_are_not_left_on_the_device(why: str) -> None:
+    model, binding, _ = model_of()
+    if why == "cached":
+        model.spec = replace(model.spec, cached=True)
+    elif why == "hooks":
+        model.spec = replace(model.spec, hooks=HookSpec(path=Path("hooks.py")))
+    found = devices_of(model, [binding, FakeBinding(FakeBackend(DOUBLED, doubled), DOUBLED, 8)])
+
+    assert found == (frozenset({0}) if why == "nothing" else frozenset())

@@ -1,0 +1,461 @@
+"""A model on a device, through the Engine: its sessions, what is done before it is ready, and that nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.backends.backend import Backend
+from penstock.backends.errors import Code, DeviceLost, InferError, OutOfMemory
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching import counting, fallback, instance, opening, preparing
+from penstock.batching.counting import GPU_MEMORY, Split, Trials, count_instances
+from penstock.batching.engine import Engine
+from penstock.batching.model import Model
+from penstock.batching.placement import spread
+from penstock.batching.request import InSequence, Terms
+from penstock.batching.spec import (
+    BatchPolicy,
+    BatchTensor,
+    InstanceGroup,
+    ModelSpec,
+    PaddedAxis,
+    Sample,
+    SampleInput,
+    SequenceSpec,
+    State,
+)
+from tests.batching.ensembles import ensemble_spec, step
+from tests.batching.overlapping import ROWS, Stream, StreamBinding
+from tests.fakes import PATIENCE_S, FakeBackend
+
+pytestmark = pytest.mark.anyio
+
+GPU = (InstanceGroup(1, ("cuda:0",)),)
+FREE = Signature(ROWS.inputs, ROWS.outputs)
+SPEC = ModelSpec("m", 1, Path("m"), "fake", policy=BatchPolicy(max_batch_rows=4), instances=GPU)
+GUILTY, BROKEN = -1.0, -2.0
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def faulty(inputs: list[Any]) -> list[Any]:
+    if (inputs[0] == GUILTY).any():
+        raise InferError(Code.INVALID, "a guilty row")
+    if (inputs[0] == BROKEN).any():
+        raise DeviceLost(Code.NOT_READY, "CUDA failure 700")
+    return [inputs[0] + 1]
+
+
+class Preparing(StreamBinding):
+    """Notes what it is prepared for, on what it holds then; and rests."""
+
+    refuses: Exception | None = None
+
+    def prepare(self, rows: int, shapes: Any) -> None:
+        if self.refuses is not None:
+            raise self.refuses
+        assert all(array is None or not array.any() for array in self._lent)
+        self.prepared.append((rows, list(shapes)))
+        self._note("prepare", rows)
+
+    def rest(self) -> None:
+        self.rested += 1
+        self._stream.rested.release()
+
+
+class Loads:
+    """Loads a Stream for each session on a GPU, and what is no device elsewhere. `errors` are raised, one a load."""
+
+    def __init__(
+        self, function: Any = faulty, graph: Signature = FREE, kind: type[StreamBinding] = StreamBinding
+    ) -> None:
+        self.function, self.graph, self.kind = function, graph, kind
+        self.errors: list[InferError | None] = []
+        self.asked: list[tuple[str, dict[str, str]]] = []
+        self.backends: list[FakeBackend] = []
+
+    def __call__(self, path: Path, device: str, options: Mapping[str, str]) -> Backend:
+        self.asked.append((device, dict(options)))
+        error = self.errors.pop(0) if self.errors else None
+        if error is not None:
+            raise error
+        made = FakeBackend(self.graph, self.function)
+        if device != "cpu":
+            made = Stream(self.graph, self.function, kind=self.kind)
+        self.backends.append(made)
+        return made
+
+    @property
+    def streams(self) -> list[Stream]:
+        return [backend for backend in self.backends if isinstance(backend, Stream)]
+
+
+@asynccontextmanager
+async def served(loads: Loads, spec: ModelSpec = SPEC) -> AsyncIterator[tuple[Engine, Model]]:
+    engine = Engine(asyncio.get_running_loop(), {"fake": loads})
+    try:
+        yield engine, await engine.load(spec)
+    finally:
+        await engine.stop(PATIENCE_S)
+
+
+async def asked(engine: Engine, model: Model, values: list[float]) -> list[float | str]:
+    """Ask for each by itself, all at once. Returns: the answers, or the errors' words."""
+    inputs = [np.full((1, 4), value, np.float32) for value in values]
+    ends = await asyncio.gather(*(engine.infer(model, [each]) for each in inputs), return_exceptions=True)
+    return [end.message if isinstance(end, InferError) else float(end[0][0, 0]) for end in ends]  # type: ignore[index]
+
+
+class TestSessions:
+    async def test_each_instance_has_its_own_and_the_configuration_is_as_it_was_said(self) -> None:
+        loads = Loads()
+        groups = (InstanceGroup(3, ("cuda:0",)), InstanceGroup(2, ("cuda:0", "cuda:1"), number=1))
+        async with served(loads, replace(SPEC, instances=groups)) as (engine, model):
+            assert [device for device, _ in loads.asked] == ["cuda:0"] * 5 + ["cuda:1"] * 2
+            assert [(each.count, each.devices) for each in model.spec.instances] == [
+                (3, ("cuda:0",)), (2, ("cuda:0",)), (2, ("cuda:1",)),
+            ]  # fmt: skip
+            assert [len(stream.bindings) for stream in loads.streams] == [2] * 7
+            assert len({id(thread.place.backend) for thread in model.threads}) == 7
+            assert await asked(engine, model, [1, 2, 3]) == [2, 3, 4]
+        assert all(backend.closed for backend in loads.backends)
+
+    async def test_on_a_cpu_and_for_a_passive_group_there_is_one(self) -> None:
+        groups = [InstanceGroup(3), InstanceGroup(2, ("cuda:0",), passive=True), InstanceGroup(2, ("cuda:0",))]
+
+        assert spread(groups) == [*groups[:2], *[InstanceGroup(1, ("cuda:0",))] * 2]
+
+    async def test_one_that_does_not_fit_refuses_the_load_and_leaves_nothing(self) -> None:
+        loads = Loads()
+        loads.errors = [None, InferError(Code.OVERLOADED, "it does not fit the device")]
+        engine = Engine(asyncio.get_running_loop(), {"fake": loads})
+        with pytest.raises(InferError, match="does not fit"):
+            await engine.load(replace(SPEC, instances=(InstanceGroup(2, ("cuda:0",)),)))
+
+        assert [backend.closed for backend in loads.backends] == [True]
+
+    async def test_what_a_model_may_take_of_a_gpu_is_divided_among_them(self) -> None:
+        spec = replace(SPEC, options={GPU_MEMORY: "900"}, instances=(InstanceGroup(3, ("cuda:0",)), *GPU[:0]))
+
+        assert opening.options_on(spec, "cuda:0") == {GPU_MEMORY: "300"}
+        assert opening.options_on(replace(spec, instances=GPU), "cuda:0") == {GPU_MEMORY: "900"}
+        assert opening.options_on(SPEC, "cuda:0") == {}
+
+    async def test_what_is_measured_to_choose_their_number_has_as_many(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        rates = iter([100.0, 190.0, 191.0])
+        monkeypatch.setattr(counting, "together", lambda runs: [run() for run in runs] and [next(rates)])
+        loads = Loads()
+        split, backends, tried = count_instances(
+            SPEC, "cuda:0", lambda threads: loads(SPEC.path, "cuda:0", {}), threads=None
+        )
+
+        assert (split, [trial.split.count for trial in tried]) == (Split(2), [1, 2, 3])
+        assert backends == loads.backends[:2]
+        assert [backend.closed for backend in loads.backends] == [False, False, True]
+        assert all(binding.under_way is None for stream in loads.streams for binding in stream.bindings)  # type: ignore[attr-defined]
+
+    async def test_one_more_that_does_not_fit_is_not_chosen(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        loads = Loads()
+        loads.errors = [None, InferError(Code.OVERLOADED, "it does not fit the device")]
+        monkeypatch.setattr(counting.together, "__defaults__", (0,))
+        split, backends, _ = count_instances(SPEC, "cuda:0", lambda _: loads(SPEC.path, "cuda:0", {}), threads=None)
+
+        assert (split, len(backends)) == (Split(1), 1)
+
+    async def test_memory_is_the_devices_where_a_session_says_what_it_takes(self) -> None:
+        loads = Loads()
+        trials = Trials(SPEC, lambda _: loads(SPEC.path, "cuda:0", {}), 0, apart=True)
+        for stream in loads.streams:
+            stream.device_bytes = 7
+
+        assert trials._grown_bytes() == 7
+        trials.close()
+
+
+class TestBeforeItIsReady:
+    async def test_each_binding_is_prepared_for_each_size_on_its_instances_thread(self) -> None:
+        loads = Loads(kind=Preparing)
+        async with served(loads, replace(SPEC, instances=(InstanceGroup(2, ("cuda:0",)),))):
+            wanted = [(rows, [(rows, 4)]) for rows in (4, 2, 1)]
+
+            assert [each.prepared for stream in loads.streams for each in stream.bindings] == [wanted] * 4  # type: ignore[attr-defined]
+            assert [stream.threads for stream in loads.streams] == [{"m/1#0"}, {"m/1#1"}]
+
+    @pytest.mark.parametrize(
+        ("policy", "options", "sizes"),
+        [
+            (BatchPolicy(max_batch_rows=6, allowed_rows=(3, 6)), {}, [6, 3]),
+            (BatchPolicy(max_batch_rows=6), {preparing.ROWS: "1,5,6,8"}, [6, 5, 1]),
+        ],
+    )
+    async def test_the_sizes_are_those_that_were_said(
+        self, policy: BatchPolicy, options: dict[str, str], sizes: list[int]
+    ) -> None:
+        loads = Loads(kind=Preparing)
+        async with served(loads, replace(SPEC, policy=policy, options=options)):
+            assert [rows for rows, _ in loads.streams[0].bindings[0].prepared] == sizes  # type: ignore[attr-defined]
+
+    @pytest.mark.parametrize(
+        "error", [InferError(Code.OVERLOADED, "no room for its graphs"), ValueError("no room for")]
+    )
+    async def test_what_cannot_be_prepared_is_not_loaded(
+        self, error: Exception, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Preparing, "refuses", error)
+        loads = Loads(kind=Preparing)
+        engine = Engine(asyncio.get_running_loop(), {"fake": loads})
+        with pytest.raises(InferError, match="no room for"):
+            await engine.load(SPEC)
+
+        assert loads.backends[0].closed
+
+    async def test_where_requests_choose_the_shape_there_is_nothing_to_prepare_for(self) -> None:
+        graph = Signature((TensorSpec("x", "FP32", (-1, -1)),), ROWS.outputs)
+        loads = Loads(lambda inputs: [inputs[0] + 1], graph, kind=Preparing)
+        async with served(loads):
+            assert [binding.prepared for binding in loads.streams[0].bindings] == [[], []]  # type: ignore[attr-defined]
+
+    async def test_of_a_padded_axis_each_length_is_prepared(self) -> None:
+        graph = Signature((TensorSpec("x", "FP32", (-1, -1)),), (TensorSpec("y", "FP32", (-1, -1)),))
+        loads = Loads(lambda inputs: [inputs[0] + 1], graph, kind=Preparing)
+        spec = replace(
+            SPEC, policy=BatchPolicy(max_batch_rows=2), padding=(PaddedAxis("x", 0, (8, 16), outputs={"y": 0}),)
+        )
+        async with served(loads, spec):
+            (prepared, _) = (binding.prepared for binding in loads.streams[0].bindings)  # type: ignore[attr-defined]
+            wanted = [[(rows, length)] for rows in (1, 2) for length in (8, 16)]
+
+            assert sorted(shapes for _, shapes in prepared) == wanted
+
+    async def test_after_the_device_was_lost_it_is_prepared_again(self) -> None:
+        loads = Loads(kind=Preparing)
+        async with served(loads) as (engine, model):
+            assert await asked(engine, model, [BROKEN]) == ["CUDA failure 700"]
+            assert await asked(engine, model, [1]) == [2]
+            new = loads.streams[1]
+
+            assert all(len(binding.prepared) == 3 for binding in new.bindings)  # type: ignore[attr-defined]
+            assert new.threads == {"m/1#0"}
+
+    async def test_its_run_times_are_learned_on_the_instances_thread(self) -> None:
+        loads = Loads()
+        async with served(loads) as (_, model):
+            assert [known.rows for known in model.costs.run_times()] == [1, 2, 4]
+            assert loads.streams[0].threads == {"m/1#0"}
+
+    async def test_samples_run_on_both_bindings_of_the_instances_thread(self) -> None:
+        ran: list[tuple[str, int]] = []
+
+        def function(inputs: list[Any]) -> list[Any]:
+            if (inputs[0] > 0).any():
+                ran.append((threading.current_thread().name, len(inputs[0])))
+            return inputs
+
+        sample = Sample("s", 2, 1, {"x": SampleInput("FP32", (4,), "random")})
+        async with served(Loads(function), replace(SPEC, samples=(sample,))):
+            assert ran == [("m/1#0", 2)] * 2
+
+    async def test_it_rests_when_nothing_comes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(instance, "REST_S", 0.0)
+        loads = Loads(kind=Preparing)
+        async with served(loads):
+            (stream,) = loads.streams
+            loop = asyncio.get_running_loop()
+
+            for _ in stream.bindings:
+                assert await loop.run_in_executor(None, stream.rested.acquire, True, PATIENCE_S)
+
+
+class TestFallback:
+    REASON = InferError(Code.UNSUPPORTED, "no driver")
+    MAY = replace(SPEC, options={fallback.CPU_FALLBACK: "1"})
+
+    async def test_one_that_may_runs_on_the_cpu_and_says_why(self, caplog: pytest.LogCaptureFixture) -> None:
+        loads = Loads()
+        loads.errors = [None, self.REASON]
+        groups = (InstanceGroup(2, ("cuda:0", "cuda:1"), number=1), InstanceGroup(3, number=2))
+        async with served(loads, replace(self.MAY, instances=groups)) as (engine, model):
+            assert model.spec.fallback == "no driver"
+            assert [(each.count, each.devices, each.number) for each in model.spec.instances] == [
+                (1, ("cpu",), 1), (3, ("cpu",), 2),
+            ]  # fmt: skip
+            assert await asked(engine, model, [1]) == [2]
+            assert "model 'm' runs on the CPU: no driver" in caplog.text
+            assert loads.streams[0].closed
+
+    @pytest.mark.parametrize(
+        ("spec", "error"),
+        [(SPEC, REASON), (MAY, InferError(Code.OVERLOADED, "it does not fit")),
+         (replace(MAY, instances=(InstanceGroup(),)), REASON)],
+    )  # fmt: skip
+    async def test_otherwise_it_is_not_loaded(self, spec: ModelSpec, error: InferError) -> None:
+        loads = Loads()
+        loads.errors = [error]
+        engine = Engine(asyncio.get_running_loop(), {"fake": loads})
+        with pytest.raises(InferError, match=error.message):
+            await engine.load(spec)
+
+
+class TestServing:
+    async def test_under_faults_every_request_has_its_one_end(self) -> None:
+        def fits(inputs: list[Any]) -> list[Any]:
+            if len(inputs[0]) > 2:
+                raise OutOfMemory(Code.OVERLOADED, "CUDA failure 2", 1)
+            return faulty(inputs)
+
+        values = [float(value) for value in range(40)]
+        values[7] = values[20] = GUILTY
+        values[13] = BROKEN
+        loads = Loads(fits)
+        async with served(loads) as (engine, model):
+            ends = await asked(engine, model, values)
+            statistics = model.statistics.snapshot()
+
+            assert ends == [
+                {GUILTY: "a guilty row", BROKEN: "CUDA failure 700"}.get(value, value + 1) for value in values
+            ]
+            assert model.inflight == 0
+            assert statistics.success.count == 37
+            assert sum(statistics.failures.values()) == 3
+            assert model.device_ns["cuda:0"] > 0
+        assert all(backend.closed for backend in loads.backends)
+
+    async def test_one_that_is_cancelled_while_it_is_on_the_device_takes_nobody_along(self) -> None:
+        loads = Loads()
+        async with served(loads) as (engine, model):
+            (stream,) = loads.streams
+            stream.held = True
+            stream.begun = threading.Semaphore(0)
+            first = asyncio.create_task(asked(engine, model, [1]))
+            await asyncio.get_running_loop().run_in_executor(None, stream.wait_begun)
+            gone = asyncio.create_task(asked(engine, model, [2]))
+            later = asyncio.create_task(asked(engine, model, [3]))
+            await asyncio.sleep(0)
+            gone.cancel()
+            stream.held = False
+            stream.let_end(9)
+
+            assert await first == [2]
+            assert await later == [4]
+        assert model.inflight == 0
+
+    async def test_a_run_that_hangs_is_stopped_at_its_limit_and_others_are_served(self) -> None:
+        loads = Loads()
+        spec = replace(SPEC, policy=BatchPolicy(max_batch_rows=1, run_limit_us=1000))
+        async with served(loads, spec) as (engine, model):
+            (stream,) = loads.streams
+            stream.held = True
+            ends = await asked(engine, model, [1, 2])
+            stream.held = False
+
+            assert ends == ["model 'm': run exceeded its limit of 1 ms"] * 2
+            assert await asked(engine, model, [3]) == [4]
+            assert model.events["runs_stopped"] == 2
+
+    async def test_what_a_batch_waited_for_the_one_before_it_is_in_its_time_on_the_device(self) -> None:
+        loads = Loads()
+        async with served(loads, replace(SPEC, policy=BatchPolicy(max_batch_rows=1))) as (engine, model):
+            seen: list[Any] = []
+            engine.trace = lambda model, batch, now_ns: seen.append(batch)
+            await asked(engine, model, [1, 2, 3, 4])
+
+            for batch in seen:
+                assert batch.exec_start_ns <= batch.compute_start_ns <= batch.compute_end_ns <= batch.exec_end_ns
+            for before, after in pairwise(seen):
+                assert before.exec_end_ns <= after.compute_end_ns
+            assert model.statistics.snapshot().compute_infer.count == 4
+
+    async def test_answers_keep_the_order_of_their_requests_where_that_is_wanted(self) -> None:
+        order: list[float] = []
+        policy = BatchPolicy(max_batch_rows=1, preserve_ordering=True)
+        async with served(Loads(), replace(SPEC, policy=policy)) as (engine, model):
+
+            async def ask(value: float) -> None:
+                await asked(engine, model, [value])
+                order.append(value)
+
+            await asyncio.gather(*(ask(value) for value in (1, GUILTY, 3, 4, GUILTY, 6)))
+
+        assert order == [1, GUILTY, 3, 4, GUILTY, 6]
+
+
+class TestRaggedBatches:
+    async def test_each_request_gets_the_sum_of_its_own_elements_whichever_batch_it_is_in(self) -> None:
+        def sums(inputs: list[Any]) -> list[Any]:
+            flat, counts = inputs
+            return [np.array([[part.sum()] for part in np.split(flat, np.cumsum(counts)[:-1])], np.float32)]
+
+        ragged = TensorSpec("r", "FP32", (-1,), ragged=True)
+        graph = Signature(
+            (TensorSpec("r", "FP32", (-1,)), TensorSpec("count", "INT32", (-1,))), (TensorSpec("sum", "FP32", (-1, 1)),)
+        )
+        told = BatchTensor("count", "BATCH_ELEMENT_COUNT", "INT32", ("r",))
+        loads = Loads(sums, graph)
+        spec = replace(SPEC, inputs=(ragged,), outputs=(TensorSpec("sum", "FP32", (1,)),), batch_inputs=(told,))
+        async with served(loads, spec) as (engine, model):
+            inputs = [np.full((1, size), 2, np.float32) for size in range(1, 30)]
+            ends = await asyncio.gather(*(engine.infer(model, [each]) for each in inputs))
+
+            assert [float(sum_.item()) for (sum_,) in ends] == [2 * size for size in range(1, 30)]
+        begun = [what for what, _, _ in loads.streams[0].events if what != "lend"]
+        assert ("begin", "begin") in pairwise(begun)
+
+
+class TestEnsembles:
+    async def test_each_step_overlaps_by_itself_and_every_answer_has_gone_through_both(self) -> None:
+        loads = Loads()
+        steps = (step("m", "x=x", "y=z"), step("n", "x=z", "y=y"))
+        one_row = BatchPolicy(max_batch_rows=1)
+        async with served(loads, replace(SPEC, policy=one_row)) as (engine, _):
+            await engine.load(replace(SPEC, name="n", policy=one_row))
+            both = await engine.load(ensemble_spec("both", "x", "y", *steps, rows=1))
+
+            assert await asked(engine, both, [1, 2, GUILTY, 4]) == [3, 4, "in ensemble 'both', a guilty row", 6]
+            assert engine.inflight == 0
+
+
+COLUMN = (-1, 1)
+SUMS = Signature(
+    (TensorSpec("x", "FP32", COLUMN), TensorSpec("in", "FP32", COLUMN)),
+    (TensorSpec("y", "FP32", COLUMN), TensorSpec("out", "FP32", COLUMN)),
+)
+
+
+class TestSequences:
+    @pytest.mark.parametrize(("direct", "rows"), [(True, 2), (False, 1), (False, 2)])
+    async def test_a_sequences_next_request_never_overlaps_the_one_before_it(self, direct: bool, rows: int) -> None:
+        loads = Loads(lambda inputs: [inputs[0] + inputs[1]] * 2, SUMS)
+        sequence = SequenceSpec(
+            direct, idle_us=60_000_000, states=(State("in", "out", "FP32", (1,)),), max_candidates=8
+        )
+        spec = replace(SPEC, policy=BatchPolicy(max_batch_rows=rows), sequence=sequence)
+        async with served(loads, spec) as (engine, model):
+
+            async def ask(value: float, of: int, flags: str) -> float:
+                terms = Terms(sequence=InSequence(of, "s" in flags, "e" in flags))
+                (answer,) = await engine.infer(model, [np.full((1, 1), value, np.float32)], terms=terms, wanted=(0,))
+                return float(answer.item())
+
+            flags = ("s", "", "", "e")
+            sums = await asyncio.gather(
+                *(ask(10 * of + step, of, flags[step]) for step in range(4) for of in (1, 2, 3))
+            )
+
+            assert sums == [sum(10 * of + at for at in range(step + 1)) for step in range(4) for of in (1, 2, 3)]
+            assert model.inflight == 0
+        begun = [what for what, _, _ in loads.streams[0].events if what != "lend"]
+        together = any(pair == ("begin", "begin") for pair in pairwise(begun))
+        assert together is not direct  # all rows of a direct batch must have ended before any of them goes on

@@ -1,0 +1,666 @@
+"""Overlap: when the next Batch is taken, and what two of them on one device come to."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.backends.errors import Code, DeviceLost, InferError, OutOfMemory, ProcessLost
+from penstock.batching import instance
+from penstock.batching.costs import CostModel
+from penstock.batching.device import Device
+from penstock.batching.overlap import WAKE_NS, Lead, Step, next_step
+from penstock.batching.placement import Devices
+from penstock.batching.rates import RateLimiter
+from penstock.batching.request import InferRequest, Key
+from penstock.batching.scheduler import Scheduler
+from penstock.batching.spec import BatchPolicy, InstanceGroup, Resource
+from penstock.batching.watchdog import Watchdog
+from tests.batching.overlapping import LONG_NS, ROWS, House, Stream, opened
+from tests.fakes import PATIENCE_S, fake_model, fake_request
+
+NS = st.integers(0, 1 << 50)
+MS = 1_000_000
+MODEL = fake_model()
+
+
+class TestWhenTheNextIsTaken:
+    @given(st.lists(NS, max_size=5), NS, NS)
+    def test_never_before_the_run_began_nor_after_the_device_is_free(
+        self, gathers: list[int], start_ns: int, cost_ns: int
+    ) -> None:
+        lead = Lead()
+        for gather_ns in gathers:
+            lead.learn(gather_ns)
+
+        assert start_ns - 1 <= lead.take_ns(start_ns + cost_ns, cost_ns) <= start_ns + cost_ns
+
+    @given(st.integers(0, 10 * MS), st.integers(1, 20), st.integers(100 * MS, 500 * MS))
+    def test_so_early_that_its_rows_are_there_when_the_device_is_free_and_no_earlier(
+        self, gather_ns: int, times: int, cost_ns: int
+    ) -> None:
+        lead = Lead()
+        for _ in range(times):
+            lead.learn(gather_ns)
+
+        assert lead.take_ns(1000 * MS, cost_ns) == 1000 * MS - WAKE_NS - 2 * gather_ns
+
+    @given(st.lists(st.integers(0, 10 * MS), min_size=1, max_size=5))
+    def test_what_gathers_take_is_between_those_that_were_seen(self, gathers: list[int]) -> None:
+        lead = Lead()
+        for gather_ns in gathers:
+            lead.learn(gather_ns)
+        learned_ns = (1000 * MS - WAKE_NS - lead.take_ns(1000 * MS, 500 * MS)) / 2
+
+        assert min(gathers) - 1 <= learned_ns <= max(gathers) + 1
+
+    def test_a_long_gather_is_forgotten_in_time(self) -> None:
+        lead = Lead()
+        lead.learn(100 * MS)
+        before = lead.take_ns(1000 * MS, 400 * MS)
+        for _ in range(200):
+            lead.learn(MS)
+
+        assert before < lead.take_ns(1000 * MS, 400 * MS) <= 1000 * MS - WAKE_NS - 2 * MS
+        assert lead.take_ns(1000 * MS, 400 * MS) > 1000 * MS - WAKE_NS - 2.1 * MS
+
+    @given(NS, NS, st.booleans(), st.booleans(), st.booleans())
+    def test_the_step_follows_from_what_is_there(
+        self, now_ns: int, take_ns: int, over: bool, waiting: bool, full: bool
+    ) -> None:
+        step = next_step(now_ns, take_ns, over=over, waiting=waiting, full=full)
+
+        if over:
+            assert step is Step.END  # its answers go first
+        elif waiting and full:
+            assert step is Step.TAKE
+        elif now_ns < take_ns:
+            assert step is Step.WAIT
+        else:
+            assert step is (Step.TAKE if waiting else Step.END)
+
+    @given(NS, st.integers(1, 1 << 40), st.booleans(), st.booleans())
+    def test_whoever_looks_often_enough_takes_or_ends_in_bounded_time(
+        self, now_ns: int, cost_ns: int, waiting: bool, full: bool
+    ) -> None:
+        lead = Lead()
+        take_ns = lead.take_ns(now_ns + cost_ns, cost_ns)
+
+        assert next_step(now_ns + cost_ns, take_ns, over=False, waiting=waiting, full=full) is not Step.WAIT
+
+
+class Exact(CostModel):
+    """Knows what a batch takes: the same for any number of rows."""
+
+    def __init__(self, ns: int) -> None:
+        super().__init__()
+        self.ns = ns
+
+    def predict_ns(self, key: Key, rows: int) -> float:
+        return self.ns
+
+
+@dataclass
+class Ran:
+    """One batch in virtual time: when it was taken, could be computed, began and ended, and the rows it has."""
+
+    taken: int
+    there: int
+    begun: int
+    ended: int
+    arrivals: list[int]
+
+
+class Simulated:
+    """One Instance under a virtual clock, with the Scheduler's own choices: what comes when, and what became of it."""
+
+    def __init__(self, arrivals: list[int], cost_ns: int, gather_ns: int, most: int) -> None:
+        self.scheduler = Scheduler(BatchPolicy(max_batch_rows=most), Exact(cost_ns))
+        self.arrivals = sorted(arrivals)
+        self.cost_ns, self.gather_ns = cost_ns, gather_ns
+        self.lead = Lead()
+        self.lead.learn(gather_ns)
+        self.ran: list[Ran] = []
+        self._came = 0
+
+    def run(self) -> None:
+        now_ns, running = 0, None
+        while running is not None or self._came < len(self.arrivals) or self.scheduler.live:
+            self._come(now_ns)
+            if running is None:
+                running = self._take(now_ns, 0)
+                now_ns = self.arrivals[self._came] if running is None else running.taken + self.gather_ns
+                continue
+            running = self._take_late(now_ns, running)
+            now_ns = self.ran[-1].ended if running is None else running.taken + self.gather_ns
+
+    def _come(self, now_ns: int) -> None:
+        while self._came < len(self.arrivals) and self.arrivals[self._came] <= now_ns:
+            request = fake_request(MODEL)
+            request.queue_ns = self.arrivals[self._came]
+            self.scheduler.add(request)
+            self._came += 1
+
+    def _take(self, now_ns: int, free_ns: int) -> Ran | None:
+        batch = self.scheduler.take(now_ns, 0, free_ns)
+        if batch is None:
+            return None
+        there = now_ns + 2 * self.gather_ns
+        begun = max(there, self.ran[-1].ended if self.ran else 0)
+        self.ran.append(Ran(now_ns, there, begun, begun + self.cost_ns, [each.queue_ns for each in batch.requests]))
+        return self.ran[-1]
+
+    def _take_late(self, now_ns: int, running: Ran) -> Ran | None:
+        """Take what follows, looking when something comes and when it is time; None: nothing had come by its end."""
+        take_ns = int(self.lead.take_ns(running.ended, self.cost_ns))
+        looks = [now_ns, *(each for each in self.arrivals if now_ns < each < take_ns), max(take_ns, now_ns)]
+        for look_ns in looks:
+            self._come(look_ns)
+            full = self.scheduler.lacking_rows(look_ns) <= 0
+            over = look_ns >= running.ended
+            step = next_step(look_ns, take_ns, over=over, waiting=self.scheduler.live > 0, full=full)
+            if step is Step.TAKE:
+                return self._take(look_ns, running.ended)
+            if step is Step.END:
+                break
+        self._come(running.ended)
+        return self._take(running.ended, 0)
+
+
+class TestInVirtualTime:
+    @settings(max_examples=60, deadline=None)
+    @given(
+        st.lists(st.integers(0, 100 * MS), min_size=1, max_size=40),
+        st.integers(MS, 20 * MS),
+        st.integers(0, MS // 8),
+        st.integers(1, 8),
+    )
+    def test_the_device_does_not_wait_for_what_is_there_and_batches_are_as_full_as_can_be(
+        self, arrivals: list[int], cost_ns: int, gather_ns: int, most: int
+    ) -> None:
+        simulated = Simulated(arrivals, cost_ns, gather_ns, most)
+        simulated.run()
+        ran = simulated.ran
+
+        assert sorted(each for batch in ran for each in batch.arrivals) == sorted(arrivals)
+        lead_ns = cost_ns - simulated.lead.take_ns(cost_ns, cost_ns)
+        for before, after in pairwise(ran):
+            assert after.taken >= before.taken + gather_ns  # the thread does one thing at a time
+            if min(after.arrivals) <= before.ended - lead_ns - gather_ns:
+                assert after.begun == before.ended  # it was there when the device was free
+        for at, batch in enumerate(ran):
+            if len(batch.arrivals) < most:
+                # nobody who was there when it closed was left behind, and it did not close before it was time
+                later = [each for other in ran[at + 1 :] for each in other.arrivals]
+                assert all(each > batch.taken for each in later)
+                assert at == 0 or batch.taken >= ran[at - 1].ended - lead_ns - 1
+
+
+def names(house: House) -> list[tuple[str, int]]:
+    """What was done on which Binding, filling left out."""
+    return [(what, number) for what, number, _ in house.stream.events if what != "lend"]
+
+
+def answers(requests: list[InferRequest]) -> list[float]:
+    return [float(np.asarray((request.outputs or [])[0])[0, 0]) for request in requests]
+
+
+class Waited(Device):
+    """A Device that says when somebody has asked for a turn, and how many batches were charged."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__(room)
+        self.asked = threading.Semaphore(0)
+        self.charged = 0
+
+    def begin(self, share: Any, cost_ns: float) -> None:
+        super().begin(share, cost_ns)
+        self.charged += 1
+
+    def ask(self, share: Any, waiter: Any) -> None:
+        super().ask(share, waiter)
+        self.asked.release()
+
+
+class TestTwoOnTheDevice:
+    def test_the_next_is_begun_before_the_one_on_the_device_ends(self) -> None:
+        with opened(Stream(ROWS, list)) as house:
+            first, second = house.put_two([1, 2], [3])
+            house.ended(first, second)
+
+            assert names(house) == [("begin", 0), ("begin", 1), ("end", 0), ("end", 1)]
+            assert answers([*first, *second]) == [1, 2, 3]
+
+    def test_bindings_take_turns_for_as_long_as_something_comes(self) -> None:
+        stream = Stream(ROWS, list)
+        with opened(stream, max_batch_rows=1) as house:
+            requests, then = house.put_two([1, 2, 3], [4, 5, 6])
+            house.ended(requests, then)
+
+            begun = [number for what, number in names(house) if what == "begin"]
+            assert begun == [0, 1, 0, 1, 0, 1]
+            assert names(house)[1:-1] == [
+                (what, at) for at in (1, 0, 1, 0, 1) for what, at in (("begin", at), ("end", 1 - at))
+            ]
+            assert answers([*requests, *then]) == [1, 2, 3, 4, 5, 6]
+
+    def test_a_lone_request_is_begun_at_once_and_its_answer_waits_for_nobody(self) -> None:
+        with opened(Stream(ROWS, list)) as house:
+            for value in (1, 2):
+                request = house.put(value)
+                house.ended(request)
+
+            assert names(house) == [("begin", 0), ("end", 0), ("begin", 0), ("end", 0)]
+
+    def test_while_one_runs_the_next_grows_and_is_taken_when_it_is_full(self) -> None:
+        stream = Stream(ROWS, list, held=True)
+        with opened(stream, predicted_ns=LONG_NS, max_batch_rows=4) as house:
+            first = house.put(0)
+            stream.wait_begun()
+            house.put(1)
+            second = house.put(2, 3)
+            assert [request.waiting for request in second] == [True, True]
+            house.put(4)
+            stream.wait_begun()
+
+            assert [each for each in stream.events if each[0] == "begin"] == [("begin", 0, 1), ("begin", 1, 4)]
+            stream.let_end()
+            house.ended(first)
+
+    def test_it_is_learned_what_a_batch_kept_the_device_busy_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        stream = Stream(ROWS, list)
+        with opened(stream) as house:
+            learned: list[int] = []
+            monkeypatch.setattr(house.model.scheduler, "learn", lambda key, rows, ns, now_ns: learned.append(ns))
+            first, second = house.put_two([1], [2])
+            before, after = house.next(), house.next()
+
+            assert (before.requests, after.requests) == (first, second)
+            assert after.exec_start_ns < before.exec_end_ns == after.free_ns
+            assert learned == [before.exec_end_ns - before.exec_start_ns, after.exec_end_ns - before.exec_end_ns]
+
+    def test_what_the_device_took_is_counted_by_its_name(self) -> None:
+        with opened(Stream(ROWS, list)) as house:
+            first, second = house.put_two([1, 2, 3], [4])
+            house.ended(first, second)
+
+            assert house.model.device_ns == {"cuda:0": 4_000}
+
+    def test_all_is_done_on_one_thread(self) -> None:
+        with opened(Stream(ROWS, list)) as house:
+            first, second = house.put_two([1], [2])
+            house.ended(first, second)
+
+            assert house.stream.threads == {"m/1#0"}
+            assert house.model.loop_binding is None
+
+    def test_where_turns_are_needed_and_nobody_waits_for_one_both_are_in_the_same(self) -> None:
+        device = Waited(1)
+        with opened(Stream(ROWS, list), device=device) as house, opened(Stream(ROWS, list), device=device) as other:
+            assert device.crowded
+            for _ in range(2):
+                first, second = house.put_two([1], [2])
+                house.ended(first, second)
+                other.ended(other.put(3))
+
+            assert names(house) == [("begin", 0), ("begin", 1), ("end", 0), ("end", 1)] * 2
+            assert device.charged == 6  # each batch, in a turn of its own or not
+
+    def test_where_the_rate_limiter_counts_runs_there_is_one_at_a_time(self) -> None:
+        group = InstanceGroup(1, ("cuda:0",), resources=(Resource("R", 1),))
+        devices = Devices(RateLimiter({("R", None): 1}))
+        with opened(Stream(ROWS, list), None, devices, group=group) as house:
+            first, second = house.put_two([1], [2])
+            house.ended(first, second)
+
+            assert len(house.stream.bindings) == 1
+
+    def test_what_it_leaves_when_it_takes_the_next_wakes_another(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with opened(Stream(ROWS, list), max_batch_rows=1) as house:
+            woken: list[int] = []
+            wake_one = house.model.wake_one
+
+            def wake() -> None:
+                if threading.current_thread().name == "m/1#0":
+                    woken.append(house.model.scheduler.live)
+                wake_one()
+
+            monkeypatch.setattr(house.model, "wake_one", wake)
+            first, second = house.put_two([1], [2, 3])
+            house.ended(first, second)
+
+            assert woken == [2, 1]  # as they come, while the first is begun, and as one of them is taken
+
+    def test_what_it_is_told_while_it_waits_for_a_turn_is_not_forgotten_though_nothing_is_to_run(self) -> None:
+        device = Waited(1)
+        share = device.join(1, 1)
+        device.ask(share, Mock())
+        with opened(Stream(ROWS, list), device=device) as house:
+            (waiting,) = house.model.threads
+            done = [waiting.perform(lambda: 1)]
+            assert all(device.asked.acquire(timeout=PATIENCE_S) for _ in range(2))  # the test has, and now it does
+            asking = threading.Thread(target=lambda: done.append(waiting.perform(lambda: 2)))
+            asking.start()
+            while waiting._errand is None or waiting.alarm._value:
+                time.sleep(0)
+            device.end(share, 0, 0, more=False)
+            asking.join(PATIENCE_S)
+
+            assert done == [1, 2]
+
+    def test_where_somebody_waits_for_a_turn_the_next_is_not_taken_before(self) -> None:
+        device = Waited(1)
+        with opened(Stream(ROWS, list), device=device) as house, opened(Stream(ROWS, list), device=device) as other:
+            second: list[InferRequest] = []
+            third: list[InferRequest] = []
+
+            def come() -> None:
+                second.extend(house.put(2))
+                third.extend(other.put(3))
+                assert all(device.asked.acquire(timeout=PATIENCE_S) for _ in range(2))
+
+            house.stream.begins = come
+            first = house.put(1)
+            house.ended(first, second)
+            other.ended(third)
+
+            assert names(house) == [("begin", 0), ("end", 0)] * 2
+
+
+GUILTY, BROKEN = -1.0, -2.0
+
+
+def faulty(inputs: list[Any]) -> list[Any]:
+    if (inputs[0] == GUILTY).any():
+        raise InferError(Code.INVALID, "a guilty row")
+    if (inputs[0] == BROKEN).any():
+        raise DeviceLost(Code.NOT_READY, "CUDA failure 700")
+    return inputs
+
+
+class Reopening:
+    """Loads the model again, after so many failures. `before` tells whether what was there was closed by then."""
+
+    def __init__(self, first: Stream, failures: int = 0, error: InferError | None = None) -> None:
+        self.streams = [first]
+        self.failures = failures
+        self.error = error or InferError(Code.OVERLOADED, "it does not fit the device")
+        self.asked = 0
+        self.before: list[bool] = []
+
+    def __call__(self, position: int) -> Stream:
+        self.asked += 1
+        self.before.append(self.streams[-1].closed)
+        if self.asked <= self.failures:
+            raise self.error
+        self.streams.append(Stream(ROWS, self.streams[0].function))
+        return self.streams[-1]
+
+
+def ends(requests: list[InferRequest]) -> list[str]:
+    """How each has ended: its answer or its error."""
+    assert all((request.error is None) != (request.outputs is None) for request in requests)
+    return [request.error.message if request.error else f"{answers([request])[0]:g}" for request in requests]
+
+
+class TestFaults:
+    @pytest.mark.parametrize(
+        ("first", "second"),
+        [([GUILTY, 2, 3], [4, 5]), ([1, 2], [3, GUILTY, 5]), ([1, GUILTY], [GUILTY, 4]), ([GUILTY], [GUILTY])],
+    )
+    def test_the_guilty_one_is_found_whichever_batch_it_is_in(self, first: list[float], second: list[float]) -> None:
+        with opened(Stream(ROWS, faulty)) as house:
+            requests, then = house.put_two(first, second)
+            house.ended(requests, then)
+
+            wanted = ["a guilty row" if value == GUILTY else f"{value:g}" for value in (*first, *second)]
+            assert ends([*requests, *then]) == wanted
+
+    def test_when_one_fails_the_other_is_ended_and_delivered_first(self) -> None:
+        with opened(Stream(ROWS, faulty)) as house:
+            first, second = house.put_two([1, GUILTY], [3])
+            delivered = house.next()
+            house.ended(first)
+
+            assert delivered.requests == second
+            assert names(house)[:4] == [("begin", 0), ("begin", 1), ("end", 0), ("end", 1)]
+
+    @pytest.mark.parametrize("error", [InferError(Code.INTERNAL, "refused"), MemoryError(), ValueError("a bug")])
+    def test_a_run_that_cannot_be_begun_beside_another_is_run_by_itself(self, error: Exception) -> None:
+        with opened(Stream(ROWS, faulty)) as house:
+            second: list[InferRequest] = []
+
+            def fail() -> None:
+                raise error
+
+            def follow() -> None:
+                second.extend(house.put(2))
+                house.stream.begins = fail
+
+            house.stream.begins = follow
+            first = house.put(1)
+            house.ended(first, second)
+
+            assert ends([*first, *second]) == ["1", "2"]
+            assert names(house)[:3] == [("begin", 0), ("begin", 1), ("end", 0)]
+            assert [batch.free_ns for batch in house.batches] == [0, 0]  # both had the device for themselves
+
+    def test_what_does_not_fit_the_memory_is_halved_and_later_batches_are(self) -> None:
+        def fits(inputs: list[Any]) -> list[Any]:
+            if len(inputs[0]) > 2:
+                raise OutOfMemory(Code.OVERLOADED, "CUDA failure 2", 1)
+            return inputs
+
+        with opened(Stream(ROWS, fits)) as house:
+            first, second = house.put_two([1, 2, 3, 4], [5, 6, 7])
+            house.ended(first, second)
+            cap = house.model.scheduler.memory_cap.rows
+            alone, then = house.put_two([8], [9])
+            house.ended(alone)
+            house.ended(then)
+
+            assert ends([*first, *second, *alone, *then]) == [str(value) for value in range(1, 10)]
+            assert cap in (1, 2)
+            assert names(house)[-4:] == [("begin", 0), ("end", 0)] * 2  # two at a time may be what took the memory
+
+    def test_of_a_lost_device_both_are_run_again_where_it_was_loaded_again(self) -> None:
+        stream = Stream(ROWS, faulty)
+        reopen = Reopening(stream)
+        with opened(stream, reopen) as house:
+            first, second = house.put_two([1, BROKEN], [3, 4])
+            house.ended(first, second)
+            new = reopen.streams[1]
+
+            assert ends([*first, *second]) == ["1", "CUDA failure 700", "3", "4"]
+            assert reopen.before == [True, True]
+            # the first one's requests one after another, since one of them is guilty; the second's had not begun
+            assert [rows for what, _, rows in new.events if what == "begin"] == [1, 1]
+            assert [rows for what, _, rows in reopen.streams[2].events if what == "begin"] == [2]
+            assert len(new.bindings) == 2
+
+    def test_who_breaks_the_device_is_answered_with_that_and_takes_nobody_along(self) -> None:
+        stream = Stream(ROWS, faulty)
+        reopen = Reopening(stream)
+        with opened(stream, reopen) as house:
+            first, second = house.put_two([1, BROKEN, 3], [4, BROKEN])
+            house.ended(first, second)
+
+            assert ends([*first, *second]) == ["1", "CUDA failure 700", "3", "4", "CUDA failure 700"]
+            assert all(reopen.before)
+            assert house.model.healthy
+
+    def test_a_device_that_is_gone_for_good_answers_both_and_one_that_comes_back_serves(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(instance, "FIRST_RETRY_NS", 0)
+        monkeypatch.setattr(instance, "LAST_RETRY_NS", 0)
+        stream = Stream(ROWS, faulty)
+        reopen = Reopening(stream, failures=2)
+        with opened(stream, reopen) as house:
+            first, second = house.put_two([BROKEN], [2])
+            house.ended(first, second)
+            gone = ends([*first, *second])
+            served = ""
+            while served != "5":
+                later = house.put(5)
+                house.ended(later)
+                (served,) = ends(later)
+
+            assert gone == ["CUDA failure 700", "model 'm' lost its device: it does not fit the device"]
+            assert house.model.healthy
+            assert reopen.before == [True] * 3
+
+    def test_a_device_that_is_lost_for_the_process_is_said_to_be_once_and_not_tried_again(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(instance, "FIRST_RETRY_NS", 0)
+        monkeypatch.setattr(instance, "LAST_RETRY_NS", 0)
+        stream = Stream(ROWS, faulty)
+        reopen = Reopening(stream, failures=99, error=ProcessLost(Code.NOT_READY, "CUDA failure 700 at load"))
+        devices, told = Devices(), threading.Semaphore(0)
+        devices.tell_lost = told.release
+        with opened(stream, reopen, devices) as house:
+            first, second = house.put_two([1, BROKEN], [3])
+            house.ended(first, second)
+            assert told.acquire(timeout=PATIENCE_S)
+            for value in range(5):
+                house.ended(house.put(value))
+            refused = [request for request in house.out.values() if request.error is not None]
+
+            assert len(refused) == 8
+            assert {request.error.code for request in refused if request.error} == {Code.NOT_READY}
+            assert not house.model.healthy
+            assert reopen.asked == 1
+            assert devices.lost == "model 'm' lost its device: CUDA failure 700 at load"
+        assert not told.acquire(blocking=False)
+        assert [record.levelname for record in caplog.records].count("CRITICAL") == 1
+
+    def test_a_device_of_another_process_that_is_lost_again_is_not_lost_for_this_one(self) -> None:
+        stream = Stream(ROWS, faulty)
+        reopen = Reopening(stream, failures=1, error=DeviceLost(Code.NOT_READY, "its process has ended"))
+        devices = Devices()
+        with opened(stream, reopen, devices) as house:
+            lost = house.put(BROKEN)
+            house.ended(lost)
+
+            assert not devices.lost
+
+    def test_closing_ends_both_and_delivers_them(self) -> None:
+        stream = Stream(ROWS, faulty, held=True)
+        with opened(stream) as house:
+            first, second = house.put_two([1], [2])
+            stream.wait_begun()
+            stream.wait_begun()
+            closing = threading.Thread(target=house.model.close)
+            closing.start()
+            stream.let_end(2)
+            closing.join(PATIENCE_S)
+
+            assert not closing.is_alive()
+            assert ends([*first, *second]) == ["1", "2"]
+            assert stream.closed
+
+    def test_closing_does_not_wait_for_more_to_come(self) -> None:
+        stream = Stream(ROWS, faulty, held=True)
+        with opened(stream, predicted_ns=LONG_NS) as house:
+            first = house.put(1)
+            stream.wait_begun()
+            stream.let_end()
+            house.model.close()
+
+            assert ends(first) == ["1"]
+
+
+class Limits(Watchdog):
+    """A Watchdog that notes what it is told, and stops what the test wants stopped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[tuple[int, int]] = []
+        self.watched = threading.Semaphore(0)
+        self.over: dict[int, Any] = {}
+
+    def begin(self, binding: Any, limit_ns: int, now_ns: int) -> None:
+        self.told.append((binding.number, limit_ns // MS))
+        self.over[binding.number] = binding
+        self.watched.release()
+
+    def end(self, binding: Any) -> None:
+        self.told.append((binding.number, 0))
+        del self.over[binding.number]
+
+
+class TestLimits:
+    def test_a_limit_begins_when_the_device_is_a_runs_own(self) -> None:
+        with opened(Stream(ROWS, faulty), run_limit_us=1000) as house:
+            house.model.watchdog = limits = Limits()
+            first, second = house.put_two([1], [2])
+            house.ended(first, second)
+
+            assert limits.told == [(0, 1), (1, 2), (0, 0), (1, 1), (1, 0)]
+
+    def test_a_run_that_hangs_is_stopped_and_the_one_behind_it_is_served(self) -> None:
+        stream = Stream(ROWS, faulty, held=True)
+        with opened(stream, run_limit_us=1000) as house:
+            house.model.watchdog = limits = Limits()
+            first, second = house.put_two([1], [2])
+            stream.wait_begun()
+            stream.wait_begun()
+            limits.over[0].stop()
+            stream.let_end()
+            house.ended(first, second)
+
+            assert ends([*first, *second]) == ["model 'm': run exceeded its limit of 1 ms", "2"]
+            assert house.model.events["runs_stopped"] == 1
+            assert limits.over == {}
+
+    def test_of_a_batch_that_was_stopped_the_others_are_served(self) -> None:
+        stream = Stream(ROWS, faulty, held=True)
+        with opened(stream, run_limit_us=1000) as house:
+            house.model.watchdog = Limits()
+            limits = house.model.watchdog
+            first, second = house.put_two([1, 2], [3])
+            stream.wait_begun()
+            stream.wait_begun()
+            stream.held = False
+            limits.over[0].stopped.set()
+            stream.let_end()
+            house.ended(first, second)
+
+            assert ends([*first, *second]) == ["1", "2", "3"]
+
+
+class TestLedger:
+    @settings(max_examples=20, deadline=None)
+    @given(st.lists(st.sampled_from([1.0, 2.0, 3.0, GUILTY, BROKEN]), min_size=1, max_size=24), st.integers(1, 4))
+    def test_whatever_comes_each_request_has_its_own_end_and_one(self, values: list[float], rows: int) -> None:
+        stream = Stream(ROWS, faulty)
+        with opened(stream, Reopening(stream), max_batch_rows=rows) as house:
+            half = len(values) // 2
+            if half:
+                requests, then = house.put_two(values[:half], values[half:])
+                house.ended(requests, then)
+                requests += then
+            else:
+                requests = house.put(*values)
+                house.ended(requests)
+            told = ends(requests)
+
+            assert house.finished.empty()
+            assert house.model.scheduler.live == 0
+        for value, end in zip(values, told, strict=True):
+            if value > 0:
+                assert end in (f"{value:g}", "CUDA failure 700")
+            elif value == GUILTY:
+                assert end in ("a guilty row", "CUDA failure 700")
+            else:
+                assert end == "CUDA failure 700"
