@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 
@@ -53,8 +53,70 @@ class Binding(Protocol):
         """
 
 
+class Overlapping(Binding, Protocol):
+    """A Binding whose run is begun and ended apart, so that the copies and the run of another one go on meanwhile.
+
+    `run` is `begin` and `end`. At most one run is begun and not ended. It may have `ended() -> bool`, which tells
+    whether `end` would return, or raise, at once.
+    """
+
+    device_ns: int
+    """What the device itself took for the latest run that has ended, copies and waiting left out; 0: unknown."""
+
+    def begin(self, wanted: Sequence[int]) -> None:
+        """Begin the run of what was lent and filled, and return. Raises: as `run`; nothing is begun then."""
+
+    def end(self) -> list[Any]:
+        """Wait for the run that was begun. Returns and raises: as `run`."""
+
+
+def overlaps(binding: Binding) -> TypeGuard[Overlapping]:
+    """Tell whether a Binding's run can be begun and ended apart."""
+    return hasattr(binding, "begin")
+
+
+class Preparing(Binding, Protocol):
+    """A Binding that is got ready for the sizes that it will run, by the thread that will run them."""
+
+    def prepare(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> None:
+        """Get ready for runs like that which was lent, with the same arguments, and filled. Raises: InferError."""
+
+    def rest(self) -> None:
+        """Give back memory that is kept only to be fast: nothing has come for a while. Never raises InferError."""
+
+
+class Placing(Binding, Protocol):
+    """A Binding that reads tensors from where they lie on its device, and writes them where they are wanted there."""
+
+    device: int
+    """The device's number."""
+
+    def place(self, position: int, parts: Sequence[Any]) -> None:
+        """Take the rows of an input from these parts, arrays and DeviceArrays, instead of from its buffer.
+
+        After `lend`, which forgets it. Rows of the run that the parts do not fill are copies of the last one. The parts
+        are read until the run has ended. Raises: InferError.
+        """
+
+    def aim(self, position: int, targets: Sequence[tuple[int, Any]]) -> bool:
+        """Write rows of an output to DeviceArrays, each from a row of the run on; after `lend` and `place`.
+
+        Returns: False where that cannot be: the output comes to the host as ever. Otherwise they have been written when
+        the run has ended, and what it returns for this output has those rows not filled in. Raises: InferError.
+        """
+
+
+def places(binding: Binding) -> TypeGuard[Placing]:
+    """Tell whether a Binding reads and writes tensors where they lie on its device."""
+    return hasattr(binding, "place")
+
+
 class Backend(Protocol):
-    """One model, loaded on one device."""
+    """One model, loaded on one device.
+
+    One on a GPU also says `device` ("cuda:0"), `device_bytes` (what it takes there, its Bindings included) and
+    `cpu_nodes` (the nodes of the graph that run on the CPU all the same; None: unknown).
+    """
 
     graph: Signature
     """The model's own signature, every axis included, `batched` False."""

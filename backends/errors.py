@@ -45,6 +45,10 @@ class DeviceLost(InferError):  # noqa: N818
     """A run met an error of the device that stays: nothing runs on this session any more."""
 
 
+class ProcessLost(DeviceLost):
+    """A device was lost for the whole process: whatever is loaded there again is lost too, in this process."""
+
+
 class DeviceTaken(DeviceLost):
     """A device that somebody took away from outside, by all that is known: what ran there need not be why."""
 

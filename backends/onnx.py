@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -22,7 +22,8 @@ from .datatypes import BY_ONNX_NAME
 from .errors import Code, InferError
 from .node import Node
 from .onnx_binding import OnnxBinding
-from .onnx_failures import words
+from .onnx_failures import is_absent, run_error, words
+from .onnx_providers import CPU, device_number
 from .onnx_rows import with_free_rows
 from .signature import Signature, TensorSpec
 
@@ -51,23 +52,51 @@ def load(path: Path, device: str, options: Mapping[str, str]) -> OnnxBackend:
     Options: intra_op_thread_count (0: all CPUs we may use), inter_op_thread_count, execution_mode (0 sequential, 1
     parallel), enable_mem_arena, enable_mem_pattern, graph_optimization_level (all, extended, basic, disabled),
     memory.enable_memory_arena_shrinkage; penstock.free_rows (1: as onnx_rows.py has the model); `session.*` goes to the
-    session as it is, `cuda.*` to the CUDA provider.
+    session as it is. Those of a GPU: onnx_cuda.py.
     Raises: InferError (NOT_FOUND: no such file; UNSUPPORTED: a type or device we cannot serve; else INVALID).
     """
-    provider, provider_options = _provider(device, options)
+    number = device_number(device)
+    if number is not None:
+        from .onnx_cuda import load_on_gpu  # built on this module
+
+        return load_on_gpu(path, number, options)
+    model, made, freed = prepared(path, options)
+    return OnnxBackend(opened(path, lambda: start(model, made, [(CPU, {})])), options, freed)
+
+
+def prepared(path: Path, options: Mapping[str, str]) -> tuple[str | bytes, Any, frozenset[str]]:
+    """Give what a session loads, its options, and the tensors whose rows were freed for it. Raises: InferError."""
     made = session_options(options)
     model, freed = _model(path, options, made)
+    return model, made, freed
+
+
+def start(model: str | bytes, made: Any, providers: Sequence[tuple[str, dict[str, str]]]) -> Any:
+    """Make a session. Raises: what ONNX Runtime does."""
+    # enable_fallback: else a provider that fails is replaced by the CPU, with a print
+    return onnxruntime.InferenceSession(model, made, providers=list(providers), enable_fallback=0)
+
+
+def opened(path: Path, make: Callable[[], Any], *, on_gpu: bool = False) -> Any:
+    """Make a session.
+
+    Raises: InferError (NOT_FOUND; INVALID; on a GPU also OutOfMemory, DeviceLost, and UNSUPPORTED where it cannot be
+    had).
+    """
     try:
-        # enable_fallback: else a provider that fails is replaced by the CPU, with a print
-        session = onnxruntime.InferenceSession(model, made, providers=[(provider, provider_options)], enable_fallback=0)
+        session = make()
+    except InferError:
+        raise
     except Exception as error:
+        if on_gpu and is_absent(error):
+            raise InferError(Code.UNSUPPORTED, words(error, path)) from error
+        failed = run_error(error, on_gpu=on_gpu)
+        if on_gpu and type(failed) is not InferError:
+            raise failed from error
         code = Code.NOT_FOUND if isinstance(error, ort.NoSuchFile) else Code.INVALID
         raise InferError(code, words(error, path)) from error
     session.disable_fallback()
-    if session.get_providers()[0] != provider:
-        text = f"device '{device}' was asked for, but ONNX Runtime could not start its {provider}"
-        raise InferError(Code.UNSUPPORTED, text)
-    return OnnxBackend(session, options, freed)
+    return session
 
 
 def _model(path: Path, options: Mapping[str, str], made: Any) -> tuple[str | bytes, frozenset[str]]:
@@ -104,6 +133,8 @@ class OnnxBackend:
     """One session. Its Bindings may run at once: ONNX Runtime's `Run` is thread-safe and leaves the GIL."""
 
     platform = "onnxruntime_onnx"
+    device = "cpu"
+    """What it runs on."""
     described: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, session: Any, options: Mapping[str, str], freed: Collection[str] = ()) -> None:
@@ -119,9 +150,12 @@ class OnnxBackend:
         for spec in (*signature.inputs, *signature.outputs):
             if spec.name not in self.graph.input and spec.name not in self.graph.output:
                 raise InferError(Code.INVALID, f"the model has no tensor '{spec.name}'")
-        binding = OnnxBinding(self._session, self.graph, signature, capacity_rows, run_options(self._options))
+        binding = self._make(signature, capacity_rows)
         self._bindings.add(binding)
         return binding
+
+    def _make(self, signature: Signature, capacity_rows: int) -> OnnxBinding:
+        return OnnxBinding(self._session, self.graph, signature, capacity_rows, run_options(self._options))
 
     def close(self) -> None:
         """Free the model, its Bindings' buffers included. A NodeArg that a hook still holds keeps the session."""
@@ -143,19 +177,6 @@ def run_options(options: Mapping[str, str]) -> Any:
     if _SHRINKAGE in options:
         made.add_run_config_entry(_SHRINKAGE, options[_SHRINKAGE])
     return made
-
-
-def _provider(device: str, options: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    if device == "cpu":
-        return "CPUExecutionProvider", {}
-    kind, _, index = device.partition(":")
-    if kind != "cuda" or not index.isdecimal():
-        raise InferError(Code.INVALID, f"device '{device}': expected 'cpu' or 'cuda:<number>'")
-    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
-        text = f"device '{device}' was asked for, but the onnxruntime {onnxruntime.__version__} here has no CUDA"
-        raise InferError(Code.UNSUPPORTED, f"{text}: pip install penstock[gpu]")
-    said = {name.removeprefix("cuda."): value for name, value in options.items() if name.startswith("cuda.")}
-    return "CUDAExecutionProvider", said | {"device_id": index}
 
 
 def _count(options: Mapping[str, str], name: str) -> int:

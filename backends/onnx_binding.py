@@ -29,7 +29,7 @@ MAX_KINDS = 64
 ALIGNMENT_BYTES = 64
 
 
-class _Choice:
+class Choice:
     """One choice of outputs for one set of shapes: all is bound, so a run is one call."""
 
     __slots__ = ("binding", "outputs")
@@ -39,7 +39,7 @@ class _Choice:
         self.outputs = outputs
 
 
-class _Plan:
+class Plan:
     """What every run of the same input shapes shares. `choices` has None where outputs cannot be bound."""
 
     __slots__ = ("buffers", "choices", "feeds", "rows")
@@ -48,7 +48,7 @@ class _Plan:
         self.rows = rows
         self.buffers = buffers
         self.feeds = feeds
-        self.choices: dict[tuple[int, ...], _Choice | None] = {}
+        self.choices: dict[tuple[int, ...], Choice | None] = {}
 
 
 class OnnxBinding:
@@ -57,6 +57,8 @@ class OnnxBinding:
     A run with everything bound is one call. Everything else (strings, sequences, maps, free output shapes, outputs
     above BOUND_OUTPUT_BYTES, optional inputs) is fed to `session.run`, which returns fresh memory of its own.
     """
+
+    bound_bytes = BOUND_OUTPUT_BYTES
 
     def __init__(
         self, session: Any, graph: Signature, signature: Signature, capacity_rows: int, run_options: Any
@@ -75,10 +77,10 @@ class OnnxBinding:
         self._outputs = [(spec, graph.output[spec.name]) for spec in signature.outputs]
         self._strings = [spec.name for spec in signature.inputs if spec.datatype == "BYTES"]
         self._bindable = {i for i in range(len(self._outputs)) if self._is_bindable(i)}
-        self._input_slabs = [_slab(graph, self._first_size(spec.shape)) for spec, graph in self._inputs]
+        self._input_slabs = [self._new_slab(graph, self._first_size(spec.shape)) for spec, graph in self._inputs]
         self._output_slabs: dict[int, Array] = {}
-        self._plans: dict[tuple[tuple[int, ...] | None, ...], _Plan] = {}
-        self._lent: _Plan | None = None
+        self._plans: dict[tuple[tuple[int, ...] | None, ...], Plan] = {}
+        self._lent: Plan | None = None
 
     def lend(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:
         """Give the input buffers for a run; the same ones for the same shapes."""
@@ -88,7 +90,7 @@ class OnnxBinding:
             plan = self._make_plan(rows, key)
         self._lent = plan
         if self._stopped:
-            self._stopped = self._run_options.terminate = False
+            self._go_on()
         return plan.buffers
 
     def run(self, wanted: Sequence[int]) -> list[Any]:
@@ -115,6 +117,11 @@ class OnnxBinding:
         self._run_options.terminate = True
         self._stopped = True
 
+    def _go_on(self) -> None:
+        """Forget that a run was to be stopped; in the order that a `stop` meanwhile is seen by the next `lend`."""
+        self._stopped = False
+        self._run_options.terminate = False
+
     def release(self) -> None:
         """Let go of the session and all buffers."""
         self._session = self._run_bound = self._lent = None
@@ -139,7 +146,7 @@ class OnnxBinding:
         rows = self.capacity_rows if self._signature.batched else 1
         return rows * math.prod(dim if dim > 0 else 1 for dim in shape)
 
-    def _make_plan(self, rows: int, shapes: tuple[tuple[int, ...] | None, ...]) -> _Plan:
+    def _make_plan(self, rows: int, shapes: tuple[tuple[int, ...] | None, ...]) -> Plan:
         if rows > self.capacity_rows:
             raise ValueError(f"{rows} rows, capacity is {self.capacity_rows}")
         buffers: list[Array | None] = []
@@ -155,41 +162,50 @@ class OnnxBinding:
             buffers.append(buffer)
             view = buffer.reshape(()) if not graph.shape and shape == (1,) else buffer
             feeds[spec.name] = _ort_value(view, graph) if graph.datatype == "BF16" else view
-        plan = _Plan(rows, buffers, feeds)
+        plan = Plan(rows, buffers, feeds)
         if len(self._plans) >= MAX_PLANS:
             del self._plans[next(iter(self._plans))]
         self._plans[shapes] = plan
         return plan
 
+    def _new_slab(self, spec: TensorSpec, size: int) -> Array:
+        """Allocate `size` elements, aligned for vector instructions. Pages are touched when they are first filled."""
+        dtype = spec.type.dtype
+        if dtype.hasobject:
+            return np.empty(size, dtype)
+        raw = np.empty(size * dtype.itemsize + ALIGNMENT_BYTES, np.uint8)
+        start = -raw.ctypes.data % ALIGNMENT_BYTES
+        return raw[start : start + size * dtype.itemsize].view(dtype)
+
     def _grow(self, position: int, size: int) -> None:
         """Replace a slab that is too small; at least doubled, so that growth by steps ends soon."""
         old = self._input_slabs[position]
-        self._input_slabs[position] = _slab(self._inputs[position][1], max(size, 2 * old.size))
+        self._input_slabs[position] = self._new_slab(self._inputs[position][1], max(size, 2 * old.size))
         self._plans.clear()
 
-    def _choose(self, plan: _Plan, wanted: tuple[int, ...]) -> _Choice | None:
+    def _choose(self, plan: Plan, wanted: tuple[int, ...]) -> Choice | None:
         if len(plan.choices) >= MAX_CHOICES:
             plan.choices.clear()
         plan.choices[wanted] = choice = self._bind_all(plan, wanted) if self._can_bind(plan, wanted) else None
         return choice
 
-    def _can_bind(self, plan: _Plan, wanted: tuple[int, ...]) -> bool:
+    def _can_bind(self, plan: Plan, wanted: tuple[int, ...]) -> bool:
         return (
             bool(wanted)
             and self._bindable.issuperset(wanted)
             and all(
                 0
                 < math.prod(self._output_shape(plan, position)) * self._outputs[position][1].type.size_bytes
-                <= BOUND_OUTPUT_BYTES
+                <= self.bound_bytes
                 for position in wanted
             )
         )
 
-    def _output_shape(self, plan: _Plan, position: int) -> tuple[int, ...]:
+    def _output_shape(self, plan: Plan, position: int) -> tuple[int, ...]:
         shape = self._outputs[position][1].shape
         return (plan.rows, *shape[1:]) if self._signature.batched else shape
 
-    def _bind_all(self, plan: _Plan, wanted: tuple[int, ...]) -> _Choice:
+    def _bind_all(self, plan: Plan, wanted: tuple[int, ...]) -> Choice:
         binding = self._session.io_binding()
         for (_, graph), buffer in zip(self._inputs, plan.buffers, strict=True):
             if buffer is not None:
@@ -201,13 +217,13 @@ class OnnxBinding:
             shape = self._output_shape(plan, position)
             slab = self._output_slabs.get(position)
             if slab is None or slab.size < math.prod(shape):
-                slab = self._output_slabs[position] = _slab(graph, self._first_size(graph.shape))
+                slab = self._output_slabs[position] = self._new_slab(graph, self._first_size(graph.shape))
             output = slab[: math.prod(shape)].reshape(shape)
             _bind(binding.bind_output, graph, shape, output)
             outputs.append(output)
-        return _Choice(binding, outputs)
+        return Choice(binding, outputs)
 
-    def _run_again(self, plan: _Plan, wanted: tuple[int, ...], error: Exception) -> list[Any]:
+    def _run_again(self, plan: Plan, wanted: tuple[int, ...], error: Exception) -> list[Any]:
         """Run fed what has failed with all bound, unless it is known how such a failure ends.
 
         Only a run that is fed says whose fault it was, and a failing run costs as much as eight good ones. One
@@ -237,7 +253,7 @@ class OnnxBinding:
         plan.choices.clear()
         return results
 
-    def _run_fed(self, plan: _Plan, wanted: tuple[int, ...]) -> list[Any]:
+    def _run_fed(self, plan: Plan, wanted: tuple[int, ...]) -> list[Any]:
         feeds = plan.feeds
         if self._strings:
             feeds = feeds | {name: _text(name, feeds[name]) for name in self._strings if name in feeds}
@@ -277,16 +293,6 @@ class OnnxBinding:
         if spec.datatype == "BYTES":
             result = _encoded(result)
         return result.reshape(1) if not result.shape and spec.shape == (1,) else result
-
-
-def _slab(spec: TensorSpec, size: int) -> Array:
-    """Allocate `size` elements, aligned for vector instructions. Pages are touched when they are first filled."""
-    dtype = spec.type.dtype
-    if dtype.hasobject:
-        return np.empty(size, dtype)
-    raw = np.empty(size * dtype.itemsize + ALIGNMENT_BYTES, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT_BYTES
-    return raw[start : start + size * dtype.itemsize].view(dtype)
 
 
 def _bind(bind: Callable[..., None], spec: TensorSpec, shape: tuple[int, ...], array: Array) -> None:

@@ -8,12 +8,16 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from .cuda import ABSENT, LOST, RETRY_AFTER_NS
 from .errors import Code, DeviceLost, InferError, OutOfMemory, RunStopped
 
-RETRY_AFTER_NS = 1_000_000_000
-"""When memory may be free again: nobody knows, other runs last a second at most as a rule."""
-
-_SOURCE_PLACE = re.compile(r"\S*/([\w.-]+\.(?:cc|cpp|cu|cuh|h|hpp):\d+)")
+_SOURCE_PLACE = re.compile(r"\S*/([\w.-]+\.(?:cc|cpp|cu|cuh|h|hpp)\b)")
+# "cuda_call.cc:154 <signature> cuda_call.cc:146 <signature> CUDA failure 46: ...": who throws it is always the same
+_CUDA_CALL = re.compile(r"cuda_call\.cc:\d+ .*?(?=\b[A-Z_]+ failure -?\d+: )", re.DOTALL)
+# the machine's name is no client's business
+_HOSTNAME = re.compile(r" ; hostname=[^;]*(?=;|$)")
+_PLAN = " with the cudnn frontend json:"
+"""A page of JSON follows."""
 _STATUS = re.compile(r"^(?:\[ONNXRuntimeError\] : (\d+) : \w+ : )")
 _BOUND = "Error in execution: "
 _NUMBER = re.compile(r"\d+")
@@ -24,18 +28,20 @@ _OUT_OF_MEMORY = re.compile(
     r"|Available memory of \d+ is smaller than requested"
     r"|CUDA (?:failure|error) 2:"
     r"|cudaErrorMemoryAllocation|CUDA(?: error:)? out of memory"
-    r"|CUDNN_STATUS_ALLOC_FAILED|CUBLAS_STATUS_ALLOC_FAILED"
+    r"|CU(?:DNN|BLAS)_STATUS_\w*ALLOC\w*FAILED|CUBLAS failure 3:"
+)
+_ABSENT = re.compile(
+    r"CUDA (?:failure|error) (?:" + "|".join(map(str, sorted(ABSENT))) + r"):"
+    r"|CUDA_PATH is set but CUDA"
+    r"|Please install TensorRT libraries"
 )
 _LOST = re.compile(
-    # devices unavailable, none, ECC, NVLink, illegal address, time limit, context gone, assert, broken code, launch
-    r"CUDA (?:failure|error) (?:46|100|214|220|700|702|709|710|714|715|716|717|718|719|999)\b"
+    r"CUDA (?:failure|error) (?:" + "|".join(map(str, sorted(LOST))) + r")\b"
     r"|an illegal memory access was encountered|unspecified launch failure|device-side assert triggered"
     r"|uncorrectable (?:ECC|NVLink) error|no CUDA-capable device is detected|misaligned address"
     r"|CUDA-capable device\(s\) is/are busy or unavailable|an illegal instruction was encountered"
     r"|[Dd]evice (?:has been |was )?removed"
 )
-"""CUDA's errors after which every call of the process's context fails. Source: cudaError_t in CUDA's runtime API: those
-of which it says "the process must be terminated and relaunched", and those of a device that is not there."""
 
 
 def run_error(error: Exception, *, on_gpu: bool = False) -> InferError:
@@ -56,6 +62,11 @@ def run_error(error: Exception, *, on_gpu: bool = False) -> InferError:
     return InferError(Code.INVALID if name == "InvalidArgument" else Code.INTERNAL, text)
 
 
+def is_absent(error: Exception) -> bool:
+    """Tell whether a session could not be made because the GPU, its driver or a library cannot be had."""
+    return _ABSENT.search(str(error)) is not None
+
+
 def kind(error: InferError) -> str:
     """Give what failures of one kind have in common: their words without numbers and without a status."""
     return _NUMBER.sub("#", bare(error))
@@ -67,11 +78,13 @@ def bare(error: InferError) -> str:
 
 
 def words(error: Exception, model: Path | None = None) -> str:
-    """Give ONNX Runtime's words, its source folders and the model's folder left out.
+    """Give ONNX Runtime's words, its source folders, the model's folder and the machine's name left out.
 
     Source: the beginning is that of Triton's onnxruntime_backend ("onnx runtime error 2: ...").
     """
-    text = _SOURCE_PLACE.sub(r"\1", str(error)).removeprefix(_BOUND)
+    text = _SOURCE_PLACE.sub(r"\1", str(error).partition(_PLAN)[0]).removeprefix(_BOUND)
+    if " failure " in text:
+        text = _HOSTNAME.sub(" ", _CUDA_CALL.sub("", text)).rstrip(" ;\n")
     if model is not None:
         for folder in (model.parent, model.parent.resolve()):
             text = text.replace(f"{folder}/", "")

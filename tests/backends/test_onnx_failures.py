@@ -12,12 +12,23 @@ import pytest
 
 from penstock.backends.errors import Code, DeviceLost, InferError, OutOfMemory, RunStopped
 from penstock.backends.onnx import OnnxBackend, load
-from penstock.backends.onnx_failures import run_error
+from penstock.backends.onnx_failures import is_absent, run_error
 from tests.backends.contract import batched, infer
 from tests.backends.onnx_models import FLOAT, INT64, floats, ints, node, save, value
 
 NODE = "Non-zero status code returned while running Conv node. Name:'c' Status Message: "
 
+FROM_CUDA = (
+    "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Exception during initialization: "
+    "/onnxruntime_src/onnxruntime/core/providers/cuda/cuda_call.cc:154 std::conditional_t<THRW, void, Status> "
+    "onnxruntime::CudaCall(ERRTYPE, const char*) [with ERRTYPE = cudaError; bool THRW = true] "
+    "/onnxruntime_src/onnxruntime/core/providers/cuda/cuda_call.cc:146 void onnxruntime::CudaCall(ERRTYPE) "
+    "[with ERRTYPE = cudaError; bool THRW = true; std::conditional_t<THRW, void, common::Status> = void] "
+    "CUDA failure {}: {} ; GPU=1 ; hostname=secret.example.org ; "
+    "file=/onnxruntime_src/onnxruntime/core/providers/cuda/cuda_allocator.cc ; line=47 ; "
+    "expr=cudaMalloc((void**)&p, size); \n\n"
+)
+"""As ONNX Runtime 1.31 says it."""
 OUT_OF_MEMORY = [
     NODE + "/onnxruntime_src/onnxruntime/core/framework/bfc_arena.cc:376 void* onnxruntime::BFCArena::"
     "AllocateRawInternal(size_t, bool, onnxruntime::Stream*) Failed to allocate memory for requested buffer of size 64",
@@ -26,6 +37,8 @@ OUT_OF_MEMORY = [
     + "onnxruntime/core/framework/bfc_arena.cc:168 Available memory of 512 is smaller than requested bytes of 1024",
     NODE + "CUDA failure 2: out of memory ; GPU=0 ; hostname=h ; expr=cudaMalloc((void**)&p, size); ",
     NODE + "CUDNN failure 2: CUDNN_STATUS_ALLOC_FAILED ; GPU=0 ; hostname=h",
+    NODE + "CUDNN failure 4004: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED ; GPU=0 ; hostname=h",
+    NODE + "CUBLAS failure 3: the resource allocation failed ; GPU=0 ; hostname=h ; file=a.cc ; line=1 ; expr=x; ",
     NODE + "CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED ; GPU=0 ; hostname=h ; expr=cublasCreate(&cublas_handle_); ",
 ]
 LOST = [
@@ -75,6 +88,25 @@ class TestWhatWordsMean:
 
         assert type(error) is InferError
         assert error.code is Code.INTERNAL
+
+    def test_neither_the_machine_nor_its_folders_are_named(self) -> None:
+        error = run_error(RuntimeError(FROM_CUDA.format(2, "out of memory")), on_gpu=True)
+
+        said = "CUDA failure 2: out of memory ; GPU=1 ; cuda_allocator.cc ; line=47 ; expr=cudaMalloc((void**)&p, size)"
+        assert error.message == f"onnx runtime error 6: Exception during initialization: {said}"
+
+    def test_the_plan_of_a_convolution_is_left_out(self) -> None:
+        text = NODE + 'Failed to initialize CUDNN Frontend: no engine with the cudnn frontend json:\n{"context": {}}'
+
+        assert run_error(RuntimeError(text)).message == NODE + "Failed to initialize CUDNN Frontend: no engine"
+
+    @pytest.mark.parametrize("status", [3, 35, 46, 100, 209, 805])
+    def test_a_device_that_cannot_be_had_is_told_from_one_that_was_lost(self, status: int) -> None:
+        assert is_absent(RuntimeError(FROM_CUDA.format(status, "said by CUDA")))
+
+    @pytest.mark.parametrize("status", [2, 700, 719, 999, 3000])
+    def test_a_device_that_is_full_or_lost_is_not_absent(self, status: int) -> None:
+        assert not is_absent(RuntimeError(FROM_CUDA.format(status, "said by CUDA")))
 
     def test_a_run_that_was_stopped_says_so(self) -> None:
         error = run_error(RuntimeError(NODE + "Exiting due to terminate flag being set to true."))

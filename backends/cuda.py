@@ -1,0 +1,290 @@
+"""The CUDA runtime by ctypes: memory, copies, streams, events and memory shared between processes.
+
+Called by the CUDA Binding and by what serves CUDA shared memory. Importing this loads no library: `find_runtime` does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Protocol
+
+from .cuda_calls import DRIVER, HANDLE_BYTES, Calls, CudaError, Handle, Int, Size
+from .errors import Code, DeviceLost, InferError, OutOfMemory
+
+__all__ = ["HANDLE_BYTES", "CudaError", "CudaRuntime", "Runtime", "find_runtime", "refusal", "why_none"]
+
+OUT_OF_MEMORY = 2
+NOT_READY = 600
+LOST = frozenset({46, 100, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911, 999})
+"""CUDA's errors after which every call of the process's context fails: devices unavailable, none, ECC, NVLink, illegal
+address, time limit, context gone, assert, broken code, launch. Source: cudaError_t in CUDA's runtime API: those of
+which it says "the process must be terminated and relaunched", and those of a device that is not there."""
+ABSENT = frozenset({3, 34, 35, 36, 46, 100, 101, 103, 209, *range(802, 810)})
+"""CUDA's errors that say at a load that the device cannot be had at all: no or too old a driver, no device, one that is
+another process's alone, a multi-process service (MPS) that refuses, no kernels for so old a GPU."""
+RETRY_AFTER_NS = 1_000_000_000
+"""When memory may be free again: nobody knows, other runs last a second at most as a rule."""
+
+_RUNTIMES = ("libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0", "libcudart.so")
+_MAPS = Path("/proc/self/maps")
+_LOADED = re.compile(r"/.*/libcudart(?:-[0-9a-f]+)?\.so[.\d]*$")
+_LAZY_PEER_ACCESS = 1
+_TO_DEVICE, _TO_HOST, _ANY_WAY = 1, 2, 4
+_PORTABLE = 1
+_DEFAULT_STREAM = 0
+_NON_BLOCKING = 1
+_BLOCKING_SYNC = 1
+_CAPABILITY = 75, 76
+_NAME_BYTES = 256
+_BUS_ID_BYTES = 32
+
+
+def refusal(error: CudaError) -> InferError:
+    """Make the refusal of a run or a load that met an error: OutOfMemory, DeviceLost, else INTERNAL."""
+    if error.status == OUT_OF_MEMORY:
+        return OutOfMemory(Code.OVERLOADED, str(error), RETRY_AFTER_NS)
+    if error.status in LOST:
+        return DeviceLost(Code.NOT_READY, str(error))
+    return InferError(Code.INTERNAL, str(error))
+
+
+class Runtime(Protocol):
+    """The part of the CUDA runtime that is used.
+
+    Pointers, streams and events are addresses; sizes are bytes. All raise CudaError. Threads: any; no call holds the
+    GIL. A thread has a current device: calls that take a device set it.
+    """
+
+    def count(self) -> int: ...
+    def pci_bus_id(self, device: int) -> str: ...
+    def name(self, device: int) -> str: ...
+    def capability(self, device: int) -> str: ...
+    def memory(self, device: int) -> tuple[int, int]: ...
+    def use(self, device: int) -> None: ...
+
+    def allocate(self, size: int, device: int) -> int: ...
+    def free(self, pointer: int, device: int) -> None: ...
+    def allocate_pinned(self, size: int, device: int) -> int: ...
+    def free_pinned(self, pointer: int, device: int) -> None: ...
+
+    def stream(self, device: int) -> int: ...
+    def end_stream(self, stream: int, device: int) -> None: ...
+    def event(self, device: int) -> int: ...
+    def end_event(self, event: int, device: int) -> None: ...
+    def copy(self, to: int, source: int, size: int, stream: int) -> None: ...
+    def record(self, event: int, stream: int) -> None: ...
+    def wait(self, stream: int, event: int) -> None: ...
+    def told(self, event: int) -> bool: ...
+    def synchronize(self, event: int) -> None: ...
+    def drain(self, stream: int) -> None: ...
+    def elapsed_ns(self, first: int, last: int) -> int: ...
+
+    def handle_of(self, pointer: int, device: int) -> bytes: ...
+    def open_handle(self, handle: bytes, device: int) -> int: ...
+    def close_handle(self, pointer: int, device: int) -> None: ...
+    def size(self, pointer: int, device: int) -> int: ...
+    def read(self, pointer: int, device: int, into: memoryview) -> None: ...
+    def write(self, pointer: int, device: int, raw: bytes | memoryview) -> None: ...
+
+
+class CudaRuntime(Calls):
+    """libcudart, and libcuda for what that does not tell: the name of a device, and how large an allocation is."""
+
+    def count(self) -> int:
+        """Count the devices that this process may use (CUDA_VISIBLE_DEVICES)."""
+        found = Int()
+        self.do("cudaGetDeviceCount", found)
+        return found.value
+
+    def pci_bus_id(self, device: int) -> str:
+        """Give a device's place, such as "0000:65:00.0". Makes no context on it."""
+        text = ctypes.create_string_buffer(_BUS_ID_BYTES)
+        self.do("cudaDeviceGetPCIBusId", text, _BUS_ID_BYTES, device)
+        return text.value.decode("latin-1")
+
+    def name(self, device: int) -> str:
+        """Give a device's name, such as "NVIDIA H200". Makes no context on it."""
+        number, text = Int(), ctypes.create_string_buffer(_NAME_BYTES)
+        self.do("cuInit", 0)
+        self.do("cuDeviceGet", number, device)
+        self.do("cuDeviceGetName", text, _NAME_BYTES, number)
+        return text.value.decode("latin-1")
+
+    def capability(self, device: int) -> str:
+        """Give a device's compute capability, such as "9.0". Makes no context on it."""
+        major, minor = Int(), Int()
+        for part, attribute in zip((major, minor), _CAPABILITY, strict=True):
+            self.do("cudaDeviceGetAttribute", part, attribute, device)
+        return f"{major.value}.{minor.value}"
+
+    def memory(self, device: int) -> tuple[int, int]:
+        """Give the bytes that are free and those that there are, whoever uses the rest."""
+        self.use(device)
+        free, total = Size(), Size()
+        self.do("cudaMemGetInfo", free, total)
+        return free.value, total.value
+
+    def use(self, device: int) -> None:
+        """Make a device this thread's. What needs one and takes none takes that, or device 0 where none was set."""
+        self.do("cudaSetDevice", device)
+
+    def allocate(self, size: int, device: int) -> int:
+        """Allocate device memory, aligned to 256 bytes at least."""
+        self.use(device)
+        return self.made("cudaMalloc", size)
+
+    def free(self, pointer: int, device: int) -> None:
+        """Free what `allocate` gave. Waits for all of the device's work under way."""
+        self.use(device)
+        self.do("cudaFree", pointer)
+
+    def allocate_pinned(self, size: int, device: int) -> int:
+        """Allocate page-locked host memory, from which a device copies without the CPU."""
+        self.use(device)
+        return self.made("cudaHostAlloc", size, _PORTABLE)
+
+    def free_pinned(self, pointer: int, device: int) -> None:
+        """Free what `allocate_pinned` gave. No copy of it may be under way."""
+        self.use(device)
+        self.do("cudaFreeHost", pointer)
+
+    def stream(self, device: int) -> int:
+        """Make a stream that does not wait for the default one."""
+        self.use(device)
+        return self.made("cudaStreamCreateWithFlags", _NON_BLOCKING)
+
+    def end_stream(self, stream: int, device: int) -> None:
+        """Give a stream back. What it still holds is done before it goes."""
+        self.use(device)
+        self.do("cudaStreamDestroy", stream)
+
+    def event(self, device: int) -> int:
+        """Make an event that tells the time, and that one waits for without a spinning CPU."""
+        self.use(device)
+        return self.made("cudaEventCreateWithFlags", _BLOCKING_SYNC)
+
+    def end_event(self, event: int, device: int) -> None:
+        """Give an event back."""
+        self.use(device)
+        self.do("cudaEventDestroy", event)
+
+    def copy(self, to: int, source: int, size: int, stream: int) -> None:
+        """Queue a copy, from and to the memory of any device or the host."""
+        self.do("cudaMemcpyAsync", to, source, size, _ANY_WAY, stream)
+
+    def record(self, event: int, stream: int) -> None:
+        """Have an event tell when the stream has done all that is in it now."""
+        self.do("cudaEventRecord", event, stream)
+
+    def wait(self, stream: int, event: int) -> None:
+        """Have a stream go on only when an event has told."""
+        self.do("cudaStreamWaitEvent", stream, event, 0)
+
+    def told(self, event: int) -> bool:
+        """Say whether an event has told. Raises: what the work before it met, too."""
+        try:
+            self.do("cudaEventQuery", event)
+        except CudaError as error:
+            if error.status == NOT_READY:
+                return False
+            raise
+        return True
+
+    def synchronize(self, event: int) -> None:
+        """Wait until an event has told. Raises: what the work before it met, too."""
+        self.do("cudaEventSynchronize", event)
+
+    def drain(self, stream: int) -> None:
+        """Wait until a stream has done all. Raises: what its work met, too."""
+        self.do("cudaStreamSynchronize", stream)
+
+    def elapsed_ns(self, first: int, last: int) -> int:
+        """Give the time between two events that both have told, to about half a microsecond."""
+        found = ctypes.c_float()
+        self.do("cudaEventElapsedTime", found, first, last)
+        return round(found.value * 1e6)
+
+    def handle_of(self, pointer: int, device: int) -> bytes:
+        """Give the handle by which another process maps what `allocate` gave."""
+        self.use(device)
+        handle = Handle()
+        self.do("cudaIpcGetMemHandle", handle, pointer)
+        return bytes(handle)
+
+    def open_handle(self, handle: bytes, device: int) -> int:
+        """Map another process's allocation."""
+        self.use(device)
+        return self.made("cudaIpcOpenMemHandle", Handle.from_buffer_copy(handle), _LAZY_PEER_ACCESS)
+
+    def close_handle(self, pointer: int, device: int) -> None:
+        """Unmap it."""
+        self.use(device)
+        self.do("cudaIpcCloseMemHandle", pointer)
+
+    def size(self, pointer: int, device: int) -> int:
+        """Give the bytes from `pointer` to the end of its allocation."""
+        self.use(device)
+        base, size = ctypes.c_uint64(), Size()
+        self.do("cuMemGetAddressRange_v2", base, size, pointer)
+        return base.value + size.value - pointer
+
+    def read(self, pointer: int, device: int, into: memoryview) -> None:
+        """Copy from the device, and wait."""
+        self.use(device)
+        place = (ctypes.c_char * len(into)).from_buffer(into)
+        self.do("cudaMemcpy", ctypes.addressof(place), pointer, len(into), _TO_HOST)
+
+    def write(self, pointer: int, device: int, raw: bytes | memoryview) -> None:
+        """Copy to the device, and wait."""
+        self.use(device)
+        # ctypes takes no address of what is read only
+        kept = raw if isinstance(raw, bytes) else raw.tobytes()
+        self.do("cudaMemcpy", pointer, kept, len(kept), _TO_DEVICE)
+        # it returns when the bytes have been taken, which is before they are there
+        self.drain(_DEFAULT_STREAM)
+
+
+def find_runtime() -> Runtime | None:
+    """Load the CUDA runtime: the one this process has already, the loader's, or pip's (nvidia-cuda-runtime).
+
+    Once per process. Touches no device.
+    """
+    found = _look()
+    return None if isinstance(found, str) else found
+
+
+def why_none() -> str:
+    """Say why `find_runtime` gives None; "" where it does not."""
+    found = _look()
+    return found if isinstance(found, str) else ""
+
+
+@cache
+def _look() -> CudaRuntime | str:
+    try:
+        ctypes.CDLL(DRIVER)
+    except OSError as error:
+        return f"no NVIDIA driver is to be seen here ({error})"
+    said = ""
+    for name in _candidates():
+        try:
+            return CudaRuntime(name, DRIVER)
+        except (OSError, AttributeError) as error:
+            said = said or str(error)
+    return f"no CUDA runtime library can be loaded ({said})"
+
+
+def _candidates() -> Iterator[str]:
+    with suppress(OSError):
+        for line in _MAPS.read_text("utf-8", "replace").splitlines():
+            if (match := _LOADED.search(line)) is not None:
+                yield match[0]
+    yield from _RUNTIMES
+    for folder in sys.path:
+        yield from sorted(map(str, Path(folder, "nvidia").glob("*/lib/libcudart.so*")), reverse=True)

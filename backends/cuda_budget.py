@@ -1,0 +1,85 @@
+"""The memory budget of a model on a device: what a load may take, told before it begins and measured after.
+
+Loads on one device go one after another, so that what is measured is one's own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .cuda import RETRY_AFTER_NS, CudaError, Runtime, refusal
+from .errors import Code, InferError
+
+BYTES = "penstock.gpu_memory_bytes"
+LIMIT = "penstock.gpu_limit"
+_MIB = 1 << 20
+
+LOADING: Mapping[int, threading.Lock] = defaultdict(threading.Lock)
+"""Held by who loads on a device."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """`budget_bytes`: what the model may take, 0: unlimited. `limit`: from that part in use on nothing is loaded."""
+
+    device: int
+    budget_bytes: int = 0
+    limit: float = 1.0
+
+    @classmethod
+    def of(cls, device: int, options: Mapping[str, str]) -> Budget:
+        """Read a model's options. Raises: InferError (INVALID)."""
+        said = options.get(BYTES, "0")
+        if not (said.isascii() and said.isdecimal()):
+            raise InferError(Code.INVALID, f"option '{BYTES}' is '{said}', expected bytes")
+        return cls(device, int(said), _limit(options.get(LIMIT, ""), device))
+
+    def check_before(self, runtime: Runtime, weight_bytes: int) -> int:
+        """Refuse a load that cannot fit, before it has taken anything. Returns: the bytes that are free.
+
+        Raises: InferError (OVERLOADED).
+        """
+        try:
+            free, total = runtime.memory(self.device)
+        except CudaError as error:
+            raise refusal(error) from error
+        needs = self.budget_bytes or weight_bytes
+        what = "its memory budget is" if self.budget_bytes else "its weights have"
+        if self.budget_bytes and weight_bytes > self.budget_bytes:
+            text = f"its weights have {_mib(weight_bytes)}, more than {_mib(self.budget_bytes)}"
+            raise InferError(Code.OVERLOADED, f"the model cannot fit its memory budget: {text}", -1)
+        if needs > free:
+            text = f"{what} {_mib(needs)}, and {_mib(free)} of {_mib(total)} are free"
+            advice = "unload another model, give this one fewer instances, or choose another GPU"
+            raise InferError(Code.OVERLOADED, f"no room on cuda:{self.device}: {text}; {advice}", RETRY_AFTER_NS)
+        if total - free >= self.limit * total:
+            used = f"{_mib(total - free)} of {_mib(total)} are in use"
+            text = f"no room on cuda:{self.device}: {used}, and from {self.limit:.0%} on nothing is loaded"
+            raise InferError(Code.OVERLOADED, f"{text} (model-load-gpu-limit)", RETRY_AFTER_NS)
+        return free
+
+    def check_after(self, taken_bytes: int) -> None:
+        """Refuse a model that has taken more than its budget. Raises: InferError (OVERLOADED)."""
+        if self.budget_bytes and taken_bytes > self.budget_bytes:
+            text = f"the model takes {_mib(taken_bytes)} on cuda:{self.device}, and its memory budget is"
+            raise InferError(Code.OVERLOADED, f"{text} {_mib(self.budget_bytes)}", -1)
+
+
+def _limit(said: str, device: int) -> float:
+    """Read "0:0.8,2:0.5": device number and part."""
+    for each in said.split(",") if said else ():
+        number, _, part = each.partition(":")
+        try:
+            found, value = int(number), float(part)
+        except ValueError:
+            raise InferError(Code.INVALID, f"option '{LIMIT}' is '{said}', expected such as '0:0.8'") from None
+        if found == device:
+            return value
+    return 1.0
+
+
+def _mib(count: int) -> str:
+    return f"{count / _MIB:.0f} MiB" if count >= _MIB else f"{count} bytes"

@@ -1,0 +1,114 @@
+"""The functions of libcudart and libcuda by name, with what they take, and their errors. Called by cuda.py only."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from .cuda_gate import GATE
+
+HANDLE_BYTES = 64
+"""The size of a cudaIpcMemHandle_t."""
+DRIVER = "libcuda.so.1"
+
+
+class CudaError(Exception):
+    """What CUDA answered to a call. For the log: clients are told no more than that it failed.
+
+    `status` is the cudaError_t (for calls of the driver the CUresult).
+    """
+
+    def __init__(self, status: int, call: str, text: str) -> None:
+        super().__init__(f"{call}: CUDA error {status}: {text}")
+        self.status = status
+        self.call = call
+        self.text = text
+
+
+class Handle(ctypes.Structure):
+    """cudaIpcMemHandle_t, which goes by value."""
+
+    _fields_ = (("reserved", ctypes.c_char * HANDLE_BYTES),)
+
+
+Pointer, Size, Int = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+_flags = ctypes.c_uint
+_new = ctypes.POINTER(Pointer)
+_RUNTIME_CALLS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        "cudaGetDeviceCount": (ctypes.POINTER(Int),),
+        "cudaDeviceGetPCIBusId": (ctypes.c_char_p, Int, Int),
+        "cudaDeviceGetAttribute": (ctypes.POINTER(Int), Int, Int),
+        "cudaMemGetInfo": (ctypes.POINTER(Size), ctypes.POINTER(Size)),
+        "cudaSetDevice": (Int,),
+        "cudaMalloc": (_new, Size),
+        "cudaFree": (Pointer,),
+        "cudaHostAlloc": (_new, Size, _flags),
+        "cudaFreeHost": (Pointer,),
+        "cudaStreamCreateWithFlags": (_new, _flags),
+        "cudaStreamDestroy": (Pointer,),
+        "cudaStreamWaitEvent": (Pointer, Pointer, _flags),
+        "cudaStreamSynchronize": (Pointer,),
+        "cudaEventCreateWithFlags": (_new, _flags),
+        "cudaEventDestroy": (Pointer,),
+        "cudaEventRecord": (Pointer, Pointer),
+        "cudaEventQuery": (Pointer,),
+        "cudaEventSynchronize": (Pointer,),
+        "cudaEventElapsedTime": (ctypes.POINTER(ctypes.c_float), Pointer, Pointer),
+        "cudaMemcpy": (Pointer, Pointer, Size, Int),
+        "cudaMemcpyAsync": (Pointer, Pointer, Size, Int, Pointer),
+        "cudaIpcGetMemHandle": (ctypes.POINTER(Handle), Pointer),
+        "cudaIpcOpenMemHandle": (_new, Handle, _flags),
+        "cudaIpcCloseMemHandle": (Pointer,),
+        "cudaGetLastError": (),
+    }
+)
+_DRIVER_CALLS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        "cuInit": (_flags,),
+        "cuDeviceGet": (ctypes.POINTER(Int), Int),
+        "cuDeviceGetName": (ctypes.c_char_p, Int, Int),
+        "cuMemGetAddressRange_v2": (ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(Size), ctypes.c_uint64),
+    }
+)
+"""What the libraries' functions take; all of them return a status. Source: cuda_runtime_api.h and cuda.h of CUDA 13,
+the same since CUDA 11."""
+
+
+class Calls:
+    """Both libraries, loaded. Threads: any; no call holds the GIL."""
+
+    def __init__(self, runtime: str, driver: str = DRIVER) -> None:
+        """Raise OSError or AttributeError when the libraries are not there, or not what their names say."""
+        libraries = ((ctypes.CDLL(runtime), _RUNTIME_CALLS), (ctypes.CDLL(driver), _DRIVER_CALLS))
+        self._calls: dict[str, Any] = {}
+        for library, calls in libraries:
+            for name, takes in calls.items():
+                self._calls[name] = function = getattr(library, name)
+                function.argtypes = takes
+        self._words: Any = libraries[0][0].cudaGetErrorString
+        self._words.argtypes = (Int,)
+        self._words.restype = ctypes.c_char_p
+
+    def made(self, call: str, *takes: Any) -> int:
+        """Call what writes an address to its first argument."""
+        made = Pointer()
+        self.do(call, made, *takes)
+        return made.value or 0
+
+    def do(self, call: str, *takes: Any) -> None:
+        """Call a function. Raises: CudaError."""
+        if GATE.armed:
+            with GATE.shared():
+                self._do(call, takes)
+        else:
+            self._do(call, takes)
+
+    def _do(self, call: str, takes: tuple[Any, ...]) -> None:
+        status = self._calls[call](*takes)
+        if status:
+            # each thread has a last error, which whoever asks next takes for his own: ONNX Runtime after a kernel
+            self._calls["cudaGetLastError"]()
+            raise CudaError(status, call, (self._words(status) or b"").decode("latin-1"))

@@ -1,0 +1,101 @@
+"""The gate of CUDA graph captures: who captures is alone with CUDA in this process.
+
+While a graph is captured, many calls of any thread on any device (an allocation is one, a plain copy another) fail and
+spoil the capture: ONNX Runtime captures in CUDA's global mode. Source: cudaStreamBeginCapture in CUDA's runtime API;
+onnxruntime, core/providers/cuda/cuda_graph.cc.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+_OPEN: AbstractContextManager[None] = nullcontext()
+
+
+class Gate:
+    """Shared by whoever uses CUDA, taken alone by who captures. Threads: any; who is inside may enter again.
+
+    Until somebody means to capture (`arm`, when a model that will is loaded) it stands open and costs nothing.
+    """
+
+    def __init__(self) -> None:
+        self.armed = False
+        self._moved = threading.Condition()
+        self._users = 0
+        self._long = 0
+        self._waiting = 0
+        self._closing = 0
+        self._taken = False
+        self._inside = threading.local()
+
+    def arm(self) -> None:
+        """Have everybody pass through the gate from now on."""
+        self.armed = True
+
+    def shared(self, *, long: bool = False) -> AbstractContextManager[None]:
+        """Use CUDA, beside others who do; waits while somebody is alone, or is about to be.
+
+        `long`: for as long as a load takes. Who wants to be alone waits for its end without holding anybody else up.
+        """
+        return self._share(long) if self.armed else _OPEN
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Be the only one; waits until nobody is inside. Raises: RuntimeError where this thread is."""
+        if getattr(self._inside, "depth", 0):
+            raise RuntimeError("a capture in the middle of something else")
+        # from here on: what the garbage collector frees meanwhile, on this thread, must not wait for this thread
+        self._inside.depth = 1
+        try:
+            with self._moved:
+                self._waiting += 1
+                self._moved.wait_for(lambda: not self._long and not self._taken and not self._closing)
+                self._closing += 1
+                self._moved.wait_for(lambda: not self._users)
+                self._waiting -= 1
+                self._closing -= 1
+                self._taken = True
+            try:
+                yield
+            finally:
+                with self._moved:
+                    self._taken = False
+                    self._moved.notify_all()
+        finally:
+            self._inside.depth = 0
+
+    @contextmanager
+    def _share(self, long: bool) -> Iterator[None]:
+        depth = getattr(self._inside, "depth", 0)
+        if not depth:
+            self._enter(long=long)
+        self._inside.depth = depth + 1
+        try:
+            yield
+        finally:
+            self._inside.depth = depth
+            if not depth:
+                self._leave(long=long)
+
+    def _enter(self, *, long: bool) -> None:
+        with self._moved:
+            if long:
+                self._moved.wait_for(lambda: not self._taken and not self._waiting)
+                self._long += 1
+            else:
+                self._moved.wait_for(lambda: not self._taken and not self._closing)
+                self._users += 1
+
+    def _leave(self, *, long: bool) -> None:
+        with self._moved:
+            if long:
+                self._long -= 1
+            else:
+                self._users -= 1
+            self._moved.notify_all()
+
+
+GATE = Gate()
+"""The one of this process."""

@@ -1,0 +1,90 @@
+"""Moves: the copies that bring tensors into a run's slabs on a device and out of them. Called by the CUDA Binding.
+
+Rows lie one after another, so a part of a tensor is a range of bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .backend import Array
+from .device_array import DeviceArray
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One copy of `size` bytes between two addresses. `part` is the tensor of somebody else that takes part in it."""
+
+    to: int
+    source: int
+    size: int
+    part: DeviceArray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Slab:
+    """Memory for one tensor: on the device, and beside it pinned on the host.
+
+    Units: `row_bytes` of one row. `host` is the buffer of the run, as many bytes as it has.
+    """
+
+    device: int
+    host: Array
+    row_bytes: int
+
+    @property
+    def pinned(self) -> int:
+        """The address of the buffer on the host."""
+        return int(self.host.ctypes.data)
+
+
+def onto_host(buffer: Array, parts: Sequence[Array | DeviceArray]) -> None:
+    """Fill a run's buffer on the host with parts; rows beyond them are copies of the last one. Raises: InferError."""
+    flat = _bytes(buffer)
+    filled = 0
+    for part in parts:
+        array = np.ascontiguousarray(part)
+        flat[filled : filled + array.nbytes] = _bytes(array)
+        filled += array.nbytes
+    row_bytes = len(flat) // len(buffer) if buffer.ndim and len(buffer) else len(flat)
+    while row_bytes and row_bytes <= filled < len(flat):
+        flat[filled : filled + row_bytes] = flat[filled - row_bytes : filled]
+        filled += row_bytes
+
+
+def onto_device(slab: Slab, parts: Sequence[Array | DeviceArray]) -> list[Move]:
+    """Bring parts into a run's slab, those on the host through its pinned buffer; then the last row's copies."""
+    moves: list[Move] = []
+    flat = _bytes(slab.host)
+    filled = 0
+    for part in parts:
+        if isinstance(part, DeviceArray):
+            moves.append(Move(slab.device + filled, part.pointer, part.nbytes, part))
+        else:
+            flat[filled : filled + part.nbytes] = _bytes(np.ascontiguousarray(part))
+            moves.append(Move(slab.device + filled, slab.pinned + filled, part.nbytes))
+        filled += part.nbytes
+    last = slab.device + filled - slab.row_bytes
+    missing = range(filled, len(flat), slab.row_bytes) if filled and slab.row_bytes else ()
+    moves += [Move(slab.device + start, last, slab.row_bytes) for start in missing]
+    return [move for move in moves if move.size]
+
+
+def off_device(slab: Slab, targets: Iterable[tuple[int, DeviceArray]]) -> list[Move]:
+    """Bring rows of an output to where they are wanted on the device, and those between them to the host."""
+    moves: list[Move] = []
+    reached = 0
+    for first, target in sorted(targets, key=lambda each: each[0]):
+        start = first * slab.row_bytes
+        moves.append(Move(slab.pinned + reached, slab.device + reached, start - reached))
+        moves.append(Move(target.pointer, slab.device + start, target.nbytes, target))
+        reached = start + target.nbytes
+    moves.append(Move(slab.pinned + reached, slab.device + reached, slab.host.nbytes - reached))
+    return [move for move in moves if move.size > 0]
+
+
+def _bytes(array: Array) -> Array:
+    return array.reshape(-1).view(np.uint8)

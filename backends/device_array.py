@@ -1,0 +1,116 @@
+"""DeviceArray: a tensor that lies in a device's memory, as far as it need be like a numpy array.
+
+A request's input may be one, where the client shares device memory and the model's Binding reads it there, and so may
+an output. Whoever asks for its values gets a copy on the host, so that what does not know it is right, only slower.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from penstock.backends.errors import InferError
+
+    from .backend import Array
+
+ALIGNED_BYTES = 256
+"""What every allocation of a runtime begins at a multiple of. Kernels count on it: what lies elsewhere is copied."""
+
+
+class DeviceMemory(Protocol):
+    """Memory of one device, which stays there for as long as anything refers to this object."""
+
+    device: int
+    pointer: int
+
+    def read(self, offset: int, into: memoryview) -> None:
+        """Copy to the host, and wait for that. Threads: any. Raises: InferError (INVALID)."""
+
+    def failed(self, doing: str, error: Exception) -> InferError:
+        """Give what who named this memory is told when the device has refused `doing` something with it; log why."""
+
+
+class DeviceArray:
+    """A C-contiguous tensor in the memory of device `device`, from `pointer` on. It keeps its `memory` there.
+
+    Slices of rows and other shapes are views. `numpy.asarray` copies to the host, anew each time.
+    Threads: any.
+    """
+
+    __slots__ = ("dtype", "memory", "ndim", "offset", "shape", "size")
+
+    def __init__(self, memory: DeviceMemory, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        """`offset` is in bytes; that the memory has as many from there on is for the caller to have checked."""
+        self.memory = memory
+        self.offset = offset
+        self.shape = shape
+        self.dtype = dtype
+        self.ndim = len(shape)
+        self.size = math.prod(shape)
+
+    @property
+    def device(self) -> int:
+        """The device's number in this process."""
+        return self.memory.device
+
+    @property
+    def pointer(self) -> int:
+        """The device address of its first element."""
+        return self.memory.pointer + self.offset
+
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def aligned(self) -> bool:
+        """Whether a kernel may read or write it where it lies."""
+        return self.pointer % ALIGNED_BYTES == 0
+
+    def overlaps(self, other: DeviceArray) -> bool:
+        """Tell whether a write to one may change the other."""
+        first, second = self.pointer, other.pointer
+        return first < second + other.nbytes and second < first + self.nbytes
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of unsized object")
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> DeviceArray:
+        """Give some of its rows, one after another; they stay where they are. Raises: TypeError, ValueError."""
+        if not isinstance(rows, slice):
+            raise TypeError("a tensor on a device is cut by rows only")
+        start, stop, step = rows.indices(len(self))
+        if step != 1:
+            raise ValueError("rows of a tensor on a device are taken one after another")
+        count = max(stop - start, 0)
+        row_bytes = self.nbytes // len(self) if len(self) else 0
+        return DeviceArray(self.memory, self.offset + start * row_bytes, (count, *self.shape[1:]), self.dtype)
+
+    def reshape(self, *shape: int | tuple[int, ...]) -> DeviceArray:
+        """Give it another shape of as many elements, as numpy does. Raises: ValueError."""
+        wanted = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
+        dims = cast("tuple[int, ...]", wanted)
+        if -1 in dims:
+            # numpy's own rules, on an array that takes no memory
+            dims = np.broadcast_to(np.zeros((), np.bool_), self.shape).reshape(dims).shape
+        if math.prod(dims) != self.size:
+            raise ValueError(f"cannot reshape array of size {self.size} into shape {dims}")
+        return DeviceArray(self.memory, self.offset, dims, self.dtype)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        """Copy it to the host. Raises: InferError (INVALID); ValueError where no copy is allowed."""
+        if copy is False:
+            raise ValueError("a tensor on a device has no values on the host without a copy")
+        host: Array = np.empty(self.shape, self.dtype)
+        if host.nbytes:
+            self.memory.read(self.offset, host.reshape(-1).view(np.uint8).data)
+        return host if dtype is None else host.astype(dtype, copy=False)
+
+    def __repr__(self) -> str:
+        return f"DeviceArray(device={self.device}, shape={self.shape}, dtype={self.dtype})"

@@ -1,0 +1,259 @@
+"""ONNX Runtime on a GPU: loads an .onnx file on one, within its memory budget, and lends Bindings. Called by onnx.py.
+
+A GPU that was asked for is what the model runs on, or the load is refused with the reason: ONNX Runtime by itself would
+run it on the CPU and say nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from .cuda import ABSENT, LOST, OUT_OF_MEMORY, CudaError, Runtime, find_runtime, refusal, why_none
+from .cuda_budget import LOADING, Budget
+from .cuda_gate import GATE
+from .errors import Code, DeviceLost, InferError, ProcessLost
+from .node import Node
+from .onnx import OnnxBackend, opened, prepared, run_options, start
+from .onnx_binding import OnnxBinding
+from .onnx_cuda_binding import CudaBinding
+from .onnx_cuda_session import SHRINKAGE, CudaSession, Wishes
+from .onnx_file import weight_bytes
+from .onnx_providers import (
+    CPU,
+    CUDA,
+    ROWS,
+    TENSORRT,
+    Provider,
+    check_cudnn,
+    cuda_options,
+    ready,
+    wants_tensorrt,
+    why_not_started,
+)
+from .onnx_tensorrt import tensorrt_options
+from .signature import Signature
+
+GRAPHS = "penstock.gpu_graphs"
+_ASSIGNMENT = "session.record_ep_graph_assignment_info"
+_NAMED = 8
+"""So many nodes on the CPU are named in the log."""
+
+logger = logging.getLogger("penstock.backends")
+
+
+class Ground(Protocol):
+    """What a load stands on: CUDA, and an ONNX Runtime that has it."""
+
+    def runtime(self) -> Runtime:
+        """Give CUDA. Raises: InferError (UNSUPPORTED) where there is none."""
+
+    def start(self, model: str | bytes, made: Any, providers: Sequence[Provider]) -> Any:
+        """Make a session. Raises: what ONNX Runtime does."""
+
+
+class RealGround:
+    """That of the machine."""
+
+    def __init__(self, provider: str) -> None:
+        self._provider = provider
+
+    def runtime(self) -> Runtime:
+        """Find CUDA, after ONNX Runtime's own libraries have been."""
+        ready(self._provider)
+        runtime = find_runtime()
+        if runtime is None:
+            raise InferError(Code.UNSUPPORTED, why_none())
+        return runtime
+
+    def start(self, model: str | bytes, made: Any, providers: Sequence[Provider]) -> Any:
+        """Make a session. Raises: InferError (UNSUPPORTED) without cuDNN too."""
+        check_cudnn(dict(providers)[CUDA])
+        return start(model, made, providers)
+
+
+def load_on_gpu(path: Path, device: int, options: Mapping[str, str], ground: Ground | None = None) -> CudaBackend:
+    """Load a model on GPU `device`.
+
+    Options, besides those of onnx.py: `cuda.*` and `tensorrt.*` go to the providers; penstock.tensorrt (1: TensorRT
+    first), penstock.engine_cache (the folder of its engines), penstock.rows (the buckets of rows, "1,2,4"),
+    penstock.gpu_graphs (1, auto; absent or 0: none), penstock.pinned (0: ordinary host memory),
+    penstock.gpu_memory_bytes and penstock.gpu_limit (cuda_budget.py).
+    Raises: InferError (UNSUPPORTED: the GPU or the provider cannot be had; OVERLOADED: no room; else as onnx.py).
+    ProcessLost where it meets an error that stays: CUDA has one context for all sessions of a process.
+    """
+    load = _Load(path, device, options)
+    ground = ground or RealGround(load.provider)
+    try:
+        runtime = ground.runtime()
+        _check_device(runtime, device)
+        with LOADING[device]:
+            return load.run(runtime, ground)
+    except DeviceLost as error:
+        raise ProcessLost(error.code, error.message) from error
+    except InferError as error:
+        if error.code is not Code.UNSUPPORTED:
+            raise
+        raise InferError(error.code, f"device 'cuda:{device}' cannot be used: {error.message}") from error
+
+
+def _check_device(runtime: Runtime, device: int) -> None:
+    """Raise InferError where a device cannot be had: UNSUPPORTED, unless it is full, or was lost under this process."""
+    try:
+        count = runtime.count()
+        if device < count:
+            runtime.use(device)  # makes the context, which is what another process or a broken driver refuses
+    except CudaError as error:
+        if error.status == OUT_OF_MEMORY or error.status in LOST - ABSENT:
+            raise refusal(error) from error
+        raise InferError(Code.UNSUPPORTED, f"CUDA says: {error.text} ({error.call}, error {error.status})") from error
+    if device >= count:
+        has = f"there are {count} GPUs" if count != 1 else "there is one GPU, 'cuda:0'"
+        raise InferError(Code.UNSUPPORTED, f"{has} (CUDA_VISIBLE_DEVICES decides which a process sees)")
+
+
+class _Load:
+    """One load, and what it was asked for."""
+
+    def __init__(self, path: Path, device: int, options: Mapping[str, str]) -> None:
+        self.path = path
+        self.device = device
+        self.options = options
+        self.provider = TENSORRT if wants_tensorrt(options) else CUDA
+        self.budget = Budget.of(device, options)
+        self.wishes = _wishes(options, self.provider)
+        self._freed: frozenset[str] = frozenset()
+
+    def run(self, runtime: Runtime, ground: Ground) -> CudaBackend:
+        free_before = self.budget.check_before(runtime, weight_bytes(self.path))
+        if self.wishes.graphs:
+            GATE.arm()
+        try:
+            cuda = CudaSession(
+                runtime, self.device, self.wishes, lambda stream, graphs: self._start(runtime, ground, stream, graphs)
+            )
+        except CudaError as error:
+            raise refusal(error) from error
+        try:
+            return CudaBackend(cuda, self.options, self.budget, free_before, self._freed)
+        except BaseException:
+            cuda.close()
+            raise
+
+    def _start(self, runtime: Runtime, ground: Ground, stream: int, graphs: bool) -> Any:
+        said = {"intra_op_thread_count": "1", _ASSIGNMENT: "1"} | dict(self.options)
+        model, made, self._freed = prepared(self.path, said)
+        budget_bytes = self.budget.budget_bytes
+        providers = [(CUDA, cuda_options(self.device, self.options, stream, graphs=graphs, budget_bytes=budget_bytes))]
+        if self.provider == TENSORRT:
+            providers.insert(0, (TENSORRT, tensorrt_options(self.path, self.device, self.options, stream, runtime)))
+        session = opened(self.path, lambda: ground.start(model, made, providers), on_gpu=True)
+        if session.get_providers()[0] != self.provider:
+            del session  # before its stream goes, whoever holds on to the exception
+            text = f"ONNX Runtime's {self.provider} did not start: {why_not_started(self.provider)}"
+            raise InferError(Code.UNSUPPORTED, text)
+        return session
+
+
+class CudaBackend(OnnxBackend):
+    """One session on one GPU, with a stream of its own.
+
+    `device`: what it runs on. `cpu_nodes`: the nodes that ONNX Runtime has left on the CPU, as "Shape name"; None where
+    this version does not say.
+    """
+
+    threads_only = True
+
+    def __init__(
+        self,
+        cuda: CudaSession,
+        options: Mapping[str, str],
+        budget: Budget,
+        free_before: int,
+        freed: Collection[str] = (),
+    ) -> None:
+        """Raise InferError (OVERLOADED) where the session has taken more than the budget."""
+        super().__init__(cuda.session, options, freed)
+        self._session = None  # the CudaSession has it, and may begin again with another one
+        # copies: a NodeArg that a hook keeps would keep the session, its memory, and the stream that is gone by then
+        self.node_inputs = [Node.of(node) for node in self.node_inputs]
+        self.node_outputs = [Node.of(node) for node in self.node_outputs]
+        self.device = f"cuda:{cuda.device}"
+        self.cpu_nodes = _cpu_nodes(cuda.session)
+        self._cuda = cuda
+        self._budget = budget
+        try:
+            self._taken = max(free_before - cuda.runtime.memory(cuda.device)[0], 0)
+        except CudaError as error:
+            raise refusal(error) from error
+        budget.check_after(self._taken)
+
+    @property
+    def device_bytes(self) -> int:
+        """What the session has taken of the device's memory while it was loaded, and what the Bindings have."""
+        return self._taken + sum(binding.device_bytes for binding in self._cuda.bindings)
+
+    @property
+    def graphs(self) -> int:
+        """How many CUDA graphs its Bindings have captured."""
+        return sum(binding.graphs for binding in self._cuda.bindings)
+
+    @property
+    def host_tensors(self) -> tuple[str, ...] | None:
+        """The inputs and outputs that ONNX Runtime takes or gives on the host; None where this version does not say."""
+        inputs, outputs = self._cuda.inputs, self._cuda.outputs
+        if inputs is None or outputs is None:
+            return None
+        names = [node.name for node in (*self.node_inputs, *self.node_outputs)]
+        return tuple(name for name in names if name not in inputs and name not in outputs)
+
+    def _make(self, signature: Signature, capacity_rows: int) -> OnnxBinding:
+        binding = CudaBinding(self._cuda, self.graph, signature, capacity_rows, run_options(self._options))
+        try:
+            self._budget.check_after(self.device_bytes + binding.device_bytes)
+        except InferError:
+            binding.release()
+            raise
+        self._cuda.bindings.add(binding)
+        return binding
+
+    def close(self) -> None:
+        """Free the model and all that its Bindings hold. Never raises, on a device that is lost either."""
+        super().close()
+        self._cuda.close()
+
+
+def _wishes(options: Mapping[str, str], provider: str) -> Wishes:
+    graphs = options.get(GRAPHS) or options.get("cuda.enable_cuda_graph", "0")
+    if graphs not in ("0", "1", "auto"):
+        raise InferError(Code.INVALID, f"option '{GRAPHS}' is '{graphs}', expected 0, 1 or auto")
+    if provider == TENSORRT:
+        if graphs == "1":
+            text = "with TensorRT, 'tensorrt.trt_cuda_graph_enable' is what captures"
+            raise InferError(Code.INVALID, f"option '{GRAPHS}': {text}")
+        graphs = "0"
+    rows = options.get(ROWS, "") if graphs != "0" or provider == TENSORRT else ""
+    try:
+        buckets = tuple(sorted(int(each) for each in rows.split(","))) if rows else ()
+    except ValueError:
+        raise InferError(Code.INVALID, f"option '{ROWS}' is '{rows}', expected such as '1,2,4'") from None
+    pinned = options.get("penstock.pinned", "1") != "0"
+    return Wishes("" if graphs == "0" else graphs, buckets, pinned, options.get(SHRINKAGE, ""))
+
+
+def _cpu_nodes(session: Any) -> tuple[str, ...] | None:
+    ask = getattr(session, "get_provider_graph_assignment_info", None)
+    if ask is None:
+        return None
+    try:
+        parts = [(part.ep_name, part.get_nodes()) for part in ask()]
+    except Exception:  # noqa: BLE001 - as unknown as where it cannot be asked
+        return None
+    found = tuple(f"{node.op_type} {node.name}".rstrip() for name, nodes in parts if name == CPU for node in nodes)
+    if found:
+        named = ", ".join(found[:_NAMED]) + (", ..." if len(found) > _NAMED else "")
+        every = sum(len(nodes) for _, nodes in parts)
+        logger.info("%d of %d nodes run on the CPU, as ONNX Runtime has it: %s", len(found), every, named)
+    return found

@@ -1,0 +1,153 @@
+"""Providers: which of ONNX Runtime's a device takes, with what options, and why one has not started.
+
+Called by onnx.py and onnx_cuda.py. Sources: ONNX Runtime's documentation of the CUDA and TensorRT providers, and
+cuda_execution_provider_info.cc; what is not said here is ONNX Runtime's own default.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.metadata
+import io
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import onnxruntime
+
+from .errors import Code, InferError
+
+CUDA = "CUDAExecutionProvider"
+TENSORRT = "TensorrtExecutionProvider"
+CPU = "CPUExecutionProvider"
+ROWS = "penstock.rows"
+_LIBRARIES = {CUDA: "libonnxruntime_providers_cuda.so", TENSORRT: "libonnxruntime_providers_tensorrt.so"}
+_CUDNN = "libcudnn.so.9", "libcudnn.so"
+_SHARED_LIBRARY = "libonnxruntime_providers_shared.so"
+_FATAL = 4
+OURS = ("device_id", "user_compute_stream", "has_user_compute_stream", "enable_cuda_graph")
+_ADVICE = {
+    CUDA: "pip install penstock[gpu] brings the libraries of CUDA and cuDNN",
+    TENSORRT: "TensorRT comes apart from ONNX Runtime: pip install tensorrt",
+}
+_CUDA_DEFAULTS = {
+    # EXHAUSTIVE, ONNX Runtime's own, tries every algorithm for every shape it has not seen: seconds of stall each
+    "cudnn_conv_algo_search": "HEURISTIC",
+    "cudnn_conv_use_max_workspace": "1",
+    "do_copy_in_default_stream": "1",
+}
+
+Provider = tuple[str, dict[str, str]]
+
+
+def device_number(device: str) -> int | None:
+    """Give the number of a GPU; None for the CPU. Raises: InferError (INVALID)."""
+    if device == "cpu":
+        return None
+    kind, _, index = device.partition(":")
+    if kind != "cuda" or not (index.isascii() and index.isdecimal()):
+        raise InferError(Code.INVALID, f"device '{device}': expected 'cpu' or 'cuda:<number>'")
+    return int(index)
+
+
+def wants_tensorrt(options: Mapping[str, str]) -> bool:
+    """Tell whether TensorRT was asked for."""
+    return options.get("penstock.tensorrt") == "1" or any(name.startswith("tensorrt.") for name in options)
+
+
+def cuda_options(
+    device: int, options: Mapping[str, str], stream: int, *, graphs: bool, budget_bytes: int = 0
+) -> dict[str, str]:  # fmt: skip
+    """Make the options of the CUDA provider: our defaults, then what the model's options say (`cuda.<name>`).
+
+    Raises: InferError (INVALID) for what Penstock decides itself, and for copies on a stream of their own: they race.
+    Source: onnxruntime issue 4829 for the last.
+    """
+    said = said_to(options, "cuda.")
+    for name in OURS:
+        if name in said and name != "enable_cuda_graph":
+            raise InferError(Code.INVALID, f"option 'cuda.{name}' is Penstock's to set")
+    if said.get("do_copy_in_default_stream", "1") != "1":
+        raise InferError(Code.INVALID, "option 'cuda.do_copy_in_default_stream': 0 gives wrong results")
+    made = dict(_CUDA_DEFAULTS)
+    # a next power of two is wasted where the shapes are few and known, and saves allocations where they are not
+    made["arena_extend_strategy"] = "kSameAsRequested" if options.get(ROWS) else "kNextPowerOfTwo"
+    if budget_bytes:
+        made["gpu_mem_limit"] = str(budget_bytes)
+    return made | said | own_options(device, stream) | {"enable_cuda_graph": "1" if graphs else "0"}
+
+
+def ready(provider: str) -> None:
+    """Have pip's CUDA libraries found, once. Raises: InferError (UNSUPPORTED) where this build has no such provider."""
+    if provider not in onnxruntime.get_available_providers():
+        text = f"the onnxruntime {onnxruntime.__version__} here has no {_short(provider)}"
+        advice = "pip install penstock[gpu]" if provider == CUDA else "install onnxruntime-gpu"
+        raise InferError(Code.UNSUPPORTED, f"{text}{_both_installed()}: {advice}")
+    _preload()
+
+
+def check_cudnn(options: Mapping[str, str]) -> None:
+    """Raise InferError (UNSUPPORTED) where cuDNN is missing, unless the CUDA provider's options do without.
+
+    ONNX Runtime looks for it at the first run that needs it: the model would be loaded, and every run of it fail.
+    Source: cudnn_loader.cc, for the names too.
+    """
+    if options.get("enable_cudnn", "1") == "0":
+        return
+    said = ""
+    for name in _CUDNN:
+        try:
+            ctypes.CDLL(name)
+        except OSError as error:
+            said = said or str(error)
+        else:
+            return
+    advice = f"{_ADVICE[CUDA]}; a model that does without: option 'cuda.enable_cudnn' 0"
+    raise InferError(Code.UNSUPPORTED, f"{said} ({advice})")
+
+
+def why_not_started(provider: str) -> str:
+    """Say why ONNX Runtime has left out a provider that it has: the loader's words where a library is missing."""
+    folder = Path(onnxruntime.__file__).parent / "capi"
+    try:
+        ctypes.CDLL(str(folder / _SHARED_LIBRARY), ctypes.RTLD_GLOBAL)
+        ctypes.CDLL(str(folder / _LIBRARIES[provider]))
+    except OSError as error:
+        return f"{str(error).replace(f'{folder}/', '')} ({_ADVICE[provider]}){_both_installed()}"
+    return f"it has not said why{_both_installed()}"
+
+
+def said_to(options: Mapping[str, str], prefix: str) -> dict[str, str]:
+    """Give what a model's options say to one provider."""
+    return {name.removeprefix(prefix): value for name, value in options.items() if name.startswith(prefix)}
+
+
+def own_options(device: int, stream: int) -> dict[str, str]:
+    """Give what Penstock decides for either provider."""
+    return {"device_id": str(device), "user_compute_stream": str(stream)}
+
+
+def _short(provider: str) -> str:
+    return {CUDA: "CUDA", TENSORRT: "TensorRT"}.get(provider, provider)
+
+
+def _both_installed() -> str:
+    """Say that both builds of ONNX Runtime are installed: they are one folder, of which the last one wins."""
+    for name in ("onnxruntime", "onnxruntime-gpu"):
+        try:
+            importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            return ""
+    return "; onnxruntime and onnxruntime-gpu are both installed and spoil each other: uninstall both, install one"
+
+
+@cache
+def _preload() -> None:
+    # ONNX Runtime's own logger writes beside what it raises, the machine's name with it, and warns of every load
+    onnxruntime.set_default_logger_severity(_FATAL)
+    preload = getattr(onnxruntime, "preload_dlls", None)
+    if preload is not None:
+        # it prints what it does not find, and the system may have it
+        with contextlib.suppress(Exception), contextlib.redirect_stdout(io.StringIO()):
+            preload()

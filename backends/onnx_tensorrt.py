@@ -1,0 +1,104 @@
+"""TensorRT under ONNX Runtime: where its engines are kept, and for which shapes they are built. Called by onnx_cuda.py.
+
+An engine takes minutes to build and fits one GPU, one version of each library and one model.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import onnxruntime
+
+from .cuda import CudaError, Runtime, refusal
+from .errors import Code, InferError
+from .onnx_file import row_shapes
+from .onnx_providers import OURS, ROWS, own_options, said_to
+
+ENGINES = "penstock.engine_cache"
+_LIBRARIES = ("libnvinfer.so.10", "libnvinfer.so.11", "libnvinfer.so")
+_NOT_IN_NAMES = re.compile(r"[^\w.-]+")
+
+
+def tensorrt_options(
+    path: Path, device: int, options: Mapping[str, str], stream: int, runtime: Runtime
+) -> dict[str, str]:  # fmt: skip
+    """Make the options of the TensorRT provider: engines and timings are kept; `tensorrt.<name>` goes before ours.
+
+    Raises: InferError (INVALID) for what Penstock decides itself, and for a folder that cannot be made.
+    """
+    said = said_to(options, "tensorrt.")
+    for name in OURS:
+        if name in said:
+            raise InferError(Code.INVALID, f"option 'tensorrt.{name}' is Penstock's to set")
+    folder = str(_folder(options) / engine_key(path, device, runtime))
+    made = {
+        "trt_engine_cache_enable": "1",
+        "trt_engine_cache_path": folder,
+        "trt_timing_cache_enable": "1",
+        "trt_timing_cache_path": folder,
+    }
+    made |= profiles(path, options.get(ROWS, "")) | said | own_options(device, stream)
+    for name in ("trt_engine_cache_path", "trt_timing_cache_path"):
+        _make(Path(made[name]))
+    return made
+
+
+def _make(folder: Path) -> None:
+    """Make a folder, for this user alone: engines are code. TensorRT's provider makes the last part of a path only."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise InferError(Code.INVALID, f"TensorRT's engines cannot be kept in {folder}: {error.strerror}") from error
+
+
+def engine_key(path: Path, device: int, runtime: Runtime) -> str:
+    """Name what an engine fits: the GPU, the versions, the model's content. Raises: InferError."""
+    try:
+        gpu = f"{runtime.name(device)}-sm{runtime.capability(device)}"
+    except CudaError as error:
+        raise refusal(error) from error
+    try:
+        with path.open("rb") as file:
+            model = hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    except OSError as error:
+        raise InferError(Code.NOT_FOUND, f"{path.name}: {error.strerror}") from error
+    text = f"{gpu}-onnxruntime{onnxruntime.__version__}-tensorrt{_version()}-{model}"
+    return _NOT_IN_NAMES.sub("_", text)
+
+
+def profiles(path: Path, rows: str) -> dict[str, str]:
+    """Name the shapes that engines are built for, from the least bucket of rows to the largest, best for that.
+
+    Nothing where rows are not the only free axis: TensorRT then builds for what comes, as it comes.
+    """
+    shapes = row_shapes(path) if rows else None
+    if not shapes:
+        return {}
+    counts = sorted(int(count) for count in rows.split(","))
+    return {
+        f"trt_profile_{which}_shapes": ",".join(
+            f"{name}:{'x'.join(map(str, (count, *shape)))}" for name, shape in shapes.items()
+        )
+        for which, count in (("min", counts[0]), ("opt", counts[-1]), ("max", counts[-1]))
+    }
+
+
+def _folder(options: Mapping[str, str]) -> Path:
+    said = options.get(ENGINES)
+    if said:
+        return Path(said)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock" / "tensorrt"
+
+
+def _version() -> str:
+    for name in _LIBRARIES:
+        try:
+            return str(ctypes.CDLL(name).getInferLibVersion())
+        except (OSError, AttributeError):
+            continue
+    return "unknown"

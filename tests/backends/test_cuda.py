@@ -1,0 +1,232 @@
+"""The CUDA runtime by ctypes, against the libraries of cudart_stub.c."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from penstock.backends import cuda
+from penstock.backends.cuda import LOST, CudaError, CudaRuntime, find_runtime, refusal, why_none
+from penstock.backends.errors import Code, DeviceLost, InferError, OutOfMemory
+from penstock.backends.onnx_cuda import load_on_gpu
+from tests.backends.contract import batched, float_rows, infer
+from tests.backends.cudart_stub import build, needs_compiler
+from tests.backends.fake_cuda import FakeRuntime
+from tests.backends.fake_session import FakeGround
+from tests.backends.onnx_models import contract_model
+
+SIZE = 1 << 12
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return build(tmp_path_factory.mktemp("cudart"))
+
+
+@pytest.fixture
+def runtime(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> CudaRuntime:
+    monkeypatch.setenv("STUB_CUDA_FOLDER", environment["STUB_CUDA_FOLDER"])
+    monkeypatch.setenv("STUB_CUDA_DEVICES", "2")
+    folder = Path(environment["LD_LIBRARY_PATH"])
+    return CudaRuntime(str(folder / "libcudart.so.13"), str(folder / "libcuda.so.1"))
+
+
+@needs_compiler
+class TestTheRuntime:
+    def test_tells_what_devices_there_are(self, runtime: CudaRuntime) -> None:
+        assert runtime.count() == 2
+        assert runtime.pci_bus_id(1) != runtime.pci_bus_id(0)
+        assert runtime.name(0)
+        assert [part.isdecimal() for part in runtime.capability(0).split(".")] == [True, True]
+        free, total = runtime.memory(1)
+        assert 0 < free <= total
+
+    def test_copies_through_streams_in_the_order_of_events(self, runtime: CudaRuntime) -> None:
+        there, first, second = runtime.allocate(SIZE, 1), *(runtime.allocate_pinned(SIZE, 1) for _ in range(2))
+        streams, events = [runtime.stream(1) for _ in range(2)], [runtime.event(1) for _ in range(2)]
+        ctypes.memset(first, 7, SIZE)
+        runtime.copy(there, first, SIZE, streams[0])
+        runtime.record(events[0], streams[0])
+        runtime.wait(streams[1], events[0])
+        runtime.copy(second, there, SIZE, streams[1])
+        runtime.record(events[1], streams[1])
+        runtime.synchronize(events[1])
+        runtime.drain(streams[0])
+
+        assert runtime.told(events[1])
+        assert runtime.elapsed_ns(*events) >= 0
+        assert ctypes.string_at(second, SIZE) == b"\7" * SIZE
+        for stream, event in zip(streams, events, strict=True):
+            runtime.end_stream(stream, 1)
+            runtime.end_event(event, 1)
+        runtime.free_pinned(first, 1)
+        runtime.free_pinned(second, 1)
+        runtime.free(there, 1)
+
+    def test_reads_and_writes_what_lies_anywhere_in_64_bits(self, runtime: CudaRuntime) -> None:
+        pointer = runtime.allocate(SIZE, 0)
+        runtime.write(pointer + 100, 0, memoryview(b"12345678"))
+        into = bytearray(10)
+        runtime.read(pointer + 99, 0, memoryview(into))
+
+        assert into[1:9] == b"12345678"
+        assert pointer > 1 << 32
+        assert runtime.size(pointer + 100, 0) == SIZE - 100
+        runtime.free(pointer, 0)
+
+    def test_shares_memory_with_another_process(self, runtime: CudaRuntime, environment: dict[str, str]) -> None:
+        pointer = runtime.allocate(SIZE, 0)
+        runtime.write(pointer, 0, b"from here")
+        program = f"""
+from penstock.backends.cuda import find_runtime
+runtime = find_runtime()
+there = runtime.open_handle(bytes.fromhex({runtime.handle_of(pointer, 0).hex()!r}), 0)
+into = bytearray(9)
+runtime.read(there, 0, memoryview(into))
+runtime.write(there, 0, b"from there")
+runtime.close_handle(there, 0)
+print(into.decode(), runtime.count())
+"""
+        said = subprocess.run(
+            [sys.executable, "-c", program], env=os.environ | environment, check=True, capture_output=True, text=True
+        )
+        into = bytearray(10)
+        runtime.read(pointer, 0, memoryview(into))
+
+        assert said.stdout.split("\n")[0] == "from here 2"
+        assert bytes(into) == b"from there"
+        runtime.free(pointer, 0)
+
+    def test_raises_what_a_call_answers(self, runtime: CudaRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+        with pytest.raises(CudaError) as caught:
+            runtime.use(2)
+        assert (caught.value.status, caught.value.call) == (101, "cudaSetDevice")
+        monkeypatch.setenv("STUB_CUDA_FAIL", "cudaMalloc:2,cudaEventQuery:600")
+        with pytest.raises(CudaError, match=r"^cudaMalloc: CUDA error 2: "):
+            runtime.allocate(SIZE, 0)
+        event = runtime.event(0)
+        assert not runtime.told(event)
+        monkeypatch.setenv("STUB_CUDA_FAIL", "cudaEventQuery:700")
+        with pytest.raises(CudaError, match="700"):
+            runtime.told(event)
+        runtime.end_event(event, 0)
+
+    def test_leaves_no_error_behind_for_onnx_runtime_to_find(self, environment: dict[str, str]) -> None:
+        folder = Path(environment["LD_LIBRARY_PATH"])
+        runtime = CudaRuntime(str(folder / "libcudart.so.13"), str(folder / "libcuda.so.1"))
+        with pytest.raises(CudaError):
+            runtime.use(99)
+
+        assert ctypes.CDLL(str(folder / "libcudart.so.13")).cudaGetLastError() == 0
+
+
+class _AtOnce(CudaRuntime):
+    """The stub's streams do at once what is queued, and so does a session on it."""
+
+    alive = SimpleNamespace(device=0)
+
+    def compute(self, stream: int, do: Callable[[], object]) -> None:
+        do()
+
+    def take(self, size: int, device: int) -> None:
+        pass
+
+    def memory_at(self, pointer: int, size: int) -> SimpleNamespace:
+        assert self.size(pointer, 0) >= size
+        return self.alive
+
+
+@needs_compiler
+def test_a_backend_runs_on_the_library_as_on_the_fake(runtime: CudaRuntime, tmp_path: Path) -> None:
+    runtime.__class__ = _AtOnce
+    ground: Any = FakeGround(cast("FakeRuntime", runtime))
+    free = runtime.memory(0)[0]
+    backend = load_on_gpu(contract_model("rows", tmp_path / "model.onnx"), 0, {}, ground)
+    bindings = [backend.bind(batched(backend.graph), 8) for _ in range(2)]
+    for turn in range(3):
+        for binding in bindings:
+            x = float_rows(5, turn)
+            doubled, total = infer(binding, [x], (0, 1))
+            np.testing.assert_array_equal(x * 2, doubled)
+            np.testing.assert_array_equal(x.sum(axis=1), total)
+    assert runtime.memory(0)[0] < free
+    backend.close()
+    assert runtime.memory(0)[0] == free
+
+
+class TestFinding:
+    @pytest.fixture(autouse=True)
+    def _anew(self) -> Iterator[None]:
+        cuda._look.cache_clear()
+        yield
+        cuda._look.cache_clear()
+
+    def test_no_driver_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(cuda, "DRIVER", "libnothing.so.1")
+
+        assert find_runtime() is None
+        assert why_none().startswith("no NVIDIA driver is to be seen here (libnothing.so.1: ")
+
+    def test_no_runtime_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(cuda, "DRIVER", "libc.so.6")
+        monkeypatch.setattr(cuda, "_RUNTIMES", ("libnothing.so",))
+        monkeypatch.setattr(cuda, "_MAPS", Path("/none"))
+        monkeypatch.setattr(sys, "path", [])
+
+        assert find_runtime() is None
+        assert why_none().startswith("no CUDA runtime library can be loaded (libnothing.so: ")
+
+    def test_what_the_process_has_comes_first_and_what_pip_has_last(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        maps, folder = tmp_path / "maps", tmp_path / "nvidia" / "cu13" / "lib"
+        maps.write_text("7f00-7f01 r-xp 00000000 00:00 1  /opt/x/libcudart.so.13.0\n7f02 rw-p 0 00:00 1 /usr/libc.so\n")
+        folder.mkdir(parents=True)
+        (folder / "libcudart.so.13").touch()
+        monkeypatch.setattr(cuda, "_MAPS", maps)
+        monkeypatch.setattr(sys, "path", [str(tmp_path)])
+
+        found = list(cuda._candidates())
+        assert found[0] == "/opt/x/libcudart.so.13.0"
+        assert found[-1] == str(folder / "libcudart.so.13")
+        assert "libcudart.so.13" in found
+
+    @needs_compiler
+    def test_gives_one_runtime_to_all(self, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+        folder = Path(environment["LD_LIBRARY_PATH"])
+        monkeypatch.setattr(cuda, "DRIVER", str(folder / "libcuda.so.1"))
+        monkeypatch.setattr(cuda, "_RUNTIMES", (str(folder / "libcudart.so.13"),))
+        monkeypatch.setattr(cuda, "_MAPS", Path("/none"))
+
+        assert find_runtime() is not None
+        assert find_runtime() is find_runtime()
+        assert why_none() == ""
+
+
+def test_libraries_that_are_not_there_are_no_runtime() -> None:
+    with pytest.raises(OSError, match="no-such-library"):
+        CudaRuntime("no-such-library.so")
+    with pytest.raises(AttributeError):
+        CudaRuntime("libc.so.6", "libc.so.6")
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "code"),
+    [(2, OutOfMemory, Code.OVERLOADED), (1, InferError, Code.INTERNAL), (901, InferError, Code.INTERNAL)]
+    + [(status, DeviceLost, Code.NOT_READY) for status in sorted(LOST)],
+)
+def test_an_error_is_told_by_its_status(status: int, kind: type, code: Code) -> None:
+    made = refusal(CudaError(status, "cudaMalloc", "words"))
+
+    assert type(made) is kind
+    assert made.code is code
+    assert made.message == f"cudaMalloc: CUDA error {status}: words"

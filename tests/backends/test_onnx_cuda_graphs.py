@@ -1,0 +1,376 @@
+"""CUDA graphs: captured alone, one for each bucket of rows, replayed where they were captured."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.backends import cuda_calls, cuda_gate, onnx_cuda, onnx_cuda_binding, onnx_cuda_session, onnx_cuda_slabs
+from penstock.backends.backend import Array
+from penstock.backends.cuda_gate import Gate
+from penstock.backends.device_array import DeviceArray
+from penstock.backends.errors import Code, InferError
+from penstock.backends.onnx_cuda import CudaBackend, load_on_gpu
+from penstock.backends.onnx_cuda_binding import CudaBinding
+from tests.backends import fake_cuda
+from tests.backends.contract import batched, float_rows, infer
+from tests.backends.fake_cuda import FakeMemory, FakeRuntime
+from tests.backends.fake_session import FakeBinding, FakeGround, FakeSession
+from tests.backends.onnx_models import FLOAT, contract_model, ints, node, save, value
+
+PATIENCE_S = 10.0
+A_MOMENT_S = 0.05
+"""In which somebody who is not held up gets on."""
+WORDS = (
+    "This session cannot use the graph capture feature as requested by the user as the model has control flow nodes "
+    "which can't be supported by CUDAExecutionProvider"
+)
+
+
+@pytest.fixture(autouse=True)
+def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    """A gate of the test's own: that of the process stays open for all others."""
+    made = Gate()
+    for module in (cuda_gate, cuda_calls, onnx_cuda, onnx_cuda_session, onnx_cuda_binding, onnx_cuda_slabs, fake_cuda):
+        monkeypatch.setattr(module, "GATE", made)
+    return made
+
+
+@pytest.fixture
+def runtime() -> FakeRuntime:
+    return FakeRuntime()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return contract_model("rows", tmp_path / "model.onnx")
+
+
+def loaded(path: Path, ground: FakeGround, graphs: str = "1", rows: str = "") -> tuple[CudaBackend, CudaBinding]:
+    backend = load_on_gpu(path, 0, {"penstock.gpu_graphs": graphs, "penstock.rows": rows}, ground)
+    binding = backend.bind(batched(backend.graph), 8)
+    assert isinstance(binding, CudaBinding)
+    return backend, binding
+
+
+def prepare(binding: CudaBinding, rows: int) -> None:
+    for buffer in binding.lend(rows, [(rows, 4)]):
+        assert buffer is not None
+        buffer[...] = 0
+    binding.prepare(rows, [(rows, 4)])
+
+
+def session_of(ground: FakeGround) -> FakeSession:
+    (session,) = ground.sessions
+    return session
+
+
+def check(binding: CudaBinding, rows: int, first: float = 0.0, wanted: tuple[int, ...] = (0, 1)) -> None:
+    given = float_rows(rows, first)
+    whole: list[Array] = [given * 2, given.sum(axis=1)]
+    for position, output in zip(wanted, infer(binding, [given], wanted), strict=True):
+        np.testing.assert_array_equal(whole[position], output)
+
+
+def test_what_was_prepared_is_replayed_and_nothing_else(runtime: FakeRuntime, path: Path) -> None:
+    ground = FakeGround(runtime)
+    _, binding = loaded(path, ground)
+    prepare(binding, 4)
+    prepare(binding, 2)
+    prepare(binding, 4)
+    for turn in range(3):
+        check(binding, 4, turn)
+        check(binding, 2, turn)
+        check(binding, 3, turn)
+
+    assert ground.providers[0][0][1]["enable_cuda_graph"] == "1"
+    assert session_of(ground).captures == ["1", "2"]
+    assert session_of(ground).replays == ["1", "2"] * 3
+
+
+def test_a_graph_serves_whatever_outputs_are_wanted(runtime: FakeRuntime, path: Path) -> None:
+    ground = FakeGround(runtime)
+    _, binding = loaded(path, ground)
+    prepare(binding, 4)
+    for wanted in [(0,), (1,), (1, 0)]:
+        check(binding, 4, wanted=wanted)
+
+    assert session_of(ground).replays == ["1"] * 3
+
+
+def test_rows_go_up_to_the_next_bucket_and_answers_are_cut(runtime: FakeRuntime, path: Path) -> None:
+    ground = FakeGround(runtime)
+    _, binding = loaded(path, ground, rows="1,4,8")
+    for rows in (1, 4, 8):
+        prepare(binding, rows)
+    for rows in (1, 2, 3, 4, 5, 8):
+        check(binding, rows, first=rows)
+
+    assert session_of(ground).replays == ["1", "2", "2", "2", "3", "3"]
+
+
+def test_each_binding_has_graphs_of_its_own(runtime: FakeRuntime, path: Path) -> None:
+    ground = FakeGround(runtime)
+    backend, first = loaded(path, ground)
+    second = backend.bind(batched(backend.graph), 8)
+    assert isinstance(second, CudaBinding)
+    prepare(first, 4)
+    prepare(second, 4)
+    for turn in range(2):
+        for binding in (first, second):
+            check(binding, 4, turn)
+
+    assert session_of(ground).replays == ["1", "2"] * 2
+
+
+def test_another_thread_runs_without(runtime: FakeRuntime, path: Path) -> None:
+    """ONNX Runtime would capture anew there, and not alone."""
+    ground = FakeGround(runtime)
+    _, binding = loaded(path, ground)
+    prepare(binding, 4)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(check, binding, 4).result(PATIENCE_S)
+        pool.submit(prepare, binding, 2).result(PATIENCE_S)
+
+    assert session_of(ground).captures == ["1"]
+    assert session_of(ground).replays == []
+
+
+def test_a_slab_that_has_grown_forgets_the_graphs_of_the_one_before(runtime: FakeRuntime, tmp_path: Path) -> None:
+    path = save(
+        tmp_path / "model.onnx",
+        [node("ReduceSum", ["x", "one"], ["y"], keepdims=0)],
+        [value("x", FLOAT, ["N", "M"])],
+        [value("y", FLOAT, ["N"])],
+        {"one": ints([1])},
+    )
+    ground = FakeGround(runtime)
+    backend = load_on_gpu(path, 0, {"penstock.gpu_graphs": "1"}, ground)
+    binding = backend.bind(batched(backend.graph), 2)
+    assert isinstance(binding, CudaBinding)
+    binding.prepare(2, [(2, 3)])
+    given = np.ones((2, 3), np.float32)
+    assert infer(binding, [given])[0].tolist() == [3, 3]
+    assert infer(binding, [np.ones((2, 100), np.float32)])[0].tolist() == [100, 100]
+    assert infer(binding, [given])[0].tolist() == [3, 3]
+
+    assert session_of(ground).replays == ["1"]
+
+
+def test_a_tensor_of_a_client_is_copied_to_where_the_graph_reads_it(runtime: FakeRuntime, path: Path) -> None:
+    ground = FakeGround(runtime)
+    _, binding = loaded(path, ground)
+    prepare(binding, 4)
+    given = FakeMemory.holding(runtime, float_rows(4, 5.0))
+    binding.lend(4, [(4, 4)])
+    binding.place(0, [DeviceArray(given, 0, (4, 4), np.dtype(np.float32))])
+
+    np.testing.assert_array_equal(float_rows(4, 5.0) * 2, binding.run((0,))[0])
+    assert session_of(ground).replays == ["1"]
+    assert runtime.copies["d2d"] == 1
+
+
+def test_rows_of_a_client_are_filled_up_to_the_bucket(runtime: FakeRuntime, path: Path) -> None:
+    ground = FakeGround(runtime)
+    _, binding = loaded(path, ground, rows="1,8")
+    prepare(binding, 8)
+    given = FakeMemory.holding(runtime, float_rows(3, 5.0))
+    binding.lend(3, [(3, 4)])
+    binding.place(0, [DeviceArray(given, 0, (3, 4), np.dtype(np.float32))])
+
+    np.testing.assert_array_equal(float_rows(3, 5.0) * 2, binding.run((0,))[0])
+    assert session_of(ground).replays == ["1"]
+    assert runtime.copies["d2d"] == 1 + 5
+
+
+@pytest.mark.parametrize("graphs", ["1", "auto"])
+def test_a_model_that_allows_none_is_refused_or_loaded_without(
+    runtime: FakeRuntime, path: Path, graphs: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(options: Mapping[str, str]) -> Exception | None:
+        return RuntimeError(WORDS) if options["enable_cuda_graph"] == "1" else None
+
+    ground = FakeGround(runtime, fails=fails)
+    if graphs == "1":
+        with pytest.raises(InferError, match="control flow") as caught:
+            loaded(path, ground, graphs)
+        assert caught.value.code is Code.INVALID
+        return
+    _, binding = loaded(path, ground, graphs)
+    prepare(binding, 4)
+    check(binding, 4)
+
+    assert session_of(ground).captures == []
+    assert caplog.text.count("no CUDA graphs") == 1
+    assert "control flow" in caplog.text
+
+
+@pytest.mark.parametrize("graphs", ["1", "auto"])
+def test_a_capture_that_fails_is_refused_or_done_without(
+    runtime: FakeRuntime, path: Path, graphs: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def spoil() -> None:
+        raise RuntimeError("CUDA failure 901: operation failed due to a previous error during capture")
+
+    ground = FakeGround(runtime, capturing=spoil)
+    backend, binding = loaded(path, ground, graphs)
+    other = backend.bind(batched(backend.graph), 8)
+    assert isinstance(other, CudaBinding)
+    check(other, 3)
+    if graphs == "1":
+        with pytest.raises(InferError, match="CUDA failure 901") as caught:
+            prepare(binding, 4)
+        assert caught.value.code is Code.INVALID
+    else:
+        prepare(binding, 4)
+        prepare(other, 4)
+        for each in (binding, other):
+            check(each, 4)
+            check(each, 3)
+        assert ground.providers[1][0][1]["enable_cuda_graph"] == "0"
+        assert caplog.text.count("no CUDA graphs") == 1
+    backend.close()
+    assert not ground.sessions
+    assert runtime.alive["streams"] == 0
+
+
+def test_a_model_with_a_tensor_on_the_host_is_not_captured(runtime: FakeRuntime, path: Path) -> None:
+    _, binding = loaded(path, FakeGround(runtime, on_host={"total"}), "auto")
+    prepare(binding, 4)
+    check(binding, 4)
+
+    _, binding = loaded(path, FakeGround(runtime, on_host={"total"}), "1")
+    with pytest.raises(InferError, match="not bound on the device"):
+        prepare(binding, 4)
+
+
+def test_nobody_else_uses_cuda_during_a_capture(runtime: FakeRuntime, path: Path) -> None:
+    """What comes meanwhile waits until it is over; else it would fail, and the capture with it."""
+    _, other = loaded(path, FakeGround(runtime), "0")
+    began, ended = threading.Event(), threading.Event()
+
+    def use() -> None:
+        began.set()
+        check(other, 3)
+        runtime.free(runtime.allocate(100, 1), 1)
+        ended.set()
+
+    with ThreadPoolExecutor(1) as pool:
+
+        def meanwhile() -> None:
+            running.append(pool.submit(use))
+            assert began.wait(PATIENCE_S)
+            assert not ended.wait(A_MOMENT_S)
+
+        running: list[object] = []
+        _, binding = loaded(path, FakeGround(runtime, capturing=meanwhile), "1")
+        prepare(binding, 4)
+        assert ended.wait(PATIENCE_S)
+    check(binding, 4)
+
+
+def test_memory_is_not_given_back_that_graphs_use(runtime: FakeRuntime, path: Path) -> None:
+    ground = FakeGround(runtime)
+    _, binding = loaded(path, ground)
+    prepare(binding, 4)
+    check(binding, 4)
+    binding.rest()
+
+    assert session_of(ground).shrunk == 0
+
+
+def test_options_that_say_nothing_sensible_are_refused(runtime: FakeRuntime, path: Path) -> None:
+    for said in ({"penstock.gpu_graphs": "yes"}, {"penstock.gpu_graphs": "1", "penstock.rows": "1,two"}):
+        with pytest.raises(InferError, match=r"option 'penstock\.\w+' is '") as caught:
+            load_on_gpu(path, 0, said, FakeGround(runtime))
+        assert caught.value.code is Code.INVALID
+    with pytest.raises(InferError, match="with TensorRT"):
+        load_on_gpu(path, 0, {"penstock.gpu_graphs": "1", "penstock.tensorrt": "1"}, FakeGround(runtime))
+
+
+class TestTheGate:
+    def test_is_open_until_somebody_means_to_capture(self, gate: Gate) -> None:
+        assert gate.shared() is gate.shared()
+        gate.arm()
+        assert gate.shared() is not gate.shared()
+
+    def test_lets_those_inside_enter_again(self, gate: Gate) -> None:
+        gate.arm()
+        with gate.shared(), gate.shared():
+            pass
+        with gate.alone(), gate.shared():
+            pass
+        with gate.shared(), pytest.raises(RuntimeError), gate.alone():
+            pass
+
+    def test_lets_one_in_alone_when_all_are_out(self, gate: Gate) -> None:
+        gate.arm()
+        order: list[str] = []
+        inside = threading.Event()
+
+        def capture() -> None:
+            inside.set()
+            with gate.alone():
+                order.append("alone")
+
+        with ThreadPoolExecutor(1) as pool:
+            with gate.shared():
+                waiting = pool.submit(capture)
+                assert inside.wait(PATIENCE_S)
+                order.append("shared")
+            waiting.result(PATIENCE_S)
+        with gate.shared():
+            order.append("shared")
+
+        assert order == ["shared", "alone", "shared"]
+
+    def test_holds_nobody_up_while_it_waits_for_a_load(self, gate: Gate) -> None:
+        gate.arm()
+        order: list[str] = []
+        asked = threading.Event()
+
+        def capture() -> None:
+            asked.set()
+            with gate.alone():
+                order.append("alone")
+
+        with ThreadPoolExecutor(2) as pool:
+            with gate.shared(long=True):
+                waiting = pool.submit(capture)
+                assert asked.wait(PATIENCE_S)
+                for _ in range(3):
+                    pool.submit(self._use, gate, order).result(PATIENCE_S)
+            waiting.result(PATIENCE_S)
+            pool.submit(self._use, gate, order).result(PATIENCE_S)
+
+        assert order == ["shared"] * 3 + ["alone", "shared"]
+
+    def _use(self, gate: Gate, order: list[str]) -> None:
+        with gate.shared():
+            order.append("shared")
+
+
+def test_what_onnx_runtime_is_given_is_given_beside_no_capture(
+    runtime: FakeRuntime, path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes a stream for each tensor that is bound."""
+    gate.arm()
+    inside: list[int] = []
+    bind = FakeBinding.bind_input
+
+    def noted(*args: Any) -> None:
+        inside.append(getattr(gate._inside, "depth", 0))
+        bind(*args)
+
+    monkeypatch.setattr(FakeBinding, "bind_input", noted)
+    backend = load_on_gpu(path, 0, {}, FakeGround(runtime))
+    infer(backend.bind(batched(backend.graph), 4), [float_rows(2)])
+
+    assert inside
+    assert all(inside)

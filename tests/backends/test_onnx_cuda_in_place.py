@@ -1,0 +1,243 @@
+"""Tensors that a run reads and writes where clients have them on the device."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.backends.backend import Array
+from penstock.backends.device_array import DeviceArray
+from penstock.backends.errors import Code, InferError
+from penstock.backends.onnx_cuda import load_on_gpu
+from penstock.backends.onnx_cuda_binding import CudaBinding
+from tests.backends.contract import batched, float_rows
+from tests.backends.fake_cuda import FakeMemory, FakeRuntime
+from tests.backends.fake_session import FakeGround
+from tests.backends.onnx_models import FLOAT, contract_model, node, save, value
+
+FP32 = np.dtype(np.float32)
+
+
+@pytest.fixture
+def runtime() -> FakeRuntime:
+    return FakeRuntime()
+
+
+@pytest.fixture
+def binding(runtime: FakeRuntime, tmp_path: Path) -> CudaBinding:
+    return bound(contract_model("rows", tmp_path / "model.onnx"), FakeGround(runtime))
+
+
+def bound(path: Path, ground: FakeGround, rows: int = 8) -> CudaBinding:
+    backend = load_on_gpu(path, 0, {}, ground)
+    made = backend.bind(batched(backend.graph), rows)
+    assert isinstance(made, CudaBinding)
+    return made
+
+
+def shared(runtime: FakeRuntime, array: Array, device: int = 0) -> DeviceArray:
+    """Give an array as a client shares it."""
+    return DeviceArray(FakeMemory.holding(runtime, array, device), 0, array.shape, array.dtype)
+
+
+def room(runtime: FakeRuntime, shape: tuple[int, ...], offset: int = 0) -> DeviceArray:
+    """Give room for an output."""
+    return DeviceArray(FakeMemory(runtime, 4 * int(np.prod(shape)) + offset), offset, shape, FP32)
+
+
+def content(array: DeviceArray) -> Array:
+    raw = ctypes.string_at(array.pointer, array.nbytes)
+    return np.frombuffer(raw, array.dtype).reshape(array.shape)
+
+
+def run(binding: CudaBinding, rows: int, parts: Sequence[Array | DeviceArray], wanted: tuple[int, ...] = (0,)) -> Array:
+    binding.lend(rows, [(rows, 4)])
+    binding.place(0, parts)
+    result: Array = binding.run(wanted)[0]
+    return result
+
+
+def test_one_tensor_of_the_whole_run_is_not_copied(runtime: FakeRuntime, binding: CudaBinding) -> None:
+    x = float_rows(3, 7.0)
+    np.testing.assert_array_equal(x * 2, run(binding, 3, [shared(runtime, x)]))
+    assert runtime.copies == {"d2h": 1}
+
+    # and the next run, of a client without, reads the slab again
+    for buffer in binding.lend(3, [(3, 4)]):
+        buffer[...] = float_rows(3)  # type: ignore[index]
+    np.testing.assert_array_equal(float_rows(3) * 2, binding.run((0,))[0])
+
+
+def test_what_a_kernel_cannot_read_where_it_lies_is_copied_on_the_device(
+    runtime: FakeRuntime, binding: CudaBinding
+) -> None:
+    x = float_rows(3, 7.0)
+    memory = FakeMemory.holding(runtime, np.concatenate([np.zeros(1, np.float32), x.ravel()]))
+    skewed = DeviceArray(memory, 4, (3, 4), FP32)
+
+    np.testing.assert_array_equal(x * 2, run(binding, 3, [skewed]))
+    np.testing.assert_array_equal(x * 2, run(binding, 3, [shared(runtime, x, 1)]))
+    assert runtime.copies == {"d2d": 2, "d2h": 2}
+
+
+def test_parts_of_all_kinds_lie_one_after_another_and_the_last_row_fills_up(
+    runtime: FakeRuntime, binding: CudaBinding
+) -> None:
+    first, second, third = float_rows(2, 1.0), float_rows(1, 50.0), float_rows(2, 90.0)
+    whole = np.concatenate([first, second, third])
+    result = run(binding, 8, [shared(runtime, first), second, shared(runtime, third)])
+
+    np.testing.assert_array_equal(whole * 2, result[:5])
+    np.testing.assert_array_equal(np.repeat(third[-1:], 3, axis=0) * 2, result[5:])
+
+
+def test_an_input_that_is_wanted_on_the_host_is_read_there(runtime: FakeRuntime, tmp_path: Path) -> None:
+    path = contract_model("rows", tmp_path / "model.onnx")
+    binding = bound(path, FakeGround(runtime, on_host={"x"}))
+    x = float_rows(2, 3.0)
+
+    np.testing.assert_array_equal(
+        np.concatenate([x, x[-1:]]) * 2, run(binding, 3, [shared(runtime, x[:1]), shared(runtime, x[1:])])
+    )
+
+
+def test_one_target_of_the_whole_output_is_written_where_it_is(runtime: FakeRuntime, binding: CudaBinding) -> None:
+    x, target = float_rows(3), room(runtime, (3, 4))
+    for _ in range(2):
+        binding.lend(3, [(3, 4)])
+        binding.place(0, [shared(runtime, x)])
+        assert binding.aim(0, [(0, target)])
+        (doubled,) = binding.run((0,))
+
+        assert doubled.shape == (3, 4)
+        np.testing.assert_array_equal(x * 2, content(target))
+    assert not runtime.copies
+
+
+def test_rows_go_to_their_targets_and_the_others_to_the_host(runtime: FakeRuntime, binding: CudaBinding) -> None:
+    x, first, last = float_rows(6), room(runtime, (2, 4), offset=4), room(runtime, (1, 4))
+    (buffer,) = binding.lend(6, [(6, 4)])
+    buffer[...] = x  # type: ignore[index]
+    assert binding.aim(0, [(1, first), (5, last)])
+    doubled, total = binding.run((0, 1))
+
+    np.testing.assert_array_equal((x * 2)[1:3], content(first))
+    np.testing.assert_array_equal((x * 2)[5:], content(last))
+    np.testing.assert_array_equal((x * 2)[[0, 3, 4]], doubled[[0, 3, 4]])
+    np.testing.assert_array_equal(x.sum(axis=1), total)
+
+
+def test_a_place_for_both_input_and_output_is_written_after_it_was_read(
+    runtime: FakeRuntime, binding: CudaBinding
+) -> None:
+    both = shared(runtime, float_rows(3))
+    binding.lend(3, [(3, 4)])
+    binding.place(0, [both])
+    assert binding.aim(0, [(0, both)])
+    binding.run((0,))
+
+    np.testing.assert_array_equal(float_rows(3) * 2, content(both))
+    assert runtime.copies == {"d2d": 1}
+
+
+@pytest.mark.parametrize(
+    ("position", "first", "shape"), [(0, 0, (3, 5)), (0, 2, (2, 4)), (1, 0, (3, 1)), (0, 0, (12,)), (0, 0, ())]
+)
+def test_what_does_not_fit_is_not_aimed_at(
+    runtime: FakeRuntime, binding: CudaBinding, position: int, first: int, shape: tuple[int, ...]
+) -> None:
+    binding.lend(3, [(3, 4)])
+
+    assert not binding.aim(position, [(first, room(runtime, shape))])
+
+
+def test_lending_forgets_what_was_placed_and_aimed(runtime: FakeRuntime, binding: CudaBinding) -> None:
+    target = room(runtime, (3, 4))
+    binding.lend(3, [(3, 4)])
+    binding.place(0, [shared(runtime, float_rows(3, 9.0))])
+    binding.aim(0, [(0, target)])
+    before = content(target).copy()
+    (buffer,) = binding.lend(3, [(3, 4)])
+    buffer[...] = float_rows(3)  # type: ignore[index]
+
+    np.testing.assert_array_equal(float_rows(3) * 2, binding.run((0,))[0])
+    np.testing.assert_array_equal(before.view(np.uint8), content(target).view(np.uint8))
+
+
+def test_a_run_that_is_fed_writes_its_targets_too(runtime: FakeRuntime, tmp_path: Path) -> None:
+    """The other output has a shape that nobody knows beforehand, so nothing of the run is bound."""
+    path = save(
+        tmp_path / "model.onnx",
+        [node("Identity", ["x"], ["y"]), node("NonZero", ["x"], ["z"])],
+        [value("x", FLOAT, ["N", 4])],
+        [value("y", FLOAT, ["N", 4]), value("z", 7, [2, None])],
+    )
+    binding = bound(path, FakeGround(runtime))
+    target = room(runtime, (2, 4))
+    binding.lend(3, [(3, 4)])
+    binding.place(0, [shared(runtime, float_rows(3, 2.0))])
+    assert binding.aim(0, [(1, target)])
+    y, z = binding.run((0, 1))
+
+    np.testing.assert_array_equal(float_rows(3, 2.0)[1:], content(target))
+    assert y.shape == (3, 4)
+    assert z.shape == (2, 12)
+
+
+@pytest.mark.parametrize(("call", "says"), [(0, "unable to read"), (1, "unable to write to")])
+def test_only_who_owns_the_memory_is_told_that_it_cannot_be_used(
+    runtime: FakeRuntime, binding: CudaBinding, call: int, says: str
+) -> None:
+    x, target = float_rows(2), room(runtime, (1, 4))
+    binding.lend(2, [(2, 4)])
+    binding.place(0, [shared(runtime, x[:1]), shared(runtime, x[1:])])
+    binding.aim(0, [(1, target)])
+    runtime.fail("cudaMemcpyAsync", 1, after=3 * call)
+    with pytest.raises(InferError, match=says) as caught:
+        binding.run((0,))
+
+    assert caught.value.code is Code.INVALID
+    np.testing.assert_array_equal(x * 2, run(binding, 2, [x]))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[FakeRuntime, CudaBinding]:
+    runtime = FakeRuntime()
+    path = contract_model("rows", tmp_path_factory.mktemp("model") / "model.onnx")
+    return runtime, bound(path, FakeGround(runtime), 16)
+
+
+@settings(max_examples=25, deadline=None)
+@given(requests=st.lists(st.tuples(st.integers(1, 3), st.booleans(), st.booleans()), min_size=1, max_size=5))
+def test_whatever_lies_where_each_gets_its_own_rows(
+    made: tuple[FakeRuntime, CudaBinding], requests: list[tuple[int, bool, bool]]
+) -> None:
+    runtime, binding = made
+    rows = sum(count for count, _, _ in requests)
+    parts: list[Array | DeviceArray] = []
+    targets = []
+    first = 0
+    for count, lies_there, goes_there in requests:
+        x = float_rows(count, 1000.0 * len(parts))
+        parts.append(shared(runtime, x) if lies_there else x)
+        if goes_there:
+            targets.append((first, room(runtime, (count, 4))))
+        first += count
+    whole = np.concatenate([np.asarray(part) for part in parts])
+    binding.lend(rows, [(rows, 4)])
+    binding.place(0, parts)
+    aimed = bool(targets) and binding.aim(0, targets)
+    (doubled,) = binding.run((0,))
+
+    expected = whole * 2
+    for start, target in targets:
+        assert aimed
+        np.testing.assert_array_equal(expected[start : start + len(target)], content(target))
+        doubled[start : start + len(target)] = expected[start : start + len(target)]
+    np.testing.assert_array_equal(expected, doubled)
