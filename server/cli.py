@@ -1,4 +1,7 @@
-"""The command line: `penstock serve`, `check`, `plan` and `version`. Imports nothing heavy before it must."""
+"""The command line: `penstock serve`, `check`, `doctor`, `probe`, `plan`, `perf` and `version`.
+
+Imports nothing heavy before it must.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from .setting import Setting, shown
 from .settings import FALSE_WORDS, TRUE_WORDS, SettingError, Settings, known_settings, nearest, resolve
 
 USAGE_STATUS = 2
+_NEED_PATHS = ("serve", "check")
 _PROGRAMS = {
     "seldon-core-microservice": ("seldon.command:run", "serve a component of Seldon Core (docs/seldon.md)"),
     "deepaas-run": ("deepaas.command:run", "serve DEEPaaS models (docs/deepaas.md)"),
@@ -26,18 +30,26 @@ _PROGRAMS = {
     "abeja": ("abeja.command:run", "serve an ABEJA handler, or call it (docs/abeja.md)"),
 }
 """Programs that others served with, each answered here as it was: what runs it, and what is said of it."""
-_NO_SETTINGS = {"command", "paths", "invariance"}
+_NO_SETTINGS = {"command", "paths", "invariance", "json"}
 _ABOUT = (
     "An inference server for ONNX models, TensorFlow SavedModels, Python models, and what Cortex, Seldon Core, DEEPaaS "
     "and ABEJA served."
 )
 _CHECK = "say what `serve` with the same arguments would serve, and every mistake, without serving"
+_DOCTOR = "say what this machine has for serving, what is wrong with it, and what to do (docs/doctor.md)"
+_PROBE = "ask the server that `serve` with the same arguments started whether it is ready: status 0, or 1"
 _PATH = (
     "a model repository, its URL, or one model; with --dialect cortex, seldon or abeja, the folder of what is served; "
     "with --dialect deepaas, NAME=package.module[:attr]"
 )
+_JSON = "write the findings as JSON"
 _INVARIANCE = "also run each model, to say whether its answers depend on who shares their batch"
-_PLAN = "predict latency, throughput and the devices for a target, from measured run times"
+_ABOVE = {
+    "plan": "predict latency, throughput and the devices for a target, from measured run times",
+    "perf": "load any v2 server and report what it does, tune it, compare it with others (docs/perf.md)",
+}
+"""Commands that stand above the server."""
+_USAGES = {"doctor": "[--json] [PATH...]", "probe": ""}
 _PAGES = "Every flag is also an environment name (--http-port: PENSTOCK_HTTP_PORT) and a key of the settings file."
 
 
@@ -67,8 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         words.insert(0, called)
     if words and words[0] in _PROGRAMS:
         return _program(words[0], words[1:])
-    if words[:1] == ["plan"]:
-        return _installed("plan", words[1:])
+    if words and words[0] in _ABOVE:
+        return _installed(words[0], words[1:])
     parser = _parser()
     args = parser.parse_args(with_values(words))
     if args.command is None:
@@ -84,6 +96,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return USAGE_STATUS
     if args.command == "serve":
         return _serve(settings)
+    if args.command == "probe":
+        return _probe(settings)
+    if args.command == "doctor":
+        return _doctor(settings, args.json)
     with _told_once():
         return _check(settings, args.invariance)
 
@@ -105,15 +121,17 @@ def _installed(word: str, words: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="penstock", description=_ABOUT, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
-    for word, text in (("serve", "serve models"), ("check", _CHECK)):
+    for word, text in (("serve", "serve models"), ("check", _CHECK), ("doctor", _DOCTOR), ("probe", _PROBE)):
         command = commands.add_parser(
-            word, help=text, usage=f"penstock {word} PATH... [--FLAG VALUE ...]", epilog=_PAGES, allow_abbrev=False,
-            formatter_class=_wide,
+            word, help=text, usage=f"penstock {word} {_USAGES.get(word, 'PATH...')} [--FLAG VALUE ...]", epilog=_PAGES,
+            allow_abbrev=False, formatter_class=_wide,
         )  # fmt: skip
         command.add_argument("paths", nargs="*", metavar="PATH", help=_PATH)
         command.add_argument("--config", metavar="FILE", help="a TOML file of settings")
         if word == "check":
             command.add_argument("--invariance", action="store_true", help=_INVARIANCE)
+        if word == "doctor":
+            command.add_argument("--json", action="store_true", help=_JSON)
         groups: dict[str, argparse._ArgumentGroup] = {}
         for item in known_settings():
             if item.group not in groups:
@@ -121,7 +139,8 @@ def _parser() -> argparse.ArgumentParser:
             add_flag(groups[item.group], item)
     for word, (_, text) in _PROGRAMS.items():
         commands.add_parser(word, help=text, add_help=False)
-    commands.add_parser("plan", help=_PLAN, add_help=False)
+    for word, text in _ABOVE.items():
+        commands.add_parser(word, help=text, add_help=False)
     commands.add_parser("version", help="print the version")
     return parser
 
@@ -157,11 +176,12 @@ def _settings(args: argparse.Namespace) -> Settings:
     paths = [*args.paths, *flags.pop("model_repository", ())]
     if paths:
         flags["model_repository"] = paths
-    from .dialects import dialect_of
-
     settings = resolve(flags, os.environ)
-    if not settings.model_repository and (nothing := dialect_of(settings).nothing):
-        raise SettingError(nothing)
+    if args.command in _NEED_PATHS and not settings.model_repository:
+        from .dialects import dialect_of
+
+        if nothing := dialect_of(settings).nothing:
+            raise SettingError(nothing)
     return settings
 
 
@@ -188,7 +208,36 @@ def _check(settings: Settings, invariance: bool) -> int:
     except RemoteError as error:
         print(f"penstock: {error}", file=sys.stderr)
         return 1
-    print(report)
+    return _told(str(report), status)
+
+
+def _doctor(settings: Settings, as_json: bool) -> int:
+    from .doctor.command import examine
+
+    report = examine(settings)
+    return _told(report.json() if as_json else str(report), report.status)
+
+
+def _told(text: str, status: int) -> int:
+    """Print a report, of which a reader such as `head` may want the beginning alone. Returns: the exit status."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        pass
+    except OSError as error:
+        print(f"penstock: the report cannot be written: {error.strerror}", file=sys.stderr)
+        status = 1
+    else:
+        return status
+    sys.stdout = None  # what is left in it would be written again at the exit
+    return status
+
+
+def _probe(settings: Settings) -> int:
+    from .probe import probe
+
+    status, line = probe(settings)
+    print(line)
     return status
 
 

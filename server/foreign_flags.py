@@ -17,8 +17,6 @@ _NO_LIBRARIES = "there are no libraries to load: backends are part of Penstock"
 
 FOREIGN: Mapping[str, str] = MappingProxyType({
     "--model-namespacing": "a model's name must be unique among all repositories",
-    "--model-load-gpu-limit": "loads are not refused by the memory in use; the runtime's own limit is the parameter "
-    "gpu_mem_limit of a model's gpu_execution_accelerator",
     "--model-store": "deprecated in Triton: use --model-repository",
     "--strict-model-config": "deprecated in Triton: use --disable-auto-complete-config",
     "--enable-peer-access": "every instance keeps to its own GPU, so none reads another's memory",
@@ -49,7 +47,6 @@ FOREIGN: Mapping[str, str] = MappingProxyType({
     "--pinned-memory-pool-byte-size": "pinned memory belongs to each instance's buffers: there is no pool",
     "--cuda-memory-pool-byte-size": "GPU memory is the runtime's: there is no pool",
     "--cuda-virtual-address-size": "GPU memory is the runtime's: there is no pool",
-    "--min-supported-compute-capability": "the runtime says at load which GPUs it takes",
     "--buffer-manager-thread-count": "tensors are gathered by each instance's own thread",
 })  # fmt: skip
 

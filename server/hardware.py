@@ -7,7 +7,6 @@ hangs holds up neither the event loop nor the exit: its lines are missing from t
 from __future__ import annotations
 
 import asyncio
-import importlib
 import math
 import os
 import threading
@@ -15,11 +14,19 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from .gpus.device_times import Used
+from .gpus.lines import Lines
+from .gpus.nvml import Nvml
+from .gpus.reader import GpuReader
+
 _STALE_S = 10.0
 _PATIENCE_S = 0.25
+
+_HANGS: Lines = {"penstock_nvml_up": ["penstock_nvml_up 0"]}
 
 Values = Mapping[str, str]
 _Read = Callable[[], Mapping[str, Any]]
@@ -27,10 +34,10 @@ _Read = Callable[[], Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Values by metric name, as text; `gpus` by UUID. A value that cannot be read is left out."""
+    """Values by metric name, as text; of the GPUs whole lines. What cannot be read is left out."""
 
     machine: Values = field(default_factory=dict)
-    gpus: Mapping[str, Values] = field(default_factory=dict)
+    gpus: Lines = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +52,8 @@ class Watch:
 class Hardware:
     """Keeps the latest Sample of `proc`, and of the NVML module that `nvml` imports and starts.
 
-    The process itself is always told of. Threads: `sample` is the event loop's.
+    `used` gives what models have used of devices since its last call. The process itself is always told of.
+    Threads: `sample` is the event loop's, and `used` is called there.
     """
 
     def __init__(
@@ -54,14 +62,20 @@ class Hardware:
         nvml: Callable[[], Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
         watch: Watch = Watch(),
+        used: Callable[[], Used] = dict,
     ) -> None:
         cpu = _CpuTime(proc)
 
         def machine() -> Values:
             return {**cpu.read(), **_memory(proc), **_process(proc)} if watch.machine else _process(proc)
 
-        self._machine = _Reading(machine, clock, watch.interval_s)
-        self._gpus = _Reading(_Gpus(nvml or _start_nvml).read if watch.gpus else dict, clock, watch.interval_s)
+        gpus = GpuReader(Nvml(nvml), clock, proc)
+
+        def gpu_lines() -> _Read:
+            return partial(gpus.read, used()) if watch.gpus else dict
+
+        self._machine = _Reading(lambda: machine, clock, watch.interval_s)
+        self._gpus = _Reading(gpu_lines, clock, watch.interval_s, _HANGS)
 
     async def sample(self) -> Sample:
         """Give values not older than the interval, or, where those are long in coming, the latest before."""
@@ -70,15 +84,22 @@ class Hardware:
 
 
 class _Reading:
-    """The latest of what `read` gives. It runs on a daemon thread, one at a time; empty once it is too old."""
+    """The latest of what is read. That happens on a daemon thread, one at a time; `begin`, on the loop, gives how.
 
-    def __init__(self, read: _Read, clock: Callable[[], float], interval_s: float) -> None:
+    Too old, it is empty; `hangs` stands for one that has not ended for so long.
+    """
+
+    def __init__(
+        self, begin: Callable[[], _Read], clock: Callable[[], float], interval_s: float, hangs: Mapping[str, Any] = {}
+    ) -> None:
         self._interval_s = interval_s
         self._stale_s = max(_STALE_S, 2 * interval_s)
-        self._read = read
+        self._begin = begin
         self._clock = clock
+        self._hangs = hangs
         self._values: Mapping[str, Any] = {}
         self._read_s = -math.inf
+        self._begun_s = math.inf
         self._pending: asyncio.Future[None] | None = None
 
     async def latest(self) -> Mapping[str, Any]:
@@ -86,11 +107,16 @@ class _Reading:
             if self._pending is None:
                 self._pending = self._start()
             await asyncio.wait((self._pending,), timeout=_PATIENCE_S)
-        return self._values if self._clock() - self._read_s < self._stale_s else {}
+        now_s = self._clock()
+        if now_s - self._read_s < self._stale_s:
+            return self._values
+        return self._hangs if self._pending is not None and now_s - self._begun_s >= self._stale_s else {}
 
     def _start(self) -> asyncio.Future[None]:
         loop = asyncio.get_running_loop()
         pending: asyncio.Future[None] = loop.create_future()
+        self._begun_s = self._clock()
+        read = self._begin()
 
         def finish(values: Mapping[str, Any]) -> None:
             self._values, self._read_s, self._pending = values, self._clock(), None
@@ -98,7 +124,7 @@ class _Reading:
 
         def run() -> None:
             try:
-                values = self._read()
+                values = read()
             except Exception:  # noqa: BLE001 - whatever a driver does, the page is served without it
                 values = {}
             with suppress(RuntimeError):  # the loop has closed: the server is gone
@@ -147,67 +173,3 @@ def _process(proc: Path) -> Values:
     except (OSError, ValueError, IndexError):
         return values
     return {**values, "process_resident_memory_bytes": str(pages * os.sysconf("SC_PAGE_SIZE"))}
-
-
-class _Gpus:
-    """NVIDIA GPUs through NVML. Without the module, the driver or a GPU there are none, and it is not asked again."""
-
-    def __init__(self, start: Callable[[], Any]) -> None:
-        self._start = start
-        self._nvml: Any = None
-        self._absent = False
-        self._first_mj: dict[str, int] = {}
-
-    def read(self) -> Mapping[str, Values]:
-        if self._nvml is None and not self._absent:
-            try:
-                self._nvml = self._start()
-            except Exception:  # noqa: BLE001 - ImportError, OSError or any NVMLError: there is no GPU to speak of
-                self._absent = True
-        if self._absent:
-            return {}
-        gpus = {}
-        for index in range(self._nvml.nvmlDeviceGetCount()):
-            device = self._ask("nvmlDeviceGetHandleByIndex", index)
-            uuid = self._ask("nvmlDeviceGetUUID", device)
-            if uuid is not None:
-                uuid = uuid.decode() if isinstance(uuid, bytes) else str(uuid)
-                gpus[uuid] = self._values(device, uuid)
-        return gpus
-
-    def _values(self, device: Any, uuid: str) -> Values:
-        values = {}
-        rates = self._ask("nvmlDeviceGetUtilizationRates", device)
-        if rates is not None:
-            values["nv_gpu_utilization"] = f"{rates.gpu / 100:.2f}"
-        memory = self._ask("nvmlDeviceGetMemoryInfo", device)
-        if memory is not None:
-            values["nv_gpu_memory_total_bytes"] = str(int(memory.total))
-            values["nv_gpu_memory_used_bytes"] = str(int(memory.used))
-        for name, question in (
-            ("nv_gpu_power_usage", "nvmlDeviceGetPowerUsage"),
-            ("nv_gpu_power_limit", "nvmlDeviceGetEnforcedPowerLimit"),
-        ):
-            milliwatts = self._ask(question, device)
-            if milliwatts is not None:
-                values[name] = f"{milliwatts / 1000:.3f}"
-        millijoules = self._ask("nvmlDeviceGetTotalEnergyConsumption", device)
-        if millijoules is not None:
-            since = millijoules - self._first_mj.setdefault(uuid, millijoules)
-            values["nv_energy_consumption"] = f"{since / 1000:.3f}"
-        return values
-
-    def _ask(self, question: str, argument: Any) -> Any:
-        """Ask one thing; None where this GPU does not know (a MIG slice has no utilization)."""
-        if argument is None:
-            return None
-        try:
-            return getattr(self._nvml, question)(argument)
-        except Exception:  # noqa: BLE001 - NVMLError has a subclass per reason, and each means: leave the line out
-            return None
-
-
-def _start_nvml() -> Any:
-    nvml = importlib.import_module("pynvml")
-    nvml.nvmlInit()
-    return nvml

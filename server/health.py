@@ -1,6 +1,7 @@
 """Health: whether the server is live and ready, asked by every protocol that has a probe.
 
-Made by the composition root, which sets `draining` when the server is on its way out.
+Made by the composition root, which sets `draining` when the server is on its way out, and `spent` when its process has
+lost a device for good: only another process can use that again, so whoever watches over it has to start it anew.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ class Health:
         self._engine = engine
         self._strict = strict
         self.draining = False
+        self.spent = False
 
     def live(self) -> bool:
-        """Whether the server runs and is not on its way out."""
-        return not self.draining
+        """Whether the server runs, and is not on its way out, nor to be started anew."""
+        return not self.draining and not self.spent
 
     def ready(self) -> bool:
         """Whether inference can be asked for. Never true while draining."""

@@ -25,6 +25,8 @@ from penstock.batching.statistics import (
 )
 
 from .errors import error_body
+from .exposition import decimal as decimal  # noqa: PLC0414 - whoever adds lines to the page has both from here
+from .exposition import label_value as label_value  # noqa: PLC0414
 from .families import FAMILIES
 from .hardware import Hardware, Sample
 from .metrics_config import MetricsConfig
@@ -110,7 +112,7 @@ class Metrics:
 
     def _add_model(self, lines: Mapping[str, list[str]], model: Model) -> None:
         counted, config = model.statistics.snapshot(), self._config
-        labels = _labels(model)
+        labels = labels_of(model)
         shown = [*_counters(counted)]
         if config.counter_latencies:
             shown += _latencies(counted)
@@ -126,6 +128,7 @@ class Metrics:
         _add_state(lines, model, labels, counted)
         _add_events(lines, model, labels)
         _add_run_times(lines, model, labels)
+        _add_devices(lines, model, labels)
 
     def _add_summaries(
         self, lines: Mapping[str, list[str]], model: Model, labels: str, counted: StatisticsSnapshot
@@ -160,26 +163,13 @@ def create_metrics_app(metrics: Metrics, path: str = "/metrics") -> ASGIApp:
     return app
 
 
-def label_value(text: str) -> str:
-    r"""Escape a label's value: backslash, double quote and newline.
-
-    Source: the Prometheus text exposition format.
-    """
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-def decimal(value: int, digits: int) -> str:
-    """Write `value` divided by ten to the power `digits`, exactly and never in exponent form."""
-    whole, part = divmod(value, 10**digits)
-    return f"{whole}.{part:0{digits}d}".rstrip("0").rstrip(".") if part else str(whole)
-
-
 _LATENCY_EDGES = tuple(decimal(bound, 9) for bound in LATENCY_BOUNDS_NS)
 _FIRST_RESPONSE_EDGES = tuple(decimal(bound, 6) for bound in FIRST_RESPONSE_BOUNDS_NS)
 _ROWS_EDGES = tuple(str(bound) for bound in ROWS_BOUNDS)
 
 
-def _labels(model: Model) -> str:
+def labels_of(model: Model) -> str:
+    """Write the labels that every line about a model has."""
     tags = "".join(f',_{name}="{label_value(value)}"' for name, value in model.spec.metric_tags)
     return f'model="{label_value(model.name)}",version="{label_value(model.version)}"{tags}'
 
@@ -223,6 +213,17 @@ def _add_run_times(lines: Mapping[str, list[str]], model: Model, labels: str) ->
         size = f'{labels},shapes="{_shapes(known.key)}",rows="{known.rows}"'
         for quantile, ns in (("0.5", known.mean_ns), ("0.95", known.p95_ns)):
             lines[name].append(f'{name}{{{size},quantile="{quantile}"}} {decimal(ns, 9)}')
+
+
+def _add_devices(lines: Mapping[str, list[str]], model: Model, labels: str) -> None:
+    if model.spec.fallback:
+        lines["penstock_model_cpu_fallback"].append(f"penstock_model_cpu_fallback{{{labels}}} 1")
+    if model.device_ns:
+        name = "penstock_device_seconds_total"
+        with model.lock:
+            used = dict(model.device_ns)
+        for device, ns in used.items():
+            lines[name].append(f'{name}{{{labels},device="{label_value(device)}"}} {decimal(ns, 9)}')
 
 
 def _shapes(key: Key) -> str:
@@ -284,9 +285,8 @@ def _histogram(name: str, labels: str, edges: Sequence[str], histogram: Histogra
 def _add_sample(lines: Mapping[str, list[str]], sample: Sample) -> None:
     for name, value in sample.machine.items():
         lines[name].append(f"{name} {value}")
-    for uuid, values in sample.gpus.items():
-        for name, value in values.items():
-            lines[name].append(f'{name}{{gpu_uuid="{label_value(uuid)}"}} {value}')
+    for name, written in sample.gpus.items():
+        lines[name] += written
 
 
 async def _live(receive: Receive, send: Send) -> None:

@@ -13,8 +13,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
+from .gpus.device_times import DeviceTimes
 from .hardware import Hardware, Watch
-from .metrics import Metrics
+from .metrics import Metrics, labels_of
 from .metrics_config import parse as parse_metrics
 from .restricted import GRPC_PREFIX, Restricted
 from .settings import Settings
@@ -78,7 +79,8 @@ def made_metrics(
     names = ("penstock_connections", "penstock_grpc_connections")
     connections = {name: partial(count, position) for position, name in enumerate(names)}
     shown = connections | dict(counts)
-    return Metrics(engine, Hardware(watch=watch), parse_metrics(settings.metrics_config), shown)
+    used = DeviceTimes(engine.models, labels_of).read
+    return Metrics(engine, Hardware(watch=watch, used=used), parse_metrics(settings.metrics_config), shown)
 
 
 def open_sink(config: TraceConfig) -> TraceSink:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .observing_settings import ObservingSettings
+from .gpu_settings import GpuSettings
 from .setting import setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunningSettings(ObservingSettings):
+class RunningSettings(GpuSettings):
     """What answers are remembered, and what Instances share."""
 
     backend_config: tuple[str, ...] = setting(

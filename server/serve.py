@@ -86,6 +86,7 @@ class Server:
 
     Invariants: it answers from `open` on, or from the end of `load`, and is ready once that has ended well. From the
     start of `drain` on it is not ready; whatever was sent on a connection that it had accepted is still answered.
+    `spent` is called when a device is lost for its whole process: from then on it is not live.
     """
 
     def __init__(
@@ -99,7 +100,8 @@ class Server:
         self.faults = Faults(settings, {"worker": own_workers})
         self.environments = Environments.of(settings)
         self.engine = self.faults.engine(self._loop, with_isolated(loaders, self.environments.interpreter))
-        self.engine.devices = devices_of(settings)
+        self.engine.devices = devices = devices_of(settings)
+        devices.tell_lost = self._lost
         if cache_bytes := parse_cache(settings.cache_config):
             self.engine.cache = Cache(cache_bytes)
         self._models = models(self.engine, self.environments)
@@ -116,6 +118,7 @@ class Server:
         self._grpc: GrpcListener | None = None
         self._metrics: Listener | None = None
         self.elsewhere: tuple[Connected, Connected] | None = None
+        self.spent: Callable[[], None] = lambda: None
         self.metrics = made_metrics(settings, self.engine, self._connected, self.faults.counts())
         custom = CustomMetrics()
         beside = Beside(self.engine, custom, self._models.hooks_of, self.control)
@@ -141,6 +144,15 @@ class Server:
         return self._dialect.service(
             Parts(self.engine, self.environments, self.repository, self._models.hooks_of, inference, self.health.ready)
         )
+
+    def _lost(self) -> None:
+        with suppress(RuntimeError):  # the loop has ended before
+            self._loop.call_soon_threadsafe(self._spend)
+
+    def _spend(self) -> None:
+        """Say that only another process can use the devices again, and go on with what runs without them."""
+        self.health.spent = True
+        self.spent()
 
     def _connected(self) -> Iterable[Connected | None]:
         """Give what has the connections over HTTP and over gRPC: `elsewhere`, where those are other processes'."""

@@ -21,6 +21,7 @@ from .backend_config import ONNX, rows_of
 from .backend_config import parse as parse_backend
 from .cache_config import parse as parse_cache
 from .dialect_settings import lacks
+from .gpu_settings import GPU_RULES
 from .http.limits import Limits
 from .metrics_config import parse as parse_metrics
 from .process_settings import ProcessSettings
@@ -38,7 +39,7 @@ FALSE_WORDS = ("false", "0")
 _SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$")
 _SERVICE_VALUE = re.compile(r"(tcp|udp|sctp)://")
 _LIMITS = Limits()
-_FIRST_GROUPS = ("Models", "HTTP", "gRPC")
+_FIRST_GROUPS = ("Models", "GPU", "HTTP", "gRPC")
 """The order of the page; the others follow as they are stated."""
 
 
@@ -59,6 +60,7 @@ _RULES: dict[str, Callable[[Any], object]] = {
     "chaos": chaos.parse,
     "http_header_forward_pattern": Forwarding.of,
     "grpc_header_forward_pattern": Forwarding.of,
+    **GPU_RULES,
 }
 
 

@@ -5,6 +5,7 @@ Source of the texts: Cortex v0.10, pkg/operator/api/userconfig/errors.go.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from penstock.backends.errors import InferError
@@ -13,7 +14,9 @@ from penstock.server.hooks.plan import LIGHT_REPLICAS
 from penstock.server.hooks.writes import written_globals
 from penstock.server.repository.findings import Finding, inside
 from penstock.server.repository.pbtxt import model_config_pb2
+from penstock.server.repository.placing import place
 from penstock.server.repository.scan import Defaults, Entry
+from penstock.server.repository.statement import Statement
 
 from .api import Api
 from .environment import roots_of, worker_of
@@ -22,7 +25,7 @@ from .project import CONFIG
 
 HOOK_TIMEOUT_S = 600.0
 """Cortex set none. Of what does not end in this time nobody waits for the answer any more."""
-_GPU = Path("/dev/nvidia0")
+_GPU = "cuda:0"
 
 
 def entry_of(api: Api, models: Models, defaults: Defaults) -> Entry:
@@ -95,15 +98,21 @@ def _spec(api: Api, located: Located, hooks: HookSpec, defaults: Defaults, findi
         options |= more
         options |= {"TF_SIGNATURE_DEF": api.signature_key} if api.signature_key else {"cortex_signature": "1"}
         options["worker.name"] = api.name
-    device = "cpu"
-    if api.compute["gpu"]:
-        if _GPU.exists():
-            device = "cuda:0"
-        else:
-            text = f"api: {api.name}: compute: gpu: there is none here: it is served on the CPU"
-            findings.append(Finding(api.project / CONFIG, text, api.lines["compute"], mistake=False, model=api.name))
-    return ModelSpec(
+    spec = ModelSpec(
         api.name, located.version, located.path, backend="tensorflow" if api.kind == "tensorflow" else "onnxruntime",
         policy=BatchPolicy(default_max_batch_rows=rows, hold_requests=defaults.hold_requests),
-        instances=(InstanceGroup(devices=(device,)),), hooks=hooks, options=options, frees_rows=True,
+        instances=(InstanceGroup(),), hooks=hooks, options=options, frees_rows=True,
     )  # fmt: skip
+    return _on_gpu(api, spec, defaults, findings) if api.compute["gpu"] else spec
+
+
+def _on_gpu(api: Api, spec: ModelSpec, defaults: Defaults, findings: list[Finding]) -> ModelSpec:
+    """Put it on the first GPU that may be used; where none works, on the CPU, with a warning."""
+    device = next((f"cuda:{number}" for number in defaults.gpus.numbers or ()), _GPU)
+    file = api.project / CONFIG
+    said = {"instances": (InstanceGroup(devices=(device,)),), "runtime.cpu_fallback": "1"}
+    spec, found = place(spec, Statement(file, said, {"instances": (file, api.lines["compute"])}), defaults)
+    findings += [
+        replace(each, message=f"api: {api.name}: compute: gpu: {each.message}", model=api.name) for each in found
+    ]
+    return spec

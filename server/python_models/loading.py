@@ -150,7 +150,7 @@ def _order(
     folder, device = spec.path.parents[1], group.devices[0]
     args = {
         "model_config": spec.declared,
-        "model_instance_kind": "CPU" if device == "cpu" else "GPU",
+        "model_instance_kind": _kind(spec, group),
         "model_instance_name": instance,
         "model_instance_device_id": device.partition(":")[2] or "0",
         "model_repository": str(folder),
@@ -167,6 +167,14 @@ def _order(
         environment=spec.worker.environment,
         memory_bytes=spec.worker.memory_bytes,
     )
+
+
+def _kind(spec: ModelSpec, group: InstanceGroup) -> str:
+    """Give the kind of a group as Triton tells it. KIND_MODEL leaves to the code where it runs."""
+    declared = orjson.loads(spec.declared).get("instance_group", [])
+    if group.number < len(declared) and declared[group.number]["kind"] == "KIND_MODEL":
+        return "MODEL"
+    return "CPU" if group.devices[0] == "cpu" else "GPU"
 
 
 def _json(config: Any) -> str:

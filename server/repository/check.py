@@ -11,10 +11,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from penstock.backends.backend import Loader
+from penstock.backends.backend import Backend, Loader
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import TensorSpec
 from penstock.batching.completion import complete
+from penstock.batching.fallback import CPU_FALLBACK, falls_back, moved
 from penstock.batching.invariance import probe
 from penstock.batching.model import Model
 from penstock.batching.opening import complete_ensemble
@@ -32,7 +33,7 @@ from .pbtxt import mentioned
 from .scan import Defaults, Entry, scan
 from .statement import shown
 
-_UNSAID = ("worker.", "cortex_signature")
+_UNSAID = ("worker.", "cortex_signature", CPU_FALLBACK)
 """How options begin that are not the user's to say, or are told elsewhere."""
 _NAMES = re.compile(r"'([^']+)'|\b(?:input|model|output|tensor) ([\w.-]+)")
 """What a message may name: in quotes, or, in some of Triton's texts, without."""
@@ -102,6 +103,10 @@ def check_entries(
                 path, line = _place(entry, spec.path, error.message)
                 report.findings.append(Finding(path, error.message, line, model=spec.name, version=spec.version))
                 continue
+            if done.fallback and not spec.fallback:  # else reading has said so
+                path, line = _place(entry, spec.path, done.fallback)
+                text = f"is served on the CPU: {done.fallback}"
+                report.findings.append(Finding(path, text, line, False, spec.name, spec.version))
             found = [_placed(done, problem) for problem in _hook_problems(spec)]
             report.findings += [finding for finding in found if finding not in report.findings]
             if not found:
@@ -161,13 +166,24 @@ def _completed(spec: ModelSpec, loaders: Mapping[str, Loader], invariance: bool)
     if loader is None:
         known = ", ".join(sorted(loaders))
         raise InferError(Code.INVALID, f"unknown backend '{spec.backend}' for model '{spec.name}', known: {known}")
-    backend = loader(spec.path, spec.instances[0].devices[0], spec.options)
+    spec, backend = _loaded(spec, loader)
     try:
         done = complete(spec, backend.graph)
         check_samples(Model(done, [backend], lambda *_: None))
         return done, str(probe(done, backend)) if invariance else ""
     finally:
         backend.close()
+
+
+def _loaded(spec: ModelSpec, loader: Loader) -> tuple[ModelSpec, Backend]:
+    """Load a model on the first of its devices, or on the CPU where that does not work and it may."""
+    try:
+        return spec, loader(spec.path, spec.instances[0].devices[0], spec.options)
+    except InferError as error:
+        if not falls_back(spec, error):
+            raise
+        spec = moved(spec, error.message)
+    return spec, loader(spec.path, spec.instances[0].devices[0], spec.options)
 
 
 def _said(spec: ModelSpec) -> ModelSpec:
@@ -230,6 +246,8 @@ def _described(spec: ModelSpec, invariance: str) -> str:
     groups = "; ".join(shown(group) for group in spec.instances)
     budget = f", at most {spec.memory_budget_bytes >> 20} MB" if spec.memory_budget_bytes else ""
     lines += _columns("instances", [groups + budget])
+    if spec.fallback:
+        lines += _columns("fallback", [f"on the CPU: {spec.fallback}"])
     if said := [f"{name} {value}" for name, value in sorted(spec.options.items()) if not name.startswith(_UNSAID)]:
         lines += _columns("runtime", [", ".join(said)])
     return "\n".join([*lines, *_user_code(spec)])

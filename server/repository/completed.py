@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.backends.signature import TensorSpec
+from penstock.batching.fallback import CPU_FALLBACK
 from penstock.batching.spec import ModelSpec
 
 from .fields import sequences
@@ -37,34 +38,69 @@ def completed(declared: Any, spec: ModelSpec, platform: str) -> Any:
     _batching(config, spec)
     _instances(config, spec)
     if spec.ensemble is None:
-        # Source: NormalizeModelConfig of Triton's core. Refused where it is said to be off
-        config.optimization.input_pinned_memory.enable = True
-        config.optimization.output_pinned_memory.enable = True
-    if not config.instance_group:
-        for number, group in enumerate(spec.instances):
-            kind = "KIND_CPU" if group.devices == ("cpu",) else "KIND_GPU"
-            gpus = [int(device.partition(":")[2]) for device in group.devices if device != "cpu"]
-            config.instance_group.add(name=f"{spec.name}_{number}", kind=kind, count=group.count, gpus=gpus)
+        # Source: NormalizeModelConfig of Triton's core
+        for side in ("input_pinned_memory", "output_pinned_memory"):
+            memory, said = getattr(config.optimization, side), config.optimization.HasField(side)
+            memory.enable = (memory.enable or not said) and spec.options.get("penstock.pinned") != "0"
     parameters = TENSORFLOW_PARAMETERS if config.backend == TENSORFLOW else PARAMETERS
     for name, (key, _) in parameters.items():
         value = spec.options.get(OPTIONS[key])
         if value is not None:
             config.parameters[name].string_value = value
+    if spec.fallback:
+        config.parameters[CPU_FALLBACK].string_value = "true"
     if "graph_optimization_level" in spec.options:
         config.optimization.graph.level = _GRAPH_LEVELS[spec.options["graph_optimization_level"]]
     return config
 
 
 def _instances(config: Any, spec: ModelSpec) -> None:
-    """Complete the groups that were declared: names, counts, the kind that KIND_AUTO was, and its GPUs."""
+    """Complete the groups: names, counts, the kind that KIND_AUTO was, and its GPUs; where none was declared, all.
+
+    A group that was declared for GPUs and runs on the CPU instead says so.
+    """
+    if not config.instance_group:
+        for kind, count, gpus in _runs(spec):
+            config.instance_group.add(kind=kind, count=count, gpus=gpus)
+    elif spec.fallback:
+        _without_gpus(config, spec)
+    else:
+        for number, said in enumerate(config.instance_group):
+            devices = [device for group in spec.instances if group.number == number for device in group.devices]
+            gpus = _numbers(devices)
+            if said.kind == said.KIND_AUTO:
+                said.kind = said.KIND_GPU if gpus else said.KIND_CPU
+            said.gpus[:] = gpus
     for number, said in enumerate(config.instance_group):
         said.name = group_name(spec.name, number, said)
         said.count = said.count or 1
-        devices = [device for group in spec.instances if group.number == number for device in group.devices]
-        gpus = [int(device.partition(":")[2]) for device in devices if device != "cpu"]
-        if said.kind == said.KIND_AUTO:
-            said.kind = said.KIND_GPU if gpus else said.KIND_CPU
-        said.gpus[:] = gpus
+
+
+def _runs(spec: ModelSpec) -> list[tuple[str, int, list[int]]]:
+    """Give what runs as groups: kind, count and GPUs, those of one count together."""
+    found: dict[tuple[str, int], list[int]] = {}
+    for group in spec.instances:
+        for device in group.devices:
+            kind = "KIND_CPU" if device == "cpu" else "KIND_GPU"
+            found.setdefault((kind, group.count), []).extend(_numbers([device]))
+    return [(kind, count, gpus) for (kind, count), gpus in found.items()]
+
+
+def _without_gpus(config: Any, spec: ModelSpec) -> None:
+    """Leave of the groups that were declared those that run, which are on the CPU."""
+    declared = list(config.instance_group)
+    del config.instance_group[:]
+    for group in spec.instances:
+        said = config.instance_group.add()
+        if group.number < len(declared):
+            said.CopyFrom(declared[group.number])
+        said.kind, said.count = said.KIND_CPU, group.count
+        del said.gpus[:]
+
+
+def _numbers(devices: list[str]) -> list[int]:
+    """Give the numbers of the GPUs among devices, each once."""
+    return list(dict.fromkeys(int(device.partition(":")[2]) for device in devices if device != "cpu"))
 
 
 def _tensors(field: Any, tensors: tuple[TensorSpec, ...], batched: bool) -> None:

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from penstock.server.backend_config import TENSORFLOW, rows_of, tensorflow_options
+from penstock.server.gpu_settings import parse_devices, parse_limits
 from penstock.server.settings import Settings
 
 from .address import is_remote
 from .findings import Finding
+from .gpus import Gpus
 from .remote import Remote, RemoteError
 from .repository import Repository
 from .scan import Defaults, Entry, list_names, locate, scan
@@ -41,6 +43,9 @@ def defaults_of(settings: Settings) -> Defaults:
         tensorflow_options=tensorflow_options(settings.backend_config),
         config_name=settings.model_config_name,
         auto_complete=not settings.disable_auto_complete_config,
+        gpus=Gpus(parse_devices(settings.default_device), settings.min_supported_compute_capability),
+        cpu_fallback=settings.cpu_fallback,
+        gpu_limits=parse_limits(settings.model_load_gpu_limit),
     )
 
 

@@ -9,28 +9,29 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from .fields import batching, ensembles, identity, instances, optimization, sequences, serving, tensors
+from .fields import batching, ensembles, gpu, identity, instances, optimization, sequences, serving, tensors
 from .fields.notes import Notes
 from .findings import Finding
+from .gpus import Gpus
 from .statement import Statement
 
 MODEL_FILE = "model.onnx"
 
-_PARTS = (identity, batching, tensors, instances, optimization, sequences, ensembles, serving)
+_PARTS = (identity, batching, tensors, instances, gpu, optimization, sequences, ensembles, serving)
 HONOURED = tuple(name for part in _PARTS for name in part.HONOURED)
 REFUSED = tuple(name for part in _PARTS for name in getattr(part, "REFUSED", ()))
 DOCUMENTATION = tuple(name for part in _PARTS for name in getattr(part, "DOCUMENTATION", ()))
 
 
 def read(
-    folder: Path, path: Path, config: Any, lines: Mapping[str, int], gpus: tuple[int, ...] | None = None
+    folder: Path, path: Path, config: Any, lines: Mapping[str, int], gpus: Gpus | None = None
 ) -> tuple[Statement, list[Finding]]:
     """Read one ModelConfig, collecting every mistake.
 
     `folder` is the model's, and has its name; `path` the configuration's, `lines` where its fields stand there.
-    `gpus`: those that are there; None where nobody has looked, and the runtime will be the judge.
+    `gpus`: those that are there; None: the runtime will be the judge.
     """
-    notes = Notes(folder, path, config, lines, gpus)
+    notes = Notes(folder, path, config, lines, gpus or Gpus.told(None))
     notes.name = folder.name
     for field in REFUSED:
         if any(_given(config, field.split("."))):

@@ -12,13 +12,19 @@ from typing import Any
 from penstock.batching.spec import InstanceGroup, PaddedAxis
 
 from . import takes
+from .fields.accelerators import OPTIONS
+from .fields.instances import ASKED
 from .findings import Finding, MistakeError, inside, read_text
+from .placing import ANY_DEVICE
 from .statement import Statement
 
 _PART = r"""(?:"[^"\n]*"|'[^'\n]*'|[\w-]+)"""
 _NAME = rf"({_PART}(?:\s*\.\s*{_PART})*)"
 _WORD_LINE = re.compile(rf"\s*{_NAME}\s*=")
 _TABLE_LINE = re.compile(rf"\s*\[\s*{_NAME}\s*\]")
+
+_ELSEWHERE = frozenset({"enable_cuda_graph"})
+"""Options of providers that have a key of their own: gpu_graphs."""
 
 PADDING = "padding.<input>"
 """The table of one input's padded axis, as it is written of: `[padding.input_ids]`, for one."""
@@ -76,9 +82,20 @@ KEYS: dict[str, dict[str, takes.Check]] = {
         "signature": takes.word,
         "graph_tag": takes.word,
         "gpu_memory_fraction": takes.fraction,
+        "cpu_fallback": takes.flag,
+        "gpu_graphs": takes.graphs,
+        "gpu_memory": takes.size,
+        "pinned": takes.flag,
     },
 }
 """Every table and key, with what it takes. docs/repository.md explains each; a test holds the two together."""
+
+
+PROVIDERS: dict[str, dict[str, takes.Check]] = {
+    f"runtime.{provider}": {name: takes.option(check) for name, check in options.items() if name not in _ELSEWHERE}
+    for provider, options in OPTIONS.items()
+}
+"""The tables of ONNX Runtime's providers, likewise."""
 
 
 def read_toml(path: Path) -> tuple[Statement, list[Finding]]:
@@ -139,7 +156,10 @@ def _table_entries(table: str, place: str, content: dict[str, Any]) -> Iterator[
     """Check the keys of a table of KEYS; `place` is how the file names it."""
     for key, value in content.items():
         name = f"{place}.{key}"
-        check = KEYS[table].get(key)
+        if name in PROVIDERS:
+            yield from _provider_entries(name, value)
+            continue
+        check = _keys(table).get(key)
         if check is None:
             yield name, None, _unknown(table, key, name)
             continue
@@ -149,13 +169,26 @@ def _table_entries(table: str, place: str, content: dict[str, Any]) -> Iterator[
             yield name, None, f"{name}: got {_given(value)}, takes {error}"
 
 
+def _provider_entries(name: str, content: Any) -> Iterator[tuple[str, Any, str]]:
+    """Check the table of a provider, which is asked for by being there."""
+    if not isinstance(content, dict):
+        yield name, None, f"{name}: got {_given(content)}, takes a table: [{name}]"
+        return
+    yield name, True, ""
+    yield from _table_entries(name, name, content)
+
+
+def _keys(table: str) -> Mapping[str, takes.Check]:
+    return KEYS.get(table) or PROVIDERS.get(table, {})
+
+
 def _unknown(table: str, word: str, name: str = "") -> str:
     """Say what is unknown, `name` a key of `table` or else a table, and what of a like name there is."""
-    every = {known: f"{owner}.{known}" for owner, keys in KEYS.items() for known in keys}
+    every = {known: f"{owner}.{known}" for owner, keys in [*PROVIDERS.items(), *KEYS.items()] for known in keys}
     tables = {known.partition(".")[0]: known for known in KEYS}
-    here = {known: f"{table}.{known}" for known in KEYS[table]} if table else tables
+    here = {known: f"{table}.{known}" for known in _keys(table)} if table else tables
     unknown = f"unknown key {name}" if table else f"unknown table {word}"
-    inside = [f"{table}.{known}" for known in KEYS.get(table, ()) if known.endswith(f"_{word}")]
+    inside = [f"{table}.{known}" for known in _keys(table) if known.endswith(f"_{word}")]
     if inside:
         return f"{unknown}, the nearest known is {inside[0]}"
     for known, likeness in ((every, 1.0), (here, 0.6), (every, 0.6)):
@@ -177,7 +210,8 @@ def _composed(statement: Statement, findings: list[Finding]) -> Statement:
     count, devices = values.pop("instances.count", None), values.pop("instances.devices", None)
     if count is not None or devices:
         count = 1 if count is None else count
-        values["instances"] = tuple(InstanceGroup(count, (device,)) for device in devices or ("cpu",))
+        values["instances"] = tuple(InstanceGroup(count, (device,)) for device in devices or (ANY_DEVICE,))
+        values |= {ASKED: True} if devices else {}
     if "instances.memory_budget_mb" in values and count != 0:
         text = 'instances.memory_budget_mb is for instances.count = "auto"'
         findings.append(statement.mistake("instances.memory_budget_mb", text))

@@ -59,7 +59,7 @@ def _wrong(stated: Statement) -> Iterator[tuple[str, str]]:
     for name in stated.values:
         if name in _FOREIGN:
             yield name, _FOREIGN[name]
-        elif name.startswith("runtime."):
+        elif name.startswith("runtime.") and name != "runtime.cpu_fallback":
             yield name, "no runtime of the server's runs it"
     if stated.get("batching.executor", "auto") != "auto":
         yield "batching.executor", "it runs in processes of its own"

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from penstock.batching.spec import DEFAULT_MAX_BATCH_ROWS, InstanceGroup, ModelSpec
+from penstock.batching.spec import ModelSpec
 
-from . import python, tensorflow
+from . import placing, python, tensorflow
 from . import statement as said
+from .defaults import Defaults
 from .fields.identity import BACKEND, PYTHON, TENSORFLOW
 from .findings import TWICE, Finding, MistakeError
 from .misfits import NATIVE_FILE, misfits
@@ -26,33 +27,9 @@ from .penstock_toml import read_toml
 from .statement import Statement
 from .versions import VERSION, choose, list_versions, located, say_policy
 
+__all__ = ["CONFIG_FILE", "Defaults", "Entry", "list_names", "locate", "read_folder", "read_model", "scan"]
+
 CONFIG_FILE = "config.pbtxt"
-
-
-@dataclass(frozen=True, slots=True)
-class Defaults:
-    """What the server decides where configurations are silent. `gpus`: those that are there, None if unknown.
-
-    `config_name`: a model's configs/<config_name>.pbtxt, where there is one, stands in for its config.pbtxt.
-    `auto_complete`: whether inputs and outputs that are not declared are taken from the model.
-    `hold_requests`: so many have to wait, once, before a model with a scheduler runs anything. `hold_backlog`: and so
-    many for a place, of a model with sequences.
-    `tensorflow_rows` and `tensorflow_options` are for TensorFlow models; 0: as many rows as for others.
-    """
-
-    max_batch_rows: int = DEFAULT_MAX_BATCH_ROWS
-    tensorflow_rows: int = 0
-    tensorflow_options: Mapping[str, str] = field(default_factory=dict)
-    gpus: tuple[int, ...] | None = None
-    config_name: str = ""
-    hold_requests: int = 0
-    hold_backlog: int = 0
-    auto_complete: bool = True
-
-    @property
-    def of_tensorflow(self) -> tuple[int, Mapping[str, str]]:
-        """What is decided for TensorFlow models: their rows and their options."""
-        return self.tensorflow_rows or self.max_batch_rows, self.tensorflow_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +187,7 @@ def _single(path: Path, defaults: Defaults) -> tuple[list[Entry], list[Finding]]
     beside = [place for place in (own, path.parent / NATIVE_FILE) if place.is_file()]
     findings: list[Finding] = []
     stated = _native(beside[0], findings) if beside else Statement(path)
+    stated = placing.resolve(stated, TENSORFLOW if path.is_dir() else BACKEND, defaults.gpus)
     findings += [
         stated.mistake(key, f"{key} does not apply to a single {what}")
         for key in ("model.file", "model.versions")
@@ -220,6 +198,7 @@ def _single(path: Path, defaults: Defaults) -> tuple[list[Entry], list[Finding]]
     spec = _spec(name, path, stated, defaults)
     if path.is_dir():
         spec = tensorflow.as_tensorflow(spec, stated, *defaults.of_tensorflow)
+    spec = _placed(spec, stated, defaults, findings)
     findings += misfits(spec, stated)
     return [_entry(spec, stated, config, [(1, path)], findings)], []
 
@@ -244,6 +223,7 @@ def read_folder(folder: Path, defaults: Defaults, given: Any = None) -> Entry | 
         spec = python.as_python(spec, stated, config)
     elif backend == TENSORFLOW:
         spec = tensorflow.as_tensorflow(spec, stated, *defaults.of_tensorflow)
+    spec = _placed(spec, stated, defaults, findings)
     if spec.ensemble is not None:
         config.default_model_filename = ""
     if any(finding.mistake for finding in findings):
@@ -276,9 +256,11 @@ def _stated(folder: Path, file: Path, given: Any, defaults: Defaults, findings: 
         if lines is not None:
             place = file if given is not None or file.is_file() else folder
             stated, more = read_config(folder, place, config, lines, defaults.gpus)
-            findings += more
+            findings += [*more, *(placing.places_named(stated) if given is not None else ())]
         if (folder / NATIVE_FILE).is_file():
-            stated, more = said.merge(stated, _native(folder / NATIVE_FILE, findings))
+            native = _native(folder / NATIVE_FILE, findings)
+            backend = stated.get("model.backend") or native.get("model.backend", BACKEND)
+            stated, more = said.merge(stated, placing.resolve(native, backend, defaults.gpus))
             findings += more
     except MistakeError as error:
         findings.append(error.finding)
@@ -301,6 +283,12 @@ def _native(path: Path, findings: list[Finding]) -> Statement:
     return stated
 
 
+def _placed(spec: ModelSpec, stated: Statement, defaults: Defaults, findings: list[Finding]) -> ModelSpec:
+    spec, more = placing.place(spec, stated, defaults)
+    findings += more
+    return spec
+
+
 def _spec(name: str, path: Path, stated: Statement, defaults: Defaults) -> ModelSpec:
     """Give what is said about all versions. `path` is the model's folder, or the file that is the model."""
     return ModelSpec(
@@ -311,7 +299,6 @@ def _spec(name: str, path: Path, stated: Statement, defaults: Defaults) -> Model
         inputs=stated.get("inputs", ()),
         outputs=stated.get("outputs", ()),
         policy=said.policy(stated, defaults.max_batch_rows, defaults.hold_requests),
-        instances=stated.get("instances", (InstanceGroup(),)),
         memory_budget_bytes=stated.get("instances.memory_budget_mb", 0),
         padding=stated.get("padding", ()),
         hooks=said.hooks(stated),

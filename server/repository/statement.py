@@ -50,8 +50,7 @@ OPTIONS = {
     "runtime.gpu_memory_fraction": "gpu_memory_fraction",
 }
 """What a Loader is given as options. The names are Triton's parameters, but for the graph's level, which Triton has as
-`optimization.graph.level`, and the last, which it has in --backend-config. Options named `cuda.*` go to the CUDA
-provider."""
+`optimization.graph.level`, and the last, which it has in --backend-config."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +117,9 @@ def _queue_rows(policy: BatchPolicy) -> int:
 
 
 def options(statement: Statement) -> dict[str, str]:
-    """Give the runtime's options that are stated."""
+    """Give the runtime's options that are stated, but for those about GPUs (placing.py)."""
     said = {option: statement.values[name] for name, option in OPTIONS.items() if name in statement.values}
-    return {**said, **statement.get("runtime.entries", {}), **statement.get("runtime.cuda", {})}
+    return {**said, **statement.get("runtime.entries", {})}
 
 
 def hooks(statement: Statement) -> HookSpec | None:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 _DEVICE = re.compile(r"cpu|cuda:(0|[1-9]\d*)")
+_SIZE = re.compile(r"(\d{1,19}(?:\.\d{1,9})?) ?([kKMGT]i?)?B", re.ASCII)
+_UNITS = ("", "k", "m", "g", "t")
 _INT64 = 2**63 - 1
 _DAY_MS = 86_400_000
 
@@ -50,6 +53,18 @@ def megabytes(value: Any) -> int:
     return size << 20
 
 
+def size(value: Any) -> int:
+    """Take a size, in bytes or with its unit: "4 GiB" is 2^32, "4 GB" 4 * 10^9. Returns: bytes."""
+    found = _SIZE.fullmatch(value) if type(value) is str else None
+    if found is not None:
+        unit = (found[2] or "").lower()
+        each = (1024 if unit.endswith("i") else 1000) ** _UNITS.index(unit.removesuffix("i"))
+        value = int(Decimal(found[1]) * each)
+    if type(value) is not int or not 0 < value <= _INT64:
+        raise ValueError('a number of bytes above 0, or a size such as "4 GiB" or "500 MB"')
+    return value
+
+
 def number(value: Any) -> float:
     """Take any number."""
     if type(value) not in {int, float}:
@@ -81,6 +96,26 @@ def boolean(value: Any) -> bool:
 def flag(value: Any) -> str:
     """Take true or false, for a runtime's option."""
     return "1" if boolean(value) else "0"
+
+
+def graphs(value: Any) -> str:
+    """Take true, false or "auto", for a runtime's option."""
+    if value == "auto":
+        return "auto"
+    if type(value) is not bool:
+        raise ValueError('true, false or "auto"')
+    return flag(value)
+
+
+def option(check: Callable[[str], str]) -> Check:
+    """Take a runtime's option, which is checked as a text, as TOML has it."""
+
+    def checked(value: Any) -> str:
+        if type(value) not in {bool, int, str}:
+            raise ValueError("true or false, an integer or a text")
+        return check(str(value))
+
+    return checked
 
 
 def threads(value: Any) -> str:

@@ -24,7 +24,10 @@ GRAPH_FILES = ("saved_model.pb", "saved_model.pbtxt")
 
 ONLY_HERE = ("runtime.signature", "runtime.graph_tag", "runtime.session_threads", "runtime.gpu_memory_fraction")
 """What is said of no other runtime."""
-_FOREIGN = ("runtime.execution_mode", "runtime.mem_arena", "runtime.mem_pattern", "runtime.graph_level")
+_FOREIGN = (
+    "runtime.execution_mode", "runtime.mem_arena", "runtime.mem_pattern", "runtime.graph_level", "runtime.gpu_graphs",
+    "runtime.gpu_memory", "runtime.pinned", "runtime.cuda", "runtime.tensorrt",
+)  # fmt: skip
 _WORKER = ("interpreter", "requirements", "timeout_s")
 
 

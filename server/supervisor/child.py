@@ -16,7 +16,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import uvloop
@@ -58,13 +58,15 @@ class Told:
     """What a role says to the supervisor, and was told before its start.
 
     `kept` is what the engine before this one has kept; `board` a front end's place among front ends, with the
-    descriptors that came with it.
+    descriptors that came with it. `end` has the process finish what it has, and end: another one takes its place.
     """
 
     def __init__(
-        self, link: Link, logs: Logs, kept: dict[str, Kept], board: tuple[dict[str, list[int]], list[int]] | None
-    ) -> None:
+        self, link: Link, logs: Logs, kept: dict[str, Kept], board: tuple[dict[str, list[int]], list[int]] | None,
+        end: Callable[[], None],
+    ) -> None:  # fmt: skip
         self._link = link
+        self.end = end
         self.board = board
         self.logs = logs
         self.pairing = 0
@@ -159,7 +161,7 @@ class _Process:
         logs.append(Logs(settings, sys.stderr, assigned["name"]))
         logs[0].start()
         process.prepare()
-        told = self._told = Told(self._link, logs[0], self._kept, self._board)
+        told = self._told = Told(self._link, logs[0], self._kept, self._board, self._asked.set)
         module, _, name = assigned["role"].partition(":")
         try:
             self._role = getattr(importlib.import_module(module), name)(settings, told, assigned)

@@ -109,7 +109,11 @@ class Front:
 
 
 class Engine:
-    """The engine's process. It drains when its front ends have gone: they may still bring what they have accepted."""
+    """The engine's process. It drains when its front ends have gone: they may still bring what they have accepted.
+
+    One that has lost a device for good ends without that, and another takes its place. Not beside it, as when all are
+    replaced: what it holds of the device stays until it has ended, and there may be no room for more.
+    """
 
     def __init__(self, settings: Settings, told: Told, assigned: Mapping[str, Any]) -> None:
         from penstock.server.fronts.engine_server import EngineServer
@@ -124,6 +128,7 @@ class Engine:
         self._lasting = Lasting(told, told.kept)
         self._server = EngineServer(settings, lost=self._lost, apply=self._lasting.logs(told.logs.apply))
         self._lasting.watch(self._server)
+        self._server.server.spent = told.end
         self._loaded = False
         self._late: list[asyncio.Future[None]] = []
 
@@ -163,6 +168,8 @@ class Engine:
 
     async def drain(self) -> int:
         self.hurry()
+        if self._server.server.health.spent:
+            return await self._server.drain()
         try:
             await asyncio.wait_for(self._alone.wait(), self._settings.exit_timeout_secs)
         except TimeoutError:

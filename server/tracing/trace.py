@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from penstock.backends.errors import InferError
 from penstock.batching.passage import Passage
 
 from .config import TENSORS
@@ -117,9 +119,11 @@ def tensors_of(model: Model, request: InferRequest, level: Sequence[str]) -> tup
     outputs: Iterator[tuple[TensorSpec, Any]] = zip(
         [model.signature.outputs[position] for position in request.wanted], request.outputs or (), strict=False
     )
-    return tuple(
-        Tensor(activity, spec.name, spec.datatype, np.array(values))
-        for activity, pairs in ((QUEUE_INPUT, inputs), (BACKEND_OUTPUT, outputs))
-        for spec, values in pairs
-        if values is not None and spec.is_tensor
-    )
+    found = []
+    for activity, pairs in ((QUEUE_INPUT, inputs), (BACKEND_OUTPUT, outputs)):
+        for spec, values in pairs:
+            if values is None or not spec.is_tensor:
+                continue
+            with suppress(InferError):  # what a client shares of a device's memory may be gone; its answer stands
+                found.append(Tensor(activity, spec.name, spec.datatype, np.array(values)))
+    return tuple(found)

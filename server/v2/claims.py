@@ -118,7 +118,7 @@ def is_large(plan: Plan, outputs: Sequence[Any]) -> bool:
             return True
         if type(way) is Classes and _is_much(way.count, array):
             return True
-        if type(way) is Lease and array.nbytes > INLINE_BYTES:
+        if type(way) is Lease and array.nbytes > INLINE_BYTES and not way.holds(array):
             return True
     return False
 

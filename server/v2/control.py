@@ -31,6 +31,7 @@ from .routes import JSON, MEANING, Route, asked, json_answer
 
 logger = logging.getLogger("penstock.server")
 
+SPENT = "A GPU is lost for this process: it has to be started anew"
 # What is served today, in Triton's order; a client may rely on each of them.
 EXTENSIONS = (
     "classification", "sequence", "model_repository", "model_repository(unload_dependents)",
@@ -147,6 +148,8 @@ class _Control:
 
     async def live(self, request: Request) -> Response:
         self._refuse_when_draining()
+        if not self._health.live():
+            raise InferError(Code.NOT_READY, SPENT)
         return Response()
 
     async def ready(self, request: Request) -> Response:
@@ -154,7 +157,7 @@ class _Control:
         return Response(status_code=200 if self._health.ready() else 400)
 
     def _refuse_when_draining(self) -> None:
-        if not self._health.live():
+        if self._health.draining:
             raise InferError(Code.NOT_READY, "Server exiting")
 
     async def model_metadata(self, request: Request) -> Response:

@@ -20,6 +20,7 @@ from penstock.batching.request import InferRequest, bytes_of
 from . import said
 from .parsing import parse
 from .said import BINARY, NOT_UNSIGNED, PLAIN, Options, Ways, invalid, options_of
+from .shared_tensors import aim, shared_input
 from .tensors import from_binary, from_json
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def decode(
 ) -> tuple[InferRequest, Options]:
     """Decode one body; `header_bytes` is how much of it is JSON, -1 for all. `regions` are those it may name.
 
-    Ownership: binary tensors are views of `body`; what is in shared memory is copied.
+    Ownership: binary tensors are views of `body`; what is in shared memory is copied, unless the model reads it there.
     Raises: InferError; LargeRead.
     """
     json_bytes = len(body) if header_bytes < 0 else header_bytes
@@ -89,6 +90,8 @@ def decode(
     request = InferRequest(model, inputs, rows, key, wanted, sink)
     request.id = request_id
     request.nbytes = len(body)
+    if model.in_place and type(options.plan) is Ways:
+        aim(request, options.plan)
     if regions:
         # of what may have come out of shared memory; the body's own is counted twice then
         request.nbytes += bytes_of(inputs)
@@ -273,10 +276,7 @@ def _shared(model: Model, spec: TensorSpec, entry: dict[str, Any], regions: Regi
             "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
             f"'shared_memory_region' in 'parameters'. But set {' '.join(others)} 'shared_memory_region'"
         )
-    count = math.prod(shape)
-    nbytes = count * spec.type.size_bytes if spec.type.size_bytes else None
-    raw = said.read_input(model, spec.name, nbytes, items, regions)
-    return from_binary(model.name, spec, shape, count, raw)
+    return shared_input(model, spec, shape, items, regions)
 
 
 def wrong_datatype(model: Model, spec: TensorSpec, datatype: Any) -> InferError:

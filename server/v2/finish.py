@@ -85,7 +85,8 @@ def finish(model: Model, output: tuple[str, str], way: Way, array: Array) -> Fin
         classes = classify(datatype, array, way.count, model.spec.labels.get(name, ()), batched=model.signature.batched)
         return Finished(name, "BYTES", classes.shape, classes, way.binary)
     if isinstance(way, Lease):
-        store(name, datatype, array, way)
+        if not way.holds(array):
+            store(name, datatype, array, way)
         return Finished(name, datatype, array.shape, None, False)
     return Finished(name, datatype, array.shape, array, way)
 

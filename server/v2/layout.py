@@ -146,13 +146,18 @@ class Layouts:
             self._remember_binary(request, options, body, header_bytes)
 
     def _remember_binary(self, request: InferRequest, options: Options, body: bytes, header_bytes: int) -> None:
-        """BYTES and BOOL are made from the body's values, and JSON data is JSON: those are decoded each time."""
+        """BYTES and BOOL are made from the body's values, and JSON data is JSON: those are decoded each time.
+
+        So is what is on a device.
+        """
         base = np.frombuffer(body, np.uint8).__array_interface__["data"][0]
         places: list[_Place | None] = []
         for array in request.inputs:
             if array is None:
                 places.append(None)
                 continue
+            if not hasattr(array, "__array_interface__"):
+                return
             offset = array.__array_interface__["data"][0] - base
             copied = array.dtype.hasobject or array.dtype == np.bool_ or not array.size
             if copied or not 0 <= offset <= len(body) - array.nbytes:

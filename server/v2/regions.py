@@ -14,11 +14,15 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
+from penstock.backends.device_array import DeviceArray, DeviceMemory
 from penstock.backends.errors import Code, InferError
+
+if TYPE_CHECKING:
+    from penstock.backends.backend import Array
 
 DIRECTORY = Path("/dev/shm")  # noqa: S108 - where shm_open keeps its objects
 SYSTEM, CUDA = "system", "CUDA"
@@ -83,6 +87,20 @@ class Lease:
             raise InferError(Code.INTERNAL, "more bytes than the lease has")
         if len(raw):
             self._held().write(self.offset, raw)
+
+    @property
+    def device(self) -> int:
+        """The number of the device whose memory it is; -1 for the host's, and after its release."""
+        return getattr(self._region, "device", -1)
+
+    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:
+        """Give what it has on a device as a tensor, which holds the region itself. No values are copied."""
+        return DeviceArray(cast("DeviceMemory", self._held()), self.offset, shape, dtype)
+
+    def holds(self, array: Array | DeviceArray) -> bool:
+        """Tell whether a tensor is what it has on a device, so that nothing is left to be written."""
+        region: object = self._region
+        return type(array) is DeviceArray and array.memory is region and array.offset == self.offset
 
     def release(self) -> None:
         """Let go of the region."""
@@ -177,9 +195,9 @@ class Regions:
             raise InferError(Code.INVALID, f"Invalid offset + byte size for shared memory region: '{name}'")
         return Lease(region, offset, byte_size)
 
-    def read(self, name: str, offset: int, byte_size: int) -> memoryview:
-        """Copy a part of a region. Raises: as `lease`, and InferError (INVALID) when the memory is gone."""
-        return self.lease(name, offset, byte_size).read()
+    def read(self, lease: Lease) -> memoryview:
+        """Copy what a lease has. Raises: InferError (INVALID) when the memory is gone."""
+        return lease.read()
 
 
 class InlineRegions(Regions):
@@ -190,10 +208,9 @@ class InlineRegions(Regions):
         self._by_name = regions._by_name  # noqa: SLF001
         self._most = most
 
-    def read(self, name: str, offset: int, byte_size: int) -> memoryview:
+    def read(self, lease: Lease) -> memoryview:
         """As `Regions.read`. Raises: LargeRead too."""
-        lease = self.lease(name, offset, byte_size)
-        if byte_size > self._most:
+        if lease.byte_size > self._most:
             raise LargeRead
         return lease.read()
 

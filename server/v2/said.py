@@ -312,23 +312,3 @@ def place(items: Mapping[str, Any]) -> tuple[str, int, int]:
             raise invalid(f"Unable to parse '{key}': {NOT_UNSIGNED}")
         numbers.append(value)
     return region, numbers[0], numbers[1]
-
-
-def read_input(
-    model: Model, name: str, nbytes: int | None, items: Mapping[str, Any], regions: Regions | None
-) -> memoryview:
-    """Copy an input out of shared memory; `nbytes` is what its shape takes, None for BYTES.
-
-    Raises: InferError; LargeRead.
-    """
-    region, offset, byte_size = place(items)
-    found = shared(regions)
-    found.check()
-    if nbytes is not None and nbytes != byte_size:
-        # before anything is copied: a size that is wrong may also be absurd
-        text = f"input byte size mismatch for input '{name}' for model '{model.name}'. "
-        raise invalid(f"{text}Expected {nbytes}, got {byte_size}")
-    most = model.spec.policy.max_queue_bytes
-    if byte_size > most:
-        raise invalid(f"input '{name}' for model '{model.name}' has {byte_size} bytes, its queue takes {most}")
-    return found.read(region, offset, byte_size)

@@ -80,6 +80,7 @@ class Asking:
         while not condition():
             if time.monotonic() > end_s:
                 raise TimeoutError("it never came to be so")
+            time.sleep(0.001)
 
     def counts(self) -> tuple[dict[int, int], int, int]:
         """Give what the statistics endpoint says: executions by batch size, all executions, all inferences."""

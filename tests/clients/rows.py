@@ -41,13 +41,13 @@ SCHEDULING: dict[str, Row] = {
     },
     "queue policy": {
         "timeout_action REJECT": (
-            f"{_DYNAMIC}::TestTimeouts::test_rejected_to_the_millisecond_while_the_instance_is_busy",
+            f"{_DYNAMIC}::TestTimeouts::test_rejected_when_its_time_is_over_while_the_instance_is_busy",
         ),
         "timeout_action DELAY": (
             f"{_DYNAMIC}::TestTimeouts::test_delayed_goes_behind_all_whose_time_is_not_over_and_never_fails",
         ),
         "default_timeout_microseconds": (
-            f"{_DYNAMIC}::TestTimeouts::test_rejected_to_the_millisecond_while_the_instance_is_busy",
+            f"{_DYNAMIC}::TestTimeouts::test_rejected_when_its_time_is_over_while_the_instance_is_busy",
         ),
         "allow_timeout_override": (
             f"{_DYNAMIC}::TestTimeouts::test_without_leave_a_request_cannot_shorten_its_timeout",

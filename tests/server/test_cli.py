@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import io
 import os
 import subprocess
 import sys
@@ -145,3 +147,33 @@ def test_help_imports_nothing_heavy(words: list[str]) -> None:
 
     assert done.stdout.startswith("usage: penstock")
     assert not done.stderr.strip()
+
+
+class Gone(io.StringIO):
+    """A standard output that takes nothing any more."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__()
+        self._error = error
+
+    def flush(self) -> None:
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "told"),
+    [
+        (BrokenPipeError(errno.EPIPE, "Broken pipe"), 0, ""),
+        (OSError(errno.ENOSPC, "No space left on device"), 1, "the report cannot be written: No space left on device"),
+    ],
+    ids=["penstock check | head", "a full disk"],
+)
+def test_a_report_that_cannot_be_written_is_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    error: OSError, status: int, told: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(sys, "stdout", Gone(error))
+
+    assert cli.main(["check", str(tmp_path)]) == status
+    assert told in capsys.readouterr().err
+    assert sys.stdout is None

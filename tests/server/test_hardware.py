@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from penstock.server import hardware
+from penstock.server.gpus.device_times import Used
 from penstock.server.hardware import Hardware, Sample, Watch
 from penstock.server.metrics import Metrics
 
@@ -148,20 +150,27 @@ def test_the_machine_is_sampled_at_most_once_a_second(proc: Path) -> None:
 def test_a_value_that_a_gpu_does_not_tell_is_left_out(proc: Path) -> None:
     (sample,) = _samples(Hardware(proc, FakeNvml))
 
-    assert sample.gpus["GPU-2"] == {"nv_gpu_memory_total_bytes": "150754820096", "nv_gpu_memory_used_bytes": "0"}
+    told = [name for name, lines in sample.gpus.items() if any('"GPU-2"' in line for line in lines)]
+    assert told == ["penstock_gpu_up", "nv_gpu_memory_total_bytes", "nv_gpu_memory_used_bytes", "penstock_gpu_visible"]
 
 
-def test_energy_is_counted_from_the_first_sample(proc: Path) -> None:
+def test_energy_is_counted_from_the_first_sample_and_what_models_used_is_asked_each_time(proc: Path) -> None:
     clock, nvml = FakeClock(), FakeNvml()
+    asked: list[int] = []
+
+    def used() -> Used:
+        asked.append(threading.get_ident())
+        return {}
 
     def spend() -> None:
         nvml.energy_mj += 2_500
         clock.now_s += 1.0
 
-    first, second = _samples(Hardware(proc, lambda: nvml, clock), spend)
+    first, second = _samples(Hardware(proc, lambda: nvml, clock, used=used), spend)
 
-    energy = [sample.gpus["GPU-1"]["nv_energy_consumption"] for sample in (first, second)]
-    assert energy == ["0.000", "2.500"]
+    energy = [sample.gpus["nv_energy_consumption"] for sample in (first, second)]
+    assert energy == [[f'nv_energy_consumption{{gpu_uuid="GPU-1"}} {value}'] for value in ("0", "2.5")]
+    assert asked == [threading.get_ident()] * 2
 
 
 def test_perf_analyzer_reads_the_four_gpu_lines(proc: Path) -> None:
@@ -198,6 +207,25 @@ def test_a_driver_that_hangs_holds_up_neither_the_page_nor_the_other_lines(proc:
     assert "nv_cpu_utilization" in sample.machine
 
 
+def test_a_driver_that_has_hung_for_long_is_told(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "_PATIENCE_S", 0.0)
+    clock, released = FakeClock(), threading.Event()
+
+    def hang() -> Any:
+        released.wait(30)
+        raise OSError("the driver was reset")
+
+    def pass_on() -> None:
+        clock.now_s += 6.0
+
+    try:
+        samples = _samples(Hardware(proc, hang, clock), pass_on, pass_on)
+    finally:
+        released.set()
+
+    assert [sample.gpus for sample in samples] == [{}, {}, {"penstock_nvml_up": ["penstock_nvml_up 0"]}]
+
+
 def test_values_too_old_are_no_longer_shown(proc: Path) -> None:
     clock, nvml = FakeClock(), FakeNvml()
     hanging, released = threading.Event(), threading.Event()
@@ -220,7 +248,7 @@ def test_values_too_old_are_no_longer_shown(proc: Path) -> None:
     finally:
         released.set()
 
-    assert [bool(sample.gpus) for sample in samples] == [True, True, False]
+    assert ["nv_gpu_utilization" in sample.gpus for sample in samples] == [True, True, False]
 
 
 # -- what is watched -------------------------------------------------------------------------------------------
@@ -243,8 +271,8 @@ def test_values_are_kept_for_as_long_as_the_interval_says(proc: Path) -> None:
 
         return passing
 
-    hardware = Hardware(proc, lambda: nvml, clock, Watch(interval_s=30.0))
-    samples = _samples(hardware, pass_on(29.0), pass_on(0.5), pass_on(0.5))
+    watched = Hardware(proc, lambda: nvml, clock, Watch(interval_s=30.0))
+    samples = _samples(watched, pass_on(29.0), pass_on(0.5), pass_on(0.5))
 
     assert [bool(sample.gpus) for sample in samples] == [True] * 4
     assert nvml.asked == 2

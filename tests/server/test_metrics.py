@@ -170,6 +170,28 @@ def test_elements_of_padded_inputs_are_real_or_padding() -> None:
     }
 
 
+def test_time_on_devices_is_shown_of_models_that_have_run_on_one() -> None:
+    model = fake_model("iris")
+    before = _page(model)
+    model.device_ns.update({"cuda:0": 1_500_000_000, "cuda:1": 7})
+    labels = 'model="iris",version="1",device="cuda:{}"'
+
+    assert "penstock_device_seconds_total" not in before
+    assert _values(_page(model), "penstock_device_seconds_total") == {
+        f"{{{labels.format(0)}}}": "1.5",
+        f"{{{labels.format(1)}}}": "0.000000007",
+    }
+
+
+def test_a_model_on_the_cpu_that_asked_for_a_gpu_is_shown() -> None:
+    model = fake_model("iris")
+    model.spec = replace(model.spec, fallback="no NVIDIA driver is to be seen here")
+
+    assert _values(_page(model, fake_model("other")), "penstock_model_cpu_fallback") == {
+        '{model="iris",version="1"}': "1"
+    }
+
+
 def test_every_event_that_is_counted_has_its_metric() -> None:
     sources = (path.read_text("utf-8") for path in (DOCS.parents[1] / "batching").glob("*.py"))
     counted = {event for source in sources for event in re.findall(r'\bmodel\.count\(\s*"(\w+)"', source)}

@@ -7,6 +7,7 @@ from typing import Any
 
 from penstock.batching.spec import InstanceGroup, Resource
 
+from .identity import BACKEND
 from .notes import Notes, enum_name
 
 HONOURED = (
@@ -16,6 +17,10 @@ HONOURED = (
 REFUSED = ("instance_group.secondary_devices", "instance_group.profile")
 DOCUMENTATION = ("instance_group.name",)
 
+LACKING = "instances.lacking"
+"""What a Statement says where a model asks for a GPU and there is none: why, in Triton's words."""
+ASKED = "instances.asked"
+"""What a Statement says where it names the devices, and does not leave it to what there is."""
 MAX_INSTANCES = 1024
 """Of one group, as in penstock.toml: a configuration may come over the network, and an Instance is a thread."""
 
@@ -38,6 +43,8 @@ def read(notes: Notes) -> None:
         ]  # fmt: skip
     if groups:
         notes.say("instances", tuple(groups), "instance_group")
+    if any(enum_name(group, "kind") != "KIND_AUTO" for group in notes.config.instance_group):
+        notes.say(ASKED, True, "instance_group.kind")
 
 
 def group_name(model: str, number: int, group: Any) -> str:
@@ -53,21 +60,32 @@ def _resources(stated: Iterable[Any]) -> tuple[Resource, ...]:
 
 def _devices(notes: Notes, number: int, group: Any) -> list[str]:
     """Find the devices of a group. Source of the texts: Triton core, ValidateInstanceGroup in model_config_utils.cc."""
-    known, kind = notes.gpus, enum_name(group, "kind").removeprefix("KIND_")
+    kind = enum_name(group, "kind").removeprefix("KIND_")
     title = f"instance group {group_name(notes.name, number, group)} of model {notes.name}"
-    wanted = tuple(dict.fromkeys(group.gpus)) or known or ()
-    if kind == "AUTO":
-        kind = "GPU" if wanted and (known is None or set(wanted) <= set(known)) else "CPU"
-    elif group.gpus and kind != "GPU":
+    if kind == "AUTO" and not group.gpus:
+        return list(notes.gpus.default(notes.values.get("model.backend", BACKEND)))
+    if kind in {"CPU", "MODEL"} and group.gpus:
         notes.mistake("instance_group.gpus", f"{title} has kind KIND_{kind} but specifies one or more GPUs")
-    if kind != "GPU":
+    if kind not in {"AUTO", "GPU"}:
         return ["cpu"]
+    known = notes.gpus.numbers
+    named = tuple(dict.fromkeys(group.gpus))
+    wanted = named or known or ()
     absent = [gpu for gpu in wanted if gpu < 0 or (known is not None and gpu not in known)]
-    if not wanted:
-        none = "specifies no GPUs" if known is None else "no GPUs are available"
-        notes.mistake("instance_group.gpus", f"{title} has kind KIND_GPU but {none}")
-    elif absent:
-        there = ", ".join(map(str, known or ())) or "none"
-        text = f"{title} specifies invalid or unsupported gpu id {absent[0]}. GPUs that are there are: {there}"
+    if kind == "AUTO":
+        return ["cpu"] if absent else _named(wanted)
+    if absent and (known or absent[0] < 0):
+        text = f"{title} specifies invalid or unsupported gpu id {absent[0]}. GPUs with at least the minimum required "
+        there = ", ".join(map(str, known or ()))
+        text += f"CUDA compute compatibility of {notes.gpus.least:f} are: {there}"
         notes.mistake("instance_group.gpus", text)
-    return [f"cuda:{gpu}" for gpu in wanted] if wanted and not absent else ["cpu"]
+        wanted = known or ()
+    elif absent or not wanted:
+        none = "specifies no GPUs" if known is None else "no GPUs are available"
+        why = f": {notes.gpus.why}" if notes.gpus.why else ""
+        notes.say(LACKING, f"{title} has kind KIND_GPU but {none}{why}", "instance_group.gpus")
+    return _named(wanted or (0,))
+
+
+def _named(gpus: Iterable[int]) -> list[str]:
+    return [f"cuda:{gpu}" for gpu in gpus]

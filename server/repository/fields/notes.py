@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.server.repository.findings import Finding
+
+if TYPE_CHECKING:
+    from penstock.server.repository.gpus import Gpus
 
 
 class Notes:
     """What one ModelConfig says, and every mistake in it.
 
-    `folder` is the model's, `path` the configuration's, `name` the folder's. `gpus`: those that are there; None where
-    nobody has looked, and the runtime will be the judge. `values` and `places` are those of a Statement.
+    `folder` is the model's, `path` the configuration's, `name` the folder's. `gpus`: those that
+    are there. `values` and `places` are those of a Statement.
     """
 
     def __init__(
-        self, folder: Path, path: Path, config: Any, lines: Mapping[str, int], gpus: tuple[int, ...] | None
-    ) -> None:
+        self, folder: Path, path: Path, config: Any, lines: Mapping[str, int], gpus: Gpus
+    ) -> None:  # fmt: skip
         self.folder = folder
         self.path = path
         self.config = config

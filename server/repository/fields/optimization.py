@@ -5,19 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from penstock.batching.spec import InstanceGroup
+from penstock.batching.fallback import CPU_FALLBACK
 
+from . import gpu
 from .identity import PYTHON, TENSORFLOW
 from .notes import Notes, enum_name
 
-HONOURED = (
-    "optimization.graph.level", "optimization.execution_accelerators.gpu_execution_accelerator",
-    "optimization.input_pinned_memory", "optimization.output_pinned_memory", "optimization.priority", "parameters",
-)  # fmt: skip
-REFUSED = (
-    "optimization.cuda", "optimization.gather_kernel_buffer_threshold",
-    "optimization.eager_batching", "optimization.execution_accelerators.cpu_execution_accelerator",
-)  # fmt: skip
+HONOURED = ("optimization.graph.level", "optimization.priority", "parameters")
+REFUSED = ("optimization.gather_kernel_buffer_threshold", "optimization.eager_batching")
 
 _PRIORITIES = {"PRIORITY_DEFAULT": 1.0, "PRIORITY_MAX": 4.0, "PRIORITY_MIN": 0.25}
 """The weight of a model in its device's turns: so many times the time of one of the default that is as hot."""
@@ -84,11 +79,8 @@ ENTRIES = ("session.use_device_allocator_for_initializers", "memory.enable_memor
 
 
 def read(notes: Notes) -> None:
-    """Read them. Instances must have been read before."""
+    """Read them."""
     optimization, backend = notes.config.optimization, notes.values.get("model.backend")
-    for side in ("input_pinned_memory", "output_pinned_memory"):
-        if optimization.HasField(side) and not getattr(optimization, side).enable:
-            notes.mistake(f"optimization.{side}", f"field 'optimization.{side}' is supported as enable: true only")
     if optimization.HasField("graph") and backend == TENSORFLOW:
         _xla(notes)
     elif optimization.HasField("graph"):
@@ -98,10 +90,6 @@ def read(notes: Notes) -> None:
             notes.mistake("optimization.graph.level", text)
         notes.say("runtime.graph_level", level or "all", "optimization.graph.level")
     _priority(notes)
-    if backend == TENSORFLOW:
-        _tensorflow_accelerators(notes)
-    else:
-        _accelerators(notes)
     if backend == PYTHON:
         _environment(notes)
     elif backend == TENSORFLOW:
@@ -120,18 +108,6 @@ def _priority(notes: Notes) -> None:
         notes.say("device_priority", weight, field)
 
 
-def _accelerators(notes: Notes) -> None:
-    field = "optimization.execution_accelerators.gpu_execution_accelerator"
-    for accelerator in notes.config.optimization.execution_accelerators.gpu_execution_accelerator:
-        if accelerator.name != "cuda":
-            notes.mistake(f"{field}.name", f"execution accelerator '{accelerator.name}' is not supported, known: cuda")
-            continue
-        if all(group.devices == ("cpu",) for group in notes.values.get("instances", (InstanceGroup(),))):
-            notes.mistake(field, "execution accelerator 'cuda' needs an instance_group with a GPU")
-        parameters = {f"cuda.{name}": value for name, value in accelerator.parameters.items()}
-        notes.say("runtime.cuda", parameters, field)
-
-
 def _xla(notes: Notes) -> None:
     """Read a TensorFlow model's level, which is XLA's: -1 off, 0 as TensorFlow has it, which is off, above on."""
     level, field = notes.config.optimization.graph.level, "optimization.graph.level"
@@ -140,19 +116,10 @@ def _xla(notes: Notes) -> None:
         notes.mistake(field, f"{field} {level} is not supported for TensorFlow models, known: -1, 0: {text}")
 
 
-def _tensorflow_accelerators(notes: Notes) -> None:
-    """Read a TensorFlow model's. `gpu_io` is a permission: where tensors are kept changes no answer."""
-    field = "optimization.execution_accelerators.gpu_execution_accelerator"
-    for accelerator in notes.config.optimization.execution_accelerators.gpu_execution_accelerator:
-        if accelerator.name in {"tensorrt", "auto_mixed_precision"}:
-            text = f"execution accelerator '{accelerator.name}' is not supported for TensorFlow models"
-            notes.mistake(f"{field}.name", f"{text}: have it in the graph before it is saved")
-        elif accelerator.name != "gpu_io":
-            notes.mistake(f"{field}.name", f"unknown Execution Accelerator '{accelerator.name}' is requested")
-
-
 def _environment(notes: Notes) -> None:
     """Read the parameters of a Python model that are the server's; the others are the model's own."""
+    if CPU_FALLBACK in notes.config.parameters:
+        gpu.parameter(notes, CPU_FALLBACK, notes.config.parameters[CPU_FALLBACK].string_value)
     name = notes.config.parameters[ENVIRONMENT].string_value if ENVIRONMENT in notes.config.parameters else ""
     if not name:
         return
@@ -166,7 +133,9 @@ def _environment(notes: Notes) -> None:
 def _tensorflow_parameters(notes: Notes) -> None:
     for name, parameter in sorted(notes.config.parameters.items()):
         value = parameter.string_value
-        if name in TENSORFLOW_PARAMETERS:
+        if name == CPU_FALLBACK:
+            gpu.parameter(notes, name, value)
+        elif name in TENSORFLOW_PARAMETERS:
             _parameter(notes, name, value, TENSORFLOW_PARAMETERS)
         elif name == SHARE_COUNT:
             if not value.isascii() or not value.isdigit() or not int(value):
@@ -177,7 +146,7 @@ def _tensorflow_parameters(notes: Notes) -> None:
             text = "is for GraphDefs: a SavedModel says itself what is run first"
             notes.mistake("parameters", f"parameter '{name}' {text}")
         else:
-            known = ", ".join((*TENSORFLOW_PARAMETERS, SHARE_COUNT))
+            known = ", ".join((*TENSORFLOW_PARAMETERS, SHARE_COUNT, CPU_FALLBACK))
             notes.mistake("parameters", f"parameter '{name}' is not supported for TensorFlow models, known: {known}")
 
 
@@ -198,8 +167,10 @@ def _parameters(notes: Notes) -> None:
             entries = {**notes.values.get("runtime.entries", {}), name: parameter.string_value}
             notes.say("runtime.entries", entries, "parameters")
             continue
+        if gpu.parameter(notes, name, parameter.string_value):
+            continue
         if name not in PARAMETERS:
-            known = ", ".join((*PARAMETERS, *ENTRIES))
+            known = ", ".join((*PARAMETERS, *ENTRIES, *gpu.PARAMETERS, CPU_FALLBACK))
             notes.mistake("parameters", f"parameter '{name}' is not supported, known: {known}")
             continue
         _parameter(notes, name, parameter.string_value, PARAMETERS)

@@ -17,7 +17,8 @@ from penstock.batching.admission import admitted
 from penstock.batching.request import InferRequest
 from penstock.server.v2 import said
 from penstock.server.v2.decode import wrong_datatype, wrong_inputs
-from penstock.server.v2.said import PLAIN, Options, invalid
+from penstock.server.v2.said import PLAIN, Options, Ways, invalid
+from penstock.server.v2.shared_tensors import aim, shared_input
 from penstock.server.v2.tensors import from_binary
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ def decode(model: Model, message: Any, sink: Sink, regions: Regions | None) -> t
         options = said.options_of(spoken, plan)
     request = InferRequest(model, inputs, rows, key, wanted, sink)
     request.id = message.id
+    if model.in_place and type(options.plan) is Ways:
+        aim(request, options.plan)
     return request, options
 
 
@@ -181,8 +184,7 @@ def _not_raw(
         if has_contents:
             text = f"unexpected 'content' provided when using shared memory for input tensor '{spec.name}'"
             raise invalid(f"{text} for model '{model.name}'")
-        nbytes = count * spec.type.size_bytes if spec.type.size_bytes else None
-        return from_binary(model.name, spec, shape, count, said.read_input(model, spec.name, nbytes, items, regions))
+        return shared_input(model, spec, shape, items, regions)
     if not has_contents:
         return None
     if raw_elsewhere:

@@ -44,7 +44,7 @@ class HealthRpcs:
         _Watch(self, call, parsed(self._request, message).service, self._pulse)
 
     def draining(self) -> bool:
-        return not self._health.live()
+        return self._health.draining
 
     def status(self, service: str) -> tuple[int, bytes]:
         """Give a service's status, as a number and as the answer that says so."""

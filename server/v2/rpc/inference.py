@@ -330,7 +330,7 @@ def _is_large(plan: Any, outputs: list[Any]) -> bool:
             continue
         if type(way) is Classes and (array.size >= _LARGE_ELEMENTS or way.count * len(array) >= _LARGE_CLASSES):
             return True
-        if type(way) is Lease and array.nbytes > INLINE_BYTES:
+        if type(way) is Lease and array.nbytes > INLINE_BYTES and not way.holds(array):
             return True
         if array.dtype.hasobject and array.size >= _LARGE_ELEMENTS:
             return True

@@ -11,14 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.server.abeja.inside.content import Encoder
 
 ORIGINAL, OURS = Encoder(strict=True), Encoder(strict=False)
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
-VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3), max_leaves=4
+)
 
 
 def encoded(content: Any, media: str = "text/plain") -> bytes:
@@ -30,7 +32,8 @@ def encoded(content: Any, media: str = "text/plain") -> bytes:
     return strict
 
 
-@given(st.dictionaries(st.text(), VALUES))
+@settings(max_examples=40)
+@given(st.dictionaries(st.text(), VALUES, max_size=4))
 def test_a_dict_is_its_json(content: dict[str, Any]) -> None:
     assert json.loads(encoded(content)) == content
     assert encoded(content) == json.dumps(content).encode()
@@ -41,7 +44,8 @@ def test_a_text_is_its_utf_8(content: str) -> None:
     assert encoded(content).decode() == content
 
 
-@given(st.lists(st.dictionaries(st.text(), VALUES), min_size=1))
+@settings(max_examples=40)
+@given(st.lists(st.dictionaries(st.text(), VALUES, max_size=3), min_size=1, max_size=3))
 def test_a_list_of_dicts_is_a_line_of_json_for_each(content: list[Any]) -> None:
     assert [json.loads(line) for line in encoded(content).split(b"\n")] == content
 

@@ -11,10 +11,10 @@ import fsspec
 import pytest
 
 from penstock.batching.spec import HookSpec, ModelSpec
-from penstock.server.cortex import entries
 from penstock.server.cortex.models import Models
 from penstock.server.cortex.repository import CortexRepository
 from penstock.server.repository.control import Choices, ModelControl
+from penstock.server.repository.gpus import Gpus
 from penstock.server.repository.scan import Defaults, Entry
 from tests.cortex.projects import Project
 from tests.server.repository.folders import FakeEngine
@@ -126,22 +126,30 @@ class TestAnApi:
         assert plain.policy.default_max_batch_rows == 7
         assert plain.frees_rows
 
-    def test_that_asks_for_a_gpu_gets_one_where_there_is_one(
-        self, project: Project, models: Models, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    @pytest.mark.parametrize(("gpus", "device"), [((0, 1), "cuda:0"), ((1,), "cuda:1"), (None, "cuda:0")])
+    def test_that_asks_for_a_gpu_gets_the_first_that_may_be_used(
+        self, project: Project, models: Models, gpus: tuple[int, ...] | None, device: str
     ) -> None:
         project.api("g", "models/m.onnx", compute={"gpu": 1})
-        found = repository(models, project)
-        monkeypatch.setattr(entries, "_GPU", tmp_path / "none")
 
-        without = found.read("g")[0]
-        monkeypatch.setattr(entries, "_GPU", tmp_path)
-        with_one = found.read("g")[0]
+        entry = repository(models, project, gpus=Gpus.told(gpus)).read("g")[0]
 
-        assert spec_of(without).instances[0].devices == ("cpu",)
-        assert said(without) == [
-            "cortex.yaml:12: warning: api: g: compute: gpu: there is none here: it is served on the CPU"
+        assert said(entry) == []
+        assert spec_of(entry).instances[0].devices == (device,)
+        assert spec_of(entry).options["penstock.cpu_fallback"] == "1"
+
+    def test_that_asks_for_a_gpu_where_there_is_none_is_served_on_the_cpu(
+        self, project: Project, models: Models
+    ) -> None:
+        project.api("g", "models/m.onnx", compute={"gpu": 1})
+
+        entry = repository(models, project, gpus=Gpus.told(())).read("g")[0]
+
+        assert spec_of(entry).instances[0].devices == ("cpu",)
+        assert spec_of(entry).fallback == "device 'cuda:0' is not there: there is no GPU"
+        assert said(entry) == [
+            f"cortex.yaml:12: warning: api: g: compute: gpu: is served on the CPU: {spec_of(entry).fallback}"
         ]
-        assert spec_of(with_one).instances[0].devices == ("cuda:0",)
 
 
 class TestWhatIsNotThere:

@@ -69,31 +69,23 @@ def value(python: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_requirements_and_constraints_are_pips_own(tmp_path: Path, wheels: Path) -> None:
+def test_requirements_are_pips_own_and_packages_go_beside_them_or_alone(tmp_path: Path, wheels: Path) -> None:
+    write_wheel(wheels, "beside", "1.0", "from tiny import VALUE\n")
     (tmp_path / "requirements.txt").write_text("tiny\n-c constraints.txt\n")
     (tmp_path / "constraints.txt").write_text("tiny<2\n")
     environments = Environments(tmp_path / "kept", needs=())
-
-    python = environments.interpreter(WorkerSpec(requirements=tmp_path / "requirements.txt"), LABEL)
-
-    assert value(python) == "1.0"
-    assert Path(python).is_relative_to(tmp_path / "kept")
-    script = Path(python).with_name("pip")  # its first line names where it is, which must have stayed
-    assert subprocess.run([script, "--version"], capture_output=True, check=True).stdout
-
-
-def test_packages_beside_requirements_and_alone(tmp_path: Path, wheels: Path) -> None:
-    write_wheel(wheels, "beside", "1.0", "from tiny import VALUE\n")
-    (tmp_path / "requirements.txt").write_text("tiny==1.0\n")
-    environments = Environments(tmp_path / "kept", needs=())
     command = ["-c", "import beside, tiny; print(beside.VALUE)"]
 
-    spec = WorkerSpec(requirements=tmp_path / "requirements.txt", packages=("beside", "tiny"))
-    both = environments.interpreter(spec, LABEL)
+    both = environments.interpreter(
+        WorkerSpec(requirements=tmp_path / "requirements.txt", packages=("beside", "tiny<2")), LABEL
+    )
     alone = environments.interpreter(WorkerSpec(packages=("beside", "tiny")), LABEL)
 
     for python, version in ((both, "1.0"), (alone, "2.0")):
         assert subprocess.run([python, *command], capture_output=True, text=True, check=True).stdout.strip() == version
+        assert Path(python).is_relative_to(tmp_path / "kept")
+    script = Path(both).with_name("pip")  # its first line names where it is, which must have stayed
+    assert subprocess.run([script, "--version"], capture_output=True, check=True).stdout
 
 
 def test_a_locked_pipfile_with_a_project_beside_it(tmp_path: Path, wheels: Path) -> None:

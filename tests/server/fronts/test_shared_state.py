@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import uvloop
 
+from penstock.backends.cuda import CudaError
 from penstock.backends.errors import InferError
 from penstock.server.fronts.shared_state import SharedState
 from penstock.server.grpc.method import Status
 from penstock.server.protobuf import service_pb2
 from penstock.server.serve import Server
-from penstock.server.v2.cuda_regions import CudaError, CudaRegions
+from penstock.server.v2.cuda_regions import CudaRegions
+from penstock.server.v2.regions import Regions
 from tests.server.fronts.asked import Client, FrontEnd, engine_of, turns
 from tests.server.ipc.wires import kept
 from tests.server.v2.rpc.calls import FakeCall
@@ -46,7 +48,11 @@ async def register(front: FrontEnd, key: str, name: str = "r") -> Client:
 
 
 def read(front: FrontEnd, name: str = "r") -> bytes:
-    return bytes(front.memory.regions.read(name, 0, 8))
+    return read_of(front.memory.regions, name, 8)
+
+
+def read_of(regions: Regions, name: str, byte_size: int) -> bytes:
+    return bytes(regions.read(regions.lease(name, 0, byte_size)))
 
 
 def test_a_region_is_in_every_front_end_before_its_client_is_answered(tmp_path: Path, key: str) -> None:
@@ -169,9 +175,12 @@ class Runtime:
         self.refuses = False
         self.opened = 0
 
+    def count(self) -> int:
+        return 1
+
     def open_handle(self, handle: bytes, device: int) -> int:
         if self.refuses:
-            raise CudaError("no device")
+            raise CudaError(101, "cudaIpcOpenMemHandle", "no device")
         self.opened += 1
         return 1
 
@@ -190,7 +199,7 @@ class Runtime:
 
 def with_cuda(memory: Any) -> Runtime:
     runtime = Runtime()
-    memory.cuda._runtime, memory.cuda._looked = runtime, True
+    memory.cuda._runtime = runtime
     assert isinstance(memory.cuda, CudaRegions)
     return runtime
 
@@ -210,7 +219,7 @@ def test_cuda_memory_is_mapped_by_every_process(tmp_path: Path) -> None:
             runtimes = [with_cuda(memory) for memory in (server.shared_memory, *(front.memory for front in fronts))]
             assert (await register_cuda(fronts[0])).status is Status.OK
             assert [runtime.opened for runtime in runtimes] == [1, 1, 1]
-            assert bytes(fronts[1].memory.regions.read("c", 0, 3)) == b"\0\1\2"
+            assert read_of(fronts[1].memory.regions, "c", 3) == b"\0\1\2"
             await Client("POST", "/v2/cudasharedmemory/unregister").ask(fronts[1].app)
             assert [runtime.opened for runtime in runtimes] == [0, 0, 0]
             for front in fronts:
@@ -233,7 +242,7 @@ def test_cuda_memory_that_one_front_end_cannot_map_is_registered_nowhere(
             await turns(lambda: not state._changes)
             assert [runtime.opened for runtime in runtimes] == [0, 0, 0]
             with pytest.raises(InferError, match="Unable to find"):
-                fronts[0].memory.regions.read("c", 0, 1)
+                read_of(fronts[0].memory.regions, "c", 1)
 
             body = json.dumps({"raw_handle": {"b64": "A" * 86 + "=="}, "device_id": 0, "byte_size": 8}).encode()
             client = await Client("POST", "/v2/cudasharedmemory/region/c/register", body).ask(fronts[0].app)

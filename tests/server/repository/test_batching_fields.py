@@ -9,6 +9,7 @@ from google.protobuf import text_format
 
 from penstock.batching.spec import BatchPolicy, QueuePolicy
 from penstock.server.repository.fields.batching import HOLD, hold_requests
+from penstock.server.repository.gpus import Gpus
 from penstock.server.repository.model_config import read
 from penstock.server.repository.pbtxt import field_lines, model_config_pb2
 from penstock.server.repository.statement import Statement, policy
@@ -16,7 +17,7 @@ from penstock.server.repository.statement import Statement, policy
 
 def stated(text: str) -> Statement:
     config = text_format.Parse(text, model_config_pb2().ModelConfig())
-    statement, findings = read(Path("m"), Path("m/config.pbtxt"), config, field_lines(text), ())
+    statement, findings = read(Path("m"), Path("m/config.pbtxt"), config, field_lines(text), Gpus.told(()))
     assert findings == []
     return statement
 
@@ -102,7 +103,7 @@ def test_a_policy_can_be_remembered_by() -> None:
 )
 def test_requests_are_held_where_triton_has_a_scheduler_that_holds_them(text: str, held: int) -> None:
     config = text_format.Parse(text, model_config_pb2().ModelConfig())
-    statement, _ = read(Path("m"), Path("m/config.pbtxt"), config, field_lines(text), ())
+    statement, _ = read(Path("m"), Path("m/config.pbtxt"), config, field_lines(text), Gpus.told(()))
 
     assert policy(statement, 64, 5).hold_requests == held
     assert policy(statement, 64).hold_requests == 0

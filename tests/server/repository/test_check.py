@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from penstock.backends.backend import Backend
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.server.repository.check import check
+from penstock.server.repository.defaults import Defaults
+from penstock.server.repository.gpus import Gpus
 from tests.fakes import FakeBackend
 from tests.server.repository.folders import make, native
 
@@ -236,3 +239,40 @@ def test_prints_what_kind_of_model_would_be_served(tmp_path: Path) -> None:
     assert "  answers    remembered, with --cache-config\n  instances  1 on cpu, passive\n" in printed
     assert "  batching   up to 4 rows\n  steps      fine latest\n" in printed
     assert "  sequences  direct, forgotten after 1 s, told z\n" in printed
+
+
+class NoGpu(Loads):
+    """A Loader of an ONNX Runtime whose GPU does not work."""
+
+    def __call__(self, path: Path, device: str, options: Mapping[str, str]) -> Backend:
+        if device != "cpu":
+            raise InferError(Code.UNSUPPORTED, f"device '{device}' was asked for, but there is no cuDNN")
+        return super().__call__(path, device, options)
+
+
+class TestGpus:
+    def checked(self, root: Path, **defaults: Any) -> str:
+        make(root, "m/1/model.onnx", m="instance_group { kind: KIND_GPU count: 2 }\n")
+        return str(check([root], {"onnxruntime": NoGpu()}, Defaults(gpus=Gpus.told((0, 1)), **defaults)))
+
+    def test_one_that_does_not_work_is_a_mistake_with_its_place(self, tmp_path: Path) -> None:
+        report = self.checked(tmp_path)
+
+        assert f"{tmp_path}/m/config.pbtxt:1: device 'cuda:0' was asked for, but there is no cuDNN" in report
+        assert report.endswith("0 versions would be served, 1 mistake")
+
+    def test_a_model_that_may_run_on_the_cpu_instead_is_said_to(self, tmp_path: Path) -> None:
+        report = self.checked(tmp_path, cpu_fallback=True)
+
+        assert "  instances  1 on cpu\n" in report
+        assert "  fallback   on the CPU: device 'cuda:0' was asked for, but there is no cuDNN\n" in report
+        assert f"{tmp_path}/m/config.pbtxt:1: warning: is served on the CPU: device 'cuda:0'" in report
+        assert report.endswith("1 version would be served, 0 mistakes, 1 warning")
+
+    def test_what_works_is_told_with_its_devices_and_options(self, tmp_path: Path) -> None:
+        make(tmp_path, "m/1/model.onnx")
+        native(tmp_path, "m", '[runtime]\ngpu_memory = "2 GiB"\n')
+        report = str(check([tmp_path], {"onnxruntime": Loads()}, Defaults(gpus=Gpus.told((0, 1)))))
+
+        assert "  instances  1 on cuda:0; 1 on cuda:1\n" in report
+        assert "  runtime    penstock.gpu_memory_bytes 2147483648\n" in report

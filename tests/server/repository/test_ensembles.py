@@ -11,6 +11,7 @@ from penstock.backends.loading import LOADERS
 from penstock.batching.spec import EnsembleSpec, Step
 from penstock.server.repository.check import check
 from penstock.server.repository.findings import Finding
+from penstock.server.repository.gpus import Gpus
 from penstock.server.repository.model_config import read as read_config
 from penstock.server.repository.order import put_in_order
 from penstock.server.repository.pbtxt import field_lines, model_config_pb2
@@ -25,7 +26,7 @@ PLAIN = config("m", ["in"], ["out"], [ONE])
 
 def read(text: str) -> tuple[Statement, list[Finding]]:
     parsed = text_format.Parse(text, model_config_pb2().ModelConfig())
-    return read_config(Path("m"), Path("m/config.pbtxt"), parsed, field_lines(text), ())
+    return read_config(Path("m"), Path("m/config.pbtxt"), parsed, field_lines(text), Gpus.told(()))
 
 
 class TestConfiguration:

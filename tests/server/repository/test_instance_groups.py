@@ -10,13 +10,15 @@ from google.protobuf import text_format
 
 from penstock.batching.spec import InstanceGroup, ModelSpec, Resource
 from penstock.server.repository.completed import completed, to_json
+from penstock.server.repository.fields.instances import LACKING
+from penstock.server.repository.gpus import Gpus
 from penstock.server.repository.model_config import read as read_config
 from penstock.server.repository.pbtxt import model_config_pb2
 
 
 def read(text: str, gpus: tuple[int, ...] | None = ()) -> tuple[dict[str, Any], list[str]]:
     config = text_format.Parse(text, model_config_pb2().ModelConfig())
-    stated, findings = read_config(Path("m"), Path("m/config.pbtxt"), config, {}, gpus)
+    stated, findings = read_config(Path("m"), Path("m/config.pbtxt"), config, {}, Gpus.told(gpus))
     return dict(stated.values), [finding.message for finding in findings]
 
 
@@ -62,8 +64,6 @@ class TestGroups:
     @pytest.mark.parametrize(
         ("text", "gpus", "message"),
         [
-            ("kind: KIND_GPU", (), "m_0 of model m has kind KIND_GPU but no GPUs are available"),
-            ("kind: KIND_GPU", None, "m_0 of model m has kind KIND_GPU but specifies no GPUs"),
             ("kind: KIND_CPU gpus: 0", (0,), "m_0 of model m has kind KIND_CPU but specifies one or more GPUs"),
             ("kind: KIND_MODEL gpus: 0", (0,), "m_0 of model m has kind KIND_MODEL but specifies one or more GPUs"),
             ('name: "n" kind: KIND_GPU gpus: [0, 7]', (0, 1), "n of model m specifies invalid or unsupported gpu id 7"),
@@ -76,6 +76,23 @@ class TestGroups:
         (found,) = read(f"instance_group {{ {text} }}", gpus)[1]
 
         assert found.startswith(f"instance group {message}")
+
+    @pytest.mark.parametrize(
+        ("text", "gpus", "message"),
+        [
+            ("kind: KIND_GPU", (), "m_0 of model m has kind KIND_GPU but no GPUs are available"),
+            ("kind: KIND_GPU gpus: 1", (), "m_0 of model m has kind KIND_GPU but no GPUs are available"),
+            ("kind: KIND_GPU", None, "m_0 of model m has kind KIND_GPU but specifies no GPUs"),
+        ],
+    )
+    def test_where_there_are_none_it_is_said_and_whoever_reads_all_of_it_decides(
+        self, text: str, gpus: tuple[int, ...] | None, message: str
+    ) -> None:
+        values, messages = read(f"instance_group {{ {text} }}", gpus)
+
+        assert messages == []
+        assert values[LACKING] == f"instance group {message}"
+        assert all(device.startswith("cuda:") for group in values["instances"] for device in group.devices)
 
 
 class TestWhatIsReported:
@@ -120,7 +137,7 @@ class TestPriority:
     def test_one_that_is_not_known_is_refused(self) -> None:
         config = model_config_pb2().ModelConfig()
         config.optimization.priority = 9
-        _, findings = read_config(Path("m"), Path("m/config.pbtxt"), config, {}, ())
+        _, findings = read_config(Path("m"), Path("m/config.pbtxt"), config, {}, Gpus.told(()))
 
         assert [finding.message for finding in findings] == [
             "optimization.priority 9 is unknown, known: PRIORITY_DEFAULT, PRIORITY_MAX, PRIORITY_MIN"

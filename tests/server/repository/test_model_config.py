@@ -8,9 +8,12 @@ import pytest
 from google.protobuf import text_format
 
 from penstock.backends.signature import TensorSpec
+from penstock.batching.fallback import CPU_FALLBACK
 from penstock.batching.spec import InstanceGroup
+from penstock.server.repository.fields import gpu
 from penstock.server.repository.fields.optimization import ENTRIES, PARAMETERS
 from penstock.server.repository.findings import Finding
+from penstock.server.repository.gpus import Gpus
 from penstock.server.repository.model_config import DOCUMENTATION, HONOURED, REFUSED
 from penstock.server.repository.model_config import read as read_config
 from penstock.server.repository.pbtxt import field_lines, model_config_pb2
@@ -21,7 +24,7 @@ DOCS = Path(__file__).parents[3] / "docs" / "compatibility-triton.md"
 
 def read(text: str, gpus: tuple[int, ...] | None = (), folder: Path = Path("m")) -> tuple[Statement, list[Finding]]:
     config = text_format.Parse(text, model_config_pb2().ModelConfig())
-    return read_config(folder, folder / "config.pbtxt", config, field_lines(text), gpus)
+    return read_config(folder, folder / "config.pbtxt", config, field_lines(text), Gpus.told(gpus))
 
 
 def messages(text: str, gpus: tuple[int, ...] | None = ()) -> list[str]:
@@ -45,7 +48,9 @@ def test_a_decision_is_written_for_every_field_there_is() -> None:
     assert set(fields(model_config_pb2().ModelConfig.DESCRIPTOR)) == known
 
 
-@pytest.mark.parametrize("name", [*REFUSED, *DOCUMENTATION, *HONOURED, *PARAMETERS, *ENTRIES])
+@pytest.mark.parametrize(
+    "name", [*REFUSED, *DOCUMENTATION, *HONOURED, *PARAMETERS, *ENTRIES, *gpu.PARAMETERS, CPU_FALLBACK]
+)
 def test_every_field_and_parameter_is_in_the_docs(name: str) -> None:
     assert f"| `{name}` |" in DOCS.read_text("utf-8")
 
@@ -59,7 +64,9 @@ def test_every_field_and_parameter_is_in_the_docs(name: str) -> None:
             'input { name: "x" data_type: TYPE_FP32 dims: 1 is_non_linear_format_io: true }',
         ),
         ("output.is_shape_tensor", 'output { name: "x" data_type: TYPE_FP32 dims: 1 is_shape_tensor: true }'),
-        ("optimization.cuda", "optimization { cuda { graphs: true } }"),
+        ("optimization.cuda.busy_wait_events", "optimization { cuda { graphs: true busy_wait_events: true } }"),
+        ("optimization.eager_batching", "optimization { eager_batching: true }"),
+        ("optimization.gather_kernel_buffer_threshold", "optimization { gather_kernel_buffer_threshold: 3 }"),
         ("sequence_batching.iterative_sequence", "sequence_batching { iterative_sequence: true }"),
         (
             "ensemble_scheduling.step.model_namespace",
@@ -117,8 +124,10 @@ parameters { key: "memory.enable_memory_arena_shrinkage" value { string_value: "
         "inputs": (TensorSpec("x", "BYTES", (-1, 2), optional=True),),
         "outputs": (TensorSpec("y", "BF16", (3,)),),
         "instances": (InstanceGroup(2, ("cuda:0",)), InstanceGroup(2, ("cuda:1",)), InstanceGroup(1, ("cpu",))),
+        "instances.asked": True,
         "runtime.graph_level": "extended",
-        "runtime.cuda": {"cuda.gpu_mem_limit": "9"},
+        "runtime.cuda": True,
+        "runtime.cuda.gpu_mem_limit": "9",
         "runtime.intra_op_threads": "3",
         "runtime.mem_arena": "1",
         "runtime.entries": {"memory.enable_memory_arena_shrinkage": "cpu:0"},
@@ -185,32 +194,12 @@ parameters { key: "memory.enable_memory_arena_shrinkage" value { string_value: "
             "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for m",
         ),
         (
-            "instance_group { kind: KIND_GPU }",
-            "instance group m_0 of model m has kind KIND_GPU but no GPUs are available",
-        ),
-        (
-            "instance_group { kind: KIND_GPU gpus: 3 }",
-            "instance group m_0 of model m specifies invalid or unsupported gpu id 3",
-        ),
-        (
             "instance_group { kind: KIND_CPU gpus: 0 }",
             "instance group m_0 of model m has kind KIND_CPU but specifies one or more GPUs",
         ),
         ("instance_group { count: -1 }", "instance group 0: count must be from 1 to 1024"),
         ("instance_group { count: 1025 }", "instance group 0: count must be from 1 to 1024"),
         ("optimization { graph { level: 3 } }", "optimization.graph.level 3 is unknown, known: -1, 0, 1, 2"),
-        (
-            "optimization { input_pinned_memory { enable: false } }",
-            "field 'optimization.input_pinned_memory' is supported as enable: true only",
-        ),
-        (
-            'optimization { execution_accelerators { gpu_execution_accelerator { name: "tensorrt" } } }',
-            "execution accelerator 'tensorrt' is not supported, known: cuda",
-        ),
-        (
-            'optimization { execution_accelerators { gpu_execution_accelerator { name: "cuda" } } }',
-            "execution accelerator 'cuda' needs an instance_group with a GPU",
-        ),
         (
             'parameters { key: "intra_op_thread_count" value { string_value: "many" } }',
             "parameter 'intra_op_thread_count' is 'many', takes an integer from 0 to 4096",
@@ -240,9 +229,6 @@ def test_gpus_nobody_has_looked_for_are_left_to_the_runtime() -> None:
 
     assert findings == []
     assert stated.values["instances"] == (InstanceGroup(1, ("cuda:1",)), InstanceGroup(2, ("cpu",)))
-    assert messages("instance_group { kind: KIND_GPU }", None) == [
-        "instance group m_0 of model m has kind KIND_GPU but specifies no GPUs"
-    ]
 
 
 def test_labels_are_read_from_the_models_folder(tmp_path: Path) -> None:

@@ -9,9 +9,12 @@ from hypothesis import strategies as st
 
 from penstock.batching.spec import InstanceGroup, PaddedAxis
 from penstock.server.repository.findings import Finding, MistakeError
-from penstock.server.repository.penstock_toml import KEYS, PADDING, key_lines, read_toml
+from penstock.server.repository.penstock_toml import KEYS, PADDING, PROVIDERS, key_lines, read_toml
+from penstock.server.repository.placing import ANY_DEVICE
 from penstock.server.repository.statement import Statement
 
+NO_SIZE = 'runtime.gpu_memory: got "4 gib" (string), takes a number of bytes above 0, or a size such as "4 GiB"'
+NO_SIZE += ' or "500 MB"'
 DOCS = Path(__file__).parents[3] / "docs" / "repository.md"
 
 
@@ -67,6 +70,15 @@ execution_mode = "parallel"
 mem_arena = false
 mem_pattern = true
 graph_level = "basic"
+cpu_fallback = true
+gpu_graphs = "auto"
+gpu_memory = "1.5 GiB"
+pinned = false
+[runtime.cuda]
+use_tf32 = false
+gpu_mem_limit = 4096
+[runtime.tensorrt]
+trt_profile_min_shapes = "x:1x3x8x8"
 """,
     )
 
@@ -91,6 +103,7 @@ graph_level = "basic"
         "batching.invariance": True,
         "batching.run_limit_ms": 3_000_000,
         "instances": (InstanceGroup(2, ("cuda:0",)), InstanceGroup(2, ("cuda:1",))),
+        "instances.asked": True,
         "hooks.file": (tmp_path / "handler.py").resolve(),
         "hooks.replicas": "shared",
         "hooks.timeout_s": 3.0,
@@ -105,6 +118,15 @@ graph_level = "basic"
         "runtime.mem_arena": "0",
         "runtime.mem_pattern": "1",
         "runtime.graph_level": "basic",
+        "runtime.cpu_fallback": "1",
+        "runtime.gpu_graphs": "auto",
+        "runtime.gpu_memory": 3 << 29,
+        "runtime.pinned": "0",
+        "runtime.cuda": True,
+        "runtime.cuda.use_tf32": "0",
+        "runtime.cuda.gpu_mem_limit": "4096",
+        "runtime.tensorrt": True,
+        "runtime.tensorrt.trt_profile_min_shapes": "x:1x3x8x8",
     }
 
 
@@ -112,6 +134,28 @@ graph_level = "basic"
     ("text", "line", "message"),
     [
         ("[hooks]\nmemory_mb = 1", 2, "unknown key hooks.memory_mb, the nearest known is hooks.worker_memory_mb"),
+        (
+            "[runtime.cuda]\nuse_tf23 = true",
+            2,
+            "unknown key runtime.cuda.use_tf23, the nearest known is runtime.cuda.use_tf32",
+        ),
+        (
+            "[runtime]\ntensorrt = { trt_fp16 = true }",
+            2,
+            "unknown key runtime.tensorrt.trt_fp16, the nearest known is runtime.tensorrt.trt_fp16_enable",
+        ),
+        (
+            "[runtime.cuda]\nprefer_nhwc = 2",
+            2,
+            "runtime.cuda.prefer_nhwc: got 2 (integer), takes true or false",
+        ),
+        ("[runtime]\ncuda = true", 2, "runtime.cuda: got true (boolean), takes a table: [runtime.cuda]"),
+        (
+            '[runtime]\ngpu_memory = "4 gib"',
+            2,
+            NO_SIZE,
+        ),
+        ("[runtime]\ngpu_graphs = 1", 2, 'runtime.gpu_graphs: got 1 (integer), takes true, false or "auto"'),
         ("[batchin]\ncap = 1", 1, "unknown table batchin, the nearest known is batching"),
         (
             "\n[batching]\nmax_batchsize = 1",
@@ -263,7 +307,7 @@ def test_instances_may_be_as_many_as_measuring_tells(tmp_path: Path) -> None:
     stated, findings = read(tmp_path, '[instances]\ncount = "auto"\nmemory_budget_mb = 3')
 
     assert findings == []
-    assert stated.values == {"instances": (InstanceGroup(0),), "instances.memory_budget_mb": 3 << 20}
+    assert stated.values == {"instances": (InstanceGroup(0, (ANY_DEVICE,)),), "instances.memory_budget_mb": 3 << 20}
 
 
 def test_every_mistake_is_found_at_once(tmp_path: Path) -> None:
@@ -292,6 +336,11 @@ def test_what_is_no_toml_has_its_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [f"{table}.{key}" for table, keys in KEYS.items() for key in keys])
 def test_every_key_is_in_the_docs(name: str) -> None:
     assert f"| `{name}` |" in DOCS.read_text("utf-8")
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_every_table_of_a_provider_is_in_the_docs(provider: str) -> None:
+    assert f"| `{provider}` |" in DOCS.read_text("utf-8")
 
 
 SCALARS = st.one_of(

@@ -10,6 +10,7 @@ from google.protobuf import text_format
 
 from penstock.batching.spec import Control, SequenceSpec, State
 from penstock.server.repository.fields import sequences
+from penstock.server.repository.gpus import Gpus
 from penstock.server.repository.model_config import read as read_config
 from penstock.server.repository.pbtxt import field_lines, model_config_pb2
 
@@ -21,7 +22,7 @@ STATE = 'state { input_name: "i" output_name: "o" data_type: TYPE_FP32 dims: 2 %
 def read(inside: str, folder: Path = Path("m")) -> tuple[dict[str, Any], list[str]]:
     text = f"sequence_batching {{ {inside} }}"
     config = text_format.Parse(text, model_config_pb2().ModelConfig())
-    statement, findings = read_config(folder, folder / "config.pbtxt", config, field_lines(text), ())
+    statement, findings = read_config(folder, folder / "config.pbtxt", config, field_lines(text), Gpus.told(()))
     return dict(statement.values), [finding.message for finding in findings]
 
 

@@ -9,6 +9,7 @@ import pytest
 from google.protobuf import text_format
 
 from penstock.batching.spec import Sample, SampleInput
+from penstock.server.repository.gpus import Gpus
 from penstock.server.repository.model_config import read as read_config
 from penstock.server.repository.pbtxt import field_lines, model_config_pb2
 
@@ -21,7 +22,7 @@ INPUT = 'inputs {{ key: "x" value {{ {} }} }}'
 def read(text: str, folder: Path = Path("m")) -> tuple[dict[str, Any], list[tuple[int, str]]]:
     """Give what is said, and each mistake with its line."""
     config = text_format.Parse(text, model_config_pb2().ModelConfig())
-    stated, findings = read_config(folder, folder / "config.pbtxt", config, field_lines(text), ())
+    stated, findings = read_config(folder, folder / "config.pbtxt", config, field_lines(text), Gpus.told(()))
     return dict(stated.values), [(finding.line, finding.message) for finding in findings]
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.completion import complete
+from penstock.batching.fallback import CPU_FALLBACK
 from penstock.batching.spec import ModelSpec
 from penstock.server.repository.changes import fingerprint
 from penstock.server.repository.check import check
@@ -25,7 +26,7 @@ from tests.server.repository.folders import make, native
 DOCS = Path(__file__).parents[3] / "docs" / "compatibility-triton.md"
 PB = "saved_model.pb"
 GRAPH = Signature((TensorSpec("x", "FP32", (-1, 4)),), (TensorSpec("y", "FP32", (-1, 3)),))
-KNOWN_PARAMETERS = ", ".join((*TENSORFLOW_PARAMETERS, SHARE_COUNT))
+KNOWN_PARAMETERS = ", ".join((*TENSORFLOW_PARAMETERS, SHARE_COUNT, CPU_FALLBACK))
 
 
 def read(root: Path, name: str = "m", defaults: Defaults | None = None) -> Entry:

@@ -143,7 +143,9 @@ class Engine:
         self.alone = asyncio.Event()
         self.told = told
         self.journal = {key: value for key, (value, _) in told.kept.items()}
-        self.loaded = False
+        self.loaded = self.spent = False
+        self.settings = settings
+        self.answered = 0
         if settings.id == "broken":
             raise StartError("it is broken")
         if settings.id == "crash":
@@ -158,6 +160,10 @@ class Engine:
     def take(self, link: Link, messages: list[Message]) -> None:
         for _, number, _, _, _ in messages:
             link.send(ANSWER, number, str(os.getpid()).encode())
+            self.answered += 1
+        if self.settings.id == "spent" and self.answered > 100 and self.journal.get("starts", 0) == 0:
+            self.spent = True
+            self.told.end()
 
     def lost(self, link: Link) -> None:
         self.links.discard(link)
@@ -182,7 +188,7 @@ class Engine:
         return {"reasons": [], "serves": f"ready, start {starts}"}
 
     async def drain(self) -> int:
-        while self.links:
+        while self.links and not self.spent:
             self.alone.clear()
             await self.alone.wait()
         return 0

@@ -22,7 +22,9 @@ from tests.live import settings_for
 
 pytestmark = pytest.mark.slow
 ROLES = {role: f"tests.server.supervisor.fake_roles:{role.title()}" for role in (ENGINE, FRONT)}
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
+PAUSE_S = 0.01
+"""Of a client that has been answered: without any, they take the cores from the processes that are to be started."""
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
@@ -100,6 +102,7 @@ async def client(port: int, name: int, ledger: Counter[str], over: asyncio.Event
                 closing = not answer or answer[-1] == "closing"
                 good = answer[:1] == [line]
                 ledger["lost" if not answer else "503" if answer[1] == "503" else "good" if good else "wrong"] += 1
+                await asyncio.sleep(PAUSE_S)
 
 
 @asynccontextmanager
@@ -174,6 +177,19 @@ def test_an_engine_that_dies_is_503_at_once_and_a_new_one_has_what_the_old_one_k
             assert ledger["503"] > 0
             assert supervisor.serves == "ready, start 2"
             assert len(set(pids(supervisor, FRONT))) == 2
+
+    run(main)
+
+
+def test_an_engine_that_has_lost_its_device_answers_what_it_has_and_is_replaced() -> None:
+    async def main() -> None:
+        async with supervised(id="spent") as supervisor, load_on(port_of(supervisor)) as ledger:
+            (before,) = pids(supervisor, ENGINE)
+            await until(lambda: supervisor.fleet.restarts[ENGINE] == 1 and supervisor.fleet.reached(READY))
+
+            assert pids(supervisor, ENGINE) != [before]
+            assert supervisor.fleet.restarts == {ENGINE: 1, FRONT: 0}
+            assert ledger["wrong"] == ledger["lost"] == 0
 
     run(main)
 

@@ -185,6 +185,16 @@ def test_one_broken_model_makes_ready_false_unless_told_otherwise(server: Server
     assert lenient.get("/v2/health/ready").status_code == 200
 
 
+def test_a_server_that_has_lost_a_device_for_good_is_not_live(server: Server) -> None:
+    server.repository.strict = True
+    server.health.spent = True
+    answer = server.get("/v2/health/live")
+
+    assert _error(answer) == (503, "A GPU is lost for this process: it has to be started anew")
+    assert answer.headers["retry-after"] == "1"
+    assert server.get("/v2/health/ready").status_code != 503
+
+
 @pytest.mark.parametrize("path", ["/v2/health/live", "/v2/health/ready"])
 def test_health_is_503_while_exiting(server: Server, path: str) -> None:
     server.health.draining = True

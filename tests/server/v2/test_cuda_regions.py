@@ -1,81 +1,53 @@
-"""CUDA shared memory, against a runtime of our own: an object, and a library that a compiler makes on the spot."""
+"""CUDA shared memory, against a device that is none (tests/backends/fake_cuda.py)."""
 
 from __future__ import annotations
 
-import ctypes
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from penstock.backends.cuda import HANDLE_BYTES
+from penstock.backends.device_array import DeviceArray
 from penstock.backends.errors import Code, InferError
 from penstock.server.v2 import cuda_regions
-from penstock.server.v2.cuda_regions import HANDLE_BYTES, CudaError, CudaRegions, CudaRuntime
-from penstock.server.v2.regions import Regions, SystemRegions
+from penstock.server.v2.cuda_regions import CudaRegions
+from penstock.server.v2.regions import InlineRegions, LargeRead, Regions, SystemRegions
+from tests.backends.fake_cuda import FakeRuntime
 
-HANDLE = b"h" * HANDLE_BYTES
 MEMORY = bytes(range(32))
-STUB = """
-#include <stddef.h>
-#include <string.h>
-static char memory[32];
-static int open_handles, device;
-typedef struct { char reserved[64]; } Handle;
-int cudaSetDevice(int number) { device = number; return number > 1 ? 101 : 0; }
-int cudaIpcOpenMemHandle(void **pointer, Handle handle, unsigned flags) {
-    if (handle.reserved[0] != 'h' || handle.reserved[63] != 'h' || flags != 1) return 201;
-    *pointer = memory; open_handles++; return 0;
-}
-int cudaIpcCloseMemHandle(void *pointer) { open_handles--; return pointer == memory ? 0 : 1; }
-int cudaMemcpy(void *to, const void *from, size_t count, int kind) {
-    if (kind != 1 && kind != 2) return 21;
-    memcpy(to, from, count); return 0;
-}
-const char *cudaGetErrorString(int status) { return "stub error"; }
-int cuMemGetAddressRange_v2(unsigned long long *base, size_t *size, unsigned long long pointer) {
-    *base = (unsigned long long)memory; *size = sizeof memory; return 0;
-}
-int handles(void) { return open_handles; }
-"""
+INVALID = 1
+"""cudaErrorInvalidValue: the call has failed, the device goes on."""
 
 
-class FakeRuntime:
-    """One device with 32 bytes."""
+class Client:
+    """Another process's allocation of 32 bytes, and the server's regions on the same device."""
 
     def __init__(self) -> None:
-        self.memory = bytearray(MEMORY)
-        self.calls: list[str] = []
-        self.failing = ""
+        self.runtime = FakeRuntime()
+        self.pointer = self.runtime.allocate(len(MEMORY), 0)
+        self.runtime.write(self.pointer, 0, MEMORY)
+        self.handle = self.runtime.handle_of(self.pointer, 0)
+        self.runtime.calls.clear()
+        self.regions = Regions(allowed=True)
+        self.cuda = CudaRegions(self.regions, self.runtime)
 
-    def _do(self, what: str) -> None:
-        self.calls.append(what)
-        if self.failing == what:
-            raise CudaError(f"{what}: 999 a secret of the device")
+    @property
+    def memory(self) -> bytes:
+        into = bytearray(len(MEMORY))
+        self.runtime.read(self.pointer, 0, memoryview(into))
+        return bytes(into)
 
-    def open_handle(self, handle: bytes, device: int) -> int:
-        self._do("open")
-        return 1000
-
-    def close_handle(self, pointer: int, device: int) -> None:
-        self._do("close")
-
-    def size(self, pointer: int, device: int) -> int:
-        self._do("size")
-        return 32
-
-    def read(self, pointer: int, device: int, into: memoryview) -> None:
-        self._do("read")
-        into[:] = self.memory[pointer - 1000 : pointer - 1000 + len(into)]
-
-    def write(self, pointer: int, device: int, raw: bytes | memoryview) -> None:
-        self._do("write")
-        self.memory[pointer - 1000 : pointer - 1000 + len(raw)] = raw
+    @property
+    def mapped(self) -> tuple[int, int]:
+        """How often it was mapped and unmapped."""
+        return self.runtime.calls["cudaIpcOpenMemHandle"], self.runtime.calls["cudaIpcCloseMemHandle"]
 
 
-def made(runtime: Any) -> CudaRegions:
-    return CudaRegions(Regions(allowed=True), runtime)
+@pytest.fixture
+def client() -> Client:
+    return Client()
 
 
 def refused(call: Any, *args: Any) -> tuple[Code, str]:
@@ -84,76 +56,138 @@ def refused(call: Any, *args: Any) -> tuple[Code, str]:
     return caught.value.code, caught.value.message
 
 
-def test_a_region_is_registered_read_written_and_closed() -> None:
-    runtime = FakeRuntime()
-    cuda = made(runtime)
-    cuda.register("r", HANDLE, 0, 16)
+def test_a_region_is_registered_read_written_and_unmapped(client: Client) -> None:
+    cuda = client.cuda
+    cuda.register("r", client.handle, 0, 16)
     lease = cuda.lease("r", 4, 8)
 
     assert cuda.status("r") == [{"name": "r", "device_id": 0, "byte_size": 16}] == cuda.status()
     assert bytes(lease.read()) == MEMORY[4:12]
     lease.write(b"abc")
-    assert runtime.memory[:8] == MEMORY[:4] + b"abc" + MEMORY[7:8]
+    assert client.memory == MEMORY[:4] + b"abc" + MEMORY[7:]
     cuda.unregister("r")
-    assert "close" not in runtime.calls
+    assert client.mapped == (1, 0)
     lease.release()
-    assert runtime.calls[-1] == "close"
+    assert client.mapped == (1, 1)
 
 
-def test_what_was_not_registered_is_closed_again() -> None:
-    runtime = FakeRuntime()
+def test_what_was_not_registered_is_unmapped_again(client: Client) -> None:
     refusal = Code.INVALID, "failed to register shared memory region 'r': invalid args"
 
-    assert refused(made(runtime).register, "r", HANDLE, 0, 33) == refusal
-    assert runtime.calls == ["open", "size", "close"]
-    assert refused(made(runtime).register, "r", HANDLE, -1, 16) == refusal
-    assert refused(made(runtime).register, "r", HANDLE, 0, 0) == refusal
-    assert refused(made(runtime).register, "r", HANDLE[1:], 0, 16)[1] == (
+    assert refused(client.cuda.register, "r", client.handle, 0, 33) == refusal
+    assert client.mapped == (1, 1)
+    for device, byte_size in ((-1, 16), (2, 16), (2**31, 16), (0, 0)):
+        assert refused(client.cuda.register, "r", client.handle, device, byte_size) == refusal
+    assert refused(client.cuda.register, "r", b"x" * HANDLE_BYTES, 0, 16) == refusal
+    assert refused(client.cuda.register, "r", client.handle[1:], 0, 16)[1] == (
         "'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t"
     )
+    assert client.cuda.status() == []
 
 
-@pytest.mark.parametrize("failing", ["open", "size", "read", "write", "close"])
-def test_what_the_device_says_stays_in_the_log(failing: str, caplog: pytest.LogCaptureFixture) -> None:
-    runtime = FakeRuntime()
-    runtime.failing = failing
-    cuda = made(runtime)
-    if failing in ("open", "size"):
-        code, text = refused(cuda.register, "r", HANDLE, 0, 16)
+def test_an_allocation_under_several_names_is_mapped_once(client: Client) -> None:
+    for name in ("a", "b"):
+        client.cuda.register(name, client.handle, 0, 32)
+    assert refused(client.cuda.register, "c", client.handle, 0, 33)[0] is Code.INVALID
+    assert client.mapped == (1, 0)
+    client.cuda.unregister("a")
+    assert bytes(client.cuda.lease("b", 0, 4).read()) == MEMORY[:4]
+    client.cuda.unregister("b")
+    assert client.mapped == (1, 1)
+
+    client.cuda.register("a", client.handle, 0, 32)
+    assert client.mapped == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("doing", "call"),
+    [
+        ("map", "cudaIpcOpenMemHandle"),
+        ("measure", "cuMemGetAddressRange_v2"),
+        ("read", "cudaMemcpy"),
+        ("write", "cudaMemcpy"),
+        ("unmap", "cudaIpcCloseMemHandle"),
+    ],
+)
+def test_what_the_device_says_stays_in_the_log(
+    client: Client, doing: str, call: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    cuda = client.cuda
+    client.runtime.fail(call, INVALID)
+    code, text = Code.INVALID, ""
+    if doing in ("map", "measure"):
+        code, text = refused(cuda.register, "r", client.handle, 0, 16)
     else:
-        cuda.register("r", HANDLE, 0, 16)
+        cuda.register("r", client.handle, 0, 16)
         lease = cuda.lease("r", 0, 4)
-        code, text = Code.INVALID, ""
-        if failing == "close":
+        if doing == "unmap":
             cuda.unregister()
             lease.release()
         else:
-            code, text = refused(*((lease.read,) if failing == "read" else (lease.write, b"a")))
+            code, text = refused(*((lease.read,) if doing == "read" else (lease.write, b"a")))
 
     assert code is Code.INVALID
-    assert "secret" not in text
-    assert "secret" in caplog.text
+    assert "the fake device" not in text
+    assert "said by the fake device" in caplog.text
+
+
+def test_a_region_that_has_failed_harms_no_other(client: Client) -> None:
+    client.cuda.register("r", client.handle, 0, 32)
+    client.runtime.fail("cudaMemcpy", INVALID)
+
+    assert refused(client.cuda.lease("r", 0, 4).read)[1] == "unable to read shared memory region: 'r'"
+    assert bytes(client.cuda.lease("r", 0, 4).read()) == MEMORY[:4]
+
+
+def test_a_lease_is_a_tensor_that_outlives_it_and_its_region(client: Client) -> None:
+    client.cuda.register("r", client.handle, 0, 32)
+    lease = client.cuda.lease("r", 8, 16)
+    array = lease.array((2, 4), np.dtype(np.uint16))
+    same, elsewhere = lease.array((8,), np.dtype(np.uint16)), client.cuda.lease("r", 4, 16).array((16,), np.dtype("u1"))
+
+    assert (lease.device, array.device, array.pointer) == (0, 0, client.pointer + 8)
+    assert lease.holds(array)
+    assert lease.holds(same)
+    assert not lease.holds(elsewhere)
+    assert not lease.holds(np.zeros(2))
+    client.cuda.unregister()
+    lease.release()
+    assert lease.device == -1
+    assert np.asarray(array).tobytes() == MEMORY[8:24]
+    del array, same, elsewhere
+    assert client.mapped == (1, 1)
+
+
+def test_a_tensor_that_stays_on_its_device_is_no_large_read(client: Client) -> None:
+    inline = InlineRegions(client.regions, 8)
+    client.cuda.register("r", client.handle, 0, 32)
+    lease = inline.lease("r", 0, 32)
+    with pytest.raises(LargeRead):
+        inline.read(lease)
+
+    assert isinstance(lease.array((32,), np.dtype(np.uint8)), DeviceArray)
+    assert client.runtime.calls["cudaMemcpy"] == 0
 
 
 def test_without_a_runtime_there_is_a_clear_501_and_unregistering_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_regions, "find_runtime", lambda: None)
     cuda = CudaRegions(Regions(allowed=True))
 
-    code, text = refused(cuda.register, "r", HANDLE, 0, 16)
+    code, text = refused(cuda.register, "r", bytes(HANDLE_BYTES), 0, 16)
     assert code is Code.UNSUPPORTED
     assert text == "failed to register CUDA shared memory region: 'r', GPUs not supported: no CUDA runtime was found"
     cuda.unregister()
     assert cuda.status() == []
 
 
-def test_a_name_belongs_to_one_kind(tmp_path: Path) -> None:
+def test_a_name_belongs_to_one_kind(client: Client, tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(MEMORY)
-    regions = Regions(allowed=True)
-    system, cuda = SystemRegions(regions, tmp_path), CudaRegions(regions, FakeRuntime())
+    system, cuda = SystemRegions(client.regions, tmp_path), client.cuda
     system.register("s", "key", 0, 4)
-    cuda.register("c", HANDLE, 0, 4)
+    cuda.register("c", client.handle, 0, 4)
 
-    assert refused(cuda.register, "s", HANDLE, 0, 4)[0] is Code.ALREADY_EXISTS
+    assert system.lease("s", 0, 4).device == -1
+    assert refused(cuda.register, "s", client.handle, 0, 4)[0] is Code.ALREADY_EXISTS
     assert refused(cuda.status, "s") == (
         Code.NOT_FOUND, "The region named 's' is registered as system shared memory, not CUDA shared memory"
     )  # fmt: skip
@@ -162,30 +196,3 @@ def test_a_name_belongs_to_one_kind(tmp_path: Path) -> None:
     system.unregister("c")
     cuda.unregister()
     assert [region["name"] for region in system.status()] == ["s"]
-
-
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
-def test_the_runtime_is_called_as_its_header_says(tmp_path: Path) -> None:
-    source, library = tmp_path / "stub.c", tmp_path / "libstub.so"
-    source.write_text(STUB)
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True, timeout=60)
-    handles = ctypes.CDLL(str(library)).handles
-    cuda = made(CudaRuntime(str(library), str(library)))
-    cuda.register("r", HANDLE, 1, 32)
-    lease = cuda.lease("r", 8, 8)
-    lease.write(memoryview(b"12345678"))
-
-    assert bytes(lease.read()) == b"12345678"
-    assert bytes(cuda.lease("r", 0, 32).read()) == bytes(8) + b"12345678" + bytes(16)
-    assert handles() == 1
-    assert refused(cuda.register, "a", b"x" * HANDLE_BYTES, 0, 4)[0] is Code.INVALID
-    assert refused(cuda.register, "a", HANDLE, 2, 4)[0] is Code.INVALID
-    assert refused(cuda.register, "a", HANDLE, 0, 33)[0] is Code.INVALID
-    lease.release()
-    cuda.unregister()
-    assert handles() == 0
-
-
-def test_libraries_that_are_not_there_are_no_runtime() -> None:
-    with pytest.raises(OSError, match="no-such-library"):
-        CudaRuntime("no-such-library.so")

@@ -246,7 +246,7 @@ class TestLeases:
         system.register("r", "key", 0, SIZE)
         inline = InlineRegions(regions, 16)
 
-        assert bytes(inline.read("r", 0, 16)) == BYTES[:16]
+        assert bytes(inline.read(inline.lease("r", 0, 16))) == BYTES[:16]
         with pytest.raises(LargeRead):
-            inline.read("r", 0, 17)
+            inline.read(inline.lease("r", 0, 17))
         assert isinstance(inline.lease("r", 0, 17), Lease)

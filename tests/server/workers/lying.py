@@ -97,7 +97,7 @@ class Lying:
         """End, and leave a child in a group of its own that goes on writing to the server for as long as it can."""
         if not os.fork():
             os.setsid()
-            signal.alarm(5)
+            signal.alarm(15)
             frames = struct.pack("<IHHQII", 0, TOLD, 0, 0, 0, 0) * 40_000
             with contextlib.suppress(OSError):
                 while True:

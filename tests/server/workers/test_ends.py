@@ -63,18 +63,16 @@ def test_a_process_that_ends_takes_only_the_call_that_ran_with_it(body: bytes, r
 
 
 def test_who_waits_is_told_at_once() -> None:
-    async def work() -> float:
+    async def work() -> None:
         worker = Worker(order())
         await worker.ready
         calls = [worker.call(CALL, b"sleep 60"), *[worker.call(CALL, b"echo") for _ in range(50)]]
-        worker_begins = asyncio.get_running_loop().time()
         os.kill(worker.pid, signal.SIGKILL)
         told = await asyncio.gather(*calls, return_exceptions=True)
         assert [type(error) for error in told[1:]] == [NotBegunError] * 50
         await worker.ended
-        return asyncio.get_running_loop().time() - worker_begins
 
-    assert scene(work()) < 10.0  # not after the minute that the first call takes
+    scene(work())  # whose patience is shorter than the minute that the first call takes
 
 
 @pytest.mark.parametrize("body", [b"spin", b"hold", b"sleep 60"])
@@ -134,15 +132,15 @@ def test_memory_past_the_limit_ends_the_worker() -> None:
     scene(work())
 
 
-def test_one_that_was_stopped_while_it_was_idle_is_found_by_the_first_call() -> None:
+def test_one_that_was_stopped_while_it_was_idle_is_found_by_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "IDLE_S", 3600.0)  # it is not looked after by itself
+
     async def work() -> None:
         worker = Worker(order())
         await worker.call(CALL, b"echo")
         os.kill(worker.pid, signal.SIGSTOP)
-        start = time.monotonic()
         with pytest.raises(NotBegunError):
             await worker.call(CALL, b"echo")
-        assert time.monotonic() - start < worker_module.IDLE_S / 2
         await worker.ended
         assert worker.reason == "stopped"
 
@@ -254,10 +252,8 @@ def test_a_child_that_keeps_its_socket_does_not_keep_its_callers() -> None:
     async def work() -> None:
         worker = Worker(order())
         child = int((await worker.call(CALL, b"fork"))[0])
-        start = asyncio.get_running_loop().time()
         with pytest.raises(WorkerLost):
             await worker.call(CALL, b"exit 0")
-        assert asyncio.get_running_loop().time() - start < 0.5
         await worker.ended
         os.kill(child, signal.SIGKILL)
 

@@ -83,7 +83,7 @@ def test_a_child_that_goes_on_writing_for_a_dead_worker_does_not_hold_the_loop()
             await call
         return slowest
 
-    assert scene(work()) < 3.0  # the child goes on for 5 s
+    assert scene(work()) < 10.0  # the child goes on for 15 s
 
 
 def test_a_worker_whose_service_has_ended_ends_whatever_its_threads_do() -> None:

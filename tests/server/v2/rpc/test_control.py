@@ -117,6 +117,14 @@ def test_health_and_metadata() -> None:
     assert services.ask("ModelConfig", pb.ModelConfigRequest(name="m")).config.max_batch_size == 8
 
 
+def test_a_server_that_has_lost_a_device_for_good_is_not_live() -> None:
+    services = Services()
+    services.health.spent = True
+
+    assert not services.ask("ServerLive", pb.ServerLiveRequest()).live
+    assert services.ask("ServerReady", pb.ServerReadyRequest()).ready
+
+
 def test_a_server_on_its_way_out_is_neither_live_nor_ready() -> None:
     services = Services()
     services.health.draining = True

@@ -1,0 +1,177 @@
+"""The probes that load what may hang or crash, each in a process of its own.
+
+    python -m penstock.server.doctor.child WORD
+
+They write one JSON object; `reading` makes Facts of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import pickle
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from .packages import DRIVER
+
+_MAJOR, _MINOR = 75, 76  # CUdevice_attribute of cuda.h
+_NAME_BYTES = 256
+
+
+class _CudaError(Exception):
+    """What the driver has said of a call."""
+
+
+def driver() -> Mapping[str, Any]:
+    """Load CUDA's driver, start it and count its devices. Source: CUDA driver API."""
+    try:
+        cuda = ctypes.CDLL(DRIVER)
+    except OSError as error:
+        return {"error": str(error)}
+    found: dict[str, Any] = {"loaded": True}
+    try:
+        version, count = ctypes.c_int(), ctypes.c_int()
+        _call(cuda, "cuDriverGetVersion", ctypes.byref(version))
+        found["cuda"] = version.value // 1000, version.value % 1000 // 10
+        _call(cuda, "cuInit", 0)
+        _call(cuda, "cuDeviceGetCount", ctypes.byref(count))
+        found["devices"] = [_device(cuda, number) for number in range(count.value)]
+    except (_CudaError, AttributeError) as error:
+        found["error"] = str(error)
+    return found
+
+
+def _device(cuda: Any, number: int) -> Mapping[str, Any]:
+    handle, size, name = ctypes.c_int(), ctypes.c_size_t(), ctypes.create_string_buffer(_NAME_BYTES)
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _call(cuda, "cuDeviceGet", ctypes.byref(handle), number)
+    _call(cuda, "cuDeviceGetName", name, _NAME_BYTES, handle)
+    _call(cuda, "cuDeviceTotalMem_v2", ctypes.byref(size), handle)
+    _call(cuda, "cuDeviceGetAttribute", ctypes.byref(major), _MAJOR, handle)
+    _call(cuda, "cuDeviceGetAttribute", ctypes.byref(minor), _MINOR, handle)
+    text = name.value.decode("utf-8", "replace")
+    return {"name": text, "capability": (major.value, minor.value), "memory_bytes": size.value}
+
+
+def _call(cuda: Any, name: str, *arguments: Any) -> None:
+    status = getattr(cuda, name)(*arguments)
+    if status:
+        text = ctypes.c_char_p()
+        with suppress(AttributeError):
+            cuda.cuGetErrorString(status, ctypes.byref(text))
+        raise _CudaError(f"{name}: error {status}{f', {text.value.decode()}' if text.value else ''}")
+
+
+def nvml() -> Mapping[str, Any]:
+    """Ask NVML for the driver's version and its GPUs."""
+    from penstock.server.gpus.nvml import Nvml
+
+    asked = Nvml()
+    try:
+        gpus = asked.read()
+        version = asked.driver()
+    except Exception as error:  # noqa: BLE001 - an NVMLError has a subclass for each reason
+        return {"error": f"{type(error).__name__}: {error}"}
+    found = [
+        {
+            "name": gpu.name or gpu.uuid, "memory_bytes": gpu.memory_total_bytes, "used_bytes": gpu.memory_used_bytes,
+            "mig": None if gpu.mig is None else len(gpu.mig), "present": gpu.present,
+        }
+        for gpu in gpus
+    ]  # fmt: skip
+    return {"version": version, "gpus": found}
+
+
+def runtime() -> Mapping[str, Any]:
+    """Import ONNX Runtime, and load the library of its CUDA provider, as a session that asks for it would."""
+    try:
+        import onnxruntime
+    except Exception as error:  # noqa: BLE001 - a library that does not fit raises whatever it likes
+        return {"error": f"{type(error).__name__}: {error}"}
+    folder = Path(onnxruntime.__file__).parent / "capi"
+    found = {
+        "version": getattr(onnxruntime, "__version__", ""), "path": str(folder.parent),
+        "providers": list(getattr(onnxruntime, "get_available_providers", list)()),
+    }  # fmt: skip
+    if (folder / "libonnxruntime_providers_cuda.so").is_file():
+        with suppress(Exception):  # older versions have none; what it cannot load, the next line tells
+            onnxruntime.preload_dlls()
+        found["provider_error"] = _loads(folder)
+    return found
+
+
+def _loads(folder: Path) -> str:
+    """Say why the CUDA provider's library does not load; "" if it does."""
+    try:
+        ctypes.CDLL(str(folder / "libonnxruntime_providers_shared.so"), ctypes.RTLD_GLOBAL)
+        ctypes.CDLL(str(folder / "libonnxruntime_providers_cuda.so"))
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def models() -> Mapping[str, Any]:
+    """Check the PATHs of the Settings that stand on the standard input, as `penstock check` does."""
+    from penstock.server.dialects import Dialect, dialect_of
+
+    settings = pickle.loads(sys.stdin.buffer.read())  # noqa: S301 - the doctor's own
+    dialect = dialect_of(settings)
+    if type(dialect) is not Dialect:
+        text, status = dialect.check(invariance=False)
+        last = text.strip().splitlines()[-1:]
+        return {"mistakes": last if status else [], "warnings": []}
+    from penstock.backends.loading import LOADERS
+    from penstock.server.environments.environments import Environments
+    from penstock.server.isolated.loader import with_isolated
+    from penstock.server.repository.check import check_entries
+    from penstock.server.repository.mirrors import Mirrors, defaults_of
+    from penstock.server.repository.remote import RemoteError
+    from penstock.server.repository.scan import scan
+
+    mirrors = Mirrors.of(settings.model_repository)
+    try:
+        mirrors.open()
+        mirrors.refresh_all()
+        entries, findings = scan(mirrors.paths, defaults_of(settings))
+        report = check_entries(entries, findings, with_isolated(LOADERS, Environments.of(settings).interpreter))
+        asked: dict[str, set[str]] = {}
+        served = {(spec.name, spec.version): spec for spec in report.specs}
+        for spec in (served.get((spec.name, spec.version), spec) for entry in entries for spec in entry.specs):
+            for device in (device for group in spec.instances for device in group.devices):
+                asked.setdefault(device, set()).add(spec.name)
+        return {
+            "versions": len(report.specs),
+            "mistakes": [mirrors.spelled(str(each)) for each in report.findings if each.mistake],
+            "warnings": [
+                mirrors.spelled(str(replace(each, mistake=True))) for each in report.findings if not each.mistake
+            ],
+            "devices": {device: sorted(names) for device, names in sorted(asked.items())},
+        }
+    except RemoteError as error:
+        return {"mistakes": [str(error)]}
+    finally:
+        mirrors.close()
+
+
+PROBES: Mapping[str, Callable[[], Mapping[str, Any]]] = {
+    "driver": driver, "nvml": nvml, "runtime": runtime, "models": models,
+}  # fmt: skip
+
+
+def main(word: str) -> None:
+    """Run a probe. Whatever a library prints goes where errors go."""
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    found = PROBES[word]()
+    with os.fdopen(answers, "w", encoding="utf-8") as file:
+        json.dump(found, file)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,60 @@
+"""ELF: which other libraries a shared library needs before it can be loaded. Loads nothing.
+
+Source: the System V ABI, chapters 4 and 5 (ELF header, program header, dynamic section).
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import BinaryIO
+
+_MAGIC = b"\x7fELF\x02\x01"  # 64 bits, little-endian
+_HEADER_BYTES, _SEGMENT_BYTES, _ENTRY_BYTES = 64, 56, 16
+_LOADED, _DYNAMIC = 1, 2
+_NEEDED, _STRINGS, _STRINGS_BYTES = 1, 5, 10
+_MOST_SEGMENTS, _MOST_BYTES = 256, 1 << 20
+"""Far above what libraries have: a file that says more is not one."""
+
+
+def needed(file: BinaryIO) -> tuple[str, ...]:
+    """Give the names a library asks for (DT_NEEDED), in its order. Raises: ValueError where it is not such a file."""
+    head = _at(file, 0, _HEADER_BYTES)
+    if not head.startswith(_MAGIC):
+        raise ValueError("is no ELF file of 64 bits")
+    (table,), (size, count) = struct.unpack_from("<Q", head, 32), struct.unpack_from("<HH", head, 54)
+    if size != _SEGMENT_BYTES or count > _MOST_SEGMENTS:
+        raise ValueError("has a broken ELF header")
+    segments = [struct.unpack("<IIQQQQQQ", _at(file, table + size * index, size)) for index in range(count)]
+    dynamic = next((segment for segment in segments if segment[0] == _DYNAMIC), None)
+    if dynamic is None:
+        return ()
+    raw = _at(file, dynamic[2], dynamic[5])
+    entries = list(struct.iter_unpack("<QQ", raw[: len(raw) // _ENTRY_BYTES * _ENTRY_BYTES]))
+    places = dict(entries)
+    names = _at(file, _offset(segments, places.get(_STRINGS, 0)), places.get(_STRINGS_BYTES, 0))
+    return tuple(_name(names, value) for tag, value in entries if tag == _NEEDED)
+
+
+def _offset(segments: list[tuple[int, ...]], address: int) -> int:
+    """Find where in the file what is loaded to an address lies."""
+    for kind, _, offset, start, _, size, *_ in segments:
+        if kind == _LOADED and start <= address < start + size:
+            return offset + address - start
+    raise ValueError("has no string table")
+
+
+def _at(file: BinaryIO, offset: int, size: int) -> bytes:
+    if size > _MOST_BYTES or offset >= 1 << 62:
+        raise ValueError("has a broken ELF header")
+    file.seek(offset)
+    found = file.read(size)
+    if len(found) != size:
+        raise ValueError("ends too early")
+    return found
+
+
+def _name(names: bytes, start: int) -> str:
+    end = names.find(b"\0", start)
+    if start >= len(names) or end < 0:
+        raise ValueError("has a broken string table")
+    return names[start:end].decode("utf-8", "replace")

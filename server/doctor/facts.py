@@ -1,0 +1,153 @@
+"""Facts: what was read of a machine, before anybody judges it. None and "" are what could not be read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+LOADED = ("driver", "nvml", "runtime")
+"""Readings that load what may hang or crash."""
+AT_LOAD, CUDNN, LATER, TENSORRT = "at load", "cuDNN", "later", "TensorRT"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """One of `ulimit`'s: None is no limit."""
+
+    soft: int | None
+    hard: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """The machine and what of it this process may use. `cgroup` is its version, 0 where there is none.
+
+    Units: CPUs, bytes. `quota_cpus` and `memory_limit_bytes` are the tightest of its cgroups, None without any.
+    """
+
+    python: str = ""
+    kernel: str = ""
+    cpus: int | None = None
+    affinity_cpus: int | None = None
+    quota_cpus: float | None = None
+    usable_cpus: int | None = None
+    cgroup: int = 0
+    memory_bytes: int | None = None
+    memory_limit_bytes: int | None = None
+    free_bytes: int | None = None
+    shm_bytes: int | None = None
+    shm_free_bytes: int | None = None
+    limits: Mapping[str, Limit] = field(default_factory=dict)
+    somaxconn: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Library:
+    """A shared library by the name it is asked for. `found_by` is "loader", "pip" or "" for nobody.
+
+    `wanted`: AT_LOAD, the CUDA provider does not load without it; CUDNN and LATER, it opens it when it first needs it,
+    and of cuDNN Penstock makes sure before it loads a model; TENSORRT, the TensorRT provider does not load without it.
+    """
+
+    name: str
+    path: str = ""
+    found_by: str = ""
+    wanted: str = AT_LOAD
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runtime:
+    """ONNX Runtime as it answers when it is imported. `error`: it cannot be.
+
+    `provider_error` is what the loader says of the CUDA provider's library, "" if it loads, None where there is none.
+    """
+
+    version: str = ""
+    path: str = ""
+    providers: tuple[str, ...] = ()
+    provider_error: str | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """A GPU as CUDA's driver numbers it. Units: bytes."""
+
+    name: str = ""
+    capability: tuple[int, int] | None = None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Driver:
+    """CUDA's driver library. `error`: why it cannot be loaded or started. `cuda` is the newest CUDA it runs."""
+
+    cuda: tuple[int, int] | None = None
+    devices: tuple[Device, ...] = ()
+    error: str = ""
+    loaded: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """A GPU as NVML tells of it. `mig`: how many MIG devices it has, None if it is not in MIG mode. Units: bytes."""
+
+    name: str = ""
+    memory_bytes: int | None = None
+    used_bytes: int | None = None
+    mig: int | None = None
+    present: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nvml:
+    """What NVML tells. `version` is the driver's."""
+
+    version: str = ""
+    gpus: tuple[Seen, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Port:
+    """A port that `serve` with the same arguments would listen on; `taken`: why it could not."""
+
+    name: str
+    address: str
+    port: int
+    taken: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Models:
+    """What `penstock check` says of the PATHs. `devices`: which are asked for, and by which models.
+
+    `mistakes` and `warnings` are lines of text.
+    """
+
+    versions: int = 0
+    mistakes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    devices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """All of it. `failures`: which reading failed, by its name, and why. `packages`: versions by distribution.
+
+    `device_files`: /dev/nvidia*. `cuda_major` is that of the CUDA which the installed ONNX Runtime was built for, 0 if
+    for none. None: not read, or not asked for (`models`).
+    """
+
+    machine: Machine = field(default_factory=Machine)
+    packages: Mapping[str, str] = field(default_factory=dict)
+    libraries: tuple[Library, ...] = ()
+    cuda_major: int = 0
+    device_files: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    runtime: Runtime | None = None
+    driver: Driver | None = None
+    nvml: Nvml | None = None
+    ports: tuple[Port, ...] = ()
+    models: Models | None = None
+    failures: Mapping[str, str] = field(default_factory=dict)

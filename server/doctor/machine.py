@@ -1,0 +1,91 @@
+"""The machine: CPUs, memory, limits and kernel knobs, as the kernel's files tell them. Loads no library."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from penstock.backends.cpus import affinity, cgroup_cpus, decide
+from penstock.batching.memory import free_bytes
+
+from .facts import Limit, Machine
+
+_LIMITS = {"open files": "RLIMIT_NOFILE", "locked memory": "RLIMIT_MEMLOCK", "core file": "RLIMIT_CORE"}
+_SHM = Path("/dev/shm")  # noqa: S108 - the place itself, nothing is put there
+_MEMORY = "memory.max", "memory/memory.limit_in_bytes"
+_UNLIMITED_BYTES = 1 << 60
+"""Version 1 of cgroups says "no limit" by a number next to 2^63."""
+
+
+def read_machine(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup"), shm: Path = _SHM) -> Machine:
+    """Read it; what cannot be read is left out.
+
+    Source: proc_meminfo(5), cgroups(7), the kernel's cgroup-v2.rst and memory.rst.
+    """
+    membership = _text(proc / "self" / "cgroup")
+    quota, cpus = cgroup_cpus(cgroup, membership), affinity()
+    shm_bytes, shm_free_bytes = _room(shm)
+    return Machine(
+        python=f"{platform.python_version()} ({platform.machine()})",
+        kernel=f"{platform.system()} {_text(proc / 'sys/kernel/osrelease').strip()}",
+        cpus=os.cpu_count(), affinity_cpus=cpus, quota_cpus=quota, usable_cpus=decide(cpus, quota),
+        cgroup=_version(cgroup, membership), memory_bytes=_total(proc), memory_limit_bytes=_limit(cgroup),
+        free_bytes=free_bytes(proc, cgroup), shm_bytes=shm_bytes, shm_free_bytes=shm_free_bytes, limits=_limits(),
+        somaxconn=_number(_text(proc / "sys/net/core/somaxconn")),
+    )  # fmt: skip
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("ascii", "replace")
+    except OSError:
+        return ""
+
+
+def _number(text: str) -> int | None:
+    words = text.split()
+    return int(words[0]) if words and words[0].isascii() and words[0].isdigit() else None
+
+
+def _version(cgroup: Path, membership: str) -> int:
+    if (cgroup / "cgroup.controllers").exists():
+        return 2
+    return 1 if any(not line.startswith("0::") for line in membership.splitlines()) else 0
+
+
+def _total(proc: Path) -> int | None:
+    for line in _text(proc / "meminfo").splitlines():
+        if line.startswith("MemTotal:"):
+            kib = _number(line.partition(":")[2])
+            return None if kib is None else kib * 1024
+    return None
+
+
+def _limit(cgroup: Path) -> int | None:
+    found = [limit for name in _MEMORY if (limit := _number(_text(cgroup / name))) is not None]
+    return min((limit for limit in found if limit < _UNLIMITED_BYTES), default=None)
+
+
+def _room(shm: Path) -> tuple[int | None, int | None]:
+    try:
+        found = os.statvfs(shm)
+    except OSError:
+        return None, None
+    return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+
+
+def _limits() -> Mapping[str, Limit]:
+    def read() -> Iterator[tuple[str, Limit]]:
+        for name, constant in _LIMITS.items():
+            if hasattr(resource, constant):
+                soft, hard = resource.getrlimit(getattr(resource, constant))
+                yield name, Limit(soft=_bounded(soft), hard=_bounded(hard))
+
+    return dict(read())
+
+
+def _bounded(value: int) -> int | None:
+    return None if value == resource.RLIM_INFINITY else value

@@ -1,0 +1,123 @@
+"""Rules about the machine: CPUs, memory, limits, ports and packages. Pure: Facts in, Diagnoses out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .facts import LOADED, Facts, Limit, Machine
+from .packages import ONNX, TENSORFLOW
+from .report import ERROR, NOTE, OK, WARNING, Diagnosis, size
+
+_SHM = "/dev/shm"  # noqa: S108 - the place itself, nothing is put there
+_LEAST_FILES = 4096
+"""A connection is a file, and so are a worker's sockets and regions of shared memory."""
+_LEAST_BACKLOG = 1024
+_LEAST_SHM_BYTES = 256 << 20
+"""Docker gives 64 MiB, of which pictures of a few clients or arrays of a few workers are more."""
+_LEAST_FREE_BYTES = 512 << 20
+
+
+def judge_machine(facts: Facts) -> Iterator[Diagnosis]:
+    """Judge what serving on CPUs needs too."""
+    for name in (name for name in facts.failures if name not in LOADED):
+        remedy = "`penstock check PATH...` says more" if name == "models" else "see that it may be read"
+        yield Diagnosis(WARNING, name, f"could not be examined: {facts.failures[name]}", remedy)
+    machine = facts.machine
+    yield from _versions(facts)
+    yield from _cpus(machine)
+    yield from _memory(machine)
+    yield from _shared_memory(machine)
+    yield from _limits(machine)
+    for port in facts.ports:
+        place = f"{port.name} port {port.address}:{port.port}"
+        if port.taken:
+            remedy = f"end what listens there, or give another --{port.name.lower()}-port"
+            yield Diagnosis(WARNING, "ports", f"{place} cannot be had: {port.taken}", remedy)
+        else:
+            yield Diagnosis(OK, "ports", f"{place} is free")
+
+
+def _versions(facts: Facts) -> Iterator[Diagnosis]:
+    machine, packages = facts.machine, facts.packages
+    yield Diagnosis(OK, "software", f"Python {machine.python or '?'} on {machine.kernel or '?'}")
+    named = [f"{name} {packages[name]}" for name in ("penstock", "numpy", "tritonclient") if name in packages]
+    yield Diagnosis(OK, "software", ", ".join(named) or "no package has told its version")
+    found = [f"{name} {packages[name]}" for name in TENSORFLOW if name in packages]
+    if found:
+        yield Diagnosis(OK, "software", f"{', '.join(found)}: SavedModels are served")
+    else:
+        yield Diagnosis(
+            NOTE, "software", "TensorFlow is not installed: no SavedModel is served",
+            "only where there are any: pip install 'penstock[tensorflow]'",
+        )  # fmt: skip
+    onnx = [f"{name} {packages[name]}" for name in ONNX if name in packages]
+    if not onnx and not found and "packages" not in facts.failures:
+        remedy = "pip install 'penstock[cpu]', or 'penstock[gpu]' for NVIDIA GPUs"
+        yield Diagnosis(ERROR, "software", "neither ONNX Runtime nor TensorFlow is installed: no model loads", remedy)
+
+
+def _cpus(machine: Machine) -> Iterator[Diagnosis]:
+    if machine.usable_cpus is None:
+        return
+    threads = f"{machine.usable_cpus} threads run a model at once"
+    parts = [f"{machine.cpus} of the machine" if machine.cpus else "", f"{machine.affinity_cpus} of the affinity mask"]
+    if machine.quota_cpus is not None:
+        parts.append(f"a quota of {machine.quota_cpus:.3g} (cgroup version {machine.cgroup or '?'})")
+    yield Diagnosis(OK, "CPUs", f"{threads}: {', '.join(part for part in parts if part)}")
+    if machine.quota_cpus is not None and machine.quota_cpus < 1:
+        yield Diagnosis(
+            WARNING, "CPUs", f"the quota of {machine.quota_cpus:.3g} CPUs stops every thread for most of the time",
+            "give at least 1 CPU (--cpus, resources.limits.cpu), or only a request for CPUs and no limit",
+        )  # fmt: skip
+    elif machine.quota_cpus is not None and machine.quota_cpus != int(machine.quota_cpus):
+        text = f"of {machine.quota_cpus:.3g} CPUs the part beyond {int(machine.quota_cpus)} serves the front alone"
+        yield Diagnosis(NOTE, "CPUs", text, "a whole number of CPUs is used best")
+
+
+def _memory(machine: Machine) -> Iterator[Diagnosis]:
+    if machine.memory_bytes is None:
+        return
+    limit, free = machine.memory_limit_bytes, machine.free_bytes
+    limited = f", {size(limit)} of it for this container" if limit is not None else ""
+    told = f"{size(machine.memory_bytes)}{limited}" + (f"; {size(free)} free" if free is not None else "")
+    if free is not None and free < _LEAST_FREE_BYTES:
+        remedy = "end what takes the memory, or raise the container's limit"
+        yield Diagnosis(WARNING, "memory", told, remedy)
+    else:
+        yield Diagnosis(OK, "memory", told)
+
+
+def _shared_memory(machine: Machine) -> Iterator[Diagnosis]:
+    total, free = machine.shm_bytes, machine.shm_free_bytes
+    if total is None or free is None:
+        text = "it is not there: no shared memory between clients, workers and server"
+        yield Diagnosis(WARNING, _SHM, text, "mount a tmpfs there; in Kubernetes an emptyDir of medium Memory")
+        return
+    told = f"{size(total)}, {size(free)} free"
+    if min(total, free) < _LEAST_SHM_BYTES:
+        remedy = f"docker run --shm-size 1g; in Kubernetes an emptyDir of medium Memory at {_SHM}"
+        yield Diagnosis(WARNING, _SHM, f"{told}: workers and large tensors may need more", remedy)
+    else:
+        yield Diagnosis(OK, _SHM, told)
+
+
+def _limits(machine: Machine) -> Iterator[Diagnosis]:
+    files = machine.limits.get("open files")
+    if files is not None and files.soft is not None and files.soft < _LEAST_FILES:
+        remedy = f"ulimit -n {_LEAST_FILES * 16}; docker run --ulimit nofile={_LEAST_FILES * 16}"
+        yield Diagnosis(WARNING, "limits", f"{files.soft} open files, which many connections exhaust", remedy)
+    told = ", ".join(f"{name} {_shown(name, limit)}" for name, limit in machine.limits.items())
+    if told:
+        yield Diagnosis(OK, "limits", told)
+    backlog = machine.somaxconn
+    if backlog is not None and backlog < _LEAST_BACKLOG:
+        text = f"net.core.somaxconn is {backlog}: when many clients connect at once, some are turned away"
+        yield Diagnosis(WARNING, "limits", text, "sysctl -w net.core.somaxconn=4096 (docker run --sysctl, too)")
+    elif backlog is not None:
+        yield Diagnosis(OK, "limits", f"net.core.somaxconn {backlog}")
+
+
+def _shown(name: str, limit: Limit) -> str:
+    if limit.soft is None:
+        return "unlimited"
+    return str(limit.soft) if name == "open files" else size(limit.soft)

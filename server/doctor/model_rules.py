@@ -1,0 +1,37 @@
+"""Rules about models: what those of the PATHs ask for, against what is there. Pure: Facts in, Diagnoses out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .facts import Driver, Facts
+from .report import ERROR, OK, WARNING, Diagnosis
+
+_CUDA = "cuda:"
+
+
+def _served(versions: int) -> str:
+    return "no mistake" if not versions else f"{versions} version{'' if versions == 1 else 's'} would be served"
+
+
+def judge_models(facts: Facts) -> Iterator[Diagnosis]:
+    """Judge the models, where any were given."""
+    models = facts.models
+    if models is None:
+        return
+    devices = (facts.driver or Driver()).devices
+    for device, names in models.devices.items():
+        number = device.removeprefix(_CUDA)
+        if device.startswith(_CUDA) and not (number.isascii() and number.isdecimal() and int(number) < len(devices)):
+            told = f"the last one here is cuda:{len(devices) - 1}" if devices else "there is none"
+            text = f"{', '.join(names)}: asks for {device}, and {told}"
+            remedy = "see what is said of the driver; or let it run on CPUs: KIND_CPU, or cpu_fallback (docs/gpu.md)"
+            yield Diagnosis(ERROR, "models", text, remedy)
+        else:
+            yield Diagnosis(OK, "models", f"on {device}: {', '.join(names)}")
+    for line in models.mistakes:
+        yield Diagnosis(ERROR, "models", line, "`penstock check PATH...` says more")
+    for line in models.warnings:
+        yield Diagnosis(WARNING, "models", line, "`penstock check PATH...` says more")
+    if not models.mistakes:
+        yield Diagnosis(OK, "models", _served(models.versions))

@@ -1,0 +1,73 @@
+"""Reports: Diagnoses, as lines for a person or as JSON."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+OK, NOTE, WARNING, ERROR = "ok", "note", "warning", "error"
+LEVELS = (OK, NOTE, WARNING, ERROR)
+_LEVEL_COLUMNS, _LEAST_COLUMNS, _MOST_COLUMNS = 9, 60, 120
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """One thing to say of one part. `remedy` is what to do, in one line; "" where nothing is to be done."""
+
+    level: str
+    part: str
+    text: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All that is to be said, in the order of reading."""
+
+    diagnoses: Sequence[Diagnosis]
+
+    @property
+    def status(self) -> int:
+        """The exit status: 1 if anything is an error."""
+        return int(any(each.level == ERROR for each in self.diagnoses))
+
+    def json(self) -> str:
+        """Write all of it for a program."""
+        found = [asdict(each) for each in self.diagnoses]
+        return json.dumps({"status": self.status, "findings": found}, indent=2)
+
+    def __str__(self) -> str:
+        """Print all of it, for a person: a part's name stands before its first line."""
+        columns = min(max(shutil.get_terminal_size((100, 24)).columns, _LEAST_COLUMNS), _MOST_COLUMNS)
+        widest = max((len(each.part) for each in self.diagnoses), default=0)
+        lines, part = [], ""
+        for each in self.diagnoses:
+            lines += _lines(each, "" if each.part == part else each.part, widest + 2, columns)
+            part = each.part
+        counts = {level: sum(each.level == level for each in self.diagnoses) for level in (ERROR, WARNING)}
+        told = [f"{count} {level}{'' if count == 1 else 's'}" for level, count in counts.items()]
+        return "\n".join([*lines, "", ", ".join(told)])
+
+
+def size(count: int) -> str:
+    """Write a number of bytes for a person."""
+    for unit, bits in (("TiB", 40), ("GiB", 30), ("MiB", 20)):
+        if abs(count) >= 1 << bits:
+            return f"{count / (1 << bits):.3g} {unit}"
+    return f"{count} bytes"
+
+
+def _lines(diagnosis: Diagnosis, part: str, indent: int, columns: int) -> list[str]:
+    before = f"{part:<{indent}}{diagnosis.level:<{_LEVEL_COLUMNS}}"
+    after = " " * len(before)
+    texts = [diagnosis.text] + ([f"-> {diagnosis.remedy}"] if diagnosis.remedy else [])
+    lines: list[str] = []
+    for text in texts:
+        lines += textwrap.wrap(
+            text, columns, initial_indent=after if lines else before,
+            subsequent_indent=after + ("   " if lines else ""), break_long_words=False, break_on_hyphens=False,
+        ) or [before]  # fmt: skip
+    return lines

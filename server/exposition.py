@@ -1,0 +1,17 @@
+"""Exposition: labels and numbers in Prometheus' text format, for whoever writes lines of the metrics page."""
+
+from __future__ import annotations
+
+
+def label_value(text: str) -> str:
+    r"""Escape a label's value: backslash, double quote and newline.
+
+    Source: the Prometheus text exposition format.
+    """
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def decimal(value: int, digits: int) -> str:
+    """Write `value` divided by ten to the power `digits`, exactly and never in exponent form."""
+    whole, part = divmod(value, 10**digits)
+    return f"{whole}.{part:0{digits}d}".rstrip("0").rstrip(".") if part else str(whole)

@@ -1,0 +1,65 @@
+"""Device times: for how long models have used each device since somebody asked last. Read by the GPUs' lines."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Generic, Protocol, TypeVar
+
+
+class Timed(Protocol):
+    """The part of a Model that is read here. `device_ns`: by device, only grows, and is changed under `lock`."""
+
+    lock: threading.Lock
+    device_ns: dict[str, int]
+
+
+M = TypeVar("M", bound=Timed)
+Used = Mapping[str, Mapping[str, int]]
+"""Nanoseconds by device, then by model: its labels."""
+
+
+class _Seen:
+    """One version that was loaded: what it had used when it was looked at last."""
+
+    __slots__ = ("_before", "_device_ns", "_lock", "labels")
+
+    def __init__(self, labels: str, model: Timed) -> None:
+        self.labels = labels
+        # not the model, which would not be freed
+        self._lock, self._device_ns = model.lock, model.device_ns
+        self._before: dict[str, int] = {}
+
+    def grown(self) -> dict[str, int]:
+        if not self._device_ns:
+            return {}
+        with self._lock:
+            now = dict(self._device_ns)
+        before, self._before = self._before, now
+        return {device: ns - before.get(device, 0) for device, ns in now.items() if ns > before.get(device, 0)}
+
+
+class DeviceTimes(Generic[M]):
+    """Tells apart what was used before and since. A version that was unloaded meanwhile is asked once more.
+
+    Threads: the event loop's, which loads and unloads.
+    """
+
+    def __init__(self, models: Callable[[], Iterable[M]], labels: Callable[[M], str]) -> None:
+        self._models = models
+        self._labels = labels
+        self._seen: dict[int, _Seen] = {}
+
+    def read(self) -> Used:
+        """Give what was used since the last call."""
+        before, self._seen = self._seen, {}
+        for model in self._models():
+            number = id(model.device_ns)  # no other's: who was seen is held on to
+            known = number in before
+            self._seen[number] = before.pop(number) if known else _Seen(self._labels(model), model)
+        used: dict[str, dict[str, int]] = {}
+        for seen in (*before.values(), *self._seen.values()):
+            for device, ns in seen.grown().items():
+                models = used.setdefault(device, {})
+                models[seen.labels] = models.get(seen.labels, 0) + ns
+        return used

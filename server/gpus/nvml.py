@@ -1,0 +1,193 @@
+"""NVML: reads all that NVIDIA's driver tells of its GPUs. For the metrics page, and for perf/ beside a load.
+
+CUDA 13 has new calls where older drivers have others: the new one is asked first. A GPU that does not answer a question
+has None there: many are not to be asked of a GPU in MIG mode, or of a kind, or without permission.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+# Numbers of nvml.h, which no module need be imported for.
+_GPU_SENSOR = 0
+_CLOCKS = {"sm": 1, "memory": 2}
+_MIG_MODE = 1
+_UNINITIALIZED, _DRIVER_NOT_LOADED, _LIBRARY_NOT_FOUND, _GPU_IS_LOST, _RESET_REQUIRED, _MISMATCH = 1, 9, 12, 15, 16, 18
+_DOWN = frozenset((_UNINITIALIZED, _DRIVER_NOT_LOADED, _MISMATCH))
+_LOST = frozenset((_GPU_IS_LOST, _RESET_REQUIRED))
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """What one GPU tells at one moment; None for what it does not. `present`: not lost.
+
+    `mig` are its MIG devices, which tell their names, memory and processes; None: it is not in MIG mode. `reasons` is
+    NVML's mask of what holds its clocks down. `processes` are pids, as NVML knows them, with their memory.
+    Units: `utilization` and `memory_activity` are shares of time; energy is since the driver was loaded.
+    """
+
+    uuid: str
+    present: bool = True
+    name: str | None = None
+    bus_id: str | None = None
+    mig: tuple[Gpu, ...] | None = None
+    utilization: float | None = None
+    memory_activity: float | None = None
+    memory_total_bytes: int | None = None
+    memory_used_bytes: int | None = None
+    power_mw: int | None = None
+    power_limit_mw: int | None = None
+    energy_mj: int | None = None
+    temperature_c: int | None = None
+    clocks_mhz: Mapping[str, int] = field(default_factory=dict)
+    clock_limits_mhz: Mapping[str, int] = field(default_factory=dict)
+    reasons: int | None = None
+    processes: tuple[tuple[int, int | None], ...] = ()
+
+
+class Nvml:
+    """NVIDIA GPUs through NVML: what `start` imports and initializes. It is started by the first `read`.
+
+    Threads: one at a time. A call may hang with its driver.
+    """
+
+    def __init__(self, start: Callable[[], Any] | None = None) -> None:
+        self._start = start or _start
+        self._nvml: Any = None
+        self._known: set[str] = set()
+
+    @property
+    def started(self) -> bool:
+        """Whether it has answered, and has not been let go of."""
+        return self._nvml is not None
+
+    def read(self) -> tuple[Gpu, ...]:
+        """Read all GPUs, those that have been seen before and are lost among them.
+
+        Raises: what NVML raises where it does not answer, and then the next call starts it anew; `is_absent` tells
+        whether it ever can.
+        """
+        if self._nvml is None:
+            self._nvml = self._start()
+        try:
+            count = self._nvml.nvmlDeviceGetCount()
+            gpus = [gpu for index in range(count) if (gpu := self._gpu(index)) is not None]
+        except Exception:
+            self.close()
+            raise
+        self._known |= (seen := {gpu.uuid for gpu in gpus})
+        return (*gpus, *(Gpu(uuid, present=False) for uuid in sorted(self._known - seen)))
+
+    def driver(self) -> str:
+        """Give the driver's version. Raises: as `read`, which must have gone well before."""
+        return _text(self._nvml.nvmlSystemGetDriverVersion())
+
+    def close(self) -> None:
+        """Let go of NVML: a GPU that was lost, or has come, is only seen by one that is started after that."""
+        nvml, self._nvml = self._nvml, None
+        if nvml is not None:
+            with suppress(Exception):  # it may be what is broken
+                nvml.nvmlShutdown()
+
+    def _gpu(self, index: int) -> Gpu | None:
+        """Read one; None where it is lost, or not for this process."""
+        try:
+            device = self._nvml.nvmlDeviceGetHandleByIndex(index)
+            return self._told(device, _text(self._nvml.nvmlDeviceGetUUID(device)))
+        except Exception as error:  # an NVMLError has a subclass for each reason
+            if _code(error) in _DOWN:
+                raise
+            return None
+
+    def _told(self, device: Any, uuid: str) -> Gpu:
+        rates = self._ask("nvmlDeviceGetUtilizationRates", device)
+        new = self._ask("nvmlDeviceGetCurrentClocksEventReasons", device)
+        temperature_c = self._ask("nvmlDeviceGetTemperatureV", device, _GPU_SENSOR)
+        return Gpu(
+            uuid,
+            bus_id=self._bus_id(device),
+            mig=self._mig(device),
+            utilization=None if rates is None else rates.gpu / 100,
+            memory_activity=_share(rates, "memory"),
+            power_mw=self._ask("nvmlDeviceGetPowerUsage", device),
+            power_limit_mw=self._ask("nvmlDeviceGetEnforcedPowerLimit", device),
+            energy_mj=self._ask("nvmlDeviceGetTotalEnergyConsumption", device),
+            temperature_c=self._ask("nvmlDeviceGetTemperature", device, _GPU_SENSOR)
+            if temperature_c is None
+            else temperature_c,
+            clocks_mhz=self._clocks("nvmlDeviceGetClockInfo", device),
+            clock_limits_mhz=self._clocks("nvmlDeviceGetMaxClockInfo", device),
+            reasons=self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", device) if new is None else new,
+            **self._occupied(device),
+        )
+
+    def _occupied(self, device: Any) -> dict[str, Any]:
+        """Give what a MIG device tells as well: its name, memory and processes."""
+        name = self._ask("nvmlDeviceGetName", device)
+        # without its version the call counts what the driver keeps for itself as used; nvidia-smi does not
+        memory = self._ask("nvmlDeviceGetMemoryInfo", device, getattr(self._nvml, "nvmlMemory_v2", None))
+        memory = self._ask("nvmlDeviceGetMemoryInfo", device) if memory is None else memory
+        processes = self._ask("nvmlDeviceGetComputeRunningProcesses", device) or ()
+        return {
+            "name": None if name is None else _text(name),
+            "memory_total_bytes": None if memory is None else int(memory.total),
+            "memory_used_bytes": None if memory is None else int(memory.used),
+            "processes": tuple((int(each.pid), getattr(each, "usedGpuMemory", None)) for each in processes),
+        }
+
+    def _mig(self, device: Any) -> tuple[Gpu, ...] | None:
+        modes = self._ask("nvmlDeviceGetMigMode", device)
+        if modes is None or modes[0] != _MIG_MODE:
+            return None
+        found = []
+        for index in range(self._ask("nvmlDeviceGetMaxMigDeviceCount", device) or 0):
+            slice_ = self._ask("nvmlDeviceGetMigDeviceHandleByIndex", device, index)
+            uuid = None if slice_ is None else self._ask("nvmlDeviceGetUUID", slice_)
+            if uuid is not None:
+                found.append(Gpu(_text(uuid), **self._occupied(slice_)))
+        return tuple(found)
+
+    def _bus_id(self, device: Any) -> str | None:
+        place = self._ask("nvmlDeviceGetPciInfo", device)
+        return None if place is None else _text(place.busId)
+
+    def _clocks(self, question: str, device: Any) -> dict[str, int]:
+        found = {name: self._ask(question, device, number) for name, number in _CLOCKS.items()}
+        return {name: mhz for name, mhz in found.items() if mhz is not None}
+
+    def _ask(self, question: str, *arguments: Any) -> Any:
+        """Ask one thing; None where it is not known. Raises: what says that the GPU is lost, or the driver gone."""
+        try:
+            return getattr(self._nvml, question)(*arguments)
+        except Exception as error:
+            if _code(error) in _LOST | _DOWN:
+                raise
+            return None
+
+
+def is_absent(error: Exception) -> bool:
+    """Tell whether there is no NVML on this machine, by what `read` has raised."""
+    return isinstance(error, (ImportError, OSError)) or _code(error) == _LIBRARY_NOT_FOUND
+
+
+def _share(rates: Any, name: str) -> float | None:
+    percent = getattr(rates, name, None)
+    return None if percent is None else percent / 100
+
+
+def _code(error: Exception) -> Any:
+    return getattr(error, "value", None)
+
+
+def _text(words: str | bytes) -> str:
+    return words.decode() if isinstance(words, bytes) else str(words)
+
+
+def _start() -> Any:
+    nvml = importlib.import_module("pynvml")
+    nvml.nvmlInit()
+    return nvml

@@ -1,0 +1,37 @@
+"""Probe: asks a server on this machine whether it is ready, as the HEALTHCHECK of the images does.
+
+`penstock probe` takes the flags, the environment and the settings file of `penstock serve`, so that it asks where that
+listens. Nothing heavy is imported: it runs every few seconds.
+"""
+
+from __future__ import annotations
+
+import http.client
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .settings import Settings
+
+PATH = "/v2/health/ready"
+TIMEOUT_S = 3.0
+_EVERY = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what is listened on, to ask on this machine
+_OK = 200
+
+
+def probe(settings: Settings, timeout_s: float = TIMEOUT_S) -> tuple[int, str]:
+    """Ask; it blocks for a few times `timeout_s` at most.
+
+    Returns: the exit status, 0 if the server is ready and otherwise 1, and one line that says so.
+    """
+    if not settings.allow_http:
+        return 1, "not asked: this asks over HTTP, and --allow-http is false"
+    address, port = _EVERY.get(settings.http_address, settings.http_address), settings.http_port
+    connection = http.client.HTTPConnection(address, port, timeout=timeout_s)
+    try:
+        connection.request("GET", PATH)
+        answered = connection.getresponse().status
+    except (OSError, http.client.HTTPException) as error:
+        return 1, f"no answer from {address}:{port}: {str(error) or type(error).__name__}"
+    finally:
+        connection.close()
+    return (0, "ready") if answered == _OK else (1, f"not ready: {address}:{port} answered {answered} to {PATH}")

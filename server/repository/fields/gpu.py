@@ -1,0 +1,140 @@
+"""What a model is told that runs on a GPU: accelerators, graphs, pinned memory, and the old `parameters` for CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from penstock.batching.fallback import CPU_FALLBACK
+
+from . import accelerators
+from .accelerators import CUDA, CUDA_OPTIONS, TENSORRT, TITLES, flag
+from .identity import TENSORFLOW
+from .notes import Notes
+
+_ACCELERATOR = "optimization.execution_accelerators.gpu_execution_accelerator"
+HONOURED = (
+    _ACCELERATOR, "optimization.cuda.graphs", "optimization.cuda.graph_spec", "optimization.cuda.output_copy_stream",
+    "optimization.input_pinned_memory", "optimization.output_pinned_memory",
+)  # fmt: skip
+REFUSED = ("optimization.cuda.busy_wait_events", "optimization.execution_accelerators.cpu_execution_accelerator")
+
+
+def _numbered(*words: str) -> Callable[[str], str]:
+    """Take the number of one of some words."""
+
+    def check(value: str) -> str:
+        if value not in map(str, range(len(words))):
+            raise ValueError(", ".join(f"{number} ({word})" for number, word in enumerate(words)))
+        return words[int(value)]
+
+    return check
+
+
+PARAMETERS: Mapping[str, Callable[[str], str]] = MappingProxyType({
+    "arena_extend_strategy": _numbered("kNextPowerOfTwo", "kSameAsRequested"),
+    "cudnn_conv_algo_search": _numbered("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
+    "do_copy_in_default_stream": CUDA_OPTIONS["do_copy_in_default_stream"],
+    "gpu_mem_limit": CUDA_OPTIONS["gpu_mem_limit"],
+})  # fmt: skip
+"""The `parameters` for CUDA that Triton still takes, with the check of each. What they say goes to the provider."""
+
+
+def read(notes: Notes) -> None:
+    """Read it. What runs the model must have been read before."""
+    _pinned(notes)
+    if notes.values.get("model.backend") == TENSORFLOW:
+        _of_tensorflow(notes)
+        if notes.config.optimization.HasField("cuda"):
+            notes.mistake("optimization.cuda", "field 'optimization.cuda' is not supported for TensorFlow models")
+        return
+    for accelerator in notes.config.optimization.execution_accelerators.gpu_execution_accelerator:
+        _accelerator(notes, accelerator)
+    if notes.config.optimization.HasField("cuda"):
+        _graphs(notes)
+
+
+def parameter(notes: Notes, name: str, text: str) -> bool:
+    """Read one of the `parameters`, if it is about GPUs. Returns: whether it is."""
+    if name not in {CPU_FALLBACK, *PARAMETERS}:
+        return False
+    try:
+        if name == CPU_FALLBACK:
+            notes.say("runtime.cpu_fallback", flag(text), "parameters")
+        else:
+            _option(notes, CUDA, name, PARAMETERS[name](text), "parameters")
+    except ValueError as error:
+        notes.mistake("parameters", f"parameter '{name}' is '{text}', takes {error}")
+    return True
+
+
+def _pinned(notes: Notes) -> None:
+    """Read whether host memory may be pinned: for both sides if for both, since a permission need not be used."""
+    for side in ("input_pinned_memory", "output_pinned_memory"):
+        if not notes.config.optimization.HasField(side) or getattr(notes.config.optimization, side).enable:
+            continue
+        field = f"optimization.{side}"
+        if notes.values.get("model.backend") == TENSORFLOW:
+            notes.mistake(field, f"field '{field}' is supported as enable: true only for TensorFlow models")
+        else:
+            notes.say("runtime.pinned", "0", field)
+
+
+def _accelerator(notes: Notes, accelerator: Any) -> None:
+    """Read one of ONNX Runtime's. Source of the text: Triton's onnxruntime_backend, onnxruntime.cc."""
+    name = accelerator.name
+    if name not in TITLES:
+        text = f"unknown Execution Accelerator '{name}' is requested, known: {', '.join(TITLES)}"
+        notes.mistake(f"{_ACCELERATOR}.name", text)
+        return
+    notes.say(f"runtime.{name}", True, _ACCELERATOR)
+    for option, value, wrong in accelerators.read(name, accelerator.parameters):
+        if wrong:
+            notes.mistake(f"{_ACCELERATOR}.parameters", wrong)
+        elif option == "enable_cuda_graph":
+            _say(notes, "runtime.gpu_graphs", value, _ACCELERATOR)
+        else:
+            _option(notes, name, option, value, _ACCELERATOR)
+
+
+def _option(notes: Notes, provider: str, option: str, value: str, field: str) -> None:
+    _say(notes, f"runtime.{provider}.{option}", value, field)
+
+
+def _say(notes: Notes, name: str, value: str, field: str) -> None:
+    """Say what may be said in two places of one configuration."""
+    if notes.values.get(name, value) != value:
+        notes.mistake(field, f"{name} is said twice, and differently: {notes.values[name]} and {value}")
+        return
+    notes.say(name, value, field)
+
+
+def _graphs(notes: Notes) -> None:
+    """Read `optimization.cuda`. Outputs are copied on a stream of their own, asked for or not."""
+    cuda, field = notes.config.optimization.cuda, "optimization.cuda.graph_spec"
+    _say(notes, "runtime.gpu_graphs", "1" if cuda.graphs else "0", "optimization.cuda.graphs")
+    if cuda.graph_spec and not cuda.graphs:
+        notes.mistake(field, f"{field} needs optimization.cuda.graphs: true")
+    for spec in cuda.graph_spec:
+        for part in ("input", "graph_lower_bound"):
+            if spec.input if part == "input" else spec.HasField(part):
+                text = "there is a graph for each number of rows, and for the shapes that the model is warmed up with"
+                notes.mistake(field, f"{field}.{part} is not supported: {text}")
+        most = notes.config.max_batch_size
+        if not 0 <= spec.batch_size <= max(most, 1):
+            notes.mistake(field, f"{field}.batch_size {spec.batch_size} is not from 0 to the max batch size, {most}")
+    sizes = tuple(sorted({spec.batch_size for spec in cuda.graph_spec if spec.batch_size > 0}))
+    if sizes:
+        notes.say("runtime.gpu_rows", sizes, field)
+
+
+def _of_tensorflow(notes: Notes) -> None:
+    """Read a TensorFlow model's accelerators. `gpu_io` is a permission: where tensors are kept changes no answer."""
+    for accelerator in notes.config.optimization.execution_accelerators.gpu_execution_accelerator:
+        if accelerator.name in {TENSORRT, "auto_mixed_precision"}:
+            text = f"execution accelerator '{accelerator.name}' is not supported for TensorFlow models"
+            notes.mistake(f"{_ACCELERATOR}.name", f"{text}: have it in the graph before it is saved")
+        elif accelerator.name != "gpu_io":
+            text = f"unknown Execution Accelerator '{accelerator.name}' is requested"
+            notes.mistake(f"{_ACCELERATOR}.name", text)

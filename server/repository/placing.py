@@ -1,0 +1,133 @@
+"""Placing: on which devices a model's Instances are, and what its runtime is told that is about GPUs.
+
+Called by scan.py, when all that is said of a model has been read, and for Cortex. A model that asks for a GPU where
+there is none is not served, unless it may run on the CPU instead; one whose GPU does not work is found by loading it.
+One that leaves it open goes where it can: if it is given a GPU that turns out not to work, it runs on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+from penstock.batching.fallback import CPU_FALLBACK, moved
+from penstock.batching.spec import InstanceGroup, ModelSpec
+
+from .fields.accelerators import CUDA, OPTIONS, PLACES, TENSORRT
+from .fields.identity import BACKEND
+from .fields.instances import ASKED, LACKING
+from .findings import Finding
+from .statement import Statement
+
+if TYPE_CHECKING:
+    from .defaults import Defaults
+    from .gpus import Gpus
+
+ANY_DEVICE = "any"
+"""The device of a group that names none, until it is placed."""
+_ASKS = {
+    f"runtime.{CUDA}": "execution accelerator 'cuda'", f"runtime.{TENSORRT}": "execution accelerator 'tensorrt'",
+    "runtime.gpu_graphs": "CUDA graphs",
+}  # fmt: skip
+"""What asks for a GPU, and how a mistake calls it."""
+_PASSED = {
+    "runtime.gpu_graphs": "penstock.gpu_graphs", "runtime.gpu_memory": "penstock.gpu_memory_bytes",
+    "runtime.pinned": "penstock.pinned", f"runtime.{TENSORRT}": "penstock.tensorrt",
+}  # fmt: skip
+"""What is said to a Loader of a GPU, by the name of its option."""
+
+
+def resolve(stated: Statement, backend: str, gpus: Gpus) -> Statement:
+    """Put the devices that there are where penstock.toml leaves them open."""
+    groups = stated.get("instances", ())
+    if not any(group.devices == (ANY_DEVICE,) for group in groups):
+        return stated
+    return replace(stated, values={**stated.values, "instances": tuple(_anywhere(groups, gpus.default(backend)))})
+
+
+def places_named(stated: Statement) -> list[Finding]:
+    """Find what names files in a configuration that came with a request: it may name none."""
+    text = "names a place on the server's machine, and cannot be given with a request"
+    return [
+        stated.mistake(name, f"parameter '{option}' {text}")
+        for name in stated.values
+        if (option := name.rpartition(".")[2]) in PLACES
+    ]
+
+
+def _anywhere(groups: tuple[InstanceGroup, ...], devices: tuple[str, ...]) -> Iterator[InstanceGroup]:
+    for group in groups:
+        for device in devices if group.devices == (ANY_DEVICE,) else group.devices:
+            yield replace(group, devices=(device,))
+
+
+def _lacking(groups: tuple[InstanceGroup, ...], gpus: Gpus) -> str:
+    """Say which device there is not; "" if all are, as far as can be told."""
+    wanted = [device for group in groups for device in group.devices if device != "cpu"]
+    if not wanted or gpus.numbers is None:
+        return ""
+    there = [f"cuda:{number}" for number in gpus.numbers]
+    absent = next((device for device in wanted if device not in there), "")
+    text = f"device '{absent}' is not there: there is {', '.join(there) or 'no GPU'}"
+    return text + (f": {gpus.why}" if gpus.why else "") if absent else ""
+
+
+def place(spec: ModelSpec, stated: Statement, defaults: Defaults) -> tuple[ModelSpec, list[Finding]]:
+    """Give a model its devices, and its Loader's options that are about GPUs.
+
+    Returns: what is wrong, too: a mistake where there is no GPU for it, a warning where it is served without one.
+    """
+    if spec.ensemble is not None:
+        return spec, []
+    gpus, groups = defaults.gpus, stated.get("instances")
+    if groups is None:
+        groups = tuple(InstanceGroup(devices=(device,)) for device in gpus.default(spec.backend))
+    lacking = stated.get(LACKING) or _lacking(groups, gpus)
+    spec = replace(spec, instances=groups)
+    on_gpu = any(device != "cpu" for group in groups for device in group.devices)
+    asking = next((name for name in _ASKS if stated.get(name, "0") not in {"0", "auto"}), "")
+    left_open = not (asking or gpus.are_said or ASKED in stated.values)
+    allowed = stated.get("runtime.cpu_fallback", "1" if defaults.cpu_fallback or left_open else "0") == "1"
+    if not on_gpu and asking:
+        why = f": {gpus.why}" if gpus.why else ""
+        lacking = f"{_ASKS[asking]} needs an instance_group with a GPU{why}"
+    if not lacking:
+        return replace(spec, options=_options(spec, stated, defaults, allowed)) if on_gpu else spec, []
+    at = stated.mistake(asking or (LACKING if LACKING in stated.places else "instances"), lacking)
+    if not allowed or (groups is stated.get("instances") and gpus.numbers):  # what works can be said
+        return spec, [at]
+    spec = moved(spec, lacking) if on_gpu else replace(spec, fallback=lacking)
+    return spec, [replace(at, message=f"is served on the CPU: {lacking}", mistake=False)]
+
+
+def _options(spec: ModelSpec, stated: Statement, defaults: Defaults, allowed: bool) -> dict[str, str]:
+    """Give the options of a model that has a GPU."""
+    said = {CPU_FALLBACK: "1"} if allowed else {}
+    if spec.backend != BACKEND:
+        return {**spec.options, **said}
+    said |= {option: f"{stated.values[name]:d}" if stated.values[name] is True else str(stated.values[name])
+             for name, option in _PASSED.items() if name in stated.values}  # fmt: skip
+    if said.get("penstock.tensorrt") and (graphs := said.pop("penstock.gpu_graphs", "auto")) != "auto":
+        said["tensorrt.trt_cuda_graph_enable"] = graphs  # it captures for itself
+    for provider, options in OPTIONS.items():
+        names = {f"{provider}.{option}": f"runtime.{provider}.{option}" for option in options}
+        said |= {option: stated.values[name] for option, name in names.items() if name in stated.values}
+    if defaults.gpu_limits:
+        said["penstock.gpu_limit"] = ",".join(f"{gpu}:{part:g}" for gpu, part in sorted(defaults.gpu_limits.items()))
+    if sizes := _rows(spec, stated):
+        said["penstock.rows"] = ",".join(map(str, sizes))
+    return {**spec.options, **said}
+
+
+def _rows(spec: ModelSpec, stated: Statement) -> tuple[int, ...]:
+    """Give the numbers of rows that graphs and TensorRT's profiles are made for; none where none need be."""
+    policy = spec.policy
+    most = policy.default_max_batch_rows if policy.max_batch_rows is None else policy.max_batch_rows
+    if policy.allowed_rows or most < 1:
+        return policy.allowed_rows
+    if f"runtime.{TENSORRT}" not in stated.values and stated.get("runtime.gpu_graphs", "0") == "0":
+        return ()
+    powers = takewhile(lambda size: size < most, (1 << bit for bit in range(32)))
+    return (*(size for size in stated.get("runtime.gpu_rows", powers) if size < most), most)

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from penstock.server.doctor.asking import Asked, AskError, answer
+
+
+def _shell(script: str, limit_s: float = 20.0) -> Asked:
+    return Asked(["/bin/sh", "-c", script], limit_s)
+
+
+def test_what_a_probe_writes_is_its_answer() -> None:
+    assert answer(Asked(["/bin/cat"], 20.0, b'{"a": 1}')) == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("echo broken >&2; exit 3", "ended with status 3: broken"),
+        ("kill -SEGV $$", "ended by signal 11"),
+        ("echo no; echo object", r"the answer is not to be read: 'no\nobject\n'"),
+        ("echo 1", r"the answer is not to be read: '1\n'"),
+    ],
+)
+def test_a_probe_that_fails_says_why(script: str, why: str) -> None:
+    with pytest.raises(AskError) as failed:
+        answer(_shell(script))
+
+    assert str(failed.value) == why
+
+
+def test_a_probe_that_hangs_is_left() -> None:
+    with pytest.raises(AskError, match=r"no answer within 0\.05 s"):
+        _shell("trap '' TERM; exec sleep 60", limit_s=0.05).text()
+
+
+def test_one_that_hangs_takes_no_time_from_the_others() -> None:
+    hangs, answers = _shell("exec sleep 60", limit_s=0.5), _shell("echo '{}'", limit_s=0.5)
+
+    with pytest.raises(AskError):
+        hangs.text()
+    assert answer(answers) == {}
+
+
+def test_a_program_that_is_not_there_is_a_failure() -> None:
+    with pytest.raises(AskError, match="No such file"):
+        Asked([f"{sys.executable}-of-nobody"], 1.0).text()

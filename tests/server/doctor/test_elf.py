@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.server.doctor.elf import needed
+from tests.server.doctor.elves import library
+
+NAMES = st.lists(st.text("abc.+-_ü0123456789", min_size=1, max_size=20), max_size=5)
+
+
+@given(NAMES)
+@settings(max_examples=30)
+def test_what_a_library_asks_for_is_read_in_its_order(names: list[str]) -> None:
+    assert needed(io.BytesIO(library(names))) == tuple(names)
+
+
+@given(st.data())
+@settings(max_examples=100)
+def test_a_broken_file_is_refused_or_read_and_nothing_else(data: st.DataObject) -> None:
+    whole = bytearray(library(["libcudart.so.13", "libc.so.6"]))
+    for _ in range(data.draw(st.integers(1, 4))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    cut = whole[: data.draw(st.integers(0, len(whole)))]
+
+    with contextlib.suppress(ValueError):
+        needed(io.BytesIO(cut))
+
+
+def test_what_is_no_library_is_refused() -> None:
+    with pytest.raises(ValueError, match="is no ELF file of 64 bits"):
+        needed(io.BytesIO(b"#!/bin/sh\n" * 20))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="another kind of file")
+def test_a_real_program_asks_for_its_c_library() -> None:
+    with Path(sys.executable).open("rb") as file:
+        assert any(name.startswith("libc.") for name in needed(file))

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from penstock.server import cli
+from penstock.server.doctor import asking, reading
+from penstock.server.doctor.asking import Asked
+from penstock.server.doctor.reading import read_facts, read_ports
+from penstock.server.settings import Settings
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+def test_a_port_is_free_or_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        taken = held.getsockname()[1]
+        ports = read_ports(Settings(http_port=taken, allow_grpc=False, metrics_port=0))
+
+    assert [(port.name, port.taken) for port in ports] == [("HTTP", "Address already in use")]
+    assert [port.taken for port in read_ports(Settings(http_port=taken, allow_grpc=False, metrics_port=0))] == [""]
+
+
+def test_no_reading_that_fails_keeps_the_others_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("broken")
+
+    for name in ("read_machine", "read_ports", "_libraries", "_cuda_major"):
+        monkeypatch.setattr(reading, name, fail)
+    monkeypatch.setattr(asking, "child", lambda *_: Asked(["/bin/false"], 20.0))
+
+    facts = read_facts(Settings(model_repository=("nowhere",)))
+
+    assert facts.failures == {
+        **dict.fromkeys(("machine", "libraries", "ports"), "RuntimeError: broken"),
+        **dict.fromkeys(("driver", "nvml", "runtime", "models"), "ended with status 1"),
+    }
+    assert facts.packages["penstock"]
+
+
+@pytest.mark.slow
+def test_the_command_examines_this_machine_and_its_models(capsys: pytest.CaptureFixture[str]) -> None:
+    status = cli.main(
+        ["doctor", "--json", str(EXAMPLES / "iris"), "--http-port=0", "--grpc-port=0", "--metrics-port=0"]
+    )
+
+    told = json.loads(capsys.readouterr().out)
+    found = {f"{each['part']}: {each['text']}" for each in told["findings"]}
+    assert told["status"] == status
+    assert {"models: on cpu: iris", "models: 1 version would be served"} <= found
+    assert [each for each in told["findings"] if "could not be examined" in each["text"]] == []

@@ -1,0 +1,60 @@
+"""What models have used of devices since the last time."""
+
+from __future__ import annotations
+
+import threading
+
+from penstock.server.gpus.device_times import DeviceTimes, Used
+
+
+class FakeModel:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.lock = threading.Lock()
+        self.device_ns: dict[str, int] = {}
+
+
+def times(models: list[FakeModel]) -> DeviceTimes[FakeModel]:
+    return DeviceTimes(lambda: models, lambda model: f'model="{model.name}"')
+
+
+def test_each_time_it_is_what_was_used_since() -> None:
+    a, b = FakeModel("a"), FakeModel("b")
+    read = times([a, b]).read
+    a.device_ns["cuda:0"] = 5
+    first = read()
+    a.device_ns.update({"cuda:0": 7, "cuda:1": 1})
+    b.device_ns["cuda:0"] = 3
+
+    assert first == {"cuda:0": {'model="a"': 5}}
+    assert read() == {"cuda:0": {'model="a"': 2, 'model="b"': 3}, "cuda:1": {'model="a"': 1}}
+    assert read() == {}
+
+
+def test_what_a_model_used_before_it_was_unloaded_is_told_once() -> None:
+    models = [FakeModel("a")]
+    gone, read = models[0], times(models).read
+    read()
+    gone.device_ns["cuda:0"] = 5
+    models[:] = [FakeModel("a")]
+    models[0].device_ns["cuda:0"] = 2
+
+    assert read() == {"cuda:0": {'model="a"': 7}}
+    assert read() == {}
+
+
+def test_many_loads_and_unloads_leave_nothing_behind_and_lose_nothing() -> None:
+    models: list[FakeModel] = []
+    read, told = times(models).read, 0
+
+    def total(used: Used) -> int:
+        return sum(used.get("cuda:0", {}).values())
+
+    for _ in range(50):
+        models[:] = [FakeModel("a")]  # a dict of the next may lie where one was that nobody holds
+        models[0].device_ns["cuda:0"] = 3
+        told += total(read())
+        models[0].device_ns["cuda:0"] += 4
+    told += total(read())
+
+    assert told == 50 * 7

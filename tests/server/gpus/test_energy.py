@@ -1,0 +1,104 @@
+"""Whose energy it was: a pure rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.server.gpus import energy
+from penstock.server.gpus.energy import OTHERS, Account
+
+S = 1_000_000_000
+
+
+def account(*steps: tuple[int, int, dict[str, int]]) -> Account:
+    """Take readings: seconds, joules, and what each model used before, in milliseconds."""
+    made = Account()
+    for at_s, joules, used in steps:
+        for model, ms in used.items():
+            made.use(model, ms * 1_000_000)
+        made.read(at_s * S, joules * 1000)
+    return made
+
+
+def test_energy_is_shared_out_by_time_and_the_rest_is_nobody_s() -> None:
+    shared = account((0, 500, {}), (10, 600, {"a": 2000, "b": 5000}))
+
+    assert shared.models_uj == {"a": 20_000_000, "b": 50_000_000}
+    assert (shared.rest_uj, shared.total_uj) == (30_000_000, 100_000_000)
+
+
+def test_models_that_ran_at_once_share_what_there_was() -> None:
+    shared = account((0, 0, {}), (10, 100, {"a": 10_000, "b": 30_000}))
+
+    assert (shared.models_uj, shared.rest_uj) == ({"a": 25_000_000, "b": 75_000_000}, 0)
+
+
+def test_what_was_used_before_the_first_reading_has_no_energy() -> None:
+    assert account((5, 1000, {"a": 4000}), (6, 1010, {})).models_uj == {}
+
+
+def test_a_counter_that_has_not_moved_is_waited_for() -> None:
+    shared = account((0, 0, {}), (1, 0, {"a": 1000}), (2, 100, {}))
+
+    assert shared.models_uj == {"a": 50_000_000}
+
+
+def test_a_counter_that_begins_anew_takes_nothing_back() -> None:
+    shared = account((0, 0, {}), (1, 100, {"a": 500}), (2, 7, {"a": 1000}), (3, 17, {"a": 1000}))
+
+    assert (shared.models_uj, shared.rest_uj, shared.total_uj) == ({"a": 60_000_000}, 50_000_000, 110_000_000)
+
+
+def test_of_too_many_models_those_that_ran_longest_ago_are_counted_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(energy, "MOST_MODELS", 2)
+    shared = account((0, 0, {}), *((at, 10 * at, {model: 1000}) for at, model in enumerate("abac", 1)))
+
+    assert shared.models_uj == {"c": 10_000_000, OTHERS: 30_000_000}
+
+
+@pytest.mark.parametrize(
+    ("models", "left"),
+    [("abacdce", {"c": 20_000_000, "e": 10_000_000, OTHERS: 40_000_000}),
+     ("abacdcef", {"e": 10_000_000, "f": 10_000_000, OTHERS: 60_000_000})],
+)  # fmt: skip
+def test_those_that_are_counted_as_one_stay_so_however_long_it_goes_on(
+    models: str, left: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(energy, "MOST_MODELS", 3)
+    shared = account((0, 0, {}), *((at, 10 * at, {model: 1000}) for at, model in enumerate(models, 1)))
+
+    assert shared.models_uj == left
+
+
+_STEPS = st.lists(
+    st.tuples(
+        st.integers(0, 5 * S),  # that pass
+        st.integers(-200, 5000),  # millijoules more, or the driver was loaded anew
+        st.dictionaries(st.sampled_from("abc"), st.integers(0, 9 * S), max_size=3),
+    ),
+    max_size=12,
+)
+
+
+@given(_STEPS)
+def test_what_is_shared_out_is_what_was_used_and_nothing_ever_shrinks(
+    steps: Sequence[tuple[int, int, dict[str, int]]],
+) -> None:
+    shared, now_ns, counter_mj, used_mj = Account(), 0, 10_000, 0
+    shared.read(now_ns, counter_mj)
+    for passed_ns, more_mj, used in steps:
+        before = (shared.rest_uj, dict(shared.models_uj))
+        now_ns += passed_ns
+        used_mj += max(more_mj, 0)
+        counter_mj = counter_mj + more_mj if more_mj >= 0 else 0
+        for model, ns in used.items():
+            shared.use(model, ns)
+        shared.read(now_ns, counter_mj)
+
+        assert shared.total_uj == used_mj * 1000 == shared.rest_uj + sum(shared.models_uj.values())
+        assert shared.rest_uj >= before[0] >= 0
+        assert all(shared.models_uj[model] >= uj >= 0 for model, uj in before[1].items())

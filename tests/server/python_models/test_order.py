@@ -1,0 +1,40 @@
+"""What a Python model's code is told of the Instance that it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.server.python_models.loading import _instances, _order
+from penstock.server.repository.gpus import Gpus
+from penstock.server.repository.scan import Defaults, read_folder
+from tests.server.repository.folders import make
+
+
+@pytest.mark.parametrize(
+    ("config", "gpus", "told"),
+    [
+        ("", (), [("m_0_0", "CPU", "0")]),
+        ("", (0, 1), [("m_0_0", "GPU", "0"), ("m_0_1", "GPU", "1")]),
+        ("instance_group { kind: KIND_GPU gpus: [1, 0] }", (0, 1), [("m_0_0", "GPU", "1"), ("m_0_1", "GPU", "0")]),
+        (
+            "instance_group [ { kind: KIND_GPU count: 2 gpus: 1 }, { kind: KIND_CPU }, { kind: KIND_MODEL } ]",
+            (0, 1),
+            [("m_0_0", "GPU", "1"), ("m_0_1", "GPU", "1"), ("m_1_0", "CPU", "0"), ("m_2_0", "MODEL", "0")],
+        ),
+    ],
+)
+def test_each_instance_is_told_its_kind_and_its_gpu(
+    tmp_path: Path, config: str, gpus: tuple[int, ...], told: list[tuple[str, str, str]]
+) -> None:
+    make(tmp_path, "m/1/model.py", m=config)
+    entry = read_folder(tmp_path / "m", Defaults(gpus=Gpus.told(gpus)))
+    assert entry is not None
+    (spec,) = entry.specs
+    orders = [_order(spec, "", instance, None, group) for group, instance in _instances(spec)]
+    args = [order.settings["args"] for order in orders]
+
+    assert [
+        tuple(each[f"model_instance_{key}"] for key in ("name", "kind", "device_id")) for each in args
+    ] == told  # fmt: skip

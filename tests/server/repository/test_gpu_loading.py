@@ -1,0 +1,151 @@
+"""From a model's files to what a GPU's session is told: what is written here is read by the Loader there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.backends.errors import Code, InferError
+from penstock.batching.model import Model
+from penstock.batching.opening import close_model, open_model
+from penstock.server.repository.completed import completed, to_json
+from penstock.server.repository.gpus import Gpus, Machine
+from penstock.server.repository.scan import Defaults, Entry, read_folder
+from tests.backends.fake_cuda import FakeRuntime
+from tests.backends.fake_session import FakeGround, fake_cuda_loader
+from tests.backends.onnx_models import contract_model
+from tests.server.repository.folders import make, native
+
+
+def read(root: Path, config: str = "", toml: str = "", **defaults: Any) -> Entry:
+    make(root, "m/1/model.onnx", m=config)
+    contract_model("rows", root / "m" / "1" / "model.onnx")
+    native(root, "m", toml)
+    entry = read_folder(root / "m", Defaults(gpus=Gpus.told((0, 1)), **defaults))
+    assert entry is not None
+    assert entry.findings == ()
+    return entry
+
+
+@contextmanager
+def opened(entry: Entry, ground: FakeGround) -> Iterator[Model]:
+    model = open_model(entry.specs[0], {"onnxruntime": fake_cuda_loader(ground)}, lambda *_: None)
+    try:
+        yield model
+    finally:
+        close_model(model)
+
+
+def reported(entry: Entry, model: Model) -> Any:
+    return to_json(completed(entry.config, model.spec, model.platform))["instance_group"]
+
+
+def test_what_is_said_of_cuda_reaches_its_provider(tmp_path: Path) -> None:
+    toml = (
+        '[batching]\nmax_batch_size = 4\n[instances]\ndevices = ["cuda:1"]\n'
+        '[runtime]\ngpu_graphs = true\ngpu_memory = "64 MiB"\n[runtime.cuda]\nuse_tf32 = false\n'
+    )
+    entry, ground = read(tmp_path, toml=toml, gpu_limits={1: 0.9}), FakeGround(FakeRuntime())
+    with opened(entry, ground) as model:
+        (provider, options), *_ = ground.providers[-1]
+        (group,) = reported(entry, model)
+
+    assert provider == "CUDAExecutionProvider"
+    assert {name: options[name] for name in ("device_id", "use_tf32", "enable_cuda_graph", "gpu_mem_limit")} == {
+        "device_id": "1", "use_tf32": "0", "enable_cuda_graph": "1", "gpu_mem_limit": str(64 << 20),
+    }  # fmt: skip
+    assert (group["kind"], group["count"], group["gpus"]) == ("KIND_GPU", 1, [1])
+
+
+def test_each_instance_on_each_gpu_is_in_the_group_that_was_declared(tmp_path: Path) -> None:
+    entry, ground = read(tmp_path, "instance_group { kind: KIND_GPU count: 2 }"), FakeGround(FakeRuntime())
+    with opened(entry, ground) as model:
+        (group,) = reported(entry, model)
+        sessions = sorted(options["device_id"] for ((_, options), *_) in ground.providers)
+
+    assert sessions == ["0", "0", "1", "1"]
+    assert (group["name"], group["kind"], group["count"], group["gpus"]) == ("m_0", "KIND_GPU", 2, [0, 1])
+
+
+def test_a_provider_that_does_not_start_keeps_the_model_from_being_served(tmp_path: Path) -> None:
+    entry = read(tmp_path, "instance_group { kind: KIND_GPU gpus: 0 }")
+    with pytest.raises(InferError, match="device 'cuda:0' cannot be used") as caught, opened(
+        entry, FakeGround(FakeRuntime(), starts=False)
+    ):  # fmt: skip
+        pass
+
+    assert caught.value.code is Code.UNSUPPORTED
+
+
+def test_it_is_served_on_the_cpu_where_it_may(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    entry = read(tmp_path, "instance_group { kind: KIND_GPU count: 2 }", "[runtime]\ncpu_fallback = true")
+    with opened(entry, FakeGround(FakeRuntime(), starts=False)) as model:
+        (group,) = reported(entry, model)
+        fallback = model.spec.fallback
+
+    assert fallback.startswith("device 'cuda:0' cannot be used")
+    assert (group["kind"], group["count"], group["gpus"]) == ("KIND_CPU", 1, [])
+    assert len([record for record in caplog.records if "model 'm' runs on the CPU" in record.getMessage()]) == 1
+
+
+class TestOfAModelThatLeavesItOpen:
+    """One that names no GPU is served where it can be: it never asked for what does not work."""
+
+    @pytest.mark.parametrize(
+        ("config", "toml"),
+        [("", ""), ("instance_group { count: 2 }", ""), ("", "[instances]\ncount = 2")],
+        ids=["nothing said", "KIND_AUTO", "penstock.toml"],
+    )
+    def test_a_provider_that_does_not_start_leaves_it_on_the_cpu(self, tmp_path: Path, config: str, toml: str) -> None:
+        entry = read(tmp_path, config, toml)
+        with opened(entry, FakeGround(FakeRuntime(), starts=False)) as model:
+            (group,) = reported(entry, model)
+
+        assert model.spec.fallback
+        assert (group["kind"], group["count"], group["gpus"]) == ("KIND_CPU", 1, [])
+
+    @pytest.mark.parametrize(
+        ("config", "toml"),
+        [
+            ("instance_group { kind: KIND_GPU }", ""),
+            ("", '[instances]\ndevices = ["cuda:0"]'),
+            ("", "[runtime]\ncpu_fallback = false"),
+            ("", "[runtime.cuda]\nuse_tf32 = false"),
+            ("", "[runtime]\ngpu_graphs = true"),
+        ],
+    )
+    def test_one_that_asks_is_not_served(self, tmp_path: Path, config: str, toml: str) -> None:
+        entry = read(tmp_path, config, toml)
+        with pytest.raises(InferError) as caught, opened(entry, FakeGround(FakeRuntime(), starts=False)):
+            pass
+
+        assert caught.value.code is Code.UNSUPPORTED
+
+    def test_nor_is_any_where_the_command_line_says_which_gpu(self, tmp_path: Path) -> None:
+        make(tmp_path, "m/1/model.onnx")
+        gpus = Gpus(("cuda:0",), machine=Machine(FakeRuntime, str, lambda: True, lambda: True))
+        entry = read_folder(tmp_path / "m", Defaults(gpus=gpus))
+
+        assert entry is not None
+        assert entry.specs[0].options == {}
+
+    def test_where_its_gpu_works_its_configuration_says_only_that(self, tmp_path: Path) -> None:
+        entry = read(tmp_path)
+        with opened(entry, FakeGround(FakeRuntime())) as model:
+            config = to_json(completed(entry.config, model.spec, model.platform))
+
+        assert [(each["kind"], each["gpus"]) for each in config["instance_group"]] == [("KIND_GPU", [0, 1])]
+        assert config["parameters"] == {}
+
+
+@pytest.mark.parametrize("toml", ["[runtime]\ngpu_memory = 16\n", "[batching]\nmax_batch_size = 4\n"])
+def test_no_room_is_no_reason_for_the_cpu(tmp_path: Path, toml: str) -> None:
+    entry = read(tmp_path, "instance_group { kind: KIND_GPU gpus: 0 }", toml, cpu_fallback=True, gpu_limits={0: 0.0})
+    with pytest.raises(InferError) as caught, opened(entry, FakeGround(FakeRuntime())):
+        pass
+
+    assert caught.value.code is Code.OVERLOADED

@@ -1,0 +1,176 @@
+"""Which GPUs there are, and where a model goes that does not say."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.backends.cuda import CudaError, Runtime
+from penstock.server.gpu_settings import parse_devices, parse_limits
+from penstock.server.repository.gpus import Gpus, Machine
+
+
+def runtime(*capabilities: str, error: Exception | None = None) -> Runtime:
+    """Make a runtime that counts: as many GPUs as it has capabilities."""
+
+    def count() -> int:
+        if error is not None:
+            raise error
+        return len(capabilities)
+
+    return cast(Runtime, SimpleNamespace(count=count, capability=lambda number: capabilities[number]))
+
+
+def machine(found: Runtime | None, *, cuda: bool = True, shown: bool = True, why: str = "no driver") -> Machine:
+    return Machine(lambda: found, lambda: why, lambda: cuda, lambda: shown)
+
+
+class TestNumbers:
+    def test_all_that_are_new_enough_may_be_used(self, caplog: pytest.LogCaptureFixture) -> None:
+        gpus = Gpus(least=8.0, machine=machine(runtime("7.5", "9.0", "10.0", "8.0")))
+
+        assert gpus.numbers == (1, 2, 3)
+        assert gpus.why == "GPU 0 has compute capability 7.5, and 8 is the least that is used"
+        assert [record.getMessage() for record in caplog.records] == [gpus.why]
+
+    def test_without_a_driver_there_are_none(self) -> None:
+        gpus = Gpus(machine=machine(None, shown=False))
+
+        assert (gpus.numbers, gpus.why) == ((), "no driver")
+
+    def test_without_a_runtime_nobody_can_tell_where_the_kernel_shows_some(self) -> None:
+        assert Gpus(machine=machine(None)).numbers is None
+
+    @pytest.mark.parametrize(
+        "error", [CudaError(35, "cudaGetDeviceCount", "too old"), AttributeError("too old")], ids=["CUDA", "library"]
+    )
+    def test_a_driver_that_fails_leaves_none_and_says_why(self, error: Exception) -> None:
+        gpus = Gpus(machine=machine(runtime(error=error)))
+
+        assert gpus.numbers == ()
+        assert "too old" in gpus.why
+
+    def test_one_that_does_not_answer_leaves_the_others(self, caplog: pytest.LogCaptureFixture) -> None:
+        def capability(number: int) -> str:
+            if number == 1:
+                raise CudaError(46, "cudaDeviceGetAttribute", "is unavailable")
+            return "9.0"
+
+        counted = cast(Runtime, SimpleNamespace(count=lambda: 3, capability=capability))
+        gpus = Gpus(machine=machine(counted))
+
+        assert gpus.numbers == (0, 2)
+        assert "GPU 1 does not answer: cudaDeviceGetAttribute" in caplog.text
+
+    def test_a_driver_that_hangs_is_not_waited_for(self, caplog: pytest.LogCaptureFixture) -> None:
+        answer = threading.Event()
+        hanging = SimpleNamespace(count=lambda: 0 if answer.wait() else 1)
+        gpus = Gpus(machine=machine(cast(Runtime, hanging)), patience_s=0.001)
+
+        assert gpus.numbers == ()
+        assert gpus.why == "the NVIDIA driver has not answered for 0.001 s"
+        assert "no GPU is used until the server is started again" in caplog.text
+        answer.set()
+
+    def test_the_driver_is_asked_once_and_only_when_somebody_needs_to_know(self) -> None:
+        asked: list[int] = []
+
+        def count() -> int:
+            asked.append(1)
+            return 1
+
+        counting = SimpleNamespace(count=count, capability=lambda number: "9.0")
+        gpus = Gpus(machine=machine(cast(Runtime, counting)))
+        before = list(asked)
+        found = [gpus.numbers, gpus.numbers]
+
+        assert (before, asked, found) == ([], [1], [(0,), (0,)])
+
+
+class TestDefault:
+    @pytest.mark.parametrize(
+        ("backend", "devices"),
+        [("onnxruntime", ("cuda:0", "cuda:1")), ("python", ("cuda:0", "cuda:1")), ("tensorflow", ("cpu",))],
+    )
+    def test_it_is_every_gpu_that_the_runtime_can_use(self, backend: str, devices: tuple[str, ...]) -> None:
+        assert Gpus(machine=machine(runtime("9.0", "9.0"))).default(backend) == devices
+
+    def test_it_is_the_cpu_where_there_is_none_though_all_is_installed_for_one(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        gpus = Gpus(machine=machine(None, shown=False))
+        found = [gpus.default("onnxruntime"), gpus.default("onnxruntime"), gpus.default("python")]
+
+        assert found == [("cpu",)] * 3
+        assert [record.levelno for record in caplog.records] == [logging.WARNING]
+        assert "none can be used: no driver. Models that name none run on the CPU" in caplog.text
+
+    def test_what_is_said_is_taken(self) -> None:
+        assert Gpus(("cuda:1",), machine=machine(None)).default("tensorflow") == ("cuda:1",)
+
+    def test_an_onnx_runtime_without_cuda_is_told_of_once_and_no_driver_is_asked(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def never() -> Any:
+            raise AssertionError("the driver was asked")
+
+        gpus = Gpus(machine=Machine(never, str, lambda: False, lambda: True))
+        found = [gpus.default("onnxruntime"), gpus.default("onnxruntime")]
+
+        assert found == [("cpu",), ("cpu",)]
+        assert len(caplog.records) == 1
+        assert "pip install penstock[gpu]" in caplog.text
+
+    def test_nothing_is_said_where_there_is_no_gpu(self, caplog: pytest.LogCaptureFixture) -> None:
+        assert Gpus(machine=machine(None, cuda=False, shown=False)).default("onnxruntime") == ("cpu",)
+        assert caplog.records == []
+
+
+def test_this_machine_can_be_looked_at() -> None:
+    assert isinstance(Gpus().default("onnxruntime"), tuple)
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        ("text", "devices"),
+        [
+            ("auto", ()),
+            ("cpu", ("cpu",)),
+            ("cuda:0, cuda:12", ("cuda:0", "cuda:12")),
+            ("cpu,cuda:0", ("cpu", "cuda:0")),
+        ],
+    )
+    def test_devices(self, text: str, devices: tuple[str, ...]) -> None:
+        assert parse_devices(text) == devices
+
+    @pytest.mark.parametrize("text", ["", "gpu", "cuda", "cuda:01", "cpu,cpu", "auto,cpu", "cuda:0;cuda:1"])
+    def test_no_devices(self, text: str) -> None:
+        with pytest.raises(ValueError, match="wanted auto, cpu, or devices such as cuda:0,cuda:1"):
+            parse_devices(text)
+
+    def test_limits(self) -> None:
+        assert parse_limits(["0:0.8", " 2 : 1", "0:.5"]) == {0: 0.5, 2: 1.0}
+
+    @pytest.mark.parametrize("text", ["0", "0:", ":1", "0:1.1", "-1:0.5", "0:x", "0:0.5:1"])
+    def test_no_limits(self, text: str) -> None:
+        with pytest.raises(ValueError, match="option format is '<device id>:<fraction>'. Got " + text):
+            parse_limits([text])
+
+    @settings(max_examples=60)
+    @given(st.text(st.sampled_from("autocpd:,.0129 -e"), max_size=12))
+    @pytest.mark.parametrize("parse", [parse_devices, lambda text: parse_limits([text])], ids=["devices", "limits"])
+    def test_any_text_is_taken_or_refused(self, parse: Callable[[str], Any], text: str) -> None:
+        told = ""
+        try:
+            parse(text)
+        except ValueError as error:
+            told = str(error)
+
+        assert not told or text in told or repr(text) in told

@@ -1,0 +1,361 @@
+"""On which devices a model is, what its Loader is told of them, and what becomes of one whose GPU is not there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.backends.cuda_budget import Budget
+from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
+from penstock.server.repository.completed import completed, to_json
+from penstock.server.repository.defaults import Defaults
+from penstock.server.repository.fields.accelerators import PLACES
+from penstock.server.repository.gpus import Gpus, Machine
+from penstock.server.repository.mirrors import defaults_of
+from penstock.server.repository.placing import ANY_DEVICE, place
+from penstock.server.repository.scan import Entry, read_folder, scan
+from penstock.server.repository.statement import Statement
+from penstock.server.settings import Settings
+from tests.server.repository.folders import make, native
+
+NONE, TWO, UNTOLD = Gpus.told(()), Gpus.told((0, 1)), Gpus.told(None)
+NO_DRIVER = Gpus(machine=Machine(lambda: None, lambda: "no NVIDIA driver", lambda: True, lambda: False))
+KIND_GPU = "instance_group { kind: KIND_GPU }"
+CUDA = 'optimization { execution_accelerators { gpu_execution_accelerator { name: "cuda" } } }'
+TENSORRT = 'optimization { execution_accelerators { gpu_execution_accelerator { name: "tensorrt" } } }'
+
+
+def read(root: Path, config: str | None = None, toml: str = "", gpus: Gpus = TWO, **defaults: Any) -> Entry:
+    make(root, "m/1/model.onnx", **({} if config is None else {"m": config}))
+    if toml:
+        native(root, "m", toml)
+    entry = read_folder(root / "m", Defaults(gpus=gpus, **defaults))
+    assert entry is not None
+    return entry
+
+
+def spec_of(entry: Entry) -> ModelSpec:
+    assert [str(finding) for finding in entry.findings if finding.mistake] == []
+    return entry.specs[0]
+
+
+def devices(entry: Entry) -> list[tuple[int, str]]:
+    return [(group.count, device) for group in spec_of(entry).instances for device in group.devices]
+
+
+def instance_groups(entry: Entry, spec: ModelSpec) -> list[tuple[str, int, list[int]]]:
+    config = to_json(completed(entry.config, spec, "onnxruntime_onnx"))
+    return [(each["kind"], each["count"], each["gpus"]) for each in config["instance_group"]]
+
+
+class TestDefaults:
+    @pytest.mark.parametrize(
+        ("config", "toml", "found"),
+        [
+            (None, "", [(1, "cuda:0"), (1, "cuda:1")]),
+            ("", "", [(1, "cuda:0"), (1, "cuda:1")]),
+            ("instance_group { count: 2 }", "", [(2, "cuda:0"), (2, "cuda:1")]),
+            ("instance_group { count: 2 }", "[instances]\ncount = 2", [(2, "cuda:0"), (2, "cuda:1")]),
+            (None, "[instances]\ncount = 3", [(3, "cuda:0"), (3, "cuda:1")]),
+            (None, '[instances]\ncount = "auto"\ndevices = ["cuda:1"]', [(0, "cuda:1")]),
+            ("instance_group { kind: KIND_CPU }", "", [(1, "cpu")]),
+            (None, '[instances]\ndevices = ["cpu"]', [(1, "cpu")]),
+        ],
+    )
+    def test_a_model_that_names_no_device_is_on_every_gpu(
+        self, tmp_path: Path, config: str | None, toml: str, found: list[tuple[int, str]]
+    ) -> None:
+        assert devices(read(tmp_path, config, toml)) == found
+
+    @pytest.mark.parametrize("config", [None, "", "instance_group { count: 1 }"])
+    def test_where_there_is_none_it_is_on_the_cpu(self, tmp_path: Path, config: str | None) -> None:
+        entry = read(tmp_path, config, gpus=NONE)
+
+        assert devices(entry) == [(1, "cpu")]
+        assert spec_of(entry).options == {}
+        assert spec_of(entry).fallback == ""
+
+    def test_a_single_file_is_a_model_like_any_other(self, tmp_path: Path) -> None:
+        (tmp_path / "net.onnx").touch()
+        (entry,), _ = scan([tmp_path / "net.onnx"], Defaults(gpus=TWO))
+
+        assert devices(entry) == [(1, "cuda:0"), (1, "cuda:1")]
+
+    def test_the_command_line_may_say_which(self, tmp_path: Path) -> None:
+        assert devices(read(tmp_path, gpus=Gpus(("cpu",)))) == [(1, "cpu")]
+
+    def test_one_of_the_command_line_that_is_not_there_keeps_the_model_from_being_served(self, tmp_path: Path) -> None:
+        entry = read(tmp_path, gpus=Gpus(("cuda:3",), machine=NO_DRIVER._machine))
+
+        assert entry.specs == ()
+        assert "device 'cuda:3' is not there: there is no GPU: no NVIDIA driver" in str(entry.findings[0])
+
+    @pytest.mark.parametrize(
+        ("config", "toml"), [("instance_group { count: 2 }", ""), (None, "[instances]\ncount = 2")]
+    )
+    def test_nor_is_one_that_says_how_many_it_wants_of_them(
+        self, tmp_path: Path, config: str | None, toml: str
+    ) -> None:
+        entry = read(tmp_path, config, toml, Gpus(("cuda:3",), machine=NO_DRIVER._machine))
+
+        assert [finding.message.partition(": ")[0] for finding in entry.findings] == ["device 'cuda:3' is not there"]
+
+    def test_models_that_name_the_cpu_ask_no_driver(self, tmp_path: Path) -> None:
+        def never() -> Any:
+            raise AssertionError("the driver was asked")
+
+        gpus = Gpus(machine=Machine(never, str, lambda: True, lambda: False))
+
+        assert devices(read(tmp_path, "instance_group { kind: KIND_CPU }", gpus=gpus)) == [(1, "cpu")]
+
+    def test_the_settings_say_what_is_decided(self) -> None:
+        found = defaults_of(Settings(default_device="cuda:1", cpu_fallback=True, model_load_gpu_limit=("1:0.5",)))
+
+        assert found.gpus.default("onnxruntime") == ("cuda:1",)
+        assert found.cpu_fallback
+        assert found.gpu_limits == {1: 0.5}
+
+
+class TestFailsClosed:
+    @pytest.mark.parametrize(
+        ("config", "toml", "gpus", "reason"),
+        [
+            (KIND_GPU, "", NO_DRIVER,
+             "instance group m_0 of model m has kind KIND_GPU but no GPUs are available: no NVIDIA driver"),
+            ("instance_group { kind: KIND_GPU gpus: 0 }", "", NONE,
+             "instance group m_0 of model m has kind KIND_GPU but no GPUs are available"),
+            (KIND_GPU, "", UNTOLD, "instance group m_0 of model m has kind KIND_GPU but specifies no GPUs"),
+            (None, '[instances]\ndevices = ["cuda:0"]', NONE, "device 'cuda:0' is not there: there is no GPU"),
+            (None, '[instances]\ndevices = ["cuda:2"]', TWO,
+             "device 'cuda:2' is not there: there is cuda:0, cuda:1"),
+            (CUDA, "", NO_DRIVER,
+             "execution accelerator 'cuda' needs an instance_group with a GPU: no NVIDIA driver"),
+            (CUDA + " instance_group { kind: KIND_CPU }", "", TWO,
+             "execution accelerator 'cuda' needs an instance_group with a GPU"),
+            (TENSORRT, "", NONE, "execution accelerator 'tensorrt' needs an instance_group with a GPU"),
+            (None, "[runtime]\ngpu_graphs = true", NONE, "CUDA graphs needs an instance_group with a GPU"),
+        ],
+    )  # fmt: skip
+    def test_a_gpu_that_was_asked_for_and_is_not_there_is_a_mistake_with_its_reason_and_place(
+        self, tmp_path: Path, config: str | None, toml: str, gpus: Gpus, reason: str
+    ) -> None:
+        entry = read(tmp_path, config, toml, gpus)
+        (finding,) = entry.findings
+
+        assert entry.specs == ()
+        assert (finding.mistake, finding.message, finding.line > 0) == (True, reason, True)
+
+    @pytest.mark.parametrize("says", ["configuration", "penstock.toml", "command line"])
+    def test_it_is_served_on_the_cpu_where_that_is_allowed(self, tmp_path: Path, says: str) -> None:
+        allowed = 'parameters { key: "penstock.cpu_fallback" value { string_value: "true" } }'
+        entry = read(
+            tmp_path,
+            KIND_GPU + (allowed if says == "configuration" else ""),
+            "[runtime]\ncpu_fallback = true" if says == "penstock.toml" else "",
+            NO_DRIVER,
+            cpu_fallback=says == "command line",
+        )
+        spec, (finding,) = spec_of(entry), entry.findings
+        reason = "instance group m_0 of model m has kind KIND_GPU but no GPUs are available: no NVIDIA driver"
+
+        assert devices(entry) == [(1, "cpu")]
+        assert spec.fallback == reason
+        assert str(finding).endswith(f"warning: is served on the CPU: {reason}")
+        assert instance_groups(entry, spec) == [("KIND_CPU", 1, [])]
+        assert to_json(completed(entry.config, spec, ""))["parameters"]["penstock.cpu_fallback"] == {
+            "string_value": "true"
+        }
+
+    def test_a_model_may_say_otherwise_than_the_command_line(self, tmp_path: Path) -> None:
+        entry = read(tmp_path, KIND_GPU, "[runtime]\ncpu_fallback = false", NONE, cpu_fallback=True)
+
+        assert entry.specs == ()
+
+    def test_what_asks_for_a_gpu_without_naming_one_is_told_to_run_without(self, tmp_path: Path) -> None:
+        spec = spec_of(read(tmp_path, CUDA, gpus=NONE, cpu_fallback=True))
+
+        assert spec.instances == (InstanceGroup(),)
+        assert spec.fallback == "execution accelerator 'cuda' needs an instance_group with a GPU"
+
+    def test_graphs_where_they_can_be_had_ask_for_no_gpu(self, tmp_path: Path) -> None:
+        entry = read(tmp_path, None, '[runtime]\ngpu_graphs = "auto"', NONE)
+
+        assert devices(entry) == [(1, "cpu")]
+
+    def test_a_contradiction_where_gpus_work_is_no_reason_for_the_cpu(self, tmp_path: Path) -> None:
+        entry = read(tmp_path, None, '[instances]\ndevices = ["cuda:0", "cuda:2"]', TWO, cpu_fallback=True)
+
+        assert entry.specs == ()
+
+    def test_instances_that_are_on_the_cpu_anyway_are_kept(self, tmp_path: Path) -> None:
+        config = "instance_group [ { kind: KIND_GPU count: 4 }, { kind: KIND_CPU count: 3 } ]"
+        entry = read(tmp_path, config, gpus=NONE, cpu_fallback=True)
+
+        assert devices(entry) == [(1, "cpu"), (3, "cpu")]
+        assert instance_groups(entry, spec_of(entry)) == [("KIND_CPU", 1, []), ("KIND_CPU", 3, [])]
+
+    def test_a_gpu_that_cannot_be_told_of_is_left_to_the_runtime(self, tmp_path: Path) -> None:
+        entry = read(tmp_path, "instance_group { kind: KIND_GPU gpus: 3 }", gpus=UNTOLD)
+
+        assert devices(entry) == [(1, "cuda:3")]
+
+    @pytest.mark.parametrize("backend", ["tensorflow", "python"])
+    def test_models_of_other_backends_fail_and_fall_back_alike(self, tmp_path: Path, backend: str) -> None:
+        make(tmp_path, "m/1/model.savedmodel/saved_model.pb", "m/1/model.py", m=f'backend: "{backend}" {KIND_GPU}')
+        closed = read_folder(tmp_path / "m", Defaults(gpus=NONE))
+        opened = read_folder(tmp_path / "m", Defaults(gpus=NONE, cpu_fallback=True))
+        there = read_folder(tmp_path / "m", Defaults(gpus=TWO, cpu_fallback=True))
+
+        assert closed is not None
+        assert opened is not None
+        assert there is not None
+        assert (closed.specs, devices(opened), devices(there)) == ((), [(1, "cpu")], [(1, "cuda:0"), (1, "cuda:1")])
+        assert spec_of(there).options["penstock.cpu_fallback"] == "1"
+
+
+class TestOptions:
+    def options(self, root: Path, config: str = "", toml: str = "", **defaults: Any) -> dict[str, str]:
+        return dict(spec_of(read(root, config, toml, **defaults)).options)
+
+    def test_a_model_of_which_nothing_is_said_may_run_on_the_cpu_where_its_gpu_does_not_work(
+        self, tmp_path: Path
+    ) -> None:
+        assert self.options(tmp_path) == {"penstock.cpu_fallback": "1"}
+
+    def test_one_that_names_its_gpu_is_told_nothing(self, tmp_path: Path) -> None:
+        assert spec_of(read(tmp_path, KIND_GPU)).options == {}
+
+    def test_all_that_can_be_said(self, tmp_path: Path) -> None:
+        toml = (
+            '[runtime]\ncpu_fallback = true\ngpu_graphs = true\ngpu_memory = "1 GiB"\npinned = false\n'
+            "[runtime.cuda]\nuse_tf32 = false\n[runtime.tensorrt]\ntrt_fp16_enable = true\n"
+            "[batching]\nmax_batch_size = 6"
+        )
+
+        assert self.options(tmp_path, "", toml, gpu_limits={1: 0.5, 0: 0.75}) == {
+            "penstock.cpu_fallback": "1",
+            "penstock.gpu_memory_bytes": "1073741824",
+            "penstock.pinned": "0",
+            "penstock.tensorrt": "1",
+            "penstock.gpu_limit": "0:0.75,1:0.5",
+            "penstock.rows": "1,2,4,6",
+            "cuda.use_tf32": "0",
+            "tensorrt.trt_fp16_enable": "1",
+            "tensorrt.trt_cuda_graph_enable": "1",
+        }
+
+    @pytest.mark.parametrize(("said", "graphs"), [("true", "1"), ("false", "0"), ('"auto"', "auto")])
+    def test_graphs_without_tensorrt_are_for_the_binding_to_make(self, tmp_path: Path, said: str, graphs: str) -> None:
+        assert self.options(tmp_path, "", f"[runtime]\ngpu_graphs = {said}")["penstock.gpu_graphs"] == graphs
+
+    def test_what_the_loader_is_told_it_can_read(self, tmp_path: Path) -> None:
+        toml = '[runtime]\ngpu_graphs = "auto"\ngpu_memory = 4096\n[batching]\nmax_batch_size = 3'
+        options = self.options(tmp_path, "", toml, gpu_limits={1: 0.5})
+        budget = Budget.of(1, options)
+
+        assert (budget.budget_bytes, budget.limit, Budget.of(0, options).limit) == (4096, 0.5, 1.0)
+
+    @pytest.mark.parametrize(
+        ("config", "toml", "rows"),
+        [
+            (f"max_batch_size: 8 {TENSORRT}", "", "1,2,4,8"),
+            ("max_batch_size: 8 optimization { cuda { graphs: true } }", "", "1,2,4,8"),
+            ("max_batch_size: 8 optimization { cuda { graphs: true graph_spec [ { batch_size: 3 } ] } }", "", "3,8"),
+            ("max_batch_size: 1 optimization { cuda { graphs: true } }", "", "1"),
+            ("max_batch_size: 5", '[runtime]\ngpu_graphs = "auto"', "1,2,4,5"),
+            ("", "[batching]\nallowed_sizes = [2, 5]", "2,5"),
+            ("max_batch_size: 8", "", None),
+            ("max_batch_size: 8 optimization { cuda { graphs: false } }", "", None),
+        ],
+    )
+    def test_the_rows_that_graphs_and_profiles_are_for(
+        self, tmp_path: Path, config: str, toml: str, rows: str | None
+    ) -> None:
+        assert self.options(tmp_path, config, toml).get("penstock.rows") == rows
+
+    @settings(max_examples=40)
+    @given(st.integers(0, 2**20), st.booleans())
+    def test_rows_ascend_to_the_most_a_batch_may_have(self, most: int, said: bool) -> None:
+        policy = BatchPolicy(max_batch_rows=most) if said else BatchPolicy(default_max_batch_rows=max(1, most))
+        stated = Statement(Path("m"), {"runtime.tensorrt": True})
+        spec, findings = place(ModelSpec("m", 1, Path("m"), policy=policy), stated, Defaults(gpus=TWO))
+        rows = [int(word) for word in spec.options.get("penstock.rows", "").split(",") if word]
+
+        assert findings == []
+        assert rows == sorted(set(rows))
+        assert rows[-1:] == ([most] if said and most else [max(1, most)] if not said else [])
+
+
+class TestRequests:
+    @pytest.mark.parametrize("name", sorted(PLACES))
+    def test_a_configuration_that_comes_with_one_names_no_files(self, tmp_path: Path, name: str) -> None:
+        text = TENSORRT.replace("} } }", f'parameters {{ key: "{name}" value: "/etc/x" }} }} }} }}')
+        entry = read(tmp_path, text)
+        given = read_folder(tmp_path / "m", Defaults(gpus=TWO), entry.config)
+
+        assert spec_of(entry).options[f"tensorrt.{name}"] == "/etc/x"
+        assert given is not None
+        assert [finding.message for finding in given.findings] == [
+            f"parameter '{name}' names a place on the server's machine, and cannot be given with a request"
+        ]
+
+
+class TestWhatIsReported:
+    def test_groups_that_were_not_declared_are_one_for_all_gpus(self, tmp_path: Path) -> None:
+        entry = read(tmp_path, None, "[instances]\ncount = 2")
+
+        assert instance_groups(entry, spec_of(entry)) == [("KIND_GPU", 2, [0, 1])]
+
+    def test_instances_of_a_gpu_one_by_one_are_the_group_that_was_declared(self, tmp_path: Path) -> None:
+        entry = read(tmp_path, "instance_group { count: 2 }")
+        one = [replace(group, count=1) for group in spec_of(entry).instances for _ in range(group.count)]
+        spec = replace(spec_of(entry), instances=tuple(one))
+
+        assert instance_groups(entry, spec) == [("KIND_GPU", 2, [0, 1])]
+
+    def test_what_a_load_fell_back_to_is_on_the_cpu(self, tmp_path: Path) -> None:
+        entry = read(tmp_path, KIND_GPU, cpu_fallback=True)
+        spec = replace(spec_of(entry), instances=(InstanceGroup(),), fallback="no cuDNN")
+
+        assert instance_groups(entry, spec) == [("KIND_CPU", 1, [])]
+
+    @pytest.mark.parametrize(("config", "pinned"), [("", (True, True)), (
+        "optimization { input_pinned_memory { enable: false } }", (False, False),
+    )])  # fmt: skip
+    def test_pinned_memory_is_told(self, tmp_path: Path, config: str, pinned: tuple[bool, bool]) -> None:
+        entry = read(tmp_path, config)
+        said = to_json(completed(entry.config, spec_of(entry), ""))["optimization"]
+
+        assert (said["input_pinned_memory"]["enable"], said["output_pinned_memory"]["enable"]) == pinned
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from([None, (), (0,), (0, 3)]),
+    st.lists(st.tuples(st.integers(1, 3), st.sampled_from(["cpu", "cuda:0", "cuda:3"])), max_size=3),
+    st.sampled_from([{}, {"runtime.cuda": True}, {"runtime.gpu_graphs": "auto"}]),
+    st.booleans(),
+)
+def test_a_model_is_on_devices_that_are_there_or_it_is_a_mistake(
+    gpus: tuple[int, ...] | None, said: list[tuple[int, str]], asked: dict[str, Any], allowed: bool
+) -> None:
+    from penstock.server.repository.placing import resolve
+
+    groups = tuple(InstanceGroup(count, (device,)) for count, device in said)
+    values = {**asked, **({"instances": groups} if groups else {})}
+    stated = resolve(Statement(Path("m"), values), "onnxruntime", Gpus.told(gpus))
+    spec, findings = place(ModelSpec("m", 1, Path("m")), stated, Defaults(gpus=Gpus.told(gpus), cpu_fallback=allowed))
+    used = {device for group in spec.instances for device in group.devices}
+
+    assert ANY_DEVICE not in used
+    assert any(finding.mistake for finding in findings) <= (not allowed or bool(said and gpus))
+    if not findings:
+        assert gpus is None or used <= {"cpu", *(f"cuda:{number}" for number in gpus)}
+        assert "runtime.cuda" not in asked or used != {"cpu"}
+    if spec.fallback:
+        assert used == {"cpu"}

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from penstock.server import cli
+from penstock.server.probe import probe
+from penstock.server.settings import Settings
+
+
+class Answering(BaseHTTPRequestHandler):
+    """Ready when it is asked for by the path that a probe asks for."""
+
+    ready = True
+
+    def do_GET(self) -> None:
+        assert self.path == "/v2/health/ready"
+        self.send_response(200 if self.ready else 400)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name there
+        """Say nothing."""
+
+
+@pytest.fixture
+def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """The port of a server on this machine."""
+    server = HTTPServer(("127.0.0.1", 0), Answering)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server.server_address[1]
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_server_that_is_ready_is_healthy(port: int) -> None:
+    assert probe(Settings(http_port=port, http_address="0.0.0.0")) == (0, "ready")
+
+
+def test_a_server_that_is_not_ready_is_not(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Answering, "ready", False)
+
+    assert probe(Settings(http_port=port)) == (1, f"not ready: 127.0.0.1:{port} answered 400 to /v2/health/ready")
+
+
+def test_the_environment_says_where_to_ask(
+    port: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PENSTOCK_HTTP_PORT", str(port))
+
+    assert cli.main(["probe"]) == 0
+    assert capsys.readouterr().out == "ready\n"
+
+
+def test_where_nobody_listens_nothing_is_healthy() -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # and does not listen
+        port = held.getsockname()[1]
+
+        assert probe(Settings(http_port=port)) == (
+            1,
+            f"no answer from 127.0.0.1:{port}: [Errno 111] Connection refused",
+        )
+
+
+def test_what_listens_and_does_not_answer_is_not_healthy() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+
+        assert probe(Settings(http_port=port), timeout_s=0.01) == (1, f"no answer from 127.0.0.1:{port}: timed out")
+
+
+def test_without_http_there_is_nothing_to_ask() -> None:
+    assert probe(Settings(allow_http=False))[0] == 1

@@ -1,0 +1,242 @@
+"""Tensors in shared memory, as both transports decode them: what stays on its device, and what is copied."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.backends.device_array import DeviceArray
+from penstock.backends.errors import Code, InferError
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching.model import Model
+from penstock.batching.request import InferRequest
+from penstock.batching.spec import BatchPolicy, ModelSpec
+from penstock.server.tracing.trace import tensors_of
+from penstock.server.v2.cuda_regions import CudaRegions
+from penstock.server.v2.decode import decode, decode_remembered
+from penstock.server.v2.finish import finish_all
+from penstock.server.v2.layout import Layouts
+from penstock.server.v2.regions import InlineRegions, LargeRead, Regions
+from penstock.server.v2.rpc import decode as rpc
+from penstock.server.v2.said import Options, Ways
+from tests.backends.fake_cuda import FakeRuntime
+from tests.fakes import FakeBackend, NoSink, fake_model
+from tests.server.v2.rpc.calls import pb
+
+SIZE = 256
+SINK = NoSink()
+TRANSPORTS = "http", "grpc"
+
+
+class Device:
+    """A server's regions `here`, on device 0, and `there`, on device 1, of 256 bytes each, filled with 0, 1, 2..."""
+
+    def __init__(self) -> None:
+        self.runtime = FakeRuntime()
+        self.regions = Regions(allowed=True)
+        cuda = CudaRegions(self.regions, self.runtime)
+        self.pointers = []
+        for device, name in enumerate(("here", "there")):
+            pointer = self.runtime.allocate(SIZE, device)
+            self.runtime.write(pointer, device, bytes(range(SIZE)))
+            cuda.register(name, self.runtime.handle_of(pointer, device), device, SIZE)
+            self.pointers.append(pointer)
+        self.runtime.calls.clear()
+
+    @property
+    def copies(self) -> int:
+        """Between the host and the devices."""
+        return self.runtime.calls["cudaMemcpy"]
+
+
+@pytest.fixture
+def device() -> Device:
+    return Device()
+
+
+def model_of(datatype: str = "INT32", outputs: tuple[TensorSpec, ...] = (), *, batched: bool = True) -> Model:
+    """One whose Bindings are on device 0."""
+    x = TensorSpec("x", datatype, (-1, 4) if batched else (4,))
+    signature = Signature((x,), outputs or (TensorSpec("y", "FP32", x.shape),), batched=batched)
+    spec = ModelSpec("m", 1, Path("model"), signature=signature, policy=BatchPolicy(max_batch_rows=8))
+    model = Model(spec, [FakeBackend(signature, list)], lambda *_: None)
+    model.in_place = frozenset({0})
+    return model
+
+
+def place(region: str, byte_size: int, offset: int = 0) -> dict[str, Any]:
+    return {"shared_memory_region": region, "shared_memory_byte_size": byte_size, "shared_memory_offset": offset}
+
+
+def body_of(shape: list[int], where: dict[str, Any], datatype: str, outputs: dict[str, dict[str, Any]]) -> bytes:
+    asked: dict[str, Any] = {"inputs": [{"name": "x", "datatype": datatype, "shape": shape, "parameters": where}]}
+    if outputs:
+        asked["outputs"] = [{"name": name, "parameters": each} for name, each in outputs.items()]
+    return json.dumps(asked).encode()
+
+
+def message_of(shape: list[int], where: dict[str, Any], datatype: str, outputs: dict[str, dict[str, Any]]) -> Any:
+    def said(items: dict[str, Any]) -> dict[str, Any]:
+        return {
+            key: pb.InferParameter(string_param=value)
+            if isinstance(value, str)
+            else pb.InferParameter(int64_param=value)
+            for key, value in items.items()
+        }
+
+    message = pb.ModelInferRequest(
+        model_name="m", inputs=[{"name": "x", "datatype": datatype, "shape": shape}],
+        outputs=[{"name": name} for name in outputs],
+    )  # fmt: skip
+    for tensor, items in zip((message.inputs[0], *message.outputs), (where, *outputs.values()), strict=True):
+        for key, value in said(items).items():
+            tensor.parameters[key].CopyFrom(value)
+    return message
+
+
+def read(
+    transport: str, model: Model, regions: Regions, shape: list[int], where: dict[str, Any], **outputs: dict[str, Any]
+) -> tuple[InferRequest, Options]:
+    datatype = model.signature.inputs[0].datatype
+    if transport == "http":
+        return decode(model, body_of(shape, where, datatype, outputs), -1, 100, SINK, regions)
+    return rpc.decode(model, message_of(shape, where, datatype, outputs), SINK, regions)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+class TestInputs:
+    def test_stay_where_the_model_is(self, device: Device, transport: str) -> None:
+        model = model_of()
+        request, _ = read(transport, model, InlineRegions(device.regions, 8), [2, 4], place("here", 32, 16))
+        array: Any = request.inputs[0]
+
+        assert type(array) is DeviceArray
+        assert (array.shape, array.dtype, array.pointer) == ((2, 4), np.dtype(np.int32), device.pointers[0] + 16)
+        assert (request.rows, request.key, device.copies) == (2, ((4,),), 0)
+        assert np.asarray(array).tobytes() == bytes(range(16, 48))
+
+    @pytest.mark.parametrize("why", ["no model", "another device", "no rows", "BOOL", "BYTES"])
+    def test_are_copied_where_it_is_not_or_their_values_are_looked_at(
+        self, device: Device, transport: str, why: str
+    ) -> None:
+        model, rows, byte_size, offset = model_of(why if why.startswith("B") else "INT32"), 1, 16, 0
+        if why == "no model":
+            model.in_place = frozenset()
+        elif why == "no rows":
+            rows = byte_size = 0
+        elif why == "BOOL":
+            byte_size = 4
+        elif why == "BYTES":
+            # four strings of no length
+            offset = 32
+            device.runtime.write(device.pointers[0] + offset, 0, bytes(16))
+        where = place("there" if why == "another device" else "here", byte_size, offset)
+        request, _ = read(transport, model, device.regions, [rows, 4], where)
+
+        assert type(request.inputs[0]) is np.ndarray
+        assert request.inputs[0].shape == (rows, 4)
+        if why == "BOOL":
+            assert request.inputs[0].tolist() == [[False, True, True, True]]
+        if byte_size > 8 and why != "BYTES":
+            with pytest.raises(LargeRead):
+                read(transport, model, InlineRegions(device.regions, 8), [rows, 4], where)
+
+    @pytest.mark.parametrize(
+        ("where", "code", "text"),
+        [
+            (place("here", 12), Code.INVALID, "size mismatch for input 'x' for model 'm'. Expected 16, got 12"),
+            (place("here", 16, SIZE), Code.INVALID, "Invalid offset for shared memory region: 'here'"),
+            (place("here", 16, 244), Code.INVALID, "Invalid offset + byte size for shared memory region: 'here'"),
+            (place("nowhere", 16), Code.NOT_FOUND, "Unable to find shared memory region: 'nowhere'"),
+        ],
+        ids=["size", "offset", "end", "name"],
+    )  # fmt: skip
+    def test_that_are_wrong_are_refused_as_ever(
+        self, device: Device, transport: str, where: dict[str, Any], code: Code, text: str
+    ) -> None:
+        with pytest.raises(InferError) as caught:
+            read(transport, model_of(), device.regions, [1, 4], where)
+
+        assert caught.value.code is code
+        assert caught.value.message.endswith(text)
+        assert device.copies == 0
+
+
+def test_json_that_names_a_region_is_not_remembered(device: Device) -> None:
+    both = Signature(
+        (TensorSpec("x", "INT32", (-1, 4)), TensorSpec("w", "INT32", (-1, 1))), (TensorSpec("y", "FP32", (-1,)),),
+        batched=True,
+    )  # fmt: skip
+    model = fake_model(signature=both)
+    model.in_place = frozenset({0})
+    document = json.loads(body_of([1, 4], place("here", 16), "INT32", {}))
+    binary = {"name": "w", "datatype": "INT32", "shape": [1, 1], "parameters": {"binary_data_size": 4}}
+    document["inputs"].append(binary)
+    text = json.dumps(document).encode()
+    layouts = Layouts(device.regions)
+    for _ in range(2):
+        request, _ = decode_remembered(model, text + bytes(4), len(text), 100, SINK, layouts)
+        assert isinstance(request.inputs[0], DeviceArray)
+
+    assert len(layouts) == 0
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+class TestOutputs:
+    def test_are_aimed_where_the_model_is_if_there_is_room(self, device: Device, transport: str) -> None:
+        names = "y", "free", "there", "small", "words", "flags"
+        shapes = {"free": (-1, -1), "there": (-1, 2), "words": (-1, 2)}
+        types = {"words": "BYTES", "flags": "BOOL"}
+        specs = tuple(TensorSpec(each, types.get(each, "FP32"), shapes.get(each, (-1, 4))) for each in names)
+        model = model_of(outputs=specs)
+        wanted = {each: place("there" if each == "there" else "here", 64, 8) for each in names}
+        wanted["small"] = place("here", 31)
+        request, options = read(transport, model, device.regions, [2, 4], place("here", 32), **wanted)
+
+        assert type(options.plan) is Ways
+        assert sorted(request.targets) == [0, 5]
+        assert [(each.shape, each.pointer) for each in request.targets.values()] == [
+            ((2, 4), device.pointers[0] + 8)
+        ] * 2
+        assert request.targets[5].dtype == np.dtype(np.bool_)
+
+    def test_of_a_model_elsewhere_are_not(self, device: Device, transport: str) -> None:
+        model = model_of()
+        model.in_place = frozenset({3})
+        request, _ = read(transport, model, device.regions, [2, 4], place("here", 32), y=place("here", 32))
+        assert not hasattr(request, "targets")
+
+    def test_that_have_been_written_are_not_written_again(self, device: Device, transport: str) -> None:
+        model = model_of(batched=False)
+        request, options = read(transport, model, device.regions, [4], place("here", 16), y=place("here", 64, 8))
+        finished = finish_all(model, request.wanted, options.plan, [request.targets[0]])
+
+        assert finished == [("y", "FP32", (4,), None, False)]
+        assert device.copies == 0
+
+    def test_that_came_to_the_host_are_measured_and_written(self, device: Device, transport: str) -> None:
+        model, y = model_of(), place("here", 32, 8)
+        request, options = read(transport, model, device.regions, [2, 4], place("here", 32), y=y)
+        values = np.arange(8, dtype=np.float32).reshape(2, 4)
+        finish_all(model, request.wanted, options.plan, [values])
+        assert np.asarray(request.targets[0]).tolist() == values.tolist()
+
+        request, options = read(transport, model, device.regions, [2, 4], place("here", 32), y=place("here", 31))
+        copies = device.copies
+        with pytest.raises(InferError, match="at least 32 bytes to hold the results"):
+            finish_all(model, request.wanted, options.plan, [values])
+        assert device.copies == copies
+
+
+def test_a_trace_has_the_values_that_there_are(device: Device) -> None:
+    model = model_of()
+    request, _ = read("http", model, device.regions, [2, 4], place("here", 32), y=place("here", 32, 64))
+    request.outputs = [request.targets[0]]
+    device.runtime.fail("cudaMemcpy", 1, after=1)
+    (found,) = tensors_of(model, request, ("TENSORS",))
+
+    assert (found.name, found.values.tobytes()) == ("x", bytes(range(32)))
