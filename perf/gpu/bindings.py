@@ -1,0 +1,114 @@
+"""Bindings: what `backends/onnx_cuda_binding.py` takes for granted of ONNX Runtime, asked of the device itself.
+
+It was read in ONNX Runtime's sources, and tried on a CUDA that computes nothing. If a Row here does not hold, mend that
+before you look at a rate.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from penstock.backends.backend import Array, Binding, Overlapping, overlaps
+from penstock.backends.loading import load_onnx
+from penstock.batching.completion import complete
+
+from .correct import TOLERANCE, off_by, on_cpu
+from .engines import How, spec_of
+from .models import FP16, Tensor, Variant, widened
+from .rows import Row, at_least, at_most, failed
+from .world import KINDS, World
+
+ROWS, TRIES = 8, 5
+_PART = "bindings"
+GRAPHS: Mapping[str, str] = MappingProxyType({"penstock.gpu_graphs": "1", "penstock.rows": str(ROWS)})
+NO_GRAPHS: Mapping[str, str] = MappingProxyType({})
+
+
+def report(world: World) -> Iterator[Row]:
+    """Give what was found of each model, with graphs and without."""
+    for kind in KINDS:
+        variant = world.variant(kind, FP16)
+        for name, options in ((", graphs", GRAPHS), ("", NO_GRAPHS))[0 if world.on_gpu else 1 :]:
+            try:
+                yield from _checked(world, variant, name, options)
+            except Exception as error:  # noqa: BLE001 - the other models may do
+                yield failed(_PART, f"{variant.name}{name}", error)
+
+
+def _checked(world: World, variant: Variant, name: str, options: Mapping[str, str]) -> Iterator[Row]:
+    backend: Any = load_onnx(world.file(variant), world.device, options)
+    try:
+        spec = complete(spec_of(world, variant, How(ROWS)), backend.graph)
+        names = [tensor.name for tensor in backend.graph.inputs]
+        first, second = (backend.bind(spec.bound or spec.signature, ROWS) for _ in range(2))
+        drawn = variant.inputs(2 * ROWS)
+        feeds = [[drawn[each][at : at + ROWS] for each in names] for at in (0, ROWS)]
+        if world.on_gpu and not options:
+            yield from _places(variant, backend)
+        if options:
+            for binding, feed in zip((first, second), feeds, strict=True):
+                fill(binding, feed)
+                binding.prepare(ROWS, [each.shape for each in feed])
+            yield at_least(_PART, f"{variant.name}: graphs captured", backend.graphs, 2)
+        wanted = on_cpu(world, world.variant(variant.kind, "fp32"), 2 * ROWS)
+        off = in_turns(first, second, feeds, wanted, variant)
+        yield at_most(_PART, f"{variant.name}: two under way, off by at most{name}", off, TOLERANCE[FP16])
+        if overlaps(first):
+            yield world.judged(_returned(variant, name, early(first, feeds[0])))
+    finally:
+        backend.close()
+
+
+def _places(variant: Variant, backend: Any) -> Iterator[Row]:
+    for what, found in (("nodes on the CPU", "cpu_nodes"), ("tensors on the host", "host_tensors")):
+        listed: tuple[str, ...] | None = getattr(backend, found)
+        value = "not told" if listed is None else len(listed)
+        yield Row(_PART, f"{variant.name}: {what}", value, "", "0", listed == (), ", ".join(listed or ())[:200])
+
+
+def _returned(variant: Variant, name: str, tries: int) -> Row:
+    what = f"{variant.name}: begin returns before the device is done{name}"
+    return at_least(_PART, what, tries, TRIES // 2 + 1, f"of {TRIES}")
+
+
+def fill(binding: Binding, feed: list[Array]) -> None:
+    """Lend, and fill what was lent."""
+    for buffer, values in zip(binding.lend(len(feed[0]), [each.shape for each in feed]), feed, strict=True):
+        if buffer is not None:
+            np.copyto(buffer, values)
+
+
+def in_turns(
+    first: Binding, second: Binding, feeds: list[list[Array]], wanted: Tensor, variant: Variant
+) -> float:  # fmt: skip
+    """Have both under way at once, a few times; give how far their answers are off at most."""
+    furthest = 0.0
+    for _ in range(TRIES):
+        for binding, feed in zip((first, second), feeds, strict=True):
+            fill(binding, feed)
+            if overlaps(binding):
+                binding.begin((0,))
+        for turn, binding in enumerate((first, second)):
+            (answer,) = binding.end() if overlaps(binding) else binding.run((0,))
+            part = wanted[turn * ROWS : (turn + 1) * ROWS]
+            furthest = max(furthest, off_by(widened(np.asarray(answer), variant.precision), part))
+    return furthest
+
+
+def early(binding: Overlapping, feed: list[Array]) -> int:
+    """Count how often `begin` takes less than half of what the device does, or returns while it is at it."""
+    found = 0
+    for _ in range(TRIES):
+        fill(binding, feed)
+        start_ns = time.perf_counter_ns()
+        binding.begin((0,))
+        took_ns = time.perf_counter_ns() - start_ns
+        still = not getattr(binding, "ended", lambda: True)()
+        binding.end()
+        found += still or took_ns * 2 < binding.device_ns
+    return found

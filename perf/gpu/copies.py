@@ -1,0 +1,129 @@
+"""Copies: whether the next batch is copied in, and the last one out, while the device computes. Seen by CUPTI.
+
+PyTorch's profiler records every kernel and copy of the process, ONNX Runtime's among them; a machine without PyTorch
+has a Row that says so, and then only rates tell (engine.py, with one Binding and with two).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from .engine import ROWS_EACH
+from .engines import DEEP, How, drive, inputs_of, served
+from .models import FP16, Variant
+from .rows import Row, at_least, failed
+from .world import World
+
+COVERED, BUSY = 0.5, 0.9
+"""What share of the time of copies should lie under kernels, and how much of the time kernels should run."""
+_SECONDS = 0.4
+Span = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """When kernels, copies in and copies out ran. Units: microseconds."""
+
+    kernels: Sequence[Span]
+    copies_in: Sequence[Span]
+    copies_out: Sequence[Span]
+
+
+def report(world: World) -> Iterator[Row]:
+    """Give how much of the copies lay under kernels, and how busy the device was, for each model."""
+    if not world.on_gpu:
+        yield Row("copies", "profile", "not made", note="there is no device whose copies could be seen")
+        return
+    for kind in ("cnn", "encoder"):
+        variant = world.variant(kind, FP16)
+        try:
+            seen = read(json.loads(uvloop.run(_profiled(world, variant)).read_text("utf-8")))
+            yield from _rows(variant, seen)
+        except ImportError as error:
+            yield Row("copies", "profile", "not made", note=str(error))
+            return
+        except Exception as error:  # noqa: BLE001 - the other models may do
+            yield failed("copies", variant.name, error)
+
+
+def _rows(variant: Variant, seen: Seen) -> Iterator[Row]:
+    computing = united(seen.kernels)
+    for word, copies in (("in", seen.copies_in), ("out", seen.copies_out)):
+        if not copies:
+            yield failed("copies", f"{variant.name}: copies {word}", "none was seen")
+            continue
+        long_us, what = sum(end - begin for begin, end in copies), f"{variant.name}: copies {word} under kernels"
+        share = covered(copies, computing)
+        note = f"{len(copies)} copies, {long_us / len(copies):.0f} us each"
+        yield (
+            at_least("copies", what, share, COVERED, note=note)
+            if word == "in"
+            else Row("copies", what, share, note=note)
+        )
+    if computing:
+        whole = computing[-1][1] - computing[0][0]
+        busy = sum(end - begin for begin, end in computing) / max(whole, 1e-9)
+        yield at_least("copies", f"{variant.name}: share of the time that kernels run", busy, BUSY)
+
+
+async def _profiled(world: World, variant: Variant) -> Path:
+    from torch.profiler import ProfilerActivity, profile  # type: ignore[import-not-found, unused-ignore]
+
+    rows, path = ROWS_EACH[variant.kind], world.folder / f"{variant.name}.trace.json"
+    how = How(world.best_rows(variant))
+    async with served(world, variant, how) as (engine, model):
+        feed, callers = inputs_of(model, variant.inputs(rows)), max(DEEP * how.rows // rows, 2)
+        await drive(engine, model, feed, callers, world.seconds(_SECONDS))
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            await drive(engine, model, feed, callers, world.seconds(_SECONDS))
+    seen.export_chrome_trace(str(path))
+    return path
+
+
+def read(trace: Mapping[str, Any]) -> Seen:
+    """Sort what a trace in Chrome's form has: kernels, and copies by their direction."""
+    kernels: list[Span] = []
+    ways: dict[str, list[Span]] = {"HtoD": [], "DtoH": []}
+    for event in trace.get("traceEvents", ()):
+        if "dur" not in event or "ts" not in event:
+            continue
+        span = (float(event["ts"]), float(event["ts"]) + float(event["dur"]))
+        if event.get("cat") == "kernel":
+            kernels.append(span)
+        elif event.get("cat") == "gpu_memcpy":
+            for word, spans in ways.items():
+                if word in event.get("name", ""):
+                    spans.append(span)
+    return Seen(kernels, ways["HtoD"], ways["DtoH"])
+
+
+def united(spans: Sequence[Span]) -> list[Span]:
+    """Join those that touch; ascending."""
+    joined: list[Span] = []
+    for begin, end in sorted(spans):
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
+        else:
+            joined.append((begin, end))
+    return joined
+
+
+def covered(spans: Sequence[Span], under: Sequence[Span]) -> float:
+    """Give the share of the time of `spans` that lies within `under`, which is united; 0 where there is no time."""
+    total = inside = 0.0
+    at = 0
+    for begin, end in sorted(spans):
+        total += end - begin
+        while at < len(under) and under[at][1] <= begin:
+            at += 1
+        number = at
+        while number < len(under) and under[number][0] < end:
+            inside += max(min(end, under[number][1]) - max(begin, under[number][0]), 0.0)
+            number += 1
+    return inside / total if total else 0.0

@@ -1,0 +1,109 @@
+"""Correctness: answers of every model and precision against ONNX Runtime's on the CPU, in single precision.
+
+Requests of odd sizes come all at once, so that they share batches of many sizes, two Bindings are in flight, and each
+answer is of rows that lay somewhere else in its batch. A row that was mixed up, or written over, is off by as much as
+it is long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from penstock.backends.backend import Array
+
+from .engines import How, inputs_of, served
+from .models import BF16, FP16, FP32, Tensor, Variant, widened
+from .rows import Row, at_most, failed
+from .world import KINDS, World
+
+TOLERANCE: Mapping[str, float] = MappingProxyType({FP32: 5e-3, FP16: 2e-2, BF16: 1e-1})
+"""The most that an answer may be off: the norm of the difference to that of the reference. Single precision runs with
+10 bits where the device's matrix units do (tf32)."""
+SIZES = (1, 3, 5, 7, 2, 11, 1, 1)
+"""Rows of the requests, over and over."""
+_REQUESTS, POOL, _ROWS = 48, 24, 16
+CHECKED = (*((kind, precision) for kind in KINDS for precision in (FP32, FP16)), ("mlp", BF16))
+SETTINGS: Mapping[str, How] = MappingProxyType(
+    {
+        "graphs": How(_ROWS, options={"penstock.gpu_graphs": "1", "penstock.rows": "1,2,4,8,16"}),
+        "no graphs, 2 instances": How(_ROWS, instances=2, options={"penstock.gpu_graphs": "0"}),
+    }
+)
+
+
+def report(world: World) -> Iterator[Row]:
+    """Give how far each model's answers are off at most, in each setting."""
+    wanted = cache(lambda kind: on_cpu(world, world.variant(kind, FP32)))
+    for kind, precision in CHECKED:
+        variant = world.variant(kind, precision)
+        if precision == BF16 and not world.on_gpu:
+            yield Row(
+                "correct", f"{variant.name}: off by at most", "not run", note="ONNX Runtime has no such CPU kernels"
+            )
+            continue
+        for name, how in SETTINGS.items():
+            what = f"{variant.name}: off by at most, {name}"
+            try:
+                off, batches = uvloop.run(_furthest(world, variant, how, wanted))
+            except Exception as error:  # noqa: BLE001 - the other models may do
+                yield failed("correct", what, error)
+            else:
+                note = f"{_REQUESTS} requests in {batches} batches"
+                yield at_most("correct", what, off, TOLERANCE[precision], note=note)
+
+
+def on_cpu(world: World, variant: Variant, rows: int = POOL) -> Tensor:
+    """Give the CPU's answers for the pool of rows."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    path = str(world.file(variant))
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    (output,) = session.run(None, variant.inputs(rows))
+    return np.asarray(output, np.float64)
+
+
+def off_by(answer: Tensor, wanted: Tensor) -> float:
+    """Give the norm of the difference to that of what is wanted, of the worst row; what is no number is far off."""
+    if answer.shape != wanted.shape:
+        return float("inf")
+    differences = np.linalg.norm(answer - wanted, axis=-1) / np.maximum(np.linalg.norm(wanted, axis=-1), 1e-30)
+    worst = float(differences.max())
+    return worst if np.isfinite(worst) else float("inf")
+
+
+def places(requests: int = _REQUESTS, pool: int = POOL) -> list[Sequence[int]]:
+    """Say which rows of the pool each request has."""
+    found: list[Sequence[int]] = []
+    at = 0
+    for size in itertools.islice(itertools.cycle(SIZES), requests):
+        found.append([(at + number) % pool for number in range(size)])
+        at += size
+    return found
+
+
+async def _furthest(world: World, variant: Variant, how: How, wanted_of: Callable[[str], Tensor]) -> tuple[float, int]:
+    async with served(world, variant, how) as (engine, model):
+        drawn, wanted = variant.inputs(POOL), wanted_of(variant.kind)
+        before = model.statistics.snapshot().execution_count
+
+        async def ask(rows: Sequence[int]) -> float:
+            feed = inputs_of(model, {name: each[list(rows)] for name, each in drawn.items()})
+            (answer,) = await engine.infer(model, feed)
+            return off_by(_read(answer, variant), wanted[list(rows)])
+
+        offs = await asyncio.gather(*map(ask, places()))
+        return max(offs), model.statistics.snapshot().execution_count - before
+
+
+def _read(answer: Any, variant: Variant) -> Array:
+    return widened(np.asarray(answer), variant.precision)

@@ -1,0 +1,58 @@
+"""The Engine: rows/s with callers enough, beside what ONNX Runtime gives offline; two Bindings in turns, and one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import uvloop
+
+from .engines import DEEP, Driven, How, drive, inputs_of, served
+from .models import FP16, Variant
+from .rows import Row, at_least, failed
+from .world import World, best_rate
+
+WANTED = 0.95
+_SECONDS = 1.5
+ROWS_EACH = {"cnn": 1, "encoder": 1, "mlp": 16}
+"""Rows of a request: as clients send them, but more where a row is next to nothing."""
+HELD = ("cnn", "encoder")
+
+
+def rate(variant: Variant) -> str:
+    """Name the Row of a model's rate."""
+    return f"{variant.name}: engine"
+
+
+def report(world: World) -> Iterator[Row]:
+    """Give the rate of each model, with overlapping copies; of the most wanted ones without as well."""
+    for kind, precision in world.measured():
+        variant = world.variant(kind, precision)
+        how = How(max(world.best_rows(variant), ROWS_EACH[kind]))
+        try:
+            driven = uvloop.run(_driven(world, variant, how))
+            yield from _rows(world, variant, driven)
+            if precision == FP16:
+                plain = uvloop.run(_driven(world, variant, How(how.rows, overlap=False)))
+                note = f"overlapping: {driven.rows_per_s / max(plain.rows_per_s, 1e-9):.2f} times that"
+                yield Row("engine", f"{variant.name}: engine, one Binding", plain.rows_per_s, "rows/s", note=note)
+        except Exception as error:  # noqa: BLE001 - the other models may do
+            yield failed("engine", variant.name, error)
+
+
+def _rows(world: World, variant: Variant, driven: Driven) -> Iterator[Row]:
+    note = f"{driven.rows_per_batch:.0f} rows a batch, p50 {driven.ms(0.5):.2f} ms"
+    if world.on_gpu:
+        note = f"{note}, device busy {driven.busy:.0%} of the time"
+    yield Row("engine", rate(variant), driven.rows_per_s, "rows/s", note=note)
+    offline = world.found(best_rate(variant))
+    if offline:
+        share, what = driven.rows_per_s / offline, f"{variant.name}: engine to offline"
+        held = variant.kind in HELD
+        yield world.judged(at_least("engine", what, share, WANTED)) if held else Row("engine", what, share)
+
+
+async def _driven(world: World, variant: Variant, how: How) -> Driven:
+    rows = ROWS_EACH[variant.kind]
+    callers = max(DEEP * how.rows // rows, 2)
+    async with served(world, variant, how) as (engine, model):
+        return await drive(engine, model, inputs_of(model, variant.inputs(rows)), callers, world.seconds(_SECONDS))

@@ -1,0 +1,136 @@
+"""Engines: a model in an Engine of this process, and callers that keep it busy. Used by several parts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.backends.backend import Array, Backend, Loader
+from penstock.backends.loading import LOADERS
+from penstock.backends.signature import Signature
+from penstock.batching.engine import Engine
+from penstock.batching.model import Model
+from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
+
+from .models import Tensor, Variant
+from .world import World
+
+_STOP_S = 10.0
+DEEP = 4
+"""Callers wait for so many batches at once: one runs, one is copied, and the next is always complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """How a model is loaded. `overlap` False: no Binding can be begun and ended apart."""
+
+    rows: int
+    instances: int = 1
+    overlap: bool = True
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+class _Plain:
+    """A Binding of which nothing but `lend`, `run` and `stop` is seen."""
+
+    def __init__(self, binding: Any) -> None:
+        self.capacity_rows: int = binding.capacity_rows
+        self.lend, self.run, self.stop = binding.lend, binding.run, binding.stop
+        if hasattr(binding, "prepare"):
+            self.prepare = binding.prepare
+
+
+class _WithoutOverlap:
+    """A Backend whose Bindings are plain."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def bind(self, signature: Signature, capacity_rows: int) -> _Plain:
+        return _Plain(self._backend.bind(signature, capacity_rows))
+
+
+def _loaders(how: How) -> Mapping[str, Loader]:
+    if how.overlap:
+        return LOADERS
+
+    def load(path: Path, device: str, options: Mapping[str, str]) -> Any:
+        return _WithoutOverlap(LOADERS["onnxruntime"](path, device, options))
+
+    return {"onnxruntime": load}
+
+
+def spec_of(world: World, variant: Variant, how: How) -> ModelSpec:
+    """Say how a model is served. Its queue is long enough for all callers."""
+    groups = (InstanceGroup(how.instances, (world.device,)),)
+    policy = BatchPolicy(max_batch_rows=how.rows, max_queue_rows=64 * how.rows, max_queue_bytes=16 << 30)
+    return ModelSpec(variant.name, 1, world.file(variant), policy=policy, instances=groups, options=how.options)
+
+
+@asynccontextmanager
+async def served(world: World, variant: Variant, how: How) -> AsyncIterator[tuple[Engine, Model]]:
+    """Load a model until the block ends. Raises: InferError."""
+    engine = Engine(asyncio.get_running_loop(), _loaders(how))
+    try:
+        yield engine, await engine.load(spec_of(world, variant, how))
+    finally:
+        await engine.stop(_STOP_S)
+
+
+def inputs_of(model: Model, drawn: Mapping[str, Tensor]) -> list[Array | None]:
+    """Give what was drawn in the model's order."""
+    return [drawn[tensor.name] for tensor in model.signature.inputs]
+
+
+@dataclass(frozen=True, slots=True)
+class Driven:
+    """What callers saw. Units: rows/s, seconds from asked to answered, rows of the batches that ran.
+
+    `busy`: the share of the time that the device ran the model; 0 on the CPU, of which nobody tells.
+    """
+
+    rows_per_s: float
+    took_s: Sequence[float]
+    rows_per_batch: float
+    busy: float
+
+    def ms(self, quantile: float) -> float:
+        """Give a quantile (0 to 1) of the latency."""
+        return float(np.quantile(self.took_s, quantile)) * 1e3 if self.took_s else float("nan")
+
+
+async def drive(engine: Engine, model: Model, feed: list[Array | None], callers: int, seconds: float) -> Driven:
+    """Keep so many requests under way: for a while that does not count, then for `seconds`."""
+    rows = len(feed[0]) if feed and feed[0] is not None else 1
+    took: list[float] = []
+    begin = time.perf_counter()
+    counts, ends = begin + seconds / 3, begin + seconds / 3 + seconds
+    batches, device_ns = [0, 0], [0, 0]
+
+    async def call() -> None:
+        while (start := time.perf_counter()) < ends:
+            await engine.infer(model, list(feed))
+            now = time.perf_counter()
+            if counts <= now <= ends:
+                took.append(now - start)
+
+    async def look() -> None:
+        for position, at in enumerate((counts, ends)):
+            await asyncio.sleep(at - time.perf_counter())
+            batches[position] = model.statistics.snapshot().execution_count
+            with model.lock:
+                device_ns[position] = sum(model.device_ns.values())
+
+    await asyncio.gather(look(), *(call() for _ in range(callers)))
+    busy = (device_ns[1] - device_ns[0]) / 1e9 / seconds
+    return Driven(rows * len(took) / seconds, took, rows * len(took) / max(batches[1] - batches[0], 1), busy)

@@ -1,0 +1,95 @@
+"""What the machine is: its GPU and driver, what ONNX Runtime can use of it, TensorRT; and the models are written."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import importlib.util
+import time
+from collections.abc import Iterator
+
+import numpy as np
+
+from penstock.backends.cuda import CudaError, find_runtime, why_none
+from penstock.perf.profiling import environment
+
+from .models import FP32
+from .offline import session_of
+from .rows import Row, failed
+from .world import World
+
+_PACKAGES = ("onnxruntime-gpu", "onnxruntime", "torch", "onnx", "nvidia-cudnn-cu13", "nvidia-cublas", "tritonclient")
+_TENSORRT = ("libnvinfer.so.10", "libnvinfer.so")
+_GIB = 1 << 30
+
+
+def report(world: World) -> Iterator[Row]:
+    """Say what there is. Of a GPU that is asked for, what does not work is a Row that does not hold."""
+    yield from _device(world)
+    yield from _runtime(world)
+    yield _tensorrt()
+    began_s = time.monotonic()
+    nbytes = sum(world.file(world.variant(*each)).stat().st_size for each in world.measured())
+    note = f"{nbytes / _GIB:.2f} GiB in {time.monotonic() - began_s:.1f} s"
+    yield Row("machine", "models written", len(world.measured()), note=note)
+
+
+def described() -> dict[str, str]:
+    """Say what a reader of the table must know: the machine, and the versions of what took part."""
+    found = environment.machine()
+    gpus = ", ".join(f"{gpu['name']} ({(gpu['memory_bytes'] or 0) / _GIB:.0f} GiB)" for gpu in found.get("gpus", ()))
+    driver = f", driver {found['gpu_driver']}" if found.get("gpu_driver") else ""
+    versions = [f"{name} {each}" for name, each in environment.versions({}).items()]
+    for name in _PACKAGES:
+        try:
+            versions.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {
+        "GPU": f"{gpus or 'none'}{driver}",
+        "processor": f"{found.get('cpu', '')}, {found.get('usable_cores', '')} cores",
+        "versions": ", ".join(versions),
+    }
+
+
+def _device(world: World) -> Iterator[Row]:
+    runtime = find_runtime()
+    if runtime is None:
+        yield Row("machine", "CUDA runtime", "none", held=False if world.on_gpu else None, note=why_none())
+        return
+    try:
+        count = runtime.count()
+        yield Row("machine", "GPUs", count, held=count > 0 if world.on_gpu else None)
+        if count:
+            free, total = runtime.memory(0)
+            note = f"{runtime.pci_bus_id(0)}, {free / _GIB:.1f} of {total / _GIB:.1f} GiB free"
+            yield Row("machine", "GPU 0", runtime.name(0), note=note)
+    except CudaError as error:
+        yield failed("machine", "CUDA runtime", error)
+
+
+def _runtime(world: World) -> Iterator[Row]:
+    import onnxruntime
+
+    there = onnxruntime.get_available_providers()
+    yield Row("machine", "ONNX Runtime", onnxruntime.__version__, note=", ".join(there))
+    if not world.on_gpu:
+        return
+    variant = world.variant("mlp", FP32)
+    try:
+        (output,) = session_of(world, variant).runtime.run(None, variant.inputs(1))
+        yield Row("machine", "its CUDA provider runs a model", "yes", held=bool(np.isfinite(output).all()))
+    except Exception as error:  # noqa: BLE001 - it is what is asked
+        yield failed("machine", "its CUDA provider runs a model", error)
+
+
+def _tensorrt() -> Row:
+    for name in _TENSORRT:
+        try:
+            ctypes.CDLL(name)
+        except OSError:
+            continue
+        return Row("machine", "TensorRT", "there", note=name)
+    module = importlib.util.find_spec("tensorrt") is not None
+    note = "its Python package is there, its libraries are not found" if module else "so its provider is not checked"
+    return Row("machine", "TensorRT", "not there", note=note)

@@ -1,0 +1,62 @@
+"""Memory: what stays taken on the device and in the process after 50 loads and unloads of a model that ran."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import uvloop
+
+from penstock.backends.cuda import find_runtime
+from penstock.perf import processes
+
+from .engines import How, inputs_of, served
+from .models import FP16
+from .rows import Row, at_most, failed
+from .world import World
+
+LOADS, SKIPPED = 50, 10
+"""How often, and how many of the first do not count: libraries make what they keep with their first use."""
+MOST_MIB = 1.0
+"""What each load may leave behind on average; allocators do not give back to the byte."""
+_MIB = 1 << 20
+
+
+def report(world: World) -> Iterator[Row]:
+    """Give the slope of both, in MiB a load."""
+    loads = 15 if world.quick else LOADS
+    device, host, why = uvloop.run(_taken(world, loads))
+    for name, taken in (("device", device), ("process", host)):
+        if taken:
+            note = f"{len(taken)} loads and unloads, from {taken[0] / _MIB:.0f} to {taken[-1] / _MIB:.0f} MiB"
+            yield at_most("memory", f"{name} memory, each load", slope(taken[SKIPPED:]) / _MIB, MOST_MIB, "MiB", note)
+    if why:
+        yield failed("memory", f"load {len(host) + 1}", why)
+
+
+def slope(taken: Sequence[float]) -> float:
+    """Fit a line; give its slope by position. Fewer than two points have none."""
+    if len(taken) < 2:
+        return 0.0
+    return float(np.polyfit(np.arange(len(taken)), taken, 1)[0])
+
+
+async def _taken(world: World, loads: int) -> tuple[list[float], list[float], str]:
+    variant = world.variant("mlp", FP16)
+    runtime = find_runtime() if world.on_gpu else None
+    device: list[float] = []
+    host: list[float] = []
+    try:
+        for _ in range(loads):
+            async with served(world, variant, How(8)) as (engine, model):
+                await engine.infer(model, inputs_of(model, variant.inputs(8)))
+            if runtime is not None:
+                free, total = runtime.memory(0)
+                device.append(float(total - free))
+            host.append(float(processes.rss_bytes(os.getpid())))
+            if world.left_s() < 2:
+                return device, host, "no time was left for more"
+    except Exception as error:  # noqa: BLE001 - what was seen before it counts
+        return device, host, f"{type(error).__name__}: {error}"
+    return device, host, ""

@@ -1,0 +1,96 @@
+"""Rows: what a part of the check found, one figure or one verdict each, and the table that they make.
+
+A Row travels between processes as a line of JSON, and stands in gpu_check.json as it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+HOLDS, FAILS = "holds", "DOES NOT HOLD"
+_DIGITS = 4
+_WHOLE_FROM = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One finding. `part`: who found it; `what`: its name, one and the same in every run, which others look it up by.
+
+    `wanted` is what `value` is held against, in words; `held` None where nothing is. `note`: what a reader should know.
+    """
+
+    part: str
+    what: str
+    value: float | str
+    unit: str = ""
+    wanted: str = ""
+    held: bool | None = None
+    note: str = ""
+
+    def line(self) -> str:
+        """Write it as one line of JSON."""
+        return json.dumps(asdict(self))
+
+
+def parsed(line: str) -> Row | None:
+    """Read a line that `Row.line` wrote; None for any other, such as what a library prints."""
+    try:
+        found: dict[str, Any] = json.loads(line)
+        texts = all(isinstance(found.get(name, ""), str) for name in ("part", "what", "unit", "wanted", "note"))
+        fine = texts and isinstance(found["value"], float | int | str) and found.get("held") in {None, True, False}
+        return Row(**found) if fine else None
+    except (ValueError, TypeError, AttributeError, KeyError):
+        return None
+
+
+def at_least(part: str, what: str, value: float, least: float, unit: str = "", note: str = "") -> Row:
+    """Hold a figure against the least that is wanted."""
+    return Row(part, what, value, unit, f">= {figure(least)}", value >= least, note)
+
+
+def at_most(part: str, what: str, value: float, most: float, unit: str = "", note: str = "") -> Row:
+    """Hold a figure against the most that is wanted; no number (NaN) is too much."""
+    return Row(part, what, value, unit, f"<= {figure(most)}", value <= most, note)
+
+
+def failed(part: str, what: str, error: BaseException | str) -> Row:
+    """Say that something could not be found out; why goes on one line."""
+    words = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+    return Row(part, what, "failed", held=False, note=" ".join(words.split())[:300])
+
+
+def figure(value: float | str) -> str:
+    """Write a number for a reader: whole from a thousand on, four digits below."""
+    if isinstance(value, str):
+        return value
+    if abs(value) >= _WHOLE_FROM:
+        return f"{value:,.0f}"
+    return f"{value:.{_DIGITS}g}"
+
+
+def table(title: str, rows: Sequence[Row], said: Mapping[str, Any]) -> str:
+    """Write the Markdown table, what the machine is above it, and how many rows hold below."""
+    lines = [f"## {title}", "", *(f"- {name}: {value}" for name, value in said.items()), ""]
+    lines += ["| part | what | found | wanted | |", "| --- | --- | --- | --- | --- |"]
+    for row in rows:
+        verdict = "" if row.held is None else HOLDS if row.held else f"**{FAILS}**"
+        found = " ".join(word for word in (figure(row.value), row.unit) if word)
+        last = "; ".join(word for word in (verdict, row.note) if word)
+        lines.append("| " + " | ".join(map(_cell, (row.part, row.what, found, row.wanted, last))) + " |")
+    return "\n".join([*lines, "", summary(rows), ""])
+
+
+def summary(rows: Iterable[Row]) -> str:
+    """Count."""
+    asked = [row for row in rows if row.held is not None]
+    bad = [row for row in asked if not row.held]
+    return f"{len(asked) - len(bad)} of {len(asked)} rows hold." + (
+        f" Not: {'; '.join(f'{row.part}: {row.what}' for row in bad)}." if bad else ""
+    )
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")

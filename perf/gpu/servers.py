@@ -1,0 +1,154 @@
+"""Servers: a `penstock serve` of its own for a part, and what drives a model of it over one of the transports."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.perf.generator.fleet import Fleet, fleet
+from penstock.perf.generator.orders import GrpcCall, Load, Target, Window
+from penstock.perf.load import HOST, Process, free_port
+from penstock.perf.payloads.preparing import prepared
+from penstock.perf.profiling.control import HttpControl
+from penstock.perf.profiling.model import described
+from penstock.perf.profiling.options import Input
+
+from .models import Variant, requests_file
+from .world import World
+
+METHOD = "/inference.GRPCInferenceService/ModelInfer"
+READY_WITHIN_S = 60.0
+_CLIENTS = 6
+"""Processes of the generator on a large machine; half of a small one's cores."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One transport: what it is called, and how tensors travel."""
+
+    name: str
+    grpc: bool = False
+    shared_memory: str = "none"
+
+
+WAYS = (
+    Way("HTTP binary"),
+    Way("gRPC", grpc=True),
+    Way("system shared memory", shared_memory="system"),
+    Way("CUDA shared memory", shared_memory="cuda"),
+)
+
+
+class Server:
+    """A server with the repository of the World, which loads what it is told."""
+
+    def __init__(self, child: subprocess.Popen[bytes], ports: tuple[int, int], log: Path) -> None:
+        self.process = Process(child.pid, ports[0])
+        self.grpc_port = ports[1]
+        self.control = HttpControl(Target(HOST, ports[0]), {})
+        self._child = child
+        self._log = log
+
+    @property
+    def alive(self) -> bool:
+        return self._child.poll() is None
+
+    def said(self) -> str:
+        """Give the end of what it has logged."""
+        return self._log.read_text("utf-8", "replace")[-4000:]
+
+    def states(self) -> dict[str, tuple[str, str]]:
+        """Give the state of each model of the repository, and why."""
+        found = json.loads(self.process.request("POST", "/v2/repository/index", b"{}"))
+        return {each["name"]: (each.get("state", ""), each.get("reason", "")) for each in found}
+
+
+@contextmanager
+def serving(world: World, name: str, *words: str, environ: Mapping[str, str] | None = None) -> Iterator[Server]:
+    """Run a server until the block ends; it loads no model by itself. Raises: RuntimeError where it does not start."""
+    ports = (free_port(), free_port())
+    repository = world.folder / "models"
+    repository.mkdir(exist_ok=True)
+    command = [
+        sys.executable, "-m", "penstock.server.cli", "serve", str(repository), "--model-control-mode=explicit",
+        "--allow-client-shm", "--metrics-port", "0", "--http-port", str(ports[0]), "--grpc-port", str(ports[1]), *words,
+    ]  # fmt: skip
+    log = world.folder / f"{name}.server.log"
+    with (
+        log.open("wb") as noise,
+        subprocess.Popen(command, stdout=noise, stderr=noise, env=os.environ | dict(environ or {})) as child,
+    ):
+        server = Server(child, ports, log)
+        try:
+            _await(server, min(READY_WITHIN_S, world.left_s()))
+            yield server
+        finally:
+            child.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(10)
+            child.kill()
+
+
+def _await(server: Server, seconds: float) -> None:
+    end_s = time.monotonic() + seconds
+    while True:
+        try:
+            server.process.request("GET", "/v2/health/live")
+        except (OSError, RuntimeError) as error:
+            if not server.alive or time.monotonic() > end_s:
+                raise RuntimeError(f"the server did not start: {server.said()[-300:]}") from error
+            time.sleep(0.05)
+        else:
+            return
+
+
+def config_of(world: World, name: str, rows: int, **more: Any) -> dict[str, Any]:
+    """Give the ModelConfig that a model is loaded with."""
+    kind = {"kind": "KIND_GPU", "gpus": [0]} if world.on_gpu else {"kind": "KIND_CPU"}
+    queue = {"default_queue_policy": {"max_queue_size": 0}}
+    return {
+        "name": name, "backend": "onnxruntime", "max_batch_size": rows, "instance_group": [{"count": 1, **kind}],
+        "dynamic_batching": queue, **more,
+    }  # fmt: skip
+
+
+@contextmanager
+def driving(world: World, server: Server, variant: Variant, way: Way, *, rows: int, slots: int) -> Iterator[Fleet]:
+    """Give a fleet that sends a loaded model its requests of so many rows. Raises: what keeps it from beginning."""
+    port = server.grpc_port if way.grpc else server.process.port
+    target = Target(HOST, port, grpc=GrpcCall(METHOD) if way.grpc else None)
+    drawn = requests_file(world.folder, variant)
+    asked = Input((str(drawn),) if drawn else ("random",), batch=rows, shared_memory=way.shared_memory)
+    model = described(server.control, variant.name)
+    clients = min(max((os.cpu_count() or 1) // 2, 1), _CLIENTS)
+    with (
+        prepared(model, asked, target, server.control, slots=slots) as ready,
+        fleet(target, ready.payloads, clients) as running,
+    ):
+        yield running
+
+
+def loaded(running: Fleet, load: Load, seconds: float) -> Window:
+    """Keep a load up: for a while that does not count, then for `seconds`. Raises: RuntimeError without an answer."""
+    running.go(load)
+    try:
+        running.wait(seconds / 3)
+        running.take()
+        running.wait(seconds)
+        window = running.take()
+    finally:
+        running.halt()
+        running.take()
+    if window.lost or not len(window.ends_ns):
+        worst = window.errors.most_common(1)
+        raise RuntimeError(window.lost or f"no request was answered: {worst[0][0] if worst else 'none ended'}")
+    return window

@@ -1,0 +1,140 @@
+"""CUDA shared memory: answers of a server that reads and writes its clients' device memory, against the CPU's.
+
+Several clients ask at once, over and over, each with other rows in the same region, so that requests of one turn share
+batches and a copy that is made too late, or too early, shows. What an answer goes to is poisoned before.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import Self
+
+import numpy as np
+
+from penstock.backends.cuda import CudaError, Runtime, find_runtime, why_none
+from penstock.perf.profiling.control import ControlError
+
+from .correct import POOL, TOLERANCE, off_by, on_cpu
+from .models import FP16, FP32, Tensor, Variant, widened
+from .rows import Row, at_most, failed
+from .servers import Server, config_of, serving
+from .world import World
+
+CHECKED = (("mlp", FP32), ("cnn", FP16), ("encoder", FP16))
+SIZES = (1, 3, 2, 5, 8, 1)
+"""Rows of the clients' requests; one of them fills a batch by itself, and can be run where it lies."""
+_ROWS, _TURNS, _DEVICE, _ALIGNED = 8, 6, 0, 256
+_POISON = 0xFF  # not a number, in any precision
+
+
+def report(world: World) -> Iterator[Row]:
+    """Give how far answers are off at most."""
+    runtime = find_runtime()
+    if runtime is None:
+        held = False if world.on_gpu else None
+        yield Row("shared", "answers through CUDA shared memory", "not checked", held=held, note=why_none())
+        return
+    with serving(world, "shared") as server:
+        for kind, precision in CHECKED:
+            variant = world.variant(kind, precision)
+            try:
+                world.file(variant)
+                server.control.load(variant.name, config_of(world, variant.name, _ROWS))
+                wanted = on_cpu(world, world.variant(kind, FP32))
+                off = furthest(server, runtime, variant, wanted)
+                server.control.unload(variant.name)
+            except Exception as error:  # noqa: BLE001 - the other models may do
+                yield failed("shared", variant.name, error)
+            else:
+                note = f"{_TURNS} turns of {len(SIZES)} clients, {_ROWS} rows a batch at most"
+                yield at_most("shared", f"{variant.name}: off by at most", off, TOLERANCE[precision], note=note)
+
+
+def furthest(server: Server, runtime: Runtime, variant: Variant, wanted: Tensor) -> float:
+    """Have all clients ask; give how far the worst answer is off. Raises: RuntimeError where one is refused."""
+    drawn = variant.inputs(POOL)
+    with ExitStack() as stack:
+        clients = [stack.enter_context(_Client(server, runtime, variant, rows)) for rows in SIZES]
+        pool = stack.enter_context(ThreadPoolExecutor(len(clients)))
+
+        def ask(turn: int, number: int) -> float:
+            rows = [(7 * turn + 5 * number + at) % POOL for at in range(SIZES[number])]
+            answer = clients[number].ask({name: each[rows] for name, each in drawn.items()}, wanted[rows].shape)
+            return off_by(answer, wanted[rows])
+
+        return max(off for turn in range(_TURNS) for off in pool.map(partial(ask, turn), range(len(SIZES))))
+
+
+class _Client:
+    """One region of device memory, with the inputs of a request and, behind them, its output."""
+
+    def __init__(self, server: Server, runtime: Runtime, variant: Variant, rows: int) -> None:
+        self._server = server
+        self._runtime = runtime
+        self._variant = variant
+        self._region = f"check_{secrets.token_hex(6)}"
+        self._places: dict[str, int] = {}
+        end = 0
+        for name, each in variant.inputs(rows).items():
+            self._places[name], end = end, _after(end, each.nbytes)
+        self._output = end
+        self._size = _after(end, rows * _WIDEST_BYTES)
+        self._pointer = 0
+
+    def __enter__(self) -> Self:
+        self._pointer = self._runtime.allocate(self._size, _DEVICE)
+        try:
+            handle = self._runtime.handle_of(self._pointer, _DEVICE)
+            self._server.control.register_cuda(self._region, handle, _DEVICE, self._size)
+        except BaseException:
+            self._runtime.free(self._pointer, _DEVICE)
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        # the server lets go of it first: the other way round is undefined
+        with suppress(ControlError, CudaError):
+            self._server.control.unregister_cuda(self._region)
+            self._runtime.free(self._pointer, _DEVICE)
+
+    def ask(self, inputs: Mapping[str, Tensor], shape: Sequence[int]) -> Tensor:
+        """Ask with rows. Returns: the output that then lies in the region. Raises: RuntimeError."""
+        nbytes = int(np.prod(shape)) * np.dtype(self._variant.dtype).itemsize
+        for name, each in inputs.items():
+            self._runtime.write(self._pointer + self._places[name], _DEVICE, each.tobytes())
+        self._runtime.write(self._pointer + self._output, _DEVICE, bytes([_POISON]) * nbytes)
+        document = {
+            "inputs": [
+                {"name": name, "datatype": _DATATYPES.get(each.dtype.name, self._variant.datatype),
+                 "shape": list(each.shape), "parameters": self._place(self._places[name], each.nbytes)}
+                for name, each in inputs.items()
+            ],
+            "outputs": [{"name": "output", "parameters": self._place(self._output, nbytes)}],
+        }  # fmt: skip
+        path = f"/v2/models/{self._variant.name}/infer"
+        self._server.process.request("POST", path, json.dumps(document).encode())
+        into = bytearray(nbytes)
+        self._runtime.read(self._pointer + self._output, _DEVICE, memoryview(into))
+        return widened(np.frombuffer(into, self._variant.dtype).reshape(shape), self._variant.precision)
+
+    def _place(self, offset: int, nbytes: int) -> dict[str, str | int]:
+        return {
+            "shared_memory_region": self._region,
+            "shared_memory_offset": offset,
+            "shared_memory_byte_size": nbytes,
+        }
+
+
+_DATATYPES = {"int64": "INT64"}
+_WIDEST_BYTES = 4096
+"""Of a row of output: no model here gives more."""
+
+
+def _after(offset: int, nbytes: int) -> int:
+    """Give the next offset that is aligned as device memory is."""
+    return -(-(offset + nbytes) // _ALIGNED) * _ALIGNED
