@@ -1,6 +1,6 @@
 # The menu. `make serve` and `make test` need Python >= 3.11 and make, and set up .venv themselves.
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint bench bench-batching dev clean
+.PHONY: help serve test lint lint-types lint-rest bench bench-batching bench-gate image-cpu image-gpu dev clean
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 export PIP_ROOT_USER_ACTION := ignore
@@ -13,14 +13,19 @@ serve: .venv/.serve  ## serve examples/iris on 127.0.0.1:8000 and print three co
 	@echo
 	exec $(BIN)/penstock serve examples/iris
 
+# In the order of the files: by xdist's own, files with most tests go first, and the longest ones are left to the end.
 test: .venv/.dev  ## run the tests; ARGS="-k lane" passes words on to pytest
-	$(BIN)/pytest -q -n 2 --dist loadfile $(ARGS)
+	$(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-lint: .venv/.dev  ## check style, formatting, types, layers and packaging
-	$(BIN)/ruff check
-	$(BIN)/ruff format --check
+lint: lint-types lint-rest  ## check style, formatting, types, layers and packaging; quicker with -j2
+
+lint-types: .venv/.dev
 	$(BIN)/mypy
 	$(BIN)/mypy tests
+
+lint-rest: .venv/.dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
 	$(BIN)/lint-imports
 	.ci/package
 
@@ -30,9 +35,18 @@ bench: .venv/.dev  ## measure the server over loopback (needs wrk); ARGS="--mode
 bench-batching: .venv/.dev  ## measure the batcher beside the best static settings, 6 minutes; ARGS as above
 	$(BIN)/python -m penstock.perf.batching $(ARGS)
 
+bench-gate: .venv/.dev  ## say what has become slower than perf/budgets.toml has it, 3 minutes; ARGS="--only trip", --update
+	$(BIN)/python -m penstock.perf.gate $(ARGS)
+
+image-cpu:  ## build the image penstock:cpu with docker, podman or buildah; ARGS="--build-arg BASE=..." passes words on
+	@.ci/image build cpu $(ARGS)
+
+image-gpu:  ## build the image penstock:gpu, likewise
+	@.ci/image build gpu $(ARGS)
+
 dev: .venv/.dev  ## set up .venv with all that the words above need
 
-clean:  ## remove build outputs and caches (.venv stays)
+clean:  ## remove build outputs and caches (.venv and .peers stay)
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache perf/.models
 	find server batching backends perf tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -46,5 +60,6 @@ clean:  ## remove build outputs and caches (.venv stays)
 .venv/.dev: pyproject.toml .ci/venv
 	@echo "setting up .venv (once)"
 	@.ci/venv .venv
-	@$(PIP) -e '.[cpu,tensorflow,dev]'
+	@$(PIP) --no-compile -e '.[cpu,tensorflow,dev]'
+	@$(BIN)/python -m compileall -q -j 0 .venv/lib >/dev/null || true  # on all cores: pip would on one
 	@touch $@ .venv/.serve

@@ -1,0 +1,182 @@
+"""The images, as far as can be told without building them; `.ci/image show` builds and runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+KINDS = ("cpu", "gpu")
+LOCKS = (*KINDS, "build")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+INSTRUCTIONS = {
+    "ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "EXPOSE", "FROM", "HEALTHCHECK", "LABEL", "RUN", "STOPSIGNAL", "USER",
+    "WORKDIR",
+}  # fmt: skip
+
+
+def _dockerfile(kind: str) -> list[tuple[str, str]]:
+    """Instructions with their arguments, one for each, whatever lines they stand on."""
+    lines = [line for line in (ROOT / f"Dockerfile.{kind}").read_text().splitlines() if not line.startswith("#")]
+    whole = "\n".join(lines).replace("\\\n", " ")
+    return [
+        (word, " ".join(rest.split())) for word, _, rest in (line.partition(" ") for line in whole.split("\n")) if word
+    ]
+
+
+def _last_stage(kind: str) -> list[tuple[str, str]]:
+    found = _dockerfile(kind)
+    return found[max(at for at, (word, _) in enumerate(found) if word == "FROM") :]
+
+
+def _locked(kind: str) -> list[tuple[Requirement, int]]:
+    """Requirements of a lock, and how many hashes each has."""
+    text = (ROOT / "deploy" / f"requirements-{kind}.txt").read_text().replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return [(Requirement(line.partition(" --hash")[0]), line.count("--hash=sha256:")) for line in lines]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_line_is_an_instruction(kind: str) -> None:
+    assert {word for word, _ in _dockerfile(kind)} <= INSTRUCTIONS
+    assert (ROOT / f"Dockerfile.{kind}").read_text().startswith("# syntax=docker/dockerfile:1\n")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_name_that_is_put_in_is_declared_before(kind: str) -> None:
+    declared = {"PATH"}
+    for word, rest in _dockerfile(kind):
+        used = set(re.findall(r"\$\{?(\w+)", rest)) if word != "RUN" else set()
+        assert used <= declared, rest
+        if word == "ARG":
+            declared.add(rest.partition("=")[0])
+    assert {"BASE", "VERSION", "REVISION", "CREATED"} <= declared
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_stages_stand_on_the_base_that_was_given(kind: str) -> None:
+    found = _dockerfile(kind)
+
+    assert [rest for word, rest in found if word == "FROM"] == ["${BASE} AS build", "${BASE}"]
+    assert found[0][1].startswith("BASE=docker.io/")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_root_and_no_shell_runs_the_server(kind: str) -> None:
+    last = dict(_last_stage(kind))
+
+    assert last["USER"] == "1000:1000"
+    assert json.loads(last["ENTRYPOINT"]) == ["tini", "--", "penstock"]
+    assert json.loads(last["CMD"]) == ["serve", "/models"]
+    assert json.loads(last["HEALTHCHECK"].partition("CMD ")[2]) == ["penstock", "probe"]
+    assert last["EXPOSE"] == "8000 8001 8002"
+    assert last["STOPSIGNAL"] == "SIGTERM"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_that_builds_is_in_the_last_stage(kind: str) -> None:
+    last = _last_stage(kind)
+
+    assert {rest for word, rest in last if word == "COPY"} == {
+        "--from=build /usr/bin/tini /usr/bin/tini", "--from=build /opt/penstock /opt/penstock",
+    }  # fmt: skip
+    assert not re.search(
+        r"\b(pip|gcc|binutils|build-essential|secret|venv)\b", str([rest for word, rest in last if word == "RUN"])
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_fetched_has_its_hash(kind: str) -> None:
+    fetching = [
+        command
+        for word, rest in _dockerfile(kind)
+        for command in rest.split("&&")
+        if word == "RUN" and "pip" in command and " install " in command and "--no-index" not in command
+        and "apt-get" not in command
+    ]  # fmt: skip
+
+    assert len(fetching) == 2
+    assert all("--require-hashes" in command and "--only-binary :all:" in command for command in fetching)
+
+
+@pytest.mark.parametrize("kind", LOCKS)
+def test_a_lock_pins_all_with_hashes(kind: str) -> None:
+    locked = _locked(kind)
+
+    assert locked
+    assert [
+        str(each) for each, hashes in locked if not hashes or [it.operator for it in each.specifier] != ["=="]
+    ] == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
+def test_a_lock_has_what_the_project_needs(kind: str, python: str) -> None:
+    environment = {"python_version": python, "python_full_version": f"{python}.0", "sys_platform": "linux"}
+    versions = {
+        canonicalize_name(each.name): next(iter(each.specifier)).version
+        for each, _ in _locked(kind)
+        if each.marker is None or each.marker.evaluate(environment)
+    }
+
+    for line in PROJECT["project"]["dependencies"] + PROJECT["project"]["optional-dependencies"][kind]:
+        wanted = Requirement(line)
+        found = versions.get(canonicalize_name(wanted.name))
+        assert found is not None, line
+        assert wanted.specifier.contains(found), f"{line}: locked is {found}"
+
+
+def test_the_lock_of_the_build_has_what_builds_the_wheel() -> None:
+    versions = {each.name: next(iter(each.specifier)).version for each, _ in _locked("build")}
+
+    for line in PROJECT["build-system"]["requires"]:
+        assert Requirement(line).specifier.contains(versions[Requirement(line).name])
+    assert "cyclonedx-bom" in versions
+
+
+@pytest.mark.parametrize("kind", LOCKS)
+def test_a_lock_names_no_index_and_no_file(kind: str) -> None:
+    text = (ROOT / "deploy" / f"requirements-{kind}.txt").read_text()
+
+    assert not re.search(r"://|--(extra-)?index|--find-links|file:|/home|/tmp", text)
+
+
+def test_only_what_the_images_are_made_of_goes_to_the_builder() -> None:
+    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+
+    folders = set(PROJECT["tool"]["setuptools"]["package-dir"].values())
+    assert kept == folders | {"pyproject.toml", PROJECT["project"]["readme"], "deploy/requirements-*.txt"}
+    assert "*" in (ROOT / ".dockerignore").read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("works", "chosen"),
+    [({"podman", "buildah"}, "podman"), ({"buildah"}, "buildah"), ({"docker"}, "docker"), (set(), "")],
+)
+def test_the_first_builder_that_works_builds(works: set[str], chosen: str, tmp_path: Path) -> None:
+    for name in ("docker", "podman", "buildah"):
+        program = tmp_path / name
+        program.write_text(f'#!/bin/sh\n[ "$1" != info ] || exit {0 if name in works else 1}\necho {name} "$@"\n')
+        program.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CERTIFICATES": "/c.pem"}
+
+    ran = subprocess.run(
+        [ROOT / ".ci" / "image", "build", "cpu", "--build-arg", "BASE=b"], env=environment, capture_output=True,
+        text=True, check=False, timeout=60,
+    )  # fmt: skip
+
+    assert ran.returncode == (0 if chosen else 1)
+    if chosen:
+        assert f"building penstock:cpu with {chosen}\n{chosen} build" in ran.stdout
+        assert "--file Dockerfile.cpu --tag penstock:cpu" in ran.stdout
+        assert ran.stdout.endswith("--secret id=certificates,src=/c.pem --build-arg BASE=b .\n")
+    else:
+        assert "none of docker, podman and buildah works here" in ran.stderr
