@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import compileall
 import fcntl
+import gc
 import logging
 import os
 from collections.abc import Iterator
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.forking import Forker
 from tests.savedmodels import BUILT, build
 
 # The same examples each time, on a busy machine as on an idle one. HYPOTHESIS_PROFILE=default looks for new ones.
@@ -18,6 +21,34 @@ settings.register_profile(
     "house", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "house"))
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("server", "batching", "backends", "perf")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compile what hundreds of processes import: where PYTHONDONTWRITEBYTECODE is set, each would do so for itself."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        for package in PACKAGES:
+            compileall.compile_dir(ROOT / package, quiet=2)
+
+
+def pytest_collectstart() -> None:
+    """Keep the collector from walking over ever more tests while they are collected: they stay."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Nor while they run: where a test asks for a collection, it would walk for a second over all of the others."""
+    gc.enable()
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _frozen() -> None:
+    """Keep it from what other files have left, too: there is ever more of it, and each collection walks over it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +58,14 @@ def _level() -> Iterator[None]:
     before = logger.level
     yield
     logger.setLevel(before)
+
+
+@pytest.fixture(scope="session")
+def forker() -> Iterator[Forker]:
+    """Give who starts commands in milliseconds."""
+    forker = Forker()
+    yield forker
+    forker.close()
 
 
 @pytest.fixture(scope="session")

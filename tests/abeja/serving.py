@@ -10,12 +10,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, Any
 
 from penstock.server.abeja.command import ask
+from tests.forking import Forked
 from tests.live import live_server
 from tests.originals import Player
 
@@ -49,7 +50,7 @@ class Served:
 class Started(Served):
     """A process that may have come to serve."""
 
-    child: subprocess.Popen[bytes]
+    child: subprocess.Popen[bytes] | Forked
     output: IO[bytes]
 
     def said(self) -> str:
@@ -71,10 +72,12 @@ def environment(more: Mapping[str, str]) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def started(*words: str, folder: Path = HANDLERS, **more: str) -> Iterator[Started]:
-    """Start a process; whether it will serve is for the test to see. `more`: its environment."""
+def started(
+    *words: str, folder: Path = HANDLERS, start: Callable[..., Any] = subprocess.Popen, **more: str
+) -> Iterator[Started]:
+    """Start a process; whether it will serve is the test's to see. `start`: as Popen does. `more`: its environment."""
     with tempfile.NamedTemporaryFile() as output:
-        child = subprocess.Popen(
+        child = start(
             [*COMMAND, *PORTS, "--log-format=json", *words], cwd=folder, env=environment(more), stdout=output,
             stderr=output,
         )  # fmt: skip

@@ -13,8 +13,10 @@ import select
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +24,7 @@ from penstock.server.abeja import local
 from penstock.server.abeja.localserver import LocalServer
 from tests.abeja.asked.asking import HANDLERS
 from tests.abeja.serving import COMMAND, environment, serving
+from tests.forking import Forker
 
 INPUTS = {
     "request.json": b'{"total_without_tax":100}',
@@ -91,10 +94,14 @@ Done = subprocess.CompletedProcess[bytes]
 Run = Callable[..., Done]
 
 
-def run(folder: Path, *words: str) -> Done:
-    """Run `abeja model run-local`."""
+def run(folder: Path, *words: str, start: Callable[..., Any] = subprocess.Popen) -> Done:
+    """Run `abeja model run-local`. `start`: what starts it, as Popen does."""
     command = [*COMMAND, "model", "run-local", *words]
-    return subprocess.run(command, cwd=folder, env=environment({}), capture_output=True, check=False, timeout=100)
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as aside:
+        child = start(command, cwd=folder, env=environment({}), stdout=out, stderr=aside)
+        status = child.wait(100)
+        out.seek(0), aside.seek(0)
+        return subprocess.CompletedProcess(command, status, out.read(), aside.read())
 
 
 class Within(LocalServer):
@@ -152,8 +159,8 @@ def test_the_seed_s_command_lines_run(folder: Path, short: bool) -> None:
     assert (done.returncode, done.stdout) == (0, ANSWERS["seeds:mended"])
 
 
-def test_otherwise_it_tells_each_step(folder: Path) -> None:
-    done = run(folder, "-h", "local:printing", *IMAGE, "--input", "request.json")
+def test_otherwise_it_tells_each_step(folder: Path, forker: Forker) -> None:
+    done = run(folder, "-h", "local:printing", *IMAGE, "--input", "request.json", start=forker.start)
 
     printed = done.stdout.decode().splitlines()
     assert done.returncode == 0
@@ -175,8 +182,8 @@ def test_an_error_is_told_but_not_the_body(quickly: Run, handler: str) -> None:
     assert (blank, title) == ("", " ------ Local Server Error ------ ")
 
 
-def test_an_error_is_told_with_the_log(folder: Path) -> None:
-    done = run(folder, "-h", "local:failing", *IMAGE, "--input", "request.json", "-q")
+def test_an_error_is_told_with_the_log(folder: Path, forker: Forker) -> None:
+    done = run(folder, "-h", "local:failing", *IMAGE, "--input", "request.json", "-q", start=forker.start)
 
     first, blank, title, *log = done.stderr.decode().split("\n")
     assert (done.returncode, done.stdout) == (1, b"")
@@ -185,8 +192,8 @@ def test_an_error_is_told_with_the_log(folder: Path) -> None:
     assert "ValueError: a text for the log" in log
 
 
-def test_the_seed_s_400_is_told(folder: Path) -> None:
-    done = run(folder, "-h", "seeds:mended", *IMAGE, "--input", "nope.json", "-q")
+def test_the_seed_s_400_is_told(folder: Path, forker: Forker) -> None:
+    done = run(folder, "-h", "seeds:mended", *IMAGE, "--input", "nope.json", "-q", start=forker.start)
 
     assert done.returncode == 1
     assert re.match(
@@ -278,8 +285,8 @@ def test_options_of_docker_are_taken(quickly: Run) -> None:
     assert answer(quickly, "local:text", "--input", "request.json", *words) == b"hello\n"
 
 
-def test_a_handler_that_cannot_be_loaded_is_told_with_the_log(folder: Path) -> None:
-    done = run(folder, "-h", "nomodule:x", *IMAGE, "--input", "request.json", "-q")
+def test_a_handler_that_cannot_be_loaded_is_told_with_the_log(folder: Path, forker: Forker) -> None:
+    done = run(folder, "-h", "nomodule:x", *IMAGE, "--input", "request.json", "-q", start=forker.start)
 
     printed = done.stderr.decode()
     assert (done.returncode, done.stdout) == (1, b"")

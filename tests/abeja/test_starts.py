@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from tests.abeja.asked.asking import HANDLERS
 from tests.abeja.serving import COMMAND, PORTS, Served, Started, await_ready, environment, serving, started
+from tests.forking import Forker
 from tests.originals import free_port, get
 
 WRONG = [
@@ -79,10 +81,18 @@ def asked(served: Served) -> Any:
     return answer["body"]
 
 
-def status_of(folder: Path, *words: str, **more: str) -> int:
-    """Give the exit status of one that must not come to serve."""
-    with started(*words, folder=folder, **more) as served:
-        return served.child.wait(60)
+StatusOf = Callable[..., int]
+
+
+@pytest.fixture
+def status_of(forker: Forker) -> StatusOf:
+    """Give what gives the exit status of one that must not come to serve."""
+
+    def status(folder: Path, *words: str, **more: str) -> int:
+        with started(*words, folder=folder, start=forker.start, **more) as served:
+            return served.child.wait(60)
+
+    return status
 
 
 def test_a_handler_that_is_not_there_cannot_be_opened() -> None:
@@ -95,11 +105,11 @@ def test_a_handler_that_is_not_there_cannot_be_opened() -> None:
 
 
 @pytest.mark.parametrize("name", ["main", "main:none"])
-def test_then_the_status_is_1(name: str) -> None:
+def test_then_the_status_is_1(name: str, status_of: StatusOf) -> None:
     assert status_of(HANDLERS, f"--handler={name}") == 1
 
 
-def test_likewise_of_an_empty_one(folder: Path) -> None:
+def test_likewise_of_an_empty_one(folder: Path, status_of: StatusOf) -> None:
     (folder / "main.py").write_text(WHERE)
 
     assert status_of(folder, HANDLER="") == 1
@@ -107,7 +117,7 @@ def test_likewise_of_an_empty_one(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", list(MODULES))
-def test_a_module_that_cannot_be_imported_is_status_1(name: str, folder: Path) -> None:
+def test_a_module_that_cannot_be_imported_is_status_1(name: str, folder: Path, status_of: StatusOf) -> None:
     (folder / f"{name}.py").write_text(MODULES[name])
 
     assert status_of(folder, f"--handler={name}:handler") == 1
@@ -147,18 +157,18 @@ def test_a_file_is_no_marker(folder: Path) -> None:
         assert asked(served) == "here"
 
 
-def test_a_marked_folder_without_the_module_is_status_1(folder: Path) -> None:
+def test_a_marked_folder_without_the_module_is_status_1(folder: Path, status_of: StatusOf) -> None:
     (folder / "main.py").write_text(WHERE)
     (folder / "a" / ".abeja").mkdir(parents=True)
 
     assert status_of(folder) == 1
 
 
-def test_the_model_s_root_is_where_it_works(folder: Path) -> None:
+def test_the_model_s_root_is_where_it_works(folder: Path, forker: Forker) -> None:
     (folder / "a").mkdir()
     shutil.copy(HANDLERS / "inside.py", folder / "a" / "main.py")
 
-    with started(folder=folder, ABEJA_USER_MODEL_ROOT="a") as served:
+    with started(folder=folder, start=forker.start, ABEJA_USER_MODEL_ROOT="a") as served:
         await_ready(served)
         said = asked(served)
 
@@ -228,10 +238,12 @@ class TestWhatIsInstalled:
         with serving("--abeja-install=false", folder=project) as served:
             assert asked(served) == "here"
 
-    def test_what_cannot_be_installed_is_status_1(self, project: Path) -> None:
+    def test_what_cannot_be_installed_is_status_1(self, project: Path, status_of: StatusOf) -> None:
         assert status_of(project, f"--environments={project / 'kept'}") == 1
 
-    def test_a_pipfile_goes_first_and_one_that_cannot_be_read_is_status_1(self, project: Path) -> None:
+    def test_a_pipfile_goes_first_and_one_that_cannot_be_read_is_status_1(
+        self, project: Path, status_of: StatusOf
+    ) -> None:
         (project / "Pipfile").write_text("[packages\n")
 
         assert status_of(project, f"--environments={project / 'kept'}") == 1

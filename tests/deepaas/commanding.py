@@ -10,7 +10,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ _LOGGED = re.compile(r"^\S+ \S+ \d+ (?P<level>[A-Z]+) (?P<logger>\S+) (?:\[[^]]*
 _WITHIN_S = 60
 
 
-def run(case: Mapping[str, Any], program: list[str]) -> dict[str, Any]:
-    """Run a command.
+def run(case: Mapping[str, Any], program: list[str], start: Callable[..., Any] = subprocess.Popen) -> dict[str, Any]:
+    """Run a command. `start`: what starts it, as Popen does.
 
     Returns: {"serves": the names of its models}, or exit (the status), said (what it prints, lines of a log as their
     texts), the last line of what it says aside where it fails, and written: the files that it leaves, name -> content.
@@ -47,7 +47,7 @@ def run(case: Mapping[str, Any], program: list[str]) -> dict[str, Any]:
             **case.get("environment", {}),
         }
         with (Path(name) / "out").open("w+b") as out, (Path(name) / "aside").open("w+b") as aside:
-            child = subprocess.Popen(
+            child = start(
                 words,
                 cwd=folder,
                 env=environment,
@@ -82,7 +82,7 @@ def run(case: Mapping[str, Any], program: list[str]) -> dict[str, Any]:
     return answer
 
 
-def _served(port: int, child: subprocess.Popen[bytes]) -> list[str] | None:
+def _served(port: int, child: Any) -> list[str] | None:
     """Wait until it tells of its models, or has ended. Returns: their names."""
     end = time.monotonic() + _WITHIN_S
     while child.poll() is None and time.monotonic() < end:

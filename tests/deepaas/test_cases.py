@@ -8,6 +8,7 @@ to run, and swagger.json by what it says. What we answer otherwise, and why, is 
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterable
 from typing import Any
 from urllib.request import Request, urlopen
@@ -21,9 +22,19 @@ from tests.deepaas.deviations import COMMANDS as OTHERWISE
 from tests.deepaas.deviations import DEVIATIONS
 from tests.deepaas.playing import ORIGINAL
 from tests.deepaas.serving import PENSTOCK, serve_words, served, served_apart
+from tests.forking import Forker
 from tests.originals import HOST, Group
 
 COMMANDED: list[dict[str, Any]] = json.loads(COMMANDS.read_text("utf-8"))
+IN_TRUTH = {
+    "metadata-stored",
+    "predict-stored-file",
+    "unknown-method",
+    "run-bad-file",
+    "run-warm-fails",
+    "run-warm-later",
+}
+"""The commands that are started in truth: for the others that takes longer than what they do."""
 
 
 def alike() -> list[list[str]]:
@@ -57,10 +68,12 @@ def test_they_are_the_same_of_models_that_are_not_installed() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", COMMANDED, ids=lambda case: case["name"])
-def test_a_command_does_what_the_original_s_did(case: dict[str, Any]) -> None:
+def test_a_command_does_what_the_original_s_did(case: dict[str, Any], forker: Forker) -> None:
     _, otherwise = OTHERWISE.get(case["name"], ("", {}))
 
-    assert compared(run(case, [PENSTOCK, case["program"]])) == compared(otherwise or case["answer"])
+    done = run(case, [PENSTOCK, case["program"]], subprocess.Popen if case["name"] in IN_TRUTH else forker.start)
+
+    assert compared(done) == compared(otherwise or case["answer"])
 
 
 def forget_trainings(models: Iterable[str], port: int) -> None:

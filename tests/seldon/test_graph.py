@@ -419,12 +419,12 @@ def test_a_node_that_dies_fails_its_request_and_comes_back(alone: Live) -> None:
 
 
 def test_a_node_that_sleeps_is_given_up_after_its_limit_and_holds_up_nobody_else(tmp_path: Path) -> None:
-    limited = BANDIT.replace("graph:", 'annotations: {seldon.io/rest-timeout: "500"}\ngraph:')
+    limited = BANDIT.replace("graph:", 'annotations: {seldon.io/rest-timeout: "1500"}\ngraph:')
     with serve(tmp_path, limited, exit_timeout_secs=0) as live:
         answer = ask(live, PREDICTIONS, {"strData": "sleep"})
         assert answer.status == 500
         assert answer.json == {
-            "status": {"code": 500, "info": "node 'one' has not answered within 0.5 s", "status": "FAILURE"},
+            "status": {"code": 500, "info": "node 'one' has not answered within 1.5 s", "status": "FAILURE"},
         }  # fmt: skip
         assert ask(live, "/ping").body == b"pong"
         response = {"meta": {"routing": {"arms": -2}}}

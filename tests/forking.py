@@ -1,0 +1,179 @@
+"""Commands that start in milliseconds: forks of one process that has imported what they would.
+
+Each is a process like another, with a session, arguments, folder, environment and outputs of its own: it is killed, is
+waited for and exits as one that was started. Not equal: modules that it would not import are there, what Python reads
+of the environment before it runs (but for PYTHONPATH, PYTHONPYCACHEPREFIX and PYTHONDONTWRITEBYTECODE) is that of
+LANG=C.UTF-8 alone, and it is no child of who asked for it. So of each kind of command, some are started in truth.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import io
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+_IMPORTED = (
+    "penstock.server.abeja.dialect", "penstock.server.abeja.command", "penstock.server.deepaas.cli",
+    "penstock.server.deepaas.command", "penstock.server.deepaas.dialect", "penstock.server.process",
+    "penstock.server.serve", "penstock.server.cli",
+)  # fmt: skip
+_ALONE = {"OPENBLAS_NUM_THREADS": "1"}
+"""A fork has the thread that forks, and no other."""
+_MOST_BYTES = 1 << 20
+_NUMBER = struct.Struct("<i")
+
+
+class Forked:
+    """One command; what of subprocess.Popen is asked of it."""
+
+    def __init__(self, said: socket.socket, args: Sequence[str]) -> None:
+        self.args = args
+        self.returncode: int | None = None
+        self._said = said
+        self.pid = self._number()
+
+    def poll(self) -> int | None:
+        if self.returncode is None and select.select([self._said], [], [], 0)[0]:
+            self._end()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end. Returns: the exit status, below 0 for a signal. Raises: subprocess.TimeoutExpired."""
+        if self.returncode is None:
+            if not select.select([self._said], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(list(self.args), timeout or 0)
+            self._end()
+        assert self.returncode is not None
+        return self.returncode
+
+    def terminate(self) -> None:
+        self._send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._send(signal.SIGKILL)
+
+    def _send(self, number: signal.Signals) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def _end(self) -> None:
+        self.returncode = self._number()
+        self._said.close()
+
+    def _number(self) -> int:
+        found: int = _NUMBER.unpack(self._said.recv(_NUMBER.size))[0]
+        return found
+
+
+class Forker:
+    """Who is asked for commands. It ends with the process that made it, or when it is closed."""
+
+    def __init__(self) -> None:
+        self._sock, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with there:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", __file__, str(there.fileno())],
+                pass_fds=(there.fileno(),),
+                env={"PATH": os.environ["PATH"], "LANG": "C.UTF-8", **_ALONE},
+                stdin=subprocess.DEVNULL,
+            )
+
+    def start(
+        self,
+        words: Sequence[str],
+        *,
+        cwd: Path,
+        env: Mapping[str, str],
+        stdout: IO[bytes],
+        stderr: IO[bytes],
+        **_: Any,  # no input and a session of its own, which each has
+    ) -> Forked:
+        """Do as subprocess.Popen would. `words`: `penstock`, or `python -m penstock.server.cli`, and more."""
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with there:
+            order = json.dumps({"words": list(words), "folder": str(cwd), "environment": dict(env)}).encode()
+            socket.send_fds(self._sock, [order], [stdout.fileno(), stderr.fileno(), there.fileno()])
+        return Forked(here, words)
+
+    def close(self) -> None:
+        self._sock.close()
+        self._process.wait()
+
+
+def main(sock: socket.socket) -> int:
+    """Fork for as long as it is asked to. Returns: in a fork, the exit status of its command."""
+    before = dict(os.environ)
+    for name in _IMPORTED:
+        importlib.import_module(name)
+    brought = {name: value for name, value in os.environ.items() if before.get(name) != value}
+    gc.collect()
+    gc.freeze()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody has to wait for those who wait for a command
+    while True:
+        order, descriptors, _, _ = socket.recv_fds(sock, _MOST_BYTES, 3)
+        if not order:
+            return 0
+        if os.fork() == 0:
+            sock.close()
+            said = json.loads(order)
+            said["environment"] = brought | said["environment"]  # an import sets what is not said
+            return _waited_for(said, *descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _waited_for(order: dict[str, Any], out: int, aside: int, told: int) -> int:
+    """Fork once more: one is the command, and goes on as such; the other tells its pid, and how it has ended."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    child = os.fork()
+    if child == 0:
+        os.close(told)
+        return _run(order, out, aside)
+    os.close(out)
+    os.close(aside)
+    said = socket.socket(fileno=told)
+    said.send(_NUMBER.pack(child))
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    try:
+        said.send(_NUMBER.pack(status))
+    finally:
+        os._exit(0)
+
+
+def _run(order: dict[str, Any], out: int, aside: int) -> int:
+    os.setsid()
+    for descriptor, number in ((out, 1), (aside, 2)):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.chdir(order["folder"])
+    os.environ.clear()
+    os.environ.update(order["environment"])
+    sys.stdout = io.TextIOWrapper(open(1, "wb", closefd=False), "utf-8")  # noqa: SIM115
+    sys.stderr = io.TextIOWrapper(open(2, "wb", closefd=False), "utf-8", "backslashreplace", line_buffering=True)  # noqa: SIM115
+    sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
+    sys.pycache_prefix = os.environ.get("PYTHONPYCACHEPREFIX") or None
+    program, *words = order["words"]
+    first = str(Path(program).parent)
+    if words[:2] == ["-m", "penstock.server.cli"]:
+        first, words = order["folder"], words[2:]
+    sys.path[:0] = [first, *(os.environ["PYTHONPATH"].split(os.pathsep) if os.environ.get("PYTHONPATH") else [])]
+    importlib.invalidate_caches()
+    sys.argv[:] = [program, *words]
+    from penstock.server import cli
+
+    return cli.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main(socket.socket(fileno=int(sys.argv[1]))))

@@ -1,0 +1,79 @@
+"""Commands that are forked are processes as those that are started are: the outputs, the status, the signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.forking import Forker
+
+PENSTOCK = str(Path(sys.executable).with_name("penstock"))
+MODEL = """
+import os, signal, sys, time
+
+print("path", sys.path[:3], os.getcwd(), sorted(os.environ))
+print("session", os.getsid(0) == os.getpid(), signal.getsignal(signal.SIGCHLD), sys.stdout.encoding)
+print("modules", "tests" in sys.modules, sys.dont_write_bytecode)
+print("aside", file=sys.stderr)
+if os.path.exists("wait"):
+    print("waiting", flush=True)
+    time.sleep(60)
+if os.path.exists("leave"):
+    sys.exit(7)
+"""
+
+pytestmark = pytest.mark.slow
+
+
+def done_by(start: Any, words: list[str], folder: Path) -> tuple[int, list[str]]:
+    """Run a command that imports the model. Returns: the status, and what it prints."""
+    with (folder / "out").open("w+b") as out, (folder / "aside").open("w+b") as aside:
+        environment = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "PYTHONPATH": str(folder)}
+        child = start(
+            words, cwd=folder, env=environment, stdout=out, stderr=aside, stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+        status = child.wait(60)
+    said = (folder / "out").read_text("utf-8") + (folder / "aside").read_text("utf-8")
+    return status, [
+        line for line in said.splitlines() if not line.startswith("20")
+    ]  # without the log's, which have times
+
+
+@pytest.mark.parametrize("marker", ["", "leave"], ids=["to its end", "left"])
+@pytest.mark.parametrize("module", [False, True], ids=["the command", "the module"])
+def test_what_is_forked_is_as_what_is_started(module: bool, marker: str, forker: Forker, tmp_path: Path) -> None:
+    (tmp_path / "said.py").write_text(MODEL)
+    if marker:
+        (tmp_path / marker).touch()
+    program = [sys.executable, "-m", "penstock.server.cli"] if module else [PENSTOCK]
+    words = [*program, "deepaas-cli", "m=said", "warm"]
+
+    started, forked = done_by(subprocess.Popen, words, tmp_path), done_by(forker.start, words, tmp_path)
+
+    assert forked == started
+    assert "session True" in forked[1][1]
+
+
+def test_it_is_killed_as_another(forker: Forker, tmp_path: Path) -> None:
+    (tmp_path / "said.py").write_text(MODEL)
+    (tmp_path / "wait").touch()
+    with (tmp_path / "out").open("w+b") as out:
+        child = forker.start(
+            [PENSTOCK, "deepaas-cli", "m=said", "warm"], cwd=tmp_path, stdout=out, stderr=out,
+            env={"PYTHONPATH": str(tmp_path)},
+        )  # fmt: skip
+
+        with pytest.raises(subprocess.TimeoutExpired):
+            child.wait(0)
+        assert child.poll() is None
+        child.terminate()
+
+        assert child.wait(60) == -signal.SIGTERM
+    assert child.poll() == -signal.SIGTERM
