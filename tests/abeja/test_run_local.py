@@ -25,6 +25,7 @@ from penstock.server.abeja.localserver import LocalServer
 from tests.abeja.asked.asking import HANDLERS
 from tests.abeja.serving import COMMAND, environment, serving
 from tests.forking import Forker
+from tests.processes import children
 
 INPUTS = {
     "request.json": b'{"total_without_tax":100}',
@@ -327,8 +328,8 @@ def test_a_command_that_is_killed_leaves_no_server(folder: Path) -> None:
     ) as child:  # fmt: skip
         assert child.stdout
         next(line for line in child.stdout if line.startswith(b" Endpoint"))
-        (server,) = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
-        ended = os.pidfd_open(int(server))
+        (server,) = children(child.pid)
+        ended = os.pidfd_open(server)
         child.kill()
 
     assert select.select([ended], [], [], 60)[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
@@ -22,6 +21,7 @@ import tritonclient.http as triton
 
 from tests.clients import models
 from tests.live import Live, live_server
+from tests.processes import children
 
 pytestmark = pytest.mark.slow
 
@@ -64,24 +64,15 @@ def repository(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def before() -> set[str]:
+def before() -> set[int]:
     return children()
 
 
 @pytest.fixture
-def live(before: set[str], repository: Path) -> Iterator[Live]:
+def live(before: set[int], repository: Path) -> Iterator[Live]:
     with live_server(repository, model_control_mode="explicit", load_model=("*",)) as server:
         yield server
     assert children() <= before
-
-
-def children() -> set[str]:
-    """Give the processes that this one has, zombies included."""
-    found: set[str] = set()
-    for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):  # a thread may end while it is looked at
-            found.update((task / "children").read_text().split())
-    return found
 
 
 @pytest.fixture
@@ -99,7 +90,7 @@ def predict(client: httpx.Client, sample: Any) -> dict[str, Any]:
 def test_every_way_to_ask_is_answered_from_a_worker(live: Live, client: httpx.Client) -> None:
     answer = predict(client, {"x": [[1.0, 2.0]]})
     assert answer["y"] == [[3, 6]]
-    assert str(answer["pid"]) in children()
+    assert answer["pid"] in children()
 
     x = np.ones((50, 3000), np.float32)
     for asking, kind in (
@@ -141,7 +132,7 @@ def test_unloading_ends_the_processes_and_loading_brings_fresh_ones(
     assert predict(client, {"x": [[1]]})["y"] == [[5]]
 
 
-def test_workers_killed_under_load_harm_nobody_else(before: set[str], live: Live) -> None:
+def test_workers_killed_under_load_harm_nobody_else(before: set[int], live: Live) -> None:
     ledger: dict[str, list[tuple[int, Any]]] = {}
     victims = children() - before
 
@@ -162,7 +153,7 @@ def test_workers_killed_under_load_harm_nobody_else(before: set[str], live: Live
                 for number in range(first, 1200, 8):
                     if number == 408 and name == "hooked":
                         for victim in victims:
-                            os.kill(int(victim), signal.SIGKILL)
+                            os.kill(victim, signal.SIGKILL)
                     await ask(session, name, number)
 
             await asyncio.gather(*(client(name, first) for name in ("hooked", "plain") for first in range(8)))

@@ -22,7 +22,8 @@ from penstock.server.deepaas.loading import DeepaasModels
 from penstock.server.deepaas.messages import CHECK, METADATA
 from penstock.server.environments.environments import Environments
 from tests.live import settings_for
-from tests.server.workers.scene import children, gone_within, lives, scene
+from tests.processes import children, lives
+from tests.server.workers.scene import gone_within, scene
 
 from .trainings import shown
 

@@ -10,7 +10,6 @@ import ssl
 import subprocess
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ import uvloop
 from penstock.server import accepting
 from penstock.server.fronts.spreading import MOST_WAITING, SLOW_S, Board, Spread, board_bytes, chosen
 from penstock.server.listener import Port
+from tests.processes import descriptors
 
 HTTP = 0
 
@@ -76,10 +76,6 @@ def run(main: Callable[[], Awaitable[None]], make: Callable[[], asyncio.Abstract
     finally:
         loop.close()
     assert descriptors() == before
-
-
-def descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 @pytest.fixture(params=[uvloop.new_event_loop, asyncio.SelectorEventLoop], ids=["uvloop", "asyncio"])

@@ -16,6 +16,7 @@ import pytest
 from penstock.backends.errors import Code, InferError
 from penstock.batching.spec import WorkerSpec
 from penstock.server.hooks.runner import Hooks
+from tests.processes import children, descriptors
 from tests.server.hooks.stage import PuppetEngine, Stage, refusal
 from tests.server.hooks.test_in_workers import worker_pids
 
@@ -93,26 +94,12 @@ def act(tmp_path: Path) -> Callable[[Scene], None]:
                     await stage.close()
             gc.collect()
             await asyncio.sleep(0)
-            assert set(children()) <= set(others)
+            assert children() <= others
             assert descriptors() <= before
 
         asyncio.run(whole())
 
     return run
-
-
-def descriptors() -> int:
-    """Give how many files this process has open."""
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def children() -> list[str]:
-    """Give the processes that this one has, zombies included."""
-    found: list[str] = []
-    for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):  # a thread may end while it is looked at
-            found += (task / "children").read_text().split()
-    return found
 
 
 class Ledger:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 from penstock.server.ipc.arena import KEPT_BYTES, SEGMENT_BYTES, SMALLEST_BYTES, Arena, Mirror, WireError, slot_size
-from tests.server.ipc.wires import descriptors, mappings
+from tests.processes import descriptors
+from tests.server.ipc.wires import mappings
 
 
 @pytest.mark.parametrize(

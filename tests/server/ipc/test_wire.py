@@ -16,7 +16,8 @@ from penstock.server.ipc import wire as wire_module
 from penstock.server.ipc.arena import SEGMENT_BYTES, SMALLEST_BYTES, Arena, WireError
 from penstock.server.ipc.layout import NO_SLOT
 from penstock.server.ipc.wire import FIRST_KIND, INLINE_BYTES, LAST_KIND, Wire
-from tests.server.ipc.wires import carry, descriptors, kept, mappings, pair, same
+from tests.processes import descriptors
+from tests.server.ipc.wires import carry, kept, mappings, pair, same
 
 HEADER = struct.Struct("<IHHQII")
 SEGMENT, DROP, RELEASE, LAYOUT = 1, 2, 3, 4

@@ -12,8 +12,9 @@ from typing import Any
 from penstock.batching.spec import WorkerSpec
 from penstock.server.isolated.backend import IsolatedBackend
 from penstock.server.isolated.loader import IsolatedLoader
+from tests.processes import children
 from tests.server.ipc.wires import kept
-from tests.server.workers.scene import children, descriptors
+from tests.server.workers.scene import descriptors
 
 HERE = str(Path(__file__).parent)
 PATIENCE_S = 20.0

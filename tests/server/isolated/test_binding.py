@@ -20,9 +20,9 @@ from penstock.server.isolated.backend import IsolatedBackend
 from penstock.server.isolated.binding import IsolatedBinding
 from penstock.server.isolated.kinds import read_failure, read_run, write_failure, write_run
 from penstock.server.workers import worker as worker_module
+from tests.processes import descriptors, lives
 from tests.server.isolated.faulty import Fault
 from tests.server.isolated.stage import PATIENCE_S, faulty, nothing_left, until
-from tests.server.workers.scene import lives
 
 LARGE = (2, 75_000)
 """600 kB."""
@@ -126,17 +126,14 @@ class TestMemory:
         def threads() -> int:
             return len(list(Path(f"/proc/{backend.pid}/task").iterdir()))
 
-        def open_files() -> int:
-            return len(list(Path("/proc/self/fd").iterdir()))
-
-        before = threads(), open_files()
+        before = threads(), descriptors()
         bindings = [bound(backend) for _ in range(5)]
         for binding in bindings:
             ask(binding, np.ones(LARGE, np.float32))
         held = threads() - before[0]
         del bindings, binding
 
-        until(lambda: threads() <= before[0] and open_files() <= before[1])
+        until(lambda: threads() <= before[0] and descriptors() <= before[1])
         assert held <= 5  # others that were let go of before may have just ended
 
     @given(

@@ -19,8 +19,8 @@ from penstock.perf.ledger import RIGHT, WRONG, Ledger
 from penstock.server.isolated.backend import IsolatedBackend
 from tests.backends.onnx_models import contract_model
 from tests.live import Live, live_server
+from tests.processes import lives
 from tests.server.isolated.stage import PATIENCE_S, nothing_left, onnx_loader, until
-from tests.server.workers.scene import lives
 
 pytestmark = pytest.mark.slow
 CALLERS = 6

@@ -18,9 +18,9 @@ from penstock.batching.spec import WorkerSpec
 from penstock.server.isolated.kinds import read_signature, write_binding
 from penstock.server.isolated.loader import IsolatedLoader, label_of, read_place, with_isolated
 from tests.fakes import FakeBackend, fake_loader
+from tests.processes import lives
 from tests.server.isolated.faulty import Fault
 from tests.server.isolated.stage import HERE, faulty, faulty_loader, nothing_left, own_python
-from tests.server.workers.scene import lives
 
 PATH = Path("/models/faulty/1/model")
 

@@ -16,6 +16,7 @@ import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
 from tests.live import Live, live_server
+from tests.processes import descriptors
 from tests.server.python_models.repositories import ONE, left_behind, write_model
 
 pytestmark = pytest.mark.slow
@@ -254,7 +255,7 @@ def test_loading_and_unloading_leaves_nothing_behind(tmp_path: Path) -> None:
             client.load_model("triple")
             assert ask(client, "triple", 2) == 6
             client.unload_model("triple")
-            counts.append((len(list(Path("/proc/self/fd").iterdir())), threading.active_count()))
+            counts.append((descriptors(), threading.active_count()))
 
     assert counts[1:] == [counts[1]] * 3
 

@@ -24,6 +24,7 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from tests.clients import models
+from tests.processes import children, lives
 
 pytestmark = pytest.mark.slow
 IRIS = Path(__file__).parents[3] / "examples" / "iris"
@@ -93,7 +94,7 @@ class Served:
     def pids(self, *names: str) -> list[int]:
         """Give the processes whose names begin so; all that serve, if none is given."""
         begin = names or ("front", "engine")
-        return [pid for pid, name in _family(self.process.pid) if name.startswith(begin)]
+        return [pid for pid in sorted(children(self.process.pid)) if _name(pid).startswith(begin)]
 
     def everybody(self) -> list[int]:
         """Give every process that the supervisor has started."""
@@ -104,20 +105,10 @@ class Served:
             await asyncio.sleep(0.01)
 
 
-def _family(pid: int) -> list[tuple[int, str]]:
-    found = []
+def _name(pid: int) -> str:
     with contextlib.suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in (task / "children").read_text().split():
-                found.append((int(child), Path(f"/proc/{child}/comm").read_text()))  # noqa: PERF401 - until one ends
-    return found
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+        return Path(f"/proc/{pid}/comm").read_text()
+    return ""
 
 
 @asynccontextmanager
@@ -138,7 +129,7 @@ async def served(*flags: str, ends: Collection[int] = (0, -signal.SIGKILL)) -> A
         server.signalled(signal.SIGTERM)
         status = await process.wait()
         async with asyncio.timeout(PATIENCE_S):
-            while any(map(_alive, pids)):  # noqa: ASYNC110 - they are nobody's children any more
+            while any(map(lives, pids)):  # noqa: ASYNC110 - they are nobody's children any more
                 await asyncio.sleep(0.01)
         await listening
     assert status in ends
@@ -278,7 +269,7 @@ def test_a_supervisor_that_dies_takes_all_with_it_once_what_was_accepted_is_done
             ledger.fault_s = time.monotonic()
             pids = server.everybody()
             server.signalled(signal.SIGKILL)
-            while any(map(_alive, pids)):  # noqa: ASYNC110
+            while any(map(lives, pids)):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         shown("SIGKILL of the supervisor", ledger)
 
@@ -378,7 +369,7 @@ def test_a_second_signal_ends_every_process_at_once() -> None:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(server.process.wait(), 0.1)
             assert server.process.returncode == 1
-            while any(map(_alive, pids)):  # noqa: ASYNC110
+            while any(map(lives, pids)):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
     run(main)

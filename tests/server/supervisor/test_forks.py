@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import children
 from tests.server.supervisor.test_faults import IRIS, SAMPLE, served
 
 pytestmark = pytest.mark.slow
@@ -52,7 +53,7 @@ def test_a_front_end_that_is_killed_leaves_no_child_that_takes_its_connections(t
         async with served(str(forking(tmp_path))) as server:
             port = server.port("HTTP")
             fronts = server.pids("front")
-            while not all(_children(pid) for pid in fronts):
+            while not all(children(pid) for pid in fronts):
                 assert await ask(port, "zfork") == 200
             for pid in fronts:
                 os.kill(pid, signal.SIGKILL)
@@ -61,7 +62,3 @@ def test_a_front_end_that_is_killed_leaves_no_child_that_takes_its_connections(t
                 assert await asyncio.gather(*(ask(port, "iris") for _ in range(64))) == [200] * 64
 
     asyncio.run(main())
-
-
-def _children(pid: int) -> str:
-    return "".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children"))

@@ -7,7 +7,6 @@ import json
 import os
 import socket
 from collections.abc import Sequence
-from pathlib import Path
 from typing import cast
 
 import pytest
@@ -16,6 +15,7 @@ from penstock.server.fronts.spreading import Board, Spread
 from penstock.server.supervisor.children import Child
 from penstock.server.supervisor.kinds import BOARD
 from penstock.server.supervisor.neighbours import Neighbours
+from tests.processes import descriptors
 
 
 class Introduced:
@@ -50,10 +50,6 @@ def enter(neighbours: Neighbours, number: int) -> Introduced:
     introduced = Introduced()
     neighbours.enter(number, cast("Child", introduced))
     return introduced
-
-
-def descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def test_front_ends_reach_each_other_whichever_was_started_first() -> None:

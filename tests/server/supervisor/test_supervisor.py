@@ -9,7 +9,6 @@ import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from penstock.server.listener import StartError
 from penstock.server.supervisor.fleet import ENGINE, FRONT, READY
 from penstock.server.supervisor.supervisor import Supervisor
 from tests.live import settings_for
+from tests.processes import children, descriptors
 
 pytestmark = pytest.mark.slow
 ROLES = {role: f"tests.server.supervisor.fake_roles:{role.title()}" for role in (ENGINE, FRONT)}
@@ -31,21 +31,13 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
     first = uvloop.new_event_loop()
     first.run_until_complete(asyncio.sleep(0))  # uvloop makes what it keeps for good
     first.close()
-    before = _mine()
+    before = children(), descriptors()
     loop = uvloop.new_event_loop()
     try:
         loop.run_until_complete(asyncio.wait_for(main(), PATIENCE_S))
     finally:
         loop.close()
-    assert _mine() == before
-
-
-def _mine() -> tuple[set[str], int]:
-    """What this process has: children, and how many descriptors."""
-    children = {
-        child for task in Path("/proc/self/task").iterdir() for child in (task / "children").read_text().split()
-    }
-    return children, len(list(Path("/proc/self/fd").iterdir()))
+    assert (children(), descriptors()) == before
 
 
 @asynccontextmanager

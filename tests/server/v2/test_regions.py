@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from penstock.backends.errors import Code, InferError
 from penstock.server.v2.regions import MAX_REGIONS, OFF, InlineRegions, LargeRead, Lease, Regions, SystemRegions
+from tests.processes import descriptors
 
 SIZE = 64
 BYTES = bytes(range(SIZE))
@@ -28,10 +29,6 @@ def folder(tmp_path: Path) -> Path:
 def made(folder: Path) -> tuple[Regions, SystemRegions]:
     regions = Regions(allowed=True)
     return regions, SystemRegions(regions, folder)
-
-
-def open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def refused(call: Any, *args: Any) -> tuple[Code, str]:
@@ -156,16 +153,16 @@ class TestUnregistering:
 
     def test_closes_the_file_when_the_last_lease_has_ended(self, folder: Path) -> None:
         _, system = made(folder)
-        before = open_files()
+        before = descriptors()
         system.register("r", "key", 0, SIZE)
         first, second = system.lease("r", 0, 4), system.lease("r", 4, 4)
         system.unregister("r")
         first.release()
 
         assert bytes(second.read()) == BYTES[4:8]
-        assert open_files() == before + 1
+        assert descriptors() == before + 1
         del second
-        assert open_files() == before
+        assert descriptors() == before
         assert refused(first.read)[0] is Code.INTERNAL
 
     def test_lets_a_name_be_used_again_at_once(self, folder: Path) -> None:

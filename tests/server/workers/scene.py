@@ -13,6 +13,7 @@ import uvloop
 
 from penstock.server.workers.order import Order
 from penstock.server.workers.worker import Worker
+from tests.processes import children, lives
 
 T = TypeVar("T")
 HERE = str(Path(__file__).parent)
@@ -53,23 +54,6 @@ def descriptors() -> set[str]:
         with contextlib.suppress(OSError):  # the one that is open to look at this folder
             found.add(f"{path.name} {path.readlink()}")
     return {each for each in found if "/proc/" not in each}
-
-
-def children() -> set[int]:
-    """Give the children of this process, zombies too."""
-    found = set()
-    for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):  # a thread that is just ending
-            found |= {int(pid) for pid in (task / "children").read_text().split()}
-    return found
-
-
-def lives(pid: int) -> bool:
-    """Whether a process runs: one that has ended and was not reaped does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 def group_members(group: int) -> set[int]:

@@ -16,7 +16,8 @@ from penstock.server.workers import worker as worker_module
 from penstock.server.workers.order import NotBegunError, WorkerLost
 from penstock.server.workers.process import ending_of
 from penstock.server.workers.worker import Worker
-from tests.server.workers.scene import CALL, ended, gone_within, group_members, lives, order, scene
+from tests.processes import lives
+from tests.server.workers.scene import CALL, ended, gone_within, group_members, order, scene
 
 pytestmark = pytest.mark.slow
 

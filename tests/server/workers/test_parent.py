@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.workers.scene import gone_within, lives
+from tests.processes import lives
+from tests.server.workers.scene import gone_within
 
 ROOT = Path(__file__).parents[3]
 
