@@ -2,7 +2,8 @@
 .DEFAULT_GOAL := help
 .PHONY: help serve test lint lint-types lint-rest bench bench-batching bench-gate image-cpu image-gpu dev clean
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+# setuptools would warn of -e, over eight lines
+PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check install --quiet
 export PIP_ROOT_USER_ACTION := ignore
 
 help:  ## list these words
