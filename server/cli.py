@@ -21,6 +21,8 @@ from .setting import Setting, shown
 from .settings import FALSE_WORDS, TRUE_WORDS, SettingError, Settings, known_settings, nearest, resolve
 
 USAGE_STATUS = 2
+PIPE_STATUS = 141
+"""128 + SIGPIPE, as a shell has it of those whom the signal ends."""
 _NEED_PATHS = ("serve", "check")
 _PROGRAMS = {
     "seldon-core-microservice": ("seldon.command:run", "serve a component of Seldon Core (docs/seldon.md)"),
@@ -72,7 +74,19 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; return its exit status: 0 done, 1 failed, 2 wrong usage."""
+    """Run a command; return its exit status: 0 done, 1 failed, 2 wrong usage, 141 if nobody read on (`| head`)."""
+    try:
+        try:
+            return _run(argv)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except BrokenPipeError:
+        sys.stdout = None  # what is left in it would be written again at the exit
+        return PIPE_STATUS
+
+
+def _run(argv: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     called = os.path.basename(sys.argv[0])  # noqa: PTH119 - pathlib is 5 ms
     if argv is None and called in _PROGRAMS:  # through a link
@@ -82,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words and words[0] in _ABOVE:
         return _installed(words[0], words[1:])
     parser = _parser()
-    args = parser.parse_args(with_values(words))
+    args = parser.parse_args(["version"] if words == ["--version"] else with_values(words))
     if args.command is None:
         parser.print_help()
         return USAGE_STATUS

@@ -126,9 +126,23 @@ def test_check_of_what_is_not_there_is_a_mistake_and_status_1(
     assert f"{tmp_path / 'absent'}: is not there" in capsys.readouterr().out
 
 
-def test_version_prints_the_installed_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["version"]) == 0
+@pytest.mark.parametrize("word", ["version", "--version"])
+def test_version_prints_the_installed_version(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([word]) == 0
     assert capsys.readouterr().out.startswith("penstock 0.")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["version"], ["perf", "--help"]])
+def test_output_that_nobody_reads_on_is_no_traceback(words: list[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock.server.cli", *words], stdout=writing, stderr=subprocess.PIPE, check=False
+    )
+    os.close(writing)
+
+    assert (done.returncode, done.stderr) == (cli.PIPE_STATUS, b"")
 
 
 @pytest.mark.slow
