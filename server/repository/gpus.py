@@ -123,7 +123,7 @@ class Gpus:
                     "To use it: pip install penstock[gpu]; to say that this is meant: --default-device cpu"
                 )
             return _CPU
-        if not self.numbers and backend == BACKEND:
+        if not self.numbers and self.why and backend == BACKEND:
             text = "the onnxruntime installed is one for GPUs, and none can be used: %s. "
             text += "Models that name none run on the CPU"
             logger.warning(text, self.why)
