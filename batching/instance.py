@@ -14,12 +14,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from penstock.backends.backend import overlaps
 from penstock.backends.errors import Code, DeviceLost, DeviceTaken, InferError, ProcessLost
 
 from .execution import device_ns
 from .isolation import LostBatch, cut, execute, execute_alone, refuse
-from .overlap import Overlap
+from .overlap import Overlap, bind
 from .placement import keep_to
 from .preparing import prepare, rest
 
@@ -61,11 +60,9 @@ class ThreadInstance:
     """
 
     def __init__(self, model: Model, place: Placement, name: str, number: int = 0) -> None:
-        self.binding: Binding = place.bind(model.bound, model.max_rows)
-        self.bindings = [self.binding]
-        self.overlaps = overlaps(self.binding) and place.limiter is None
-        if self.overlaps:
-            self.bindings.append(place.bind(model.bound, model.max_rows))
+        self.bindings = bind(model, place)
+        self.binding = self.bindings[0]
+        self.overlaps = len(self.bindings) > 1
         self.place = place
         self._overlap = Overlap(model, self) if self.overlaps else None
         self._rests = hasattr(self.binding, "rest")

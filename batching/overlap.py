@@ -6,10 +6,12 @@ the ordinary way when nothing else is there, so that what is known of faults (is
 
 from __future__ import annotations
 
+import logging
 import time
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Protocol
 
+from penstock.backends.backend import overlaps
 from penstock.backends.errors import DeviceLost, InferError, OutOfMemory, RunStopped
 
 from .caps import RECOVER_NS
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     from .batch import Batch
     from .device import TurnGiver
     from .model import Model
+    from .placement import Placement
+
+logger = logging.getLogger("penstock.batching")
 
 WAKE_NS = 100_000
 """So late a sleeping thread wakes."""
@@ -32,6 +37,22 @@ LEAST_LOOK_NS, MOST_LOOK_NS = 300_000, 2_000_000
 """A run is asked so often whether it has ended before it should: else its answers would wait for what comes next."""
 KEPT = 8
 """What a gather takes is learned over the latest so many Batches, about."""
+
+
+def bind(model: Model, place: Placement) -> list[Binding]:
+    """Allocate an Instance's Bindings: two where they overlap, no rate limiter counts runs, and there is room for both.
+
+    Raises: what binding the first does.
+    """
+    first = place.bind(model.bound, model.max_rows)
+    if not overlaps(first) or place.limiter is not None:
+        return [first]
+    try:
+        return [first, place.bind(model.bound, model.max_rows)]
+    except OutOfMemory as error:
+        text = "model %s: no memory to have a second batch under way, so batches follow one another: %s"
+        logger.warning(text, model.name, error.message)
+        return [first]
 
 
 class Lead:

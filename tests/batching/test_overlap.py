@@ -14,7 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.backends.backend import Binding
 from penstock.backends.errors import Code, DeviceLost, InferError, OutOfMemory, ProcessLost
+from penstock.backends.signature import Signature
 from penstock.batching import instance
 from penstock.batching.costs import CostModel
 from penstock.batching.device import Device
@@ -231,6 +233,15 @@ class Waited(Device):
         self.asked.release()
 
 
+class Tight(Stream):
+    """It has memory for one Binding."""
+
+    def bind(self, signature: Signature, capacity_rows: int) -> Binding:
+        if self.bindings:
+            raise OutOfMemory(Code.OVERLOADED, "2 MB are wanted and 1 MB is free")
+        return super().bind(signature, capacity_rows)
+
+
 class TestTwoOnTheDevice:
     def test_the_next_is_begun_before_the_one_on_the_device_ends(self) -> None:
         with opened(Stream(ROWS, list)) as house:
@@ -294,6 +305,17 @@ class TestTwoOnTheDevice:
             house.ended(first, second)
 
             assert house.model.device_ns == {"cuda:0": 4_000}
+
+    def test_where_the_memory_holds_one_binding_batches_follow_one_another(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with opened(Tight(ROWS, list)) as house:
+            first, second = house.put_two([1, 2], [3])
+            house.ended(first, second)
+
+            assert names(house) == [("begin", 0), ("end", 0), ("begin", 0), ("end", 0)]
+            assert answers([*first, *second]) == [1, 2, 3]
+        assert "model m: no memory to have a second batch under way" in caplog.text
 
     def test_all_is_done_on_one_thread(self) -> None:
         with opened(Stream(ROWS, list)) as house:
