@@ -158,15 +158,28 @@ def _input(name: str) -> tuple[str, bytes]:
     raise _ToldError(f"not supported {name}: ")
 
 
+_STARTED = """\
+ ----- Local Server -----\x20
+ Started successfully!
+
+ Endpoint : {endpoint}
+ Handler :  {handler}
+ Image :    {image}
+
+ you can now access this http api!
+
+ press Ctrl + C to stop
+ ------------------------\x20
+"""
+
+
 def _serve(given: argparse.Namespace) -> None:
     server = _server(given, quiet=False)
     with server.running(tells=True):
         _tell(False, "waiting server running")
         server.await_ready()
-        print(" ----- Local Server ----- ", " Started successfully!", "", sep="\n")
-        print(f" Endpoint : {server.endpoint}", f" Handler :  {given.handler}", f" Image :    {given.image}", sep="\n")
-        print("", " you can now access this http api!", "", " press Ctrl + C to stop", sep="\n")
-        print(" ------------------------ ", flush=True)
+        # in one piece: what the server logs is told meanwhile
+        print(_STARTED.format(endpoint=server.endpoint, handler=given.handler, image=given.image), end="", flush=True)
         server.await_end()
 
 

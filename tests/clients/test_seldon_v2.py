@@ -229,7 +229,7 @@ def test_with_batching_calls_of_both_protocols_share_batches(folder: Path) -> No
         start = threading.Barrier(16)
 
         def ask(number: int) -> None:
-            with httpx.Client() as rest, client_of(live, triton_http) as v2:
+            with httpx.Client(timeout=60) as rest, client_of(live, triton_http) as v2:
                 start.wait(30)
                 for turn in range(3):
                     value = float(number + turn)
