@@ -218,7 +218,7 @@ class Call:
         output = self._needed("train")(**arguments)
         end = datetime.now()  # noqa: DTZ005
         args = {name: shown(value) for name, value in arguments.items()}
-        result = {"finish_date": str(end), "duration": str(end - start), "output": output}
+        result = {"finish_date": str(end), "duration": str(end - start), "output": shown(output)}
         record = {"date": str(start), "args": args, "status": "done", "uuid": uuid.uuid4().hex, "result": result}
         said = write_json(record)
         self.say(f"Elapsed time:  {end - start}")

@@ -25,7 +25,7 @@ _CANCELLED = "T5: a running training is cancelled, as documented"
 _FAILED = "T5: the record of a training that has failed is given when it is deleted, as that of any other"
 _DEFAULT = "T4: the default of an argument `accept` is the user's"
 _KEPT = "T1: an object is one and the same in all calls of a process, and keeps what they do to it"
-_TRAINED = "a training's result or argument that is no JSON spoils nothing but its own record"
+_TRAINED = "a training's result or argument that is no JSON is shown as its text"
 
 
 _DELIMITED = "a DelimitedList is that of the webargs which the model imports"
@@ -37,7 +37,6 @@ _REFUSED = {
     "headers": {"allow": "GET", "content-type": "application/json"},
     "body": '{"error":"Method Not Allowed"}',
 }
-_BYTES = "Object of type bytes is not JSON serializable"
 _PAGES = "Penstock serves pages of its own beside the models'"
 _STATIC = "nothing of the page /api stands at /static"
 _DOC = "where there is no page, nothing leads to it"
@@ -63,6 +62,13 @@ def _of(group: str, names: str, reason: str, otherwise: dict[str, Any]) -> Other
 def _failed(name: str, message: str) -> dict[str, Any]:
     args = {"sleep": 0.0, "give": name, "data": None}
     record = {"date": "<date>", "args": args, "uuid": "<uuid>", "status": "error", "message": message}
+    return {"status": 200, "headers": _USUAL, "body": json.dumps(record)}
+
+
+def _done(name: str, output: str) -> dict[str, Any]:
+    result = {"output": output, "finish_date": "<date>", "duration": "<duration>"}
+    args = {"sleep": 0.0, "give": name, "data": None}
+    record = {"date": "<date>", "args": args, "uuid": "<uuid>", "status": "done", "result": result}
     return {"status": 200, "headers": _USUAL, "body": json.dumps(record)}
 
 
@@ -161,7 +167,7 @@ DEVIATIONS: Otherwise = {
             "later": "not yet",
         }.items()
     },
-    **_of("trained", "bytes-ended bytes-deleted", _TRAINED, _failed("bytes", _BYTES)),
+    **_of("trained", "bytes-ended bytes-deleted", _TRAINED, _done("bytes", "b'abc'")),
     "trained/bytes-listed": (_TRAINED, _GIVEN),
     "training-cancelled/D33": (
         _CANCELLED,

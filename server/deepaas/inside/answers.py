@@ -136,19 +136,28 @@ def content_answer(value: Any, content_type: str) -> bytes:
     if isinstance(value, io.BufferedReader):
         # opened again, by its name, as in the original: what was read of it, or that it is closed, does not matter
         path = Path(os.fsdecode(value.name))
-        more = [f'Content-Disposition: attachment; filename="{quote(os.fsencode(path.name))}"']
+        more = _attachment(str(path))
         content = path.read_bytes()
     elif isinstance(value, str):
         content = value.encode(parameters_of(content_type).get("charset", "utf-8"))
     elif isinstance(value, io.BytesIO):
+        more = _attachment(getattr(value, "name", None))
         content = value.read()
     elif isinstance(value, io.StringIO):
+        more = _attachment(getattr(value, "name", None))
         content = value.read().encode()
     elif value is None or isinstance(value, bytes | bytearray | memoryview):
         content = bytes(value or b"")
     else:
         raise TypeError(f"{type(value).__name__} is nothing that can be sent as {content_type}")
     return _packed(200, content_type, more, content)
+
+
+def _attachment(name: Any) -> list[str]:
+    """Name a file, in the header that aiohttp gives to all that have a name: `buffer.name = "output.pdf"` is one, too."""
+    if not isinstance(name, str) or not name or name[0] == "<" or name[-1] == ">":
+        return []
+    return [f'Content-Disposition: attachment; filename="{quote(os.fsencode(Path(name).name))}"']
 
 
 def _packed(status: int, content_type: str, more: list[str], content: bytes) -> bytes:

@@ -151,8 +151,7 @@ class DeepaasInside:
             train = self._model.needed("train")
             self._uploads.stored(arguments)
             self._channel.send(PROGRESS, number)
-            said = {"output": train(**arguments)}
-            return write_json(said).encode()
+            return write_json({"output": shown(train(**arguments))}).encode()
         except Refusal as refusal:
             return write_json({"error": read_answer(refusal.answer)[3].decode()}).encode()
         except BaseException as error:  # as in _answered
@@ -190,7 +189,10 @@ def _schema_of(declared: Any) -> Any:
 
 
 def shown(value: Any) -> Any:
-    """Say what a training shows of an argument: of a file its name there, type and name at the client's."""
+    """Say what a training shows of an argument, or of its result; of a file its name there, type and name at the client's.
+
+    What is no JSON is shown as its text: many a module's train() gives a set, and has trained well.
+    """
     if isinstance(value, Upload):
         return [value.name, value.content_type, value.filename]
     if isinstance(value, list):

@@ -88,6 +88,19 @@ class TestContent:
             b"of the file",
         )
 
+    @pytest.mark.parametrize("kind", [io.BytesIO, io.StringIO])
+    def test_of_a_file_in_memory_is_under_the_name_that_it_was_given(self, kind: type[Any]) -> None:
+        buffer = kind()
+        buffer.name = "/some/where/out put.pdf"
+        said = 'Content-Disposition: attachment; filename="out%20put.pdf"\r\n'
+        assert taken(content_answer(buffer, "application/pdf")) == (200, "application/pdf", said, b"")
+
+    @pytest.mark.parametrize("name", ["", "<stdout>", "<x", 7, None])
+    def test_has_no_name_where_that_is_none(self, name: Any) -> None:
+        buffer: Any = io.BytesIO()
+        buffer.name = name
+        assert taken(content_answer(buffer, "image/png"))[2] == ""
+
     def test_of_a_closed_file_is_read_again_and_of_one_that_is_gone_is_not(self, tmp_path: Path) -> None:
         path = tmp_path / "x"
         path.write_bytes(b"x")

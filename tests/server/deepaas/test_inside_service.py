@@ -321,9 +321,11 @@ class TestTrainings:
     def test_say_what_they_raise(self, monkeypatch: pytest.MonkeyPatch, error: BaseException, said: str) -> None:
         assert trained(opened(monkeypatch, SimpleNamespace(train=raising(error)), "train")) == {"error": said}
 
-    def test_whose_result_is_no_json_have_failed(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        found = trained(opened(monkeypatch, SimpleNamespace(train=lambda: b"x"), "train"))
-        assert found == {"error": "Object of type bytes is not JSON serializable"}
+    @pytest.mark.parametrize(("result", "said"), [(b"x", "b'x'"), ({"saved in m"}, "{'saved in m'}")], ids=repr)
+    def test_whose_result_is_no_json_have_ended_well(
+        self, monkeypatch: pytest.MonkeyPatch, result: Any, said: str
+    ) -> None:
+        assert trained(opened(monkeypatch, SimpleNamespace(train=lambda: result), "train")) == {"output": said}
 
     def test_that_cannot_begin_say_why(self, monkeypatch: pytest.MonkeyPatch) -> None:
         found = trained(opened(monkeypatch, SimpleNamespace(), "train"))
