@@ -154,7 +154,7 @@ def content_answer(value: Any, content_type: str) -> bytes:
 
 
 def _attachment(name: Any) -> list[str]:
-    """Name a file, in the header that aiohttp gives to all that have a name: `buffer.name = "output.pdf"` is one, too."""
+    """Name a file in the header that aiohttp gives to all that have a name, such as `buffer.name = "output.pdf"`."""
     if not isinstance(name, str) or not name or name[0] == "<" or name[-1] == ">":
         return []
     return [f'Content-Disposition: attachment; filename="{quote(os.fsencode(Path(name).name))}"']

@@ -189,9 +189,10 @@ def _schema_of(declared: Any) -> Any:
 
 
 def shown(value: Any) -> Any:
-    """Say what a training shows of an argument, or of its result; of a file its name there, type and name at the client's.
+    """Say what a training shows of an argument, or of its result.
 
-    What is no JSON is shown as its text: many a module's train() gives a set, and has trained well.
+    Of a file its name there, its type and its name at the client's. What is no JSON is shown as its text: many a
+    module's train() gives a set, and has trained well.
     """
     if isinstance(value, Upload):
         return [value.name, value.content_type, value.filename]

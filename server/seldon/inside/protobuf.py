@@ -125,7 +125,7 @@ def called(component: Component, endpoint: Endpoint, request: Any) -> bytes | No
     if endpoint is Endpoint.AGGREGATE:
         return _aggregated(component, request)
     features, meta = _payload(component, request), _meta(component, request)
-    data, tags, runtime = component.respond(endpoint, features, request.data.names, meta)
+    data, tags, runtime = component.respond(endpoint, features, list(request.data.names), meta)
     metrics = component.metrics(endpoint, runtime)
     # what a router was told does not come back
     return respond(component, request, data, None if endpoint is Endpoint.ROUTE else meta, metrics, tags)
@@ -136,7 +136,7 @@ def _aggregated(component: Component, request: Any) -> bytes:
     features, names, metas = [], [], []
     for each in messages:
         features.append(_payload(component, each))
-        names.append(each.data.names)
+        names.append(list(each.data.names))
         metas.append(_meta(component, each))
     data, tags, runtime = component.aggregate(features, names)
     metrics = component.metrics(Endpoint.AGGREGATE, runtime)
@@ -205,7 +205,7 @@ def _feedback(component: Component, request: Any) -> Any:
             raise
         raise SeldonMicroserviceException(str(error)) from error
     routing = request.response.meta.routing.get(component.unit)
-    data, tags, runtime = component.feedback(features, asked.data.names, request.reward, truth, routing)
+    data, tags, runtime = component.feedback(features, list(asked.data.names), request.reward, truth, routing)
     metrics = component.metrics(Endpoint.FEEDBACK, runtime)
     return respond(component, asked, np.array([]) if data is None else data, None, metrics, tags)
 

@@ -62,7 +62,7 @@ class Rows:
         said = json.loads(head)
         requests = list(_requests(said, rests))
         proto = said["form"] == Form.PROTO
-        names: Any = requests[0].data.names if proto else said["names"]
+        names: Any = list(requests[0].data.names) if proto else said["names"]
         meta: Any = {} if proto else None
         try:
             rows = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

@@ -162,6 +162,29 @@ def test_messages_are_combined() -> None:
     assert ask(user, b"", Endpoint.AGGREGATE).error == (UNKNOWN, f"{CALLING}list index (0) out of range")
 
 
+def test_names_are_lists_since_pandas_takes_no_repeated_field_for_columns() -> None:
+    class Noting:
+        def __init__(self) -> None:
+            self.kinds: list[type] = []
+
+        def predict(self, x: Any, names: Any) -> Any:
+            self.kinds.append(type(names))
+            return x
+
+        def aggregate(self, features: Any, names: Any) -> Any:
+            self.kinds += [type(each) for each in names]
+            return features[0]
+
+        def send_feedback(self, x: Any, names: Any, *_: Any, routing: Any) -> Any:
+            self.kinds.append(type(names))
+
+    user = Noting()
+    ask(user, tensor(1))
+    ask(user, pb.SeldonMessageList(seldonMessages=[tensor(1), message(data={"ndarray": [[1]]})]), Endpoint.AGGREGATE)
+    ask(user, pb.Feedback(request=tensor(1)), Endpoint.FEEDBACK)
+    assert user.kinds == [list] * 4
+
+
 # -- what is made of its answer --------------------------------------------------------------------------------
 
 
