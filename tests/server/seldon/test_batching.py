@@ -168,6 +168,24 @@ def test_answers_are_those_of_calls_that_share_nothing(
     assert of_shared.success.count == 60
 
 
+def test_names_of_messages_that_share_a_call_are_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Noting:
+        def __init__(self) -> None:
+            self.kinds: set[type] = set()
+
+        def predict(self, x: Any, names: Any) -> Any:
+            self.kinds.add(type(names))
+            return x
+
+    user = Noting()
+    requests = [as_proto({"data": {"names": ["a"], "ndarray": [[number]]}}) for number in range(16)]
+
+    _, service, _ = answers(user, requests, monkeypatch, shares=True)
+
+    assert ROWS in service.kinds
+    assert user.kinds == {list}
+
+
 def test_rows_that_arrive_together_run_together(monkeypatch: pytest.MonkeyPatch) -> None:
     user = Doubling()
     requests = [json_request(data={"ndarray": [[number, 2]]}) for number in range(20, 36)]
