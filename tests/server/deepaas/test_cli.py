@@ -182,6 +182,12 @@ def test_what_a_model_raises_ends_with_status_1_and_its_traceback(capsys: pytest
     assert capsys.readouterr().err.endswith("ValueError: predict boom\n")
 
 
+def test_a_result_of_train_that_is_no_json_is_shown_as_its_text(said: Any, folder: Path) -> None:
+    (folder / "giving.py").write_text("def train(): return {'saved in m'}\n")
+    record = json.loads(returned(said("m=giving", "train")))
+    assert (record["status"], record["result"]["output"]) == ("done", "{'saved in m'}")
+
+
 def test_arguments_of_train_that_cannot_be_made_do_not_keep_predict_from_its_work(said: Any, folder: Path) -> None:
     (folder / "halved.py").write_text("def get_train_args(): raise ValueError\ndef predict(): return 5\n")
 
