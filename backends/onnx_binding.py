@@ -133,8 +133,8 @@ class OnnxBinding:
         graph = self._outputs[position][1]
         if not graph.shape or not graph.is_tensor or graph.datatype == "BYTES" or self._strings:
             return False  # ONNX Runtime also says () where it does not know the rank
-        if self._outputs[position][0].ragged:
-            return False
+        if self._outputs[position][0].ragged or any(graph.name == each.name for _, each in self._inputs):
+            return False  # one that is an input is handed on: ONNX Runtime writes nothing into a buffer bound for it
         if any(graph.optional for _, graph in self._inputs) or not self._inputs:
             return False
         if self._signature.batched:

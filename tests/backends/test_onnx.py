@@ -154,6 +154,21 @@ class TestOutputs:
 
         assert 6.0 == x.sum() == y.sum()
 
+    @pytest.mark.parametrize("rows", ["N", 2])
+    def test_one_that_is_an_input_has_what_came_in_where_its_shape_is_known(self, path: Path, rows: int | str) -> None:
+        x = value("x", FLOAT, [rows, 2])
+        save(path, [node("Relu", ["x"], ["y"])], [x], [x, value("y", FLOAT, [rows, 2])])
+        backend = load(path, "cpu", {})
+        binding = backend.bind(batched(backend.graph) if rows == "N" else backend.graph, 2)
+
+        for scale in (1, 2):
+            given = scale * np.array([[1, -2], [3, 4]], np.float32)
+
+            same, positive = infer(binding, [given], (0, 1))
+
+            assert same.tolist() == given.tolist()
+            assert positive.tolist() == np.maximum(given, 0).tolist()
+
     def test_rows_that_are_not_the_rows_of_the_input_are_given_as_they_are(self, path: Path) -> None:
         """The model says M rows: the run with all bound fails once, and the other way is taken from then on."""
         save(
