@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -25,8 +26,11 @@ from .memory import give_back
 from .model import Model
 from .placement import on_cpus, spread
 from .reshape import check_reshape
+from .rowwise import left_to_us, without_rows
 from .samples import run_samples
 from .spec import InstanceGroup, ModelSpec
+
+logger = logging.getLogger("penstock.batching")
 
 
 def open_model(
@@ -40,7 +44,7 @@ def open_model(
     `devices` are those that it shares with other models, by name; it adds those that are not there yet.
     Raises: InferError when the file, its configuration or the runtime is at fault. Nothing is left behind then.
     """
-    start = time.monotonic()
+    start, said = time.monotonic(), spec
     loader = loaders.get(spec.backend)
     if loader is None:
         known = ", ".join(sorted(loaders))
@@ -60,11 +64,14 @@ def open_model(
     try:
         warmup.prepare_all(model)
         run_samples(model)
-        if not model.passive:
-            warmup.sweep(model)
+        obstacle = "" if model.passive else warmup.sweep(model)
     except BaseException:
         close_model(model)
         raise
+    if obstacle and left_to_us(said):
+        logger.info("model %s: its first axes are no rows, and requests run one by one: %s", spec.name, obstacle)
+        close_model(model)
+        return open_model(without_rows(said), loaders, finished, devices)
     give_back()
     model.load_s = time.monotonic() - start
     return model

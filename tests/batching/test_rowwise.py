@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.backends.errors import Code, InferError, OutOfMemory
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching.model import Model
+from penstock.batching.opening import close_model, open_model
+from penstock.batching.spec import BatchPolicy, ModelSpec
+from tests.fakes import FakeBackend, Function, fake_loader
+
+
+def x(*shape: int) -> TensorSpec:
+    return TensorSpec("x", "FP32", shape)
+
+
+def y(*shape: int) -> TensorSpec:
+    return TensorSpec("y", "FP32", shape)
+
+
+def rows_of(
+    function: Function, inputs: tuple[TensorSpec, ...] = (x(-1, 4),), outputs: tuple[TensorSpec, ...] = (y(-1, 4),),
+    **said: Any,
+) -> int:  # fmt: skip
+    """Open a model of which a configuration says no more than this, and tell how many rows a batch may have."""
+    policy = BatchPolicy(executor="thread", **said)
+    spec = ModelSpec("m", 1, Path("model"), backend="fake", policy=policy)
+    model = _opened(spec, FakeBackend(Signature(inputs, outputs), function))
+    close_model(model)
+    return model.spec.policy.max_batch_rows or 0
+
+
+def _opened(spec: ModelSpec, backend: FakeBackend) -> Model:
+    return open_model(spec, {"fake": fake_loader(backend)}, lambda *_: None)
+
+
+def found(inputs: list[Any]) -> list[Any]:
+    """Give what is above 0.5, of all rows together."""
+    (array,) = inputs
+    return [array[array > 0.5].reshape(-1, 1).repeat(4, 1)]
+
+
+def test_a_model_that_makes_a_row_for_each_row_is_batched() -> None:
+    assert rows_of(list) == 64
+
+
+def test_one_whose_output_is_as_long_as_what_it_finds_runs_its_requests_one_by_one() -> None:
+    assert rows_of(found) == 0
+
+
+def test_one_that_puts_its_inputs_behind_each_other_does() -> None:
+    def function(inputs: list[Any]) -> list[Any]:
+        return [np.concatenate(inputs)]
+
+    assert rows_of(function, (x(-1, 4), TensorSpec("z", "FP32", (-1, 4)))) == 0
+
+
+def test_one_that_compares_all_with_all_does_though_it_has_a_row_for_each() -> None:
+    def function(inputs: list[Any]) -> list[Any]:
+        return [inputs[0] @ inputs[1].T]
+
+    assert rows_of(function, (x(-1, 4), TensorSpec("z", "FP32", (-1, 4))), (y(-1, -1),)) == 0
+
+
+def test_one_that_runs_on_one_row_and_not_on_two_does() -> None:
+    def function(inputs: list[Any]) -> list[Any]:
+        if len(inputs[0]) > 1:
+            raise InferError(Code.INTERNAL, "cannot reshape {2,4} to {1,4}")
+        return inputs
+
+    assert rows_of(function) == 0
+
+
+def test_what_zeros_or_a_lack_of_memory_provoke_says_nothing_of_rows() -> None:
+    def no_zeros(inputs: list[Any]) -> list[Any]:
+        raise InferError(Code.INTERNAL, "division by zero")
+
+    def little_memory(inputs: list[Any]) -> list[Any]:
+        if len(inputs[0]) > 1:
+            raise OutOfMemory(Code.OVERLOADED, "no memory")
+        return inputs
+
+    assert rows_of(no_zeros) == 64
+    assert rows_of(little_memory) == 64
+
+
+def test_what_a_configuration_says_of_rows_holds() -> None:
+    assert rows_of(found, max_batch_rows=8) == 8
+    assert rows_of(found, allowed_rows=(1, 4)) == 4
+
+
+def test_the_log_says_what_showed_it(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "penstock.batching"):
+        rows_of(found)
+
+    text = "model m: its first axes are no rows, and requests run one by one: output 'y' has 0 rows for 1 of zeros"
+    assert text in caplog.messages
