@@ -87,10 +87,19 @@ def test_nothing_that_builds_is_in_the_last_stage(kind: str) -> None:
 
     assert {rest for word, rest in last if word == "COPY"} == {
         "--from=build /usr/bin/tini /usr/bin/tini", "--from=build /opt/penstock /opt/penstock",
+        "--from=build /usr/lib/locale/en_US.utf8 /usr/lib/locale/en_US.utf8",
     }  # fmt: skip
     assert not re.search(
         r"\b(pip|gcc|binutils|build-essential|secret|venv)\b", str([rest for word, rest in last if word == "RUN"])
     )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_locale_is_made_that_onnx_runtime_lowers_texts_by(kind: str) -> None:
+    (made,) = [rest for word, rest in _dockerfile(kind) if word == "RUN" and "localedef" in rest]
+
+    assert " locales " in made
+    assert "localedef -i en_US -f UTF-8 --no-archive /usr/lib/locale/en_US.utf8" in made
 
 
 @pytest.mark.parametrize("kind", KINDS)
