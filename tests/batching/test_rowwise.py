@@ -6,12 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import TensorProto
 
 from penstock.backends.errors import Code, InferError, OutOfMemory
+from penstock.backends.loading import LOADERS
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.model import Model
 from penstock.batching.opening import close_model, open_model
 from penstock.batching.spec import BatchPolicy, ModelSpec
+from tests.backends.onnx_models import node, save, value
 from tests.fakes import FakeBackend, Function, fake_loader
 
 
@@ -87,6 +90,18 @@ def test_what_zeros_or_a_lack_of_memory_provoke_says_nothing_of_rows() -> None:
 
     assert rows_of(no_zeros) == 64
     assert rows_of(little_memory) == 64
+
+
+def test_a_model_of_onnx_runtime_that_finds_things_does(tmp_path: Path) -> None:
+    nodes = [node("NonZero", ["x"], ["places"]), node("Transpose", ["places"], ["y"])]
+    ends = [value("x", TensorProto.FLOAT, ["batch", 4])], [value("y", TensorProto.INT64, ["found", 2])]
+    spec = ModelSpec("m", 1, save(tmp_path / "model.onnx", nodes, *ends))
+
+    model = open_model(spec, LOADERS, lambda *_: None)
+    close_model(model)
+
+    assert not model.signature.batched
+    assert [each.shape for each in model.signature.outputs] == [(-1, 2)]
 
 
 def test_what_a_configuration_says_of_rows_holds() -> None:
