@@ -222,7 +222,7 @@ class Ensembles:
         if parent.deadline_ns or model.timed:
             request.deadline_ns = _deadline_ns(parent, model)
         request.target_ns, request.priority, request.sequence = parent.target_ns, parent.priority, parent.sequence
-        if model.outsides and (parameters := getattr(parent, "parameters", None)):
+        if model.spec.takes_parameters and (parameters := getattr(parent, "parameters", None)):
             request.parameters = parameters
         if model.cache is None and model.scheduler.full():
             # as a transport does: a loop turn may bring more than a queue holds

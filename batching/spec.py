@@ -312,3 +312,8 @@ class ModelSpec:
     declared: str = ""
     frees_rows: bool = False
     fallback: str = ""
+
+    @property
+    def takes_parameters(self) -> bool:
+        """Whether somebody reads the parameters of its requests: its own code, or that of a step it may have."""
+        return bool(self.declared or self.ensemble)

@@ -172,7 +172,7 @@ class RemoteEngine:
     def _tell(self, request: InferRequest) -> tuple[int, bool]:
         """Tell the engine what this request has in common with others.
 
-        Returns: the form's number, and whether its model is user code.
+        Returns: the form's number, and whether its model is told parameters.
         """
         number = self.numbers.get(request.model)
         if self._link is None or number is None or self.stopping:
@@ -182,7 +182,7 @@ class RemoteEngine:
             self._forms.clear()  # numbers begin anew, and take the place of those that the engine knows
             self._last_form = 0
         self._last_form += 1
-        form = self._last_form, bool(request.model.spec.declared)
+        form = self._last_form, request.model.spec.takes_parameters
         self._forms[request.model, request.rows, request.key, request.wanted] = form
         self._link.send(FORM, form[0], write_form(Form(number, request.rows, request.key, request.wanted)))
         return form

@@ -67,7 +67,7 @@ def write_submit(request: InferRequest, form: int, more: Mapping[str, Any] | Non
 def said_more(request: InferRequest, *, coded: bool, carried: Mapping[str, str] | None) -> dict[str, Any] | None:
     """Give what few requests say; None for nothing. `carried` goes with one for its trace.
 
-    `coded`: it is for a model of user code, which is told parameters, and may give several answers.
+    `coded`: it is for a model that is told parameters, and may give several answers.
     """
     more: dict[str, Any] = {}
     if request.sequence is not None:
@@ -75,8 +75,10 @@ def said_more(request: InferRequest, *, coded: bool, carried: Mapping[str, str] 
     if carried:
         more["carried"] = carried
     if coded:
-        more["parameters"] = getattr(request, "parameters", None)
-        more["several"] = hasattr(request, "answers")
+        if parameters := getattr(request, "parameters", None):
+            more["parameters"] = parameters
+        if hasattr(request, "answers"):
+            more["several"] = True
     return {**more, "id": request.id} if more else None
 
 

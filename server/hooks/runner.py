@@ -266,7 +266,7 @@ class Hooks:
                 # the next one wakes after this one is in the queue
                 turn.pass_on()
         wanted = None if self.has_post else form.wanted
-        more: dict[str, Any] = {"parameters": trip.parameters} if self._model.spec.declared else {}
+        more: dict[str, Any] = {"parameters": trip.parameters} if self._model.spec.takes_parameters else {}
         return await self._engine.infer(
             self._model, inputs, wanted=wanted, terms=trip.terms, id=trip.request_id, **more
         )

@@ -46,8 +46,8 @@ _SEVERAL = "ModelInfer RPC doesn't support models with decoupled transaction pol
 class Route:
     """One model as it is named in requests; forgotten with the Engine's generation.
 
-    `straight`: its requests go to its queue and are answered once, without more ado. `told`: the model is user code,
-    which header fields that are forwarded are for.
+    `straight`: its requests go to its queue and are answered once, without more ado. `told`: header fields
+    that are forwarded are for the model.
     """
 
     __slots__ = ("encoder", "hooked", "layouts", "model", "regions", "straight", "streams", "told")
@@ -58,7 +58,7 @@ class Route:
         self.layouts = Layouts()
         self.hooked = hooked
         self.streams = streams(model.spec)
-        self.told = forwards and bool(model.spec.declared)
+        self.told = forwards and model.spec.takes_parameters
         self.straight = not (hooked or model.spec.decoupled or self.told)
         self.regions = regions
 
