@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     from penstock.server.http.limits import Limits
 
 
-_PATH = re.compile(rb"/v2/models/([^/]+)(?:/versions/([0-9]+))?/(infer|predict)\Z")
+# a target of absolute form names scheme and host before its path (RFC 9112, 3.2.2)
+_PATH = re.compile(rb"(?:(?i:https?)://[^/]*)?/v2/models/([^/]+)(?:/versions/([0-9]+))?/(infer|predict)\Z")
 _SEVERAL = "HTTP end point doesn't support models with decoupled transaction policy"
 
 
