@@ -15,7 +15,6 @@ from penstock.backends.errors import Code, InferError
 
 from .admission import admitted
 from .loaded import STOPPING
-from .own_outputs import regular
 from .passage import Passage, StepRequest, count_steps, is_step
 from .request import InferRequest, bytes_of
 from .sequels import Sequels
@@ -184,7 +183,7 @@ class Ensembles:
                 self._fail(passage, request.error, OTHER if request.error.code in _OTHERS else BACKEND)
                 continue
             try:
-                passage.put(request.step, regular(request.outputs or []))
+                passage.put(request.step, request.outputs or [])
             except InferError as error:
                 self._fail(passage, error, BACKEND)
                 continue

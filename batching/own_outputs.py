@@ -12,15 +12,19 @@ from penstock.backends.errors import Code, InferError
 class OwnOutputs(list[Any]):
     """A request's outputs, in the order of its `wanted`; None stands for one that was not given.
 
-    `parameters` are said with them. `wrong` is in what they are not as the Signature says, "" for nothing.
+    `parameters` are said with them. `wrong` is in what they are not as the Signature says, "" for nothing; `lacking`:
+    in nothing but that some were not given.
     """
 
-    __slots__ = ("parameters", "wrong")
+    __slots__ = ("lacking", "parameters", "wrong")
 
-    def __init__(self, outputs: Iterable[Any], parameters: Mapping[str, Any], wrong: str = "") -> None:
+    def __init__(
+        self, outputs: Iterable[Any], parameters: Mapping[str, Any], wrong: str = "", *, lacking: bool = False
+    ) -> None:
         super().__init__(outputs)
         self.parameters = dict(parameters)
         self.wrong = wrong
+        self.lacking = lacking
 
 
 class OwnAnswer(dict[str, Any]):

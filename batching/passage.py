@@ -5,13 +5,13 @@ Nothing runs here: ensemble.py carries it from step to step. turns.py counts the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, InferError
 
 from .batch import Batch
 from .course import ADD_ROWS, AS_IS, Course, Links, Passed
+from .own_outputs import OwnOutputs, regular
 from .request import InferRequest
 
 if TYPE_CHECKING:
@@ -73,8 +73,10 @@ class Passage:
         batch.exec_end_ns = batch.compute_end_ns + self.compute_output_ns
         return batch
 
-    def put(self, step: Passed, outputs: Sequence[Any]) -> None:
-        """Take what a step has made; `ready` has what can follow."""
+    def put(self, step: Passed, outputs: list[Any]) -> None:
+        """Take what a step has made; `ready` has what can follow. Raises: InferError (INTERNAL)."""
+        if not (type(outputs) is OwnOutputs and outputs.lacking and self._spares(step, outputs)):
+            regular(outputs)
         course, missing = self.course, self.missing
         for tensor, output in zip(step.made, outputs, strict=True):
             self.tensors[tensor] = output
@@ -83,6 +85,14 @@ class Passage:
                 if not missing[taker]:
                     self.ready.append(course.steps[taker])
         self.left -= 1
+
+    def _spares(self, step: Passed, outputs: list[Any]) -> bool:
+        """Tell whether what a step has not made goes to optional inputs alone."""
+        course = self.course
+        lacking = {tensor for tensor, output in zip(step.made, outputs, strict=True) if output is None}
+        takers = [course.steps[taker] for tensor in lacking for taker in course.takers[tensor]]
+        taken = [each for taker in takers for each in zip(taker.inputs, taker.model.signature.inputs, strict=True)]
+        return lacking.isdisjoint(course.outputs) and all(spec.optional for number, spec in taken if number in lacking)
 
     def inputs(self, step: Passed) -> list[Array | None]:
         """Give what a step takes. Raises: InferError (INVALID)."""

@@ -128,15 +128,15 @@ class Names:
 
         `said` are the parameters of the answer, `wrong` is in what it is not as the configuration says.
         """
-        outputs = []
+        outputs, lacking = [], False
         for position in request.wanted:
             array = found.get(self.outputs[position])
             outputs.append(array)
-            if array is None:
-                wrong = wrong or f"the answer lacks the requested output '{self.outputs[position]}'"
+            if array is None and not wrong:
+                wrong, lacking = f"the answer lacks the requested output '{self.outputs[position]}'", True
         if not wrong and not said:
             return outputs
-        return OwnOutputs(outputs, said, wrong and f"model '{self.model}': {wrong}")
+        return OwnOutputs(outputs, said, wrong and f"model '{self.model}': {wrong}", lacking=lacking)
 
     def _differs(self, name: str, array: Array) -> str:
         """Tell in what an output is not what the configuration says, "" for nothing."""

@@ -1,9 +1,9 @@
-"""Python models as steps: whatever a request says comes to them through every ensemble, transport and process."""
+"""Python models as steps of ensembles: what they are told, over every transport and in any process; what they lack."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
+from tritonclient.utils import InferenceServerException
 
 from tests.live import Live, live_server
 from tests.server.fronts.living import live_front
@@ -38,6 +39,37 @@ ensemble_scheduling {{ step [ {{
   model_name: "{step}" model_version: -1 input_map {{ key: "x" value: "x" }} output_map {{ key: "y" value: "y" }}
 }} ] }}
 """
+PARTIAL = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        found = [{each.name(): each.as_numpy() for each in request.inputs()} for request in requests]
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor(name + "_out", array) for name, array in each.items()])
+            for each in found
+        ]
+"""
+PARTIAL_TENSORS = """
+max_batch_size: 4
+input [
+  { name: "a" data_type: TYPE_FP32 dims: [ 1 ] optional: true },
+  { name: "b" data_type: TYPE_FP32 dims: [ 1 ] optional: true }
+]
+output [ { name: "a_out" data_type: TYPE_FP32 dims: [ 1 ] }, { name: "b_out" data_type: TYPE_FP32 dims: [ 1 ] } ]
+"""
+TWICE = """
+platform: "ensemble"
+ensemble_scheduling { step [
+  { model_name: "partial" model_version: -1
+    input_map { key: "a" value: "a" } input_map { key: "b" value: "b" }
+    output_map { key: "a_out" value: "a_once" } output_map { key: "b_out" value: "b_once" } },
+  { model_name: "partial" model_version: -1
+    input_map { key: "a" value: "a_once" } input_map { key: "b" value: "b_once" }
+    output_map { key: "a_out" value: "a_out" } output_map { key: "b_out" value: "b_out" } }
+] }
+"""
 HOOKS = """
 def pre_inference(sample, signature, metadata, parameters):
     parameters["more"] = 2
@@ -53,6 +85,9 @@ def live(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     for name, step in (("over", "tells"), ("over_over", "over"), ("hooked", "tells")):
         (root / name / "1").mkdir(parents=True)
         (root / name / "config.pbtxt").write_text(ENSEMBLE.format(step=step) + TENSORS)
+    write_model(root, "partial", PARTIAL, 'backend: "python"' + PARTIAL_TENSORS)
+    (root / "twice" / "1").mkdir(parents=True)
+    (root / "twice" / "config.pbtxt").write_text(TWICE + PARTIAL_TENSORS)
     (root / "hooked" / "hooks.py").write_text(HOOKS)
     (root / "hooked" / "penstock.toml").write_text('[hooks]\nfile = "hooks.py"\n')
     serve: Callable[..., AbstractContextManager[Live]] = request.param
@@ -82,3 +117,26 @@ def test_a_step_is_told_what_generate_does_not_take_for_inputs(live: Live) -> No
     answer = httpx.post(f"{live.url}/v2/models/over/generate", json={"x": 1, "mine": "a"}).json()
 
     assert json.loads(answer["y"]) == {"mine": "a"}
+
+
+def sent(live: Live, inputs: Sequence[str], wanted: Sequence[str]) -> dict[str, float]:
+    """Send ones through both steps of `twice`. Returns: what comes of them."""
+    given = [triton_http.InferInput(name, [1, 1], "FP32") for name in inputs]
+    for each in given:
+        each.set_data_from_numpy(np.ones((1, 1), np.float32))
+    outputs = [triton_http.InferRequestedOutput(name) for name in wanted]
+    with triton_http.InferenceServerClient(live.address) as client:
+        answer = client.infer("twice", given, outputs=outputs)
+    return {name: float(answer.as_numpy(name)[0, 0]) for name in wanted}
+
+
+@pytest.mark.parametrize("names", ["a", "b", "ab"])
+def test_what_a_step_does_not_give_is_an_optional_input_that_the_next_does_not_get(live: Live, names: str) -> None:
+    wanted = [f"{name}_out" for name in names]
+
+    assert sent(live, list(names), wanted) == dict.fromkeys(wanted, 1)
+
+
+def test_what_is_wanted_and_not_given_is_an_error(live: Live) -> None:
+    with pytest.raises(InferenceServerException, match="lacks the requested output 'b_out'"):
+        sent(live, ["a"], ["a_out", "b_out"])
