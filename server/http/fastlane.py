@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from .chunks import ChunkedBody, too_large
 from .connection import BODY, BUSY, CHUNKS, CLOSED, FOREIGN, HEAD, Connection
 from .head import HttpError, TooLargeError, parse, without_upgrade
+from .unchunked import Unchunked
 
 if TYPE_CHECKING:
     from .head import Head
@@ -141,6 +142,8 @@ class FastLane(Connection):
             self._state = FOREIGN
             self._answered = False
             super().data_received(without_upgrade(raw) if b"upgrade" in head.header else raw)
+            if head.old and self.cycle is not None:
+                self.cycle.transport = Unchunked(self.transport)  # type: ignore[assignment]
             return True
         self._await_body(head)
         return True

@@ -123,10 +123,11 @@ class Own:
 
 @dataclass
 class App:
-    """The application that uvicorn calls: answers with the method, the path and the body that reached it."""
+    """The application that uvicorn calls: answers with the path and the body that reached it, or in `parts`."""
 
     open: asyncio.Event = field(default_factory=asyncio.Event)
     disconnects: int = 0
+    parts: tuple[bytes, ...] = ()
 
     def __post_init__(self) -> None:
         self.open.set()
@@ -141,6 +142,11 @@ class App:
             body += message["body"]
             more = message["more_body"]
         await self.open.wait()
+        if self.parts:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            for number, part in enumerate(self.parts, 1):
+                await send({"type": "http.response.body", "body": part, "more_body": number < len(self.parts)})
+            return
         text = f"app {scope['path']} ".encode() + body
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(text))]})
         await send({"type": "http.response.body", "body": text})

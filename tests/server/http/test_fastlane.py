@@ -246,6 +246,23 @@ class TestConnections:
 
         run(main)
 
+    @pytest.mark.parametrize("parts", [(b"one", b"", b"0\r\n\r\n", b"two"), (b"one", b""), (b"", b""), (b"one",)])
+    def test_an_answer_of_no_length_has_no_chunks_in_http_1_0_and_ends_with_the_connection(
+        self, parts: tuple[bytes, ...]
+    ) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS)
+            lane.app.parts = parts
+            lane.feed(request("/app", b"", version="1.0"))
+            await turns()
+            head, _, body = bytes(lane.transport.written).partition(b"\r\n\r\n")
+
+            assert b"transfer-encoding" not in head
+            assert body == b"".join(parts)
+            assert lane.transport.closed
+
+        run(main)
+
     def test_what_follows_a_close_is_not_answered(self) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
