@@ -144,6 +144,7 @@ class FastLane(Connection):
             super().data_received(without_upgrade(raw) if b"upgrade" in head.header else raw)
             if head.old and self.cycle is not None:
                 self.cycle.transport = Unchunked(self.transport)  # type: ignore[assignment]
+                self.cycle.waiting_for_100_continue = False
             return True
         self._await_body(head)
         return True

@@ -105,10 +105,12 @@ class TestFraming:
 
         run(main)
 
-    def test_http_1_0_is_never_told_to_continue(self) -> None:
+    @pytest.mark.parametrize("path", ["/own", "/app"])
+    def test_http_1_0_is_never_told_to_continue(self, path: str) -> None:
         async def main() -> None:
             lane = Lane(LIMITS)
-            lane.feed(request("/own", b"body", "expect: 100-continue", version="1.0"))
+            lane.feed(request(path, b"body", "expect: 100-continue", version="1.0"))
+            await turns()
 
             assert b"100 Continue" not in lane.transport.written
             assert lane.statuses == [200]
