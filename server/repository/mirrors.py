@@ -195,7 +195,7 @@ class MirroredRepository(Repository):
         return dict.fromkeys(self._failures, _NOT_COPIED) | prints
 
     def read(self, name: str, config: Any = None) -> tuple[Entry | None, bytes]:
-        """Copy one model anew, where it has changed, and read it; it blocks. Raises: OSError."""
+        """Copy one model anew, where it has changed, and read it; it blocks."""
         # one at a time: nothing of what is read is replaced meanwhile
         with self._turns.setdefault(name, threading.Lock()):
             finding = self._mirrors.refresh(name)

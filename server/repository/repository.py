@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -17,6 +18,8 @@ from .pbtxt import message_of, model_config_pb2
 from .scan import Defaults, Entry, list_names, locate, read_folder, read_model, scan
 from .states import Record, State
 
+logger = logging.getLogger("penstock.repository")
+
 
 class Repository:
     """All models under some paths.
@@ -30,6 +33,7 @@ class Repository:
         self._paths = tuple(paths)
         self._defaults = defaults or Defaults()
         self._names: Counter[str] = Counter()
+        self._unread: dict[Path, str] = {}
         self.records: dict[str, Record] = {}
         self.loaded = False
 
@@ -40,12 +44,24 @@ class Repository:
 
         Returns: an Entry per model, the findings that concern no model, and the fingerprints of all models.
         """
-        prints = self.fingerprints()
+        prints, self._unread = self._looked()
         return *scan(self._paths, self._defaults), prints
 
     def fingerprints(self) -> dict[str, bytes]:
-        """Give the fingerprint of each model on disk; it blocks."""
-        return {name: self.fingerprint(name) for name in list_names(self._paths)}
+        """Give the fingerprint of each model on disk, what cannot be looked at as it was read last; it blocks."""
+        prints, unread = self._looked()
+        for place in unread.keys() - self._unread:
+            logger.error("%s: cannot be read: %s; what is served of it stays as it is", place, unread[place])
+        self._unread = unread
+        return prints
+
+    def _looked(self) -> tuple[dict[str, bytes], dict[Path, str]]:
+        unread: dict[Path, str] = {}
+        prints = {name: self.fingerprint(name) for name in list_names(self._paths, unread)}
+        known = {name: record.fingerprint for name, record in list(self.records.items())}
+        whole = any(path.absolute() in unread for path in self._paths)
+        kept = known if whole else known.keys() & {place.name for place in unread}
+        return {name: known[name] for name in kept} | prints, unread
 
     def fingerprint(self, name: str) -> bytes:
         """Give the fingerprint of one model, of what was copied of it if it is remote; it blocks."""
@@ -59,12 +75,17 @@ class Repository:
         return fingerprint(place for place in places if place.exists())
 
     def read(self, name: str, config: Any = None) -> tuple[Entry | None, bytes]:
-        """Read one model, `config` in the place of its config.pbtxt; it blocks. Raises: OSError.
+        """Read one model, `config` in the place of its config.pbtxt; it blocks.
 
-        Returns: its Entry, None if it is not there, and its fingerprint from before.
+        Returns: its Entry, None if it is not there, and its fingerprint from before; without one, if it cannot be
+        read: what lacked may be there the next time, and the files what they are now.
         """
-        print_ = self.fingerprint(name)
-        return read_model(self._paths, name, self._defaults, config), print_
+        try:
+            print_ = self.fingerprint(name)
+            return read_model(self._paths, name, self._defaults, config), print_
+        except OSError as error:
+            place = Path(name)
+            return Entry(name, place, findings=(Finding(place, f"cannot be read: {error.strerror}", model=name),)), b""
 
     def read_folder(self, folder: Path, config: Any) -> Entry | None:
         """Read a folder that is a model; it blocks. Raises: OSError."""

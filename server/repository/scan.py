@@ -88,18 +88,30 @@ def locate(paths: Iterable[Path], name: str) -> list[Path]:
     return found
 
 
-def list_names(paths: Iterable[Path]) -> list[str]:
-    """List the names of all models under the paths, without reading them; one that is there twice, twice."""
+def list_names(paths: Iterable[Path], unread: dict[Path, str] | None = None) -> list[str]:
+    """List the names of all models under the paths, without reading them; one that is there twice, twice.
+
+    What cannot be looked at is left out, and put into `unread` with the reason: a whole path, or a folder in one.
+    """
     names: list[str] = []
+    unread = {} if unread is None else unread
     for path in {path.resolve(): path.absolute() for path in paths}.values():
         try:
             if is_single(path):
                 names.append(name_of(path))
-            elif path.is_dir():
-                names += [place.name for place in path.iterdir() if _is_model(place)]
-        except OSError:
-            continue
+            elif path.suffix != ".onnx":
+                names += [place.name for place in path.iterdir() if _is_readable_model(place, unread)]
+        except OSError as error:
+            unread[path] = str(error.strerror)
     return sorted(names)
+
+
+def _is_readable_model(place: Path, unread: dict[Path, str]) -> bool:
+    try:
+        return _is_model(place)
+    except OSError as error:
+        unread[place] = str(error.strerror)
+        return False
 
 
 def _is_model(place: Path) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -365,6 +366,20 @@ class TestStarting:
             assert await it.control.index() == [{"name": "late"}]
 
 
+    async def test_a_load_that_cannot_read_the_files_says_why_and_leaves_what_serves(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        make(tmp_path, "a/1/model.onnx")
+        async with house(tmp_path) as it:
+            await it.control.load("a")
+            make(tmp_path, "a/2/model.onnx")
+            refuse(monkeypatch, tmp_path / "a")
+            why = "a: cannot be read: Too many open files"
+            text = f"failed to load 'a', failed to poll from model repository: {why}"
+            assert await refusal(it.control.load("a")) == (Code.INTERNAL, text)
+            assert it.rows() == ["a 1 READY"]
+
+
 class TestPolling:
     async def test_it_loads_what_changed_and_nothing_else(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx", "b/1/model.onnx")
@@ -406,3 +421,69 @@ class TestPolling:
             shutil.rmtree(tmp_path / "a" / "2")
             await it.control.poll()
             assert it.rows() == ["a 1 READY", "a 2 UNAVAILABLE unloaded"]
+
+    async def test_a_repository_that_is_away_for_a_moment_takes_nothing_away(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        root = make(tmp_path / "models", "a/1/model.onnx")
+        async with house(root, Choices("poll", poll_s=3600)) as it:
+            root.rename(tmp_path / "away")
+            await it.control.poll()
+            await it.control.poll()
+            assert it.rows() == ["a 1 READY"]
+            assert [line for line in caplog.messages if "cannot be read" in line] == [
+                f"{root}: cannot be read: No such file or directory; what is served of it stays as it is"
+            ]
+            (tmp_path / "away").rename(root)
+            shutil.rmtree(root / "a")
+            await it.control.poll()
+            assert it.rows() == []
+
+    async def test_a_folder_that_cannot_be_looked_into_changes_nothing_of_itself_or_the_others(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        make(tmp_path, "a/1/model.onnx", "b/1/model.onnx", "c/1/model.onnx", "lost+found/x")
+        async with house(tmp_path, Choices("poll", poll_s=3600)) as it:
+            refuse(monkeypatch, tmp_path / "a", tmp_path / "lost+found")
+            (tmp_path / "b" / "penstock.toml").write_text("[batching]\nmax_batch_size = 3\n")
+            shutil.rmtree(tmp_path / "c")
+            await it.control.poll()
+            assert it.engine.opened[3:] == [("b", 1)]
+            assert it.rows() == ["a 1 READY", "b 1 READY"]
+            assert it.repository.ready()
+
+    async def test_without_a_descriptor_to_spare_nothing_is_taken_away(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        make(tmp_path, "a/1/model.onnx", "b/1/model.onnx")
+        async with house(tmp_path, Choices("poll", poll_s=3600)) as it:
+            refuse(monkeypatch, tmp_path, tmp_path / "a", tmp_path / "b")
+            await it.control.poll()
+            assert it.rows() == ["a 1 READY", "b 1 READY"]
+
+    async def test_what_could_not_be_read_is_tried_again_though_nothing_has_changed_since(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        make(tmp_path, "a/1/model.onnx", "b/1/model.onnx")
+        async with house(tmp_path, Choices("poll", poll_s=3600)) as it:
+            make(tmp_path, "a/2/model.onnx", "b/2/model.onnx")
+            with monkeypatch.context() as patch:
+                # where the versions of a model are listed; whether it is one is seen by its configuration
+                make(tmp_path, a="", b="")
+                refuse(patch, tmp_path / "a")
+                await it.control.poll()
+                assert it.rows() == ["a 1 READY", "b 1 UNAVAILABLE unloaded", "b 2 READY"]
+            await it.control.poll()
+            assert it.rows() == ["a 1 UNAVAILABLE unloaded", "a 2 READY", "b 1 UNAVAILABLE unloaded", "b 2 READY"]
+
+
+def refuse(patch: pytest.MonkeyPatch, *folders: Path) -> None:
+    """Let nobody list these folders."""
+    listed = Path.iterdir
+
+    def iterdir(self: Path) -> Iterator[Path]:
+        if self in folders:
+            raise OSError(errno.EMFILE, "Too many open files", str(self))
+        return listed(self)
+
+    patch.setattr(Path, "iterdir", iterdir)
