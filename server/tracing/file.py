@@ -7,8 +7,10 @@ whole JSON array at any time, not only when the server has ended.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import orjson
 
@@ -19,18 +21,21 @@ from .trace import Tensor, Trace
 class TraceFile:
     """Writes to `path`, which an earlier file gives way to; or to `path.0`, `path.1` and so on, so many traces each.
 
+    Invariant: the first `_size` bytes of the file, if any, are a JSON array; what is written beyond them and fails, on
+    a disk that is full, is taken back.
     Threads: one.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file: BinaryIO | None = None
+        self._file: FileIO | None = None
+        self._size = 0
         self._gathered: list[bytes] = []
         self._gathered_traces = 0
         self._index = 0
 
     def write(self, traces: Sequence[Trace]) -> None:
-        """Take traces."""
+        """Take traces. Raises: OSError, and then those that were to be written now are lost."""
         together: list[bytes] = []
         for trace in traces:
             lines = [orjson.dumps(entry) for entry in entries(trace)]
@@ -54,18 +59,31 @@ class TraceFile:
 
     def _append(self, lines: list[bytes]) -> None:
         if self._file is None:
-            self._file = self._path.open("wb")
-            self._file.write(b"[" + b",\n".join(lines) + b"]")
-        else:
-            self._file.seek(-1, 2)
-            self._file.write(b",\n" + b",\n".join(lines) + b"]")
-        self._file.flush()
+            self._file = FileIO(self._path, "w")
+        start = max(0, self._size - 1)
+        text = (b",\n" if start else b"[") + b",\n".join(lines) + b"]"
+        try:
+            _write_at(self._file, start, text)
+        except OSError:
+            with suppress(OSError):
+                # what stood there before takes no more room
+                _write_at(self._file, start, b"]" if start else b"")
+                self._file.truncate(self._size)
+            raise
+        self._size = start + len(text)
 
     def _write_numbered(self) -> None:
         lines, self._gathered, self._gathered_traces = self._gathered, [], 0
         path = self._path.with_name(f"{self._path.name}.{self._index}")
         self._index += 1
         path.write_bytes(b"[" + b",\n".join(lines) + b"]")
+
+
+def _write_at(file: FileIO, start: int, text: bytes) -> None:
+    file.seek(start)
+    left = memoryview(text)
+    while left:
+        left = left[file.write(left) :]
 
 
 def entries(trace: Trace) -> Iterator[dict[str, Any]]:

@@ -161,12 +161,12 @@ class Tracer:
         except Exception:
             logger.exception("traces cannot be written")
             return
-        told = 0
+        told = lost = 0
         open_ = True
         while open_:
             traces = self._next()
             open_ = traces[-1] is not None
-            _write(sink, [trace for trace in traces if trace is not None])
+            lost = _write(sink, [trace for trace in traces if trace is not None], lost)
             if self.dropped > told:
                 logger.warning("%d traces dropped: more came than could be written", self.dropped - told)
                 told = self.dropped
@@ -188,9 +188,22 @@ class Tracer:
         return traces
 
 
-def _write(sink: TraceSink, traces: Sequence[Trace]) -> None:
+def _write(sink: TraceSink, traces: Sequence[Trace], lost: int) -> int:
+    """Write traces; `lost` have not been written since the last that were. Returns: how many have not been by now.
+
+    A disk that is full is told once, and once more when it is not any more: the log may be on it.
+    """
+    if not traces:
+        return lost
     try:
-        if traces:
-            sink.write(traces)
+        sink.write(traces)
+    except OSError as error:
+        if not lost:
+            logger.error("traces cannot be written: %s", error)  # noqa: TRY400 - that is all
+        return lost + len(traces)
     except Exception:
         logger.exception("%d traces were not written", len(traces))
+        return lost
+    if lost:
+        logger.warning("traces are written again; %d were not", lost)
+    return 0

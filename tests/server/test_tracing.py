@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import threading
 from collections.abc import Sequence
+from contextlib import nullcontext
+from io import FileIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -225,6 +228,27 @@ def test_a_sink_that_fails_ends_neither_the_thread_nor_the_server() -> None:
     assert len(failing.traces) == 2
 
 
+def test_a_full_disk_is_told_once_and_how_many_traces_it_cost_when_it_is_not_any_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Full(Kept):
+        def write(self, traces: Sequence[Trace]) -> None:
+            super().write(traces)
+            taken.release()
+            if len(self.traces) < 4:
+                raise OSError("the disk is full")
+
+    full, taken = Full(), threading.Semaphore(0)
+    tracer = Tracer(parse(["level=TIMESTAMPS", "rate=1", "triton,file=x"]), FakeEngine(), lambda config: full)
+    model = fake_model()
+    for _ in range(5):
+        tracer.record(model, batch_of(fake_request(model)), 1_070)
+        assert taken.acquire(timeout=10)
+    tracer.stop()
+
+    assert caplog.messages == ["traces cannot be written: the disk is full", "traces are written again; 3 were not"]
+
+
 # -- W3C context -----------------------------------------------------------------------------------------------
 
 
@@ -420,6 +444,30 @@ def test_the_file_is_whole_json_after_every_write(tmp_path: Path) -> None:
         file.write([trace_of(number)])
         found = json.loads(path.read_text())
         assert {entry["id"] for entry in found} == set(range(1, number + 1))
+    file.close()
+
+
+def test_on_a_full_disk_the_file_stays_whole_and_goes_on_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = 100
+
+    class OnSmallDisk(FileIO):
+        def write(self, text: Any) -> int:
+            left = room - self.tell()
+            if len(text) and left <= 0:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().write(text[:left])
+
+    monkeypatch.setattr("penstock.server.tracing.file.FileIO", OnSmallDisk)
+    path = tmp_path / "trace.json"
+    file = TraceFile(path)
+    for number, grown, expected in [(1, 100, b""), (2, 700, {2}), (3, 800, {2}), (4, 10_000, {2, 4})]:
+        room = grown
+        with pytest.raises(OSError, match="No space left") if number in {1, 3} else nullcontext():
+            file.write([trace_of(number)])
+        said = path.read_bytes()
+        assert (said and {entry["id"] for entry in json.loads(said)}) == expected
     file.close()
 
 

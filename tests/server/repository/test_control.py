@@ -365,7 +365,6 @@ class TestStarting:
             make(tmp_path, "late/1/model.onnx", "nothing/x")
             assert await it.control.index() == [{"name": "late"}]
 
-
     async def test_a_load_that_cannot_read_the_files_says_why_and_leaves_what_serves(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
