@@ -164,8 +164,16 @@ class Transitions:
             await self.remove(folder)
 
     async def write(self, name: str, files: Mapping[str, bytes]) -> Path:
-        """Write what a request brought. Returns: a model's folder, removed when what it holds serves no more."""
-        folder = await asyncio.to_thread(overrides.write, name, files)
+        """Write what a request brought. Returns: a model's folder, removed when what it holds serves no more.
+
+        Raises: LoadFailedError, on a disk that is full.
+        """
+        try:
+            folder = await asyncio.to_thread(overrides.write, name, files)
+        except OSError as error:
+            reason = f"the files cannot be written: {error.strerror}"
+            logger.error("model %s: %s", name, reason)  # noqa: TRY400 - that is all
+            raise LoadFailedError(name, {0: reason}, unread=True) from None
         self._folders.add(folder)
         return folder
 

@@ -378,6 +378,21 @@ class TestStarting:
             assert await refusal(it.control.load("a")) == (Code.INTERNAL, text)
             assert it.rows() == ["a 1 READY"]
 
+    async def test_files_for_which_there_is_no_room_leave_what_serves_and_the_client_is_told(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def write(name: str, files: object) -> Path:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        make(tmp_path, "a/1/model.onnx")
+        async with house(tmp_path) as it:
+            await it.control.load("a")
+            monkeypatch.setattr("penstock.server.repository.overrides.write", write)
+            why = "the files cannot be written: No space left on device"
+            text = f"failed to load 'a', failed to poll from model repository: {why}"
+            assert await refusal(it.control.load("a", "{}", {"1/model.onnx": b"x"})) == (Code.INTERNAL, text)
+            assert it.rows() == ["a 1 READY"]
+
 
 class TestPolling:
     async def test_it_loads_what_changed_and_nothing_else(self, tmp_path: Path) -> None:
