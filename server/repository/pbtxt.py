@@ -64,7 +64,10 @@ def mentioned(text: str, names: Sequence[str]) -> int:
 
 
 def field_lines(text: str) -> dict[str, int]:
-    """Find the line on which each field of a protobuf text is first named, by its dotted path."""
+    """Find the line on which each field of a protobuf text is first named, by its dotted path.
+
+    With each string that a field is given: of `parameters.key`, one of many, `parameters.key=threads` says which.
+    """
     lines: dict[str, int] = {}
     opened: list[tuple[str, str]] = []
     name, line = "", 1
@@ -78,8 +81,9 @@ def field_lines(text: str) -> dict[str, int]:
             if opened:
                 opened.pop()
             name = ""
-        elif piece[0] not in "#\"'":
-            name = piece
+        elif piece[0] != "#":
+            said = piece[0] in "\"'"
+            name = name if said else piece
             dotted = ".".join([*(field for bracket, field in opened if bracket != "["), name])
-            lines.setdefault(dotted, line)
+            lines.setdefault(f"{dotted}={piece[1:-1]}" if said else dotted, line)
     return lines

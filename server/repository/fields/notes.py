@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,8 @@ from penstock.server.repository.findings import Finding
 
 if TYPE_CHECKING:
     from penstock.server.repository.gpus import Gpus
+
+_QUOTED = re.compile(r"'([^']+)'")
 
 
 class Notes:
@@ -33,13 +36,21 @@ class Notes:
         self._lines = lines
 
     def mistake(self, field: str, message: str) -> None:
-        """Note what is wrong with a field, or with one it is part of."""
-        self.findings.append(Finding(self.path, message, self._line(field)))
+        """Note what is wrong with a field, or with one it is part of; of several, with that which the message names."""
+        self.findings.append(Finding(self.path, message, self._named(field, message) or self._line(field)))
 
     def say(self, name: str, value: Any, field: str) -> None:
         """Note what a field says, by its name in penstock.toml where it has one there."""
         self.values[name] = value
         self.places[name] = (self.path, self._line(field))
+
+    def _named(self, field: str, message: str) -> int:
+        root = field.partition(".")[0]
+        named = [name for name in _QUOTED.findall(message) if name != self.name]
+        places = [
+            (place.partition("=")[2], line) for place, line in self._lines.items() if place.startswith(f"{root}.")
+        ]
+        return next((line for name in named for said, line in places if said == name), 0)
 
     def _line(self, field: str) -> int:
         while field and field not in self._lines:

@@ -49,6 +49,21 @@ def test_a_decision_is_written_for_every_field_there_is() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('parameters { key: "execution_mode"\nvalue { string_value: "0" } }\nparameters {\nkey: "threads" }', 4),
+        ('input { name: "x" data_type: TYPE_FP32 dims: 1 }\ninput { dims: 0\nname: "y" data_type: TYPE_FP32 }', 3),
+        ('name: "m"\ninput { name: "x" data_type: TYPE_FP32 dims: 1 }\ninput {\nname: "a=b" }', 4),
+    ],
+    ids=["a parameter", "a tensor", "one with an odd name"],
+)
+def test_a_mistake_in_one_of_many_has_the_line_of_that_one(text: str, line: int) -> None:
+    [finding] = read(text)[1]
+
+    assert finding.line == line
+
+
+@pytest.mark.parametrize(
     "name", [*REFUSED, *DOCUMENTATION, *HONOURED, *PARAMETERS, *ENTRIES, *gpu.PARAMETERS, CPU_FALLBACK]
 )
 def test_every_field_and_parameter_is_in_the_docs(name: str) -> None:
