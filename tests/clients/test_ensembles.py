@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 import threading
 import time
@@ -429,6 +430,60 @@ def test_a_step_may_remember_sequences(tmp_path: Path) -> None:
             client.infer("running", [given])
 
         assert answers == [10, 21, 33]
+
+
+FORWARD = """
+import triton_python_backend_utils as pb
+
+class TritonPythonModel:
+    def execute(self, requests):
+        given = [request.inputs() for request in requests]
+        return [pb.InferenceResponse([pb.Tensor("y" + x.name()[1:], x.as_numpy()) for x in each]) for each in given]
+"""
+"""A model that gives y0 for x0 and y1 for x1, each if it got it."""
+
+
+@pytest.fixture(scope="module")
+def forwarding(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """Serve two of them in a row, and one before a step that cannot do without its input."""
+    root = tmp_path_factory.mktemp("repository")
+    sides = [f'{side} {{ name: "{name}{i}" data_type: TYPE_FP32 dims: [ {ensembles.WIDTH} ] %s }}'
+             for side, name in (("input", "x"), ("output", "y")) for i in (0, 1)]  # fmt: skip
+    tensors = " ".join(each % ("optional: true" if each.startswith("input") else "") for each in sides)
+    write_ensemble(root, "forward", f'backend: "python" max_batch_size: 8 {tensors}')
+    (root / "forward" / "1" / "model.py").write_text(FORWARD)
+    write_plus(root, "plus", 1)
+    first = step("forward", [("x0", "a"), ("x1", "b")], [("y0", "c"), ("y1", "d")])
+    for name, second in (
+        ("may", step("forward", [("x0", "c"), ("x1", "d")], [("y0", "y"), ("y1", "z")])),
+        ("must", f"{step('forward', [('x0', 'c')], [('y0', 'y')])}, {step('plus', [('x', 'd')], [('y', 'z')])}"),
+    ):
+        text = config(name, ["a", "b"], ["y", "z"], [first, second])
+        write_ensemble(root, name, re.sub(r"(input {[^}]*)}", r"\1 optional: true }", text))
+    with live_server(root) as live:
+        yield live
+
+
+@pytest.mark.parametrize("module", [http, rpc], ids=["http", "grpc"])
+class TestOutputsThatAStepDoesNotGive:
+    """As qa/L0_optional_input has it: what a step has not made, a step that takes it if it is there does without."""
+
+    def asked(self, live: Live, module: Any, model: str, *wanted: str, **inputs: Array) -> dict[str, float]:
+        with module.InferenceServerClient(live.address if module is http else live.grpc_address) as client:
+            answer = infer_with(module, client, model, wanted, **inputs)
+        return {name: float(array[0, 0]) for name, array in answer.items()}
+
+    def test_a_step_that_may_does_without_it(self, forwarding: Live, module: Any) -> None:
+        assert self.asked(forwarding, module, "may", "y", a=row(3)) == {"y": 3}
+        assert self.asked(forwarding, module, "may", "z", b=row(4)) == {"z": 4}
+        assert self.asked(forwarding, module, "may", a=row(3), b=row(4)) == {"y": 3, "z": 4}
+
+    @pytest.mark.parametrize("model", ["may", "must"])
+    def test_who_needs_it_gets_an_error(self, forwarding: Live, module: Any, model: str) -> None:
+        with pytest.raises(InferenceServerException) as failed:
+            self.asked(forwarding, module, model, a=row(3))
+        text = f"in ensemble '{model}', model 'forward': the answer lacks the requested output 'y1'"
+        assert text in failed.value.message()
 
 
 class TestHooks:
