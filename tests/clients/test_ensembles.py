@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import queue
 import re
 import shutil
 import threading
@@ -237,16 +238,17 @@ class TestCancellation:
             assert numbers(live, "plus")["inference_count"] == 0
 
     def test_a_timeout_in_a_step_s_queue_is_the_ensemble_s(self, tmp_path: Path) -> None:
-        with gated(tmp_path) as (live, gate), http.InferenceServerClient(live.address, concurrency=2) as client:
+        first: queue.Queue[Any] = queue.Queue()
+        with gated(tmp_path) as (live, gate), rpc.InferenceServerClient(live.grpc_address) as client:
             gate.close()
-            given = http.InferInput("in", [1, 4], "FP32").set_data_from_numpy(row(1))
-            first = client.async_infer("waiting", [given])
+            given = rpc.InferInput("in", [1, 4], "FP32").set_data_from_numpy(row(1))
+            client.async_infer("waiting", [given], lambda result, error: first.put(error or result))
             entered(live, gate)
             with pytest.raises(InferenceServerException, match="in ensemble 'waiting', Request timeout expired"):
                 client.infer("waiting", [given], timeout=20_000)
             gate.open()
 
-            assert first.get_result().as_numpy("out")[0, 0] == 2
+            assert first.get(timeout=PATIENCE_S).as_numpy("out")[0, 0] == 2
 
 
 class TestComingAndGoing:
@@ -399,17 +401,18 @@ class TestComingAndGoing:
             assert {7.0, 4 + 3 * 7.0} <= answers
 
     def test_stopping_finishes_what_is_between_two_steps(self, tmp_path: Path) -> None:
-        with gated(tmp_path) as (live, gate), http.InferenceServerClient(live.address) as client:
+        asked: queue.Queue[Any] = queue.Queue()
+        with gated(tmp_path) as (live, gate), rpc.InferenceServerClient(live.grpc_address) as client:
             gate.close()
-            given = http.InferInput("in", [1, 4], "FP32").set_data_from_numpy(row(1))
-            asked = client.async_infer("waiting", [given])
+            given = rpc.InferInput("in", [1, 4], "FP32").set_data_from_numpy(row(1))
+            client.async_infer("waiting", [given], lambda result, error: asked.put(error or result))
             entered(live, gate)
             stopping = asyncio.run_coroutine_threadsafe(live.server.drain(), live.loop)
             live.call(asyncio.sleep(0))
             assert not live.server.health.live()
             gate.open()
 
-            assert asked.get_result().as_numpy("out")[0, 0] == 2
+            assert asked.get(timeout=PATIENCE_S).as_numpy("out")[0, 0] == 2
             assert stopping.result(PATIENCE_S) == 0
 
 
