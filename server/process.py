@@ -21,6 +21,7 @@ import uvloop
 from .listener import StartError
 from .logs import Logs
 from .settings import Settings
+from .signals import listen
 
 logger = logging.getLogger("penstock.serve")
 
@@ -124,10 +125,10 @@ class _Process:
         loop = asyncio.get_running_loop()
         for number in STOP_SIGNALS:
             # not the loop's own handlers: between the loop's end and the process's there would be none
-            signal.signal(number, lambda number, _frame: loop.call_soon_threadsafe(self._signalled, number))
+            listen(number, lambda number: loop.call_soon_threadsafe(self._signalled, number))
         server = self._made()
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
-            signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(server.hang_up))
+            listen(signal.SIGHUP, lambda _: loop.call_soon_threadsafe(server.hang_up))
         serving = asyncio.ensure_future(self._serve(server))
         if await first(serving, self._forced.wait()):
             return serving.result()

@@ -23,6 +23,7 @@ import uvloop
 
 from penstock.server.ipc.link import Link
 from penstock.server.listener import StartError
+from penstock.server.signals import listen
 
 from .fleet import ANSWERS, READY
 from .kinds import (
@@ -99,7 +100,7 @@ class _Process:
         self._early: list[tuple[int, int, socket.socket]] = []
         self._link = Link(sock, self._take, self._lost)
         for number in _STOP_SIGNALS:
-            signal.signal(number, lambda *_: self._loop.call_soon_threadsafe(self._asked.set))
+            listen(number, lambda _: self._loop.call_soon_threadsafe(self._asked.set))
 
     def _lost(self, why: str) -> None:
         self._asked.set()

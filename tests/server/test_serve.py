@@ -380,6 +380,27 @@ def test_a_signal_while_a_model_loads_ends_the_process_with_status_0(tmp_path: P
         assert server.status() == 0
 
 
+FORKS = """
+import logging, multiprocessing, time
+child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+child.start()
+child.terminate()
+child.join(10)
+logging.getLogger("penstock").info("the fork ended by %s", child.exitcode)
+child.kill()
+def post_inference(prediction, signature, metadata): return 1
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [(), ("--http-workers=1",)], ids=["one process", "a front end"])
+def test_a_signal_ends_what_a_hook_has_forked(words: tuple[str, ...], tmp_path: Path) -> None:
+    shutil.copytree(IRIS / "iris", tmp_path / "forks")
+    (tmp_path / "forks" / "handler.py").write_text(FORKS)
+    with process(str(tmp_path), *words) as server:
+        assert server.line_with("the fork ended") == "the fork ended by -15"
+
+
 @pytest.mark.slow
 def test_a_taken_port_is_fatal_with_status_1() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
