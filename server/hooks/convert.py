@@ -74,13 +74,14 @@ def _typed(value: Any, spec: TensorSpec) -> Array:
     dtype = spec.type.dtype
     if not isinstance(value, np.ndarray):
         return np.array(value, dtype=dtype)
-    if value.dtype == dtype:
-        return value
-    if np.issubdtype(value.dtype, np.number) is not np.issubdtype(dtype, np.number):
-        found = value.dtype.str if value.dtype.kind in "US" else value.dtype.name
+    array: Array = np.asarray(value)  # a masked array would be written with fillers
+    if array.dtype == dtype:
+        return array
+    if np.issubdtype(array.dtype, np.number) is not np.issubdtype(dtype, np.number):
+        found = array.dtype.str if array.dtype.kind in "US" else array.dtype.name
         raise TypeError(f"expected dtype '{dtype.name}' but found '{found}'")
     with np.errstate(all="ignore"):
-        return value.astype(dtype)
+        return array.astype(dtype)
 
 
 def _shaped(array: Array, shape: tuple[int, ...]) -> Array:

@@ -79,8 +79,8 @@ def _plain(value: Any) -> Any:
         # a type that Python lacks, such as longdouble, comes back as itself
         if type(plain) is not type(value):
             return plain
-    elif isinstance(value, complex):
-        return [value.real, value.imag]
+    elif isinstance(value, float | complex):  # a float of a class of its own, which orjson leaves to us
+        return [value.real, value.imag] if isinstance(value, complex) else float(value)
     elif isinstance(value, dt.date | dt.time):
         return value.isoformat()
     elif isinstance(value, enum.Enum):

@@ -106,6 +106,7 @@ class Tensor:
             number = numpy_to_triton_type(numpy_array.dtype)
             if number is None:
                 raise TritonModelException("NumPy dtype is not supported.")
+        numpy_array = np.asarray(numpy_array)  # a masked array would be written with fillers
         if not numpy_array.flags.c_contiguous:
             numpy_array = np.ascontiguousarray(numpy_array)
         self._name = name

@@ -120,6 +120,12 @@ class TestInputs:
         assert _array(np.array([1e300] * 4), _one()).tolist() == [[np.inf] * 4]
         assert "out of bounds" in _refusal([300] * 4, _one("UINT8"))
 
+    def test_a_masked_array_is_what_lies_in_its_memory(self) -> None:
+        masked = np.ma.array([[1, 2, 3, 4]], mask=[[0, 1, 0, 0]], dtype=np.float32)
+
+        assert type(_array(masked, _one())) is np.ndarray
+        assert _array(masked, _one()).tobytes() == np.array([1, 2, 3, 4], np.float32).tobytes()
+
     @pytest.mark.parametrize("value", [[[1, 2], [3]], object(), {"y": 1}, "abcd", [{}] * 4, [[[[[]]]]]])
     def test_what_is_no_array_is_refused(self, value: Any) -> None:
         assert _refusal({"x": value}, _one()).startswith("failed to convert to numpy array: ")

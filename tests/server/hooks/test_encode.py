@@ -25,6 +25,10 @@ class Colour(enum.Enum):
     RED = "red"
 
 
+class Metres(float):
+    """A number of a class of its own."""
+
+
 @dataclasses.dataclass
 class Box:
     label: str
@@ -49,6 +53,7 @@ class Box:
         (np.datetime64("2020-01-02"), '"2020-01-02"'),
         ({0: 0.25, "1": 0.5}, '{"0":0.25,"1":0.5}'),
         ({np.int64(3): 1}, '{"3":1}'),
+        ([Metres(1.5), Metres("nan")], "[1.5,NaN]"),
         ([math.nan, math.inf, -math.inf, None], "[NaN,Infinity,-Infinity,null]"),
         (np.array([np.nan, 1]), "[NaN,1.0]"),
         ({"a": {"b": float("nan")}, np.int8(1): (None,)}, '{"a":{"b":NaN},"1":[null]}'),

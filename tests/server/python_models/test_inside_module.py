@@ -74,6 +74,12 @@ def test_what_does_not_lie_in_order_is_copied(pb_utils: Any) -> None:
     assert pb_utils.Tensor("x", np.array(3)).shape() == []
 
 
+def test_what_is_masked_is_sent_as_it_lies_in_memory(pb_utils: Any) -> None:
+    masked = np.ma.array([1, 2], mask=[True, False], dtype=np.float32)
+
+    assert pb_utils.Tensor("x", masked).outgoing.tobytes() == np.array([1, 2], np.float32).tobytes()
+
+
 def test_strings_are_sent_as_they_were_when_the_tensor_was_made(pb_utils: Any) -> None:
     array = np.array(["a", b"b", 7], np.object_)
     tensor = pb_utils.Tensor("x", array)
