@@ -7,6 +7,7 @@ Source: python_backend, src/pb_stub.cc: in what order things happen, what is che
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
 from collections.abc import Coroutine
@@ -169,12 +170,18 @@ class PythonModel:
     def _started(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._loop.run_forever, name="execute", daemon=True).start()
+            threading.Thread(target=self._keep_running, args=(self._loop,), name="execute", daemon=True).start()
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def _keep_running(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Run the loop until the model is closed, though `sys.exit` in a coroutine, or its `stop`, ends it."""
+        while not (self._outside.ending or loop.is_closed()):
+            with contextlib.suppress(SystemExit, KeyboardInterrupt):
+                loop.run_forever()
 
     def _ended(self, done: Future[Any], requests: list[Received]) -> None:
         """End the requests that a decoupled coroutine has left, if it failed."""
-        error = done.exception()
+        error = asyncio.CancelledError() if done.cancelled() else done.exception()
         if error is not None:
             failed = self._failed(error)
             for request in requests:

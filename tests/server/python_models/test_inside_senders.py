@@ -48,6 +48,29 @@ def test_what_an_async_decoupled_model_raises_is_the_last_answer(opened: Open) -
     stage.until(lambda: bool(stage.of(LOG)))
 
 
+@pytest.mark.parametrize(
+    ("do", "said"),
+    [("exit", "SystemExit: bye"), ("cancel", "CancelledError: "), ("stop", ""), ("exit in a task", "")],
+)
+def test_a_coroutine_that_ends_its_loop_harms_its_own_request_only(opened: Open, do: str, said: str) -> None:
+    stage = opened("async_ending")
+
+    ended, _ = stage.ask(parameters={"do": do})
+
+    assert (f"message: {said}" in ended["error"]["message"]) if said else (ended["error"] is None)
+    assert stage.ask(parameters={"do": "nothing"})[0]["error"] is None
+
+
+@pytest.mark.parametrize(("do", "said"), [("exit", "SystemExit: bye"), ("cancel", "CancelledError: ")])
+def test_a_decoupled_coroutine_that_ends_its_loop_has_a_last_answer(opened: Open, do: str, said: str) -> None:
+    stage = opened("async_ending", DECOUPLED)
+
+    stage.ask(parameters={"do": do})
+
+    ((ended, _),) = stage.answers_to(1)
+    assert f"message: {said}" in ended["error"]["message"]
+
+
 def test_a_request_that_is_let_go_of_is_answered_with_an_error(opened: Open) -> None:
     stage = opened("square", DECOUPLED)
 
