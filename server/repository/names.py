@@ -46,6 +46,8 @@ def no_path(path: Path) -> str:
         return "is not there"
     if path.name in tensorflow.GRAPH_FILES:
         return f"is a part of a SavedModel; give the folder: {path.parent}"
+    if path.suffix in tensorflow.KERAS_FILES:
+        return "is what Keras reads; serve what its model.export(FOLDER) makes of it (docs/tensorflow.md)"
     return "is neither a folder nor an .onnx file"
 
 

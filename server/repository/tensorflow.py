@@ -21,6 +21,8 @@ from .versions import VERSION
 SAVED_MODEL_FILE, GRAPHDEF_FILE = "model.savedmodel", "model.graphdef"
 GRAPH_FILES = ("saved_model.pb", "saved_model.pbtxt")
 """What makes a folder a SavedModel: one of these in it."""
+KERAS_FILES = frozenset((".keras", ".h5", ".hdf5"))
+"""How the files end that `model.save` of Keras writes, which are no SavedModels."""
 
 ONLY_HERE = ("runtime.signature", "runtime.graph_tag", "runtime.session_threads", "runtime.gpu_memory_fraction")
 """What is said of no other runtime."""

@@ -182,6 +182,7 @@ class TestFolders:
         [
             ("gone", "is not there"),
             ("file.txt", "is neither a folder nor an .onnx file"),
+            ("iris.keras", "is what Keras reads; serve what its model.export(FOLDER) makes of it (docs/tensorflow.md)"),
             ("m", "is the folder of one model; give the folder that holds it"),
             ("m/1", "is one version of a model; give the folder that holds the model's: "),
             ("saved_model.pb", "is a part of a SavedModel; give the folder: "),
@@ -189,7 +190,7 @@ class TestFolders:
         ],
     )
     def test_a_path_that_is_no_repository_is_a_mistake(self, tmp_path: Path, given: str, message: str) -> None:
-        make(tmp_path, "file.txt", "m/1/model.onnx", ".hidden.onnx", "saved_model.pb")
+        make(tmp_path, "file.txt", "iris.keras", "m/1/model.onnx", ".hidden.onnx", "saved_model.pb")
         found, findings = scan([tmp_path / given], Defaults())
 
         assert found == []
