@@ -382,8 +382,14 @@ def test_a_signal_while_a_model_loads_ends_the_process_with_status_0(tmp_path: P
 
 FORKS = """
 import logging, multiprocessing, time
-child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+def wait(told):
+    told.send(None)
+    time.sleep(60)
+fork = multiprocessing.get_context("fork")
+heard, told = fork.Pipe()
+child = fork.Process(target=wait, args=(told,))
 child.start()
+heard.recv()  # what comes while a process forks, Python drops
 child.terminate()
 child.join(10)
 logging.getLogger("penstock").info("the fork ended by %s", child.exitcode)
