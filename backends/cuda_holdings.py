@@ -64,7 +64,7 @@ class Holdings:
         ctypes.memset(pointer, 0, size)
         # an array that somebody still has must not point to memory that is gone
         weakref.finalize(raw, _free_pinned, self._runtime, pointer, self._device).atexit = False
-        return np.frombuffer(raw, np.uint8)  # type: ignore[call-overload,no-any-return]
+        return np.frombuffer(memoryview(raw), np.uint8)
 
     def drain(self, *streams: int) -> CudaError | None:
         """Wait until nothing is under way, on these streams too; give what was met."""
