@@ -75,6 +75,7 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit status: 0 done, 1 failed, 2 wrong usage, 141 if nobody read on (`| head`)."""
+    _open_closed_streams()
     try:
         try:
             return _run(argv)
@@ -84,6 +85,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stdout = None  # what is left in it would be written again at the exit
         return PIPE_STATUS
+
+
+def _open_closed_streams() -> None:
+    """Lead standard streams that were closed (`2>&-`) nowhere: a socket in the place of one has libuv abort."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number, which is this
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
 def _run(argv: Sequence[str] | None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
@@ -30,3 +31,23 @@ def test_memory_that_a_large_request_frees_is_not_paged_in_again_for_the_next() 
         return int(subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout)
 
     assert faults("kept") < 50 < faults("as it is")
+
+
+STREAMS = """
+import os, sys
+from penstock.server.cli import main
+assert sys.stdin is sys.stdout is sys.stderr is None
+main(["version"])
+sys.stderr.write("nobody reads this")
+os.write(int(sys.argv[1]), str([os.readlink(f"/proc/self/fd/{number}") for number in range(3)]).encode())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_standard_streams_that_are_closed_are_nobodys_sockets_later() -> None:
+    reader, writer = os.pipe()
+    closed = f'exec "$0" -c "$1" {writer} <&- >&- 2>&-'
+    subprocess.run(["sh", "-c", closed, sys.executable, STREAMS], pass_fds=[writer], check=True, timeout=60)
+    os.close(writer)
+    with os.fdopen(reader) as said:
+        assert said.read() == str(["/dev/null"] * 3)
