@@ -103,9 +103,9 @@ def _shared_memory(machine: Machine) -> Iterator[Diagnosis]:
 
 def _limits(machine: Machine) -> Iterator[Diagnosis]:
     files = machine.limits.get("open files")
-    if files is not None and files.soft is not None and files.soft < _LEAST_FILES:
+    if files is not None and files.hard is not None and files.hard < _LEAST_FILES:
         remedy = f"ulimit -n {_LEAST_FILES * 16}; docker run --ulimit nofile={_LEAST_FILES * 16}"
-        yield Diagnosis(WARNING, "limits", f"{files.soft} open files, which many connections exhaust", remedy)
+        yield Diagnosis(WARNING, "limits", f"{files.hard} open files, which many connections exhaust", remedy)
     told = ", ".join(f"{name} {_shown(name, limit)}" for name, limit in machine.limits.items())
     if told:
         yield Diagnosis(OK, "limits", told)
@@ -118,6 +118,7 @@ def _limits(machine: Machine) -> Iterator[Diagnosis]:
 
 
 def _shown(name: str, limit: Limit) -> str:
-    if limit.soft is None:
+    at_most = limit.hard if name == "open files" else limit.soft  # `serve` raises its own
+    if at_most is None:
         return "unlimited"
-    return str(limit.soft) if name == "open files" else size(limit.soft)
+    return str(at_most) if name == "open files" else size(at_most)

@@ -51,3 +51,18 @@ def test_standard_streams_that_are_closed_are_nobodys_sockets_later() -> None:
     os.close(writer)
     with os.fdopen(reader) as said:
         assert said.read() == str(["/dev/null"] * 3)
+
+
+LIMITS = """
+import resource
+from penstock.server.process import allow_open_files
+allow_open_files()
+print(*resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+@pytest.mark.parametrize(("soft", "hard", "then"), [(64, 128, "128 128"), (128, 128, "128 128")])
+def test_a_server_may_open_as_many_files_as_the_hard_limit_allows(soft: int, hard: int, then: str) -> None:
+    limited = f'ulimit -n {hard} && ulimit -S -n {soft} && exec "$0" -c "$1"'
+    words = ["sh", "-c", limited, sys.executable, LIMITS]
+    assert subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout.strip() == then

@@ -114,7 +114,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
         "/dev/shm: 64 MiB, 64 MiB free: workers and large tensors may need more",
     ),
     "few open files": (
-        CPU | {"machine": Machine(limits={"open files": Limit(soft=1024, hard=None)}, **ROOM)},
+        CPU | {"machine": Machine(limits={"open files": Limit(soft=512, hard=1024)}, **ROOM)},
         WARNING, "limits: 1024 open files, which many connections exhaust",
     ),
     "a port that is taken": (
