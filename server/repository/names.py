@@ -43,7 +43,7 @@ def one_version(path: Path) -> str:
 def no_path(path: Path) -> str:
     """Say why a path is nothing that can be served."""
     if not path.exists():
-        return "is not there"
+        return f"is a link to what is not there: {path.readlink()}" if path.is_symlink() else "is not there"
     if path.name in tensorflow.GRAPH_FILES:
         return f"is a part of a SavedModel; give the folder: {path.parent}"
     if path.suffix in tensorflow.KERAS_FILES:

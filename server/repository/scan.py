@@ -6,7 +6,7 @@ A model repository holds `<model>/<version>/model.onnx`, beside each version opt
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -167,9 +167,7 @@ def _repository(root: Path, defaults: Defaults) -> tuple[list[Entry], list[Findi
             continue
         try:
             if not path.is_dir():
-                if path.suffix == ".onnx":
-                    text = f"is not served: in a repository a model is <name>/<version>/{MODEL_FILE}"
-                    findings.append(Finding(path, text, mistake=False))
+                findings += _beside_models(path)
             elif (problem := bad_name(path.name)) is not None:
                 findings.append(Finding(root, problem))
             elif entry := read_folder(path, defaults):
@@ -181,6 +179,14 @@ def _repository(root: Path, defaults: Defaults) -> tuple[list[Entry], list[Findi
     if not entries and not any(finding.mistake for finding in findings):
         return [], _without_models(root, known, findings)
     return entries, findings
+
+
+def _beside_models(path: Path) -> Iterator[Finding]:
+    """Say so where what is no folder was meant for a model: a file of one, or a link that leads nowhere."""
+    if path.is_symlink() and not path.exists():
+        yield Finding(path, no_path(path), mistake=False)
+    elif path.suffix == ".onnx":
+        yield Finding(path, f"is not served: in a repository a model is <name>/<version>/{MODEL_FILE}", mistake=False)
 
 
 def _without_models(root: Path, known: Iterable[str], findings: list[Finding]) -> list[Finding]:

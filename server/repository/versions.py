@@ -21,6 +21,9 @@ def list_versions(folder: Path, findings: list[Finding]) -> list[int]:
     """List the version folders of a model's folder."""
     versions: list[int] = []
     for path in sorted(folder.iterdir()):
+        if VERSION.fullmatch(path.name) and path.is_symlink() and not path.exists():
+            text = f"is ignored: a link to what is not there: {path.readlink()}"
+            findings.append(Finding(path, text, mistake=False))
         if not path.is_dir() or path.name.startswith(".") or path.name in _NO_VERSIONS:
             continue
         if VERSION.fullmatch(path.name) and int(path.name) < 2**63:

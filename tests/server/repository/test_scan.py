@@ -156,6 +156,18 @@ class TestFolders:
             ("stray.onnx", False),
         ]
 
+    def test_a_link_to_what_is_not_there_is_reported_and_stops_nothing(self, tmp_path: Path) -> None:
+        root = make(tmp_path, "m/1/model.onnx")
+        (root / "gone").symlink_to("/unmounted/gone")
+        (root / "m" / "2").symlink_to("/unmounted/2")
+        found, findings = scan([root], Defaults())
+
+        assert versions(found[0]) == [1]
+        assert [(each.path.name, each.message, each.mistake) for each in [*findings, *found[0].findings]] == [
+            ("gone", "is a link to what is not there: /unmounted/gone", False),
+            ("2", "is ignored: a link to what is not there: /unmounted/2", False),
+        ]
+
     def test_a_broken_model_does_not_stop_the_others(self, tmp_path: Path) -> None:
         found = entries(make(tmp_path, "a/1/model.onnx", "b/1/model.onnx", a="max_batch_sise: 3"))
 
