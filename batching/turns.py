@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 BREATH_NS = 2_000_000
 """A pause between two requests after which the loop counts as having been idle."""
+GOES_ON_NS = 500_000
+"""A turn that has taken less goes on with the models that its own answers have given something to do: the next steps of
+ensembles. In a turn each, the requests of an ensemble would run in as many smaller batches as it has steps."""
 _REASONS = {Code.CANCELLED: CANCELED, Code.EXPIRED: REJECTED}
 """Why a request failed that was taken from the queue: for others OTHER. A timeout is REJECTED, as in Triton."""
 
@@ -40,7 +43,8 @@ class Turns:
         self._loop = loop
         self._left = left
         self._dirty: list[Model] = []
-        self._turn_due = False
+        self._again: list[Model] = []
+        self._turn_due = self._serving = False
         self._finished: deque[tuple[Model, list[Batch]]] = deque()
         self._delivery_due = False
         self._busy_ns = self._latest_ns = self._turn_ns = self._turn_before_ns = 0
@@ -64,7 +68,8 @@ class Turns:
         """Look at a model at the end of this loop turn, when all that has arrived is in."""
         model.dirty = True
         self._dirty.append(model)
-        self._look()
+        if not self._serving:
+            self._look()
 
     def _look(self) -> None:
         if not self._turn_due:
@@ -72,21 +77,37 @@ class Turns:
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        self._turn_due = False
         self._turn_before_ns, self._turn_ns = self._turn_ns, time.monotonic_ns()
-        dirty, self._dirty = self._dirty, []
-        for model in dirty:
-            model.dirty = False
-            now_ns = time.monotonic_ns()
-            ran, more = model.dispatch(now_ns)
-            if model.scheduler.expired:
-                self.expire(model)
-            if ran:
-                self.deliver(model, ran)
-            if more and not model.dirty:
-                self.mark(model)
-            elif not ran and model.held and model.scheduler.live:
-                self._watch_hold(model, now_ns)
+        self._turn_due, self._serving = False, True
+        try:
+            while self._dirty:
+                dirty, self._dirty = self._dirty, []
+                for model in dirty:
+                    self._serve(model)
+                if self._dirty and time.monotonic_ns() > self._turn_ns + GOES_ON_NS:
+                    break
+        finally:
+            self._serving = False
+            self._dirty += self._again
+            self._again.clear()
+            if self._dirty:
+                self._look()
+
+    def _serve(self, model: Model) -> None:
+        """Let a model run once in this turn, and again in the next if it has more to run."""
+        model.dirty = False
+        now_ns = time.monotonic_ns()
+        ran, more = model.dispatch(now_ns)
+        if more:
+            # before its answers mark it: they do not bring it another run in this turn
+            model.dirty = True
+            self._again.append(model)
+        if model.scheduler.expired:
+            self.expire(model)
+        if ran:
+            self.deliver(model, ran)
+        elif model.held and model.scheduler.live:
+            self._watch_hold(model, now_ns)
 
     def finished_on_thread(self, model: Model, ran: list[Batch]) -> None:
         """Deliver what an Instance has run; if that is nothing, it has left what is held open. Called on its thread."""

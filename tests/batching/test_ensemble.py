@@ -15,6 +15,7 @@ import pytest
 
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching import turns
 from penstock.batching.cache import Cache
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest, InSequence
@@ -89,6 +90,40 @@ def refusal(house: House, name: str = "chain", value: float = 1) -> InferError:
     with pytest.raises(InferError) as refused:
         house.submit(name, value)
     return refused.value
+
+
+class TestTurnsOfTheLoop:
+    async def test_small_steps_follow_one_another_in_one_turn(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(turns, "GOES_ON_NS", HOUR_NS)
+        async with served(executor="loop") as kept:
+            kept.submit("chain", 3)
+            await asyncio.sleep(0)
+
+            assert values_of(kept.sink.requests) == [7]
+
+    async def test_a_turn_that_has_taken_long_leaves_the_next_step_to_the_next(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(turns, "GOES_ON_NS", -1)
+        async with served(executor="loop") as kept:
+            kept.submit("chain", 3)
+            await asyncio.sleep(0)
+
+            assert (kept.runs("double"), kept.runs("plus")) == ([1], [])
+            assert values_of(await kept.sink.holds(1)) == [7]
+
+    async def test_a_model_that_has_more_to_run_runs_once_a_turn_whatever_its_answers_bring(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(turns, "GOES_ON_NS", HOUR_NS)
+        twice = ensemble_spec("twice", "in", "out", step("double", "x=in", "y=mid"), step("double", "x=mid", "y=out"))
+        async with served(twice, executor="loop", cap_rows=1) as kept:
+            kept.submit("twice", 1)
+            kept.submit("twice", 2)
+            await asyncio.sleep(0)
+
+            assert kept.runs("double") == [1]
+            assert sorted(values_of(await kept.sink.holds(2))) == [4, 8]
 
 
 class TestTheWay:
