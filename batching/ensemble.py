@@ -15,7 +15,7 @@ from penstock.backends.errors import Code, InferError
 
 from .admission import admitted
 from .loaded import STOPPING
-from .passage import Passage, StepRequest, count_steps, is_step
+from .passage import Passage, count_steps, is_step
 from .request import InferRequest, bytes_of
 from .sequels import Sequels
 from .statistics import BACKEND, CANCELED, OTHER, REJECTED
@@ -177,7 +177,7 @@ class Ensembles:
         for request in requests:
             passage: Passage = request.context
             passage.pending.discard(request)
-            if passage.ended or type(request) is not StepRequest:
+            if passage.ended:
                 continue
             if request.error is not None:
                 self._fail(passage, request.error, OTHER if request.error.code in _OTHERS else BACKEND)
@@ -213,7 +213,7 @@ class Ensembles:
             return
         inputs = passage.inputs(step)
         rows, key = admitted(model, tuple([None if array is None else array.shape for array in inputs]))
-        request = StepRequest(model, inputs, rows, key, step.wanted, self)
+        request = InferRequest(model, inputs, rows, key, step.wanted, self)
         request.step = step
         request.context = passage
         request.id = parent.id
@@ -269,16 +269,18 @@ class Ensembles:
             self._hand_out(parent, passage.batch(), now_ns)
 
     def _hand_out(self, parent: InferRequest, batch: Batch, now_ns: int) -> None:
-        count_steps(batch)
+        if is_step(parent):
+            count_steps(batch)
         if self._engine.trace is not None:
             self._engine.trace(parent.model, batch, now_ns)
         parent.sink.deliver([parent])
 
     def _end(self, passage: Passage) -> None:
         passage.ended = True
-        pending, passage.pending = passage.pending, set()
-        for request in pending:
-            self._engine.cancel(request)
+        if passage.pending:
+            pending, passage.pending = passage.pending, set()
+            for request in pending:
+                self._engine.cancel(request)
         passage.tensors.clear()
         del passage.ensemble.passages[passage.parent]
         passage.ensemble.leave(passage.links)

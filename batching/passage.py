@@ -20,14 +20,6 @@ if TYPE_CHECKING:
     from .ensemble import Ensemble
 
 
-class StepRequest(InferRequest):
-    """The request of one step; its `context` is the Passage."""
-
-    __slots__ = ("step",)
-
-    step: Passed
-
-
 class Passage:
     """One request on its way through an ensemble.
 
@@ -78,8 +70,8 @@ class Passage:
         if not (type(outputs) is OwnOutputs and outputs.lacking and self._spares(step, outputs)):
             regular(outputs)
         course, missing = self.course, self.missing
-        for tensor, output in zip(step.made, outputs, strict=True):
-            self.tensors[tensor] = output
+        for position, tensor in enumerate(step.made):
+            self.tensors[tensor] = outputs[position]
             for taker in course.takers[tensor]:
                 missing[taker] -= 1
                 if not missing[taker]:
@@ -142,7 +134,9 @@ def count_steps(batch: Batch) -> None:
     for request in batch.requests:
         passage = request.context
         if type(passage) is Passage:
-            passage.queue_ns += max(start_ns - request.queue_ns, 0)
+            queue_ns = start_ns - request.queue_ns
+            if queue_ns > 0:
+                passage.queue_ns += queue_ns
             passage.compute_input_ns += input_ns
             passage.compute_infer_ns += infer_ns
             passage.compute_output_ns += output_ns

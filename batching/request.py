@@ -11,6 +11,7 @@ from penstock.backends.errors import InferError
 if TYPE_CHECKING:
     from penstock.backends.device_array import DeviceArray
 
+    from .course import Passed
     from .model import Model
     from .remembering import Miss
     from .sequences import UnderWay
@@ -67,8 +68,9 @@ class InferRequest:
     `waiting` is True while it stands in a Lane, or behind its sequence, and nowhere else. `under_way` is its sequence,
     from when it is taken into the queue of a sequence model; others do not have it. `number` names it to the engine of
     another process, from when it has been sent there; likewise. `parameters`, the client's own, and `answers`, where
-    several may come, are had by requests for models of user code, and not by all of them. `targets` is where outputs
-    are wanted on a device, by position; only a request that wants any there has it, and its `outputs` are these then.
+    several may come, are had by requests for models of user code, and not by all of them. `step` is had by the request
+    of an ensemble's step, whose `context` is the Passage. `targets` is where outputs are wanted on a device, by
+    position; only a request that wants any there has it, and its `outputs` are these then.
     Ownership: input arrays may be views of the request's body and are read until the batch has been gathered.
     `context` is the dialect's own and is never looked at here.
     """
@@ -76,13 +78,14 @@ class InferRequest:
     __slots__ = (
         "answers", "context", "deadline_ns", "error", "id", "inputs", "key", "miss", "model", "nbytes", "number",
         "outputs", "parameters", "parts", "priority", "promised_ns", "queue_ns", "rows", "sequence", "sink",
-        "start_ns", "target_ns", "targets", "under_way", "waiting", "wanted",
+        "start_ns", "step", "target_ns", "targets", "under_way", "waiting", "wanted",
     )  # fmt: skip
 
     under_way: UnderWay
     number: int
     parameters: Mapping[str, Any]
     answers: Answers
+    step: Passed
     targets: Mapping[int, DeviceArray]
 
     def __init__(
