@@ -260,11 +260,9 @@ class FastLane(Connection):
         connection = b"connection: close\r\n" if not keep_alive else b"connection: keep-alive\r\n" if head.old else b""
         lines = self.shared.answers.head(status, self.server_state.default_headers)
         if content_type:
-            extra = b"%bcontent-type: %b\r\n" % (extra, content_type)
-        length = b"" if status in _BODILESS else b"content-length: %d\r\n" % len(body)
-        self.transport.write(
-            b"%b%b%b%b\r\n%b" % (lines, connection, extra, length, b"" if head.method == b"HEAD" else body)
-        )
+            extra += b"content-type: " + content_type + b"\r\n"
+        length = b"\r\n" if status in _BODILESS else b"content-length: %d\r\n\r\n" % len(body)
+        self.transport.write(b"".join((lines, connection, extra, length, b"" if head.method == b"HEAD" else body)))
         self._lived = True
         if not keep_alive:
             self._close()

@@ -16,7 +16,7 @@ from .said import BINARY
 from .tensors import to_binary, to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from penstock.backends.backend import Array
     from penstock.batching.request import InferRequest
@@ -65,16 +65,17 @@ class Encoder:
         """
         binaries = plan or (False,) * len(wanted)
         raws = [
-            to_binary(self._outputs[position][1], array) if binary else None
-            for position, array, binary in zip(wanted, outputs, binaries, strict=True)
+            to_binary(self._outputs[position][1], outputs[place]) if binaries[place] else None
+            for place, position in enumerate(wanted)
         ]
-        if request_id or None in raws:
+        if request_id or not all(binaries):
             text = self._text(request_id, wanted, outputs, raws)
         else:
             key = (wanted, tuple([array.shape for array in outputs]), tuple(map(len, raws)))  # type: ignore[arg-type]
             text = self._binaries.get(key) or self._binary(key, outputs, raws)
-        sent = [raw for raw in raws if raw]
-        return (b"".join([text, *sent]), len(text)) if sent else (text, 0)
+        sent: Iterable[bytes | memoryview] = filter(None, raws)
+        body = b"".join([text, *sent])
+        return body, len(text) if len(body) > len(text) else 0
 
     def _text(
         self, request_id: str, wanted: tuple[int, ...], outputs: list[Any], raws: Sequence[bytes | memoryview | None]
