@@ -40,7 +40,6 @@ class _Place(NamedTuple):
     """Where one input's bytes are in the body, and what they are."""
 
     offset: int
-    size: int
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
 
@@ -114,7 +113,7 @@ class Layouts:
         if binary is None or binary.nbytes != len(body):
             return None
         inputs: list[Array | None] = [
-            None if place is None else np.frombuffer(body, place.dtype, place.size, place.offset).reshape(place.shape)
+            None if place is None else np.ndarray(place.shape, place.dtype, body, place.offset)
             for place in binary.places
         ]
         self._misses = 0
@@ -162,7 +161,7 @@ class Layouts:
             copied = array.dtype.hasobject or array.dtype == np.bool_ or not array.size
             if copied or not 0 <= offset <= len(body) - array.nbytes:
                 return
-            places.append(_Place(offset, array.size, array.dtype, array.shape))
+            places.append(_Place(offset, array.dtype, array.shape))
         _keep(self._binaries, body[:header_bytes], _Binary(request, options, places))
 
     def _remember_row(self, request: InferRequest, options: Options, body: bytes) -> None:

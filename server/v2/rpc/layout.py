@@ -141,7 +141,7 @@ class Layouts:
 def _array(model: Model, message: bytes, start: int, place: _Place) -> Array:
     at = start + place.offset
     if place.dtype is not None:
-        return np.frombuffer(message, place.dtype, place.elements, at).reshape(place.shape)
+        return np.ndarray(place.shape, place.dtype, message, at)
     raw = memoryview(message)[at : at + place.size]
     return from_binary(model.name, place.spec, list(place.shape), place.elements, raw)
 
