@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from .closing import patiently
@@ -55,8 +55,8 @@ class Model:
     may wait have a timeout all the same. `counted`: where the number of Instances was chosen by measurement, each
     number tried and its rows/s.
     `bound` is what its Bindings take and give; `forms` is how requests' tensors stand in a run, None for rows only.
-    `passive`: it is loaded, and none of its Instances ever runs. `detours`: its requests are looked at before they come
-    to its queue (Engine.submit), and those that `cache` answers never do.
+    `detours`: its requests are looked at before they come to its queue (Engine.submit), and those that `cache` answers
+    never do.
     An `ensemble` has neither Backends nor Instances, and nothing ever waits in its queue.
     `outsides` run the Batches of a model of user code, which is never `open`ed: it has no Bindings. Such a model is
     told the parameters of its requests.
@@ -116,7 +116,6 @@ class Model:
         self.closing = False
         self.dirty = False
         self.held = spec.policy.max_queue_delay_us > 0
-        self.passive = bool(spec.instances) and all(group.passive for group in spec.instances)
         self.detours = self.passive or (self.forms is not None and self.forms.valued)
         self.timed = is_timed(spec.policy)
         self.instances: list[ThreadInstance | OutsideInstance] = []
@@ -126,6 +125,11 @@ class Model:
         self._place = partial(place, spec, backends, shared, reopen or backends.__getitem__)
         self._places: list[Placement] = []
         self._finished = finished
+
+    @cached_property
+    def passive(self) -> bool:
+        """Whether it is loaded, and none of its Instances ever runs."""
+        return bool(self.spec.instances) and all(group.passive for group in self.spec.instances)
 
     @property
     def waiting_rows(self) -> int:
