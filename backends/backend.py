@@ -81,8 +81,15 @@ class Preparing(Binding, Protocol):
     def prepare(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> None:
         """Get ready for runs like that which was lent, with the same arguments, and filled. Raises: InferError."""
 
+
+class Resting(Binding, Protocol):
+    """A Binding that keeps memory to be fast, and gives it back when nothing comes for a while."""
+
+    tired: bool
+    """Whether there is something to give back."""
+
     def rest(self) -> None:
-        """Give back memory that is kept only to be fast: nothing has come for a while. Never raises InferError."""
+        """Give back what it can. Threads: that which runs it. Never raises InferError."""
 
 
 class Placing(Binding, Protocol):

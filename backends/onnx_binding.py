@@ -5,7 +5,7 @@ Called by `onnx.py` only. Why a run takes the path it takes, with figures: docs/
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +16,7 @@ import onnxruntime
 from .backend import Array
 from .errors import Code, InferError
 from .onnx_failures import bare, kind, run_error
+from .onnx_values import bits, decoded, encoded, ort_value
 from .signature import Signature, TensorSpec
 
 BOUND_OUTPUT_BYTES = 65536
@@ -27,6 +28,8 @@ MAX_CHOICES = 8
 MAX_KINDS = 64
 """Kinds of failures whose status is remembered."""
 ALIGNMENT_BYTES = 64
+LARGE_BYTES = 1 << 25
+"""Tensors of one run that take more are not kept memory for when nothing comes for a while."""
 
 
 class Choice:
@@ -81,6 +84,7 @@ class OnnxBinding:
         self._output_slabs: dict[int, Array] = {}
         self._plans: dict[tuple[tuple[int, ...] | None, ...], Plan] = {}
         self._lent: Plan | None = None
+        self.tired = False
 
     def lend(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:
         """Give the input buffers for a run; the same ones for the same shapes."""
@@ -122,6 +126,27 @@ class OnnxBinding:
         self._stopped = False
         self._run_options.terminate = False
 
+    def rest(self) -> None:
+        """Give back what large requests have left: the slabs that they grew, and what the arena keeps for them.
+
+        ONNX Runtime's arena shrinks at the end of a run only, so one is made, on zeros, as small as the model takes.
+        """
+        if not self.tired:
+            return
+        self._plans.clear()
+        for position, (spec, graph) in enumerate(self._inputs):
+            self._input_slabs[position] = self._new_slab(graph, self._first_size(spec.shape))
+        shapes = [tuple([dim if dim > 0 else 1 for dim in spec.shape]) for spec, _ in self._inputs]
+        plan = self._make_plan(1, tuple(shapes))
+        for buffer in plan.buffers:
+            if buffer is not None:
+                buffer.fill(b"" if buffer.dtype.hasobject else 0)
+        usual, self._run_options = self._run_options, onnxruntime.RunOptions()
+        self._run_options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+        with contextlib.suppress(InferError):  # there is no arena, or zeros are nothing for this model
+            self._run_fed(plan, (0,))
+        self._run_options, self._lent, self.tired = usual, None, False
+
     def release(self) -> None:
         """Let go of the session and all buffers."""
         self._session = self._run_bound = self._lent = None
@@ -161,8 +186,9 @@ class OnnxBinding:
             buffer = slab[: math.prod(shape)].reshape(shape)
             buffers.append(buffer)
             view = buffer.reshape(()) if not graph.shape and shape == (1,) else buffer
-            feeds[spec.name] = _ort_value(view, graph) if graph.datatype == "BF16" else view
+            feeds[spec.name] = ort_value(view, graph) if graph.datatype == "BF16" else view
         plan = Plan(rows, buffers, feeds)
+        self.tired = self.tired or sum([buffer.nbytes for buffer in buffers if buffer is not None]) > LARGE_BYTES
         if len(self._plans) >= MAX_PLANS:
             del self._plans[next(iter(self._plans))]
         self._plans[shapes] = plan
@@ -256,7 +282,7 @@ class OnnxBinding:
     def _run_fed(self, plan: Plan, wanted: tuple[int, ...]) -> list[Any]:
         feeds = plan.feeds
         if self._strings:
-            feeds = feeds | {name: _text(name, feeds[name]) for name in self._strings if name in feeds}
+            feeds = feeds | {name: decoded(name, feeds[name]) for name in self._strings if name in feeds}
         # no numpy type for bfloat16: ONNX Runtime converts none to an array
         raw = [position for position in wanted if self._outputs[position][1].datatype == "BF16"]
         results = dict(zip(raw, self._run_raw(feeds, raw), strict=True)) if raw else {}
@@ -271,12 +297,13 @@ class OnnxBinding:
             except Exception as error:
                 raise run_error(error, on_gpu=self._on_gpu) from error
             results.update(zip(rest, found, strict=True))
+            self.tired = self.tired or any(getattr(result, "nbytes", 0) > LARGE_BYTES for result in found)
         return [self._present(position, results[position]) for position in wanted]
 
     def _run_raw(self, feeds: dict[str, Any], positions: list[int]) -> list[Array]:
         names = [self._outputs[position][0].name for position in positions]
         values = {
-            graph.name: _ort_value(feed, graph) if isinstance(feed, np.ndarray) else feed
+            graph.name: ort_value(feed, graph) if isinstance(feed, np.ndarray) else feed
             for _, graph in self._inputs
             if (feed := feeds.get(graph.name)) is not None
         }
@@ -284,50 +311,16 @@ class OnnxBinding:
             found = self._session.run_with_ort_values(names, values, self._run_options)
         except Exception as error:
             raise run_error(error, on_gpu=self._on_gpu) from error
-        return [_bits(value) for value in found]
+        return [bits(value) for value in found]
 
     def _present(self, position: int, result: Any) -> Any:
         if not isinstance(result, np.ndarray):
             return result
         spec = self._outputs[position][0]
         if spec.datatype == "BYTES":
-            result = _encoded(result)
+            result = encoded(result)
         return result.reshape(1) if not result.shape and spec.shape == (1,) else result
 
 
 def _bind(bind: Callable[..., None], spec: TensorSpec, shape: tuple[int, ...], array: Array) -> None:
     bind(spec.name, "cpu", 0, spec.type.onnx_code, shape, array.ctypes.data)
-
-
-def _ort_value(array: Array, spec: TensorSpec) -> Any:
-    """Wrap an array without a copy. Ownership: the array must outlive what is returned."""
-    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, spec.type.onnx_code)
-
-
-def _bits(value: Any) -> Array:
-    """Copy a two-byte tensor out of an OrtValue as its bit patterns."""
-    shape = tuple(value.shape())
-    size = math.prod(shape)
-    if not size:
-        return np.empty(shape, np.uint16)
-    memory = (ctypes.c_uint16 * size).from_address(value.data_ptr())
-    return np.array(memory, np.uint16).reshape(shape)
-
-
-def _text(name: str, array: Array) -> Array:
-    """Decode what goes in: ONNX Runtime would take a `bytes` for its repr.
-
-    Raises: InferError (INVALID) for what is not UTF-8, which its Python API takes in no form.
-    """
-    text = np.empty(array.size, np.object_)
-    try:
-        text[:] = [item.decode() if isinstance(item, bytes) else str(item) for item in array.flat]
-    except UnicodeDecodeError as error:
-        raise InferError(Code.INVALID, f"input '{name}': a string is not UTF-8 ({error.reason})") from error
-    return text.reshape(array.shape)
-
-
-def _encoded(array: Array) -> Array:
-    encoded = np.empty(array.size, np.object_)
-    encoded[:] = [item.encode() for item in array.flat]
-    return encoded.reshape(array.shape)

@@ -40,7 +40,6 @@ class CudaBinding(DeviceSlabs):
         self._aimed: dict[int, Targets] = {}
         self._begun: tuple[CudaChoice, tuple[int, ...]] | None = None
         self._ready: list[Any] | None = None
-        self._rested = True
         super().__init__(cuda, graph, signature, capacity_rows, run_options)
         try:
             self._in, self._out = self._holdings.stream(), self._holdings.stream()
@@ -65,7 +64,7 @@ class CudaBinding(DeviceSlabs):
         plan = self._lent
         if plan is None:
             raise ValueError("run without lend")
-        self._rested = False
+        self.tired = True
         try:
             self._begin(plan, tuple(wanted))
         except BaseException:
@@ -194,9 +193,9 @@ class CudaBinding(DeviceSlabs):
 
         Captured graphs use memory that the arena holds for free: with them, nothing is given back.
         """
-        if self._lent is None or self._rested or self._captured or self._begun is not None:
+        if self._lent is None or not self.tired or self._captured or self._begun is not None:
             return
-        self._rested = True
+        self.tired = False
         usual, self._run_options = self._run_options, self._cuda.shrinking_options()
         try:
             self._fed(self._lent, (0,))

@@ -154,7 +154,7 @@ class ThreadInstance:
 
     def _sleep(self) -> None:
         """Sleep until something is due; if that takes long, let the Bindings rest."""
-        if self._rests:
+        if self._rests and any(binding.tired for binding in self.bindings):  # type: ignore[attr-defined]
             if self.alarm.acquire(timeout=REST_S):
                 return
             rest(self._model, self.bindings)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature
 
+from .memory import give_back
 from .padding import bucket, same_axes
 from .rehearsal import rehearsal
 
@@ -57,12 +58,13 @@ def prepare(model: Model, bindings: Sequence[Binding]) -> None:
 
 
 def rest(model: Model, bindings: Sequence[Any]) -> None:
-    """Let Bindings give back what they keep only to be fast. Threads: that which runs them."""
+    """Let Bindings give back what they keep only to be fast, and the C library too. Threads: that which runs them."""
     for binding in bindings:
         try:
             binding.rest()
         except Exception as error:  # noqa: BLE001 - if something is wrong there, the next run finds it
             logger.warning("model %s: what its device keeps is not given back: %s", model.name, error)
+    give_back()
 
 
 class _Lent:

@@ -21,6 +21,7 @@ from penstock.backends.cpus import usable_cpus
 from penstock.backends.datatypes import DATATYPES
 from penstock.backends.errors import Code, InferError
 from penstock.backends.onnx import OnnxBackend, load, session_options
+from penstock.batching.memory import resident_bytes
 from tests.backends.contract import BackendContract, batched, float_rows, infer
 from tests.backends.onnx_models import BFLOAT16, FLOAT, INT64, STRING, contract_model, floats, ints, node, save, value
 
@@ -485,6 +486,25 @@ def test_closing_frees_the_session_and_the_buffers(path: Path) -> None:
     assert sessions() is None
     assert slab() is None
     np.testing.assert_array_equal(float_rows(4) * 2, result)
+
+
+@pytest.mark.slow
+def test_a_rest_gives_back_what_a_large_request_took_and_the_next_runs_as_ever(path: Path) -> None:
+    backend = identity(path, FLOAT, ["N", "M"])
+    binding: Any = backend.bind(batched(backend.graph), 1)
+    small, large = np.ones((1, 8), np.float32), np.ones((1, 50_000_000), np.float32)
+    infer(binding, [small])
+    before, tired = resident_bytes(), [binding.tired]
+
+    infer(binding, [large])  # grows the slab, and the arena
+    tired.append(binding.tired)
+    assert resident_bytes() > before + 1.9 * large.nbytes  # in the slab, and in the arena
+    binding.rest()
+    tired.append(binding.tired)
+
+    assert tired == [False, True, False]
+    assert resident_bytes() < before + 0.2 * large.nbytes
+    np.testing.assert_array_equal(infer(binding, [small])[0], small)
 
 
 def test_a_stop_that_comes_while_buffers_are_lent_harms_no_later_run(path: Path) -> None:

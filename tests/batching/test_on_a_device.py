@@ -63,6 +63,7 @@ class Preparing(StreamBinding):
     """Notes what it is prepared for, on what it holds then; and rests."""
 
     refuses: Exception | None = None
+    tired = True
 
     def prepare(self, rows: int, shapes: Any) -> None:
         if self.refuses is not None:

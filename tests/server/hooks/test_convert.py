@@ -121,7 +121,7 @@ class TestInputs:
         assert "out of bounds" in _refusal([300] * 4, _one("UINT8"))
 
     def test_a_masked_array_is_what_lies_in_its_memory(self) -> None:
-        masked = np.ma.array([[1, 2, 3, 4]], mask=[[0, 1, 0, 0]], dtype=np.float32)
+        masked = np.ma.array([[1, 2, 3, 4]], mask=[[False, True, False, False]], dtype=np.float32)
 
         assert type(_array(masked, _one())) is np.ndarray
         assert _array(masked, _one()).tobytes() == np.array([1, 2, 3, 4], np.float32).tobytes()
