@@ -5,6 +5,7 @@ Called through `loading.py`. Why a run takes the path it takes, with figures: do
 
 from __future__ import annotations
 
+import logging
 import re
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -23,7 +24,7 @@ from .errors import Code, InferError
 from .node import Node
 from .onnx_binding import OnnxBinding
 from .onnx_failures import is_absent, run_error, words
-from .onnx_providers import CPU, device_number
+from .onnx_providers import CPU, device_number, said_to
 from .onnx_rows import with_free_rows
 from .signature import Signature, TensorSpec
 
@@ -41,8 +42,11 @@ _FLAGS = {"0": False, "1": True, "false": False, "true": True}
 # A spinning pool thread holds the core that the front end needs: 8 to 13% less time at 16 to 64 rows of mlp for half
 # as much CPU again (docs/adr/0004).
 _SESSION_DEFAULTS = {"session.intra_op.allow_spinning": "0", "session.inter_op.allow_spinning": "0"}
+_LIBRARY = "custom_op_library"
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 _SHRINKAGE = "memory.enable_memory_arena_shrinkage"
+logger = logging.getLogger("penstock.backends")
+_FOLDERS = re.compile(r"(?<!\w)/\S*/")
 _OPTIONAL = re.compile(r"optional\((tensor\(\w+\))\)")
 
 
@@ -51,8 +55,8 @@ def load(path: Path, device: str, options: Mapping[str, str]) -> OnnxBackend:
 
     Options: intra_op_thread_count (0: all CPUs we may use), inter_op_thread_count, execution_mode (0 sequential, 1
     parallel), enable_mem_arena, enable_mem_pattern, graph_optimization_level (all, extended, basic, disabled),
-    memory.enable_memory_arena_shrinkage; penstock.free_rows (1: as onnx_rows.py has the model); `session.*` goes to the
-    session as it is. Those of a GPU: onnx_cuda.py.
+    memory.enable_memory_arena_shrinkage; penstock.free_rows (1: as onnx_rows.py has the model); custom_op_library.1,
+    .2 and so on (paths); `session.*` goes to the session as it is. Those of a GPU: onnx_cuda.py.
     Raises: InferError (NOT_FOUND: no such file; UNSUPPORTED: a type or device we cannot serve; else INVALID).
     """
     number = device_number(device)
@@ -67,6 +71,7 @@ def load(path: Path, device: str, options: Mapping[str, str]) -> OnnxBackend:
 def prepared(path: Path, options: Mapping[str, str]) -> tuple[str | bytes, Any, frozenset[str]]:
     """Give what a session loads, its options, and the tensors whose rows were freed for it. Raises: InferError."""
     made = session_options(options)
+    _register(made, options)
     model, freed = _model(path, options, made)
     return model, made, freed
 
@@ -97,6 +102,21 @@ def opened(path: Path, make: Callable[[], Any], *, on_gpu: bool = False) -> Any:
         raise InferError(code, words(error, path)) from error
     session.disable_fallback()
     return session
+
+
+def _register(made: Any, options: Mapping[str, str]) -> None:
+    """Have a session know the operators of libraries, whose code runs in this process from then on.
+
+    Raises: InferError (INVALID), without the library's folder, or another by which the system's loader knows it.
+    """
+    for library in map(Path, said_to(options, f"{_LIBRARY}.").values()):
+        logger.info("custom operators are from %s", library)
+        try:
+            made.register_custom_ops_library(str(library))
+        except Exception as error:
+            why = _FOLDERS.sub("", words(error, library))
+            text = f"option '{_LIBRARY}': '{library.name}' cannot be registered: {why}"
+            raise InferError(Code.INVALID, text) from error
 
 
 def _model(path: Path, options: Mapping[str, str], made: Any) -> tuple[str | bytes, frozenset[str]]:

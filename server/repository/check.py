@@ -28,10 +28,11 @@ from penstock.server.hooks.plan import plan
 
 from .fields.identity import PYTHON, TENSORFLOW
 from .findings import Finding, read_text
+from .libraries import LIBRARIES, OPTION
 from .order import put_in_order
 from .pbtxt import mentioned
 from .scan import Defaults, Entry, scan
-from .statement import shown
+from .statement import OPTIONS, shown
 
 _UNSAID = ("worker.", "cortex_signature", CPU_FALLBACK)
 """How options begin that are not the user's to say, or are told elsewhere."""
@@ -144,10 +145,12 @@ def _linked(spec: ModelSpec, others: list[ModelSpec]) -> ModelSpec:
 def _place(entry: Entry, path: Path, message: str) -> tuple[Path, int]:
     """Give the file and line of what a message names, or else the model's `path`.
 
-    It names a key (`, padding.input_ids.axis: ...`), a tensor or model (`input 'x'`), a device, or means all of an
-    ensemble.
+    It names a key (`, padding.input_ids.axis: ...`), a Loader's option (`option 'enable_mem_arena'`), a tensor or model
+    (`input 'x'`), a device, or means all of an ensemble.
     """
+    options = {**OPTIONS, LIBRARIES: OPTION}
     named = [name for name in entry.places if f", {name}:" in message or f", {name}." in message]
+    named += [name for name in entry.places if name in options and f"option '{options[name]}'" in message]
     if named:
         return entry.places[max(named, key=len)]
     files = {place for place, _ in entry.places.values() if place.suffix in {".pbtxt", ".toml"} and place.is_file()}

@@ -19,6 +19,7 @@ from .fields.accelerators import CUDA, OPTIONS, PLACES, TENSORRT
 from .fields.identity import BACKEND
 from .fields.instances import ASKED, LACKING
 from .findings import Finding
+from .libraries import LIBRARIES
 from .statement import Statement
 
 if TYPE_CHECKING:
@@ -47,14 +48,19 @@ def resolve(stated: Statement, backend: str, gpus: Gpus) -> Statement:
     return replace(stated, values={**stated.values, "instances": tuple(_anywhere(groups, gpus.default(backend)))})
 
 
-def places_named(stated: Statement) -> list[Finding]:
-    """Find what names files in a configuration that came with a request: it may name none."""
+def without_places(stated: Statement) -> tuple[Statement, list[Finding]]:
+    """Take out what names files in a configuration that came with a request: it may name none.
+
+    Returns: what is left, and a mistake for each. What penstock.toml says of the same is not shown beside it.
+    """
     text = "names a place on the server's machine, and cannot be given with a request"
-    return [
-        stated.mistake(name, f"parameter '{option}' {text}")
-        for name in stated.values
-        if (option := name.rpartition(".")[2]) in PLACES
-    ]
+    found = {
+        name: f"parameter '{option}' {text}" for name in stated.values if (option := name.rpartition(".")[2]) in PLACES
+    }
+    if LIBRARIES in stated.values:
+        found[LIBRARIES] = f"field 'model_operations' {text}: penstock.toml in the model's folder may say {LIBRARIES}"
+    left = {name: value for name, value in stated.values.items() if name not in found}
+    return replace(stated, values=left), [stated.mistake(name, wrong) for name, wrong in found.items()]
 
 
 def _anywhere(groups: tuple[InstanceGroup, ...], devices: tuple[str, ...]) -> Iterator[InstanceGroup]:

@@ -18,6 +18,7 @@ from . import statement as said
 from .defaults import Defaults
 from .fields.identity import BACKEND, PYTHON, TENSORFLOW
 from .findings import TWICE, Finding, MistakeError
+from .libraries import with_libraries
 from .misfits import NATIVE_FILE, misfits
 from .model_config import MODEL_FILE
 from .model_config import read as read_config
@@ -274,7 +275,10 @@ def _stated(folder: Path, file: Path, given: Any, defaults: Defaults, findings: 
         if lines is not None:
             place = file if given is not None or file.is_file() else folder
             stated, more = read_config(folder, place, config, lines, defaults.gpus)
-            findings += [*more, *(placing.places_named(stated) if given is not None else ())]
+            findings += more
+        if given is not None:
+            stated, more = placing.without_places(stated)
+            findings += more
         if (folder / NATIVE_FILE).is_file():
             native = _native(folder / NATIVE_FILE, findings)
             backend = stated.get("model.backend") or native.get("model.backend", BACKEND)
@@ -340,5 +344,6 @@ def _entry(
 ) -> Entry:
     whole = any(finding.mistake and not finding.version for finding in findings)
     specs = () if whole else tuple(replace(spec, version=version, path=path) for version, path in located)
+    specs = with_libraries(specs, stated, spec.path, findings)
     about = tuple(finding.about(spec.name) for finding in findings)
     return Entry(spec.name, spec.path, specs, config, about, stated.places)

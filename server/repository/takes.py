@@ -79,6 +79,13 @@ def word(value: Any) -> str:
     return value
 
 
+def words(value: Any) -> tuple[str, ...]:
+    """Take a list of strings."""
+    if type(value) is not list or not value or not all(type(each) is str and each for each in value):
+        raise ValueError("a list of strings")
+    return tuple(value)
+
+
 def file_name(value: Any) -> str:
     """Take the name of a file."""
     if type(value) is not str or not is_file_name(value):

@@ -15,6 +15,7 @@ from penstock.batching.spec import ModelSpec
 from . import python
 from .fields.identity import GRAPHDEF, SAVED_MODEL, TENSORFLOW, is_platform_handler
 from .findings import Finding
+from .libraries import LIBRARIES
 from .statement import Statement
 from .versions import VERSION
 
@@ -29,6 +30,7 @@ ONLY_HERE = ("runtime.signature", "runtime.graph_tag", "runtime.session_threads"
 _FOREIGN = (
     "runtime.execution_mode", "runtime.mem_arena", "runtime.mem_pattern", "runtime.graph_level", "runtime.gpu_graphs",
     "runtime.gpu_memory", "runtime.pinned", "runtime.cuda", "runtime.tensorrt",
+    LIBRARIES,
 )  # fmt: skip
 _WORKER = ("interpreter", "requirements", "timeout_s")
 

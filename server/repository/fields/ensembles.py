@@ -27,6 +27,7 @@ _NOT_ITS_OWN = {
     "model_warmup": "model_warmup can not be specified for ensemble '{}'",
     "backend": "backend should not be specified for ensemble '{}'",
     "default_model_filename": "default_model_filename should not be specified for ensemble '{}'",
+    "model_operations": "model_operations should not be specified for ensemble '{}'",
     "parameters": "parameters should not be specified for ensemble '{}'",
     "batch_input": "batch_input should not be specified for ensemble '{}'",
     "batch_output": "batch_output should not be specified for ensemble '{}'",

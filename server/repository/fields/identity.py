@@ -11,7 +11,7 @@ from .ensembles import PLATFORM as ENSEMBLE
 from .notes import Notes
 
 HONOURED = ("name", "platform", "backend", "version_policy", "default_model_filename", "metric_tags")
-REFUSED = ("runtime", "cc_model_filenames", "model_operations", "model_repository_agents", "model_metrics")
+REFUSED = ("runtime", "cc_model_filenames", "model_repository_agents", "model_metrics")
 
 PLATFORM, BACKEND, PYTHON = "onnxruntime_onnx", "onnxruntime", "python"
 SAVED_MODEL, GRAPHDEF, TENSORFLOW = "tensorflow_savedmodel", "tensorflow_graphdef", "tensorflow"

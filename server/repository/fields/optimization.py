@@ -1,4 +1,4 @@
-"""What the runtime is told: `optimization` and `parameters`."""
+"""What the runtime is told: `optimization`, `parameters` and `model_operations`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock.batching.fallback import CPU_FALLBACK
+from penstock.server.repository.libraries import LIBRARIES
 
 from . import gpu
 from .identity import PYTHON, TENSORFLOW
 from .notes import Notes, enum_name
 
-HONOURED = ("optimization.graph.level", "optimization.priority", "parameters")
+HONOURED = ("optimization.graph.level", "optimization.priority", "parameters", "model_operations.op_library_filename")
 REFUSED = ("optimization.gather_kernel_buffer_threshold", "optimization.eager_batching")
 
+_NO_LIBRARIES = {TENSORFLOW: "it is honoured for ONNX models", PYTHON: "the model's own code may load libraries"}
 _PRIORITIES = {"PRIORITY_DEFAULT": 1.0, "PRIORITY_MAX": 4.0, "PRIORITY_MIN": 0.25}
 """The weight of a model in its device's turns: so many times the time of one of the default that is as hot."""
 _GRAPH_LEVELS = {-1: "basic", 0: "all", 1: "extended", 2: "disabled"}
@@ -90,6 +92,7 @@ def read(notes: Notes) -> None:
             notes.mistake("optimization.graph.level", text)
         notes.say("runtime.graph_level", level or "all", "optimization.graph.level")
     _priority(notes)
+    _libraries(notes)
     if backend == PYTHON:
         _environment(notes)
     elif backend == TENSORFLOW:
@@ -106,6 +109,17 @@ def _priority(notes: Notes) -> None:
         notes.mistake(field, text)
     elif optimization.priority:
         notes.say("device_priority", weight, field)
+
+
+def _libraries(notes: Notes) -> None:
+    """Read the libraries of custom operators. Where they are is found later, for each version (libraries.py)."""
+    backend, said = notes.values.get("model.backend", ""), notes.config.model_operations.op_library_filename
+    if said and backend in _NO_LIBRARIES:
+        kind = {TENSORFLOW: "TensorFlow", PYTHON: "Python"}[backend]
+        text = f"field 'model_operations' is not supported for {kind} models: {_NO_LIBRARIES[backend]}"
+        notes.mistake("model_operations", text)
+    elif said:
+        notes.say(LIBRARIES, tuple(said), "model_operations.op_library_filename")
 
 
 def _xla(notes: Notes) -> None:

@@ -1,0 +1,65 @@
+"""Libraries of custom operators: registered with every session before it is made."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from penstock.backends.errors import Code, InferError
+from penstock.backends.loading import load_onnx
+from tests.backends.cudart_stub import needs_compiler
+from tests.backends.fake_cuda import FakeRuntime
+from tests.backends.fake_session import fake_cuda_loader
+from tests.backends.onnx_models import contract_model
+
+SOURCE = "int registrations; void *RegisterCustomOps(void *options, const void *api) { registrations++; return 0; }"
+"""A library that adds no operator and counts its registrations; a null status is success."""
+LIBC = next(line.split()[-1] for line in Path("/proc/self/maps").read_text("utf-8").splitlines() if "/libc.so" in line)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return contract_model("rows", tmp_path / "model.onnx")
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    made = tmp_path / "with space" / "libcounting.so"
+    made.parent.mkdir()
+    command = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(made)]
+    subprocess.run(command, input=SOURCE, text=True, check=True, timeout=60)
+    return made
+
+
+@needs_compiler
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_a_session_has_its_libraries_wherever_it_is(path: Path, library: Path, device: str) -> None:
+    count = ctypes.c_int.in_dll(ctypes.CDLL(str(library)), "registrations")
+    load = fake_cuda_loader(FakeRuntime())
+    load(path, device, {}).close()
+    assert count.value == 0
+    load(path, device, {"custom_op_library.1": str(library)}).close()
+
+    assert count.value == 1
+
+
+@pytest.mark.parametrize(
+    ("library", "why"),
+    [
+        (LIBC, "Failed to get symbol RegisterCustomOps with error: "),
+        ("/nowhere/at all/libx.so", "Failed to load library libx.so with error: libx.so: cannot open"),
+    ],
+)
+def test_one_that_cannot_be_registered_is_told_without_its_folder(path: Path, library: str, why: str) -> None:
+    with pytest.raises(InferError) as caught:
+        load_onnx(path, "cpu", {"custom_op_library.1": library})
+    error, name = caught.value, Path(library).name
+
+    assert error.code is Code.INVALID
+    assert error.message.startswith(
+        f"option 'custom_op_library': '{name}' cannot be registered: onnx runtime error 1: {why}"
+    )
+    assert "/" not in error.message

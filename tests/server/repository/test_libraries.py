@@ -1,0 +1,134 @@
+"""What a model says of libraries of custom operators, and where they are found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from google.protobuf import text_format
+
+from penstock.backends.loading import LOADERS
+from penstock.backends.onnx_providers import said_to
+from penstock.server.repository.check import check
+from penstock.server.repository.pbtxt import model_config_pb2
+from penstock.server.repository.scan import Defaults, Entry, read_folder, scan
+from tests.backends.onnx_models import contract_model
+from tests.server.repository.folders import make, native
+
+TOML = '[model]\nversions = "all"\n[runtime]\ncustom_op_libraries = ["a.so", "ops/b.so"]\n'
+
+
+def read(root: Path, given: str | None = None) -> Entry:
+    config = None if given is None else text_format.Parse(given, model_config_pb2().ModelConfig())
+    entry = read_folder(root / "m", Defaults(), config)
+    assert entry is not None
+    return entry
+
+
+def mistakes(entry: Entry) -> list[tuple[int, int, str]]:
+    return [(finding.version, finding.line, finding.message) for finding in entry.findings if finding.mistake]
+
+
+def places(entry: Entry) -> list[list[str]]:
+    return [list(said_to(spec.options, "custom_op_library.").values()) for spec in entry.specs]
+
+
+def test_a_relative_path_starts_in_the_models_folder_or_else_in_the_versions(tmp_path: Path) -> None:
+    make(tmp_path, "m/1/model.onnx", "m/2/model.onnx", "m/a.so", "m/1/a.so", "m/1/ops/b.so", "m/2/ops/b.so")
+    native(tmp_path, "m", TOML)
+
+    folder = tmp_path / "m"
+    assert places(read(tmp_path)) == [[f"{folder}/a.so", f"{folder}/{version}/ops/b.so"] for version in (1, 2)]
+
+
+def test_a_version_that_lacks_one_is_left_out_with_the_line(tmp_path: Path) -> None:
+    make(tmp_path, "m/1/model.onnx", "m/2/model.onnx", "m/a.so", "m/1/ops/b.so")
+    native(tmp_path, "m", TOML)
+    entry = read(tmp_path)
+
+    text = "the library of custom operators 'ops/b.so' is neither in the model's folder nor in its version's"
+    assert mistakes(entry) == [(2, 4, text)]
+    assert [spec.version for spec in entry.specs] == [1]
+
+
+def test_an_absolute_path_is_taken_as_it_is_and_hidden_where_it_is_not_there(tmp_path: Path) -> None:
+    said = f'\nmodel_operations {{ op_library_filename: "{tmp_path}/ops/a.so" }}'
+    make(tmp_path, "m/1/model.onnx", "ops/a.so", m=said)
+    assert places(read(tmp_path)) == [[f"{tmp_path}/ops/a.so"]]
+    (tmp_path / "ops" / "a.so").unlink()
+
+    assert mistakes(read(tmp_path)) == [(1, 2, "the library of custom operators 'a.so' is not there")]
+
+
+def test_of_a_single_file_it_starts_beside_it(tmp_path: Path) -> None:
+    make(tmp_path, "net.onnx", "a.so")
+    (tmp_path / "net.toml").write_text('[runtime]\ncustom_op_libraries = ["a.so"]\n')
+    entries, _ = scan([tmp_path / "net.onnx"], Defaults())
+
+    assert places(entries[0]) == [[f"{tmp_path}/a.so"]]
+
+
+@pytest.mark.parametrize("value", ['"a.so"', "[]", "[1]", '[""]'])
+def test_anything_but_a_list_of_paths_is_refused(tmp_path: Path, value: str) -> None:
+    make(tmp_path, "m/1/model.onnx")
+    native(tmp_path, "m", f"[runtime]\ncustom_op_libraries = {value}\n")
+
+    [(_, line, text)] = mistakes(read(tmp_path))
+    assert line == 2
+    assert text.endswith("takes a list of strings")
+
+
+@pytest.mark.parametrize(
+    ("config", "wrong"),
+    [
+        ('platform: "tensorflow_savedmodel"', "field 'model_operations' is not supported for TensorFlow models: "),
+        ('backend: "python"', "field 'model_operations' is not supported for Python models: "),
+        ('platform: "ensemble" ensemble_scheduling { }', "model_operations should not be specified for ensemble 'm'"),
+    ],
+)
+def test_other_models_have_none(tmp_path: Path, config: str, wrong: str) -> None:
+    make(tmp_path, "m/1/x", "m/a.so", m=f'{config}\nmodel_operations {{ op_library_filename: "a.so" }}')
+    entry = read(tmp_path)
+
+    assert (2, wrong) in [(line, text[: len(wrong)]) for _, line, text in mistakes(entry)]
+    assert entry.specs == ()
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ('backend = "tensorflow"', "runtime.custom_op_libraries means nothing for a TensorFlow model: it is for ONNX"),
+        ('backend = "python"', "runtime.custom_op_libraries means nothing for a Python model: no runtime"),
+    ],
+)
+def test_nor_in_penstock_toml(tmp_path: Path, table: str, message: str) -> None:
+    make(tmp_path, "m/1/x", "m/a.so")
+    native(tmp_path, "m", f'[model]\n{table}\n[runtime]\ncustom_op_libraries = ["a.so"]\n')
+
+    assert any(line == 4 and text.startswith(message) for _, line, text in mistakes(read(tmp_path)))
+
+
+class TestRequests:
+    def test_a_configuration_that_comes_with_one_names_none_and_is_not_told_of_others(self, tmp_path: Path) -> None:
+        make(tmp_path, "m/1/model.onnx", "m/a.so", "secret.so")
+        native(tmp_path, "m", f'[runtime]\ncustom_op_libraries = ["{tmp_path}/secret.so"]\n')
+        entry = read(tmp_path, 'model_operations { op_library_filename: "a.so" }')
+
+        [(_, _, text)] = mistakes(entry)
+        assert text.startswith("field 'model_operations' names a place on the server's machine, and")
+        assert entry.specs == ()
+
+    def test_those_of_penstock_toml_hold_for_it(self, tmp_path: Path) -> None:
+        make(tmp_path, "m/1/model.onnx", "m/a.so")
+        native(tmp_path, "m", '[runtime]\ncustom_op_libraries = ["a.so"]\n')
+
+        assert places(read(tmp_path, "max_batch_size: 4")) == [[f"{tmp_path}/m/a.so"]]
+
+
+def test_check_says_where_one_is_named_that_is_no_such_library(tmp_path: Path) -> None:
+    make(tmp_path, "m/1/model.onnx", m='\nmodel_operations {\n  op_library_filename: "a.so"\n}')
+    contract_model("rows", tmp_path / "m" / "1" / "model.onnx")
+    (tmp_path / "m" / "a.so").write_text("no library")
+    [finding] = check([tmp_path], LOADERS).findings
+
+    assert str(finding).startswith(f"{tmp_path}/m/config.pbtxt:3: option 'custom_op_library': 'a.so' cannot be reg")
