@@ -219,6 +219,8 @@ def _mistakes(entry: Entry) -> dict[int, str]:
 
 
 def hidden(text: str, entry: Entry) -> str:
-    """Leave out where a model's folder is: reasons go to clients. The log has the whole place."""
+    """Leave out where a model's folder is, or its one file: reasons go to clients. The log has the whole place."""
     place = re.escape(str(entry.path))
-    return re.sub(rf"{place}(?![\w.-])", lambda _: entry.name, re.sub(rf"{place}/", "", text))
+    text = re.sub(rf"{place}(?![\w.-])", lambda _: entry.name, re.sub(rf"{place}/", "", text))
+    # a model that is one file has its configuration and hooks beside it
+    return re.sub(rf"{re.escape(str(entry.path.parent))}/(?=[^/:\n]+\.(?:toml|py)\b)", "", text)

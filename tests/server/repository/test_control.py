@@ -207,6 +207,16 @@ class TestLoading:
             assert "takes no configuration" in (await refusal(it.control.load("alone", "{}")))[1]
             assert it.rows() == ["alone 1 READY"]
 
+    async def test_where_a_model_that_is_one_file_lies_is_not_told(self, tmp_path: Path) -> None:
+        make(tmp_path, "alone.onnx")
+        (tmp_path / "alone.toml").write_text("[batching]\ncap = 0\n")
+        async with house(tmp_path / "alone.onnx") as it:
+            await refusal(it.control.load("alone"))
+
+            assert it.rows() == [
+                "alone UNAVAILABLE alone.toml:2: batching.cap: got 0 (integer), takes an integer, 1 or more"
+            ]
+
 
 class TestUnloading:
     async def test_it_is_unloading_until_what_it_accepted_is_finished(self, tmp_path: Path) -> None:
