@@ -63,6 +63,7 @@ class Replicas:
         self._making: Replica | None = None
         self._hanging: list[Replica] = []
         self._refusing = False
+        self._started = False
         self._closing = False
         self._waiters: deque[asyncio.Future[Any]] = deque()
 
@@ -71,7 +72,9 @@ class Replicas:
 
         Raises: InferError.
         """
-        return await self.wait(0)
+        first = await self.wait(0)
+        self._started = True
+        return first
 
     def admit(self) -> Visit:
         """Let a request in, or refuse it at the door when too many wait. Raises: InferError (OVERLOADED)."""
@@ -286,7 +289,13 @@ class Replicas:
             self._limit, self._light_limit = len(self._live), 0
             logger.warning("staying at %d replicas", self._limit, extra={"model": self._model.name})
         elif isinstance(error, InferError):
-            self._refuse(error)
+            # a file that has gone wrong is not the client's mistake
+            self._refuse(self._told(InferError(Code.NOT_READY, error.message)) if self._started else error)
+
+    def _told(self, error: InferError) -> InferError:
+        """Leave out where the user's files are: that goes to clients. The log has the whole place."""
+        folder = self._spec.roots[0] if self._spec.roots else self._spec.path.parent
+        return InferError(error.code, error.message.replace(f"{folder}/", ""))
 
     def _refuse(self, error: InferError) -> None:
         while self._waiters:

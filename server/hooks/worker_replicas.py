@@ -219,7 +219,7 @@ class WorkerReplicas(Replicas):
         self.lost(replica)
 
     def _unmade(self, error: InferError) -> None:
-        self._broken = error
+        self._broken = error = self._told(error)
         if self._live:
             return
         self._model.hinder(self, hindered=True)

@@ -527,6 +527,26 @@ class TestHarm:
 
         act(scene)
 
+    def test_a_file_that_cannot_be_loaded_again_is_told_without_its_place(
+        self, act: Act, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async def scene(stage: Stage) -> None:
+            hooks = await stage.load(GATED)
+            path = stage._folder / "hooks.py"
+            path.write_text("import nothing_of_that_name")
+            stuck = stage.sample()
+            call = asyncio.create_task(hooks.predict(stuck))
+            await is_set(stuck["began"])
+            hooks.watch(_later_ns())
+            assert (await refusal(call))[0] is Code.EXPIRED
+
+            reason = "cannot be loaded: ModuleNotFoundError: No module named 'nothing_of_that_name'"
+            refused = await refusal(hooks.predict(stage.sample(1, is_open=True)))
+            assert refused == (Code.NOT_READY, f"hooks file hooks.py {reason}")
+            assert any(f"hooks file {path} {reason}" in message for message in caplog.messages)
+
+        act(scene)
+
     def test_a_replica_whose_thread_dies_is_replaced(self, act: Act) -> None:
         source = """
             import asyncio, sys

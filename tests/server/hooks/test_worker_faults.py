@@ -286,7 +286,9 @@ def test_what_pre_left_in_globals_is_not_looked_for_in_another_worker(act: Calla
     act(scene)
 
 
-def test_a_file_that_cannot_be_loaded_again_is_told_and_tried_again(act: Callable[[Scene], None]) -> None:
+def test_a_file_that_cannot_be_loaded_again_is_told_and_tried_again(
+    act: Callable[[Scene], None], caplog: pytest.LogCaptureFixture
+) -> None:
     source = """
         import os
         def pre_inference(sample, metadata): return [sample] * 4
@@ -300,10 +302,13 @@ def test_a_file_that_cannot_be_loaded_again_is_told_and_tried_again(act: Callabl
         while "nothing_of_that_name" not in (await refusal(hooks.predict(1)))[1]:
             pass  # the call that ran there, or was about to
         assert stage.model.hindered
+        reason = "cannot be loaded: ModuleNotFoundError: No module named 'nothing_of_that_name'"
+        assert await refusal(hooks.predict(1)) == (Code.NOT_READY, f"hooks file hooks.py {reason}")
         path.write_text("def pre_inference(sample, metadata): return [5] * 4")
         await is_whole(hooks, 1)
         assert not stage.model.hindered
         assert await hooks.predict(1) == b"[[[5.0,5.0,5.0,5.0]]]"
+        assert any(f"hooks file {path} {reason}" in message for message in caplog.messages)  # the whole place
 
     act(scene)
 
