@@ -13,6 +13,7 @@ from .lane import Lane, urgency_ns
 from .request import InferRequest, Key
 
 LATE = "Exceeds latency target: would be answered in %s ms, the target is %s ms"
+PASSED = "Exceeds latency target: the deadline has passed"
 EXPIRED = "Request timeout expired"
 """Not a word more: clients and Triton's own tests compare it whole."""
 
@@ -203,7 +204,9 @@ class Promises:
 def _refused(will_ns: float, wanted_ns: int, from_ns: int) -> InferError:
     """Make the error of a request that would be answered when it should not be any more, in ms from its arrival."""
     will, wanted = (_ms(ns - from_ns) for ns in (will_ns, wanted_ns))
-    return InferError(Code.OVERLOADED, LATE % (will, wanted), _again_ns(will_ns, wanted_ns))
+    # a gRPC deadline may have passed before the request arrived, or while the steps before this one ran
+    text = LATE % (will, wanted) if wanted_ns > from_ns else PASSED
+    return InferError(Code.OVERLOADED, text, _again_ns(will_ns, wanted_ns))
 
 
 def _again_ns(will_ns: float, wanted_ns: int) -> int:

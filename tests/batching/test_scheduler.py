@@ -610,6 +610,20 @@ class TestAtTheDoor:
         assert caught.value.retry_after_ns == 1_000_000
         assert scheduler.live == 24
 
+    def test_a_target_that_has_passed_is_said_to_have_and_is_no_negative_number(self) -> None:
+        scheduler = scheduler_of(max_batch_rows=1)
+        flat(scheduler, 1_000_000)
+        target_of(scheduler, 4_000_000)
+        scheduler.take(1)
+
+        with pytest.raises(InferError) as caught:
+            target_of(scheduler, -238_000, now_ns=300_000)
+
+        assert (caught.value.code, caught.value.message) == (
+            Code.OVERLOADED,
+            "Exceeds latency target: the deadline has passed",
+        )
+
     def test_what_is_left_of_a_run_shrinks_as_time_passes(self) -> None:
         scheduler = scheduler_of(latency_target_us=1_900)
         flat(scheduler, 1_000_000)
