@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from . import tensorflow
-from .versions import VERSION
+from .versions import KERAS_FILES, OF_KERAS, VERSION
 
 
 def is_single(path: Path) -> bool:
@@ -46,8 +46,8 @@ def no_path(path: Path) -> str:
         return f"is a link to what is not there: {path.readlink()}" if path.is_symlink() else "is not there"
     if path.name in tensorflow.GRAPH_FILES:
         return f"is a part of a SavedModel; give the folder: {path.parent}"
-    if path.suffix in tensorflow.KERAS_FILES:
-        return "is what Keras reads; serve what its model.export(FOLDER) makes of it (docs/tensorflow.md)"
+    if path.suffix in KERAS_FILES:
+        return OF_KERAS
     return "is neither a folder nor an .onnx file"
 
 

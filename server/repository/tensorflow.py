@@ -17,13 +17,11 @@ from .fields.identity import GRAPHDEF, SAVED_MODEL, TENSORFLOW, is_platform_hand
 from .findings import Finding
 from .libraries import LIBRARIES
 from .statement import Statement
-from .versions import VERSION
+from .versions import VERSION, lacking
 
 SAVED_MODEL_FILE, GRAPHDEF_FILE = "model.savedmodel", "model.graphdef"
 GRAPH_FILES = ("saved_model.pb", "saved_model.pbtxt")
 """What makes a folder a SavedModel: one of these in it."""
-KERAS_FILES = frozenset((".keras", ".h5", ".hdf5"))
-"""How the files end that `model.save` of Keras writes, which are no SavedModels."""
 
 ONLY_HERE = ("runtime.signature", "runtime.graph_tag", "runtime.session_threads", "runtime.gpu_memory_fraction")
 """What is said of no other runtime."""
@@ -91,7 +89,7 @@ def located(folder: Path, version: int, filename: str, findings: list[Finding]) 
         text = f"there is no SavedModel: neither {SAVED_MODEL_FILE} nor {GRAPH_FILES[0]} ({_listed(place)} is there)"
         if filename not in {SAVED_MODEL_FILE, *GRAPH_FILES}:
             text = f"there is no {filename}, which the configuration names ({_listed(place)} is there)"
-    findings.append(Finding(place, text, version=version))
+    findings.append(lacking(place, version, text))
     return None
 
 

@@ -14,6 +14,9 @@ from .statement import Statement
 
 VERSION = re.compile(r"[1-9][0-9]{0,18}")
 """The name of a version's folder."""
+KERAS_FILES = frozenset((".keras", ".h5", ".hdf5"))
+"""How the files end that `model.save` of Keras writes, which are no SavedModels."""
+OF_KERAS = "is what Keras reads; serve what its model.export(FOLDER) makes of it (docs/tensorflow.md)"
 _NO_VERSIONS = frozenset({"__pycache__", "configs", "initial_state", "warmup"})
 
 
@@ -40,12 +43,18 @@ def located(folder: Path, version: int, filename: str, findings: list[Finding]) 
     path = place / filename
     if path.is_dir():
         path /= MODEL_FILE
-    if path.is_file():
+    if path.is_file() and path.suffix not in KERAS_FILES:
         return path
     there = ", ".join(sorted(other.name for other in place.iterdir())[:8]) or "nothing"
     text = f"there is no {filename} ({there} is there); default_model_filename or [model] file may name another"
-    findings.append(Finding(place, text, version=version))
+    findings.append(lacking(place, version, text))
     return None
+
+
+def lacking(place: Path, version: int, text: str) -> Finding:
+    """Say what a version's folder lacks; of one that holds what Keras has saved, what to make of that."""
+    saved = sorted(other for other in place.iterdir() if other.suffix in KERAS_FILES)
+    return Finding(saved[0], OF_KERAS, version=version) if saved else Finding(place, text, version=version)
 
 
 def choose(folder: Path, stated: Statement, versions: Sequence[int], findings: list[Finding]) -> list[int]:

@@ -96,6 +96,20 @@ class TestVersions:
         assert entry.findings[0].version == 2
         assert mistakes(entry)[0].startswith("there is no model.onnx (other.onnx is there)")
 
+    @pytest.mark.parametrize("name", ["model.keras", "model.h5", "weights.hdf5"])
+    @pytest.mark.parametrize(
+        "said", ["", 'platform: "tensorflow_savedmodel"', 'backend: "onnxruntime" default_model_filename: "model.h5"']
+    )
+    def test_a_version_that_keras_has_saved_is_told_how_to_become_a_model(
+        self, tmp_path: Path, name: str, said: str
+    ) -> None:
+        entry = entries(make(tmp_path, f"m/1/{name}", m=said))["m"]
+
+        assert mistakes(entry) == [
+            "is what Keras reads; serve what its model.export(FOLDER) makes of it (docs/tensorflow.md)"
+        ]
+        assert entry.findings[0].path == tmp_path / "m" / "1" / name
+
 
 class TestFiles:
     def test_the_file_may_have_another_name(self, tmp_path: Path) -> None:
