@@ -35,6 +35,12 @@ DATATYPES: Mapping[str, str] = {
 """TensorFlow's type names to ours. What is not here (complex numbers, resources, variants, quantized types) nobody can
 carry."""
 
+_RAGGED, _SPARSE = "a ragged tensor", "a sparse tensor"
+_REMEDIES = {
+    _RAGGED: "; have the model return its .to_tensor()",
+    _SPARSE: "; have the model return tf.sparse.to_dense of it",
+}
+_COMPOSITES = {"RAGGED_TENSOR_SPEC": _RAGGED, "SPARSE_TENSOR_SPEC": _SPARSE}
 _OWN = "__saved_model_"
 """How the keys begin under which TensorFlow keeps operations of its own, to initialise and to train."""
 
@@ -110,7 +116,7 @@ def read_signature(signatures: _Description, key: str, order: Mapping[str, int])
         if not obstacle:
             outputs.append(_spec(name, tensor))
             continue
-        text = f"output '{name}' is {obstacle}, which Penstock cannot carry"
+        text = f"output '{name}' is {obstacle}, which Penstock cannot carry{_REMEDIES.get(obstacle, '')}"
         if all(each for _, each in obstacles):
             raise InferError(Code.UNSUPPORTED, text)
         logger.warning("signature '%s': %s; it is left out", key, text)
@@ -140,9 +146,10 @@ def _ordered(tensors: _Description, order: Mapping[str, int]) -> list[tuple[str,
 def _obstacle(tensor: _Description) -> str:
     """Tell what a tensor is that nobody can carry; "" for any other."""
     if "cooSparse" in tensor:
-        return "a sparse tensor"
+        return _SPARSE
     if "name" not in tensor:
-        return "a composite tensor"
+        spec = tensor.get("compositeTensor", {}).get("typeSpec", {})
+        return _COMPOSITES.get(spec.get("typeSpecClass", ""), "a composite tensor")
     kind = str(tensor.get("dtype", "DT_INVALID"))
     return "" if _plain(kind) in DATATYPES else kind
 

@@ -106,6 +106,8 @@ def test_a_reference_is_what_it_refers_to() -> None:
         (tensor("x:0", 1, dtype="DT_VARIANT"), "DT_VARIANT"),
         ({"cooSparse": {}, "dtype": "DT_FLOAT"}, "a sparse tensor"),
         ({"compositeTensor": {}}, "a composite tensor"),
+        ({"compositeTensor": {"typeSpec": {"typeSpecClass": "RAGGED_TENSOR_SPEC"}}}, "a ragged tensor"),
+        ({"compositeTensor": {"typeSpec": {"typeSpecClass": "SPARSE_TENSOR_SPEC"}}}, "a sparse tensor"),
     ],
 )
 def test_what_nobody_can_carry_is_refused_as_an_input_and_left_out_as_an_output(
@@ -120,6 +122,13 @@ def test_what_nobody_can_carry_is_refused_as_an_input_and_left_out_as_an_output(
 
     with pytest.raises(InferError, match=f"output 'x' is {words}, which"):
         read_signature(one({}, {"x": described}), "k", {})
+
+
+def test_an_only_output_that_is_ragged_is_refused_with_what_to_do() -> None:
+    output = {"compositeTensor": {"typeSpec": {"typeSpecClass": "RAGGED_TENSOR_SPEC"}}}
+
+    with pytest.raises(InferError, match=r"cannot carry; have the model return its \.to_tensor\(\)$"):
+        read_signature(one({}, {"y": output}), "k", {})
 
 
 def test_two_inputs_that_are_one_tensor_are_refused() -> None:
