@@ -27,7 +27,7 @@ DIALECTS = {"": "penstock.server.hooks.native", "cortex": "penstock.server.corte
 class Described:
     """What is known of a model where its hooks run.
 
-    `inputs` and `outputs` are the runtime's own descriptions (`onnxruntime.NodeArg`), or Nodes in a worker process;
+    `inputs` and `outputs` are Nodes, or, for a dialect's hooks in the server, the runtime's own `onnxruntime.NodeArg`;
     `described` is `Backend.described`, `settings` is `HookSpec.dialect_settings`.
     """
 
@@ -72,7 +72,8 @@ def of_model(model: Model, *, for_hooks: bool) -> Conversions:
     spec = model.spec.hooks
     dialect, settings = (spec.dialect, spec.dialect_settings) if spec is not None else ("", {})
     inputs, outputs = model.node_inputs, model.node_outputs
-    if not for_hooks:
-        # the runtime's own descriptions hold the session, which may be another one later; our own rules need none
-        inputs, outputs = (list(map(Node.of, side)) if dialect else [] for side in (inputs, outputs))
+    if not (dialect and for_hooks):
+        # the runtime's own descriptions hold the session, which may be another one later, and JSON cannot carry them:
+        # our own hooks are given copies, as in a worker; our own rules need none
+        inputs, outputs = (list(map(Node.of, side)) if dialect or for_hooks else [] for side in (inputs, outputs))
     return make(dialect, Described(model.signature, inputs, outputs, model.described, settings))

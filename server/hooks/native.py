@@ -17,7 +17,7 @@ from .encode import to_json
 
 
 class Native:
-    """The rules of models that name no dialect. `signatures` are lists of what the runtime says, one for each side."""
+    """The rules of models that name no dialect. `signatures` are lists of Nodes, one for each side."""
 
     def __init__(self, described: Described) -> None:
         self._signature = described.signature

@@ -13,6 +13,7 @@ import textwrap
 from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ import pytest
 import penstock.server
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching.spec import WorkerSpec
+from penstock.batching.spec import HookSpec, WorkerSpec
 from penstock.server.hooks.place import Place
 from penstock.server.hooks.pull import AHEAD
 from penstock.server.hooks.runner import Hooks
@@ -121,6 +122,26 @@ def test_a_client_is_told_the_same_as_in_process(act: Act, source: str) -> None:
         for call, sample in (("predict", {"x": [[1, 2, 3, 4]], "none": None}), ("infer", X), ("predict", {})):
             assert await told(there, sample, call) == await told(here, sample, call)
         assert (there.has_pre, there.has_post, there.yields) == (here.has_pre, here.has_post, here.yields)
+
+    act(scene)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_signature_itself_can_be_an_answer(act: Act, tmp_path: Path, workers: int) -> None:
+    source = """
+        def pre_inference(sample, signature, metadata, parameters):
+            parameters["signature"] = signature
+            return sample
+        def post_inference(prediction, signature, metadata, parameters): return parameters["signature"]
+    """
+    file = tmp_path / "signed.py"
+    file.write_text(textwrap.dedent(source))
+    node = SimpleNamespace(name="x", type="tensor(float)", shape=["N", 4])  # as little JSON as onnxruntime's own
+
+    async def scene(stage: Stage) -> None:
+        hooks = await stage.load_spec(HookSpec(file, workers=workers), node_inputs=[node])
+
+        assert await hooks.predict([1] * 4) == b'[{"name":"x","type":"tensor(float)","shape":["N",4]}]'
 
     act(scene)
 
