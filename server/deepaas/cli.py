@@ -117,8 +117,16 @@ def _parser() -> argparse.ArgumentParser:
     for flag in ("--deepaas_with_multiprocessing", "--nodeepaas_with_multiprocessing"):
         parser.add_argument(flag, action="store_true", help="has no effect: no process is started")
     about = "; ".join(f"{name}: {text}" for name, text in METHODS.items())
-    parser.add_argument("methods", nargs="?", choices=METHODS, help=f"{about}. METHOD --help says what it takes")
+    about += ". METHOD --help says what it takes"
+    parser.add_argument("methods", nargs="?", type=_method, choices=METHODS, help=about)
     return parser
+
+
+def _method(word: str) -> str:
+    """Take the name of a method. Raises: ArgumentTypeError of a model, which is named elsewhere."""
+    if "=" in word:
+        raise argparse.ArgumentTypeError(f"{word!r} names a model, which comes first: {_USAGE}")
+    return word
 
 
 def _chosen(name: str) -> Target:

@@ -156,6 +156,9 @@ def test_train_gives_a_record(said: Any) -> None:
     assert (record["result"]["output"], len(record["uuid"])) == ({"accuracy": 1.0, "warmed": 1}, 32)
 
 
+USAGE = "deepaas-cli [NAME=package.module[:attr]] [--FLAG VALUE ...] METHOD [--ARGUMENT VALUE ...]"
+
+
 @pytest.mark.parametrize(
     ("words", "last"),
     [
@@ -163,9 +166,13 @@ def test_train_gives_a_record(said: Any) -> None:
         (["train"], "deepaas-cli train: error: the following arguments are required: --epochs"),
         (["predict", "--nonsense", "1"], "deepaas-cli: error: unrecognized arguments: --nonsense 1"),
         (["predict", "--deepaas_method_output", "y"], "error: unrecognized arguments: --deepaas_method_output y"),
+        (
+            ["--deepaas_method_output", "y", "m=called", "predict"],
+            f"error: argument methods: 'm=called' names a model, which comes first: {USAGE}",
+        ),
         (["explain"], "(choose from 'get_metadata', 'warm', 'predict', 'train')"),
     ],
-    ids=["no number", "missing", "unknown", "after the method", "no method"],
+    ids=["no number", "missing", "unknown", "after the method", "a model after flags", "no method"],
 )
 def test_a_wrong_command_line_ends_with_status_2(
     words: list[str], last: str, capsys: pytest.CaptureFixture[str]
