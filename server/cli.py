@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib
 import importlib.metadata
 import itertools
@@ -107,7 +108,7 @@ def _run(argv: Sequence[str] | None) -> int:
     if words and words[0] in _ABOVE:
         return _installed(words[0], words[1:])
     parser = _parser()
-    args = parser.parse_args(["version"] if words == ["--version"] else with_values(words))
+    args = parser.parse_args(["version"] if words == ["--version"] else _completed(words, parser))
     if args.command is None:
         parser.print_help()
         return USAGE_STATUS
@@ -189,11 +190,26 @@ def add_flag(group: argparse._ActionsContainer, item: Setting) -> None:
 
 def with_values(words: Sequence[str]) -> list[str]:
     """Complete `--access-log` to `--access-log=true`, so that what follows is not taken for its value."""
-    booleans = {item.flag for item in known_settings() if isinstance(item.default, bool)}
     return [
-        word + "=true" if word in booleans and after.lower() not in TRUE_WORDS + FALSE_WORDS else word
+        word + "=true" if word in _booleans() and after.lower() not in TRUE_WORDS + FALSE_WORDS else word
         for word, after in itertools.zip_longest(words, words[1:], fillvalue="")
     ]
+
+
+def _completed(words: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
+    """Complete boolean flags; a word after one that is no value of it, and can be no PATH, is refused."""
+    for flag, word in itertools.pairwise(words):
+        if flag not in _booleans() or word.lower() in TRUE_WORDS + FALSE_WORDS:
+            continue
+        bare = not word.startswith("-") and not set(word) & set("/=:")
+        if bare and not os.path.exists(word):  # noqa: PTH110 - as above
+            parser.error(f"{flag}: got {word!r}, wanted true or false; and there is no PATH of that name")
+    return with_values(words)
+
+
+@functools.cache
+def _booleans() -> frozenset[str]:
+    return frozenset(item.flag for item in known_settings() if isinstance(item.default, bool))
 
 
 def _settings(args: argparse.Namespace) -> Settings:

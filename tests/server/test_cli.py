@@ -42,12 +42,27 @@ def test_serve_takes_paths_and_flags_in_any_order(served: list[Settings]) -> Non
 
 
 def test_a_boolean_flag_takes_a_word_or_stands_alone(served: list[Settings]) -> None:
-    cli.main(["serve", "--access-log", "a", "--exit-on-error", "true", "--strict-readiness=0", "--allow-metrics", "0"])
+    cli.main(
+        ["serve", "--access-log", "./a", "--exit-on-error", "true", "--strict-readiness=0", "--allow-metrics", "0"]
+    )
 
     wanted = Settings(
-        model_repository=("a",), access_log=True, exit_on_error=True, strict_readiness=False, allow_metrics=False
+        model_repository=("./a",), access_log=True, exit_on_error=True, strict_readiness=False, allow_metrics=False
     )
     assert served == [wanted]
+
+
+def test_what_follows_a_boolean_flag_may_be_a_path(
+    served: list[Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models").mkdir()
+    monkeypatch.chdir(tmp_path)
+    paths = ["models", "not/there", "s3://bucket", "m=package.module"]
+
+    for path in paths:
+        cli.main(["serve", "--access-log", path])
+
+    assert [settings.model_repository for settings in served] == [(path,) for path in paths]
 
 
 def test_paths_on_the_command_line_replace_those_of_the_environment(
@@ -68,6 +83,10 @@ def test_paths_on_the_command_line_replace_those_of_the_environment(
         (["serve", "a", "--htp-port=3"], "unknown argument --htp-port=3; did you mean '--http-port'?"),
         (["serve", "a", "--http-port", "x"], "--http-port: got 'x', wanted a whole number from 0 to 65535"),
         (["serve", "a", "--http-port"], "argument --http-port: expected one argument"),
+        (
+            ["serve", "a", "--allow-http", "maybe"],
+            "--allow-http: got 'maybe', wanted true or false; and there is no PATH of that name",
+        ),
         (["check"], NOTHING),
         (
             ["check", "--dialect", "cortex"],
