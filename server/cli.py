@@ -243,13 +243,15 @@ def _told_once() -> Iterator[None]:
 def _check(settings: Settings, invariance: bool) -> int:
     from .dialects import dialect_of
     from .repository.remote import RemoteError
+    from .starting import obstacles
 
     try:
         report, status = dialect_of(settings).check(invariance=invariance)
     except RemoteError as error:
         print(f"penstock: {error}", file=sys.stderr)
         return 1
-    return _told(str(report), status)
+    found = [f"the server would not start: {text}" for text in obstacles(settings)]
+    return _told("\n".join([report, *found]), 1 if found else status)
 
 
 def _doctor(settings: Settings, as_json: bool) -> int:

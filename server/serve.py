@@ -35,7 +35,7 @@ from .observing import Observing, made_metrics
 from .python_models.dealings import Beside
 from .python_models.loading import PythonModels
 from .python_models.metrics import CustomMetrics
-from .repository.control import EVERY, Choices, ModelControl
+from .repository.control import Choices, ModelControl
 from .repository.fields.batching import hold_requests
 from .repository.fields.identity import PYTHON
 from .repository.fields.sequences import HOLD_BACKLOG
@@ -45,6 +45,7 @@ from .repository.remote import RemoteError
 from .repository.transitions import Opens
 from .settings import Settings
 from .sharing import devices_of
+from .starting import obstacles
 from .v2.control import EXTENSIONS, create_app
 from .v2.forwarding import Forwarding
 from .v2.generate import Generate
@@ -255,10 +256,8 @@ class Server:
         np.seterr(all="ignore")
         if wrong := self._sources.wrong():
             raise StartError(str(wrong))
-        if self._settings.load_model and not self.control.allowed:
-            raise StartError("--load-model needs --model-control-mode explicit")
-        if EVERY in self._settings.load_model and len(self._settings.load_model) > 1:
-            raise StartError(f"--load-model {EVERY} loads every model: it can not be given with another --load-model")
+        if found := obstacles(self._settings):
+            raise StartError("\n".join(found))
         try:
             await asyncio.to_thread(self._sources.open)
             if self._grpc:

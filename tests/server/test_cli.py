@@ -145,6 +145,36 @@ def test_check_of_what_is_not_there_is_a_mistake_and_status_1(
     assert f"{tmp_path / 'absent'}: is not there" in capsys.readouterr().out
 
 
+NEEDS = "--grpc-use-ssl needs --grpc-server-cert and --grpc-server-key"
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--grpc-use-ssl"], [NEEDS]),
+        (["--grpc-use-ssl", "--allow-grpc=0"], []),
+        (["--grpc-use-ssl", "--grpc-server-cert=no.pem", "--grpc-server-key=no.key"], ["no.pem"]),
+        (["--load-model=iris"], ["--load-model needs --model-control-mode explicit"]),
+        (["--model-control-mode=explicit", "--load-model=*", "--load-model=iris"], ["loads every model"]),
+        (["--grpc-port=8000", "--grpc-use-ssl"], ["HTTP and gRPC cannot both be served on port 8000", NEEDS]),
+        (["--metrics-port=8001", "--metrics-address=0.0.0.0"], ["gRPC and metrics cannot both be served on port 8001"]),
+        (["--metrics-port=8001", "--metrics-address=127.0.0.2"], []),
+        (["--http-port=0", "--grpc-port=0"], []),
+    ],
+)
+def test_check_says_what_the_server_would_not_start_with(
+    flags: list[str], told: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    iris = Path(__file__).parents[2] / "examples" / "iris"
+
+    status = cli.main(["check", str(iris), *flags])
+
+    lines = [line for line in capsys.readouterr().out.splitlines() if "would not start" in line]
+    assert status == (1 if told else 0)
+    assert [line.startswith("the server would not start: ") for line in lines] == [True] * len(told)
+    assert all(text in line for text, line in zip(told, lines, strict=True))
+
+
 @pytest.mark.parametrize("word", ["version", "--version"])
 def test_version_prints_the_installed_version(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([word]) == 0
