@@ -163,8 +163,8 @@ class PublishedEngine:
             if spec.hooks is not None and not self._fronts:
                 # they are started together, and what cannot be served should not be said to be
                 await self._until(lambda: bool(self._fronts), FRONTS_WITHIN_S)
-            told = self._tell()
-            if spec.hooks is not None:
+            if spec.hooks is not None:  # what has none is told of when it is published: all is written each time
+                told = self._tell()
                 await self._until(lambda: self._acknowledged(told))
             for front in self._fronts.values():
                 if key in front.failed:

@@ -328,6 +328,26 @@ async def test_hooks_that_a_front_end_cannot_load_fail_the_load(tmp_path: Any) -
 
 
 @on_a_loop
+async def test_a_model_without_hooks_is_told_of_once_when_it_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with pair() as (engine, front):
+        told: list[int] = []
+        placing = front.placing
+        assert placing is not None
+        take = placing.take
+
+        def counted(number: int, body: bytes) -> None:
+            told.append(number)
+            take(number, body)
+
+        monkeypatch.setattr(placing, "take", counted)
+        model = await engine.published.open(replace(SPEC, name="more"))
+        await engine.published.publish("more", [model])
+
+        assert front.engine.model("more").name == "more"
+        assert len(told) == 1
+
+
+@on_a_loop
 async def test_names_without_a_version_are_refused_as_the_engine_refuses_them() -> None:
     async with pair() as (engine, front):
         engine.published.publish("m", (), ["7"])
