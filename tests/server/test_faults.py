@@ -28,6 +28,7 @@ from tests.fakes import PATIENCE_S, FakeBackend, fake_loader, fake_model
 from tests.live import live_server
 
 ONE = np.ones((1, 4), np.float32)
+GUARD_S = 60.0
 CHILD = Path(penstock.server.workers.__file__).parent / "child.py"
 
 
@@ -65,11 +66,14 @@ def test_workers_are_killed_and_the_server_lives(tmp_path: Path, caplog: pytest.
     models.write_identity(tmp_path, "hooked", "")
     (tmp_path / "hooked" / "hooks.py").write_text("def pre_inference(sample, metadata):\n    return sample\n")
     (tmp_path / "hooked" / "penstock.toml").write_text('[hooks]\nfile = "hooks.py"\nworkers = 1\n')
-    with live_server(tmp_path, chaos=("kill-worker=50",), allow_chaos=True) as live:
-        end_s = time.monotonic() + PATIENCE_S
-        while "\npenstock_chaos_faults_total 0\n" in httpx.get(f"{live.url}/metrics").text:
+    with (
+        live_server(tmp_path, chaos=("kill-worker=50",), allow_chaos=True) as live,
+        httpx.Client(base_url=live.url, timeout=GUARD_S) as client,  # one: each has certificates to read
+    ):
+        end_s = time.monotonic() + GUARD_S
+        while "\npenstock_chaos_faults_total 0\n" in client.get("/metrics").text:
             assert time.monotonic() < end_s
-        assert httpx.get(f"{live.url}/v2/health/live").status_code == 200
+        assert client.get("/v2/health/live").status_code == 200
 
     assert own_workers() == []
     assert "--chaos is on, faults are made on purpose: kill-worker=50 a second, seed=0" in caplog.messages
@@ -139,8 +143,9 @@ def test_the_workers_of_this_process_are_found_and_no_other_child() -> None:
     ):
         for child in (other, worker):
             assert child.stdout is not None
-            child.stdout.readline()  # it is what it was started as
+            assert child.stdout.readline() == b"\n"  # it lives, and is what it was started as
         found = own_workers()
+        assert (other.poll(), worker.poll()) == (None, None)
         for child in (other, worker):
             child.communicate()
 
