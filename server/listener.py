@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import ctypes
 import errno
+import logging
 import os
 import select
 import socket
@@ -26,6 +27,8 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from .accepting import Accepting
+
+logger = logging.getLogger("penstock.serve")
 
 BACKLOG = 4096
 TICK_S = 1.0
@@ -71,6 +74,7 @@ class Port:
         self._servers: list[asyncio.AbstractServer] = []
         self._sweep = sweep
         self._clock: asyncio.TimerHandle | None = None
+        self._full = False
 
     def make_protocol(self) -> asyncio.BaseProtocol:
         """Make the protocol of a new connection."""
@@ -121,9 +125,22 @@ class Port:
     def _tick(self, loop: asyncio.AbstractEventLoop, last: float) -> None:
         now = loop.time()
         self.each_second()
+        self._look_for_descriptors()
         self._clock = loop.call_later(TICK_S, self._tick, loop, now)
         if self._sweep is not None:
             self._sweep(now - last)
+
+    def _look_for_descriptors(self) -> None:
+        """Say when no file can be opened: the loop's own server closes what it accepts then, without a word."""
+        if self.accepting is not None or not self._sockets:
+            return
+        was_full, self._full = self._full, False
+        try:
+            os.close(os.dup(self._sockets[0].fileno()))
+        except OSError as error:
+            self._full = True
+            if not was_full:
+                logger.error("%s: no connection can be accepted: %s", self.name, error.strerror)  # noqa: TRY400
 
     def each_second(self) -> None:
         """Do what is due whether or not anything is connected."""

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -144,6 +146,24 @@ def test_after_stop_accepting_a_connection_is_refused() -> None:
                 socket.create_connection(("127.0.0.1", listener.port))
 
     run(main)
+
+
+def test_that_no_connection_can_be_accepted_is_said_once_each_time_it_begins(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(_: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def main() -> None:
+        async with listening(Gate()) as listener:
+            for full in (False, True, True, False, True):
+                with monkeypatch.context() as patched:
+                    if full:
+                        patched.setattr(os, "dup", refuse)
+                    listener._look_for_descriptors()
+
+    run(main)
+    assert caplog.messages == ["test: no connection can be accepted: Too many open files"] * 2
 
 
 def test_finish_waits_for_work_under_way() -> None:
