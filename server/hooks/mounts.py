@@ -10,12 +10,14 @@ given a model's path), `io.FileIO`, command lines for a shell, and the listing o
 
 from __future__ import annotations
 
+import glob
 import io
 import os
 import pkgutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from importlib.abc import PathEntryFinder
 from pathlib import Path
 from typing import Any
@@ -89,14 +91,61 @@ class _Led:
         return repr(self._function)
 
 
+class _LedScandir(_Led):
+    """os.scandir, whose entries below a mount have the paths that were asked for: os.walk and pathlib go on there."""
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        entries = super().__call__(*args, **named)
+        asked: Any = args[0] if args else named.get("path")
+        return entries if self._lead(asked) is asked else _Entries(entries, os.fspath(asked))
+
+
+class _Entries:
+    """What os.scandir has given for a folder, with each entry's path below the one that was asked for."""
+
+    def __init__(self, entries: Any, folder: Any) -> None:
+        self._entries = entries
+        self._folder = folder
+        self.close = entries.close
+
+    def __iter__(self) -> Iterator[_Entry]:
+        return self
+
+    def __next__(self) -> _Entry:
+        entry = next(self._entries)
+        return _Entry(entry, os.path.join(self._folder, entry.name))  # noqa: PTH118 - it may be bytes
+
+    def __enter__(self) -> Iterator[_Entry]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Entry:
+    """An os.DirEntry with another path."""
+
+    def __init__(self, entry: os.DirEntry[Any], path: Any) -> None:
+        self._entry = entry
+        self.path = path
+
+    def __fspath__(self) -> Any:
+        return self.path
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._entry, name)
+
+    def __repr__(self) -> str:
+        return repr(self._entry)
+
+
 class Mounts:
     """What has been installed, until `close`. In a worker it stays until the process ends."""
 
     def __init__(self, mounts: Mapping[str, str]) -> None:
         self._lead = Redirect(mounts)
         self._keys = [os.path.normpath(key) for key in mounts]
-        self._undo: list[tuple[dict[Any, Any], Any, Any]] = []
-        self._supporting: list[tuple[set[Any], Any]] = []
+        self._undo = ExitStack()
         self._led: dict[int, _Led] = {}
         self._originals: list[Any] = []
         if mounts:
@@ -113,26 +162,40 @@ class Mounts:
             # whoever has imported one of them by its name has it in its own names
             if type(module) is type(os) and not str(getattr(module, "__name__", "")).startswith(__name__):
                 self._replace_in(vars(module))
+        # pathlib's own, from Python 3.13 on
+        self._replace_static(getattr(glob, "_StringGlobber", None))
         openers = getattr(sys.modules.get("numpy.lib._datasource"), "_file_openers", None)
         self._replace_in(getattr(openers, "_file_openers", {}))
         self._support()
         sys.path_hooks.insert(0, self._hook)
+        self._undo.callback(self._forget, sys.path_importer_cache)
+        self._undo.callback(sys.path_hooks.remove, self._hook)
         self._forget(sys.path_importer_cache)
         fork = getattr(subprocess, "_fork_exec", None)
         if fork is not None:
-            self._undo.append((vars(subprocess), "_fork_exec", fork))
-            vars(subprocess)["_fork_exec"] = self._forked(fork)
+            self._replace(vars(subprocess), "_fork_exec", self._forked(fork))
 
     def _prepare(self, function: Any, count: int) -> None:
         self._originals.append(function)  # while it is here, nothing else has its id
-        self._led[id(function)] = _Led(function, self._lead, count)
+        kind = _LedScandir if function is os.scandir else _Led
+        self._led[id(function)] = kind(function, self._lead, count)
 
     def _replace_in(self, names: dict[Any, Any]) -> None:
         for name, value in list(names.items()):
             led = self._led.get(id(value))
             if led is not None:
-                self._undo.append((names, name, value))
-                names[name] = led
+                self._replace(names, name, led)
+
+    def _replace(self, names: dict[Any, Any], name: Any, value: Any) -> None:
+        self._undo.callback(names.__setitem__, name, names[name])
+        names[name] = value
+
+    def _replace_static(self, kind: type | None) -> None:
+        for name, value in list(vars(kind).items()) if kind else ():
+            led = self._led.get(id(getattr(value, "__func__", None)))
+            if led is not None:
+                self._undo.callback(setattr, kind, name, value)
+                setattr(kind, name, staticmethod(led))
 
     def _support(self) -> None:
         """Have os say of them what it says of those they stand for."""
@@ -141,7 +204,7 @@ class Mounts:
             for function in list(functions):
                 if (led := self._led.get(id(function))) is not None:
                     functions.add(led)
-                    self._supporting.append((functions, led))
+                    self._undo.callback(functions.discard, led)
 
     def _hook(self, entry: str) -> PathEntryFinder:
         """Find modules in a folder of sys.path that is below a mount (called by the import system)."""
@@ -167,14 +230,7 @@ class Mounts:
 
     def close(self) -> None:
         """Take it all back."""
-        for names, name, value in reversed(self._undo):
-            names[name] = value
-        for functions, led in self._supporting:
-            functions.discard(led)
-        if self._undo:
-            sys.path_hooks.remove(self._hook)
-            self._forget(sys.path_importer_cache)
-        self._undo, self._supporting = [], []
+        self._undo.close()
 
 
 def install(mounts: Mapping[str, str]) -> Mounts:

@@ -43,6 +43,11 @@ def real(tmp_path: Path) -> Iterator[Path]:
         open(f"{KEY}/text.txt").close()
 
 
+def listed(folder: str) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        return list(entries)
+
+
 READS: dict[str, Callable[[str], Any]] = {
     "open": lambda at: open(f"{at}/text.txt").read(),
     "open, by its keyword": lambda at: open(file=f"{at}/text.txt").read(),
@@ -58,7 +63,14 @@ READS: dict[str, Callable[[str], Any]] = {
     "os.access": lambda at: os.access(f"{at}/text.txt", os.R_OK),
     "os.listdir": lambda at: sorted(os.listdir(at)),
     "os.scandir": lambda at: sorted(entry.name for entry in os.scandir(at)),
+    "os.scandir, what an entry is": lambda at: sorted(
+        (entry.path[len(at) :], entry.is_dir(), entry.stat().st_size) for entry in os.scandir(at)
+    ),
+    "os.scandir, entries as paths": lambda at: sorted(os.fspath(entry)[len(at) :] for entry in os.scandir(Path(at))),
+    "os.scandir, bytes": lambda at: sorted(entry.path[len(at) :] for entry in os.scandir(at.encode())),
+    "os.scandir, closed": lambda at: [open(entry).read() for entry in listed(at) if entry.is_file()],
     "os.walk": lambda at: [(folder[len(at) :], sorted(files)) for folder, _, files in os.walk(at)],
+    "os.walk, from below": lambda at: [folder[len(at) :] for folder, _, _ in os.walk(at, topdown=False)],
     "os.fwalk": lambda at: [sorted(files) for _, _, files, _ in os.fwalk(at)],
     "os.path": lambda at: [
         check(f"{at}/{name}") for check in (os.path.exists, os.path.isfile, os.path.isdir, os.path.islink)
@@ -66,8 +78,9 @@ READS: dict[str, Callable[[str], Any]] = {
     ],
     "os.path.getsize": lambda at: os.path.getsize(f"{at}/text.txt"),
     "pathlib": lambda at: [Path(at, "text.txt").read_text(), Path(at).is_dir(), Path(at, "none").exists()],
-    "pathlib, what is in it": lambda at: sorted(path.name for path in Path(at).iterdir()),
+    "pathlib, what is in it": lambda at: sorted(str(path)[len(at) :] for path in Path(at).iterdir()),
     "pathlib.glob": lambda at: sorted(str(path)[len(at) :] for path in Path(at).rglob("*.*")),
+    "pathlib.glob, one by its name": lambda at: [str(path)[len(at) :] for path in Path(at).glob("*/value.json")],
     "glob": lambda at: sorted(path[len(at) :] for path in glob.glob(f"{at}/**/*.*", recursive=True)),
     "json": lambda at: json.load(open(f"{at}/sub/value.json")),
     "numpy.fromfile": lambda at: np.fromfile(f"{at}/text.txt", np.uint8).tolist(),
