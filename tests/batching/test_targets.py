@@ -47,12 +47,12 @@ async def serving(target_us: int = TARGET_US, queue_rows: int = 1024) -> AsyncIt
 
 @asynccontextmanager
 async def backlog() -> AsyncIterator[tuple[Engine, Model, ListSink]]:
-    """A model whose batches are believed to take 20 s, of a target of 60: one runs, and one waits."""
+    """A model whose batches are believed to take 25 s, of a target of 60: one runs, and one waits."""
     sink = ListSink()
     async with serving() as (engine, model, gate):
         for rows in (1, 2, 4):
             for _ in range(40):
-                model.scheduler.learn(KEY, rows, 20_000_000_000, time.monotonic_ns())
+                model.scheduler.learn(KEY, rows, 25_000_000_000, time.monotonic_ns())
         gate.close()
         engine.submit(fake_request(model, 4, sink=sink))
         await gate.entered()
