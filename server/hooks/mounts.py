@@ -174,6 +174,8 @@ class Mounts:
         fork = getattr(subprocess, "_fork_exec", None)
         if fork is not None:
             self._replace(vars(subprocess), "_fork_exec", self._forked(fork))
+            # and never past it: from Python 3.13 on, most programs named by their path are spawned
+            self._replace(vars(subprocess), "_USE_POSIX_SPAWN", False)
 
     def _prepare(self, function: Any, count: int) -> None:
         self._originals.append(function)  # while it is here, nothing else has its id
@@ -186,7 +188,7 @@ class Mounts:
             if led is not None:
                 self._replace(names, name, led)
 
-    def _replace(self, names: dict[Any, Any], name: Any, value: Any) -> None:
+    def _replace(self, names: dict[Any, Any], name: Any, value: object) -> None:
         self._undo.callback(names.__setitem__, name, names[name])
         names[name] = value
 

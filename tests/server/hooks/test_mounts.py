@@ -26,6 +26,7 @@ from penstock.server.hooks.mounts import Redirect, install
 from tests.server.hooks.stage import Act, Stage
 
 KEY = "/mnt/a-project-that-is-not-there"
+CAT = str(shutil.which("cat"))
 
 
 @pytest.fixture
@@ -87,6 +88,10 @@ READS: dict[str, Callable[[str], Any]] = {
     "numpy.genfromtxt": lambda at: np.genfromtxt(f"{at}/sub/value.json", delimiter="!", dtype=str).tolist(),
     "a program's folder": lambda at: subprocess.check_output(["ls"], cwd=at),
     "a program's arguments": lambda at: subprocess.check_output(["cat", f"{at}/text.txt"]),
+    "arguments of a program that is named by its path": lambda at: subprocess.check_output([CAT, f"{at}/text.txt"]),
+    "arguments of a program that inherits all": lambda at: subprocess.check_output(
+        [CAT, f"{at}/text.txt"], close_fds=False
+    ),
 }  # fmt: skip
 
 
