@@ -125,7 +125,7 @@ def _by_the_book(value: Any) -> bytes:
         (np.str_("s"), '"s"'),
         (np.datetime64("2020-01-02"), '"2020-01-02"'),
         (np.datetime64("2020-01-02", "ns"), "1577923200000000000"),
-        (np.datetime64("NaT"), "null"),
+        (np.datetime64("NaT", "s"), "null"),
         (np.timedelta64(3, "D"), "259200.0"),
         (np.array([[1, 2], [3, 4]], np.float32), "[[1.0,2.0],[3.0,4.0]]"),
         (np.array(5), "5"),
