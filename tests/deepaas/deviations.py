@@ -261,6 +261,23 @@ COMMANDS: Otherwise = {
         and {"predict", "train"} & {*case["words"]}
         and not case["answer"]["exit"]
     },
+    "train-set": (
+        _TRAINED,
+        {
+            "exit": 0,
+            "said": [
+                "INFO train was called.",
+                "warmed",
+                "training",
+                "INFO Elapsed time:  <duration>",
+                (
+                    'INFO return: {"date": "<date>", "args": {"epochs": 1, "rate": 0.1, "file": null, "give": "set"}, '
+                    '"status": "done", "uuid": "<uuid>", "result": {"finish_date": "<date>", "duration": "<duration>", '
+                    '"output": "{1}"}}'
+                ),
+            ],
+        },
+    ),
     "predict-accept-png-bytes": (
         _WRITTEN,
         {
