@@ -143,9 +143,11 @@ class OnnxBinding:
                 buffer.fill(b"" if buffer.dtype.hasobject else 0)
         usual, self._run_options = self._run_options, onnxruntime.RunOptions()
         self._run_options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
-        with contextlib.suppress(InferError):  # there is no arena, or zeros are nothing for this model
-            self._run_fed(plan, (0,))
-        self._run_options, self._lent, self.tired = usual, None, False
+        try:
+            with contextlib.suppress(InferError):  # there is no arena, or zeros are nothing for this model
+                self._run_fed(plan, (0,))
+        finally:
+            self._run_options, self._lent, self.tired = usual, None, False
 
     def release(self) -> None:
         """Let go of the session and all buffers."""
