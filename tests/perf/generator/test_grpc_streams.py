@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -28,6 +30,16 @@ def response(*, final: bool | None = None, error: str = "", outputs: int = 0) ->
         made.infer_response.raw_output_contents.append(bytes(outputs))
     written: bytes = made.SerializeToString()
     return written
+
+
+def test_what_reads_the_answers_is_loaded_before_the_first_request() -> None:
+    code = """
+import sys
+from penstock.perf.generator.grpc_streams import StreamingChannel
+StreamingChannel(None, print, None)
+sys.exit("tritonclient.grpc.service_pb2" not in sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_a_slot_hears_how_many_responses_its_good_answers_were_made_of() -> None:
