@@ -2,8 +2,8 @@
 
 perf_analyzer is a compiled client that takes much of the cores that the server needs, so the server is one that needs
 none: PLACES instances of a Python model that sleeps. Both write perf_analyzer's own CSV, which is read alike. The two
-take turns; what is apart is measured four times more, and then the medians of all five turns count: a turn is a thousand
-requests, so a single hiccup of the machine, which holds up the sixteen under way, makes its p99.
+take turns; what is apart is measured four times more, and then the medians of all five turns count: a turn is a
+thousand requests, so a single hiccup of the machine, which holds up the sixteen under way, makes its p99.
 """
 
 from __future__ import annotations

@@ -120,7 +120,8 @@ class StreamingChannel(Channel):
     ) -> None:
         super().__init__(connector, lost, encode)
         self._idle: list[Conversation] = []
-        self._parse = service_pb2().ModelStreamInferResponse.FromString  # loading it takes 10 ms: not while requests run
+        # Loaded here, not by the first request: it takes 10 ms, in which no other would be sent.
+        self._parse = service_pb2().ModelStreamInferResponse.FromString
 
     def send(self, request: bytes, slot: Slot) -> None:
         if self._encode is not None:
