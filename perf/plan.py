@@ -41,6 +41,8 @@ MOST_DEVICES = 1 << 20
 FRONT_END_PER_S = 80_000
 """Small requests that one server process takes in, on a quiet core (docs/performance.md)."""
 FETCH_WITHIN_S = 10.0
+SAID_BYTES = 500
+"""Of what a server says that gives no costs."""
 USAGE_STATUS = 2
 _P95 = 1.6448536269514722
 
@@ -288,6 +290,10 @@ def _fetch(source: str) -> str:
             with urllib.request.urlopen(source, timeout=FETCH_WITHIN_S) as answer:  # noqa: S310 - the scheme is checked
                 return str(answer.read(), "utf-8")
         return Path(source).read_text("utf-8")
+    except urllib.error.HTTPError as error:
+        with error:
+            said = str(error.read(SAID_BYTES), "utf-8", "replace")
+        raise PlanError(f"--costs {source}: {error}: {said}") from error
     except (OSError, urllib.error.URLError) as error:
         raise PlanError(f"--costs {source}: {error}") from error
 

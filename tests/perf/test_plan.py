@@ -11,6 +11,7 @@ from penstock.perf import plan
 from penstock.perf.arrivals import SHAPELESS
 from penstock.perf.plan import Load, Plan, PlanError, load_of, read_costs
 from penstock.server import cli
+from tests.live import live_server
 
 COSTS = [
     {"rows": rows, "mean_ns": 1_000_000 + 50_000 * rows, "p95_ns": 1_200_000 + 60_000 * rows} for rows in (1, 8, 64)
@@ -194,6 +195,13 @@ class TestTheCommand:
     ) -> None:
         assert plan.main(["--costs", costs, *words]) == 2
         assert message in capsys.readouterr().err
+
+    def test_a_server_that_gives_no_costs_says_why(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        with live_server(tmp_path) as live:
+            status = plan.main(["--costs", live.url + "/v2/models/gone/stats", "--rate", "5"])
+
+        assert status == 2
+        assert "requested model 'gone' is not available" in capsys.readouterr().err
 
     @pytest.mark.parametrize("words", [["--rows", "0"], ["--devices", "x"], ["--attain", "2"]])
     def test_a_number_out_of_range_is_wrong_usage(self, costs: str, words: list[str]) -> None:
