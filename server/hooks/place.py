@@ -66,7 +66,7 @@ class Place:
         decided = self._decided = await self._loop.run_in_executor(None, plan, self._spec)
         if self._spec.workers:
             self._replicas, first = await self._in_workers(self._spec.workers, decided)
-            reason = f"in {self._spec.workers} worker processes"
+            reason = f"in {_processes(self._spec.workers)}"
             reason += ", any of which takes any call" if decided.shared else ", each with a request at a time"
         else:
             self._replicas, first = await self._in_server(decided)
@@ -145,7 +145,7 @@ class Place:
         self._leaving, self._replicas = self._replicas, replicas
         if self._leaving is not None:
             self._leaving.retire()
-        logger.info("hooks of %s: now in %d worker processes", self._model.name, count)
+        logger.info("hooks of %s: now in %s", self._model.name, _processes(count))
 
     # -- its end -----------------------------------------------------------------------------------------------
 
@@ -179,3 +179,7 @@ class Place:
     async def _moved(self) -> None:
         if self._moving is not None:
             await asyncio.wait((self._moving,))
+
+
+def _processes(count: int) -> str:
+    return "1 worker process" if count == 1 else f"{count} worker processes"

@@ -302,6 +302,18 @@ class TestWhichWorker:
 
 
 class TestWhatIsTold:
+    @pytest.mark.parametrize(("workers", "words"), [(1, "in 1 worker process,"), (2, "in 2 worker processes,")])
+    def test_the_log_has_how_many_there_are(
+        self, act: Act, caplog: pytest.LogCaptureFixture, workers: int, words: str
+    ) -> None:
+        caplog.set_level(logging.INFO, "penstock.hooks")
+
+        async def scene(stage: Stage) -> None:
+            await stage.load("def post_inference(prediction, metadata): return 1", workers=workers)
+            assert any(words in each.getMessage() for each in caplog.records)
+
+        act(scene)
+
     def test_the_log_has_the_traceback_under_the_request_id(self, act: Act, caplog: pytest.LogCaptureFixture) -> None:
         async def scene(stage: Stage) -> None:
             hooks = await stage.load("def post_inference(prediction, metadata): return 1 / 0", workers=1)
