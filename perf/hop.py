@@ -36,6 +36,8 @@ from penstock.server.ipc.channel import Channel
 from penstock.server.ipc.link import Link
 from penstock.server.settings import Settings
 
+from .models import iris, make
+
 IN_FLIGHT = 64
 BUDGET_US = 15.0
 LARGE_BYTES = 600_000
@@ -254,6 +256,12 @@ def _cpu_ns(pid: int) -> int:
     return sum(int(task.read_text("utf-8").split()[0]) for task in tasks)
 
 
+def model_in(folder: Path) -> Path:
+    """Give the model to measure with where none is said: iris, made in a folder."""
+    make(folder, {"iris": iris})
+    return folder / "iris" / "1" / "model.onnx"
+
+
 async def main(path: Path) -> None:
     """Print all."""
     await bare()
@@ -267,5 +275,8 @@ async def main(path: Path) -> None:
 if __name__ == "__main__":
     if len(sys.argv) > 2:
         _serve(int(sys.argv[1]), int(sys.argv[2]))
+    elif len(sys.argv) > 1:
+        uvloop.run(main(Path(sys.argv[1])))
     else:
-        uvloop.run(main(Path(sys.argv[1] if len(sys.argv) > 1 else "perf/.models/iris/1/model.onnx")))
+        with tempfile.TemporaryDirectory() as made:
+            uvloop.run(main(model_in(Path(made))))
