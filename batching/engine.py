@@ -164,9 +164,9 @@ class Engine:
         """List every published version, by name and version."""
         return self._models.all()
 
-    def names(self) -> dict[str, tuple[list[Model], list[str]]]:
-        """Give what is published of each name: its versions, and those that there were or should have been."""
-        return self._models.names()
+    def named(self, name: str) -> tuple[list[Model], list[str]]:
+        """Give what is published of a name: its versions, and those that there were or should have been."""
+        return self._models.named(name)
 
     def _served(self) -> list[Model]:
         """List the models that may have requests: those published, and those that have given way."""

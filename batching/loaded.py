@@ -61,11 +61,9 @@ class Loaded:
         """List every version, by name and version."""
         return [versions[v] for _, versions in sorted(self._models.items()) for v in sorted(versions, key=int)]
 
-    def names(self) -> dict[str, tuple[list[Model], list[str]]]:
-        """Give what there is of each name: its versions, and those that there were or should have been."""
-        return {
-            name: (list(self._models.get(name, {}).values()), sorted(absent)) for name, absent in self._absent.items()
-        }
+    def named(self, name: str) -> tuple[list[Model], list[str]]:
+        """Give what there is of a name: its versions, and those that there were or should have been."""
+        return list(self._models.get(name, {}).values()), sorted(self._absent.get(name, ()))
 
     def put(self, model: Model) -> Model | None:
         """Add a version. Returns: what it takes the place of."""

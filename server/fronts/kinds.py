@@ -18,7 +18,7 @@ ANSWER = 36
 FORM = 37
 """Front end: what requests that name this number have in common."""
 MODELS = 38
-"""Engine: all that is served now; ACKNOWLEDGED answers its number, which is the engine's."""
+"""Engine: what has changed of all that is served; ACKNOWLEDGED answers its number, which is the engine's."""
 COUNTED = 39
 """Front end: what it has counted of the model of this number: hooks, failures."""
 ACKNOWLEDGED = 40

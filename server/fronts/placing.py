@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, InferError
 from penstock.backends.node import Node
-from penstock.batching.loaded import Loaded
 from penstock.batching.model import Model
 from penstock.batching.spec import ModelSpec
 from penstock.batching.statistics import ModelStatistics
@@ -54,11 +53,6 @@ def read_model(written: Mapping[str, Any]) -> Model:
     return model
 
 
-def _named(told: Mapping[str, Any]) -> set[int]:
-    """Give the numbers of all Models that are to be found."""
-    return {key for keys, _ in told["names"].values() for key in keys}
-
-
 class Placing:
     """The Models that one engine has told of, by its numbers. One for each Link: another engine's are others.
 
@@ -81,22 +75,25 @@ class Placing:
         self._failed: dict[Model, InferError] = {}
         self._loading: dict[int, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._told: Mapping[str, Any] = {}
+        self._told: dict[str, tuple[list[int], list[str]]] = {}
+        self._waiting: set[str] = set()
+        self._whole = False
         self._counting = False
 
     # -- what the engine tells ---------------------------------------------------------------------------------
 
     def take(self, number: int, body: bytes) -> None:
-        """Take a MODELS: make what is new, put in place what has its hooks, and the rest when they are loaded."""
+        """Take a MODELS: make what is new, let what it names be found, with hooks when they are loaded."""
         told: dict[str, Any] = json.loads(body)
         new = {int(key): written for key, written in told["new"].items()}
         for key, written in new.items():
             self._open(key, written)
-        self._told = told
-        for key in self._models.keys() - set(told["held"]):
+        for key in told["gone"]:
             self._own(self._retire(key))
-        self._place()
-        needed = {*new, *_named(told)}
+        self._told.update(told["names"])
+        self._whole = told["whole"]
+        self._place(told["names"])
+        needed = {*new, *(key for keys, _ in told["names"].values() for key in keys)}
         loading = [task for key, task in self._loading.items() if key in needed]
         if loading:
             self._own(self._acknowledge_later(number, list(new), loading))
@@ -112,17 +109,17 @@ class Placing:
         failed = {key: said_of(self._failed[self._models[key]]) for key in new if self._models.get(key) in self._failed}
         self._link.send(ACKNOWLEDGED, number, json.dumps(failed).encode())
 
-    def _place(self) -> None:
-        """Let what was told last be found, but for names whose hooks are being loaded."""
-        told = self._told
+    def _place(self, names: Iterable[str]) -> None:
+        """Let what was told last of these names be found, but of those whose hooks are being loaded nothing."""
         if self._link.closed:
             return
-        loaded = Loaded()
-        for name, (keys, absent) in told["names"].items():
-            if not self._loading.keys() & keys:
-                loaded.replace(name, [self._models[key] for key in keys if key in self._models], absent)
-        self._engine.publish(loaded)
-        self._engine.whole = told["whole"] and not self._loading.keys() & _named(told)
+        for name in names:
+            keys, absent = self._told[name]
+            waits = not self._loading.keys().isdisjoint(keys)
+            (self._waiting.add if waits else self._waiting.discard)(name)
+            found = [] if waits else [self._models[key] for key in keys if key in self._models]
+            self._engine.publish(name, found, absent)
+        self._engine.whole = self._whole and not self._waiting
         if self._engine.whole:
             self._tell_placed()
 
@@ -154,7 +151,7 @@ class Placing:
             self._loading.pop(key, None)
         if model in self._failed:
             logger.error("hooks of %s: %s", model.name, self._failed[model].message)
-        self._place()
+        self._place({model.name} & self._told.keys())
 
     async def _retire(self, key: int) -> None:
         """Let go of a Model once nobody needs it, and tell the engine."""

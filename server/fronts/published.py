@@ -52,8 +52,9 @@ class Told:
 class PublishedEngine:
     """Opens, publishes and retires Models, with front ends.
 
-    Invariants: a front end is told of each Model once, and of all changes in order. `models` are those that any front
-    end may name in a request, by their numbers.
+    Invariants: a front end is told all there is when it comes, then each Model once, and all changes in order. What
+    has not changed is not said again, or each of many models would cost what all do. `models` are those that any
+    front end may name in a request, by their numbers.
     Threads: the event loop's.
     """
 
@@ -65,6 +66,7 @@ class PublishedEngine:
         self._last_model = 0
         self._last_told = 0
         self._held: set[int] = set()
+        self._names: dict[str, tuple[list[int], list[str]]] = {}
         self._whole = False
         self._fronts: dict[Link, Told] = {}
         self._news = asyncio.Event()
@@ -74,8 +76,8 @@ class PublishedEngine:
 
     def joined(self, link: Link) -> None:
         """Tell a new front end all there is."""
-        self._fronts[link] = Told(link)
-        self._tell((self._fronts[link],))
+        front = self._fronts[link] = Told(link)
+        self._tell(names=self._names, new=sorted(self._held), fronts=(front,))
 
     def lost(self, link: Link) -> None:
         """Wait no more for a front end that has gone."""
@@ -105,19 +107,18 @@ class PublishedEngine:
         news, self._news = self._news, asyncio.Event()
         news.set()
 
-    def _tell(self, fronts: Iterable[Told] | None = None) -> int:
-        """Tell front ends what there is now. Returns: the number that they acknowledge."""
+    def _tell(
+        self, names: Iterable[str] = (), new: Iterable[int] = (), gone: Iterable[int] = (),
+        fronts: Iterable[Told] | None = None,
+    ) -> int:  # fmt: skip
+        """Tell front ends what has changed: what names stand for, and Models that come, unless known, or go.
+
+        Returns: the number that they acknowledge.
+        """
         self._last_told += 1
-        numbers = self._numbers
-        names = {
-            name: ([numbers[model] for model in models if model in numbers], absent)
-            for name, (models, absent) in self._engine.names().items()
-        }
-        held = sorted(self._held)
+        said = {"names": {name: self._names[name] for name in names}, "gone": list(gone), "whole": self._whole}
         for front in self._fronts.values() if fronts is None else fronts:
-            new = [key for key in held if key not in front.models]
-            models = {key: write_model(self.models[key]) for key in new}
-            said = {"names": names, "held": held, "new": models, "whole": self._whole}
+            said["new"] = {key: write_model(self.models[key]) for key in new if key not in front.models}
             front.models.update(new)
             front.waiting.add(self._last_told)
             front.link.send(MODELS, self._last_told, json.dumps(said).encode())
@@ -164,7 +165,7 @@ class PublishedEngine:
                 # they are started together, and what cannot be served should not be said to be
                 await self._until(lambda: bool(self._fronts), FRONTS_WITHIN_S)
             if spec.hooks is not None:  # what has none is told of when it is published: all is written each time
-                told = self._tell()
+                told = self._tell(new=(key,))
                 await self._until(lambda: self._acknowledged(told))
             for front in self._fronts.values():
                 if key in front.failed:
@@ -183,16 +184,21 @@ class PublishedEngine:
         Returns: a task that has ended when that is in place in every front end, and those that gave way are retired.
         """
         gone = self._engine.publish(name, models, absent)
-        return self._retirement(gone)
+        published, absent = self._engine.named(name)
+        keys = [self._numbers[model] for model in published if model in self._numbers]
+        self._names[name] = keys, absent
+        return self._retirement(gone, name, keys)
 
     def retire(self, models: Iterable[Model]) -> asyncio.Task[None]:
         """Close Models that nobody finds, once they have finished what they had accepted."""
-        return self._retirement(tuple(models))
+        return self._retirement(models)
 
-    def _retirement(self, models: Iterable[Model]) -> asyncio.Task[None]:
-        gone = tuple(models)
-        self._held.difference_update(self._numbers[model] for model in gone if model in self._numbers)
-        task = asyncio.ensure_future(self._retire(gone, self._tell()))
+    def _retirement(self, models: Iterable[Model], name: str = "", new: Iterable[int] = ()) -> asyncio.Task[None]:
+        models = tuple(models)
+        gone = [self._numbers[model] for model in models if model in self._numbers]
+        self._held.difference_update(gone)
+        told = self._tell((name,) if name else (), new, gone)
+        task = asyncio.ensure_future(self._retire(models, told))
         self._retiring.add(task)
         task.add_done_callback(self._retiring.discard)
         return task

@@ -22,7 +22,7 @@ from .kinds import ANSWER, CANCEL, DONE, FAILED, FORM, SUBMIT
 from .submission import Form, read_answer, read_error, said_more, unpacked_outputs, write_form, write_submit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from penstock.backends.backend import Array
     from penstock.batching.model import Model
@@ -83,7 +83,8 @@ class RemoteEngine:
         self.whole = False
         self._forms.clear()
         self.numbers.clear()
-        self.publish(Loaded())
+        self._loaded.clear()
+        self.generation += 1
         requests = list(self._inflight.values())
         self._inflight.clear()
         for request in requests:
@@ -97,9 +98,9 @@ class RemoteEngine:
 
     # -- models ------------------------------------------------------------------------------------------------
 
-    def publish(self, loaded: Loaded) -> None:
-        """Let these be the models that are found."""
-        self._loaded = loaded
+    def publish(self, name: str, models: Iterable[Model], absent: Iterable[str]) -> None:
+        """Let these be all the versions of a name that are found; `absent` should be there too, or were."""
+        self._loaded.replace(name, models, absent)
         self.generation += 1
 
     def model(self, name: str, version: str = "") -> Model:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
 import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock.backends.errors import Code, InferError
+from penstock.batching.engine import Engine
 from penstock.batching.spec import HookSpec
+from penstock.server.fronts.remote_engine import RemoteEngine
 from tests.server.fronts.pair import SPEC, EngineSide, FrontSide, joined, until
 
 GATE = "the_gate_of_test_placing"
@@ -71,3 +76,76 @@ def test_a_front_end_serves_each_model_as_soon_as_it_can(tmp_path: Path, gate: t
             await engine.stop()
 
     asyncio.run(main())
+
+
+def _told(front: FrontSide, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Give what a front end is told from now on, as it comes."""
+    told: list[dict[str, Any]] = []
+    placing = front.placing
+    assert placing is not None
+    take = placing.take
+
+    def noted(number: int, body: bytes) -> None:
+        told.append(json.loads(body))
+        take(number, body)
+
+    monkeypatch.setattr(placing, "take", noted)
+    return told
+
+
+def test_one_of_many_models_that_comes_or_goes_is_told_of_and_placed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        engine, front = EngineSide(), FrontSide()
+        try:
+            for number in range(20):
+                await engine.load(replace(SPEC, name=f"m{number}"))
+            await joined(engine, front)
+            assert len(front.engine.models()) == 20
+            told = _told(front, monkeypatch)
+            generation = front.engine.generation
+
+            new = await engine.published.open(replace(SPEC, name="m7"))
+            await engine.published.publish("m7", [new])
+            await engine.published.publish("m7", ())
+
+            assert [list(said["names"]) for said in told] == [["m7"], ["m7"]]
+            assert [len(said["new"]) for said in told] == [1, 0]
+            assert [len(said["gone"]) for said in told] == [1, 1]
+            assert front.engine.generation - generation == 2
+            assert len(front.engine.models()) == 19
+        finally:
+            await front.stop()
+            await engine.stop()
+
+    asyncio.run(main())
+
+
+def test_a_front_end_that_comes_later_is_told_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        engine, front = EngineSide(), FrontSide()
+        try:
+            for number in range(3):
+                await engine.load(replace(SPEC, name=f"m{number}"))
+            engine.published.publish("m1", (), ["4"])
+            here, there = socket.socketpair()
+            front.join(there)
+            told = _told(front, monkeypatch)
+            engine.join(here)
+            async with asyncio.timeout(10):
+                await front.placed.wait()
+
+            assert len(told) == 1
+            assert [model.name for model in front.engine.models()] == ["m0", "m2"]
+            for name, version in (("m1", ""), ("m1", "1"), ("m1", "4"), ("m1", "9")):
+                assert _text(front.engine, name, version) == _text(engine.engine, name, version)
+        finally:
+            await front.stop()
+            await engine.stop()
+
+    asyncio.run(main())
+
+
+def _text(engine: Engine | RemoteEngine, name: str, version: str) -> str:
+    with pytest.raises(InferError) as caught:
+        engine.model(name, version)
+    return caught.value.message
