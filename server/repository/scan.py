@@ -80,7 +80,8 @@ def scan(paths: Iterable[Path], defaults: Defaults) -> tuple[list[Entry], list[F
 def locate(paths: Iterable[Path], name: str) -> list[Path]:
     """Find the folders and files that a scan would take for the model `name`; more than one is a mistake."""
     found: list[Path] = []
-    for path in {path.resolve(): path.absolute() for path in paths}.values():
+    near = [path for path in paths if path.suffix != ".onnx" or name in {path.stem, path.name}]  # not all for each
+    for path in {path.resolve(): path.absolute() for path in near}.values():
         place = path / name
         if is_single(path):
             found += [path] if name_of(path) == name else []

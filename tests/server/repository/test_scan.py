@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.batching.spec import BatchPolicy, InstanceGroup, PaddedAxis
-from penstock.server.repository.scan import Defaults, Entry, scan
+from penstock.server.repository.scan import Defaults, Entry, locate, scan
 from tests.server.repository.folders import make, native
 
 
@@ -296,3 +296,23 @@ class TestBothFiles:
         found, _ = scan([make(tmp_path, "m/1/model.onnx")], Defaults(max_batch_rows=5))
 
         assert found[0].specs[0].policy.default_max_batch_rows == 5
+
+
+def test_of_many_files_only_those_of_a_name_are_looked_at_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [tmp_path / f"m{number}.onnx" for number in range(20)]
+    for file in files:
+        file.touch()
+    looked: list[Path] = []
+    resolve = Path.resolve
+
+    def noted(path: Path, strict: bool = False) -> Path:
+        looked.append(path)
+        return resolve(path, strict)
+
+    monkeypatch.setattr(Path, "resolve", noted)
+
+    assert locate(files, "m7") == [files[7]]
+    assert looked == [files[7]]
+    assert locate(files, "m20") == []
