@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, InferError
@@ -78,7 +79,7 @@ class Placing:
         self._told: dict[str, tuple[list[int], list[str]]] = {}
         self._waiting: set[str] = set()
         self._whole = False
-        self._counting = False
+        self._counting: set[int] = set()
 
     # -- what the engine tells ---------------------------------------------------------------------------------
 
@@ -130,7 +131,7 @@ class Placing:
             logger.exception("a model that the engine told of cannot be made")
             self._link.send(ACKNOWLEDGED, 0, json.dumps({key: ["INTERNAL", str(error), 0]}).encode())
             return
-        counted = model.statistics = Counted(self._changed)
+        counted = model.statistics = Counted(partial(self._changed, key))
         model.tell_hindered = lambda: counted.record_hindered(hindered=bool(model.hindered))
         self._models[key] = model
         self._engine.numbers[model] = key
@@ -193,20 +194,21 @@ class Placing:
 
     # -- what is counted here ----------------------------------------------------------------------------------
 
-    def _changed(self) -> None:
+    def _changed(self, key: int) -> None:
         if not self._counting:
-            self._counting = True
             asyncio.get_running_loop().call_soon(self._tell_all_counted)
+        self._counting.add(key)
 
     def _tell_all_counted(self) -> None:
-        self._counting = False
-        for key, model in self._models.items():
-            self._tell_counted(model, key)
+        # those alone: this is done each time that the loop turns, and models may be many
+        counting, self._counting = self._counting, set()
+        for key in counting & self._models.keys():
+            self._tell_counted(self._models[key], key)
 
     def _tell_counted(self, model: Model, key: int) -> None:
         statistics = model.statistics
         if isinstance(statistics, Counted) and (statistics.waiting or model.events):
-            # those of workers, which come with the next that is counted
+            # those of workers, which come with the model's next that is counted
             events, model.events = model.events, {}
             self._link.send(COUNTED, key, statistics.taken(events))
 
@@ -225,7 +227,8 @@ class Placing:
                 task.cancel()
             if pending:
                 await asyncio.wait(pending)
-        self._tell_all_counted()
+        for key, model in self._models.items():
+            self._tell_counted(model, key)
         self._hooks.clear()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for model in self._models.values():

@@ -17,6 +17,7 @@ import pytest
 from penstock.backends.errors import Code, InferError
 from penstock.batching.engine import Engine
 from penstock.batching.spec import HookSpec
+from penstock.server.fronts.counted import Counted
 from penstock.server.fronts.remote_engine import RemoteEngine
 from tests.server.fronts.pair import SPEC, EngineSide, FrontSide, joined, until
 
@@ -139,6 +140,31 @@ def test_a_front_end_that_comes_later_is_told_all_at_once(monkeypatch: pytest.Mo
             for name, version in (("m1", ""), ("m1", "1"), ("m1", "4"), ("m1", "9")):
                 assert _text(front.engine, name, version) == _text(engine.engine, name, version)
         finally:
+            await front.stop()
+            await engine.stop()
+
+    asyncio.run(main())
+
+
+def test_what_is_counted_of_one_of_many_models_has_no_other_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        engine, front = EngineSide(), FrontSide()
+        try:
+            for number in range(20):
+                await engine.load(replace(SPEC, name=f"m{number}"))
+            await joined(engine, front)
+            looked: list[Counted] = []
+            monkeypatch.setattr(Counted, "waiting", property(looked.append))
+            counted = front.engine.model("m7").statistics
+
+            counted.record_failure("REJECTED", 1, 2)
+            counted.record_failure("REJECTED", 2, 3)
+            for _ in range(3):
+                await asyncio.sleep(0)
+
+            assert looked == [counted]
+        finally:
+            monkeypatch.undo()
             await front.stop()
             await engine.stop()
 
