@@ -7,6 +7,6 @@
 - `penstock plan` (docs/planning.md): `plan.py` on the simulator, which is `simulation.py`, `frontend.py`, `arrivals.py`
   and `runtimes.py`.
 - The project's own benches, each run as `python -m penstock.perf.NAME` and named after what it weighs. They share
-  `load.py` (a server as a process, wrk), `flood.py` (an open loop with kernel stamps), `models.py`, `calm.py`,
-  `beside.py` and `processes.py`, with which everybody reads /proc.
+  `load.py` (a server as a process, wrk), `h2load.py`, `flood.py` (an open loop with kernel stamps), `models.py`,
+  `calm.py`, `beside.py` and `processes.py`, with which everybody reads /proc.
 """

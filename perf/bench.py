@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from . import models, offline
-from .load import Call, Load, Process, bare_uvicorn, drive, penstock
+from .load import Call, Process, Rounds, bare_uvicorn, drive, penstock
 
 ECHO = "echo"
 WARM_UP_S = 1
@@ -40,15 +40,10 @@ class Case:
 
 
 @dataclass(slots=True)
-class Line:
-    """What the rounds of one case have given so far."""
+class Line(Rounds):
+    """And how large the batches were."""
 
-    loads: list[Load] = field(default_factory=list)
     rows_per_batch: list[float] = field(default_factory=list)
-
-    def median(self, name: str) -> float:
-        """Give the median of one figure of Load."""
-        return float(statistics.median(getattr(load, name) for load in self.loads))
 
     @property
     def rows(self) -> float:

@@ -9,7 +9,6 @@ import argparse
 import contextlib
 import os
 import signal
-import statistics
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from typing import TypeVar
 
 from . import processes
 from .calm import Others
-from .load import Load, Process, await_ready
+from .load import Load, Process, Rounds, await_ready
 
 WARM_UP_S = 1
 
@@ -71,15 +70,10 @@ def served(
 
 
 @dataclass(slots=True)
-class Line:
-    """What the rounds gave for one side in one case. `others`: the cores that others used meanwhile."""
+class Line(Rounds):
+    """And the cores that others used meanwhile."""
 
-    loads: list[Load] = field(default_factory=list)
     others: list[float] = field(default_factory=list)
-
-    def median(self, name: str) -> float:
-        """Give the median of one figure of Load."""
-        return float(statistics.median(getattr(load, name) for load in self.loads))
 
 
 Lines = dict[tuple[str, str], Line]

@@ -1,7 +1,7 @@
 """gRPC: Penstock beside grpc.aio with the same model, in turns. `python -m penstock.perf.grpc`.
 
-The load is h2load (Debian: nghttp2-client): compiled, one thread. It does not read `grpc-status`, so the server's own
-statistics must have counted as many successes as it counted answers.
+The load is h2load. It does not read `grpc-status`, so the server's own statistics must have counted as many successes
+as it counted answers.
 """
 
 from __future__ import annotations
@@ -9,22 +9,18 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import re
-import shutil
-import statistics
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 
-from . import models
-from .load import HOST, Load, Process, penstock_over_grpc, prefixed, running
+from . import h2load, models
+from .h2load import Posts
+from .load import HOST, Load, Process, Rounds, needs, penstock_over_grpc, prefixed, running
 
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
 WARM_UP_S = 1
@@ -47,17 +43,6 @@ MLP = Case("mlp", (1, 512), 4, 8)
 CASES = (ONE, MANY, MLP)
 
 
-@dataclass(slots=True)
-class Line:
-    """What the rounds gave for one server."""
-
-    loads: list[Load] = field(default_factory=list)
-
-    def median(self, name: str) -> float:
-        """Give the median of one figure of Load."""
-        return float(statistics.median(getattr(load, name) for load in self.loads))
-
-
 def message(case: Case) -> bytes:
     """Write a ModelInferRequest as tritonclient does."""
     from tritonclient.grpc import service_pb2  # with grpcio: not for those who only import this file's names
@@ -71,37 +56,9 @@ def message(case: Case) -> bytes:
 
 
 def drive(process: Process, port: int, case: Case, seconds: int) -> Load:
-    """Keep every stream busy for `seconds`."""
-    with tempfile.TemporaryDirectory() as folder:
-        body, log = Path(folder, "body"), Path(folder, "log")
-        content = message(case)
-        body.write_bytes(prefixed(content))
-        command = ["h2load", f"-c{case.connections}", f"-m{case.streams}", f"-D{seconds}", "-d", str(body)]
-        command += ["-H", "content-type: application/grpc", "-H", "te: trailers"]
-        one = case.connections * case.streams == 1
-        if one:  # a line per request: only where there are few
-            command += [f"--log-file={log}"]
-        before_s = process.cpu_s()
-        ended = subprocess.run([*command, f"http://{HOST}:{port}{METHOD}"], capture_output=True, text=True, check=True)
-        cpu_s = process.cpu_s() - before_s
-        times_us = [int(line.rsplit("\t", 1)[1]) for line in log.read_text("ascii").splitlines()] if one else [0]
-    answered, broken = _counted(ended.stdout)
-    return Load(
-        requests_per_s=answered / seconds,
-        p50_ms=statistics.median(times_us) / 1e3,
-        p99_ms=float(np.percentile(times_us, 99)) / 1e3,
-        cpu_us=cpu_s * 1e6 / max(answered, 1),
-        refused=0,
-        broken=broken,
-    )
-
-
-def _counted(report: str) -> tuple[int, int]:
-    found = re.search(r"(\d+) succeeded, (\d+) failed, (\d+) errored, (\d+) timeout", report)
-    if found is None:
-        raise RuntimeError(f"h2load said:\n{report}")
-    succeeded, failed, errored, timed_out = map(int, found.groups())
-    return succeeded, failed + errored + timed_out
+    """Keep every stream busy for `seconds`; one alone is timed, being slow enough for that."""
+    posts = Posts(port, METHOD, prefixed(message(case)), case.connections, case.streams)
+    return h2load.drive(process, posts, seconds, timed=case.connections * case.streams == 1)
 
 
 def ask(port: int, case: Case) -> None:
@@ -128,11 +85,11 @@ def _succeeded(process: Process, model: str) -> int:
     return count
 
 
-def measure(cases: Sequence[Case], rounds: int, seconds: int) -> dict[tuple[str, Case], Line]:
+def measure(cases: Sequence[Case], rounds: int, seconds: int) -> dict[tuple[str, Case], Rounds]:
     """Run everything in turns, once more than counts."""
     folder = models.DEFAULT_FOLDER
     models.make(folder)
-    lines: dict[tuple[str, Case], Line] = {(who, case): Line() for case in cases for who in ("penstock", "grpc.aio")}
+    lines = {(who, case): Rounds() for case in cases for who in ("penstock", "grpc.aio")}
     with contextlib.ExitStack() as stack:
         ours, our_port = stack.enter_context(penstock_over_grpc(folder))
         peers = {
@@ -153,7 +110,7 @@ def measure(cases: Sequence[Case], rounds: int, seconds: int) -> dict[tuple[str,
     return lines
 
 
-def report(lines: dict[tuple[str, Case], Line]) -> str:
+def report(lines: dict[tuple[str, Case], Rounds]) -> str:
     """Write the table of medians, and which of issue 3's lines hold."""
     rows = [f"{'case':<24} {'server':<10} {'req/s':>9} {'CPU us':>8} {'p50 ms':>8} {'p99 ms':>8}"]
     for (who, case), line in lines.items():
@@ -183,8 +140,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=int, default=3, help="of load per case and round")
     args = parser.parse_args()
-    if not shutil.which("h2load"):
-        raise SystemExit("this needs h2load: apt-get install nghttp2-client")
+    needs("h2load")
     print(report(measure(CASES, args.rounds, args.seconds)))
 
 

@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import json
 import os
-import shutil
 import statistics
 import tempfile
 import threading
@@ -21,7 +20,7 @@ import numpy as np
 import onnx
 
 from . import models
-from .load import Call, Load, Process, drive, flood, penstock
+from .load import Call, Load, Process, drive, flood, needs, penstock
 
 HEAVY = """
 import time
@@ -129,8 +128,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args()
-    if not shutil.which("wrk"):
-        raise SystemExit("the benchmark needs wrk: apt-get install wrk")
+    needs("wrk")
     print(f"{os.cpu_count()} CPUs")
     for table in (several, beside, cost):
         for line in table(asked.seconds, asked.rounds):

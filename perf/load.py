@@ -1,7 +1,8 @@
 """Load from outside, over loopback; /proc tells the CPU time that the server took for it.
 
 `drive` is a closed loop, wrk's: Debian's package, compiled, one thread, so that the load costs little of the two cores
-it shares with the server. `flood` is an open loop: every request has its time (perf/flood.py).
+it shares with the server; h2load.py has the one over gRPC. `flood` is an open loop: every request has its time
+(perf/flood.py).
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import json
 import os
 import shutil
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ Records = np.ndarray[tuple[int], np.dtype[np.void]]
 
 HOST = "127.0.0.1"
 READY_WITHIN_S = 60.0
+_PACKAGES = {"wrk": "wrk", "h2load": "nghttp2-client"}
 _SERVE = (sys.executable, "-m", "penstock.server.cli", "serve", "--allow-metrics=false")
 
 _SCRIPT = """
@@ -89,7 +92,7 @@ def prefixed(message: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one run of wrk saw, and what it cost the server.
+    """What one run of wrk or h2load saw, and what it cost the server.
 
     `refused`: answers of status 400 and above; `broken`: connections that failed.
     """
@@ -100,6 +103,17 @@ class Load:
     cpu_us: float
     refused: int
     broken: int
+
+
+@dataclass(slots=True)
+class Rounds:
+    """What the rounds of one case give."""
+
+    loads: list[Load] = field(default_factory=list)
+
+    def median(self, name: str) -> float:
+        """Give the median of one figure of Load."""
+        return float(statistics.median(getattr(load, name) for load in self.loads))
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,10 +257,16 @@ def await_ready(process: Process, child: subprocess.Popen[bytes], ask: Callable[
             return
 
 
+def needs(*programs: str) -> None:
+    """Check that what drives is there. Raises: SystemExit."""
+    for program in programs:
+        if not shutil.which(program):
+            raise SystemExit(f"this needs {program}: apt-get install {_PACKAGES[program]}")
+
+
 def drive(process: Process, call: Call, connections: int, seconds: int) -> Load:
     """Keep `connections` busy for `seconds`, each sending as soon as it has its answer."""
-    if not shutil.which("wrk"):
-        raise SystemExit("the benchmark needs wrk: apt-get install wrk")
+    needs("wrk")
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder, f"body{number}") for number, _ in enumerate(call.bodies)]
         for path, body in zip(paths, call.bodies, strict=True):

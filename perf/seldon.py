@@ -12,19 +12,18 @@ import argparse
 import contextlib
 import json
 import os
-import re
-import shutil
 import struct
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
 
-from . import beside
-from .load import HOST, Call, Load, Process, drive, free_port, prefixed
+from . import beside, h2load
+from .h2load import Posts
+from .load import HOST, Call, Load, Process, drive, free_port, needs, prefixed
 
 JSON = {"Content-Type": "application/json"}
 PREDICT, METHOD = "/api/v1.0/predictions", "/seldon.protos.Model/Predict"
@@ -101,16 +100,6 @@ def _called(family: Family) -> int:
         return len(channel.unary_unary(METHOD)(message(), timeout=10))
 
 
-def _h2load(family: Family, words: Sequence[str]) -> str:
-    with tempfile.NamedTemporaryFile() as file:
-        content = message()
-        file.write(prefixed(content))
-        file.flush()
-        command = ["h2load", *words, "-d", file.name, "-H", "content-type: application/grpc", "-H", "te: trailers"]
-        url = f"http://{HOST}:{family.grpc_port}{METHOD}"
-        return subprocess.run([*command, url], capture_output=True, text=True, check=True, timeout=60).stdout
-
-
 def drive_rest(family: Family, seconds: int) -> Load:
     """Keep 64 connections busy."""
     return drive(family, Call(PREDICT, (body(),), JSON), CONNECTIONS, seconds)
@@ -121,28 +110,11 @@ def drive_grpc(family: Family, seconds: int) -> Load:
 
     h2load does not read `grpc-status`: what failed is seen by its answer, which has no message.
     """
-    streams = [f"-c{GRPC_CONNECTIONS}", f"-m{STREAMS}"]
     nbytes = _called(family) + 5  # as a gRPC message is framed
-    before_s = family.cpu_s()
-    said = _h2load(family, [*streams, f"-D{seconds}"])
-    cpu_s = family.cpu_s() - before_s
-    found = re.search(r"(\d+) succeeded, (\d+) failed, (\d+) errored, (\d+) timeout", said)
-    data = re.search(r"\((\d+)\) data", said)
-    if found is None or data is None:
-        raise RuntimeError(f"h2load said:\n{said}")
-    succeeded, *failed = map(int, found.groups())
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder, "log")
-        _h2load(family, [*streams, "-D1", f"--log-file={log}"])
-        took_us = sorted(int(line.rsplit("\t", 1)[1]) for line in log.read_text("ascii").splitlines())
-    return Load(
-        requests_per_s=succeeded / seconds,
-        p50_ms=took_us[len(took_us) // 2] / 1e3,
-        p99_ms=took_us[len(took_us) * 99 // 100] / 1e3,
-        cpu_us=cpu_s * 1e6 / max(succeeded, 1),
-        refused=max(0, succeeded - int(data[1]) // nbytes),
-        broken=sum(failed),
-    )
+    posts = Posts(family.grpc_port, METHOD, prefixed(message()), GRPC_CONNECTIONS, STREAMS)
+    seen, times = h2load.drive(family, posts, seconds), h2load.drive(family, posts, 1, timed=True)
+    refused = max(0, seen.answered - seen.nbytes // nbytes)
+    return replace(seen, p50_ms=times.p50_ms, p99_ms=times.p99_ms, refused=refused)
 
 
 WIRES: dict[str, Callable[[Family, int], Load]] = {"REST": drive_rest, "gRPC": drive_grpc}
@@ -165,9 +137,7 @@ def main() -> None:
     parser.add_argument("--original", default=os.environ.get("SELDON_ORIGINAL", ""), metavar="PYTHON")
     parser.add_argument("--batching", action="store_true", help="what batches are worth, instead of the original")
     asked = beside.arguments(parser)
-    for program, package in (("wrk", "wrk"), ("h2load", "nghttp2-client")):
-        if not shutil.which(program):
-            raise SystemExit(f"this needs {program}: apt-get install {package}")
+    needs("wrk", "h2load")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "Linear.py").write_text(LINEAR)

@@ -8,21 +8,18 @@ All clients take turns; figures are medians of the rounds.
 
 from __future__ import annotations
 
-import re
 import resource
-import shutil
 import statistics
-import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
+from . import h2load
+from .generator import orders
 from .generator.fleet import Fleet, fleet
-from .generator.orders import Load
-from .load import HOST, Process, drive
+from .h2load import Posts
+from .load import Load, Process, drive, needs
 from .overload import verdict
 from .truth_server import CALL, METHOD, PATH, PROTOCOLS, bare, message, payloads, target
 
@@ -61,59 +58,38 @@ Client = Callable[[Process, int, int], Seen]
 """Keeps so many requests under way for so many seconds."""
 
 
-def _compiled(run: Callable[[], tuple[float, float]], server: Process) -> Seen:
-    """Run a program that gives how many requests were answered, and in how many seconds."""
-    before, server_s = resource.getrusage(resource.RUSAGE_CHILDREN), server.cpu_s()
-    count, seconds = run()
+def _compiled(drive: Callable[[], Load], seconds: int) -> Seen:
+    """Let a program drive. Raises: RuntimeError where it saw requests fail."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    load = drive()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if load.refused or load.broken:
+        raise RuntimeError(f"{load.refused + load.broken} requests failed")
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Seen(count / seconds, cpu_s / count * 1e6, (server.cpu_s() - server_s) / count * 1e6)
+    return Seen(load.requests_per_s, cpu_s / (load.requests_per_s * seconds) * 1e6, load.cpu_us)
 
 
 def wrk(server: Process, concurrency: int, seconds: int) -> Seen:
     """Let wrk do it."""
-
-    def run() -> tuple[float, float]:
-        load = drive(server, CALL, concurrency, seconds)
-        if load.refused or load.broken:
-            raise RuntimeError(f"wrk: {load.refused + load.broken} requests failed")
-        return load.requests_per_s * seconds, seconds
-
-    return _compiled(run, server)
+    return _compiled(lambda: drive(server, CALL, concurrency, seconds), seconds)
 
 
-def h2load(server: Process, concurrency: int, seconds: int, *, grpc: bool) -> Seen:
-    """Let h2load do it. Over gRPC each connection has at most STREAMS streams."""
-    with tempfile.TemporaryDirectory() as folder:
-        body = Path(folder, "body")
-        body.write_bytes(message() if grpc else CALL.bodies[0])
-        if grpc:
-            words = [f"-c{max(concurrency // STREAMS, 1)}", f"-m{min(concurrency, STREAMS)}"]
-            words += ["-H", "content-type: application/grpc", "-H", "te: trailers"]
-        else:
-            words = ["--h1", f"-c{concurrency}", "-H", "content-type: application/json"]
-        command = ["h2load", f"-D{seconds}", "-d", str(body), *words]
-        url = f"http://{HOST}:{server.port}{METHOD if grpc else PATH}"
-
-        def run() -> tuple[float, float]:
-            said = subprocess.run([*command, url], capture_output=True, text=True, check=True).stdout
-            return counted(said), seconds
-
-        return _compiled(run, server)
+def over_grpc(server: Process, concurrency: int, seconds: int) -> Seen:
+    """Let h2load do it, over gRPC. Each connection has at most STREAMS streams."""
+    posts = Posts(server.port, METHOD, message(), max(concurrency // STREAMS, 1), min(concurrency, STREAMS))
+    return _compiled(lambda: h2load.drive(server, posts, seconds), seconds)
 
 
-def counted(said: str) -> int:
-    """Read how many requests h2load saw answered well. Raises: RuntimeError where any was not."""
-    found = re.search(r"requests: .*?(\d+) succeeded, (\d+) failed, (\d+) errored, (\d+) timeout", said)
-    if found is None or any(map(int, found.groups()[1:])):
-        raise RuntimeError(f"h2load: {said[-1000:]}")
-    return int(found.group(1))
+def over_http(server: Process, concurrency: int, seconds: int) -> Seen:
+    """Let h2load do it, over HTTP/1.1."""
+    posts = Posts(server.port, PATH, CALL.bodies[0], concurrency, wire=h2load.JSON)
+    return _compiled(lambda: h2load.drive(server, posts, seconds), seconds)
 
 
 def ours(server: Process, concurrency: int, seconds: int, *, protocol: str) -> Seen:
     """Let one process of our generator do it."""
     with fleet(target(server, protocol), payloads(protocol)) as running:
-        running.go(Load(concurrency=concurrency))
+        running.go(orders.Load(concurrency=concurrency))
         time.sleep(WARM_UP_S)
         running.take()
         return _window(running, server, seconds)
@@ -132,8 +108,8 @@ def _window(running: Fleet, server: Process, seconds: float) -> Seen:
 def _clients(protocol: str) -> dict[str, Client]:
     ourselves = partial(ours, protocol=protocol)
     if protocol == "gRPC":
-        return {"ours": ourselves, "h2load": partial(h2load, grpc=True)}
-    return {"ours": ourselves, "wrk": wrk, "h2load --h1": partial(h2load, grpc=False)}
+        return {"ours": ourselves, "h2load": over_grpc}
+    return {"ours": ourselves, "wrk": wrk, "h2load --h1": over_http}
 
 
 def _rounds(kept: Kept, protocol: str, rounds: int, seconds: int) -> dict[str, Seen]:
@@ -155,9 +131,7 @@ def _rounds(kept: Kept, protocol: str, rounds: int, seconds: int) -> dict[str, S
 
 def clients(rounds: int, seconds: int) -> Iterator[str]:
     """Measure what must agree, then what each client is worth, and write the lines as they come."""
-    for program, package in (("wrk", "wrk"), ("h2load", "nghttp2-client")):
-        if not shutil.which(program):
-            raise SystemExit(f"this needs {program}: apt-get install {package}")
+    needs("wrk", "h2load")
     yield f"Requests/s of a closed loop, medians of {rounds} rounds of {seconds} s in turns"
     for kept in (*HELD, FREE):
         for protocol in PROTOCOLS:
@@ -183,7 +157,7 @@ def speed(windows: int, seconds: float) -> Iterator[str]:
     yield f"One process of the generator against a bare server, medians of {windows} windows of {seconds:g} s"
     for protocol in PROTOCOLS:
         with bare() as server, fleet(target(server, protocol), payloads(protocol)) as running:
-            running.go(Load(concurrency=FAST_CONCURRENCY))
+            running.go(orders.Load(concurrency=FAST_CONCURRENCY))
             time.sleep(WARM_UP_S)
             running.take()
             seen = [_window(running, server, seconds) for _ in range(windows)]

@@ -9,16 +9,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from penstock.perf import truth_analyzer, truth_clients, truth_theory
+from penstock.perf import truth_analyzer, truth_theory
 from penstock.perf.generator.orders import Window
 from penstock.perf.queueing import DETERMINISTIC, EXPONENTIAL, departures
 from penstock.perf.truth_analyzer import FIGURES, Figures
 from penstock.perf.truth_theory import SEEDS, Draw
-
-H2LOAD = """finished in 2.00s, 290343 req/s, 24.36MB/s
-requests: 290350 total, 290350 started, 290343 done, 290343 succeeded, {failed} failed, 0 errored, 0 timeout
-status codes: 290343 2xx, 0 3xx, 0 4xx, 0 5xx
-"""
 
 
 def seen(draw: Draw, times: float = 1.0, late_ns: int = 0) -> Window:
@@ -67,16 +62,6 @@ def test_a_draw_that_was_not_answered_whole_does_not_hold() -> None:
     assert "503: busy" in failed
     assert failed.endswith("DOES NOT HOLD")
     assert short.startswith("M/D/1 at 50% over HTTP: 0 of 1500 requests answered")
-
-
-def test_h2load_s_count_is_of_what_was_answered_well() -> None:
-    assert truth_clients.counted(H2LOAD.format(failed=0)) == 290343
-
-
-@pytest.mark.parametrize("said", [H2LOAD.format(failed=7), "could not connect", ""])
-def test_h2load_s_failures_are_not_counted_away(said: str) -> None:
-    with pytest.raises(RuntimeError, match="h2load"):
-        truth_clients.counted(said)
 
 
 def test_both_tables_are_read_alike() -> None:

@@ -1,0 +1,23 @@
+"""What perf/h2load.py reads of what h2load says."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.perf import h2load
+
+SAID = """finished in 2.00s, 290343 req/s, 24.36MB/s
+requests: 290350 total, 290350 started, 290343 done, 290343 succeeded, 4 failed, 2 errored, 1 timeout
+status codes: 290343 2xx, 0 3xx, 0 4xx, 0 5xx
+traffic: 48.72MB (51086336) total, 1.11MB (1163904) headers (space savings 95.00%), 33.23MB (34841160) data
+"""
+
+
+def test_requests_that_were_answered_are_counted_apart_from_all_others() -> None:
+    assert h2load.counted(SAID) == (290343, 7, 34841160)
+
+
+@pytest.mark.parametrize("said", ["could not connect", ""])
+def test_a_run_that_says_no_counts_is_a_failure(said: str) -> None:
+    with pytest.raises(RuntimeError, match="h2load"):
+        h2load.counted(said)
