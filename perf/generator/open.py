@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from .alarm import alarm
 from .carriers import Carrier
 from .orders import Load
-from .pacing import HALT_WITHIN_S, NEVER_NS, UNANSWERED, Means, Quiet
+from .pacing import HALT_WITHIN_S, NEVER_NS, UNANSWERED, Due, Means, Quiet
 from .schedule import due_ns
 
 MOST_CONNECTIONS = 2048
@@ -24,40 +24,19 @@ _SPARE = 8
 """How many places are kept free, so that a burst does not wait for its connections."""
 
 
-class _Place:
+class _Place(Due):
     """Room for one request on one connection."""
 
-    __slots__ = ("_due_ns", "_late_ns", "_loop", "carrier", "gone")
+    __slots__ = ("gone",)
 
     def __init__(self, loop: OpenLoop, carrier: Carrier) -> None:
-        self._loop = loop
-        self._due_ns = self._late_ns = 0
+        super().__init__(loop.recorder, loop.freed)
         self.carrier = carrier
         self.gone = False
 
-    def send(self, request: bytes, at_ns: int) -> None:
-        self._due_ns = at_ns
-        self._late_ns = time.monotonic_ns() - at_ns
-        self.carrier.send(request, self)
-
-    def responded(self, earlier_ns: Sequence[int], count: int) -> None:
-        self._loop.recorder.responded(earlier_ns, count)
-
-    def answered(self, now_ns: int, error: str) -> None:
-        recorder = self._loop.recorder
-        recorder.heard_ns = now_ns
-        if error:
-            recorder.fail(error)
-        else:
-            recorder.starts.append(self._due_ns)
-            recorder.ends.append(now_ns)
-            recorder.late.append(self._late_ns)
-        self._loop.freed(self)
-
     def lost(self, now_ns: int, why: str) -> None:
         self.gone = True
-        self._loop.recorder.fail(f"connection lost: {why}")
-        self._loop.freed(self)
+        super().lost(now_ns, why)
 
 
 class _Connection:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+from .carriers import Carrier
 from .orders import Load, Part, Payloads
 from .recording import Recorder
 from .reopening import Openings
@@ -52,6 +54,41 @@ class Pacing(Protocol):
 
     def close(self) -> None:
         """End all connections."""
+
+
+class Due:
+    """A slot of an open loop: its request's time counts from when it was due. `ended` is told each end."""
+
+    __slots__ = ("_due_ns", "_ended", "_late_ns", "_recorder", "carrier")
+
+    def __init__(self, recorder: Recorder, ended: Callable[[Any], None]) -> None:
+        self.carrier: Carrier
+        self._recorder = recorder
+        self._ended = ended
+        self._due_ns = self._late_ns = 0
+
+    def send(self, request: bytes, due_ns: int) -> None:
+        self._due_ns = due_ns
+        self._late_ns = time.monotonic_ns() - due_ns
+        self.carrier.send(request, self)
+
+    def responded(self, earlier_ns: Sequence[int], count: int) -> None:
+        self._recorder.responded(earlier_ns, count)
+
+    def answered(self, now_ns: int, error: str) -> None:
+        recorder = self._recorder
+        recorder.heard_ns = now_ns
+        if error:
+            recorder.fail(error)
+        else:
+            recorder.starts.append(self._due_ns)
+            recorder.ends.append(now_ns)
+            recorder.late.append(self._late_ns)
+        self._ended(self)
+
+    def lost(self, now_ns: int, why: str) -> None:
+        self._recorder.fail(f"connection lost: {why}")
+        self._ended(self)
 
 
 class Ending:

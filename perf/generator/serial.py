@@ -4,60 +4,30 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from itertools import cycle
 
 from .alarm import alarm
-from .carriers import Carrier
 from .lines import Lines
 from .orders import Load
-from .pacing import HALT_WITHIN_S, NEVER_NS, UNANSWERED, Ending, Means, Quiet
+from .pacing import HALT_WITHIN_S, NEVER_NS, UNANSWERED, Due, Ending, Means, Quiet
 from .schedule import due_ns
 
 
-class _Sequence:
+class _Sequence(Due):
     """One sequence, whose requests wait for each other; that is part of their time."""
 
     def __init__(self, number: int, stream: Iterator[bytes], loop: SerialLoop) -> None:
+        super().__init__(loop.recorder, loop.proceed)
         self.number = number
-        self.carrier: Carrier
         self.waiting: deque[int] = deque()
         self.busy = False
         self._draw = stream.__next__
-        self._loop = loop
-        self._due_ns = self._late_ns = 0
 
-    def send(self) -> None:
+    def send_next(self) -> None:
         """Send what has waited longest."""
-        self._due_ns = self.waiting.popleft()
-        self._late_ns = time.monotonic_ns() - self._due_ns
-        self.carrier.send(self._draw(), self)
-
-    def responded(self, earlier_ns: Sequence[int], count: int) -> None:
-        self._loop.recorder.responded(earlier_ns, count)
-
-    def answered(self, now_ns: int, error: str) -> None:
-        recorder = self._loop.recorder
-        recorder.heard_ns = now_ns
-        if error:
-            recorder.fail(error)
-        else:
-            recorder.starts.append(self._due_ns)
-            recorder.ends.append(now_ns)
-            recorder.late.append(self._late_ns)
-        self._proceed()
-
-    def lost(self, now_ns: int, why: str) -> None:
-        self._loop.recorder.fail(f"connection lost: {why}")
-        self._proceed()
-
-    def _proceed(self) -> None:
-        if self.waiting:
-            self._loop.recorder.waited += 1
-            self.send()
-        else:
-            self._loop.idle(self)
+        self.send(self._draw(), self.waiting.popleft())
 
 
 class SerialLoop:
@@ -117,8 +87,15 @@ class SerialLoop:
         self._alarm.close()
         self._lines.close()
 
-    def idle(self, sequence: _Sequence) -> None:
-        """Take that nothing of a sequence is under way or waits."""
+    def proceed(self, sequence: _Sequence) -> None:
+        """Take that a sequence's request has ended."""
+        if sequence.waiting:
+            self.recorder.waited += 1
+            sequence.send_next()
+        else:
+            self._idle(sequence)
+
+    def _idle(self, sequence: _Sequence) -> None:
         sequence.busy = False
         self._busy -= 1
         if not self._busy:
@@ -132,7 +109,7 @@ class SerialLoop:
             if not sequence.busy:
                 sequence.busy = True
                 self._busy += 1
-                sequence.send()
+                sequence.send_next()
             at_ns = next(self._times, NEVER_NS)
         self._due_ns = at_ns
         if at_ns == NEVER_NS:
@@ -145,7 +122,7 @@ class SerialLoop:
         for sequence in self._sequences.values():
             if sequence.busy:
                 self.recorder.fail(UNANSWERED)
-                self.idle(sequence)
+                self._idle(sequence)
 
     def _end_sequences(self) -> None:
         for sequence in self._sequences.values():
@@ -153,4 +130,4 @@ class SerialLoop:
             if request is not None:
                 sequence.busy = True
                 self._busy += 1
-                sequence.carrier.send(request, Ending(partial(self.idle, sequence)))
+                sequence.carrier.send(request, Ending(partial(self._idle, sequence)))
