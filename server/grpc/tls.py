@@ -30,7 +30,7 @@ def context_for(settings: GrpcSettings) -> ssl.SSLContext | None:
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(["h2"])
     try:
-        context.load_cert_chain(settings.grpc_server_cert, settings.grpc_server_key)
+        context.load_cert_chain(settings.grpc_server_cert, settings.grpc_server_key, _no_passphrase)
         if settings.grpc_use_ssl_mutual:
             context.verify_mode = ssl.CERT_REQUIRED
             context.load_verify_locations(settings.grpc_root_cert)
@@ -38,3 +38,8 @@ def context_for(settings: GrpcSettings) -> ssl.SSLContext | None:
         where = f"{settings.grpc_server_cert}, {settings.grpc_server_key}, {settings.grpc_root_cert}".rstrip(", ")
         raise TlsError(f"cannot use the certificates of the gRPC port ({where}): {error.strerror or error}") from error
     return context
+
+
+def _no_passphrase() -> str:
+    """Stand in for OpenSSL's own question, for which a server would wait at whatever terminal it has."""
+    raise OSError("the key has a passphrase, which nobody is here to give: take it off with `openssl pkey`")

@@ -322,5 +322,17 @@ def test_certificates_that_cannot_be_used_are_named(given: dict[str, Any], text:
         context_for(Settings(**given))
 
 
+def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(
+    tmp_path: Path, keys: dict[str, tuple[str, str]]
+) -> None:
+    certificate, plain = keys["server"]
+    locked = tmp_path / "locked.key"
+    words = ["openssl", "pkey", "-in", plain, "-aes256", "-passout", "pass:secret", "-out", locked]
+    subprocess.run(words, check=True, capture_output=True)
+
+    with pytest.raises(TlsError, match=r"locked\.key\): the key has a passphrase"):
+        context_for(Settings(grpc_use_ssl=True, grpc_server_cert=certificate, grpc_server_key=str(locked)))
+
+
 def test_without_tls_there_is_no_context() -> None:
     assert context_for(Settings()) is None
