@@ -97,6 +97,9 @@ def parse(raw: bytes, limits: Limits) -> Head:
         raise HttpError(431, f"request has more than {limits.max_headers} header fields")
     head = Head()
     head.method = parser.get_method()
+    if head.method == b"CONNECT":
+        # for proxies alone; uvicorn takes what follows it for another protocol's, and warns of that
+        raise HttpError(405, "Method Not Allowed")
     head.old = version == "1.0"
     head.path, _, head.query = collector.url.partition(b"?")
     _read_headers(head, collector.headers)

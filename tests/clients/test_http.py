@@ -170,6 +170,17 @@ class TestVerbs:
             assert status == 405
             assert body == (b"" if method == "HEAD" else b'{"error":"Method Not Allowed"}')
 
+    @pytest.mark.parametrize("target", ["/v2", "x:443"])
+    @pytest.mark.parametrize("body", [b"", b"abc"])
+    def test_a_tunnel_is_refused_as_any_wrong_one_and_nothing_is_warned_of(
+        self, live: Live, caplog: pytest.LogCaptureFixture, target: str, body: bytes
+    ) -> None:
+        answer = exchange(live, head("CONNECT", target, f"content-length: {len(body)}") + body)
+
+        assert answer.startswith(b"HTTP/1.1 405 Method Not Allowed\r\n")
+        assert answer.endswith(b'{"error":"Method Not Allowed"}')
+        assert not caplog.records
+
     def test_head_tells_the_length_of_the_body_it_leaves_out(self, connection: http.client.HTTPConnection) -> None:
         _, body = ask(connection, "GET", "/v2")
         connection.request("HEAD", "/v2")

@@ -147,11 +147,15 @@ def test_headers_are_counted() -> None:
     assert refused(*[f"a{i}: b" for i in range(5)]) == (431, "request has more than 4 header fields")
 
 
-@pytest.mark.parametrize("method", ["CONNECT a:443", "GET /"])
-def test_an_upgrade_that_is_not_made_is_a_request_all_the_same(method: str) -> None:
-    parsed = head("Connection: upgrade", "Upgrade: h2c", first=f"{method} HTTP/1.1")
+def test_an_upgrade_that_is_not_made_is_a_request_all_the_same() -> None:
+    parsed = head("Connection: upgrade", "Upgrade: h2c", first="GET / HTTP/1.1")
 
     assert parsed.length == 0
+
+
+@pytest.mark.parametrize("target", ["a:443", "/v2"])
+def test_a_tunnel_is_refused(target: str) -> None:
+    assert refused(first=f"CONNECT {target} HTTP/1.1") == (405, "Method Not Allowed")
 
 
 @given(st.binary(max_size=200), st.sampled_from([b"", b"POST /a HTTP/1.1\r\n", b"POST /a HTTP/1.1\r\nHost: x\r\n"]))
@@ -163,7 +167,7 @@ def test_whatever_the_bytes_they_are_parsed_or_refused(rest: bytes, start: bytes
     except HttpError as error:
         status = error.status
 
-    assert status in {200, 400, 417, 431, 505}
+    assert status in {200, 400, 405, 417, 431, 505}
 
 
 def test_an_upgrade_is_taken_out_of_a_head_and_nothing_else() -> None:
