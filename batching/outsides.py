@@ -6,6 +6,7 @@ Of such a model nothing is learned by looking into its file: its configuration s
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -123,8 +124,9 @@ async def _run_samples(model: Model) -> None:
     """Run all samples on each Outside. Raises: InferError (INVALID), naming the sample."""
     for sample in model.spec.samples:
         prepared = prepare(model, sample)
-        for outside in list(model.outsides) * sample.count:
-            requests = prepared.requests(sample.rows)
+        runs = itertools.product(range(1, sample.count + 1), enumerate(model.outsides))
+        for iteration, (number, outside) in runs:
+            requests = prepared.requests(str(number), iteration)
             if model.spec.decoupled:
                 for request in requests:
                     request.answers = Answers()

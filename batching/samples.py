@@ -114,10 +114,8 @@ class _Prepared:
     def run(self, name: str, binding: Binding) -> None:
         """Run it as often as it is to be run. Raises: InferError."""
         model, sample = self._model, self._sample
-        text = "model '%s' instance %s is running warmup sample '%s' for iteration %d"
         for iteration in range(1, sample.count + 1):
-            logger.debug(text, model.name, name, sample.name, iteration)
-            requests = self.requests(sample.rows)
+            requests = self.requests(name, iteration)
             batch = Batch(requests, len(requests), requests[0].key, time.monotonic_ns())
             overridden = _Overridden(binding, self._derived, len(requests) if model.signature.batched else 0)
             try:
@@ -127,11 +125,13 @@ class _Prepared:
             except Exception as error:
                 raise failed(sample, f"{type(error).__name__}: {error}") from error
 
-    def requests(self, count: int) -> list[InferRequest]:
-        """Make requests of it."""
-        model, sink = self._model, FutureSink()
+    def requests(self, instance: str, iteration: int) -> list[InferRequest]:
+        """Make the requests of one run, which begins now, and say so in the log."""
+        model, sample, sink = self._model, self._sample, FutureSink()
+        text = "model '%s' instance %s is running warmup sample '%s' for iteration %d"
+        logger.debug(text, model.name, instance, sample.name, iteration)
         requests = [
-            InferRequest(model, list(self._inputs), 1, self._key, model.all_outputs, sink) for _ in range(count)
+            InferRequest(model, list(self._inputs), 1, self._key, model.all_outputs, sink) for _ in range(sample.rows)
         ]
         if model.forms is not None and model.forms.valued:
             for request in requests:

@@ -15,10 +15,29 @@ from tests.backends.onnx_models import FLOAT, INT64, STRING, floats, node
 from tests.clients import models
 from tests.clients.tensors import given
 from tests.live import live_server
+from tests.server.python_models.repositories import ONE, write_model
 
 pytestmark = pytest.mark.slow
 
 INT32 = models.INT32
+IDENTITY = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", each.inputs()[0].as_numpy())]) for each in requests]
+"""
+SILENT = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            request.get_response_sender().send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+"""A decoupled model that never gives an answer."""
 
 
 def warmup(*inputs: str, name: str = "regular sample", rows: int = 1, more: str = "") -> str:
@@ -130,6 +149,18 @@ def test_a_sequence_models_sample_may_say_its_controls_and_need_not(
 
     assert found.as_numpy("BOTH").tolist() == [[2]]
     assert counted.execution_count == 1
+
+
+@pytest.mark.parametrize(("code", "more"), [(IDENTITY, ""), (SILENT, "model_transaction_policy { decoupled: true }")])
+def test_a_python_models_samples_run_on_each_instance_and_are_told_likewise(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, code: str, more: str
+) -> None:
+    samples = "instance_group { count: 2 kind: KIND_CPU }\n" + warmup(data(ZERO), more="count: 2", rows=3)
+    write_model(tmp_path, "m", code, ONE + samples + more)
+    with caplog.at_level(logging.DEBUG, "penstock.batching"), live_server(tmp_path) as live:
+        assert httpx.get(f"{live.url}/v2/models/m/ready").status_code == 200
+
+    assert ran(caplog) == [f"{name} 'regular sample' for iteration {n}" for n in (1, 2) for name in ("0", "1")]
 
 
 def test_a_sample_of_no_rows_is_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
