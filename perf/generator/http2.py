@@ -21,14 +21,12 @@ from penstock.server.http2.frames import (
     END_HEADERS,
     END_STREAM,
     GOAWAY,
-    HAS_PRIORITY,
     HEAD,
     HEAD_BYTES,
     HEADER_TABLE_SIZE,
     HEADERS,
     INITIAL_WINDOW_SIZE,
     MAX_CONCURRENT_STREAMS,
-    MAX_FRAME_BYTES,
     MAX_FRAME_SIZE,
     MAX_HEADER_LIST_SIZE,
     MAX_WINDOW,
@@ -47,6 +45,7 @@ from penstock.server.http2.frames import (
     read_settings,
     read_word,
     settings,
+    unpadded,
     window_update,
 )  # fmt: skip
 from penstock.server.http2.headers import Fields, HeaderMemory
@@ -64,9 +63,8 @@ _FOREIGN = "the server does not speak HTTP/2"
 class Http2Client(Sending):
     """What comes in.
 
-    Invariants: `_partial` is the front of a frame that has not arrived whole. While `_block` is not None, a header
-    block is open and only its CONTINUATION may come. `answers` are those of one read: slots are told together, at its
-    end, with the time at which it began.
+    Invariants: `_partial` is the front of a frame that has not arrived whole. `answers` are those of one read: slots
+    are told together, at its end, with the time at which it began.
     """
 
     def __init__(self, openings: Openings, resolve: Callable[[Fields], Any], owner: Owner) -> None:
@@ -74,9 +72,6 @@ class Http2Client(Sending):
         self.answers: list[tuple[Slot, str]] = []
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._partial = b""
-        self._block: bytearray | None = None
-        self._block_stream = 0
-        self._block_flags = 0
         self._headers: HeaderMemory[Any] = HeaderMemory(resolve, _MAX_HEADER_BYTES)
         self._window_left = DEFAULT_WINDOW
         self._why = ""
@@ -156,7 +151,8 @@ class Http2Client(Sending):
     def _take_frames(self, data: bytes) -> int:
         """Take every whole frame. Returns: where the rest begins."""
         at, size = 0, len(data)
-        streams, known = self.streams, self._headers.known
+        streams, headers = self.streams, self._headers
+        known = headers.known
         while size - at >= HEAD_BYTES:
             word, flags, stream_id = HEAD.unpack_from(data, at)
             start = at + HEAD_BYTES
@@ -167,12 +163,12 @@ class Http2Client(Sending):
                 break
             at = end
             kind = word & 0xFF
-            if self._block is not None or stream_id not in streams:
+            if headers.block is not None or stream_id not in streams:
                 self._frame(kind, flags, stream_id & MAX_WINDOW, data[start:end])
             elif kind == HEADERS and flags | END_STREAM == END_HEADERS | END_STREAM:
                 head = known.get(data[start:end])
                 stream = streams[stream_id]
-                stream.head = self._headers.decode(data[start:end]) if head is None else head
+                stream.head = headers.decode(data[start:end]) if head is None else head
                 if flags & END_STREAM:
                     self.forget(stream)
                     stream.over()
@@ -203,14 +199,15 @@ class Http2Client(Sending):
         """Take a frame of any kind. Raises: Http2Error."""
         if not self.ready.done() and (kind != SETTINGS or flags & ACK):
             raise Http2Error(Fault.PROTOCOL_ERROR, f"frame of type {kind} before SETTINGS")
-        if self._block is not None and (kind != CONTINUATION or stream_id != self._block_stream):
+        headers = self._headers
+        if headers.block is not None and (kind != CONTINUATION or stream_id != headers.stream_id):
             raise Http2Error(Fault.PROTOCOL_ERROR, "a header block was not continued")
         if kind == DATA:
             self._take_payload(flags, stream_id, payload)
         elif kind == HEADERS:
-            self._take_headers(flags, stream_id, payload)
+            self._take_block(headers.begun(flags, stream_id, payload))
         elif kind == CONTINUATION:
-            self._take_continuation(flags, payload)
+            self._take_block(headers.continued(flags, payload))
         elif kind == SETTINGS:
             self._take_settings(flags, payload)
         elif kind in {PING, WINDOW_UPDATE, RST_STREAM, GOAWAY}:
@@ -224,7 +221,7 @@ class Http2Client(Sending):
         if stream is not None:
             stream.in_left -= len(payload)
         if flags & PADDED:
-            payload = _unpadded(payload)
+            payload = unpadded(payload)
         if stream is not None and stream.listens and payload:
             stream.received(payload)
         self._refill(stream)
@@ -232,36 +229,17 @@ class Http2Client(Sending):
             self.forget(stream)
             stream.over()
 
-    def _take_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
-        if flags & PADDED:
-            payload = _unpadded(payload)
-        if flags & HAS_PRIORITY:
-            payload = payload[5:]
-        self._block_stream, self._block_flags = stream_id, flags
-        if flags & END_HEADERS:
-            self._headers_done(payload)
-        else:
-            self._block = bytearray(payload)
-
-    def _take_continuation(self, flags: int, payload: bytes) -> None:
-        block = self._block
+    def _take_block(self, block: bytes | None) -> None:
+        """Take a header block that is whole. It is decoded whatever becomes of its stream: the table depends on it."""
         if block is None:
-            raise Http2Error(Fault.PROTOCOL_ERROR, "CONTINUATION of nothing")
-        block += payload
-        if len(block) > _MAX_HEADER_BYTES:
-            raise Http2Error(Fault.ENHANCE_YOUR_CALM, "the header block is too large")
-        if flags & END_HEADERS:
-            self._block = None
-            self._headers_done(bytes(block))
-
-    def _headers_done(self, block: bytes) -> None:
-        """Take a whole header block. It is decoded whatever becomes of its stream: the table depends on it."""
-        head = self._headers.known.get(block)
-        head = self._headers.decode(block) if head is None else head
-        stream = self.streams.get(self._block_stream)
+            return
+        headers = self._headers
+        head = headers.known.get(block)
+        head = headers.decode(block) if head is None else head
+        stream = self.streams.get(headers.stream_id)
         if stream is not None:
             stream.head = head
-            if self._block_flags & END_STREAM:
+            if headers.ended:
                 self.forget(stream)
                 stream.over()
 
@@ -279,12 +257,8 @@ class Http2Client(Sending):
 
     def _set(self, name: int, value: int) -> None:
         if name == INITIAL_WINDOW_SIZE:
-            if value > MAX_WINDOW:
-                raise Http2Error(Fault.FLOW_CONTROL_ERROR, f"SETTINGS_INITIAL_WINDOW_SIZE of {value}")
             self.peer_window = value
         elif name == MAX_FRAME_SIZE:
-            if not MIN_FRAME_BYTES <= value <= MAX_FRAME_BYTES:
-                raise Http2Error(Fault.PROTOCOL_ERROR, f"SETTINGS_MAX_FRAME_SIZE of {value}")
             self.peer_frame = value
         elif name == MAX_CONCURRENT_STREAMS:
             self.most_streams = value
@@ -320,10 +294,3 @@ class Http2Client(Sending):
 
 def _named(code: int) -> str:
     return Fault(code).name if code in set(Fault) else str(code)
-
-
-def _unpadded(payload: bytes) -> bytes:
-    """Take the padding off. Raises: Http2Error."""
-    if not payload or payload[0] >= len(payload):
-        raise Http2Error(Fault.PROTOCOL_ERROR, "a frame with more padding than payload")
-    return payload[1 : len(payload) - payload[0]]

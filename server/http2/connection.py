@@ -17,7 +17,6 @@ from .frames import (
     END_HEADERS,
     END_STREAM,
     GOAWAY,
-    HAS_PRIORITY,
     HEAD,
     HEAD_BYTES,
     HEADERS,
@@ -37,6 +36,7 @@ from .frames import (
     Fault,
     Http2Error,
     settings,
+    unpadded,
     window_update,
 )  # fmt: skip
 from .headers import Fields, HeaderMemory
@@ -52,9 +52,9 @@ _LARGEST = MIN_FRAME_BYTES << 8 | 0xFF
 class Http2Connection(Steering):
     """What comes in.
 
-    Invariants: `_partial` is the front of a frame that has not arrived whole. While `_block` is not None, a header
-    block is open and only its CONTINUATION may come. `window_left` is what the peer may still send on the whole
-    connection; it is given back as soon as half is used, since what is kept is bounded by `shared.receive_bytes`.
+    Invariants: `_partial` is the front of a frame that has not arrived whole. `window_left` is what the peer may still
+    send on the whole connection; it is given back as soon as half is used, since what is kept is bounded by
+    `shared.receive_bytes`.
     """
 
     def __init__(self, shared: Http2Shared) -> None:
@@ -62,9 +62,6 @@ class Http2Connection(Steering):
         self._introduced = False
         self._moved = False
         self._partial = b""
-        self._block: bytearray | None = None
-        self._block_stream = 0
-        self._block_flags = 0
         self._headers: HeaderMemory[Any] = HeaderMemory(self.resolve, self.limits.max_header_bytes)
         self._most_streams = self.limits.max_streams
         self.window_left = DEFAULT_WINDOW
@@ -108,7 +105,8 @@ class Http2Connection(Steering):
     def _take_frames(self, data: bytes) -> int:
         """Take every whole frame. Returns: where the rest begins."""
         at, size = 0, len(data)
-        streams, known = self.streams, self._headers.known
+        streams, headers = self.streams, self._headers
+        known = headers.known
         while size - at >= HEAD_BYTES:
             word, flags, stream_id = HEAD.unpack_from(data, at)
             start = at + HEAD_BYTES
@@ -119,7 +117,7 @@ class Http2Connection(Steering):
                 break
             at = end
             kind = word & 0xFF
-            if kind == DATA and self._block is None and flags <= END_STREAM and end > start:
+            if kind == DATA and headers.block is None and flags <= END_STREAM and end > start:
                 stream = streams.get(stream_id)
                 if stream is not None and not stream.remote_ended:
                     self.window_left -= end - start
@@ -127,7 +125,7 @@ class Http2Connection(Steering):
                         self._refill()
                     stream.received(data[start:end], flags)
                     continue
-            elif kind == HEADERS and self._block is None and flags | END_STREAM == END_HEADERS | END_STREAM:
+            elif kind == HEADERS and headers.block is None and flags | END_STREAM == END_HEADERS | END_STREAM:
                 head = known.get(data[start:end])
                 if (
                     head is not None
@@ -193,7 +191,7 @@ class Http2Connection(Steering):
     def stuck(self) -> bool:
         """Tell whether the same frame or header block has been under way since this was last asked."""
         moved, self._moved = self._moved, False
-        return self._block is not None or (bool(self._partial) and not moved)
+        return self._headers.block is not None or (bool(self._partial) and not moved)
 
     # -- frames ------------------------------------------------------------------------------------------------
 
@@ -203,9 +201,11 @@ class Http2Connection(Steering):
         if kind == DATA:
             self._take_payload(flags, stream_id, payload)
         elif kind == HEADERS:
-            self._take_headers(flags, stream_id, payload)
+            self._take_block(self._headers.begun(flags, stream_id, payload))
         elif kind == CONTINUATION:
-            self._take_continuation(flags, payload)
+            if not payload:
+                self.charge("empty CONTINUATION")
+            self._take_block(self._headers.continued(flags, payload))
         elif kind == WINDOW_UPDATE:
             self.window_received(stream_id, payload)
         elif kind == RST_STREAM:
@@ -224,8 +224,11 @@ class Http2Connection(Steering):
             if kind != SETTINGS or flags & ACK:
                 raise Http2Error(Fault.PROTOCOL_ERROR, "the preface was not followed by SETTINGS")
             self._introduced = True
-        if self._block is not None and (kind != CONTINUATION or stream_id != self._block_stream):
+        headers = self._headers
+        if headers.block is not None and (kind != CONTINUATION or stream_id != headers.stream_id):
             raise Http2Error(Fault.PROTOCOL_ERROR, "a header block was not continued")
+        if kind == HEADERS and not stream_id & 1:
+            raise Http2Error(Fault.PROTOCOL_ERROR, f"HEADERS on stream {stream_id}")
 
     def _connection_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id:
@@ -248,7 +251,7 @@ class Http2Connection(Steering):
         if self.window_left < self._window_low:
             self._refill()
         if flags & PADDED:
-            payload = _unpadded(payload)
+            payload = unpadded(payload)
         ended = flags & END_STREAM
         if not payload and not ended:
             self.charge("empty DATA")
@@ -262,39 +265,11 @@ class Http2Connection(Steering):
             self.charge("DATA on a closed stream")
             self.reset(stream_id, Fault.STREAM_CLOSED)
 
-    def _take_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
-        if not stream_id & 1:
-            raise Http2Error(Fault.PROTOCOL_ERROR, f"HEADERS on stream {stream_id}")
-        if flags & PADDED:
-            payload = _unpadded(payload)
-        if flags & HAS_PRIORITY:
-            if len(payload) < 5:
-                raise Http2Error(Fault.FRAME_SIZE_ERROR, "HEADERS too short for their priority")
-            payload = payload[5:]
-        self._block_stream, self._block_flags = stream_id, flags
-        if flags & END_HEADERS:
-            self._headers_done(payload)
-        else:
-            self._block = bytearray(payload)
-
-    def _take_continuation(self, flags: int, payload: bytes) -> None:
-        block = self._block
+    def _take_block(self, block: bytes | None) -> None:
+        """Take a header block that is whole. It is decoded whatever becomes of its stream: the table depends on it."""
         if block is None:
-            raise Http2Error(Fault.PROTOCOL_ERROR, "CONTINUATION of nothing")
-        if not payload:
-            self.charge("empty CONTINUATION")
-        block += payload
-        if len(block) > self.limits.max_header_bytes:
-            raise Http2Error(Fault.ENHANCE_YOUR_CALM, "the header block is too large")
-        if flags & END_HEADERS:
-            self._block = None
-            self._headers_done(bytes(block))
-
-    def _headers_done(self, block: bytes) -> None:
-        """Take a whole header block. It is decoded whatever becomes of its stream: the table depends on it."""
-        if len(block) > self.limits.max_header_bytes:
-            raise Http2Error(Fault.ENHANCE_YOUR_CALM, "the header block is too large")
-        stream_id, ended = self._block_stream, self._block_flags & END_STREAM
+            return
+        stream_id, ended = self._headers.stream_id, self._headers.ended
         known = self._headers.known.get(block)
         head = self._headers.decode(block) if known is None else known
         stream = self.streams.get(stream_id)
@@ -325,10 +300,3 @@ class Http2Connection(Steering):
             self.reset(stream_id, Fault.REFUSED_STREAM)
         else:
             self.open(stream_id, head, ended)
-
-
-def _unpadded(payload: bytes) -> bytes:
-    """Take the padding off. Raises: Http2Error."""
-    if not payload or payload[0] >= len(payload):
-        raise Http2Error(Fault.PROTOCOL_ERROR, "a frame with more padding than payload")
-    return payload[1 : len(payload) - payload[0]]

@@ -53,6 +53,13 @@ class Fault(enum.IntEnum):
     HTTP_1_1_REQUIRED = 13
 
 
+_RANGES = {
+    ENABLE_PUSH: ("ENABLE_PUSH", range(2), Fault.PROTOCOL_ERROR),
+    INITIAL_WINDOW_SIZE: ("INITIAL_WINDOW_SIZE", range(MAX_WINDOW + 1), Fault.FLOW_CONTROL_ERROR),
+    MAX_FRAME_SIZE: ("MAX_FRAME_SIZE", range(MIN_FRAME_BYTES, MAX_FRAME_BYTES + 1), Fault.PROTOCOL_ERROR),
+}
+
+
 class Http2Error(Exception):
     """What ends the whole connection: the code of its GOAWAY, and a text for whoever debugs the client."""
 
@@ -75,11 +82,17 @@ def settings(values: dict[int, int]) -> bytes:
 def read_settings(payload: bytes) -> list[tuple[int, int]]:
     """Give what a SETTINGS frame holds, in its order.
 
-    Raises: Http2Error.
+    Raises: Http2Error, also where a value is none that the setting can have.
     """
     if len(payload) % _SETTING.size:
         raise Http2Error(Fault.FRAME_SIZE_ERROR, f"SETTINGS of {len(payload)} bytes, not a multiple of 6")
-    return list(_SETTING.iter_unpack(payload))
+    read: list[tuple[int, int]] = list(_SETTING.iter_unpack(payload))
+    for number, value in read:
+        if number in _RANGES:
+            name, values, fault = _RANGES[number]
+            if value not in values:
+                raise Http2Error(fault, f"SETTINGS_{name} of {value}")
+    return read
 
 
 def read_word(payload: bytes, at: int = 0) -> int:
@@ -101,3 +114,10 @@ def reset(stream_id: int, code: Fault) -> bytes:
 def goaway(last_id: int, code: Fault, text: str = "") -> bytes:
     """Build GOAWAY."""
     return frame(GOAWAY, 0, 0, _TWO_WORDS.pack(last_id, code) + text.encode())
+
+
+def unpadded(payload: bytes) -> bytes:
+    """Take the padding off. Raises: Http2Error."""
+    if not payload or payload[0] >= len(payload):
+        raise Http2Error(Fault.PROTOCOL_ERROR, "a frame with more padding than payload")
+    return payload[1 : len(payload) - payload[0]]

@@ -13,11 +13,13 @@ from hpack import Decoder, HPACKError, OversizedHeaderListError
 from hpack.hpack import decode_integer, encode_integer
 from hpack.table import HeaderTable
 
-from .frames import Fault, Http2Error
+from .frames import END_HEADERS, END_STREAM, HAS_PRIORITY, PADDED, Fault, Http2Error, unpadded
 
 Fields = list[tuple[bytes, bytes]]
 T = TypeVar("T")
 
+_TOO_LARGE = "the header block is too large"
+_PRIORITY_BYTES = 5
 _KEPT_BLOCKS = 32
 _KEPT_BYTES = 4096
 _MOST_RESIZES = 2
@@ -48,15 +50,50 @@ class _CountedTable(HeaderTable):
 class HeaderMemory(Generic[T]):
     """One connection's decoder. `resolve` makes of the fields what is kept.
 
-    Invariant: `known` holds only what decoding the same bytes now would give again, without a change of the table.
+    Invariants: while `block` is not None, a header block is open and only its CONTINUATION may come; `stream_id` and
+    `ended` (END_STREAM) are of the last HEADERS. `known` holds only what decoding the same bytes now would give again,
+    without a change of the table.
     """
 
     def __init__(self, resolve: Callable[[Fields], T], max_bytes: int) -> None:
         self.known: dict[bytes, T] = {}
+        self.block: bytearray | None = None
+        self.stream_id = 0
+        self.ended = 0
+        self._max_bytes = max_bytes
         self._resolve = resolve
         self._decoder = Decoder(max_bytes)
         self._table = _CountedTable()
         self._decoder.header_table = self._table
+
+    def begun(self, flags: int, stream_id: int, payload: bytes) -> bytes | None:
+        """Take HEADERS. Returns: the header block, None while it is open. Raises: Http2Error."""
+        if flags & PADDED:
+            payload = unpadded(payload)
+        if flags & HAS_PRIORITY:
+            if len(payload) < _PRIORITY_BYTES:
+                raise Http2Error(Fault.FRAME_SIZE_ERROR, "HEADERS too short for their priority")
+            payload = payload[_PRIORITY_BYTES:]
+        if len(payload) > self._max_bytes:
+            raise Http2Error(Fault.ENHANCE_YOUR_CALM, _TOO_LARGE)
+        self.stream_id, self.ended = stream_id, flags & END_STREAM
+        if flags & END_HEADERS:
+            return payload
+        self.block = bytearray(payload)
+        return None
+
+    def continued(self, flags: int, payload: bytes) -> bytes | None:
+        """Take CONTINUATION. Returns: the header block, None while it is open. Raises: Http2Error."""
+        block = self.block
+        if block is None:
+            raise Http2Error(Fault.PROTOCOL_ERROR, "CONTINUATION of nothing")
+        block += payload
+        if len(block) > self._max_bytes:
+            raise Http2Error(Fault.ENHANCE_YOUR_CALM, _TOO_LARGE)
+        if flags & END_HEADERS:
+            self.block = None
+            return bytes(block)
+        return None
 
     def decode(self, block: bytes) -> T:
         """Decode a block that is not in `known`.

@@ -10,13 +10,10 @@ from collections import deque
 from .frames import (
     ACK,
     DEFAULT_TABLE_BYTES,
-    ENABLE_PUSH,
     HEADER_TABLE_SIZE,
     INITIAL_WINDOW_SIZE,
-    MAX_FRAME_BYTES,
     MAX_FRAME_SIZE,
     MAX_WINDOW,
-    MIN_FRAME_BYTES,
     SETTINGS,
     Fault,
     Http2Error,
@@ -116,19 +113,13 @@ class Steering(Lifetime):
             if name == INITIAL_WINDOW_SIZE:
                 self._change_window(value)
             elif name == MAX_FRAME_SIZE:
-                if not MIN_FRAME_BYTES <= value <= MAX_FRAME_BYTES:
-                    raise Http2Error(Fault.PROTOCOL_ERROR, f"SETTINGS_MAX_FRAME_SIZE of {value}")
                 self.peer_frame = value
             elif name == HEADER_TABLE_SIZE and value < DEFAULT_TABLE_BYTES:
                 self.notice = SHRUNK
-            elif name == ENABLE_PUSH and value > 1:
-                raise Http2Error(Fault.PROTOCOL_ERROR, f"SETTINGS_ENABLE_PUSH of {value}")
         self.write(frame(SETTINGS, ACK, 0))
         self.pump()
 
     def _change_window(self, value: int) -> None:
-        if value > MAX_WINDOW:
-            raise Http2Error(Fault.FLOW_CONTROL_ERROR, f"SETTINGS_INITIAL_WINDOW_SIZE of {value}")
         self.peer_window = value
         if any(value + stream.credit > MAX_WINDOW for stream in self.streams.values()):
             raise Http2Error(Fault.FLOW_CONTROL_ERROR, f"SETTINGS_INITIAL_WINDOW_SIZE of {value} is too large")
