@@ -327,7 +327,7 @@ def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(
 ) -> None:
     certificate, plain = keys["server"]
     locked = tmp_path / "locked.key"
-    words = ["openssl", "pkey", "-in", plain, "-aes256", "-passout", "pass:secret", "-out", locked]
+    words = ["openssl", "pkey", "-in", plain, "-aes256", "-passout", "pass:secret", "-out", str(locked)]
     subprocess.run(words, check=True, capture_output=True)
 
     with pytest.raises(TlsError, match=r"locked\.key\): the key has a passphrase"):
