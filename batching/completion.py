@@ -34,7 +34,7 @@ def complete(spec: ModelSpec, graph: Signature) -> ModelSpec:
     rows = _allowed_rows(spec, _max_batch_rows(spec, graph))
     batched = rows > 0
     if any(size > rows for size in spec.policy.preferred_rows):
-        raise _invalid(f"dynamic batching preferred size must be <= max batch size for {spec.name}")
+        raise _invalid(spec.too_preferred)
     spec = replace(spec, policy=replace(spec.policy, max_batch_rows=rows))
     if spec.sequence is not None:
         from .controls import check_sequence

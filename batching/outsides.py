@@ -168,8 +168,7 @@ def complete_outside(spec: ModelSpec) -> ModelSpec:
         for tensor in side:
             check_reshape(tensor, kind, spec.name, batched=rows > 0)
     if max(spec.policy.preferred_rows, default=0) > rows:
-        text = f"dynamic batching preferred size must be <= max batch size for {spec.name}"
-        raise InferError(Code.INVALID, text)
+        raise InferError(Code.INVALID, spec.too_preferred)
     inputs, outputs = (tuple([_with_rows(tensor, rows) for tensor in side]) for side in (spec.inputs, spec.outputs))
     controls = () if spec.sequence is None else spec.sequence.controls
     signature = Signature(inputs, outputs, batched=rows > 0)

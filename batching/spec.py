@@ -317,3 +317,9 @@ class ModelSpec:
     def takes_parameters(self) -> bool:
         """Whether somebody reads the parameters of its requests: its own code, or that of a step it may have."""
         return bool(self.declared or self.ensemble)
+
+    @property
+    def too_preferred(self) -> str:
+        """What is said of a preferred size that is more than a batch may have. Source: Triton core's own checks."""
+        size = "dynamic batching preferred size" if self.sequence is None else "sequence batching preferred batch size"
+        return f"{size} must be <= max batch size for {self.name}"

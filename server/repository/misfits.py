@@ -46,6 +46,5 @@ def oversized(spec: ModelSpec, stated: Statement) -> list[Finding]:
     more = f"is more than the max batch size, {most}"
     texts = {name: f"{name}: {size} {more}" for name, size in sizes.items() if size > most}
     if max(spec.policy.preferred_rows, default=0) > most:
-        # Source: Triton core, ValidateModelConfig
-        texts["batching.preferred"] = f"dynamic batching preferred size must be <= max batch size for {spec.name}"
+        texts["batching.preferred"] = spec.too_preferred
     return [stated.mistake(name, text) for name, text in texts.items()]

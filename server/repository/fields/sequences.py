@@ -126,7 +126,8 @@ def _flag(notes: Notes, name: str, kind: str, control: Any) -> Control | None:
         _wrong(notes, f"sequence batching must specify {fields} {about}")
         return None
     if len(given) > 1:
-        _wrong(notes, f"sequence batching specifies more than one from {', '.join(map(repr, given))} {about}")
+        fields = "'int32_false_true', 'fp32_false_true' and 'bool_false_true'"
+        _wrong(notes, f"sequence batching specifies more than one from {fields} {about}")
     values = tuple(getattr(control, given[0]))
     if len(values) != 2:
         _wrong(notes, f"sequence batching control '{given[0]}' must have exactly 2 entries {about}")

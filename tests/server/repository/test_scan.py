@@ -260,11 +260,18 @@ class TestBothFiles:
             f"{tmp_path}/m/penstock.toml:3: batching.cap: 9 is more than the max batch size, 8"
         ]
 
-    def test_of_a_preferred_size_above_it_triton_s_text_is_said(self, tmp_path: Path) -> None:
-        make(tmp_path, "m/1/model.onnx", m="max_batch_size: 4\ndynamic_batching { preferred_batch_size: [2, 8] }")
+    @pytest.mark.parametrize(
+        ("batching", "size"),
+        [
+            ("dynamic_batching { %s }", "dynamic batching preferred size"),
+            ("sequence_batching { oldest { %s } }", "sequence batching preferred batch size"),
+        ],
+    )
+    def test_of_a_preferred_size_above_it_triton_s_text_is_said(self, tmp_path: Path, batching: str, size: str) -> None:
+        make(tmp_path, "m/1/model.onnx", m=f"max_batch_size: 4\n{batching % 'preferred_batch_size: [2, 8]'}")
 
         (finding,) = entries(tmp_path)["m"].findings
-        assert str(finding).endswith(": dynamic batching preferred size must be <= max batch size for m")
+        assert str(finding).endswith(f": {size} must be <= max batch size for m")
 
     def test_so_has_an_allowed_size_above_the_largest(self, tmp_path: Path) -> None:
         make(tmp_path, "m/1/model.onnx", m="max_batch_size: 8")
