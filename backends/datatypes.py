@@ -7,8 +7,12 @@ Called by every layer that names a type. BF16 has no numpy type: a BF16 tensor i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+
+ALIGNMENT_BYTES = 64
+"""For vector instructions; and TensorFlow copies an array that does not begin at a multiple of this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,14 @@ class Datatype:
     config_name: str
     onnx_name: str
     onnx_code: int
+
+    def aligned(self, size: int) -> np.ndarray[Any, Any]:
+        """Allocate `size` elements where runtimes read them in place. Pages are touched when they are first filled."""
+        if self.dtype.hasobject:
+            return np.empty(size, self.dtype)
+        raw = np.empty(size * self.dtype.itemsize + ALIGNMENT_BYTES, np.uint8)
+        start = -raw.ctypes.data % ALIGNMENT_BYTES
+        return raw[start : start + size * self.dtype.itemsize].view(self.dtype)
 
 
 def _row(name: str, dtype: object, config_name: str, onnx_name: str, onnx_code: int) -> Datatype:

@@ -27,7 +27,6 @@ MAX_PLANS = 256
 MAX_CHOICES = 8
 MAX_KINDS = 64
 """Kinds of failures whose status is remembered."""
-ALIGNMENT_BYTES = 64
 LARGE_BYTES = 1 << 25
 """Tensors of one run that take more are not kept memory for when nothing comes for a while."""
 
@@ -197,13 +196,7 @@ class OnnxBinding:
         return plan
 
     def _new_slab(self, spec: TensorSpec, size: int) -> Array:
-        """Allocate `size` elements, aligned for vector instructions. Pages are touched when they are first filled."""
-        dtype = spec.type.dtype
-        if dtype.hasobject:
-            return np.empty(size, dtype)
-        raw = np.empty(size * dtype.itemsize + ALIGNMENT_BYTES, np.uint8)
-        start = -raw.ctypes.data % ALIGNMENT_BYTES
-        return raw[start : start + size * dtype.itemsize].view(dtype)
+        return spec.type.aligned(size)
 
     def _grow(self, position: int, size: int) -> None:
         """Replace a slab that is too small; at least doubled, so that growth by steps ends soon."""

@@ -19,8 +19,6 @@ from .tensorflow_signature import Serving
 
 MAX_PLANS = 256
 """Shapes whose buffers are remembered per Binding: the oldest goes first."""
-ALIGNMENT_BYTES = 64
-"""TensorFlow reads an array in place that begins at a multiple of this; any other it copies."""
 
 Shapes = tuple[tuple[int, ...] | None, ...]
 
@@ -71,7 +69,7 @@ class TensorflowBinding:
         self._fetches = [tensors["output", spec.name] for spec in self._outputs]
         rows = capacity_rows if signature.batched else 1
         self._slabs = [
-            _slab(spec, rows * math.prod(dim if dim > 0 else 1 for dim in spec.shape)) for spec in self._inputs
+            spec.type.aligned(rows * math.prod(dim if dim > 0 else 1 for dim in spec.shape)) for spec in self._inputs
         ]
         self._plans: dict[Shapes, list[Array | None]] = {}
         self._lent: list[Array | None] | None = None
@@ -176,7 +174,7 @@ class TensorflowBinding:
             if shape is not None and math.prod(shape) > self._slabs[position].size:
                 # at least doubled, so that growth by steps ends soon
                 size = max(math.prod(shape), 2 * self._slabs[position].size)
-                self._slabs[position] = _slab(self._inputs[position], size)
+                self._slabs[position] = self._inputs[position].type.aligned(size)
                 self._plans.clear()
         buffers = [
             None if shape is None else slab[: math.prod(shape)].reshape(shape)
@@ -186,16 +184,6 @@ class TensorflowBinding:
             del self._plans[next(iter(self._plans))]
         self._plans[shapes] = buffers
         return buffers
-
-
-def _slab(spec: TensorSpec, size: int) -> Array:
-    """Allocate `size` elements where TensorFlow reads them in place."""
-    dtype = spec.type.dtype
-    if dtype.hasobject:
-        return np.empty(size, dtype)
-    raw = np.empty(size * dtype.itemsize + ALIGNMENT_BYTES, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT_BYTES
-    return raw[start : start + size * dtype.itemsize].view(dtype)
 
 
 def _dtype(spec: TensorSpec, bfloat16: Any) -> Any:

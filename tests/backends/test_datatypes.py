@@ -5,7 +5,7 @@ import onnx
 import pytest
 from tritonclient.utils import np_to_triton_dtype, triton_to_np_dtype
 
-from penstock.backends.datatypes import BY_CONFIG_NAME, BY_ONNX_NAME, DATATYPES, Datatype
+from penstock.backends.datatypes import ALIGNMENT_BYTES, BY_CONFIG_NAME, BY_ONNX_NAME, DATATYPES, Datatype
 from penstock.server.repository.pbtxt import model_config_pb2
 
 CONFIG_NAMES = set(model_config_pb2().DataType.keys())
@@ -17,6 +17,12 @@ class TestEveryRow:
         names = {"BYTES": "STRING", "FP16": "FLOAT16", "FP32": "FLOAT", "FP64": "DOUBLE", "BF16": "BFLOAT16"}
 
         assert onnx.TensorProto.DataType.Name(row.onnx_code) == names.get(row.name, row.name)
+
+    def test_is_allocated_at_an_aligned_address(self, row: Datatype) -> None:
+        slabs = [row.aligned(3) for _ in range(8)]
+
+        assert all((slab.shape, slab.dtype) == ((3,), row.dtype) for slab in slabs)
+        assert row.dtype.hasobject or not any(slab.ctypes.data % ALIGNMENT_BYTES for slab in slabs)
 
     def test_is_a_type_of_model_config(self, row: Datatype) -> None:
         assert row.config_name in CONFIG_NAMES
