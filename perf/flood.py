@@ -198,12 +198,19 @@ class Flood:
             connection.got = answer
             return
         connection.got = b""
-        seconds, part_ns = _STAMP.unpack(told[0][2])
         self._status[connection.number] = int(answer[9:12])
-        self._answered_ns[connection.number] = seconds * 1_000_000_000 + part_ns
+        self._answered_ns[connection.number] = _stamped_ns(told)
         connection.number = -1
         if not connection.left:
             self._idle.append(connection)
+
+
+def _stamped_ns(told: Sequence[tuple[int, int, bytes]]) -> int:
+    """Read the kernel's stamp. What came before it began to stamp, soon after it was asked to, counts until now."""
+    if not told:
+        return time.time_ns()
+    seconds, part_ns = _STAMP.unpack(told[0][2])
+    return int(seconds) * 1_000_000_000 + int(part_ns)
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from penstock.perf import models
+from penstock.perf import flood, models
 from penstock.perf.flood import BROKEN, RECORD, SKIPPED, Flood
 from penstock.perf.load import Flooded, Load
 from penstock.perf.overload import Calm, Overload, Sample, report
@@ -82,6 +82,16 @@ class TestFlood:
         assert set(seen["status"]) <= {200, 503, SKIPPED}
         assert seen["status"][0] == 200
         assert (seen["took_ns"] >= seen["late_ns"])[seen["status"] > 0].all()
+
+    def test_an_answer_that_the_kernel_has_not_stamped_counts_until_it_is_read(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(flood, "_SO_TIMESTAMPNS", socket.SO_KEEPALIVE)
+        with answering(b"200 OK") as address:
+            seen = Flood(address, [REQUEST], 1).run([0], [0])
+
+        assert list(seen["status"]) == [200]
+        assert (seen["took_ns"] >= seen["late_ns"]).all()
 
     def test_no_request_is_sent_before_it_is_due(self) -> None:
         with answering(b"200 OK") as address:
