@@ -17,7 +17,7 @@ from .backend import Array
 from .cuda import LOST, CudaError, refusal
 from .cuda_gate import GATE
 from .cuda_moves import Move, onto_host
-from .errors import Code, InferError
+from .errors import Code, DeviceLost, InferError
 from .onnx_binding import Plan
 from .onnx_cuda_choice import CudaChoice, Parts, Targets
 from .onnx_cuda_session import CudaSession, bound_options
@@ -161,17 +161,32 @@ class CudaBinding(DeviceSlabs):
         return True
 
     def prepare(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> None:
-        """Capture the CUDA graph of what was lent and filled, where the model's runs are to be captured.
+        """Run what was lent and filled, so that its kernels are chosen; or capture its CUDA graph, if there are to be.
 
         Threads: the one that will run it: ONNX Runtime keeps graphs by thread (PerThreadContext).
-        Raises: InferError (INVALID) where graphs must be and cannot.
+        Raises: InferError: INVALID where graphs must be and cannot; DeviceLost.
         """
         self._thread = self._thread or threading.get_ident()
-        if not self._cuda.graphs or self._thread != threading.get_ident():
-            return
         self.lend(rows, shapes)
         plan = self._lent
-        if plan is None or self._run_shapes(plan) in self._captured:
+        if plan is None:
+            return
+        if self._cuda.graphs and self._thread == threading.get_ident():
+            self._prepare_graph(plan)
+        elif self._cuda.is_new(self._run_shapes(plan)):
+            self._try_out()
+
+    def _try_out(self) -> None:
+        """Run what was lent, whatever comes of it: what these values provoke, or has no room now, requests need not."""
+        try:
+            self.run(tuple(sorted(self._bindable)) or (0,))
+        except DeviceLost:
+            raise
+        except InferError:
+            return  # whoever runs it next meets it too, and says so
+
+    def _prepare_graph(self, plan: Plan) -> None:
+        if self._run_shapes(plan) in self._captured:
             return
         number = self._cuda.next_graph()
         why = self._capture(plan, number)

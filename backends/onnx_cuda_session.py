@@ -10,7 +10,7 @@ import bisect
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -75,6 +75,7 @@ class CudaSession:
         self.graphs = bool(wishes.graphs)
         self.bindings: weakref.WeakSet[SessionUser] = weakref.WeakSet()
         self._numbers = count(1)
+        self._known: set[Hashable] = set()
         self._start = start
         self.stream = 0
         self.session: Any = None
@@ -93,6 +94,7 @@ class CudaSession:
         except BaseException:
             self._end_stream()
             raise
+        self._known.clear()
         self.inputs = _on_device(self.session, "get_input_memory_infos", self.session.get_inputs())
         self.outputs = _on_device(self.session, "get_output_memory_infos", self.session.get_outputs())
 
@@ -130,6 +132,12 @@ class CudaSession:
             self.session = None
             self._renew()
         self._end_stream()
+
+    def is_new(self, shapes: Hashable) -> bool:
+        """Tell whether nobody has asked this of these shapes since the session was made."""
+        known = shapes in self._known
+        self._known.add(shapes)
+        return not known
 
     def next_graph(self) -> int:
         """Give the number of a graph that has none yet."""

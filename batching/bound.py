@@ -123,14 +123,18 @@ def _check_batch_tensors(spec: ModelSpec, signature: Signature) -> None:
             raise _invalid(f"{place}: {text}")
 
 
-def _check_together(spec: ModelSpec, signature: Signature) -> None:
-    """Refuse what cannot be had together; what cannot be had with sequences at all, controls.py has refused by then."""
-    tensors = (*signature.inputs, *signature.outputs)
-    flat = {
-        "allow_ragged_batch": any(each.ragged for each in tensors),
+def laid_flat(spec: ModelSpec, signature: Signature) -> dict[str, bool]:
+    """Tell by field what has requests lie one behind the other, where rows are more than one after another."""
+    return {
+        "allow_ragged_batch": any(each.ragged for each in (*signature.inputs, *signature.outputs)),
         "batch_input": bool(spec.batch_inputs),
         "batch_output": bool(spec.batch_outputs),
     }
+
+
+def _check_together(spec: ModelSpec, signature: Signature) -> None:
+    """Refuse what cannot be had together; what cannot be had with sequences at all, controls.py has refused by then."""
+    tensors, flat = (*signature.inputs, *signature.outputs), laid_flat(spec, signature)
     rowless = all(each.is_shape for each in signature.inputs) and (signature.inputs or derived_names(spec))
     if signature.batched and rowless:
         raise _invalid(f"model '{spec.name}': max_batch_size is not 0, and no input has rows")

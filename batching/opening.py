@@ -27,6 +27,7 @@ from .model import Model
 from .placement import on_cpus, spread
 from .reshape import check_reshape
 from .rowwise import left_to_us, without_rows
+from .run_sizes import with_run_sizes
 from .samples import run_samples
 from .spec import InstanceGroup, ModelSpec
 
@@ -155,7 +156,7 @@ def _load_on_devices(
                 backends += loaded[1:] if first is loaded[0] else _closed(loaded[1:])
                 for _ in range(len(backends), len(spread(groups))):
                     backends.append(loader(spec.path, device, options_on(spec, device)))
-    return replace(complete(spec, backends[0].graph), instances=tuple(groups)), tried
+    return with_run_sizes(replace(complete(spec, backends[0].graph), instances=tuple(groups))), tried
 
 
 def _load(spec: ModelSpec, loader: Loader, device: str, threads: int) -> Backend:

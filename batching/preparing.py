@@ -15,6 +15,7 @@ from penstock.backends.signature import Signature
 from .memory import give_back
 from .padding import bucket, same_axes
 from .rehearsal import rehearsal
+from .run_sizes import SIZES
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Array, Binding
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock.batching")
 
-ROWS = "penstock.rows"
-"""The option of a Loader that says the sizes in which a model is run, "1,2,4,8": those that a Binding fills up to."""
 MOST_SHAPES = 8
 UNSAID_LENGTHS = (1, 64)
 """What padded axes are taken as whose buckets are not said: the first bucket, and one of a length that is common."""
@@ -85,7 +84,7 @@ def sizes(model: Model) -> list[int]:
     most = model.max_rows
     if not model.signature.batched:
         return [1]
-    said = model.spec.policy.allowed_rows or map(int, filter(None, model.spec.options.get(ROWS, "").split(",")))
+    said = model.spec.policy.allowed_rows or map(int, filter(None, model.spec.options.get(SIZES, "").split(",")))
     allowed = [rows for rows in said if rows <= most]
     return allowed or [*(1 << power for power in range((most - 1).bit_length())), most]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 from .caps import MemoryCap
 from .costs import CostModel
 from .lane import Lane
@@ -61,7 +63,7 @@ class Sizing:
             limit = min(limit, self.memory_cap.limit(now_ns) or limit)
         if most_ns:
             limit = min(limit, self._costs.rows_within(lane.key, most_ns) or unknown_rows or limit)
-        return limit
+        return self._cut(lane, limit) if self._allowed and not self._stated else limit
 
     def _wanted(self, lane: Lane, waiting_rows: int, now_ns: int) -> int:
         """How many rows a batch of this Lane should have now.
@@ -95,6 +97,20 @@ class Sizing:
             return limit
         self._held_back += 1
         return most if self._held_back % LOOK_AGAIN else limit
+
+    def _cut(self, lane: Lane, limit: int) -> int:
+        """Give the last size that runs before what would be taken, where filling up to the next one costs more per row.
+
+        Of 70 rows 64 go, and the others with those that come meanwhile, if 96 take half as long again as 64; of 7 rows
+        all go, if 8 take as long as 6.
+        """
+        rows = min(lane.rows, limit)
+        place = bisect_left(self._allowed, rows)
+        if not 0 < place < len(self._allowed) or self._allowed[place] == rows:
+            return limit
+        less, more = self._allowed[place - 1], self._allowed[place]
+        cut_ns, filled_ns = self._costs.predict_ns(lane.key, less), self._costs.predict_ns(lane.key, more)
+        return less if cut_ns and filled_ns and cut_ns * rows < filled_ns * less else limit
 
     def most(self, lane: Lane | None) -> int:
         """Give the rows that a batch of a Lane never has more of, None: of any; at least 1."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from penstock.batching.fallback import CPU_FALLBACK, moved
+from penstock.batching.run_sizes import run_sizes
 from penstock.batching.spec import InstanceGroup, ModelSpec
 
 from .fields.accelerators import CUDA, OPTIONS, PLACES, TENSORRT
@@ -128,12 +128,12 @@ def _options(spec: ModelSpec, stated: Statement, defaults: Defaults, allowed: bo
 
 
 def _rows(spec: ModelSpec, stated: Statement) -> tuple[int, ...]:
-    """Give the numbers of rows that graphs and TensorRT's profiles are made for; none where none need be."""
+    """Give the sizes that graphs and TensorRT's profiles are made for, or that are said; none where none need be."""
     policy = spec.policy
     most = policy.default_max_batch_rows if policy.max_batch_rows is None else policy.max_batch_rows
     if policy.allowed_rows or most < 1:
         return policy.allowed_rows
-    if f"runtime.{TENSORRT}" not in stated.values and stated.get("runtime.gpu_graphs", "0") == "0":
+    said = stated.get("runtime.gpu_rows", ())
+    if not said and f"runtime.{TENSORRT}" not in stated.values and stated.get("runtime.gpu_graphs", "0") == "0":
         return ()
-    powers = takewhile(lambda size: size < most, (1 << bit for bit in range(32)))
-    return (*(size for size in stated.get("runtime.gpu_rows", powers) if size < most), most)
+    return (*(size for size in said if size < most), most) if said else run_sizes(most)

@@ -529,6 +529,35 @@ class TestALoad:
         assert runtime.alive == NOTHING
 
 
+class TestBeforeThereAreRequests:
+    def test_what_is_to_run_runs_once_for_all_bindings_of_a_session(self, runtime: FakeRuntime, path: Path) -> None:
+        backend = load_on_gpu(path, 0, {}, FakeGround(runtime))
+        first, second = bound(backend), bound(backend)
+        for binding, rows, runs in ((first, 4, 1), (second, 4, 0), (second, 2, 1), (first, 2, 0)):
+            fill(binding, float_rows(rows))
+            binding.device_ns = 0
+            binding.prepare(rows, [(rows, 4)])
+
+            assert binding.device_ns == runs * COMPUTE_NS
+
+    def test_a_run_that_has_no_room_is_left_to_the_request_that_needs_it(
+        self, runtime: FakeRuntime, path: Path
+    ) -> None:
+        binding = bound(load_on_gpu(path, 0, {}, FakeGround(runtime)))
+        fill(binding, float_rows(3))
+        runtime.fail("cudaMemcpyAsync", 2)
+        binding.prepare(3, [(3, 4)])
+
+        np.testing.assert_array_equal(float_rows(3) * 2, infer(binding, [float_rows(3)])[0])
+
+    def test_a_device_that_is_lost_meanwhile_is_told(self, runtime: FakeRuntime, path: Path) -> None:
+        binding = bound(load_on_gpu(path, 0, {}, FakeGround(runtime)))
+        fill(binding, float_rows(3))
+        runtime.fail("cudaMemcpyAsync", 700)
+        with pytest.raises(DeviceLost):
+            binding.prepare(3, [(3, 4)])
+
+
 def test_rest_gives_memory_back_once_after_runs(runtime: FakeRuntime, path: Path) -> None:
     ground = FakeGround(runtime)
     backend = load_on_gpu(path, 0, {}, ground)

@@ -17,12 +17,13 @@ import pytest
 from penstock.backends.backend import Backend
 from penstock.backends.errors import Code, DeviceLost, InferError, OutOfMemory
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching import counting, fallback, instance, opening, preparing
+from penstock.batching import counting, fallback, instance, opening
 from penstock.batching.counting import GPU_MEMORY, Split, Trials, count_instances
 from penstock.batching.engine import Engine
 from penstock.batching.model import Model
 from penstock.batching.placement import spread
 from penstock.batching.request import InSequence, Terms
+from penstock.batching.run_sizes import SIZES
 from penstock.batching.spec import (
     BatchPolicy,
     BatchTensor,
@@ -190,7 +191,7 @@ class TestBeforeItIsReady:
     async def test_each_binding_is_prepared_for_each_size_on_its_instances_thread(self) -> None:
         loads = Loads(kind=Preparing)
         async with served(loads, replace(SPEC, instances=(InstanceGroup(2, ("cuda:0",)),))):
-            wanted = [(rows, [(rows, 4)]) for rows in (4, 2, 1)]
+            wanted = [(rows, [(rows, 4)]) for rows in (4, 3, 2, 1)]
 
             assert [each.prepared for stream in loads.streams for each in stream.bindings] == [wanted] * 4  # type: ignore[attr-defined]
             assert [stream.threads for stream in loads.streams] == [{"m/1#0"}, {"m/1#1"}]
@@ -199,7 +200,7 @@ class TestBeforeItIsReady:
         ("policy", "options", "sizes"),
         [
             (BatchPolicy(max_batch_rows=6, allowed_rows=(3, 6)), {}, [6, 3]),
-            (BatchPolicy(max_batch_rows=6), {preparing.ROWS: "1,5,6,8"}, [6, 5, 1]),
+            (BatchPolicy(max_batch_rows=6), {SIZES: "1,5,6,8"}, [6, 5, 1]),
         ],
     )
     async def test_the_sizes_are_those_that_were_said(
@@ -248,13 +249,13 @@ class TestBeforeItIsReady:
             assert await asked(engine, model, [1]) == [2]
             new = loads.streams[1]
 
-            assert all(len(binding.prepared) == 3 for binding in new.bindings)  # type: ignore[attr-defined]
+            assert all(len(binding.prepared) == 4 for binding in new.bindings)  # type: ignore[attr-defined]
             assert new.threads == {"m/1#0"}
 
     async def test_its_run_times_are_learned_on_the_instances_thread(self) -> None:
         loads = Loads()
         async with served(loads) as (_, model):
-            assert [known.rows for known in model.costs.run_times()] == [1, 2, 4]
+            assert [known.rows for known in model.costs.run_times()] == [1, 2, 3, 4]
             assert loads.streams[0].threads == {"m/1#0"}
 
     async def test_samples_run_on_both_bindings_of_the_instances_thread(self) -> None:

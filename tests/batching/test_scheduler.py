@@ -218,6 +218,32 @@ class TestBatchSize:
 
         assert take_rows(scheduler) == first
 
+    @pytest.mark.parametrize(("waiting", "taken"), [(5, 5), (6, 6), (7, 6), (8, 8), (10, 8), (11, 11), (12, 12)])
+    def test_a_batch_is_cut_to_the_size_before_where_filling_it_up_costs_more_for_each_row(
+        self, waiting: int, taken: int
+    ) -> None:
+        allowed = (4, 6, 8, 12)
+        scheduler = Scheduler(BatchPolicy(max_batch_rows=12, allowed_rows=allowed), CostModel(allowed))
+        for size, us in ((4, 4), (6, 4), (8, 6), (12, 8)):
+            scheduler.learn(A, size, us * US, 1)
+        add(scheduler, rows=24)  # much is in flight: half of that may go
+        scheduler.take(1)
+        for _ in range(waiting):
+            add(scheduler)
+
+        assert take_rows(scheduler) == taken
+
+    def test_where_sizes_or_a_delay_are_said_a_batch_is_what_they_make_it(self) -> None:
+        allowed = (4, 6, 8)
+        policy = BatchPolicy(max_batch_rows=8, allowed_rows=allowed, preferred_rows=(5,))
+        scheduler = Scheduler(policy, CostModel(allowed))
+        for size in allowed:
+            scheduler.learn(A, size, (size == 6) * 10 * US + US, 1)
+        for _ in range(5):
+            add(scheduler)
+
+        assert take_rows(scheduler) == 5
+
     def test_half_is_half_of_all_that_waits_whatever_its_key(self) -> None:
         scheduler = scheduler_of(max_batch_rows=64)
         learn(scheduler, 2)

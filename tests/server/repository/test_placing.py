@@ -243,7 +243,7 @@ class TestOptions:
             "penstock.pinned": "0",
             "penstock.tensorrt": "1",
             "penstock.gpu_limit": "0:0.75,1:0.5",
-            "penstock.rows": "1,2,4,6",
+            "penstock.rows": "1,2,3,4,6",
             "cuda.use_tf32": "0",
             "tensorrt.trt_fp16_enable": "1",
             "tensorrt.trt_cuda_graph_enable": "1",
@@ -263,11 +263,11 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("config", "toml", "rows"),
         [
-            (f"max_batch_size: 8 {TENSORRT}", "", "1,2,4,8"),
-            ("max_batch_size: 8 optimization { cuda { graphs: true } }", "", "1,2,4,8"),
+            (f"max_batch_size: 8 {TENSORRT}", "", "1,2,3,4,6,8"),
+            ("max_batch_size: 8 optimization { cuda { graphs: true } }", "", "1,2,3,4,6,8"),
             ("max_batch_size: 8 optimization { cuda { graphs: true graph_spec [ { batch_size: 3 } ] } }", "", "3,8"),
             ("max_batch_size: 1 optimization { cuda { graphs: true } }", "", "1"),
-            ("max_batch_size: 5", '[runtime]\ngpu_graphs = "auto"', "1,2,4,5"),
+            ("max_batch_size: 5", '[runtime]\ngpu_graphs = "auto"', "1,2,3,4,5"),
             ("", "[batching]\nallowed_sizes = [2, 5]", "2,5"),
             ("max_batch_size: 8", "", None),
             ("max_batch_size: 8 optimization { cuda { graphs: false } }", "", None),

@@ -1,0 +1,66 @@
+"""Run sizes: the few numbers of rows with which a model runs on a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching.run_sizes import SIZES, run_sizes, with_run_sizes
+from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec, SequenceSpec
+
+ON_GPU, ON_CPU = InstanceGroup(devices=("cuda:0",)), InstanceGroup(devices=("cpu",))
+SIGNATURE = Signature((TensorSpec("x", "FP32", (-1, 4)),), (TensorSpec("y", "FP32", (-1, 4)),))
+SPEC = ModelSpec("m", 1, Path("m.onnx"), signature=SIGNATURE, instances=(ON_GPU,))
+
+
+def sizes_of(policy: BatchPolicy, **changed: Any) -> tuple[int, ...]:
+    return with_run_sizes(replace(SPEC, policy=policy, **changed)).policy.allowed_rows
+
+
+def test_there_are_two_to_a_doubling() -> None:
+    assert run_sizes(32) == (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+    assert run_sizes(100)[-3:] == (64, 96, 100)
+    assert run_sizes(1) == (1,)
+
+
+@given(st.integers(1, 5000))
+def test_at_most_a_third_of_a_batch_is_filled_up(most: int) -> None:
+    sizes = run_sizes(most)
+
+    assert sizes[0] == 1
+    assert sizes[-1] == most
+    assert all(less < more <= max(less + 1, 1.5 * less) for less, more in pairwise(sizes))
+
+
+class TestAModel:
+    def test_on_a_gpu_has_them(self) -> None:
+        assert sizes_of(BatchPolicy(max_batch_rows=8)) == run_sizes(8)
+        assert sizes_of(BatchPolicy(max_batch_rows=8), instances=(ON_CPU, ON_GPU)) == run_sizes(8)
+
+    def test_on_the_cpu_runs_with_any_number(self) -> None:
+        assert sizes_of(BatchPolicy(max_batch_rows=8), instances=(ON_CPU,)) == ()
+
+    def test_has_those_that_were_said(self) -> None:
+        assert sizes_of(BatchPolicy(max_batch_rows=8, allowed_rows=(5, 8))) == (5, 8)
+        assert sizes_of(BatchPolicy(max_batch_rows=8), options={SIZES: "2,5,64"}) == (2, 5, 8)
+
+    def test_has_the_sizes_of_the_batches_that_it_asks_for(self) -> None:
+        assert sizes_of(BatchPolicy(max_batch_rows=8, preferred_rows=(5,), cap_rows=7)) == (1, 2, 3, 4, 5, 6, 7, 8)
+
+    @pytest.mark.parametrize("rows", [0, 1])
+    def test_that_has_no_batches_has_none(self, rows: int) -> None:
+        assert sizes_of(BatchPolicy(max_batch_rows=rows)) == ()
+
+    def test_whose_batches_are_more_than_rows_one_after_another_has_none(self) -> None:
+        ragged = Signature((TensorSpec("x", "FP32", (-1, 4), ragged=True),), SIGNATURE.outputs)
+        policy = BatchPolicy(max_batch_rows=8)
+
+        assert sizes_of(policy, signature=ragged) == ()
+        assert sizes_of(policy, sequence=SequenceSpec()) == ()
