@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from penstock.backends.loading import LOADERS
 from penstock.perf.load import HOST
 from penstock.perf.profiling.control import ControlError
 
-from . import hungry
+from . import breakable, hungry
 from .models import FP32, Tensor
 from .rows import Row, failed
 from .servers import Server, config_of, serving
@@ -33,15 +34,17 @@ ROWS = 8
 KEPT_BYTES, SCARCE_BYTES = 3 << 30, 96 << 20
 """What is left free: for some rows of a batch, and for none."""
 _CHUNKS = (1 << 30, 1 << 28, 1 << 26, 1 << 24)
-_ASK_S, _BACK_S = 15.0, 10.0
-ALLOWED = {200, 503}
+_ASK_S, _BACK_S = 15.0, 12.0
+ALLOWED, REFUSED = {200, 503}, {500, 503}
+FRONTS = 2
+_ROW = np.linspace(0, 1, 8, dtype=np.float32)[None]
 Answer = tuple[int, str]
 
 
 def report(world: World) -> Iterator[Row]:
     """Give what became of each fault."""
     hungry.write(world.folder / "models")
-    for check in (_budgets, _out_of_memory, _staying_error, _no_device):
+    for check in (_budgets, _out_of_memory, _broken_device, _broken_engine, _no_device):
         try:
             yield from check(world)
         except Exception as error:  # noqa: BLE001 - the other faults are looked at all the same
@@ -101,23 +104,59 @@ def filled(runtime: Runtime | None, kept_bytes: int, device: int = 0) -> Iterato
                 runtime.free(pointer, device)
 
 
-def _staying_error(world: World) -> Iterator[Row]:
-    """Have the device read from an address that there is not, and see what the server makes of it."""
-    near, far = np.array([[3]], np.int64), np.array([[hungry.FAR]], np.int64)
-    with serving(world, "error") as server:
-        server.control.load(hungry.CLIFF, config_of(world, hungry.CLIFF, ROWS))
-        before = ask(server, hungry.CLIFF, near)
-        answer = ask(server, hungry.CLIFF, far)
-        again, took_s = _until_answered(lambda: ask(server, hungry.CLIFF, near))
-        note = answer[1][:160]
-        if answer[0] == http.client.OK:
-            yield Row("faults", "an error that stays", "not provoked", note="the device gave an answer for no address")
-            return
-        yield Row("faults", "the request that breaks the device", answer[0], wanted="an error", held=True, note=note)
-        what = "the model after that"
-        held = server.alive and before[0] == http.client.OK and again[0] in ALLOWED
-        words = "answers again" if again[0] == http.client.OK else f"{again[0]}: {again[1][:120]}"
-        yield Row("faults", what, words, wanted="answers, or 503", held=held, note=f"after {took_s:.1f} s")
+def _broken_device(world: World) -> Iterator[Row]:
+    """Break the device for a server, which is to say so, or to answer again."""
+    with _breaking(world, "broken") as server:
+        yield _broken(world, server, "the request after a kernel has trapped")
+        took_s = _until(lambda: ask(server, hungry.HUNGRY, _ROW)[0] == http.client.OK or not _live(server))
+        (status, text), live = ask(server, hungry.HUNGRY, _ROW), _live(server)
+        words = ("live, " if live else "not live, ") + (f"answers {status}" if status else "no answer")
+        held = server.alive and (status == http.client.OK or (status in REFUSED and not live))
+        note = f"after {took_s:.1f} s; {text[:160]}".rstrip("; ")
+        yield Row("faults", "the server after that", words, wanted="answers, or 503 and not live", held=held, note=note)
+
+
+def _broken_engine(world: World) -> Iterator[Row]:
+    """Break the device for the engine behind front ends, which the spare one is to replace."""
+    with _breaking(world, "spare", f"--http-workers={FRONTS}") as server:
+        first = server.engine
+        yield _broken(world, server, "the request after a kernel has trapped in an engine")
+        took_s = _until(lambda: ask(server, hungry.HUNGRY, _ROW)[0] == http.client.OK and _live(server))
+        status, text = ask(server, hungry.HUNGRY, _ROW)
+        other = "by the same process" if server.engine == first else "by another process"
+        held = status == http.client.OK and _live(server)
+        note = f"{other} after {took_s:.1f} s; {text[:160]}".rstrip("; ")
+        yield Row("faults", "the model after that", f"answers {status}", wanted="answers 200", held=held, note=note)
+
+
+@contextmanager
+def _breaking(world: World, name: str, *words: str) -> Iterator[Server]:
+    """Run a server that can be broken, and has answered."""
+    with serving(world, name, *words, program=breakable.PROGRAM) as server:
+        server.control.load(hungry.HUNGRY, config_of(world, hungry.HUNGRY, ROWS))
+        status, text = ask(server, hungry.HUNGRY, _ROW)
+        if status != http.client.OK:
+            raise RuntimeError(f"it did not answer before: {status} {text}")
+        yield server
+
+
+def _broken(world: World, server: Server, what: str) -> Row:
+    """Break the device, and ask: the answer is an error. A stand-in has nothing that could break."""
+    pid = server.engine
+    os.kill(pid, breakable.SIGNAL)
+    _until(lambda: breakable.SAID in server.said() or server.engine != pid)  # or it has ended of it
+    how = server.said().rpartition(breakable.SAID)[2].partition("\n")[0]
+    status, text = ask(server, hungry.HUNGRY, _ROW)
+    note = f"{how}; {text[:160]}".rstrip("; ")
+    return Row("faults", what, status, wanted="an error", held=status in REFUSED if world.on_gpu else None, note=note)
+
+
+def _live(server: Server) -> bool:
+    try:
+        server.process.request("GET", "/v2/health/live")
+    except (OSError, RuntimeError, http.client.HTTPException):
+        return False
+    return True
 
 
 def _no_device(world: World) -> Iterator[Row]:
@@ -157,8 +196,7 @@ def _counted(answers: list[Answer]) -> str:
 
 def ask(server: Server, model: str, x: Tensor) -> Answer:
     """Ask a model once; give the status, 0 where there was no answer, and the words of a refusal."""
-    datatype = {"float32": "FP32", "int64": "INT64"}[x.dtype.name]
-    tensor = {"name": "x", "datatype": datatype, "shape": list(x.shape), "parameters": {"binary_data_size": x.nbytes}}
+    tensor = {"name": "x", "datatype": "FP32", "shape": list(x.shape), "parameters": {"binary_data_size": x.nbytes}}
     head = json.dumps({"inputs": [tensor]}).encode()
     headers = {"Inference-Header-Content-Length": str(len(head))}
     try:
@@ -170,12 +208,9 @@ def ask(server: Server, model: str, x: Tensor) -> Answer:
         return 0, f"{type(error).__name__}: {error}"
 
 
-def _until_answered(asked: Callable[[], Answer]) -> tuple[Answer, float]:
-    """Ask until it is answered well, but not for long."""
+def _until(done: Callable[[], bool]) -> float:
+    """Look until it is so, but not for long; give the seconds that it took."""
     begin = time.monotonic()
-    while True:
-        answer = asked()
-        took_s = time.monotonic() - begin
-        if answer[0] == http.client.OK or took_s > _BACK_S:
-            return answer, took_s
-        time.sleep(0.25)
+    while not done() and time.monotonic() - begin < _BACK_S:
+        time.sleep(0.1)
+    return time.monotonic() - begin

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from penstock.perf import processes
 from penstock.perf.generator.fleet import Fleet, fleet
 from penstock.perf.generator.orders import GrpcCall, Load, Target, Window
 from penstock.perf.load import HOST, Process, free_port
@@ -25,6 +26,7 @@ from penstock.perf.profiling.options import Input
 from .models import Variant, requests_file
 from .world import World
 
+PROGRAM = "penstock.server.cli"
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
 READY_WITHIN_S = 60.0
 _CLIENTS = 6
@@ -66,6 +68,15 @@ class Server:
         """Give the end of what it has logged."""
         return self._log.read_text("utf-8", "replace")[-4000:]
 
+    @property
+    def engine(self) -> int:
+        """The process that has the models: the engine of a supervisor, else the server itself."""
+        for pid in processes.descended([self.process.pid], processes.living()):
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                if "engine" in (processes.PROC / str(pid) / "comm").read_text("utf-8"):
+                    return pid
+        return self.process.pid
+
     def states(self) -> dict[str, tuple[str, str]]:
         """Give the state of each model of the repository, and why."""
         found = json.loads(self.process.request("POST", "/v2/repository/index", b"{}"))
@@ -73,13 +84,15 @@ class Server:
 
 
 @contextmanager
-def serving(world: World, name: str, *words: str, environ: Mapping[str, str] | None = None) -> Iterator[Server]:
+def serving(
+    world: World, name: str, *words: str, environ: Mapping[str, str] | None = None, program: str = PROGRAM
+) -> Iterator[Server]:
     """Run a server until the block ends; it loads no model by itself. Raises: RuntimeError where it does not start."""
     ports = (free_port(), free_port())
     repository = world.folder / "models"
     repository.mkdir(exist_ok=True)
     command = [
-        sys.executable, "-m", "penstock.server.cli", "serve", str(repository), "--model-control-mode=explicit",
+        sys.executable, "-m", program, "serve", str(repository), "--model-control-mode=explicit",
         "--allow-client-shm", "--metrics-port", "0", "--http-port", str(ports[0]), "--grpc-port", str(ports[1]), *words,
     ]  # fmt: skip
     log = world.folder / f"{name}.server.log"

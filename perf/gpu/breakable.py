@@ -1,0 +1,81 @@
+"""A server whose device can be broken: `penstock serve` as it is, but for what SIGUSR1 does. For `faults.py`.
+
+    python -m penstock.perf.gpu.breakable serve ...
+
+A process of it that gets the signal has the first device run a kernel that traps, in the context that ONNX Runtime has
+there too. That is an error that stays, as an illegal address in any kernel is, and it is certain: a model's own nodes
+check what they are given. With --http-workers every process of the supervisor takes the signal. No hook could do it
+there: hooks run in front ends, and the context is the engine's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from ctypes import byref
+from typing import Any
+
+from penstock.backends.cuda_calls import DRIVER, CudaError
+from penstock.server import cli
+from penstock.server.supervisor import child, children
+
+PROGRAM = "penstock.perf.gpu.breakable"
+SIGNAL = signal.SIGUSR1
+SAID = "told to break the device: "
+"""What the log has once the signal has been taken, before how it went."""
+_KERNEL = b"""
+.version 6.5
+.target sm_75
+.address_size 64
+.visible .entry broken() { trap; ret; }
+"""
+"""PTX, which the driver compiles for the device that there is; CUDA 13 knows none that is older than this target."""
+
+
+def trap(library: str = DRIVER) -> int:
+    """Have the device run a kernel that traps; give the CUresult of waiting for it, 0 where it did no harm.
+
+    Raises: OSError, AttributeError (no such library), CudaError (it could not be launched).
+    """
+    cuda = ctypes.CDLL(library)
+    device, context, module, kernel = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+
+    def do(call: str, *takes: Any) -> None:
+        status = getattr(cuda, call)(*takes)
+        if status:
+            raise CudaError(status, call, "the kernel that traps was not launched")
+
+    do("cuInit", 0)
+    do("cuDeviceGet", byref(device), 0)
+    do("cuDevicePrimaryCtxRetain", byref(context), device)
+    do("cuCtxSetCurrent", context)
+    do("cuModuleLoadData", byref(module), _KERNEL)
+    do("cuModuleGetFunction", byref(kernel), module, b"broken")
+    do("cuLaunchKernel", kernel, 1, 1, 1, 1, 1, 1, 0, None, None, None)
+    return int(cuda.cuCtxSynchronize())
+
+
+def _taken(_number: int, _frame: object) -> None:
+    try:
+        said = f"CUDA error {trap()}"
+    except (OSError, AttributeError, CudaError) as error:
+        said = f"not possible: {error}"
+    os.write(2, f"{SAID}{said}\n".encode())
+
+
+def main(words: Sequence[str]) -> int:
+    """Be `penstock`, or one of the processes that its supervisor starts."""
+    signal.signal(SIGNAL, _taken)
+    if words[:1] == ["serve"]:
+        children.CHILD = PROGRAM
+        return cli.main(words)
+    status = child.main(list(words))
+    sys.stderr.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
