@@ -1,0 +1,62 @@
+"""Sizes: what the first run of a batch size takes beside its later ones. A plan is made for each new shape, and kept.
+
+By Binding, so that nothing of the Engine is in it: what is lent, queued, computed and given back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import numpy as np
+
+from penstock.backends.backend import Array, Binding
+from penstock.backends.loading import load_onnx
+
+from .bindings import bound, drawn_for, fill
+from .models import FP16, Variant
+from .rows import Row, failed
+from .world import World
+
+SIZES = (3, 5, 6, 7, 11, 13, 24, 40, 48, 96)
+KINDS = ("cnn", "encoder")
+_PART = "sizes"
+_LATER = 3
+
+
+def report(world: World) -> Iterator[Row]:
+    """Give the first run of each size of each model, in the order of SIZES, and what they sum up to."""
+    for kind in KINDS:
+        variant = world.variant(kind, FP16)
+        try:
+            yield from _measured(world, variant)
+        except Exception as error:  # noqa: BLE001 - the other model may do
+            yield failed(_PART, variant.name, error)
+
+
+def _measured(world: World, variant: Variant) -> Iterator[Row]:
+    backend = load_onnx(world.file(variant), world.device, {})
+    try:
+        binding = bound(world, variant, backend, max(SIZES))
+        feed = drawn_for(backend, variant, max(SIZES))
+        _took_ms(binding, feed, 1)  # libraries are loaded with the first run of all
+        first_ms, worst, at = 0.0, 0.0, 0
+        for rows in SIZES:
+            first, *later = [_took_ms(binding, feed, rows) for _ in range(1 + _LATER)]
+            usual = float(np.median(later))
+            first_ms += first
+            worst, at = max((worst, at), (first / usual, rows))
+            note = f"then {usual:.2f} ms: {first / usual:.1f} times"
+            yield Row(_PART, f"{variant.name}: {rows} rows, first run", first, "ms", note=note)
+        note = f"{len(SIZES)} sizes; at worst {worst:.0f} times a later run, at {at} rows"
+        yield Row(_PART, f"{variant.name}: first runs together", first_ms, "ms", note=note)
+    finally:
+        backend.close()
+
+
+def _took_ms(binding: Binding, feed: list[Array], rows: int) -> float:
+    """Run so many rows; give what that took once they lay where they were lent."""
+    fill(binding, [each[:rows] for each in feed])
+    start_ns = time.perf_counter_ns()
+    binding.run((0,))
+    return (time.perf_counter_ns() - start_ns) / 1e6
