@@ -34,7 +34,7 @@ ROWS = 8
 KEPT_BYTES, SCARCE_BYTES = 3 << 30, 96 << 20
 """What is left free: for some rows of a batch, and for none."""
 _CHUNKS = (1 << 30, 1 << 28, 1 << 26, 1 << 24)
-_ASK_S, _BACK_S = 15.0, 12.0
+_ASK_S, _BACK_S = 15.0, 15.0
 ALLOWED, REFUSED = {200, 503}, {500, 503}
 FRONTS = 2
 _ROW = np.linspace(0, 1, 8, dtype=np.float32)[None]

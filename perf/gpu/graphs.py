@@ -1,46 +1,98 @@
-"""CUDA graphs: one caller, small batches, with graphs and without."""
+"""CUDA graphs: one caller, batches up to where graphs cease to pay, with graphs and without; and what graphs take."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 
 import uvloop
 
+from penstock.backends.cuda import find_runtime, why_none
+from penstock.backends.loading import load_onnx
+
+from .bindings import bound, drawn_for, fill, prepare
 from .engines import Driven, How, drive, inputs_of, served
 from .models import FP16, Variant
 from .rows import Row, failed
 from .world import World
 
-BATCHES = (1, 4)
+BATCHES = (1, 4, 16, 64)
+CAPTURED = (*BATCHES, 8)
 KINDS = ("encoder", "mlp", "cnn")
-_SECONDS = 0.5
+_WITHOUT: Mapping[str, str] = MappingProxyType({"penstock.gpu_graphs": "0"})
+_WITH: Mapping[str, str] = MappingProxyType(
+    {"penstock.gpu_graphs": "1", "penstock.rows": ",".join(map(str, sorted(CAPTURED)))}
+)
+_SECONDS = 0.25
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """One load: how long it took, and what a caller saw, by rows."""
+
+    load_s: float
+    driven: Mapping[int, Driven]
 
 
 def report(world: World) -> Iterator[Row]:
-    """Give the median latency of each model and small batch, without graphs and with."""
+    """Give what graphs take of each model, and its median latency by batch, without graphs and with."""
     for kind in KINDS:
         variant = world.variant(kind, FP16)
-        found: dict[str, dict[int, Driven]] = {}
-        for word, value in (("without", "0"), ("with", "1")):
+        if world.on_gpu:  # first: what is loaded with the first run of all is no part of a load below
             try:
-                found[word] = uvloop.run(_driven(world, variant, value))
+                yield _taken(world, variant)
+            except Exception as error:  # noqa: BLE001 - they may do in an Engine
+                yield failed("graphs", f"{variant.name}: memory of the graphs", error)
+        found: dict[str, _Seen] = {}
+        for word, options in (("without", _WITHOUT), ("with", _WITH)):
+            try:
+                found[word] = uvloop.run(_driven(world, variant, options))
             except Exception as error:  # noqa: BLE001 - the other models may do
                 yield failed("graphs", f"{variant.name}: {word} graphs", error)
         yield from _rows(variant, found)
 
 
-def _rows(variant: Variant, found: dict[str, dict[int, Driven]]) -> Iterator[Row]:
+def _taken(world: World, variant: Variant) -> Row:
+    """Capture the graphs of a Binding that has run each size: what is free before and after differs by them alone."""
+    runtime = find_runtime()
+    if runtime is None:
+        raise RuntimeError(why_none())
+    backend = load_onnx(world.file(variant), world.device, _WITH)
+    try:
+        binding, drawn = bound(world, variant, backend, max(CAPTURED)), drawn_for(backend, variant, max(CAPTURED))
+        feeds = [[each[:rows] for each in drawn] for rows in sorted(CAPTURED, reverse=True)]
+        for feed in feeds:
+            fill(binding, feed)
+            binding.run((0,))
+        free_bytes, began_s = runtime.memory(0)[0], time.monotonic()
+        for feed in feeds:
+            prepare(binding, feed)
+        took_s, taken = time.monotonic() - began_s, (free_bytes - runtime.memory(0)[0]) / _MIB
+        note = f"{binding.graphs} graphs of one Binding, captured in {took_s:.2f} s; an Instance has two Bindings"
+        held = binding.graphs == len(CAPTURED)
+        return Row("graphs", f"{variant.name}: memory of the graphs", taken, "MiB", held=held, note=note)
+    finally:
+        backend.close()
+
+
+def _rows(variant: Variant, found: Mapping[str, _Seen]) -> Iterator[Row]:
+    for word, seen in found.items():
+        note = f"{len(CAPTURED)} sizes of two Bindings are captured" if word == "with" else ""
+        yield Row("graphs", f"{variant.name}: load, {word} graphs", seen.load_s, "s", note=note)
     for rows in BATCHES:
-        times = {word: each[rows].ms(0.5) for word, each in found.items()}
+        times = {word: seen.driven[rows].ms(0.5) for word, seen in found.items()}
         for word, took_ms in times.items():
             gain = f"{times['without'] / took_ms:.2f} times as fast" if word == "with" and "without" in times else ""
             yield Row("graphs", f"{variant.name}: batch {rows}, {word} graphs, p50", took_ms, "ms", note=gain)
 
 
-async def _driven(world: World, variant: Variant, graphs: str) -> dict[int, Driven]:
-    how = How(max(BATCHES), options={"penstock.gpu_graphs": graphs, "penstock.rows": ",".join(map(str, BATCHES))})
-    async with served(world, variant, how) as (engine, model):
-        return {
-            rows: await drive(engine, model, inputs_of(model, variant.inputs(rows)), 1, world.seconds(_SECONDS))
-            for rows in BATCHES
-        }
+async def _driven(world: World, variant: Variant, options: Mapping[str, str]) -> _Seen:
+    async with served(world, variant, How(max(BATCHES), options=options)) as (engine, model):
+        load_s, found = model.load_s, {}
+        for rows in BATCHES:
+            feed = inputs_of(model, variant.inputs(rows))
+            found[rows] = await drive(engine, model, feed, 1, world.seconds(_SECONDS))
+        return _Seen(load_s, found)

@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 
 from penstock.backends.datatypes import DATATYPES
-from penstock.perf.gpu import correct, engines, faults, memory, shared
+from penstock.perf.gpu import correct, engines, faults, graphs, memory, shared, sizes
 from penstock.perf.gpu.correct import TOLERANCE
 from penstock.perf.gpu.models import Variant
 from penstock.perf.gpu.world import GPU, World
@@ -25,7 +25,10 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> FakeRuntime:
     loaders = {"onnxruntime": fake_cuda_loader(runtime)}
     monkeypatch.setattr(engines, "LOADERS", loaders)
     monkeypatch.setattr(faults, "LOADERS", loaders)
-    monkeypatch.setattr(memory, "find_runtime", lambda: runtime)
+    for module in (memory, graphs):
+        monkeypatch.setattr(module, "find_runtime", lambda: runtime)
+    for module in (graphs, sizes):
+        monkeypatch.setattr(module, "load_onnx", loaders["onnxruntime"])
     return runtime
 
 
@@ -55,6 +58,29 @@ def test_a_budget_that_is_too_small_refuses_the_load(tmp_path: Path, runtime: Fa
 
     assert [row.value for row in rows.values()] == ["refused", "refused"]
     assert all(row.held for row in rows.values()), rows
+
+
+def test_graphs_are_captured_before_it_is_said_what_they_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: FakeRuntime
+) -> None:
+    monkeypatch.setattr(graphs, "KINDS", ("mlp",))
+    monkeypatch.setattr(graphs, "_SECONDS", 0.02)
+    rows = list(graphs.report(World(GPU, tmp_path, quick=True)))
+    taken, *loads = rows[:3]
+
+    assert (taken.what, taken.held) == ("mlp_fp16: memory of the graphs", True)
+    assert taken.note.startswith(f"{len(graphs.CAPTURED)} graphs of one Binding")
+    assert [row.what for row in loads] == ["mlp_fp16: load, without graphs", "mlp_fp16: load, with graphs"]
+    assert len(rows[3:]) == 2 * len(graphs.BATCHES)
+    assert {row.held for row in rows[1:]} == {None}
+
+
+def test_sizes_run_on_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: FakeRuntime) -> None:
+    monkeypatch.setattr(sizes, "KINDS", ("encoder",))
+    rows = list(sizes.report(World(GPU, tmp_path, quick=True)))
+
+    assert len(rows) == len(sizes.SIZES) + 1, rows
+    assert runtime.copies["h2d"] > 0
 
 
 class Sharing:
