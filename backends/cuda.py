@@ -57,8 +57,8 @@ def refusal(error: CudaError) -> InferError:
 class Runtime(Protocol):
     """The part of the CUDA runtime that is used.
 
-    Pointers, streams and events are addresses; sizes are bytes. All raise CudaError. Threads: any; no call holds the
-    GIL. A thread has a current device: calls that take a device set it.
+    Pointers, streams and events are addresses; sizes are bytes. All raise CudaError. Threads: any; no call that may
+    wait holds the GIL. A thread has a current device: calls that take a device set it.
     """
 
     def count(self) -> int: ...
@@ -77,7 +77,7 @@ class Runtime(Protocol):
     def end_stream(self, stream: int, device: int) -> None: ...
     def event(self, device: int) -> int: ...
     def end_event(self, event: int, device: int) -> None: ...
-    def copy(self, to: int, source: int, size: int, stream: int) -> None: ...
+    def copy(self, to: int, source: int, size: int, stream: int, *, pageable: bool = False) -> None: ...
     def record(self, event: int, stream: int) -> None: ...
     def wait(self, stream: int, event: int) -> None: ...
     def told(self, event: int) -> bool: ...
@@ -95,6 +95,10 @@ class Runtime(Protocol):
 
 class CudaRuntime(Calls):
     """libcudart, and libcuda for what that does not tell: the name of a device, and how large an allocation is."""
+
+    def __init__(self, runtime: str, driver: str = DRIVER) -> None:
+        super().__init__(runtime, driver)
+        self._contexts: set[int] = set()
 
     def count(self) -> int:
         """Count the devices that this process may use (CUDA_VISIBLE_DEVICES)."""
@@ -132,7 +136,11 @@ class CudaRuntime(Calls):
 
     def use(self, device: int) -> None:
         """Make a device this thread's. What needs one and takes none takes that, or device 0 where none was set."""
-        self.do("cudaSetDevice", device)
+        if device in self._contexts:
+            self.brief("cudaSetDevice", device)
+        else:
+            self.do("cudaSetDevice", device)  # the first makes a context, which takes a while
+            self._contexts.add(device)
 
     def allocate(self, size: int, device: int) -> int:
         """Allocate device memory, aligned to 256 bytes at least."""
@@ -174,22 +182,25 @@ class CudaRuntime(Calls):
         self.use(device)
         self.do("cudaEventDestroy", event)
 
-    def copy(self, to: int, source: int, size: int, stream: int) -> None:
-        """Queue a copy, from and to the memory of any device or the host."""
-        self.do("cudaMemcpyAsync", to, source, size, _ANY_WAY, stream)
+    def copy(self, to: int, source: int, size: int, stream: int, *, pageable: bool = False) -> None:
+        """Queue a copy, from and to the memory of any device or the host. `pageable`: of the host's that is not pinned.
+
+        Then the host takes part, and waits for what is in the stream.
+        """
+        (self.do if pageable else self.brief)("cudaMemcpyAsync", to, source, size, _ANY_WAY, stream)
 
     def record(self, event: int, stream: int) -> None:
         """Have an event tell when the stream has done all that is in it now."""
-        self.do("cudaEventRecord", event, stream)
+        self.brief("cudaEventRecord", event, stream)
 
     def wait(self, stream: int, event: int) -> None:
         """Have a stream go on only when an event has told."""
-        self.do("cudaStreamWaitEvent", stream, event, 0)
+        self.brief("cudaStreamWaitEvent", stream, event, 0)
 
     def told(self, event: int) -> bool:
         """Say whether an event has told. Raises: what the work before it met, too."""
         try:
-            self.do("cudaEventQuery", event)
+            self.brief("cudaEventQuery", event)
         except CudaError as error:
             if error.status == NOT_READY:
                 return False
@@ -207,7 +218,7 @@ class CudaRuntime(Calls):
     def elapsed_ns(self, first: int, last: int) -> int:
         """Give the time between two events that both have told, to about half a microsecond."""
         found = ctypes.c_float()
-        self.do("cudaEventElapsedTime", found, first, last)
+        self.brief("cudaEventElapsedTime", found, first, last)
         return round(found.value * 1e6)
 
     def handle_of(self, pointer: int, device: int) -> bytes:

@@ -77,17 +77,29 @@ _DRIVER_CALLS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 the same since CUDA 11."""
 
 
+_BRIEF = (
+    "cudaSetDevice", "cudaStreamWaitEvent", "cudaEventRecord", "cudaEventQuery", "cudaEventElapsedTime",
+    "cudaMemcpyAsync", "cudaGetLastError",
+)  # fmt: skip
+"""Calls that queue work, or look, and are over in a few microseconds."""
+
+
 class Calls:
-    """Both libraries, loaded. Threads: any; no call holds the GIL."""
+    """Both libraries, loaded. Threads: any; no call holds the GIL but those made by `brief`."""
 
     def __init__(self, runtime: str, driver: str = DRIVER) -> None:
         """Raise OSError or AttributeError when the libraries are not there, or not what their names say."""
         libraries = ((ctypes.CDLL(runtime), _RUNTIME_CALLS), (ctypes.CDLL(driver), _DRIVER_CALLS))
         self._calls: dict[str, Any] = {}
+        self._brief: dict[str, Any] = {}
         for library, calls in libraries:
             for name, takes in calls.items():
                 self._calls[name] = function = getattr(library, name)
                 function.argtypes = takes
+        holding = ctypes.PyDLL(runtime)
+        for name in _BRIEF:
+            self._brief[name] = function = getattr(holding, name)
+            function.argtypes = _RUNTIME_CALLS[name]
         self._words: Any = libraries[0][0].cudaGetErrorString
         self._words.argtypes = (Int,)
         self._words.restype = ctypes.c_char_p
@@ -99,16 +111,24 @@ class Calls:
         return made.value or 0
 
     def do(self, call: str, *takes: Any) -> None:
-        """Call a function. Raises: CudaError."""
-        if GATE.armed:
-            with GATE.shared():
-                self._do(call, takes)
-        else:
-            self._do(call, takes)
+        """Call a function, without the GIL: it may wait for the device. Raises: CudaError."""
+        self._pass(call, self._calls[call], takes)
 
-    def _do(self, call: str, takes: tuple[Any, ...]) -> None:
-        status = self._calls[call](*takes)
+    def brief(self, call: str, *takes: Any) -> None:
+        """Call a function that waits for nothing, and keep the GIL. Raises: CudaError.
+
+        Who gives the GIL up for two microseconds has it back when another thread lets go of it: a run makes a dozen
+        such calls, and beside a busy event loop each had to wait, up to half a millisecond.
+        """
+        self._pass(call, self._brief[call], takes)
+
+    def _pass(self, call: str, function: Any, takes: tuple[Any, ...]) -> None:
+        if GATE.armed and not GATE.inside:
+            with GATE.shared():
+                status = function(*takes)
+        else:
+            status = function(*takes)
         if status:
             # each thread has a last error, which whoever asks next takes for his own: ONNX Runtime after a kernel
-            self._calls["cudaGetLastError"]()
+            self._brief["cudaGetLastError"]()
             raise CudaError(status, call, (self._words(status) or b"").decode("latin-1"))

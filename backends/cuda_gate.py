@@ -30,6 +30,11 @@ class Gate:
         self._taken = False
         self._inside = threading.local()
 
+    @property
+    def inside(self) -> bool:
+        """Whether this thread is inside, and need not pass again."""
+        return bool(getattr(self._inside, "depth", 0))
+
     def arm(self) -> None:
         """Have everybody pass through the gate from now on."""
         self.armed = True

@@ -269,9 +269,10 @@ class CudaBinding(DeviceSlabs):
         runtime.record(self._done, self._out)
 
     def _copy(self, moves: Sequence[Move], stream: int, doing: str) -> None:
+        pageable = not self._cuda.wishes.pinned
         for move in moves:
             try:
-                self._runtime.copy(move.to, move.source, move.size, stream)
+                self._runtime.copy(move.to, move.source, move.size, stream, pageable=pageable)
             except CudaError as error:
                 if move.part is None or error.status in LOST:
                     raise

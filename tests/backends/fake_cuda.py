@@ -242,9 +242,10 @@ class FakeRuntime:
         if self._events.pop(event, None) is None:
             raise self._error("cudaEventDestroy", _BAD_HANDLE)
 
-    def copy(self, to: int, source: int, size: int, stream: int) -> None:
+    def copy(self, to: int, source: int, size: int, stream: int, *, pageable: bool = False) -> None:
         self._called("cudaMemcpyAsync", self._stream(stream).device)
         kinds = [self._kind(pointer, size) for pointer in (source, to)]
+        assert pageable or "host" not in kinds, "a copy that waits would hold the GIL"
         self.copies[f"{kinds[0][0]}2{kinds[1][0]}"] += 1
         self._queue(stream, "copy", (to, source, size))
         if "host" in kinds:
