@@ -15,6 +15,7 @@ import onnxruntime
 
 from .backend import Array
 from .errors import Code, InferError
+from .gathering import copied
 from .onnx_failures import bare, kind, run_error
 from .onnx_values import bits, decoded, encoded, ort_value
 from .signature import Signature, TensorSpec
@@ -112,7 +113,7 @@ class OnnxBinding:
             self._run_bound(choice.binding, self._run_options)
         except Exception as error:  # noqa: BLE001 - it does not say whose fault it was; the other way does
             return self._run_again(plan, key, error)
-        return [output.copy() for output in choice.outputs]
+        return [copied(output) for output in choice.outputs]
 
     def stop(self) -> None:
         """End the run under way: ONNX Runtime looks at the flag between two nodes."""

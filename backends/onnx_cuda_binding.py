@@ -18,6 +18,7 @@ from .cuda import LOST, CudaError, refusal
 from .cuda_gate import GATE
 from .cuda_moves import Move, onto_host
 from .errors import Code, DeviceLost, InferError
+from .gathering import copied
 from .onnx_binding import Plan
 from .onnx_cuda_choice import CudaChoice, Parts, Targets
 from .onnx_cuda_session import CudaSession, bound_options
@@ -114,7 +115,7 @@ class CudaBinding(DeviceSlabs):
         finally:
             self._placed = {}
         return [
-            np.empty_like(output) if _covers(aimed.get(position), output) else output.copy()
+            np.empty_like(output) if _covers(aimed.get(position), output) else copied(output)
             for position, output in zip(key, choice.outputs, strict=True)
         ]
 

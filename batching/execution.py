@@ -9,9 +9,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from penstock.backends.backend import Array, Binding
+from penstock.backends.gathering import gather as gather_rows
 
 from .batch import Batch
 from .derived import zero
@@ -65,7 +64,7 @@ def gather(model: Model, binding: Binding, batch: Batch) -> Filled:
     else:
         for position, buffer in enumerate(buffers):
             if buffer is not None:
-                _gather(requests, position, buffer)
+                gather_rows(_parts(requests, position), buffer)
     return wanted, ran, aimed
 
 
@@ -129,11 +128,8 @@ def _gather_formed(model: Model, forms: Forms, binding: Binding, batch: Batch, w
     return forms.positions(wanted), ran, None
 
 
-def _gather(requests: list[InferRequest], position: int, buffer: Array) -> None:
-    if len(requests) == 1:
-        np.copyto(buffer, requests[0].inputs[position])  # type: ignore[arg-type]
-    else:
-        np.concatenate([request.inputs[position] for request in requests], out=buffer)  # type: ignore[misc]
+def _parts(requests: list[InferRequest], position: int) -> list[Array]:
+    return [request.inputs[position] for request in requests]  # type: ignore[misc]
 
 
 def _gather_padded(model: Model, batch: Batch, buffers: Sequence[Array | None], ran: int) -> None:
@@ -151,7 +147,7 @@ def _gather_padded(model: Model, batch: Batch, buffers: Sequence[Array | None], 
             more_real, more_added = padding.fill(position, buffer[:rows], batch.requests)
             real, added = real + more_real, added + more_added
         else:
-            _gather(batch.requests, position, buffer[:rows])
+            gather_rows(_parts(batch.requests, position), buffer[:rows])
         if ran != rows:
             buffer[rows:] = buffer[rows - 1] if rows else zero(buffer)
     if ran != rows:

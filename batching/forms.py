@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.backends.errors import Code, InferError
+from penstock.backends.gathering import gather
 from penstock.backends.signature import TensorSpec
 
 from .derived import Derived, Kept, Zeros, derive, kept_names, zero
@@ -84,7 +85,7 @@ class Rows:
             np.copyto(buffer, _arrays(batch, position)[0])
         elif batch.places is None:
             rows = batch.rows
-            np.concatenate(_arrays(batch, position), out=buffer[:rows])
+            gather(_arrays(batch, position), buffer[:rows])
             if rows != ran_rows:
                 buffer[rows:] = buffer[rows - 1] if rows else zero(buffer)
         else:
@@ -125,7 +126,7 @@ class Flat:
 
     def gather(self, batch: Batch, position: int, buffer: Array, ran_rows: int) -> None:
         """Write it."""
-        np.concatenate([array.reshape(-1) for array in _arrays(batch, position)], out=buffer)
+        gather([array.reshape(-1) for array in _arrays(batch, position)], buffer)
 
 
 class Values:

@@ -57,9 +57,9 @@ class Device(FakeRuntime):
         super().close_handle(pointer, device)
         self.unmapped.set()
 
-    def copy(self, to: int, source: int, size: int, stream: int) -> None:
+    def copy(self, to: int, source: int, size: int, stream: int, *, pageable: bool = False) -> None:
         self.copied["2".join("d" if self.memory_at(each, size).device >= 0 else "h" for each in (source, to))] += 1
-        super().copy(to, source, size, stream)
+        super().copy(to, source, size, stream, pageable=pageable)
 
     def read(self, pointer: int, device: int, into: memoryview) -> None:
         self.copied["d2h"] += 1

@@ -1,0 +1,113 @@
+"""Gathering: rows copied one behind the other, with the GIL held for what is little, and left once for what is much."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.backends import gathering
+from penstock.backends.backend import Array
+from penstock.backends.gathering import FEW, HELD_BYTES, copied, gather
+from tests.backends import gil
+
+KINDS = ("f4", "f2", "i8", "u1", "?", "c16", "O")
+MUCH = HELD_BYTES // 4
+"""So many floats are more than is copied with the GIL held, in two parts."""
+
+
+def numbers(rows: int, length: int, kind: str = "f4", first: int = 0) -> Array:
+    return (np.arange(rows * length) + first).reshape(rows, length).astype(kind)
+
+
+def together(parts: list[Array]) -> Array:
+    """Gather parts into a buffer in whose place garbage was."""
+    buffer = np.full((sum(map(len, parts)), *parts[0].shape[1:]), 113).astype(parts[0].dtype)
+    gather(parts, buffer)
+    return buffer
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=8), st.integers(0, 3 * FEW), st.sampled_from(KINDS))
+def test_rows_lie_one_behind_the_other(rows: list[int], length: int, kind: str) -> None:
+    parts = [numbers(count, length, kind, first=1000 * place) for place, count in enumerate(rows)]
+
+    np.testing.assert_array_equal(together(parts), np.concatenate(parts))
+
+
+@pytest.mark.parametrize("parts", [2, 3, 1500])
+def test_much_is_copied_by_one_call_or_by_one_for_a_thousand_parts(parts: int) -> None:
+    given_parts = [numbers(1, MUCH if parts < 4 else FEW + 1, first=place) for place in range(parts)]
+
+    np.testing.assert_array_equal(together(given_parts), np.concatenate(given_parts))
+
+
+def test_without_that_call_numpy_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "_call", lambda: None)
+    parts = [numbers(1, MUCH), numbers(2, MUCH, first=7)]
+
+    np.testing.assert_array_equal(together(parts), np.concatenate(parts))
+
+
+def test_where_that_call_is_forbidden_numpy_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    forbidden = ctypes.CFUNCTYPE(ctypes.c_ssize_t, *(ctypes.c_void_p,) * 6)(lambda *_: -1)
+    monkeypatch.setattr(gathering, "_call", lambda: forbidden)
+    parts = [numbers(1, MUCH), numbers(2, MUCH, first=7)]
+
+    np.testing.assert_array_equal(together(parts), np.concatenate(parts))
+
+
+@pytest.mark.parametrize("length", [FEW + 1, MUCH])
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda length: numbers(1, length, "i2"),
+        lambda length: numbers(1, length, ">f4"),
+        lambda length: np.asfortranarray(numbers(2, length)),
+        lambda length: numbers(1, 2 * length)[:, ::2],
+    ],
+)
+def test_what_is_no_row_of_the_buffers_bytes_is_cast(length: int, other: Any) -> None:
+    parts = [numbers(2, length), other(length)]
+
+    np.testing.assert_array_equal(together(parts), np.concatenate(parts))
+
+
+@pytest.mark.parametrize("length", [2, FEW + 1, MUCH])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_parts_that_do_not_fill_the_buffer_are_an_error(length: int, rows: int) -> None:
+    buffer = np.zeros((2, length), np.float32)
+    with pytest.raises(ValueError, match=r"."):
+        gather([numbers(1, length)] * rows if rows > 1 else [numbers(3, length)], buffer)
+
+
+def test_little_is_copied_with_the_gil_held() -> None:
+    parts, buffer = [numbers(1, 2 * FEW)] * 8, np.zeros((8, 2 * FEW), np.float32)
+    output = numbers(8, 2 * FEW)
+
+    def often() -> None:
+        """Give another thread the time to be there."""
+        for _ in range(500):
+            gather(parts, buffer)
+            copied(output)
+
+    assert not gil.is_left_by(often)
+
+
+def test_much_is_copied_with_the_gil_left() -> None:
+    parts, buffer = [numbers(1, MUCH)] * 4, np.zeros((4, MUCH), np.float32)
+
+    assert gil.is_left_by(lambda: gather(parts, buffer))
+
+
+@given(st.integers(0, 4), st.sampled_from([0, 3, FEW, FEW + 1, MUCH]), st.sampled_from(KINDS))
+def test_a_copy_is_the_same_and_its_own(rows: int, length: int, kind: str) -> None:
+    array = numbers(rows, length, kind)
+    copy = copied(array)
+
+    assert (copy.shape, copy.dtype, copy.flags.writeable) == (array.shape, array.dtype, True)
+    np.testing.assert_array_equal(copy, array)
+    assert not np.shares_memory(copy, array)
