@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.backends import gathering
 from penstock.backends.backend import Array
-from penstock.backends.gathering import FEW, HELD_BYTES, copied, gather
+from penstock.backends.gathering import FEW, HELD_BYTES, MANY, copied, gather
 from tests.backends import gil
 
 KINDS = ("f4", "f2", "i8", "u1", "?", "c16", "O")
@@ -38,16 +38,26 @@ def test_rows_lie_one_behind_the_other(rows: list[int], length: int, kind: str) 
     np.testing.assert_array_equal(together(parts), np.concatenate(parts))
 
 
-@pytest.mark.parametrize("parts", [2, 3, 1500])
-def test_much_is_copied_by_one_call_or_by_one_for_a_thousand_parts(parts: int) -> None:
-    given_parts = [numbers(1, MUCH if parts < 4 else FEW + 1, first=place) for place in range(parts)]
+@pytest.mark.parametrize(("count", "calls"), [(2, 0), (MANY, 1), (1024, 1), (2500, 3)])
+def test_many_parts_are_copied_by_one_call_a_thousand(monkeypatch: pytest.MonkeyPatch, count: int, calls: int) -> None:
+    made: list[int] = []
+    real = gathering._call()
 
-    np.testing.assert_array_equal(together(given_parts), np.concatenate(given_parts))
+    def call(*takes: Any) -> int:
+        made.append(takes[4])
+        done: int = real(*takes)
+        return done
+
+    monkeypatch.setattr(gathering, "_call", lambda: call)
+    parts = [numbers(1, MUCH if count < 1024 else FEW + 1, first=place) for place in range(count)]
+
+    np.testing.assert_array_equal(together(parts), np.concatenate(parts))
+    assert (len(made), sum(made)) == (calls, count if calls else 0)
 
 
 def test_without_that_call_numpy_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gathering, "_call", lambda: None)
-    parts = [numbers(1, MUCH), numbers(2, MUCH, first=7)]
+    parts = [numbers(2, MUCH, first=place) for place in range(MANY)]
 
     np.testing.assert_array_equal(together(parts), np.concatenate(parts))
 
@@ -55,7 +65,7 @@ def test_without_that_call_numpy_does_it(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_where_that_call_is_forbidden_numpy_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
     forbidden = ctypes.CFUNCTYPE(ctypes.c_ssize_t, *(ctypes.c_void_p,) * 6)(lambda *_: -1)
     monkeypatch.setattr(gathering, "_call", lambda: forbidden)
-    parts = [numbers(1, MUCH), numbers(2, MUCH, first=7)]
+    parts = [numbers(2, MUCH, first=place) for place in range(MANY)]
 
     np.testing.assert_array_equal(together(parts), np.concatenate(parts))
 
@@ -71,7 +81,7 @@ def test_where_that_call_is_forbidden_numpy_does_it(monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_what_is_no_row_of_the_buffers_bytes_is_cast(length: int, other: Any) -> None:
-    parts = [numbers(2, length), other(length)]
+    parts = [numbers(2, length)] * MANY + [other(length)]
 
     np.testing.assert_array_equal(together(parts), np.concatenate(parts))
 
@@ -98,7 +108,7 @@ def test_little_is_copied_with_the_gil_held() -> None:
 
 
 def test_much_is_copied_with_the_gil_left() -> None:
-    parts, buffer = [numbers(1, MUCH)] * 4, np.zeros((4, MUCH), np.float32)
+    parts, buffer = [numbers(1, MUCH)] * MANY, np.zeros((MANY, MUCH), np.float32)
 
     assert gil.is_left_by(lambda: gather(parts, buffer))
 
