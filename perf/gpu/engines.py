@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -27,14 +28,18 @@ DEEP = 4
 """Callers wait for so many batches at once: one runs, one is copied, and the next is always complete."""
 
 
+USUAL: Mapping[str, str] = MappingProxyType({"penstock.gpu_graphs": "auto"})
+"""What a model has of which nothing is said (server/repository/placing.py)."""
+
+
 @dataclass(frozen=True, slots=True)
 class How:
-    """How a model is loaded. `overlap` False: no Binding can be begun and ended apart."""
+    """How a model is loaded. `overlap` False: no Binding can be begun and ended apart. `options`: a Loader's."""
 
     rows: int
     instances: int = 1
     overlap: bool = True
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=lambda: USUAL)
 
 
 class _Plain:

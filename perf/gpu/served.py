@@ -47,9 +47,9 @@ def _of_model(world: World, server: Server, variant: Variant, ways: Sequence[Way
             best = max(far or rates, key=lambda way: rates[way])
             yield from _latency(world, server, variant, best)
             if world.on_gpu:
-                graphs = {"optimization": {"cuda": {"graphs": True}}}
-                server.control.load(variant.name, config_of(world, variant.name, rows, **graphs))
-                yield from _latency(world, server, variant, best, ", graphs")
+                no_graphs = {"optimization": {"cuda": {"graphs": False}}}
+                server.control.load(variant.name, config_of(world, variant.name, rows, **no_graphs))
+                yield from _latency(world, server, variant, best, ", no graphs")
         server.control.unload(variant.name)
     except Exception as error:  # noqa: BLE001 - the other models may do
         yield failed("served", variant.name, error)
@@ -91,7 +91,7 @@ def _ratio(world: World, variant: Variant, rates: dict[Way, float]) -> Iterator[
     yield world.judged(row) if variant.kind in HELD and not fronts else replace(row, held=None, wanted="")
 
 
-def _latency(world: World, server: Server, variant: Variant, way: Way, graphs: str = "") -> Iterator[Row]:
+def _latency(world: World, server: Server, variant: Variant, way: Way, setting: str = "") -> Iterator[Row]:
     """Hold the p99 of an open loop at 80% of the knee against the median of one request at a time.
 
     The knee is what a closed loop of enough requests gets, of one row each.
@@ -100,7 +100,7 @@ def _latency(world: World, server: Server, variant: Variant, way: Way, graphs: s
     with driving(world, server, variant, way, rows=1, slots=min(slots, _MOST_SLOTS)) as running:
         alone = loaded(running, Load(concurrency=1), world.seconds(_SECONDS / 2))
         one_ms = float(np.median(alone.latencies_ns)) / 1e6
-        yield Row("served", f"{variant.name}: one request alone, p50{graphs}", one_ms, "ms", note=way.name)
+        yield Row("served", f"{variant.name}: one request alone, p50{setting}", one_ms, "ms", note=way.name)
         full = loaded(running, Load(concurrency=min(slots, _MOST_SLOTS)), world.seconds(_SECONDS))
         rate = SHARE * len(full.ends_ns) / full.seconds
         window = loaded(running, Load(rate_per_s=rate, poisson=True, seed=1), world.seconds(_PACED_SECONDS))
@@ -109,7 +109,6 @@ def _latency(world: World, server: Server, variant: Variant, way: Way, graphs: s
     p50_ms = float(np.median(window.latencies_ns)) / 1e6
     times = f"p50 {p50_ms:.2f} and p99 {p99_ms:.2f} ms at {rate:,.0f} requests/s over {way.name}"
     note = f"{times}; the load was {late_ms:.2f} ms late at p99"
-    what = f"{variant.name}: p99 at 80% of the knee to one alone{graphs}"
+    what = f"{variant.name}: p99 at 80% of the knee to one alone{setting}"
     row = at_most("served", what, p99_ms / one_ms, TIMES, note=note)
-    # with graphs one alone is so much faster that the ratio says little
-    yield replace(row, held=None, wanted="") if graphs else world.judged(row)
+    yield replace(row, held=None, wanted="") if setting else world.judged(row)

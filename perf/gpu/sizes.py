@@ -1,6 +1,7 @@
-"""Sizes: what the first run of a batch size takes beside its later ones. A plan is made for each new shape, and kept.
+"""Sizes: what the first run of a batch size takes beside its later ones, and what it takes to come back to it.
 
-By Binding, so that nothing of the Engine is in it: what is lent, queued, computed and given back.
+ONNX Runtime has one plan for each convolution, and makes another one whenever the shape is not that of the run before.
+By Binding, without graphs, so that nothing of the Engine is in it: what is lent, queued, computed and given back.
 """
 
 from __future__ import annotations
@@ -19,23 +20,27 @@ from .rows import Row, failed
 from .world import World
 
 SIZES = (3, 5, 6, 7, 11, 13, 24, 40, 48, 96)
-KINDS = ("cnn", "encoder")
 _PART = "sizes"
 _LATER = 3
+_SEARCH = "cuda.cudnn_conv_algo_search"
+SETTINGS = (("cnn", ""), ("cnn", "DEFAULT"), ("encoder", ""))
+"""Models, and how cuDNN looks for an algorithm; silent: as Penstock has it."""
 
 
 def report(world: World) -> Iterator[Row]:
     """Give the first run of each size of each model, in the order of SIZES, and what they sum up to."""
-    for kind in KINDS:
+    for kind, search in SETTINGS:
         variant = world.variant(kind, FP16)
         try:
-            yield from _measured(world, variant)
+            yield from _measured(world, variant, search)
         except Exception as error:  # noqa: BLE001 - the other model may do
             yield failed(_PART, variant.name, error)
 
 
-def _measured(world: World, variant: Variant) -> Iterator[Row]:
-    backend = load_onnx(world.file(variant), world.device, {})
+def _measured(world: World, variant: Variant, search: str) -> Iterator[Row]:
+    options = {"penstock.gpu_graphs": "0"} | ({_SEARCH: search} if search else {})
+    backend = load_onnx(world.file(variant), world.device, options)
+    name = f"{variant.name}{f', search {search}' if search else ''}"
     try:
         binding = bound(world, variant, backend, max(SIZES))
         feed = drawn_for(backend, variant, max(SIZES))
@@ -47,9 +52,12 @@ def _measured(world: World, variant: Variant) -> Iterator[Row]:
             first_ms += first
             worst, at = max((worst, at), (first / usual, rows))
             note = f"then {usual:.2f} ms: {first / usual:.1f} times"
-            yield Row(_PART, f"{variant.name}: {rows} rows, first run", first, "ms", note=note)
+            yield Row(_PART, f"{name}: {rows} rows, first run", first, "ms", note=note)
         note = f"{len(SIZES)} sizes; at worst {worst:.0f} times a later run, at {at} rows"
-        yield Row(_PART, f"{variant.name}: first runs together", first_ms, "ms", note=note)
+        yield Row(_PART, f"{name}: first runs together", first_ms, "ms", note=note)
+        again_ms = sum(_took_ms(binding, feed, rows) for rows in SIZES)
+        note = f"the same {len(SIZES)} sizes once more, each after another one"
+        yield Row(_PART, f"{name}: coming back together", again_ms, "ms", note=note)
     finally:
         backend.close()
 

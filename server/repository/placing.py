@@ -117,6 +117,8 @@ def _options(spec: ModelSpec, stated: Statement, defaults: Defaults, allowed: bo
              for name, option in _PASSED.items() if name in stated.values}  # fmt: skip
     if said.get("penstock.tensorrt") and (graphs := said.pop("penstock.gpu_graphs", "auto")) != "auto":
         said["tensorrt.trt_cuda_graph_enable"] = graphs  # it captures for itself
+    if not said.get("penstock.tensorrt"):
+        said.setdefault("penstock.gpu_graphs", "auto")
     for provider, options in OPTIONS.items():
         names = {f"{provider}.{option}": f"runtime.{provider}.{option}" for option in options}
         said |= {option: stated.values[name] for option, name in names.items() if name in stated.values}
@@ -134,6 +136,6 @@ def _rows(spec: ModelSpec, stated: Statement) -> tuple[int, ...]:
     if policy.allowed_rows or most < 1:
         return policy.allowed_rows
     said = stated.get("runtime.gpu_rows", ())
-    if not said and f"runtime.{TENSORRT}" not in stated.values and stated.get("runtime.gpu_graphs", "0") == "0":
+    if not said and f"runtime.{TENSORRT}" not in stated.values and stated.get("runtime.gpu_graphs") != "1":
         return ()
     return (*(size for size in said if size < most), most) if said else run_sizes(most)

@@ -35,7 +35,8 @@ pytestmark = [
 CONFIG = "max_batch_size: 3 instance_group {{ kind: KIND_GPU gpus: [ {device} ] }} {more}"
 FULL = "dynamic_batching { max_queue_delay_microseconds: 20000000 }"
 """A batch begins when it has three rows, and no sooner."""
-GRAPHS = "optimization { cuda { graphs: true } }"
+GRAPHS, NO_GRAPHS = (f"optimization {{ cuda {{ graphs: {word} }} }}" for word in ("true", "false"))
+"""A graph has its own addresses."""
 NBYTES = 16
 PATIENCE_S = 20.0
 
@@ -79,7 +80,10 @@ def device() -> Device:
 def live(tmp_path_factory: pytest.TempPathFactory, device: Device) -> Iterator[Live]:
     root: Path = tmp_path_factory.mktemp("repository")
     tensors: tuple[models.Tensors, models.Tensors] = ({"x": (1, ["N", 4])}, {"y": (1, ["N", 4])})
-    kinds = {"alone": (0, ""), "both": ("0, 1", ""), "full": (0, FULL), "other": (1, ""), "graphs": (0, GRAPHS)}
+    kinds = {
+        "alone": (0, NO_GRAPHS), "both": ("0, 1", NO_GRAPHS), "full": (0, FULL), "other": (1, ""),
+        "graphs": (0, GRAPHS), "silent": (0, ""),
+    }  # fmt: skip
     for name, (number, more) in kinds.items():
         config = CONFIG.format(device=number, more=more)
         models.write(root, name, [node("Add", ["x", "x"], ["y"])], tensors, config=config)
@@ -198,9 +202,18 @@ def test_others_in_the_batch_go_their_own_way(client: Client) -> None:
         ("alone", 0, 0, {"d2d": 1}),
         ("other", 0, 1024, {"h2d": 2, "d2h": 2}),
         ("graphs", 0, 1024, {"d2d": 2}),
+        ("silent", 0, 1024, {"d2d": 2}),
         ("filled", 0, 1024, {"d2d": 4, "d2h": 1}),
     ],
-    ids=["input off its place", "output off its place", "the same place", "another device", "a graph", "rows added"],
+    ids=[
+        "input off its place",
+        "output off its place",
+        "the same place",
+        "another device",
+        "a graph",
+        "graphs by default",
+        "rows added",
+    ],
 )
 def test_what_cannot_be_used_where_it_lies_is_copied(
     client: Client, model: str, at: int, out: int, copied: dict[str, int]

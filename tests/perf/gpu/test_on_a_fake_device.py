@@ -76,10 +76,10 @@ def test_graphs_are_captured_before_it_is_said_what_they_take(
 
 
 def test_sizes_run_on_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: FakeRuntime) -> None:
-    monkeypatch.setattr(sizes, "KINDS", ("encoder",))
+    monkeypatch.setattr(sizes, "SETTINGS", (("encoder", ""),))
     rows = list(sizes.report(World(GPU, tmp_path, quick=True)))
 
-    assert len(rows) == len(sizes.SIZES) + 1, rows
+    assert len(rows) == len(sizes.SIZES) + 2, rows
     assert runtime.copies["h2d"] > 0
 
 

@@ -14,20 +14,21 @@ from penstock.perf.gpu.world import World
 def test_each_size_s_first_run_is_put_beside_the_median_of_its_later_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    took = {rows: iter((10.0 * rows, rows, 100.0 * rows, rows / 2)) for rows in SIZES} | {1: iter((1000.0,))}
+    took = {rows: iter((10.0 * rows, rows, 100.0 * rows, rows / 2, 7.0)) for rows in SIZES} | {1: iter((1000.0,))}
     monkeypatch.setattr(sizes, "_took_ms", lambda binding, feed, rows: next(took[rows]))
-    monkeypatch.setattr(sizes, "KINDS", ("encoder",))
-    took[13] = iter((130.0, 1.0, 1.0, 1.0))
-    *each, whole = sizes.report(World("cpu", tmp_path, quick=True))
+    monkeypatch.setattr(sizes, "SETTINGS", (("encoder", ""),))
+    took[13] = iter((130.0, 1.0, 1.0, 1.0, 7.0))
+    *each, whole, again = sizes.report(World("cpu", tmp_path, quick=True))
 
     assert [row.value for row in each] == [10.0 * rows for rows in SIZES]
     assert each[0].note == "then 3.00 ms: 10.0 times"
     assert whole.value == 10.0 * sum(SIZES)
     assert whole.note == "10 sizes; at worst 130 times a later run, at 13 rows"
+    assert again.value == 7.0 * len(SIZES)
 
 
-def test_both_models_run_in_all_sizes(tmp_path: Path) -> None:
+def test_each_setting_runs_in_all_sizes(tmp_path: Path) -> None:
     rows = list(sizes.report(World("cpu", tmp_path, quick=True)))
 
-    assert len(rows) == 2 * (len(SIZES) + 1)
+    assert len(rows) == len(sizes.SETTINGS) * (len(SIZES) + 2)
     assert all(isinstance(row.value, float) and row.value > 0 for row in rows)

@@ -275,4 +275,4 @@ class TestGpus:
         report = str(check([tmp_path], {"onnxruntime": Loads()}, Defaults(gpus=Gpus.told((0, 1)))))
 
         assert "  instances  1 on cuda:0; 1 on cuda:1\n" in report
-        assert "  runtime    penstock.gpu_memory_bytes 2147483648\n" in report
+        assert "  runtime    penstock.gpu_graphs auto, penstock.gpu_memory_bytes 2147483648\n" in report

@@ -131,7 +131,7 @@ class TestOfAModelThatLeavesItOpen:
         entry = read_folder(tmp_path / "m", Defaults(gpus=gpus))
 
         assert entry is not None
-        assert entry.specs[0].options == {}
+        assert entry.specs[0].options == {"penstock.gpu_graphs": "auto"}
 
     def test_where_its_gpu_works_its_configuration_says_only_that(self, tmp_path: Path) -> None:
         entry = read(tmp_path)

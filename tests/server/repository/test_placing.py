@@ -225,10 +225,10 @@ class TestOptions:
     def test_a_model_of_which_nothing_is_said_may_run_on_the_cpu_where_its_gpu_does_not_work(
         self, tmp_path: Path
     ) -> None:
-        assert self.options(tmp_path) == {"penstock.cpu_fallback": "1"}
+        assert self.options(tmp_path) == {"penstock.cpu_fallback": "1", "penstock.gpu_graphs": "auto"}
 
-    def test_one_that_names_its_gpu_is_told_nothing(self, tmp_path: Path) -> None:
-        assert spec_of(read(tmp_path, KIND_GPU)).options == {}
+    def test_one_that_names_its_gpu_has_graphs_where_they_can_be_had(self, tmp_path: Path) -> None:
+        assert spec_of(read(tmp_path, KIND_GPU)).options == {"penstock.gpu_graphs": "auto"}
 
     def test_all_that_can_be_said(self, tmp_path: Path) -> None:
         toml = (
@@ -267,7 +267,7 @@ class TestOptions:
             ("max_batch_size: 8 optimization { cuda { graphs: true } }", "", "1,2,3,4,6,8"),
             ("max_batch_size: 8 optimization { cuda { graphs: true graph_spec [ { batch_size: 3 } ] } }", "", "3,8"),
             ("max_batch_size: 1 optimization { cuda { graphs: true } }", "", "1"),
-            ("max_batch_size: 5", '[runtime]\ngpu_graphs = "auto"', "1,2,3,4,5"),
+            ("max_batch_size: 5", '[runtime]\ngpu_graphs = "auto"', None),
             ("", "[batching]\nallowed_sizes = [2, 5]", "2,5"),
             ("max_batch_size: 8", "", None),
             ("max_batch_size: 8 optimization { cuda { graphs: false } }", "", None),
