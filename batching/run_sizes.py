@@ -1,10 +1,9 @@
 """Run sizes: the few numbers of rows with which a model runs on a GPU, where nobody has said which.
 
 There a number of rows that has not run before is dear: kernels are chosen, and plans of convolutions built, for each
-shape. On an H100 a ResNet-50 whose batches had any size did 2,451 rows/s of the 7,951 that it does in batches that it
-knows (docs/gpu.md). So a model has few sizes, runs all of them before it is ready, and its batches are filled up to
-the next one, or cut to the last one where that serves more (sizing.py). Called by opening.py and, for what is captured
-or built by size, by the Repository.
+shape, 0.2 s for a ResNet-50 (docs/gpu.md). So a model has few sizes, runs all of them before it is ready, as CUDA graphs
+where it can, and its batches are filled up to the next one, or cut to the last one where that serves more (sizing.py).
+Called by opening.py and, for what is recorded or built by size, by the Repository.
 """
 
 from __future__ import annotations
