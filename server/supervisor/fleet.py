@@ -78,6 +78,8 @@ class Fleet:
     _last: int = 0
     _newest: int = 0
     _due: list[_Due] = field(default_factory=list)
+    _rejoined: set[int] = field(default_factory=set)
+    _unlinked: set[int] = field(default_factory=set)
     _backoffs: dict[tuple[str, int], Backoff] = field(default_factory=dict)
 
     # -- questions ---------------------------------------------------------------------------------------------
@@ -131,18 +133,30 @@ class Fleet:
             self.tick(now_s)
 
     def tick(self, now_s: float) -> None:
-        """Start what is due."""
+        """Start what is due, and join those again that are to wait for it."""
         due = [each for each in self._due if each.at_s <= now_s]
         self._due = [each for each in self._due if each.at_s > now_s]
         for each in due:
             self.restarts[each.role] += 1
             self._start(each.role, each.place, each.generation)
+        waiting, self._unlinked = self._unlinked, set()
+        self._rejoined.clear()
+        for number in sorted(waiting):
+            self.unlinked(number)
 
     def unlinked(self, number: int) -> None:
-        """Take that a front end has lost its engine; if that lives, they are joined again."""
+        """Take that a front end has lost its engine; if that lives, they are joined again.
+
+        At once, but once for each `tick`: one that is ending lets go of whoever is joined to it.
+        """
         member = self.members.get(number)
-        if member is not None and member.role == FRONT and member.state != DRAINING:
+        if member is None or member.role != FRONT or member.state == DRAINING:
+            return
+        if number in self._rejoined:
+            self._unlinked.add(number)
+        else:
             self._pair([member], self.of(member.generation, ENGINE))
+            self._rejoined.add(number)
 
     def replace(self) -> bool:
         """Replace every process; False if that is under way already, or all is to end.
@@ -178,6 +192,7 @@ class Fleet:
     def _pair(self, fronts: list[Member], engines: list[Member]) -> None:
         for front in fronts:
             for engine in engines:
+                self._unlinked.discard(front.number)
                 self.asked.pair(front, engine)
 
     def _go_on(self) -> None:

@@ -79,6 +79,33 @@ def ready(fronts: int = 2) -> World:
     return world
 
 
+class TestAFrontEndThatHasLostItsEngine:
+    def test_is_joined_again_at_once_but_after_that_not_before_it_has_been_looked(self) -> None:
+        """An engine that is ending closes whatever is joined to it, for as long as its end takes."""
+        world = ready()
+        front, engine = world.one(FRONT), world.one(ENGINE)
+        joined = []
+        for _ in range(5):
+            world.paired.clear()
+            world.fleet.unlinked(front.number)
+            joined.append(len(world.paired))
+        world.passes(0.1)
+
+        assert joined == [1, 0, 0, 0, 0]
+        assert world.paired == {(front.number, engine.number)}
+
+    def test_is_joined_to_the_next_one_only(self) -> None:
+        world = ready()
+        front, engine = world.one(FRONT), world.one(ENGINE)
+        world.fleet.unlinked(front.number)
+        world.fleet.unlinked(front.number)
+        world.paired.clear()
+        world.ends(engine)
+        world.passes(0.1)
+
+        assert {each for each in world.paired if each[0] == front.number} == {(front.number, world.one(ENGINE).number)}
+
+
 def test_the_engine_starts_first_and_front_ends_listen_at_once() -> None:
     world = World()
 
