@@ -162,7 +162,9 @@ class CudaBinding(DeviceSlabs):
         return True
 
     def prepare(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> None:
-        """Run what was lent and filled, so that its kernels are chosen; or capture its CUDA graph, if there are to be.
+        """Run what was lent and filled, so that its kernels are chosen; then capture its CUDA graph, if it is to have one.
+
+        That first: a capture keeps everybody else off the device, and choosing takes many times as long.
 
         Threads: the one that will run it: ONNX Runtime keeps graphs by thread (PerThreadContext).
         Raises: InferError: INVALID where graphs must be and cannot; DeviceLost.
@@ -172,10 +174,10 @@ class CudaBinding(DeviceSlabs):
         plan = self._lent
         if plan is None:
             return
+        if self._cuda.is_new(self._run_shapes(plan)):
+            self._try_out()
         if self._cuda.graphs and self._thread == threading.get_ident():
             self._prepare_graph(plan)
-        elif self._cuda.is_new(self._run_shapes(plan)):
-            self._try_out()
 
     def _try_out(self) -> None:
         """Run what was lent, whatever comes of it: what these values provoke, or has no room now, requests need not."""

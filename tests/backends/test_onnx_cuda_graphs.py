@@ -94,6 +94,17 @@ def test_what_was_prepared_is_replayed_and_nothing_else(runtime: FakeRuntime, pa
     assert session_of(ground).replays == ["1", "2"] * 3
 
 
+def test_a_size_has_run_before_it_is_captured_since_nobody_else_runs_meanwhile(
+    runtime: FakeRuntime, path: Path
+) -> None:
+    took: list[int] = []
+    ground = FakeGround(runtime, capturing=lambda: took.append(binding.device_ns))
+    _, binding = loaded(path, ground)
+    prepare(binding, 4)
+
+    assert took == [fake_cuda.COMPUTE_NS]
+
+
 def test_a_graph_serves_whatever_outputs_are_wanted(runtime: FakeRuntime, path: Path) -> None:
     ground = FakeGround(runtime)
     _, binding = loaded(path, ground)
