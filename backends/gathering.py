@@ -53,6 +53,16 @@ def gather(parts: Sequence[Array], buffer: Array) -> None:
         np.concatenate(parts, out=buffer)
 
 
+def fill_up(buffer: Array, rows: int) -> None:
+    """Fill a buffer's rows from `rows` on with copies of the one before, which there is. Shapes: C-contiguous."""
+    missing = buffer[rows:]
+    if missing.size <= FEW or missing.nbytes > HELD_BYTES or buffer.dtype.hasobject:
+        missing[...] = buffer[rows - 1]
+    else:
+        bytes_of = buffer.reshape(len(buffer), -1).view(_BYTE)
+        bytes_of[rows:].reshape(-1).data[:] = bytes_of[rows - 1].tobytes() * len(missing)
+
+
 def copied(array: Array) -> Array:
     """Copy an array that is C-contiguous."""
     if array.size <= FEW or array.nbytes > HELD_BYTES or array.dtype.hasobject:

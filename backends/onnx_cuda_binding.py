@@ -162,7 +162,7 @@ class CudaBinding(DeviceSlabs):
         return True
 
     def prepare(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> None:
-        """Run what was lent and filled, so that its kernels are chosen; then capture its CUDA graph, if it is to have one.
+        """Run what was lent and filled, so that its kernels are chosen; then capture its CUDA graph, if there are any.
 
         That first: a capture keeps everybody else off the device, and choosing takes many times as long.
 

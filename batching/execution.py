@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.backend import Array, Binding
+from penstock.backends.gathering import fill_up
 from penstock.backends.gathering import gather as gather_rows
 
 from .batch import Batch
@@ -148,8 +149,10 @@ def _gather_padded(model: Model, batch: Batch, buffers: Sequence[Array | None], 
             real, added = real + more_real, added + more_added
         else:
             gather_rows(_parts(batch.requests, position), buffer[:rows])
-        if ran != rows:
-            buffer[rows:] = buffer[rows - 1] if rows else zero(buffer)
+        if ran != rows and rows:
+            fill_up(buffer, rows)
+        elif ran != rows:
+            buffer[...] = zero(buffer)
     if ran != rows:
         model.count("rows_padded", ran - rows)
     if real or added:

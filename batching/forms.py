@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.backends.errors import Code, InferError
-from penstock.backends.gathering import gather
+from penstock.backends.gathering import fill_up, gather
 from penstock.backends.signature import TensorSpec
 
 from .derived import Derived, Kept, Zeros, derive, kept_names, zero
@@ -86,8 +86,10 @@ class Rows:
         elif batch.places is None:
             rows = batch.rows
             gather(_arrays(batch, position), buffer[:rows])
-            if rows != ran_rows:
-                buffer[rows:] = buffer[rows - 1] if rows else zero(buffer)
+            if rows != ran_rows and rows:
+                fill_up(buffer, rows)
+            elif rows != ran_rows:
+                buffer[...] = zero(buffer)
         else:
             buffer[...] = zero(buffer)
             for (start, stop), array in zip(spans(batch), _arrays(batch, position), strict=True):

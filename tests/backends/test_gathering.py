@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.backends import gathering
 from penstock.backends.backend import Array
-from penstock.backends.gathering import FEW, HELD_BYTES, MANY, copied, gather
+from penstock.backends.gathering import FEW, HELD_BYTES, MANY, copied, fill_up, gather
 from tests.backends import gil
 
 KINDS = ("f4", "f2", "i8", "u1", "?", "c16", "O")
@@ -103,6 +103,7 @@ def test_little_is_copied_with_the_gil_held() -> None:
         for _ in range(500):
             gather(parts, buffer)
             copied(output)
+            fill_up(buffer, 4)
 
     assert not gil.is_left_by(often)
 
@@ -111,6 +112,15 @@ def test_much_is_copied_with_the_gil_left() -> None:
     parts, buffer = [numbers(1, MUCH)] * MANY, np.zeros((MANY, MUCH), np.float32)
 
     assert gil.is_left_by(lambda: gather(parts, buffer))
+
+
+@given(st.integers(1, 5), st.integers(1, 5), st.sampled_from([0, 3, FEW, FEW + 1, MUCH]), st.sampled_from(KINDS))
+def test_missing_rows_are_copies_of_the_last(rows: int, missing: int, length: int, kind: str) -> None:
+    buffer = numbers(rows + missing, length, kind)
+    wanted = np.concatenate([buffer[:rows]] + [buffer[rows - 1 : rows]] * missing)
+    fill_up(buffer, rows)
+
+    np.testing.assert_array_equal(buffer, wanted)
 
 
 @given(st.integers(0, 4), st.sampled_from([0, 3, FEW, FEW + 1, MUCH]), st.sampled_from(KINDS))
