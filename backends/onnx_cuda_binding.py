@@ -174,19 +174,20 @@ class CudaBinding(DeviceSlabs):
         plan = self._lent
         if plan is None:
             return
-        if self._cuda.is_new(self._run_shapes(plan)):
-            self._try_out()
-        if self._cuda.graphs and self._thread == threading.get_ident():
+        goes = self._cuda.tried(self._run_shapes(plan), self._try_out)
+        captures = self._cuda.graphs and self._thread == threading.get_ident()
+        if captures and (goes or self._cuda.wishes.graphs != "auto"):
             self._prepare_graph(plan)
 
-    def _try_out(self) -> None:
+    def _try_out(self) -> bool:
         """Run what was lent, whatever comes of it: what these values provoke, or has no room now, requests need not."""
         try:
             self.run(tuple(sorted(self._bindable)) or (0,))
         except DeviceLost:
             raise
         except InferError:
-            return  # whoever runs it next meets it too, and says so
+            return False  # whoever runs it next meets it too, and says so
+        return True
 
     def _prepare_graph(self, plan: Plan) -> None:
         if self._run_shapes(plan) in self._captured:

@@ -75,7 +75,7 @@ class CudaSession:
         self.graphs = bool(wishes.graphs)
         self.bindings: weakref.WeakSet[SessionUser] = weakref.WeakSet()
         self._numbers = count(1)
-        self._known: set[Hashable] = set()
+        self._tried: dict[Hashable, bool] = {}
         self._start = start
         self.stream = 0
         self.session: Any = None
@@ -94,7 +94,7 @@ class CudaSession:
         except BaseException:
             self._end_stream()
             raise
-        self._known.clear()
+        self._tried.clear()
         self.inputs = _on_device(self.session, "get_input_memory_infos", self.session.get_inputs())
         self.outputs = _on_device(self.session, "get_output_memory_infos", self.session.get_outputs())
 
@@ -133,11 +133,11 @@ class CudaSession:
             self._renew()
         self._end_stream()
 
-    def is_new(self, shapes: Hashable) -> bool:
-        """Tell whether nobody has asked this of these shapes since the session was made."""
-        known = shapes in self._known
-        self._known.add(shapes)
-        return not known
+    def tried(self, shapes: Hashable, run: Callable[[], bool]) -> bool:
+        """Tell whether a run of these shapes has gone well, which is made once for all Bindings of a session."""
+        if shapes not in self._tried:
+            self._tried[shapes] = run()
+        return self._tried[shapes]
 
     def next_graph(self) -> int:
         """Give the number of a graph that has none yet."""

@@ -105,6 +105,19 @@ def test_a_size_has_run_before_it_is_captured_since_nobody_else_runs_meanwhile(
     assert took == [fake_cuda.COMPUTE_NS]
 
 
+def test_a_size_that_has_no_room_has_no_graph_and_the_others_have(runtime: FakeRuntime, path: Path) -> None:
+    ground = FakeGround(runtime)
+    _, binding = loaded(path, ground, "auto")
+    runtime.fail("cudaMemcpyAsync", 2)
+    for rows in (8, 8, 4):
+        prepare(binding, rows)
+    check(binding, 8)
+    check(binding, 4)
+
+    assert session_of(ground).captures == ["1"]
+    assert session_of(ground).replays == ["1"]
+
+
 def test_a_graph_serves_whatever_outputs_are_wanted(runtime: FakeRuntime, path: Path) -> None:
     ground = FakeGround(runtime)
     _, binding = loaded(path, ground)
