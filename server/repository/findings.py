@@ -55,9 +55,12 @@ class MistakesError(Exception):
 
 
 def read_text(path: Path) -> str:
-    """Read a configuration file. Raises: MistakeError when it cannot be read or is not UTF-8."""
+    """Read a configuration file, with or without a byte order mark, as some editors and PowerShell write one.
+
+    Raises: MistakeError when it cannot be read or is not UTF-8.
+    """
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise MistakeError(Finding(path, f"cannot be read: {error.strerror}")) from error
     except UnicodeDecodeError as error:

@@ -37,12 +37,20 @@ class Notes:
 
     def mistake(self, field: str, message: str) -> None:
         """Note what is wrong with a field, or with one it is part of; of several, with that which the message names."""
-        self.findings.append(Finding(self.path, message, self._named(field, message) or self._line(field)))
+        self._note(field, message, mistake=True)
+
+    def warn(self, field: str, message: str) -> None:
+        """Note, likewise, what is worth knowing of a field and keeps nothing from being served."""
+        self._note(field, message, mistake=False)
 
     def say(self, name: str, value: Any, field: str) -> None:
         """Note what a field says, by its name in penstock.toml where it has one there."""
         self.values[name] = value
         self.places[name] = (self.path, self._line(field))
+
+    def _note(self, field: str, message: str, *, mistake: bool) -> None:
+        line = self._named(field, message) or self._line(field)
+        self.findings.append(Finding(self.path, message, line, mistake))
 
     def _named(self, field: str, message: str) -> int:
         root = field.partition(".")[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -78,6 +79,9 @@ MODEL_FOLDER = "$$TRITON_MODEL_DIRECTORY"
 """What stands for the model's folder there. Source: python_backend's README."""
 ENTRIES = ("session.use_device_allocator_for_initializers", "memory.enable_memory_arena_shrinkage")
 """The `parameters` that are handed to ONNX Runtime as they are."""
+_OURS = "penstock."
+_LIKENESS = 0.8
+"""From here on a name is one that is known, mistyped, and not one of the user's own."""
 
 
 def read(notes: Notes) -> None:
@@ -160,8 +164,7 @@ def _tensorflow_parameters(notes: Notes) -> None:
             text = "is for GraphDefs: a SavedModel says itself what is run first"
             notes.mistake("parameters", f"parameter '{name}' {text}")
         else:
-            known = ", ".join((*TENSORFLOW_PARAMETERS, SHARE_COUNT, CPU_FALLBACK))
-            notes.mistake("parameters", f"parameter '{name}' is not supported for TensorFlow models, known: {known}")
+            _own(notes, name, " for TensorFlow models", (*TENSORFLOW_PARAMETERS, SHARE_COUNT, CPU_FALLBACK))
 
 
 def _parameter(notes: Notes, name: str, text: str, known: dict[str, tuple[str, Callable[[str], str | None]]]) -> None:
@@ -184,7 +187,17 @@ def _parameters(notes: Notes) -> None:
         if gpu.parameter(notes, name, parameter.string_value):
             continue
         if name not in PARAMETERS:
-            known = ", ".join((*PARAMETERS, *ENTRIES, *gpu.PARAMETERS, CPU_FALLBACK))
-            notes.mistake("parameters", f"parameter '{name}' is not supported, known: {known}")
+            _own(notes, name, "", (*PARAMETERS, *ENTRIES, *gpu.PARAMETERS, CPU_FALLBACK))
             continue
         _parameter(notes, name, parameter.string_value, PARAMETERS)
+
+
+def _own(notes: Notes, name: str, whose: str, known: tuple[str, ...]) -> None:
+    """Take a parameter that nothing here reads: clients do, from the configuration (Ultralytics' `metadata`)."""
+    every = (*known, *PARAMETERS, *TENSORFLOW_PARAMETERS, INIT_OPS, ENVIRONMENT)
+    like = difflib.get_close_matches(name.lower(), map(str.lower, every), 1, _LIKENESS)
+    if like or name.startswith(_OURS):
+        notes.mistake("parameters", f"parameter '{name}' is not supported{whose}, known: {', '.join(known)}")
+    else:
+        text = "is for those who read the configuration: it changes nothing here"
+        notes.warn("parameters", f"parameter '{name}' {text}")

@@ -226,9 +226,24 @@ def test_what_cannot_be_is_refused(text: str, message: str) -> None:
     assert any(found.startswith(message) for found in messages(text)), messages(text)
 
 
-def test_an_unknown_parameter_is_refused() -> None:
-    assert messages('parameters { key: "zzz" value { string_value: "1" } }')[0].startswith(
-        "parameter 'zzz' is not supported, known: intra_op_thread_count"
+@pytest.mark.parametrize(
+    "name", ["intra_op_threads", "INTRA_OP_THREAD_COUNT", "TF_NUM_INTRA_THREADS", "enable_cpu_mem_arena", "penstock.x"]
+)
+def test_a_parameter_that_is_like_a_known_one_is_refused(name: str) -> None:
+    assert messages(f'parameters {{ key: "{name}" value {{ string_value: "1" }} }}')[0].startswith(
+        f"parameter '{name}' is not supported, known: intra_op_thread_count"
+    )
+
+
+@pytest.mark.parametrize("name", ["metadata", "zzz", "EXECUTION_PROVIDERS"])
+def test_a_parameter_of_ones_own_is_a_warning_for_clients_read_it_from_the_configuration(name: str) -> None:
+    _, [finding] = read(f'max_batch_size: 8\nparameters {{ key: "{name}" value {{ string_value: "1" }} }}')
+
+    assert not finding.mistake
+    assert finding.line == 2
+    assert (
+        finding.message
+        == f"parameter '{name}' is for those who read the configuration: it changes nothing here"
     )
 
 

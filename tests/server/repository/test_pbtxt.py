@@ -36,6 +36,15 @@ def test_gives_the_line_of_each_field(tmp_path: Path) -> None:
     assert lines["dynamic_batching.default_queue_policy.max_queue_size"] == 10
 
 
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
+    path = tmp_path / "config.pbtxt"
+    path.write_bytes(b'\xef\xbb\xbfname: "m"\r\nmax_batch_size: 8\r\n')
+    config, lines = parse(path)
+
+    assert (config.name, config.max_batch_size) == ("m", 8)
+    assert lines == {"name": 1, "name=m": 1, "max_batch_size": 2}
+
+
 @pytest.mark.parametrize(
     ("text", "line", "words"),
     [
