@@ -197,9 +197,8 @@ class _Control:
         return _statistics(models)
 
     async def inference(self, request: Request) -> Response:
-        """Stand in for the fast lane, which answers these before they come here."""
-        asked(request)
-        raise InferError(Code.UNSUPPORTED, "inference is answered by the fast lane, and this server runs without it")
+        """Answer what the fast lane has not known: in its paths only a model's name may be percent-encoded."""
+        raise HTTPException(404)
 
     async def metrics(self, request: Request) -> Response:
         return Response(await self._metrics.render(), headers={"content-type": METRICS_TYPE})

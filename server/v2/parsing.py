@@ -25,6 +25,17 @@ _FLOATS: _Tried = (("d", np.float64),)
 """What an array of numbers is tried as. Each that fails costs 4 us, so the datatype decides what is worth trying."""
 _INTEGERS: _Tried = (("i", np.int64), ("u", np.uint64))
 """Never floats: above 2**53 they are other numbers, and no other datatype takes them."""
+_TRITONS = {
+    "Input is a zero-length, empty document": "The document is empty.",
+    "input data is empty": "The document is empty.",
+    "unexpected character, expected a JSON value": "Invalid value.",
+    "unexpected character, expected a string key": "Missing a name for object member.",
+    "unexpected character, expected ':' after key": "Missing a colon after a name of object member.",
+    "unexpected character, expected ',' or ']'": "Missing a comma or ] after an array element.",
+    "unexpected character, expected ',' or '}'": "Missing a comma or } after an object member.",
+    "unexpected content after document": "The document root must not be followed by other values.",
+}
+"""What Triton's parser says where orjson says the same in other words; clients look for it."""
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
@@ -47,7 +58,8 @@ def parse(text: bytes, max_depth: int, *, simd: bool = True) -> Any:
     except orjson.JSONDecodeError as error:
         if b"NaN" in text or b"Infinity" in text:
             return _parse_non_finite(text)
-        raise InferError(Code.INVALID, f"failed to parse the request JSON buffer: {error.msg} at {error.pos}") from None
+        said = f"{_TRITONS.get(error.msg, error.msg)} at {error.pos}"
+        raise InferError(Code.INVALID, f"failed to parse the request JSON buffer: {said}") from None
 
 
 def _parse_non_finite(text: bytes) -> Any:

@@ -241,10 +241,7 @@ def test_a_parameter_of_ones_own_is_a_warning_for_clients_read_it_from_the_confi
 
     assert not finding.mistake
     assert finding.line == 2
-    assert (
-        finding.message
-        == f"parameter '{name}' is for those who read the configuration: it changes nothing here"
-    )
+    assert finding.message == f"parameter '{name}' is for those who read the configuration: it changes nothing here"
 
 
 @pytest.mark.parametrize(("gpus", "device"), [((), "cpu"), ((0,), "cuda:0")])

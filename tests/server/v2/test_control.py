@@ -209,6 +209,11 @@ def test_any_other_path_is_not_found(server: Server, path: str) -> None:
     assert _error(server.get(path)) == (404, "Not Found")
 
 
+@pytest.mark.parametrize("path", ["/v2/models%2Firis/infer", "/v%32/models/iris/infer", "/v2/models/iris%2Fpredict"])
+def test_an_inference_path_that_the_fast_lane_has_not_known_is_not_found(server: Server, path: str) -> None:
+    assert _error(server.call("POST", path)) == (404, "Not Found")
+
+
 @pytest.mark.parametrize(
     ("method", "path"),
     [

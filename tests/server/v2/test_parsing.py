@@ -132,6 +132,23 @@ class TestBothParsers:
         assert both(text) == (None, None)
         assert refused(text).startswith("failed to parse the request JSON buffer: ")
 
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            (b"", "The document is empty. at 0"),
+            (b" ", "The document is empty. at 0"),
+            (b"AAAA", "Invalid value. at 0"),
+            (b'{"a":x}', "Invalid value. at 5"),
+            (b"{a:1}", "Missing a name for object member. at 1"),
+            (b'{"a" 1}', "Missing a colon after a name of object member. at 5"),
+            (b"[1 2]", "Missing a comma or ] after an array element. at 3"),
+            (b'{"a":1 2}', "Missing a comma or } after an object member. at 7"),
+            (b"{}x", "The document root must not be followed by other values. at 2"),
+        ],
+    )
+    def test_the_commonest_mistakes_are_told_in_tritons_words(self, text: bytes, said: str) -> None:
+        assert refused(text) == f"failed to parse the request JSON buffer: {said}"
+
 
 class TestNumbersInBuffers:
     @pytest.mark.parametrize(
