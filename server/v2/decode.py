@@ -199,14 +199,18 @@ def _name(entry: Any) -> str:
 
 
 def wrong_inputs(model: Model, got: list[str]) -> InferError:
-    """Refuse inputs of other names than the model's. Called by gRPC's decoding too."""
+    """Refuse inputs of other names than the model's, or more or fewer: that first, as Triton does.
+
+    Called by gRPC's decoding too.
+    """
     known = model.signature.input
-    for name in got:
-        if name not in known:
-            return invalid(f"unexpected inference input '{name}' for model '{model.name}'")
+    required = sum(not spec.optional for spec in known.values())
+    if required <= len(got) <= len(known):
+        for name in got:
+            if name not in known:
+                return invalid(f"unexpected inference input '{name}' for model '{model.name}'")
     missing = ",".join(f"'{name}'" for name, spec in known.items() if not spec.optional and name not in got)
     names = ",".join(f"'{name}'" for name in got)
-    required = sum(not spec.optional for spec in known.values())
     expected = (
         f"{len(known)} inputs" if required == len(known) else f"number of inputs between {required} and {len(known)}"
     )

@@ -380,6 +380,10 @@ class TestTexts:
         [
             ({"inputs": []}, MISSING),
             (one(name="q"), "unexpected inference input 'q' for model 'm'"),
+            (
+                {"inputs": [entry(data=[1, 2, 3, 4]), entry("q", data=[1, 2, 3, 4])]},
+                MISSING.replace("got 0", "got 2").replace("[]", "['x','q']").replace("['x'].", "[]."),
+            ),
             (one(name="a\0b"), "unexpected inference input 'a\0b' for model 'm'"),
             ({"inputs": [entry(data=[1, 2, 3, 4])] * 2}, "input 'x' already exists in request"),
             (one(datatype="FP64"), "inference input 'x' data-type is 'FP64', but model 'm' expects 'FP32'"),
