@@ -42,7 +42,8 @@ class Levels:
     @classmethod
     def of(cls, settings: Settings) -> Levels:
         """Give what the settings say."""
-        return cls(settings.log_info, settings.log_warning, settings.log_error, settings.log_verbose)
+        form = "ISO8601" if settings.log_format == "ISO8601" else "default"
+        return cls(settings.log_info, settings.log_warning, settings.log_error, settings.log_verbose, form)
 
     def pass_on(self, level: int) -> bool:
         """Whether records of a level are written; critical ones always are."""
@@ -151,7 +152,7 @@ class Logs:
 
     def __init__(self, settings: Settings, stream: TextIO, process: str = "") -> None:
         self._stream = stream
-        text = settings.log_format == "text" or (settings.log_format == "auto" and stream.isatty())
+        text = settings.log_format == "text" or (settings.log_format != "json" and stream.isatty())
         self._chosen = TextFormatter() if text else JsonFormatter()
         self._formatter: logging.Formatter = self._chosen
         self._levels = Levels.of(settings)

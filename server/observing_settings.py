@@ -52,10 +52,11 @@ class ObservingSettings(GrpcSettings):
     )  # fmt: skip
 
     log_format: str = setting(
-        "auto", "Logs", "One line of text or one JSON object per event; auto: text on a terminal, JSON otherwise.",
-        choices=("auto", "text", "json"),
+        "auto", "Logs", "One line of text or one JSON object per event; auto: text on a terminal, JSON otherwise. "
+        "Triton's words are known: default is auto, ISO8601 is text.",
+        choices=("auto", "text", "json", "default", "ISO8601"),
     )  # fmt: skip
-    log_verbose: int = setting(0, "Logs", "1 and above: log debug messages too.", unit="level", bounds=(0, 9))
+    log_verbose: int = setting(0, "Logs", "1 and above: log debug messages too.", unit="level", bounds=(0, 2**31 - 1))
     log_info: bool = setting(True, "Logs", "Log informational messages.")
     log_warning: bool = setting(True, "Logs", "Log warnings.")
     log_error: bool = setting(True, "Logs", "Log errors.")

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.backends.errors import Code, InferError
 from penstock.server.logs import Levels, Logs
-from penstock.server.settings import Settings
+from penstock.server.settings import Settings, resolve
 from penstock.server.v2.logging_settings import LogSettings, settings_object
 
 logger = logging.getLogger("penstock.test")
@@ -55,6 +55,19 @@ def test_they_begin_as_the_flags_say() -> None:
     settings, _ = settings_for(log_info=False, log_verbose=2)
 
     assert settings.read() == EVERY | {"log_info": False, "log_verbose_level": 2}
+
+
+@pytest.mark.parametrize(("flag", "read"), [("ISO8601", "ISO8601"), ("default", "default"), ("text", "default")])
+def test_the_format_may_be_said_in_triton_s_words_at_start(flag: str, read: str) -> None:
+    stream = io.StringIO()
+    logs = Logs(resolve({"log_format": flag, "log_verbose": "256"}, {}), stream)
+    settings, _ = settings_for(log_format=flag, log_verbose=256)
+    logs.start()
+    logging.getLogger("penstock.test").error("said")
+    logs.stop()
+
+    assert settings.read() == EVERY | {"log_format": read, "log_verbose_level": 256}
+    assert stream.getvalue().startswith("{") == (flag == "default")
 
 
 def test_a_change_is_read_back_and_applied() -> None:

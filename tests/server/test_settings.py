@@ -89,7 +89,7 @@ def test_the_names_kubernetes_injects_for_a_service_called_penstock_are_not_sett
         ({"http_port": "1.0"}, {}, "--http-port: got '1.0', wanted a whole number from 0 to 65535"),
         ({"exit_timeout_secs": "nan"}, {}, "--exit-timeout-secs: got nan, wanted a number from 0 to 86400"),
         ({"exit_on_error": "yes"}, {}, "--exit-on-error: got 'yes', wanted true or false"),
-        ({"log_format": "xml"}, {}, "--log-format: got 'xml', wanted one of auto, text, json"),
+        ({"log_format": "xml"}, {}, "--log-format: got 'xml', wanted one of auto, text, json, default, ISO8601"),
         ({}, {"PENSTOCK_HTTP_PORT": ""}, "PENSTOCK_HTTP_PORT: got '', wanted a whole number from 0 to 65535"),
         ({}, {"PENSTOCK_HTP_PORT": "1"}, "PENSTOCK_HTP_PORT: no such setting; did you mean 'PENSTOCK_HTTP_PORT'?"),
         ({}, {"PENSTOCK_http_port": "1"}, "PENSTOCK_http_port: no such setting; did you mean 'PENSTOCK_HTTP_PORT'?"),
