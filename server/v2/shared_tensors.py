@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from .regions import Lease
 from .said import invalid, place, shared
-from .tensors import from_binary
+from .tensors import from_binary, wrong_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,8 +40,7 @@ def shared_input(
     nbytes = count * spec.type.size_bytes
     if spec.type.size_bytes and nbytes != byte_size:
         # before anything is copied: a size that is wrong may also be absurd
-        text = f"input byte size mismatch for input '{name}' for model '{model.name}'. "
-        raise invalid(f"{text}Expected {nbytes}, got {byte_size}")
+        raise wrong_size(model.name, spec, shape, count, byte_size)
     most = model.spec.policy.max_queue_bytes
     if byte_size > most:
         raise invalid(f"input '{name}' for model '{model.name}' has {byte_size} bytes, its queue takes {most}")

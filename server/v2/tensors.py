@@ -28,13 +28,25 @@ _SMALL = 64
 """Elements from which orjson writes an array faster through numpy than through a list (perf/micro.py)."""
 
 
-def _mismatch(spec: TensorSpec, shape: list[int], count: int) -> InferError:
+def overflow(spec: TensorSpec, shape: list[int], count: int) -> InferError | None:
+    """Give the error of a shape whose `count` elements, or their bytes, are more than can be counted."""
     if count > _MAX_SIZE:
         text = f"shape {dims_text(shape)} of input '{spec.name}' causes total element count to exceed maximum size of"
         return InferError(Code.INVALID, f"{text} {_MAX_SIZE}")
     if count * spec.type.size_bytes > _MAX_SIZE:
         return InferError(Code.INVALID, f"byte size overflow for input '{spec.name}', its shape is {dims_text(shape)}")
-    return _wrong_shape()
+    return None
+
+
+def wrong_size(model: str, spec: TensorSpec, shape: list[int], count: int, got_bytes: int) -> InferError:
+    """Refuse a tensor that has other bytes than its shape."""
+    text = f"input byte size mismatch for input '{spec.name}' for model '{model}'."
+    text = f"{text} Expected {count * spec.type.size_bytes}, got {got_bytes}"
+    return overflow(spec, shape, count) or InferError(Code.INVALID, text)
+
+
+def _mismatch(spec: TensorSpec, shape: list[int], count: int) -> InferError:
+    return overflow(spec, shape, count) or _wrong_shape()
 
 
 def _wrong_shape() -> InferError:
@@ -156,8 +168,7 @@ def from_binary(model: str, spec: TensorSpec, shape: list[int], count: int, raw:
         array: Array = _elements(model, spec, count, raw)
     else:
         if count * datatype.size_bytes != len(raw):
-            text = f"input byte size mismatch for input '{spec.name}' for model '{model}'. "
-            raise InferError(Code.INVALID, f"{text}Expected {count * datatype.size_bytes}, got {len(raw)}")
+            raise wrong_size(model, spec, shape, count, len(raw))
         array = np.frombuffer(raw, datatype.dtype)
         if spec.datatype == "BOOL":
             array = np.frombuffer(raw, np.uint8) != 0

@@ -19,7 +19,7 @@ from penstock.server.v2 import said
 from penstock.server.v2.decode import wrong_datatype, wrong_inputs
 from penstock.server.v2.said import PLAIN, Options, Ways, invalid
 from penstock.server.v2.shared_tensors import aim, shared_input
-from penstock.server.v2.tensors import from_binary
+from penstock.server.v2.tensors import from_binary, overflow, wrong_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from penstock.server.v2.regions import Regions
 
 _MAX_RANK = 32
-_MAX_DIM = (1 << 63) - 1
 _CONTENTS = {
     "BOOL": "bool_contents",
     **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
@@ -165,8 +164,9 @@ def _shape(model: Model, spec: TensorSpec, tensor: Any) -> tuple[list[int], int]
         text = f"tensor '{spec.name}' of model '{model.name}' has dimension {min(shape)}, its dimensions must be >= 0"
         raise invalid(f"shape of input {text}")
     count = math.prod(shape)
-    if count * max(1, spec.type.size_bytes) > _MAX_DIM:
-        raise invalid(f"byte size overflow for input '{spec.name}', its shape is [{','.join(map(str, shape))}]")
+    error = overflow(spec, shape, count)
+    if error is not None:
+        raise error
     return shape, count
 
 
@@ -206,8 +206,7 @@ def _contents(model: Model, spec: TensorSpec, contents: Any, shape: list[int], c
         if not size_bytes:
             text = f"expected {count} strings for inference input '{spec.name}' for model '{model.name}'"
             raise invalid(f"{text}, got {len(values)}")
-        text = f"input byte size mismatch for input '{spec.name}' for model '{model.name}'."
-        raise invalid(f"{text} Expected {count * size_bytes}, got {len(values) * size_bytes}")
+        raise wrong_size(model.name, spec, shape, count, len(values) * size_bytes)
     if not size_bytes:
         array: Array = np.empty(count, np.object_)
         array[:] = list(values)

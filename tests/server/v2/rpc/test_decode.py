@@ -76,7 +76,11 @@ def test_typed_contents_of_every_datatype(datatype: str) -> None:
         (typed("BF16", {}), "input byte size mismatch"),
         (typed("BYTES", {"bytes_contents": [b"a"]}), "expected 2 strings for inference input 'x' for model 'm', got 1"),
         (typed("INT8", {"int_contents": [1, 2]}, (2, -1)), "must be >= 0"),
-        (typed("INT8", {"int_contents": [1, 2]}, (2**62, 4)), "byte size overflow for input 'x'"),
+        (
+            typed("INT8", {"int_contents": [1, 2]}, (2**62, 4)),
+            f"shape [{2**62},4] of input 'x' causes total element count to exceed maximum size of {2**63 - 1}",
+        ),
+        (typed("INT32", {"int_contents": [1, 2]}, (2**31, 2**31)), "byte size overflow for input 'x', its shape is ["),
         (typed("INT8", {"int_contents": [1, 2]}, (1,) * 33), "33 dims"),
         (typed("INT8", {"int_contents": [1, 2]}, (2, 1)), "unexpected shape for input 'x' for model 'm'."),
     ],
