@@ -138,19 +138,12 @@ def _texts(values: list[Any], indices: list[int], labels: Sequence[str]) -> list
 
 
 def _highest(values: Array, count: int) -> Array:
-    """Give the indices of the `count` highest values, highest first, the first of equal ones first."""
-    if values.dtype.kind == "f":
-        values = np.where(np.isnan(values), -np.inf, values)
-    size = len(values)
+    """Give the indices of the `count` highest values, highest first, the first of equal ones first, NaN last."""
+    # both turn an order round, so that sorting puts the highest first and leaves equal ones and NaN where they belong
+    keys: Array = -values if values.dtype.kind == "f" else ~values
+    size = len(keys)
     if not 0 < count < size // _MANY:
-        return _descending(values)[:count]
-    lowest = np.partition(values, size - count)[size - count]
-    candidates = np.flatnonzero(values >= lowest)
-    best: Array = candidates[_descending(values[candidates])][:count]
-    return best
-
-
-def _descending(values: Array) -> Array:
-    # backwards twice, so that equal values keep their order
-    order: Array = (len(values) - 1 - np.argsort(values[::-1], kind="stable"))[::-1]
-    return order
+        return np.argsort(keys, kind="stable")[:count]
+    last = np.partition(keys, count - 1)[count - 1]
+    candidates = np.flatnonzero(~(keys > last))
+    return candidates[np.argsort(keys[candidates], kind="stable")][:count]

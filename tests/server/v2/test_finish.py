@@ -145,3 +145,21 @@ def test_each_output_goes_its_own_way() -> None:
     assert done[1].array is not None
     assert done[1].array.tolist() == [[b"0.700000:1:two"], [b"0.500000:0:one"]]
     assert [each.name for each in finish_all(made, (0,), None, [SCORES])] == ["a"]
+
+
+@pytest.mark.parametrize("width", [4, 400])
+@pytest.mark.parametrize("datatype", ["FP32", "FP64"])
+def test_what_is_no_number_comes_last_even_after_minus_infinity(datatype: str, width: int) -> None:
+    values = np.full((1, width), np.nan, DATATYPES[datatype].dtype)
+    values[0, 1:4] = np.inf, -np.inf, 0
+    found = classify(datatype, values, 4, (), batched=True)
+
+    assert found.tolist() == [[b"inf:1", b"0.000000:3", b"-inf:2", b"nan:0"]]
+
+
+@pytest.mark.parametrize("datatype", ["INT8", "UINT8", "INT64", "UINT64"])
+def test_the_extremes_of_integers_have_their_place(datatype: str) -> None:
+    limits = np.iinfo(DATATYPES[datatype].dtype)
+    found = classify(datatype, np.array([limits.min, 5, limits.max, 5], limits.dtype), 4, (), batched=False)
+
+    assert found.tolist() == [f"{limits.max}:2".encode(), b"5:1", b"5:3", f"{limits.min}:0".encode()]
