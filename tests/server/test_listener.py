@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import socket
@@ -113,6 +114,25 @@ def test_localhost_is_every_address_of_that_name_on_one_port() -> None:
         await listener.close()
 
     run(main)
+
+
+def test_the_ipv6_address_of_all_is_that_of_ipv4_clients_too() -> None:
+    async def main() -> None:
+        config = make_config(Gate().app, "httptools", idle_s=5, access_log=False)
+        listener = Listener("HTTP", "::", 0, config)
+        await listener.open()
+        reached = []
+        for address in ("::1", "127.0.0.1"):
+            with contextlib.suppress(ConnectionError):
+                _, writer = await asyncio.open_connection(address, listener.port)
+                writer.close()
+                reached.append(address)
+        await listener.close()
+
+        assert reached == ["::1", "127.0.0.1"]
+
+    if socket.has_dualstack_ipv6():
+        run(main)
 
 
 def test_connections_that_only_the_kernel_has_accepted_are_served_before_the_port_closes() -> None:
