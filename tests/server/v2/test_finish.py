@@ -157,9 +157,12 @@ def test_what_is_no_number_comes_last_even_after_minus_infinity(datatype: str, w
     assert found.tolist() == [[b"inf:1", b"0.000000:3", b"-inf:2", b"nan:0"]]
 
 
-@pytest.mark.parametrize("datatype", ["INT8", "UINT8", "INT64", "UINT64"])
-def test_the_extremes_of_integers_have_their_place(datatype: str) -> None:
-    limits = np.iinfo(DATATYPES[datatype].dtype)
-    found = classify(datatype, np.array([limits.min, 5, limits.max, 5], limits.dtype), 4, (), batched=False)
+@pytest.mark.parametrize(
+    ("datatype", "lowest", "highest"),
+    [("INT8", -128, 127), ("UINT8", 0, 255), ("INT64", -(2**63), 2**63 - 1), ("UINT64", 0, 2**64 - 1)],
+)
+def test_the_extremes_of_integers_have_their_place(datatype: str, lowest: int, highest: int) -> None:
+    values = np.array([lowest, 5, highest, 5], DATATYPES[datatype].dtype)
+    found = classify(datatype, values, 4, (), batched=False)
 
-    assert found.tolist() == [f"{limits.max}:2".encode(), b"5:1", b"5:3", f"{limits.min}:0".encode()]
+    assert found.tolist() == [f"{highest}:2".encode(), b"5:1", b"5:3", f"{lowest}:0".encode()]
