@@ -300,7 +300,7 @@ def bind_one(family: int, address: Any, *, reuse_port: bool = False) -> socket.s
         if reuse_port:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
-            # `::` is every address, of IPv4 too, as gRPC has it; a name such as localhost has its IPv4 addresses beside it
+            # `::` is every address, of IPv4 too, as gRPC has it; a name has its IPv4 addresses beside it
             listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, address[0] != "::")
         listening.bind(address)
     except OSError:
