@@ -39,7 +39,7 @@ class FastLane(Connection):
         self.head: Head | None = None
         self._heads = self.shared.heads
         self._scanned = 0
-        self._parts: list[bytes | bytearray] = []
+        self._parts: list[bytes | bytearray | memoryview] = []
         self._refusal: Any = None
         self._advancing = False
         self._answered = False
@@ -57,10 +57,13 @@ class FastLane(Connection):
                 self.head = head
                 self._service.begin(self, head, data[end:])
                 return
+            if head is not None and head.length > len(data) - end:
+                self._lived = True
+                self._expect(head)
+                self._take_part(memoryview(data)[end:])  # what is long is not copied before it is all there
+                return
         elif state == BODY and len(data) <= self._missing and not self._buffer:
-            if self._refusal is None:
-                self._parts.append(data)
-            self._missing -= len(data)
+            self._take_part(data)
             if not self._missing:
                 self._begin()
             elif len(self._parts) > _MOST_PARTS:
@@ -134,10 +137,7 @@ class FastLane(Connection):
             if head.route is not None and not head.expects:
                 self.shared.remember(raw, head)
         del buffer[:end]
-        self.head = head
-        self._parts = []
-        self._missing = head.length
-        self._chunked = ChunkedBody(limits) if head.length < 0 else None
+        self._expect(head)
         if head.route is None:
             self._state = FOREIGN
             self._answered = False
@@ -146,10 +146,16 @@ class FastLane(Connection):
                 self.cycle.transport = Unchunked(self.transport)  # type: ignore[assignment]
                 self.cycle.waiting_for_100_continue = False
             return True
-        self._await_body(head)
         return True
 
-    def _await_body(self, head: Head) -> None:
+    def _expect(self, head: Head) -> None:
+        """Begin to read the body of a request."""
+        self.head = head
+        self._parts = []
+        self._missing = head.length
+        self._chunked = ChunkedBody(self.shared.limits) if head.length < 0 else None
+        if head.route is None:
+            return
         if head.length > _READ_AHEAD_BYTES:
             # most clients read no answer before they have sent the body, so it is read; but it is not kept
             self._refusal = self._service.turn_away(head)
@@ -161,15 +167,19 @@ class FastLane(Connection):
         if self._missing:
             if not self._buffer:
                 return False
-            part = bytes(self._buffer[: self._missing])
+            with memoryview(self._buffer) as whole:
+                part = bytes(whole[: self._missing])
             del self._buffer[: len(part)]
-            if self._refusal is None:
-                self._parts.append(part)
-            self._missing -= len(part)
+            self._take_part(part)
             if self._missing:
                 return False
         self._begin()
         return True
+
+    def _take_part(self, part: bytes | memoryview) -> None:
+        if self._refusal is None:
+            self._parts.append(part)
+        self._missing -= len(part)
 
     def _read_chunks(self) -> bool:
         chunked = self._chunked

@@ -470,6 +470,23 @@ class TestFullQueue:
 
         run(main)
 
+    def test_nor_is_a_body_kept_whose_head_was_seen_before(self) -> None:
+        async def main() -> None:
+            lane, raw = Lane(), request("/own", bytes(1_000_000))
+            lane.feed(raw)
+            lane.own.full = True
+            tracemalloc.start()
+            lane.feed(raw[:100_000], *[bytes(100_000)] * 9)
+            held, _ = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            lane.feed(raw[1_000_000:])
+
+            assert held < 200_000
+            assert lane.statuses == [200, 503]
+            assert len(lane.own.bodies) == 1
+
+        run(main)
+
     @pytest.mark.parametrize("full", [False, True])
     def test_whether_it_is_refused_is_decided_when_its_head_has_arrived(self, full: bool) -> None:
         async def main() -> None:
@@ -516,6 +533,20 @@ class TestTime:
 
             assert lane.statuses == [408]
             assert orjson.loads(lane.bodies[0]) == {"error": "request was not received within 10 s"}
+
+        run(main)
+
+    def test_one_whose_head_was_seen_before_has_its_time_from_its_own_begin(self) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS)
+            await lane.fed(request("/own", b"body"))
+            lane.tick(LIMITS.receive_timeout_s - 1)
+            lane.feed(request("/own", b"body")[:-1])
+            lane.tick(LIMITS.receive_timeout_s)
+            assert lane.statuses == [200]
+            lane.tick(2)
+
+            assert lane.statuses == [200, 408]
 
         run(main)
 
