@@ -71,8 +71,10 @@ def copied(array: Array) -> Array:
 
 
 def _alike(parts: Sequence[Array], dtype: np.dtype[Any]) -> bool:
-    """Tell whether all are bytes of one kind, one behind the other."""
-    return not dtype.hasobject and all(part.dtype is dtype and part.flags.c_contiguous for part in parts)
+    """Tell whether all are bytes of one kind on the host, one behind the other."""
+    return not dtype.hasobject and all(
+        part.dtype is dtype and isinstance(part, np.ndarray) and part.flags.c_contiguous for part in parts
+    )
 
 
 def _vectored(parts: Sequence[Array], buffer: Array) -> bool:

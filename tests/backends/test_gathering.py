@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from penstock.backends import gathering
 from penstock.backends.backend import Array
+from penstock.backends.device_array import DeviceArray
 from penstock.backends.gathering import FEW, HELD_BYTES, MANY, copied, fill_up, gather
 from tests.backends import gil
+from tests.backends.fake_cuda import FakeMemory, FakeRuntime
 
 KINDS = ("f4", "f2", "i8", "u1", "?", "c16", "O")
 MUCH = HELD_BYTES // 4
@@ -84,6 +86,17 @@ def test_what_is_no_row_of_the_buffers_bytes_is_cast(length: int, other: Any) ->
     parts = [numbers(2, length)] * MANY + [other(length)]
 
     np.testing.assert_array_equal(together(parts), np.concatenate(parts))
+
+
+@pytest.mark.parametrize("count", [1, 2, MANY])
+@pytest.mark.parametrize("length", [2, FEW + 1, MUCH])
+def test_rows_on_a_device_are_read_where_the_buffer_is_the_hosts(count: int, length: int) -> None:
+    """So it is where one Instance of a model is on the CPU, and another on the device."""
+    rows = [numbers(1, length, first=place) for place in range(count)]
+    runtime = FakeRuntime()
+    on_device: list[Any] = [DeviceArray(FakeMemory.holding(runtime, row), 0, row.shape, row.dtype) for row in rows]
+
+    np.testing.assert_array_equal(together(on_device), np.concatenate(rows))
 
 
 @pytest.mark.parametrize("length", [2, FEW + 1, MUCH])
