@@ -233,6 +233,17 @@ class TestBatchSize:
 
         assert take_rows(scheduler) == taken
 
+    def test_with_a_target_all_that_was_promised_to_go_in_a_batch_goes(self) -> None:
+        allowed = (4, 6, 8)
+        policy = BatchPolicy(max_batch_rows=8, allowed_rows=allowed, latency_target_us=1_000)
+        scheduler = Scheduler(policy, CostModel(allowed))
+        for size, us in ((4, 4), (6, 4), (8, 6)):
+            scheduler.learn(A, size, us * US, 1)
+        for _ in range(7):
+            add(scheduler)
+
+        assert take_rows(scheduler) == 7
+
     def test_where_sizes_or_a_delay_are_said_a_batch_is_what_they_make_it(self) -> None:
         allowed = (4, 6, 8)
         policy = BatchPolicy(max_batch_rows=8, allowed_rows=allowed, preferred_rows=(5,))
