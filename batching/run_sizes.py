@@ -23,20 +23,21 @@ SIZES = "penstock.rows"
 def run_sizes(most: int) -> tuple[int, ...]:
     """Give 1, 2, 3, 4, 6, 8, 12, 16, 24 and so on up to `most`: two to a doubling, to fill up a third at most."""
     steps = (rows for power in range(1, most.bit_length() + 1) for rows in (1 << power, 3 << power - 1))
-    return (*sorted({1, *steps} & {*range(most)}), most)
+    return (*sorted({size for size in (1, *steps) if size < most}), most)
 
 
 def with_run_sizes(spec: ModelSpec) -> ModelSpec:
     """Give a completed spec the sizes that its batches run with, if it has any device that wants few of them.
 
     Its options say which (`SIZES`), or else they are `run_sizes`, with those of the batches that its policy asks for. A
-    policy that says its own sizes stands. A model has none whose batches are more than rows one after another.
+    policy that says its own sizes stands. A model has none whose batches are more than rows one after another, nor one
+    that is to be invariant: the one size of all its batches is found by running it (invariance.py).
     """
     policy, signature, most = spec.policy, spec.signature, spec.policy.max_batch_rows or 0
     if most < 2 or policy.allowed_rows or all(set(group.devices) <= {"cpu"} for group in spec.instances):
         return spec
-    if spec.sequence is not None or signature is None or any(laid_flat(spec, signature).values()):
+    if policy.invariant or spec.sequence is not None or signature is None or any(laid_flat(spec, signature).values()):
         return spec
     said = map(int, filter(None, spec.options.get(SIZES, "").split(",")))
     sizes = {*(tuple(said) or run_sizes(most)), *policy.preferred_rows, policy.cap_rows or most, most}
-    return replace(spec, policy=replace(policy, allowed_rows=tuple(sorted(sizes & {*range(1, most + 1)}))))
+    return replace(spec, policy=replace(policy, allowed_rows=tuple(sorted(size for size in sizes if 1 <= size <= most))))

@@ -30,6 +30,13 @@ def test_there_are_two_to_a_doubling() -> None:
     assert run_sizes(1) == (1,)
 
 
+def test_the_largest_batch_that_can_be_said_has_a_few_sizes_too() -> None:
+    most = 2**31 - 1
+
+    assert run_sizes(most)[-3:] == (1 << 30, 3 << 29, most)
+    assert sizes_of(BatchPolicy(max_batch_rows=most)) == run_sizes(most)
+
+
 @given(st.integers(1, 5000))
 def test_at_most_a_third_of_a_batch_is_filled_up(most: int) -> None:
     sizes = run_sizes(most)
@@ -64,3 +71,6 @@ class TestAModel:
 
         assert sizes_of(policy, signature=ragged) == ()
         assert sizes_of(policy, sequence=SequenceSpec()) == ()
+
+    def test_that_is_to_be_invariant_has_none_for_the_one_that_holds_is_sought(self) -> None:
+        assert sizes_of(BatchPolicy(max_batch_rows=8, invariant=True)) == ()
