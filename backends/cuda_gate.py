@@ -33,7 +33,7 @@ class Gate:
     @property
     def inside(self) -> bool:
         """Whether this thread is inside, and need not pass again."""
-        return bool(getattr(self._inside, "depth", 0))
+        return bool(getattr(self._inside, "now", False))
 
     def arm(self) -> None:
         """Have everybody pass through the gate from now on."""
@@ -44,45 +44,40 @@ class Gate:
 
         `long`: for as long as a load takes. Who wants to be alone waits for its end without holding anybody else up.
         """
-        return self._share(long) if self.armed else _OPEN
+        return self._share(long) if self.armed and not self.inside else _OPEN
 
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Be the only one; waits until nobody is inside. Raises: RuntimeError where this thread is."""
-        if getattr(self._inside, "depth", 0):
+        if self.inside:
             raise RuntimeError("a capture in the middle of something else")
-        # from here on: what the garbage collector frees meanwhile, on this thread, must not wait for this thread
-        self._inside.depth = 1
-        try:
-            with self._moved:
-                self._waiting += 1
-                self._moved.wait_for(lambda: not self._long and not self._taken and not self._closing)
-                self._closing += 1
-                self._moved.wait_for(lambda: not self._users)
-                self._waiting -= 1
-                self._closing -= 1
-                self._taken = True
-            try:
-                yield
-            finally:
-                with self._moved:
-                    self._taken = False
-                    self._moved.notify_all()
-        finally:
-            self._inside.depth = 0
-
-    @contextmanager
-    def _share(self, long: bool) -> Iterator[None]:
-        depth = getattr(self._inside, "depth", 0)
-        if not depth:
-            self._enter(long=long)
-        self._inside.depth = depth + 1
+        with self._moved:
+            self._waiting += 1
+            self._moved.wait_for(lambda: not self._long and not self._taken and not self._closing)
+            self._closing += 1
+            self._inside.now = True
+            self._moved.wait_for(lambda: not self._users)
+            self._waiting -= 1
+            self._closing -= 1
+            self._taken = True
         try:
             yield
         finally:
-            self._inside.depth = depth
-            if not depth:
-                self._leave(long=long)
+            with self._moved:
+                self._moved.notify_all()
+                self._taken = False
+                self._inside.now = False
+
+    @contextmanager
+    def _share(self, long: bool) -> Iterator[None]:
+        self._enter(long=long)
+        try:
+            yield
+        finally:
+            self._leave(long=long)
+
+    # What the garbage collector frees, at any call, on a thread that is counted must not wait for that thread. So
+    # `_inside` changes with what counts it, no call in between, and whoever waits has been notified by then.
 
     def _enter(self, *, long: bool) -> None:
         with self._moved:
@@ -92,14 +87,16 @@ class Gate:
             else:
                 self._moved.wait_for(lambda: not self._taken and not self._closing)
                 self._users += 1
+            self._inside.now = True
 
     def _leave(self, *, long: bool) -> None:
         with self._moved:
+            self._moved.notify_all()
             if long:
                 self._long -= 1
             else:
                 self._users -= 1
-            self._moved.notify_all()
+            self._inside.now = False
 
 
 GATE = Gate()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -318,6 +319,18 @@ def test_options_that_say_nothing_sensible_are_refused(runtime: FakeRuntime, pat
         load_on_gpu(path, 0, {"penstock.gpu_graphs": "1", "penstock.tensorrt": "1"}, FakeGround(runtime))
 
 
+class Waiting(threading.Condition):
+    """`begun`: somebody waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.begun.set()
+        return super().wait(timeout)
+
+
 class TestTheGate:
     def test_is_open_until_somebody_means_to_capture(self, gate: Gate) -> None:
         assert gate.shared() is gate.shared()
@@ -375,6 +388,36 @@ class TestTheGate:
 
         assert order == ["shared"] * 3 + ["alone", "shared"]
 
+    def test_what_the_collector_frees_on_the_way_in_or_out_does_not_wait_for_its_own_thread(self, gate: Gate) -> None:
+        gate.arm()
+        gate._moved = waiting = Waiting()
+        order: list[str] = []
+
+        def free(*_: Any) -> Any:
+            """Use CUDA in the middle of whatever runs, as a finalizer does."""
+            with gate.shared():
+                order.append("freed")
+            return free
+
+        def use() -> None:
+            sys.settrace(free)
+            with gate.shared():
+                capturing.start()
+                assert waiting.begun.wait(PATIENCE_S)
+            sys.settrace(None)
+
+        def capture() -> None:
+            with gate.alone():
+                order.append("alone")
+
+        using, capturing = (threading.Thread(target=each, daemon=True) for each in (use, capture))
+        using.start()
+        for each in (using, capturing):
+            each.join(PATIENCE_S)
+
+        assert not using.is_alive()
+        assert order.count("alone") == 1
+
     def _use(self, gate: Gate, order: list[str]) -> None:
         with gate.shared():
             order.append("shared")
@@ -385,11 +428,11 @@ def test_what_onnx_runtime_is_given_is_given_beside_no_capture(
 ) -> None:
     """It takes a stream for each tensor that is bound."""
     gate.arm()
-    inside: list[int] = []
+    inside: list[bool] = []
     bind = FakeBinding.bind_input
 
     def noted(*args: Any) -> None:
-        inside.append(getattr(gate._inside, "depth", 0))
+        inside.append(gate.inside)
         bind(*args)
 
     monkeypatch.setattr(FakeBinding, "bind_input", noted)
