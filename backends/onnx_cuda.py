@@ -226,14 +226,7 @@ class CudaBackend(OnnxBackend):
 
 
 def _wishes(options: Mapping[str, str], provider: str) -> Wishes:
-    graphs = options.get(GRAPHS) or options.get("cuda.enable_cuda_graph", "0")
-    if graphs not in ("0", "1", "auto"):
-        raise InferError(Code.INVALID, f"option '{GRAPHS}' is '{graphs}', expected 0, 1 or auto")
-    if provider == TENSORRT:
-        if graphs == "1":
-            text = "with TensorRT, 'tensorrt.trt_cuda_graph_enable' is what captures"
-            raise InferError(Code.INVALID, f"option '{GRAPHS}': {text}")
-        graphs = "0"
+    graphs = _graphs(options, provider)
     rows = options.get(ROWS, "") if graphs != "0" or provider == TENSORRT else ""
     try:
         buckets = tuple(sorted(int(each) for each in rows.split(","))) if rows else ()
@@ -241,6 +234,21 @@ def _wishes(options: Mapping[str, str], provider: str) -> Wishes:
         raise InferError(Code.INVALID, f"option '{ROWS}' is '{rows}', expected such as '1,2,4'") from None
     pinned = options.get("penstock.pinned", "1") != "0"
     return Wishes("" if graphs == "0" else graphs, buckets, pinned, options.get(SHRINKAGE, ""))
+
+
+def _graphs(options: Mapping[str, str], provider: str) -> str:
+    """Give "0", "1" or "auto". Raises: InferError (INVALID)."""
+    graphs = options.get(GRAPHS) or options.get("cuda.enable_cuda_graph", "0")
+    if graphs not in ("0", "1", "auto"):
+        raise InferError(Code.INVALID, f"option '{GRAPHS}' is '{graphs}', expected 0, 1 or auto")
+    why = ""
+    if provider == TENSORRT:
+        why = "with TensorRT, 'tensorrt.trt_cuda_graph_enable' is what captures"
+    elif "gpu" in options.get(SHRINKAGE, ""):
+        why = f"'{SHRINKAGE}' gives back the memory that graphs use"
+    if why and graphs == "1":
+        raise InferError(Code.INVALID, f"option '{GRAPHS}': {why}")
+    return "0" if why else graphs
 
 
 def _cpu_nodes(session: Any) -> tuple[str, ...] | None:

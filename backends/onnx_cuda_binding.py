@@ -178,6 +178,8 @@ class CudaBinding(DeviceSlabs):
         captures = self._cuda.graphs and self._thread == threading.get_ident()
         if captures and (goes or self._cuda.wishes.graphs != "auto"):
             self._prepare_graph(plan)
+            # if that has come to nothing there is another session, which has not run it
+            self._cuda.tried(self._run_shapes(plan), self._try_out)
 
     def _try_out(self) -> bool:
         """Run what was lent, whatever comes of it: what these values provoke, or has no room now, requests need not."""

@@ -265,6 +265,28 @@ def test_a_capture_that_fails_is_refused_or_done_without(
     assert runtime.alive["streams"] == 0
 
 
+@pytest.mark.parametrize("on_host", [(), ("total",)])
+def test_a_session_that_is_begun_anew_without_graphs_has_run_the_size_too(
+    runtime: FakeRuntime, path: Path, on_host: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spoil() -> None:
+        raise RuntimeError("CUDA failure 901: operation failed due to a previous error during capture")
+
+    ran: list[str] = []
+    run = FakeSession.run_with_iobinding
+
+    def noted(session: FakeSession, *takes: Any) -> None:
+        ran.append("with graphs" if session._graphs else "without")
+        run(session, *takes)
+
+    monkeypatch.setattr(FakeSession, "run_with_iobinding", noted)
+    _, binding = loaded(path, FakeGround(runtime, capturing=spoil, on_host=on_host), "auto")
+    prepare(binding, 4)
+
+    assert ran[-1] == "without"
+    assert "with graphs" in ran
+
+
 def test_a_model_with_a_tensor_on_the_host_is_not_captured(runtime: FakeRuntime, path: Path) -> None:
     _, binding = loaded(path, FakeGround(runtime, on_host={"total"}), "auto")
     prepare(binding, 4)
@@ -308,6 +330,22 @@ def test_memory_is_not_given_back_that_graphs_use(runtime: FakeRuntime, path: Pa
     binding.rest()
 
     assert session_of(ground).shrunk == 0
+
+
+def test_memory_is_not_given_back_that_graphs_use_where_every_run_is_to_give_it_back(
+    runtime: FakeRuntime, path: Path
+) -> None:
+    shrinks = {"memory.enable_memory_arena_shrinkage": "cpu:0;gpu:0"}
+    ground = FakeGround(runtime)
+    backend = load_on_gpu(path, 0, {"penstock.gpu_graphs": "auto", **shrinks}, ground)
+    binding = backend.bind(batched(backend.graph), 4)
+    assert isinstance(binding, CudaBinding)
+    prepare(binding, 4)
+    check(binding, 4)
+
+    assert session_of(ground).captures == []
+    with pytest.raises(InferError, match="gives back the memory that graphs use"):
+        load_on_gpu(path, 0, {"penstock.gpu_graphs": "1", **shrinks}, ground)
 
 
 def test_options_that_say_nothing_sensible_are_refused(runtime: FakeRuntime, path: Path) -> None:
