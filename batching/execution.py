@@ -10,12 +10,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.backend import Array, Binding
-from penstock.backends.gathering import fill_up
 from penstock.backends.gathering import gather as gather_rows
 
 from .batch import Batch
-from .derived import zero
-from .forms import rows_of, wrong_rows
+from .forms import complete, rows_of, wrong_rows
 from .in_place import Aimed, aim, placed, take
 from .padding import smallest_fit
 
@@ -134,11 +132,7 @@ def _parts(requests: list[InferRequest], position: int) -> list[Array]:
 
 
 def _gather_padded(model: Model, batch: Batch, buffers: Sequence[Array | None], ran: int) -> None:
-    """Gather with axes filled up to the lengths that run, and rows up to how many run.
-
-    The rows added are copies of the last one: a model that divides by a row's norm, or looks a row up, does with them
-    what it does anyway. Zeros stand where there is no row to copy.
-    """
+    """Gather with axes filled up to the lengths that run, and rows up to how many run."""
     rows, padding = batch.rows, model.padding
     real = added = 0
     for position, buffer in enumerate(buffers):
@@ -149,10 +143,7 @@ def _gather_padded(model: Model, batch: Batch, buffers: Sequence[Array | None], 
             real, added = real + more_real, added + more_added
         else:
             gather_rows(_parts(batch.requests, position), buffer[:rows])
-        if ran != rows and rows:
-            fill_up(buffer, rows)
-        elif ran != rows:
-            buffer[...] = zero(buffer)
+        complete(buffer, rows)
     if ran != rows:
         model.count("rows_padded", ran - rows)
     if real or added:

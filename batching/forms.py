@@ -47,6 +47,17 @@ def wrong_rows(model: str, output: str, got: Any, ran_rows: int) -> InferError:
     return InferError(Code.INTERNAL, f"model '{model}': output '{output}' has {has} for a batch of {ran_rows}")
 
 
+def complete(buffer: Array, rows: int) -> None:
+    """Fill the rows of a run from `rows` on with copies of the one before, or zeros where there is none.
+
+    A model that divides by a row's norm, or looks a row up, does with copies what it does anyway.
+    """
+    if not rows:
+        buffer[...] = zero(buffer)
+    elif rows < len(buffer):
+        fill_up(buffer, rows)
+
+
 def spans(batch: Batch) -> Iterator[tuple[int, int]]:
     """Give the rows of the run that each request has, from the first to before the last."""
     stop = 0
@@ -84,12 +95,8 @@ class Rows:
         if not self._batched:
             np.copyto(buffer, _arrays(batch, position)[0])
         elif batch.places is None:
-            rows = batch.rows
-            gather(_arrays(batch, position), buffer[:rows])
-            if rows != ran_rows and rows:
-                fill_up(buffer, rows)
-            elif rows != ran_rows:
-                buffer[...] = zero(buffer)
+            gather(_arrays(batch, position), buffer[: batch.rows])
+            complete(buffer, batch.rows)
         else:
             buffer[...] = zero(buffer)
             for (start, stop), array in zip(spans(batch), _arrays(batch, position), strict=True):
