@@ -176,7 +176,7 @@ class CudaBinding(DeviceSlabs):
             return
         goes = self._cuda.tried(self._run_shapes(plan), self._try_out)
         captures = self._cuda.graphs and self._thread == threading.get_ident()
-        if captures and (goes or self._cuda.wishes.graphs != "auto"):
+        if captures and (self._cuda.wishes.graphs != "auto" or (goes and self._cuda.has_room())):
             self._prepare_graph(plan)
             # if that has come to nothing there is another session, which has not run it
             self._cuda.tried(self._run_shapes(plan), self._try_out)

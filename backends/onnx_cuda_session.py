@@ -27,6 +27,10 @@ SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 NO_GRAPH = -1
 """The number of a run that is neither captured nor replayed; 0 is what ONNX Runtime takes a run without one for."""
 
+ROOM = 1 / 8
+"""So much of a device's memory is left free by graphs that nobody has asked for: a graph takes 7 to 30 MiB, and a model
+of eight lengths and twelve sizes has two hundred (docs/gpu.md)."""
+
 logger = logging.getLogger("penstock.backends")
 
 
@@ -138,6 +142,14 @@ class CudaSession:
         if shapes not in self._tried:
             self._tried[shapes] = run()
         return self._tried[shapes]
+
+    def has_room(self) -> bool:
+        """Tell whether a graph may be recorded by default: others need memory too. Raises: InferError."""
+        try:
+            free, total = self.runtime.memory(self.device)
+        except CudaError as error:
+            raise refusal(error) from error
+        return free >= ROOM * total
 
     def next_graph(self) -> int:
         """Give the number of a graph that has none yet."""

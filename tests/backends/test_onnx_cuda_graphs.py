@@ -119,6 +119,22 @@ def test_a_size_that_has_no_room_has_no_graph_and_the_others_have(runtime: FakeR
     assert session_of(ground).replays == ["1"]
 
 
+@pytest.mark.parametrize(("graphs", "captures"), [("auto", ["1"]), ("1", ["1", "2"])])
+def test_graphs_that_nobody_has_asked_for_leave_room_to_others(
+    runtime: FakeRuntime, path: Path, graphs: str, captures: list[str]
+) -> None:
+    ground = FakeGround(runtime)
+    _, binding = loaded(path, ground, graphs)
+    prepare(binding, 8)
+    runtime.take(runtime.total * 15 // 16, 0)
+    prepare(binding, 4)
+    check(binding, 8)
+    check(binding, 4)
+
+    assert session_of(ground).captures == captures
+    assert session_of(ground).replays == captures
+
+
 def test_a_graph_serves_whatever_outputs_are_wanted(runtime: FakeRuntime, path: Path) -> None:
     ground = FakeGround(runtime)
     _, binding = loaded(path, ground)
