@@ -194,6 +194,9 @@ class CudaBinding(DeviceSlabs):
     def _prepare_graph(self, plan: Plan) -> None:
         if self._run_shapes(plan) in self._captured:
             return
+        if not self._can_bind(plan, tuple(range(len(self._outputs)))):
+            self._cuda.no_graphs("a tensor of the model is not bound")
+            return
         number = self._cuda.next_graph()
         why = self._capture(plan, number)
         if why:

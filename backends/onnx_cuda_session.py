@@ -102,13 +102,18 @@ class CudaSession:
         self.inputs = _on_device(self.session, "get_input_memory_infos", self.session.get_inputs())
         self.outputs = _on_device(self.session, "get_output_memory_infos", self.session.get_outputs())
 
+    def no_graphs(self, why: str) -> None:
+        """Record none; the session is as good without. Raises: InferError (INVALID) where there must be graphs."""
+        self._may_do_without(why)
+        self.graphs = False
+        logger.info("no CUDA graphs for a model on cuda:%d: %s", self.device, why)
+
     def without_graphs(self, why: str) -> None:
         """Begin again with a new session and stream: a capture that has gone wrong spoils both.
 
         Raises: InferError: INVALID where there must be graphs; what a load raises.
         """
-        if self.wishes.graphs != "auto":
-            raise InferError(Code.INVALID, f"CUDA graphs were asked for, but {why}")
+        self._may_do_without(why)
         self.restart(why)
 
     def restart(self, why: str) -> None:
@@ -121,6 +126,10 @@ class CudaSession:
             raise refusal(error) from error
         self._renew()
         logger.warning("no CUDA graphs for a model on cuda:%d: %s", self.device, why)
+
+    def _may_do_without(self, why: str) -> None:
+        if self.wishes.graphs != "auto":
+            raise InferError(Code.INVALID, f"CUDA graphs were asked for, but {why}")
 
     def shrinking_options(self) -> Any:
         """Make the options of a run after which the arena gives back what it does not use."""

@@ -313,6 +313,22 @@ def test_a_model_with_a_tensor_on_the_host_is_not_captured(runtime: FakeRuntime,
         prepare(binding, 4)
 
 
+def test_a_model_whose_outputs_are_fed_is_not_captured_and_not_loaded_twice(
+    runtime: FakeRuntime, tmp_path: Path
+) -> None:
+    outputs = [value("y", FLOAT, ["N", "M"])]
+    path = save(tmp_path / "model.onnx", [node("Add", ["x", "x"], ["y"])], [value("x", FLOAT, ["N", "M"])], outputs)
+    ground = FakeGround(runtime)
+    _, binding = loaded(path, ground, "auto")
+    prepare(binding, 4)
+
+    assert infer(binding, [float_rows(4)])[0].tolist() == (2 * float_rows(4)).tolist()
+    assert len(ground.providers) == 1
+    _, binding = loaded(path, ground, "1")
+    with pytest.raises(InferError, match="CUDA graphs were asked for, but a tensor of the model is not bound"):
+        prepare(binding, 4)
+
+
 def test_nobody_else_uses_cuda_during_a_capture(runtime: FakeRuntime, path: Path) -> None:
     """What comes meanwhile waits until it is over; else it would fail, and the capture with it."""
     _, other = loaded(path, FakeGround(runtime), "0")
