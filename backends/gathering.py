@@ -73,7 +73,7 @@ def copied(array: Array) -> Array:
 def _alike(parts: Sequence[Array], dtype: np.dtype[Any]) -> bool:
     """Tell whether all are bytes of one kind on the host, one behind the other."""
     return not dtype.hasobject and all(
-        part.dtype is dtype and isinstance(part, np.ndarray) and part.flags.c_contiguous for part in parts
+        part.dtype is dtype and type(part) is np.ndarray and part.flags.c_contiguous for part in parts
     )
 
 

@@ -39,5 +39,6 @@ def with_run_sizes(spec: ModelSpec) -> ModelSpec:
     if policy.invariant or spec.sequence is not None or signature is None or any(laid_flat(spec, signature).values()):
         return spec
     said = map(int, filter(None, spec.options.get(SIZES, "").split(",")))
-    sizes = {*(tuple(said) or run_sizes(most)), *policy.preferred_rows, policy.cap_rows or most, most}
-    return replace(spec, policy=replace(policy, allowed_rows=tuple(sorted(size for size in sizes if 1 <= size <= most))))
+    wanted = {*(tuple(said) or run_sizes(most)), *policy.preferred_rows, policy.cap_rows or most, most}
+    sizes = sorted(size for size in wanted if 1 <= size <= most)
+    return replace(spec, policy=replace(policy, allowed_rows=tuple(sizes)))
