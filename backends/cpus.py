@@ -66,16 +66,16 @@ def _quotas(root: Path, membership: str) -> Iterator[float | None]:
         if not path.startswith("/"):
             continue
         if not controllers:
-            for folder in _lineage(root, path):
+            for folder in lineage(root, path):
                 yield parse_cpu_max(_read(folder / "cpu.max") or "")
         elif "cpu" in controllers.split(","):
             for mount in dict.fromkeys((controllers, *_V1_MOUNTS)):
-                for folder in _lineage(root / mount, path):
+                for folder in lineage(root / mount, path):
                     yield parse_cfs(_read(folder / "cpu.cfs_quota_us") or "", _read(folder / "cpu.cfs_period_us") or "")
 
 
-def _lineage(root: Path, path: str) -> Iterator[Path]:
-    """Give the cgroup's folder and those above it. A path that leaves the root (`/../x`) starts at the root."""
+def lineage(root: Path, path: str) -> Iterator[Path]:
+    """Give a cgroup's folder and those above it. A path that leaves the root (`/../x`) starts at the root."""
     parts = PurePosixPath(path).parts[1:]
     if ".." in parts:
         parts = ()

@@ -14,6 +14,7 @@ from penstock.backends.errors import Code, InferError
 
 from .lane import LOOK_AHEAD, Lane, urgency_ns
 from .request import InferRequest, Key
+from .room import Room
 from .spec import BatchPolicy, QueuePolicy
 from .timeouts import default_policy, level_of
 
@@ -35,17 +36,18 @@ class Levels:
     times as much for all of them.
     """
 
-    def __init__(self, policy: BatchPolicy) -> None:
+    def __init__(self, policy: BatchPolicy, room: Room) -> None:
         self._policy = policy
+        self._room = room
         self._default = default_policy(policy)
         self._waiting: dict[int, _Count] = {}
         self._all = _NOTHING
 
     @classmethod
-    def of(cls, policy: BatchPolicy) -> Levels | None:
+    def of(cls, policy: BatchPolicy, room: Room) -> Levels | None:
         """Make them for a model that needs them."""
         needed = policy.priority_levels or policy.level_policies or policy.timeout_delays
-        return cls(policy) if needed else None
+        return cls(policy, room) if needed else None
 
     def admit(self, request: InferRequest) -> None:
         """Let a request come to its level, which is its priority from now on.
@@ -53,6 +55,7 @@ class Levels:
         Raises: InferError (OVERLOADED: as much waits as may).
         """
         level = request.priority = level_of(self._policy, request.priority)
+        self._room.bytes_for(request)
         if self._has_its_most(level) or self._is_full(level, request.rows, request.nbytes):
             raise InferError(Code.OVERLOADED, "Exceeds maximum queue size")
 
@@ -87,8 +90,8 @@ class Levels:
 
     def _passes(self, count: _Count, rows: int, nbytes: int, queues: int) -> bool:
         """Tell whether so many more rows and bytes, with these, are more than so many queues hold."""
-        most = queues * self._policy.max_queue_rows
-        over = count.rows + rows > most or count.nbytes + nbytes > queues * self._policy.max_queue_bytes
+        most = queues * self._room.rows
+        over = count.rows + rows > most or count.nbytes + nbytes > queues * self._room.nbytes
         return count.requests > 0 and (over or count.requests >= most)
 
 

@@ -1,6 +1,6 @@
-"""Memory: what this process holds, what is free, and giving back what is kept of a model opened or closed.
+"""Memory: what this process holds and may hold, what is free, and giving back what is kept of a model that was opened.
 
-Called by opening.py and counting.py.
+Called by opening.py, counting.py and model.py.
 """
 
 from __future__ import annotations
@@ -9,7 +9,11 @@ import ctypes
 import os
 from pathlib import Path
 
+from penstock.backends.cpus import CGROUP_ROOT, lineage
+
 _CGROUPS = ("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")
+_NO_LIMIT = 1 << 60
+"""Version 1 of cgroups says "no limit" by a number next to 2^63."""
 
 
 def give_back() -> None:
@@ -34,7 +38,46 @@ def resident_bytes(proc: Path = Path("/proc")) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def free_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
+def usable_bytes(proc: Path = Path("/proc"), cgroup: Path = CGROUP_ROOT) -> int:
+    """Tell how much memory there is for this process and its like: the machine's, or its container's; 0: nobody says.
+
+    Source: MemTotal of proc_meminfo(5).
+    """
+    found = [limit_bytes(cgroup, _text(proc / "self" / "cgroup")) or 0]
+    for line in _text(proc / "meminfo").splitlines():
+        name, _, kib = line.removesuffix("kB").partition(":")
+        if name == "MemTotal" and kib.strip().isdecimal():
+            found.append(int(kib) * 1024)
+    return min(filter(None, found), default=0)
+
+
+def limit_bytes(cgroup: Path, membership: str) -> int | None:
+    """Give the tightest limit on memory of the cgroups that this process is in; None: there is none.
+
+    `membership` is the text of /proc/self/cgroup. Source: memory.max of cgroup-v2.rst; memory.rst (v1).
+    """
+    found = []
+    for line in membership.splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        top, name = (cgroup, "memory.max") if not controllers else (cgroup / "memory", "memory.limit_in_bytes")
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        for folder in lineage(top, path):
+            text = _text(folder / name).strip()
+            if text.isdecimal() and int(text) < _NO_LIMIT:
+                found.append(int(text))
+    return min(found, default=None)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("ascii", "replace")
+    except OSError:
+        return ""
+
+
+def free_bytes(proc: Path = Path("/proc"), cgroup: Path = CGROUP_ROOT) -> int | None:
     """Tell how much memory can still be had: of the machine's, and of what a container may use; None: nobody says.
 
     Source: MemAvailable of proc_meminfo(5); cgroup-v2.rst and memory.rst (v1) of the Linux documentation.

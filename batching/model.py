@@ -14,8 +14,10 @@ from .forms import forms_of
 from .in_place import devices_of
 from .instance import ThreadInstance
 from .isolation import LostBatch, execute, refuse
+from .memory import usable_bytes
 from .padding import Padding
 from .placement import Placement, Reopen, needs_threads, place, spread
+from .room import whole_rows
 from .scheduler import Scheduler
 from .sequences import sequences_of
 from .statistics import ModelStatistics
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from .outside import Outside, OutsideInstance
     from .remembering import Remembering
     from .request import Key
-    from .spec import BatchPolicy, InstanceGroup, ModelSpec
+    from .spec import InstanceGroup, ModelSpec
     from .watchdog import Watchdog
 
 logger = logging.getLogger("penstock.batching")
@@ -93,7 +95,7 @@ class Model:
         self.node_inputs, self.node_outputs, self.described = _said_by(backends)
         self.statistics = ModelStatistics()
         self.max_rows = spec.policy.max_batch_rows or 1
-        self.request_rows = max(self.max_rows, _queue_rows(spec.policy, self.max_rows) if spec.policy.split else 0)
+        self.request_rows = max(self.max_rows, whole_rows(spec.policy, self.max_rows) if spec.policy.split else 0)
         self.allowed_rows = spec.policy.allowed_rows
         self.padding = Padding(spec, self.signature) if spec.padding else None
         self.all_outputs = tuple(i for i, output in enumerate(self.signature.outputs) if output.is_tensor)
@@ -106,7 +108,7 @@ class Model:
         executor = "thread" if self._on_threads else spec.policy.executor
         self.costs = CostModel(spec.policy.allowed_rows)
         sequences = sequences_of(spec, self.max_rows, count)
-        self.scheduler = Scheduler(spec.policy, self.costs, FAST_NS[executor], count, sequences)
+        self.scheduler = Scheduler(spec.policy, self.costs, FAST_NS[executor], count, sequences, usable_bytes())
         self.events: dict[str, int] = {}
         self.device_ns: dict[str, int] = {}
         self.hindered: set[Any] = set()
@@ -341,9 +343,3 @@ def _completed(spec: ModelSpec) -> Signature:
     if spec.signature is None:
         raise ValueError("the spec must be completed before it is loaded")
     return spec.signature
-
-
-def _queue_rows(policy: BatchPolicy, batch_rows: int) -> int:
-    """Count the rows of the largest request that an empty queue takes in parts: each part waits as a request."""
-    most = policy.max_queue_rows
-    return min(most, (policy.max_queue_requests or most) * batch_rows)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import numpy as np
+
 from penstock.backends.backend import Array
 from penstock.backends.errors import InferError
 
@@ -59,7 +61,7 @@ class InferRequest:
 
     Shapes: `inputs` follow the Signature's order, None for an absent optional input; each has `rows` on axis 0 when
     the model is batched. `outputs`, once served, follow `wanted` (positions in the Signature's outputs).
-    Units: stamps and times are monotonic nanoseconds; 0 is "none". `nbytes` is what its inputs hold.
+    Units: stamps and times are monotonic nanoseconds; 0 is "none". `nbytes` is what it holds of the server's memory.
     `deadline_ns` is when it must have left the queue, or it expires; `target_ns` when it should be answered: it is
     refused at the door if it would not be, and served all the same if the prediction was wrong. `promised_ns` is that
     prediction. `parts` are the requests that a split one is made of.
@@ -115,10 +117,10 @@ class InferRequest:
 
 
 def bytes_of(inputs: Iterable[Array | None]) -> int:
-    """Count the bytes of a request's inputs, those of their strings included."""
+    """Count the bytes of a request's inputs, those of their strings included, and not what lies on a device."""
     nbytes = 0
     for array in inputs:
-        if array is not None:
+        if isinstance(array, np.ndarray):
             nbytes += array.nbytes
             if array.dtype.hasobject:
                 nbytes += sum(map(len, array.ravel().tolist()))

@@ -12,6 +12,7 @@ from .levels import LevelLane, Levels
 from .ordering import Ordering
 from .promise import Promises
 from .request import InferRequest, Key
+from .room import Room
 from .sequences import Sequences
 from .sizing import Sizing
 from .spec import BatchPolicy
@@ -37,9 +38,9 @@ class Scheduler:
         fast_ns: int = 0,
         instances: int = 1,
         sequences: Sequences | None = None,
+        memory_bytes: int = 0,
     ) -> None:
-        self._queue_rows = policy.max_queue_rows
-        self._queue_bytes = policy.max_queue_bytes
+        self.room = Room(policy, memory_bytes)
         self._costs = costs
         self._lanes: dict[Key, Lane] = {}
         self._deadlines = Deadlines()
@@ -47,12 +48,11 @@ class Scheduler:
         self._late_arrived_ns = 0
         self.target_ns = policy.latency_target_us * 1000
         self._promising = self.target_ns > 0
-        self.levels = Levels.of(policy)
+        self.levels = Levels.of(policy, self.room)
         self.promises = Promises(self._lanes, costs, instances, leveled=self.levels is not None)
         self._sizing = Sizing(policy, costs, self.promises, fast_ns)
         self._held = bool(policy.max_queue_delay_us)
         self.memory_cap = self._sizing.memory_cap
-        self._queue_requests = policy.max_queue_requests or policy.max_queue_rows
         self.ordering = Ordering() if policy.preserve_ordering else None
         # nothing runs until more than so many wait
         self._hold = max(policy.hold_requests - 1, 0)
@@ -72,12 +72,13 @@ class Scheduler:
         if self.sequences is not None:
             self._add_to_sequence(request, self.sequences)
             return
+        room, nbytes = self.room, self.nbytes + request.nbytes
         if self.levels is not None:
             self.levels.admit(request)
         elif (
-            self.rows + request.rows > self._queue_rows
-            or self.nbytes + request.nbytes > self._queue_bytes
-            or self.live >= self._queue_requests
+            self.rows + request.rows > room.rows
+            or (nbytes > room.nbytes and nbytes > room.bytes_for(request))
+            or self.live >= room.requests
         ) and self.live:
             raise InferError(Code.OVERLOADED, "Exceeds maximum queue size")
         deadline_ns = request.deadline_ns
@@ -90,7 +91,7 @@ class Scheduler:
         if self._promising:
             self.promises.reckon(lane)
         self.rows += request.rows
-        self.nbytes += request.nbytes
+        self.nbytes = nbytes
         self.live += 1
         if deadline_ns:
             self._deadlines.add(request, self.live)
@@ -106,9 +107,7 @@ class Scheduler:
         live, nbytes = sequences.backlog_requests, sequences.backlog_bytes
         if not sequences.check(request):
             live, nbytes = self.live - live, self.nbytes - nbytes
-        if live and (
-            live >= min(self._queue_requests, self._queue_rows) or nbytes + request.nbytes > self._queue_bytes
-        ):
+        if live and (live >= self.room.requests or nbytes + request.nbytes > self.room.bytes_for(request)):
             raise InferError(Code.OVERLOADED, "Exceeds maximum queue size")
         request.waiting = True
         request.target_ns = 0
@@ -135,7 +134,8 @@ class Scheduler:
             return False
         if self.levels is not None:
             return self.levels.full()
-        return self.rows >= self._queue_rows or self.nbytes >= self._queue_bytes or self.live >= self._queue_requests
+        room = self.room
+        return self.rows >= room.rows or self.nbytes >= room.nbytes or self.live >= room.requests
 
     def late(self, now_ns: int, arrived_ns: int) -> InferError | None:
         """Give the error of a request that is read now and would be late, however small it is; None if it need not.

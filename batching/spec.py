@@ -13,8 +13,6 @@ from typing import Any
 from penstock.backends.signature import Signature, TensorSpec
 
 DEFAULT_MAX_BATCH_ROWS = 64
-DEFAULT_QUEUE_ROWS = 1024
-DEFAULT_QUEUE_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +35,8 @@ class BatchPolicy:
 
     Units: rows, bytes, microseconds as named. `max_batch_rows` 0: the model has no axis for rows; None: not said,
     to be completed with `default_max_batch_rows` if the model allows. `cap_rows` None: learned from measured run
-    times. `executor`: "auto" (learned), "thread" or "loop".
+    times. `executor`: "auto" (learned), "thread" or "loop". `max_queue_rows` and `max_queue_bytes` 0: not said, as
+    room.py has them; `max_queue_requests` 0: no bound of this kind.
 
     `latency_target_us` 0: none. `allowed_rows`: the only sizes that run, a batch being padded up to the next one.
     `split`: a request of more rows than a batch may have runs in parts. `invariant`: the bytes of an answer do not
@@ -52,8 +51,8 @@ class BatchPolicy:
     max_batch_rows: int | None = None
     preferred_rows: tuple[int, ...] = ()
     max_queue_delay_us: int = 0
-    max_queue_rows: int = DEFAULT_QUEUE_ROWS
-    max_queue_bytes: int = DEFAULT_QUEUE_BYTES
+    max_queue_rows: int = 0
+    max_queue_bytes: int = 0
     max_queue_requests: int = 0
     default_timeout_us: int = 0
     allow_timeout_override: bool = True

@@ -24,7 +24,8 @@ def add_parts(model: Model, whole: InferRequest, cancel: Callable[[InferRequest]
 
     Returns: how many. Raises: InferError.
     """
-    most_bytes = model.spec.policy.max_queue_bytes
+    with model.lock:
+        most_bytes = model.scheduler.room.bytes_for(whole)
     if whole.nbytes > most_bytes:
         text = f"request of {whole.nbytes} bytes for '{model.name}', whose queue holds {most_bytes}"
         raise InferError(Code.INVALID, text)

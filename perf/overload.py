@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.batching.spec import DEFAULT_QUEUE_ROWS
+from penstock.batching.room import LEAST_ROWS
 
 from . import models
 from .arrivals import constant
@@ -31,7 +31,7 @@ from .load import Flooded, Load, Process, drive, flood, penstock
 DEEP = Case("deep", "binary", 64, ((1, 64),))
 SOAKED = (IRIS_64, MLP_32)
 CONNECTIONS = (16, 64)
-MOST_CONNECTIONS = 2 * DEFAULT_QUEUE_ROWS
+MOST_CONNECTIONS = 2 * LEAST_ROWS
 CALM_S = 4
 SAMPLE_S = 0.25
 EMPTY_WITHIN_S = 60.0
@@ -166,8 +166,8 @@ def _verdicts(before: Calm, during: Overload, after: Calm) -> list[str]:
     return [
         verdict(f"offered {times:.1f} times the peak", during.offered_per_s >= LEAST_OFFERED * during.wanted_per_s),
         verdict(
-            f"queue: at most {during.waiting_rows} rows of {DEFAULT_QUEUE_ROWS}",
-            during.waiting_rows <= DEFAULT_QUEUE_ROWS,
+            f"queue: at most {during.waiting_rows} rows of {LEAST_ROWS}",
+            during.waiting_rows <= LEAST_ROWS,
         ),
         verdict(f"goodput: {share:.1%} of the peak", share >= LEAST_OF_PEAK),
         verdict(f"refusals: p99 {refused_ms:.3f} ms from sent to received", refused_ms < REFUSED_WITHIN_MS),

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.backends import cpus
+from penstock.batching.memory import limit_bytes
 
 from . import energy
 from .sampling_looking import within
@@ -23,8 +24,6 @@ from .sampling_looking import within
 _PATIENCE_S = 5.0
 _PACKAGES = ("penstock", "numpy", "uvloop")
 _DIGITS = 16
-_NO_LIMIT = 1 << 60
-"""What cgroup v1 says where there is none, or more."""
 
 
 def machine(
@@ -45,7 +44,7 @@ def machine(
         "memory_bytes": _kib(_field(_read(proc / "meminfo"), "MemTotal")),
         "kernel": f"{platform.system()} {platform.release()}",
         "cgroup_cpus": cpus.cgroup_cpus(cgroup, membership),
-        "cgroup_memory_bytes": _memory_limit(cgroup, membership),
+        "cgroup_memory_bytes": limit_bytes(cgroup, membership),
     }
     seen = within(_PATIENCE_S, gpus)
     if seen is not None:
@@ -77,25 +76,6 @@ def sharing(client: AbstractSet[int], server: AbstractSet[int]) -> str:
     if not count:
         return "client and server have cores of their own"
     return f"client and server share {count} core{'s' if count > 1 else ''}"
-
-
-def _memory_limit(root: Path, membership: str) -> int | None:
-    """Give the tightest limit on memory of the cgroups this process is in, v2 or v1."""
-    found = []
-    for line in membership.splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        top, name = (root, "memory.max") if not controllers else (root / "memory", "memory.limit_in_bytes")
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        inner = top / path.lstrip("/") if ".." not in path else top
-        for folder in (inner, *inner.parents):
-            text = _read(folder / name).strip()
-            if text.isdecimal() and int(text) < _NO_LIMIT:
-                found.append(int(text))
-            if folder == top:
-                break
-    return min(found, default=None)
 
 
 def _field(text: str, name: str) -> str:

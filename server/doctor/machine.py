@@ -9,15 +9,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from penstock.backends.cpus import affinity, cgroup_cpus, decide
-from penstock.batching.memory import free_bytes
+from penstock.batching.memory import free_bytes, limit_bytes
 
 from .facts import Limit, Machine
 
 _LIMITS = {"open files": "RLIMIT_NOFILE", "locked memory": "RLIMIT_MEMLOCK", "core file": "RLIMIT_CORE"}
 _SHM = Path("/dev/shm")  # noqa: S108 - the place itself, nothing is put there
-_MEMORY = "memory.max", "memory/memory.limit_in_bytes"
-_UNLIMITED_BYTES = 1 << 60
-"""Version 1 of cgroups says "no limit" by a number next to 2^63."""
 
 
 def read_machine(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup"), shm: Path = _SHM) -> Machine:
@@ -32,8 +29,9 @@ def read_machine(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup
         python=f"{platform.python_version()} ({platform.machine()})",
         kernel=f"{platform.system()} {_text(proc / 'sys/kernel/osrelease').strip()}",
         cpus=os.cpu_count(), affinity_cpus=cpus, quota_cpus=quota, usable_cpus=decide(cpus, quota),
-        cgroup=_version(cgroup, membership), memory_bytes=_total(proc), memory_limit_bytes=_limit(cgroup),
-        free_bytes=free_bytes(proc, cgroup), shm_bytes=shm_bytes, shm_free_bytes=shm_free_bytes, limits=_limits(),
+        cgroup=_version(cgroup, membership), memory_bytes=_total(proc),
+        memory_limit_bytes=limit_bytes(cgroup, membership), free_bytes=free_bytes(proc, cgroup),
+        shm_bytes=shm_bytes, shm_free_bytes=shm_free_bytes, limits=_limits(),
         somaxconn=_number(_text(proc / "sys/net/core/somaxconn")),
     )  # fmt: skip
 
@@ -62,11 +60,6 @@ def _total(proc: Path) -> int | None:
             kib = _number(line.partition(":")[2])
             return None if kib is None else kib * 1024
     return None
-
-
-def _limit(cgroup: Path) -> int | None:
-    found = [limit for name in _MEMORY if (limit := _number(_text(cgroup / name))) is not None]
-    return min((limit for limit in found if limit < _UNLIMITED_BYTES), default=None)
 
 
 def _room(shm: Path) -> tuple[int | None, int | None]:

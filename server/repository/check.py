@@ -20,6 +20,7 @@ from penstock.batching.invariance import probe
 from penstock.batching.model import Model
 from penstock.batching.opening import complete_ensemble
 from penstock.batching.outsides import complete_outside
+from penstock.batching.room import queue_rows
 from penstock.batching.samples import check_samples
 from penstock.batching.spec import BatchPolicy, ModelSpec, PaddedAxis, SequenceSpec, WorkerSpec
 from penstock.batching.steps import link
@@ -302,7 +303,7 @@ def _batching(spec: ModelSpec) -> str:
     parts.append(f"capped at {policy.cap_rows}" if policy.cap_rows else "cap learned")
     if policy.allowed_rows:
         parts.append(f"only of {shown(policy.allowed_rows)} rows")
-    return ", ".join([*parts, *_terms(policy), f"queue of {policy.max_queue_rows} rows"])
+    return ", ".join([*parts, *_terms(policy), f"queue of {queue_rows(policy)} rows"])
 
 
 def _terms(policy: BatchPolicy) -> list[str]:

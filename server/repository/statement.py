@@ -6,7 +6,7 @@ Made by model_config.py and penstock_toml.py; called by scan.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -104,16 +104,7 @@ def policy(statement: Statement, default_max_batch_rows: int, hold_requests: int
     """Give the batch policy that is stated. `hold_requests` is for those that Triton has a scheduler for."""
     said = {attribute: statement.values[name] for name, attribute in POLICY_FIELDS.items() if name in statement.values}
     held = hold_requests if statement.get(HELD) else 0
-    policy = BatchPolicy(default_max_batch_rows=default_max_batch_rows, hold_requests=held, **said)
-    return policy if "max_queue_rows" in said else replace(policy, max_queue_rows=_queue_rows(policy))
-
-
-def _queue_rows(policy: BatchPolicy) -> int:
-    """Give the bound in rows where none is stated: as many as the requests may have that are said to fit."""
-    own = policy.level_policies.values()
-    others = max(policy.priority_levels - len(own), 0 if own else 1)
-    requests = others * policy.max_queue_requests + sum(each.max_requests for each in own)
-    return max(policy.max_queue_rows, requests * (policy.max_batch_rows or policy.default_max_batch_rows))
+    return BatchPolicy(default_max_batch_rows=default_max_batch_rows, hold_requests=held, **said)
 
 
 def options(statement: Statement) -> dict[str, str]:

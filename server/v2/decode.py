@@ -15,15 +15,17 @@ import numpy as np
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.admission import admitted
-from penstock.batching.request import InferRequest, bytes_of
+from penstock.batching.request import InferRequest
 
 from . import said
 from .parsing import parse
 from .said import BINARY, NOT_UNSIGNED, PLAIN, Options, Ways, invalid, options_of
-from .shared_tensors import aim, shared_input
+from .shared_tensors import aim, copied_bytes, shared_input
 from .tensors import from_binary, from_json
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from penstock.backends.backend import Array
     from penstock.backends.signature import TensorSpec
     from penstock.batching.model import Model
@@ -93,8 +95,7 @@ def decode(
     if model.in_place and type(options.plan) is Ways:
         aim(request, options.plan)
     if regions:
-        # of what may have come out of shared memory; the body's own is counted twice then
-        request.nbytes += bytes_of(inputs)
+        request.nbytes += copied_bytes(request, _in_regions(document["inputs"]))
     return request, options
 
 
@@ -270,6 +271,11 @@ def _not_json(
         text = f"unexpected size for input '{spec.name}', expecting {end - len(body)} additional bytes"
         raise invalid(f"{text} for model '{model.name}'")
     return from_binary(model.name, spec, shape, math.prod(shape), memoryview(body)[position:end]), end
+
+
+def _in_regions(entries: list[dict[str, Any]]) -> Iterator[str]:
+    """Name the inputs, once they are decoded, that were in shared memory."""
+    return (entry["name"] for entry in entries if "shared_memory_region" in (entry.get("parameters") or ()))
 
 
 def _shared(model: Model, spec: TensorSpec, entry: dict[str, Any], regions: Regions | None) -> Array:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, cast
 
+from penstock.batching.request import bytes_of
+
 from .regions import Lease
 from .said import invalid, place, shared
 from .tensors import from_binary, wrong_size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from penstock.backends.backend import Array
     from penstock.backends.signature import TensorSpec
@@ -41,14 +43,21 @@ def shared_input(
     if spec.type.size_bytes and nbytes != byte_size:
         # before anything is copied: a size that is wrong may also be absurd
         raise wrong_size(model.name, spec, shape, count, byte_size)
-    most = model.spec.policy.max_queue_bytes
-    if byte_size > most:
-        raise invalid(f"input '{name}' for model '{model.name}' has {byte_size} bytes, its queue takes {most}")
     lease = found.lease(region, offset, byte_size)
     if model.in_place and lease.device in model.in_place and nbytes and dtype.kind != "b":
         # BOOL is whatever byte is not 0 to a client, and 1 to a model
         return cast("Array", lease.array(tuple(shape), dtype))
+    most = model.scheduler.room.most_bytes
+    if byte_size > most:
+        raise invalid(f"input '{name}' for model '{model.name}' has {byte_size} bytes, its queue takes {most}")
     return from_binary(model.name, spec, shape, count, found.read(lease))
+
+
+def copied_bytes(request: InferRequest, names: Iterable[str]) -> int:
+    """Count what the server holds of a request's inputs in shared memory, of these names: copies, not what stays."""
+    inputs = zip(request.model.signature.inputs, request.inputs, strict=True)
+    wanted = set(names)
+    return bytes_of(array for spec, array in inputs if spec.name in wanted)
 
 
 def aim(request: InferRequest, plan: Ways) -> None:

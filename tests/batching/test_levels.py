@@ -11,6 +11,7 @@ from penstock.batching.costs import CostModel
 from penstock.batching.lane import LOOK_AHEAD
 from penstock.batching.levels import STARVED_NS, LevelLane, Levels
 from penstock.batching.request import InferRequest, Key
+from penstock.batching.room import Room
 from penstock.batching.scheduler import Scheduler
 from penstock.batching.spec import BatchPolicy, QueuePolicy
 from tests.fakes import fake_model, fake_request
@@ -310,7 +311,8 @@ class TestPlaces:
 
 
 def test_a_lane_keeps_a_line_only_where_somebody_waits() -> None:
-    levels = Levels(BatchPolicy(priority_levels=2**64 - 1, default_priority=1))
+    policy = BatchPolicy(priority_levels=2**64 - 1, default_priority=1)
+    levels = Levels(policy, Room(policy))
     lane = LevelLane(A, levels)
     for level in range(1, 1000):
         request = fake_request(MODEL)

@@ -18,7 +18,7 @@ from penstock.batching.request import InferRequest
 from penstock.server.v2 import said
 from penstock.server.v2.decode import wrong_datatype, wrong_inputs
 from penstock.server.v2.said import PLAIN, Options, Ways, invalid
-from penstock.server.v2.shared_tensors import aim, shared_input
+from penstock.server.v2.shared_tensors import aim, copied_bytes, shared_input
 from penstock.server.v2.tensors import from_binary, overflow, wrong_size
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ _TENSOR = {
 def decode(model: Model, message: Any, sink: Sink, regions: Regions | None) -> tuple[InferRequest, Options]:
     """Decode one ModelInferRequest for its model.
 
-    Ownership: raw tensors are views of the message's.
+    Ownership: raw tensors are views of the message's. The request's `nbytes` are beside those of the message.
     Raises: InferError; LargeRead where `regions` raise it.
     """
     parameters = _parameters(message.parameters) if message.parameters else None
@@ -81,6 +81,9 @@ def decode(model: Model, message: Any, sink: Sink, regions: Regions | None) -> t
     request.id = message.id
     if model.in_place and type(options.plan) is Ways:
         aim(request, options.plan)
+    if regions:
+        shared = (tensor.name for tensor in message.inputs if "shared_memory_region" in tensor.parameters)
+        request.nbytes = copied_bytes(request, shared)
     return request, options
 
 

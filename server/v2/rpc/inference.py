@@ -172,7 +172,7 @@ class RpcInference:
 
     def _decoded(self, route: Route, message: bytes, parsed_message: Any, found: tuple[InferRequest, Options]) -> Asked:
         request, options = found
-        request.nbytes = len(message)
+        request.nbytes += len(message)
         try:
             named, start, _ = head_of(message)
         except (IndexError, UnicodeDecodeError):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from google.protobuf import text_format
 
+from penstock.batching.room import queue_rows
 from penstock.batching.spec import BatchPolicy, QueuePolicy
 from penstock.server.repository.fields.batching import HOLD, hold_requests
 from penstock.server.repository.gpus import Gpus
@@ -62,6 +63,7 @@ FITS = "default_queue_policy { max_queue_size: 2000 }"
     [
         ("", 1024),
         ("default_queue_policy { max_queue_size: 9 }", 1024),
+        ("default_queue_policy { max_queue_size: 0 }", 1024),
         (FITS, 16_000),
         (f"{FITS} priority_levels: 3 default_priority_level: 2", 48_000),
         (f"{FITS} {LEVEL} priority_levels: 3 default_priority_level: 2", 40_000),
@@ -69,13 +71,13 @@ FITS = "default_queue_policy { max_queue_size: 2000 }"
     ],
 )
 def test_the_bound_in_rows_leaves_room_for_the_requests_that_are_said_to_fit(batching: str, rows: int) -> None:
-    assert policy_of(f"max_batch_size: 8 dynamic_batching {{ {batching} }}").max_queue_rows == rows
+    assert queue_rows(policy_of(f"max_batch_size: 8 dynamic_batching {{ {batching} }}")) == rows
 
 
 def test_a_bound_in_rows_that_is_stated_stands() -> None:
     said = Statement(Path("m"), {"batching.max_queue_requests": 5000, "batching.max_queue_rows": 7})
 
-    assert policy(said, 64).max_queue_rows == 7
+    assert queue_rows(policy(said, 64)) == 7
 
 
 @pytest.mark.parametrize(

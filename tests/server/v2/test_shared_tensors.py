@@ -58,11 +58,13 @@ def device() -> Device:
     return Device()
 
 
-def model_of(datatype: str = "INT32", outputs: tuple[TensorSpec, ...] = (), *, batched: bool = True) -> Model:
+def model_of(
+    datatype: str = "INT32", outputs: tuple[TensorSpec, ...] = (), *, batched: bool = True, **policy: Any
+) -> Model:
     """One whose Bindings are on device 0."""
     x = TensorSpec("x", datatype, (-1, 4) if batched else (4,))
     signature = Signature((x,), outputs or (TensorSpec("y", "FP32", x.shape),), batched=batched)
-    spec = ModelSpec("m", 1, Path("model"), signature=signature, policy=BatchPolicy(max_batch_rows=8))
+    spec = ModelSpec("m", 1, Path("model"), signature=signature, policy=BatchPolicy(max_batch_rows=8, **policy))
     model = Model(spec, [FakeBackend(signature, list)], lambda *_: None)
     model.in_place = frozenset({0})
     return model
@@ -145,6 +147,24 @@ class TestInputs:
             with pytest.raises(LargeRead):
                 read(transport, model, InlineRegions(device.regions, 8), [rows, 4], where)
 
+    @pytest.mark.parametrize(("region", "held"), [("here", 0), ("there", 32)])
+    def test_count_in_the_queue_if_they_were_copied(
+        self, device: Device, transport: str, region: str, held: int
+    ) -> None:
+        where = place(region, 32)
+        request, _ = read(transport, model_of(), device.regions, [2, 4], where)
+        carried = len(body_of([2, 4], where, "INT32", {})) if transport == "http" else 0
+
+        assert request.nbytes == carried + held
+
+    def test_are_not_bounded_by_the_queue_where_they_stay(self, device: Device, transport: str) -> None:
+        model = model_of(max_queue_bytes=31)
+        assert read(transport, model, device.regions, [2, 4], place("here", 32))[0].rows == 2
+
+        with pytest.raises(InferError, match="has 32 bytes, its queue takes 31"):
+            read(transport, model, device.regions, [2, 4], place("there", 32))
+        assert device.copies == 0
+
     @pytest.mark.parametrize(
         ("where", "code", "text"),
         [
@@ -183,6 +203,16 @@ def test_json_that_names_a_region_is_not_remembered(device: Device) -> None:
         assert isinstance(request.inputs[0], DeviceArray)
 
     assert len(layouts) == 0
+
+
+def test_json_that_names_none_is_remembered_though_there_are_regions(device: Device) -> None:
+    model, layouts = model_of(), Layouts(device.regions)
+    text = body_of([1, 4], {"binary_data_size": 16}, "INT32", {})
+    first, _ = decode_remembered(model, text + bytes(16), len(text), 100, SINK, layouts)
+    again = layouts.find(model, text + bytes(16), len(text), SINK)
+
+    assert again is not None
+    assert first.nbytes == again[0].nbytes == len(text) + 16
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
