@@ -26,8 +26,8 @@ class DeviceMemory(Protocol):
     device: int
     pointer: int
 
-    def read(self, offset: int, into: memoryview) -> None:
-        """Copy to the host, and wait for that. Threads: any. Raises: InferError (INVALID)."""
+    def read(self, offset: int, into: Array) -> None:
+        """Fill `into`, which is C-contiguous, and wait for that. Threads: any. Raises: InferError (INVALID)."""
 
     def failed(self, doing: str, error: Exception) -> InferError:
         """Give what who named this memory is told when the device has refused `doing` something with it; log why."""
@@ -37,10 +37,11 @@ class DeviceArray:
     """A C-contiguous tensor in the memory of device `device`, from `pointer` on. It keeps its `memory` there.
 
     Slices of rows and other shapes are views. `numpy.asarray` copies to the host, anew each time.
+    Units: `offset` and `nbytes` in bytes.
     Threads: any.
     """
 
-    __slots__ = ("dtype", "memory", "ndim", "offset", "shape", "size")
+    __slots__ = ("dtype", "memory", "nbytes", "ndim", "offset", "shape", "size")
 
     def __init__(self, memory: DeviceMemory, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         """`offset` is in bytes; that the memory has as many from there on is for the caller to have checked."""
@@ -50,6 +51,7 @@ class DeviceArray:
         self.dtype = dtype
         self.ndim = len(shape)
         self.size = math.prod(shape)
+        self.nbytes = self.size * dtype.itemsize
 
     @property
     def device(self) -> int:
@@ -60,11 +62,6 @@ class DeviceArray:
     def pointer(self) -> int:
         """The device address of its first element."""
         return self.memory.pointer + self.offset
-
-    @property
-    def nbytes(self) -> int:
-        """Its size."""
-        return self.size * self.dtype.itemsize
 
     @property
     def aligned(self) -> bool:
@@ -109,7 +106,7 @@ class DeviceArray:
             raise ValueError("a tensor on a device has no values on the host without a copy")
         host: Array = np.empty(self.shape, self.dtype)
         if host.nbytes:
-            self.memory.read(self.offset, host.reshape(-1).view(np.uint8).data)
+            self.memory.read(self.offset, host)
         return host if dtype is None else host.astype(dtype, copy=False)
 
     def __repr__(self) -> str:

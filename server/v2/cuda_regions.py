@@ -8,7 +8,7 @@ writes a Lease need not know. Models whose Bindings are on the same device read 
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from penstock.backends.cuda import Runtime, find_runtime, why_none
@@ -16,6 +16,9 @@ from penstock.backends.cuda_calls import HANDLE_BYTES, CudaError
 from penstock.backends.errors import Code, InferError
 
 from .regions import CUDA, Lease, Regions
+
+if TYPE_CHECKING:
+    from penstock.backends.backend import Array
 
 logger = logging.getLogger("penstock.server")
 
@@ -56,9 +59,9 @@ class _CudaRegion:
         # a handle is for any process; what it maps is for the one that has opened it
         return self.described() | {"raw_handle": self._mapping.raw_handle.hex()}, []
 
-    def read(self, offset: int, into: memoryview) -> None:
+    def read(self, offset: int, into: Array) -> None:
         try:
-            self._runtime.read(self.pointer + offset, self.device, into)
+            self._runtime.read(self.pointer + offset, self.device, into.data.cast("B"))
         except CudaError as error:
             raise self.failed("read", error) from None
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -35,6 +36,8 @@ INLINE_BYTES = 2 << 20
 """What the event loop itself may copy: half a millisecond."""
 OFF = "client shared memory is disabled. Use --allow-client-shm=true to enable it."
 _MAX_SIZE = 2**64 - 1
+Where = tuple[str, int, int]
+"""A part of a region, as `Regions.lease` takes it: the region's name, and the offset and size there."""
 
 
 class LargeRead(Exception):  # noqa: N818 - a turn of the road, not an error
@@ -54,8 +57,8 @@ class Region(Protocol):
     def shared(self) -> tuple[dict[str, Any], list[int]]:
         """Give what another process of this server needs to have the same region: words, and descriptors to pass on."""
 
-    def read(self, offset: int, into: memoryview) -> None:
-        """Fill `into`. Raises: InferError (INVALID) when the memory is not there any more."""
+    def read(self, offset: int, into: Array) -> None:
+        """Fill `into`, which is C-contiguous. Raises: InferError (INVALID) when the memory is not there any more."""
 
     def write(self, offset: int, raw: bytes | memoryview) -> None:
         """Write `raw`. Raises: as `read`."""
@@ -76,10 +79,10 @@ class Lease:
 
     def read(self) -> memoryview:
         """Copy the bytes out. Raises: InferError (INVALID) when the memory is not there any more."""
-        into = np.empty(self.byte_size, np.uint8).data
+        into: Array = np.empty(self.byte_size, np.uint8)
         if self.byte_size:
             self._held().read(self.offset, into)
-        return into
+        return into.data
 
     def write(self, raw: bytes | memoryview) -> None:
         """Write from the lease's first byte on; `raw` is as long as it at most. Raises: as `read`."""
@@ -87,6 +90,11 @@ class Lease:
             raise InferError(Code.INTERNAL, "more bytes than the lease has")
         if len(raw):
             self._held().write(self.offset, raw)
+
+    @property
+    def where(self) -> Where:
+        """What to lease it again by."""
+        return self._held().name, self.offset, self.byte_size
 
     @property
     def device(self) -> int:
@@ -117,7 +125,10 @@ class Regions:
 
     Threads: registered on the event loop; leases are taken and used on any thread. `added` and `dropped` are called
     when that has been done; the server's other processes are told so (`fronts/shared_state.py`).
+    `most_bytes` is how much may be copied out at once by who has it: for more, LargeRead is to be raised.
     """
+
+    most_bytes = sys.maxsize
 
     def __init__(self, *, allowed: bool = False) -> None:
         self.added: Callable[[Region], None] = lambda _region: None
@@ -176,11 +187,13 @@ class Regions:
         return [region.described()]
 
     def lease(self, name: str, offset: int, byte_size: int) -> Lease:
-        """Lease a part of a region for one request.
+        """Lease a part of a region for one request. Raises: as `find`."""
+        return Lease(self.find(name, offset, byte_size), offset, byte_size)
 
-        Raises: InferError (NOT_FOUND, INVALID, UNSUPPORTED).
-        """
-        self.check()
+    def find(self, name: str, offset: int, byte_size: int) -> Region:
+        """Find the region that such a part is in. Raises: InferError (NOT_FOUND, INVALID, UNSUPPORTED)."""
+        if not self._allowed:
+            self.check()
         region = self._by_name.get(name)
         if region is None:
             raise InferError(Code.NOT_FOUND, f"Unable to find shared memory region: '{name}'")
@@ -193,26 +206,16 @@ class Regions:
             raise InferError(Code.INVALID, f"Integer overflow detected: {text}")
         if offset + byte_size > region.byte_size:
             raise InferError(Code.INVALID, f"Invalid offset + byte size for shared memory region: '{name}'")
-        return Lease(region, offset, byte_size)
-
-    def read(self, lease: Lease) -> memoryview:
-        """Copy what a lease has. Raises: InferError (INVALID) when the memory is gone."""
-        return lease.read()
+        return region
 
 
 class InlineRegions(Regions):
-    """The same table as seen from the event loop: what has more than `most` bytes to be read raises LargeRead."""
+    """The same table as seen from the event loop: what has more than `most` bytes is read elsewhere."""
 
     def __init__(self, regions: Regions, most: int = INLINE_BYTES) -> None:
         super().__init__(allowed=regions._allowed)  # noqa: SLF001 - its own kind
         self._by_name = regions._by_name  # noqa: SLF001
-        self._most = most
-
-    def read(self, lease: Lease) -> memoryview:
-        """As `Regions.read`. Raises: LargeRead too."""
-        if lease.byte_size > self._most:
-            raise LargeRead
-        return lease.read()
+        self.most_bytes = most
 
 
 class _File:
@@ -243,11 +246,13 @@ class _SystemRegion:
     def shared(self) -> tuple[dict[str, Any], list[int]]:
         return self.described(), [self._file.descriptor]
 
-    def read(self, offset: int, into: memoryview) -> None:
-        position, done = self._offset + offset, 0
+    def read(self, offset: int, into: Array) -> None:
+        position, descriptor = self._offset + offset, self._file.descriptor
         try:
-            while done < len(into):
-                count = os.preadv(self._file.descriptor, [into[done:]], position + done)
+            # whole, as a rule: a view of the rest takes longer to make than 1 KiB to read
+            done = os.preadv(descriptor, [into], position)  # type: ignore[list-item]  # a Buffer to mypy from 3.12 on
+            while done < into.nbytes:
+                count = os.preadv(descriptor, [into.data.cast("B")[done:]], position + done)
                 if not count:
                     raise self._shrunk()
                 done += count
@@ -255,14 +260,15 @@ class _SystemRegion:
             raise self._failed("read") from None
 
     def write(self, offset: int, raw: bytes | memoryview) -> None:
-        position, done, view = self._offset + offset, 0, memoryview(raw)
+        position, descriptor = self._offset + offset, self._file.descriptor
         try:
             # a write past the end would make the file grow again; if it is truncated right now, it does, to what the
-            # client itself had registered at most
-            if os.fstat(self._file.descriptor).st_size < position + len(view):
+            # client itself had registered at most. Its end is where fstat says, in a third of the time
+            if os.lseek(descriptor, 0, os.SEEK_END) < position + len(raw):
                 raise self._shrunk()
-            while done < len(view):
-                done += os.pwrite(self._file.descriptor, view[done:], position + done)
+            done = os.pwrite(descriptor, raw, position)
+            while done < len(raw):
+                done += os.pwrite(descriptor, memoryview(raw)[done:], position + done)
         except OSError:
             raise self._failed("write to") from None
 

@@ -8,11 +8,14 @@ request is decoded, and when it is answered (`finish.py`). Texts are Triton's.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+import numpy as np
+
+from penstock.backends.device_array import DeviceArray
 from penstock.batching.request import bytes_of
 
-from .regions import Lease
+from .regions import LargeRead, Lease
 from .said import invalid, place, shared
 from .tensors import from_binary, wrong_size
 
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from penstock.backends.backend import Array
+    from penstock.backends.device_array import DeviceMemory
     from penstock.backends.signature import TensorSpec
     from penstock.batching.model import Model
     from penstock.batching.request import InferRequest
@@ -28,29 +32,57 @@ if TYPE_CHECKING:
     from .said import Ways
 
 
+class Located(NamedTuple):
+    """An input that lies in shared memory: where, and what it is there. Its size is right for its shape.
+
+    `plain`: its bytes are a tensor as they are. Not those of BYTES; and BOOL is whatever byte is not 0 to a client, and
+    1 to a model.
+    """
+
+    region: str
+    offset: int
+    byte_size: int
+    spec: TensorSpec
+    shape: tuple[int, ...]
+    plain: bool
+
+    def fetch(self, model: Model, regions: Regions) -> Array:
+        """Copy it; or, on a device where its model reads it, give that itself. Raises: InferError; LargeRead."""
+        name, offset, byte_size, spec, shape, plain = self
+        region = regions.find(name, offset, byte_size)
+        if plain and model.in_place and getattr(region, "device", None) in model.in_place:
+            return cast("Array", DeviceArray(cast("DeviceMemory", region), offset, shape, spec.type.dtype))
+        if byte_size > regions.most_bytes:
+            most = model.scheduler.room.most_bytes
+            if byte_size > most:
+                text = f"input '{spec.name}' for model '{model.name}' has {byte_size} bytes, its queue takes {most}"
+                raise invalid(text)
+            raise LargeRead
+        into: Array = np.empty(shape, spec.type.dtype) if plain else np.empty(byte_size, np.uint8)
+        if byte_size:
+            region.read(offset, into)
+        return into if plain else from_binary(model.name, spec, list(shape), math.prod(shape), into.data)
+
+
+def locate(
+    model: Model, spec: TensorSpec, shape: list[int], items: Mapping[str, Any], regions: Regions | None
+) -> Located:
+    """Read where an input lies, and check how large it says it is. Raises: InferError."""
+    region, offset, byte_size = place(items)
+    shared(regions).check()
+    name, nbytes = spec.name, math.prod(shape) * spec.type.size_bytes
+    if spec.type.size_bytes and nbytes != byte_size:
+        # before anything is copied: a size that is wrong may also be absurd
+        raise wrong_size(model.name, spec, shape, math.prod(shape), byte_size)
+    plain = nbytes > 0 and spec.datatype != "BOOL"
+    return Located(region, offset, byte_size, spec, tuple(shape), plain)
+
+
 def shared_input(
     model: Model, spec: TensorSpec, shape: list[int], items: Mapping[str, Any], regions: Regions | None
 ) -> Array:
-    """Make an input of what is in shared memory: a copy; or, on a device where its model reads it, that itself.
-
-    Raises: InferError; LargeRead.
-    """
-    region, offset, byte_size = place(items)
-    found = shared(regions)
-    found.check()
-    name, count, dtype = spec.name, math.prod(shape), spec.type.dtype
-    nbytes = count * spec.type.size_bytes
-    if spec.type.size_bytes and nbytes != byte_size:
-        # before anything is copied: a size that is wrong may also be absurd
-        raise wrong_size(model.name, spec, shape, count, byte_size)
-    lease = found.lease(region, offset, byte_size)
-    if model.in_place and lease.device in model.in_place and nbytes and dtype.kind != "b":
-        # BOOL is whatever byte is not 0 to a client, and 1 to a model
-        return cast("Array", lease.array(tuple(shape), dtype))
-    most = model.scheduler.room.most_bytes
-    if byte_size > most:
-        raise invalid(f"input '{name}' for model '{model.name}' has {byte_size} bytes, its queue takes {most}")
-    return from_binary(model.name, spec, shape, count, found.read(lease))
+    """Make an input of what is in shared memory. Raises: InferError; LargeRead."""
+    return locate(model, spec, shape, items, regions).fetch(model, shared(regions))
 
 
 def copied_bytes(request: InferRequest, names: Iterable[str]) -> int:

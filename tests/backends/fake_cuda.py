@@ -428,8 +428,8 @@ class FakeMemory:
         runtime.write(made.pointer, device, array.tobytes())
         return made
 
-    def read(self, offset: int, into: memoryview) -> None:
-        self._runtime.read(self.pointer + offset, self.device, into)
+    def read(self, offset: int, into: Array) -> None:
+        self._runtime.read(self.pointer + offset, self.device, into.data.cast("B"))
 
     def failed(self, doing: str, error: Exception) -> InferError:
         return InferError(Code.INVALID, f"unable to {doing} shared memory")

@@ -23,11 +23,11 @@ class Bytes:
         self.pointer = pointer
         self.reads = 0
 
-    def read(self, offset: int, into: memoryview) -> None:
+    def read(self, offset: int, into: Array) -> None:
         self.reads += 1
-        if offset + len(into) > len(self.content):
+        if offset + into.nbytes > len(self.content):
             raise self.failed("read", ValueError("too short"))
-        into[:] = self.content[offset : offset + len(into)]
+        into.data.cast("B")[:] = self.content[offset : offset + into.nbytes]
 
     def failed(self, doing: str, error: Exception) -> InferError:
         return InferError(Code.INVALID, f"unable to {doing} it")

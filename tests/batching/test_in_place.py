@@ -40,11 +40,11 @@ class Region:
         if values is not None:
             self.content[: values.size] = values.ravel()
 
-    def read(self, offset: int, into: memoryview) -> None:
+    def read(self, offset: int, into: Array) -> None:
         self.copied += 1
         if self.broken:
             raise self.failed("read", ValueError())
-        into[:] = self.content.view(np.uint8).data[offset : offset + len(into)]
+        into.data.cast("B")[:] = self.content.view(np.uint8).data[offset : offset + into.nbytes]
 
     def failed(self, doing: str, error: Exception) -> InferError:
         return InferError(Code.INVALID, f"unable to {doing} shared memory region: 'r'")

@@ -52,7 +52,7 @@ def read(front: FrontEnd, name: str = "r") -> bytes:
 
 
 def read_of(regions: Regions, name: str, byte_size: int) -> bytes:
-    return bytes(regions.read(regions.lease(name, 0, byte_size)))
+    return bytes(regions.lease(name, 0, byte_size).read())
 
 
 def test_a_region_is_in_every_front_end_before_its_client_is_answered(tmp_path: Path, key: str) -> None:

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from penstock.backends.cuda import HANDLE_BYTES
-from penstock.backends.device_array import DeviceArray
 from penstock.backends.errors import Code, InferError
 from penstock.server.v2 import cuda_regions
 from penstock.server.v2.cuda_regions import CudaRegions
-from penstock.server.v2.regions import InlineRegions, LargeRead, Regions, SystemRegions
+from penstock.server.v2.regions import Regions, SystemRegions
 from tests.backends.fake_cuda import FakeRuntime
 
 MEMORY = bytes(range(32))
@@ -156,17 +155,6 @@ def test_a_lease_is_a_tensor_that_outlives_it_and_its_region(client: Client) -> 
     assert np.asarray(array).tobytes() == MEMORY[8:24]
     del array, same, elsewhere
     assert client.mapped == (1, 1)
-
-
-def test_a_tensor_that_stays_on_its_device_is_no_large_read(client: Client) -> None:
-    inline = InlineRegions(client.regions, 8)
-    client.cuda.register("r", client.handle, 0, 32)
-    lease = inline.lease("r", 0, 32)
-    with pytest.raises(LargeRead):
-        inline.read(lease)
-
-    assert isinstance(lease.array((32,), np.dtype(np.uint8)), DeviceArray)
-    assert client.runtime.calls["cudaMemcpy"] == 0
 
 
 def test_without_a_runtime_there_is_a_clear_501_and_unregistering_works(monkeypatch: pytest.MonkeyPatch) -> None:
