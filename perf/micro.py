@@ -34,10 +34,11 @@ from penstock.server.hooks.runner import Hooks
 from penstock.server.http.fastlane import FastLane
 from penstock.server.http.limits import Limits
 from penstock.server.http.service import Shared
-from penstock.server.v2.decode import decode, decode_remembered
+from penstock.server.v2.decode import decode, decode_new
 from penstock.server.v2.inference import Inference
 from penstock.server.v2.layout import Layouts
 from penstock.server.v2.parsing import parse_simd
+from penstock.server.v2.regions import Regions
 from penstock.server.v2.tensors import from_json
 
 from .hop import bare, fronted, hooked
@@ -105,9 +106,9 @@ class SinkTransport(asyncio.Transport):
 class Stage:
     """One server without sockets, and `count` connections to it."""
 
-    def __init__(self, engine: Engine, count: int) -> None:
+    def __init__(self, engine: Engine, count: int, regions: Regions | None = None) -> None:
         self.engine = engine
-        self.service = Inference(engine, Limits(), lambda model: Hooks(engine, model))
+        self.service = Inference(engine, Limits(), lambda model: Hooks(engine, model), regions)
         shared = Shared(self.service, Limits())
         protocol = type("Lane", (FastLane,), {"shared": shared})
         config = Config(_no_app, lifespan="off", ws="none", log_config=None)
@@ -213,9 +214,9 @@ def decoding(model: Model, service: Inference) -> None:
     text = orjson.dumps({"inputs": [entry], "parameters": {"binary_data_output": True}})
     for kind, body, header_bytes in (("JSON row", row, -1), ("binary tensor", text + bytes(16), len(text))):
         layouts = Layouts()
-        decode_remembered(model, body, header_bytes, 100, service, layouts)
+        decode_new(model, body, header_bytes, 100, service, layouts)
         say(f"decode a {kind}", fastest_us(partial(decode, model, body, header_bytes, 100, service)))
-        remembered = partial(decode_remembered, model, body, header_bytes, 100, service, layouts)
+        remembered = partial(layouts.find, model, body, header_bytes, service)
         say(f"decode a {kind}, its JSON remembered", fastest_us(remembered))
 
 

@@ -114,11 +114,13 @@ def is_large(plan: Plan, outputs: Sequence[Any]) -> bool:
     for way, array in zip(ways_of(plan, len(outputs)), outputs, strict=False):
         if array is None:
             continue
-        if way is JSON and (array.size >= _LARGE_ELEMENTS or (array.dtype.hasobject and _is_long(array))):
-            return True
-        if type(way) is Classes and _is_much(way.count, array):
-            return True
-        if type(way) is Lease and array.nbytes > INLINE_BYTES and not way.holds(array):
+        if type(way) is Lease:
+            large = array.nbytes > INLINE_BYTES and not way.holds(array)
+        elif type(way) is Classes:
+            large = _is_much(way.count, array)
+        else:
+            large = way is JSON and (array.size >= _LARGE_ELEMENTS or (array.dtype.hasobject and _is_long(array)))
+        if large:
             return True
     return False
 

@@ -46,20 +46,12 @@ def _no(member: str, value: Any, kind: str) -> InferError:
     return invalid(f"Unable to parse '{member}': {reason}")
 
 
-def decode_remembered(
+def decode_new(
     model: Model, body: bytes, header_bytes: int, max_depth: int, sink: Sink, layouts: Layouts
 ) -> tuple[InferRequest, Options]:
-    """Decode as `decode` does; JSON that `layouts` remembers is not decoded again.
-
-    Raises: InferError; LargeRead.
-    """
-    found = layouts.find(model, body, header_bytes, sink)
-    if found is not None:
-        return found
+    """Decode as `decode` does what `layouts` do not find, for them to remember. Raises: InferError; LargeRead."""
     found = decode(model, body, header_bytes, max_depth, sink, layouts.regions)
-    if type(found[1].plan) is not Ways:
-        # a lease is one request's
-        layouts.remember(*found, body, header_bytes)
+    layouts.remember(*found, body, header_bytes)
     return found
 
 

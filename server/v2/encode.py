@@ -11,7 +11,7 @@ import orjson
 
 from penstock.backends.datatypes import DATATYPES
 
-from .finish import finish, finish_all, finish_own, ways_of
+from .finish import Finished, finish, finish_all, finish_own, store_all, ways_of
 from .said import BINARY
 from .tensors import to_binary, to_json
 
@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from penstock.backends.backend import Array
     from penstock.batching.request import InferRequest
 
-    from .finish import Finished
     from .said import Plan, Ways
 
 _KEPT_PREFIXES = 256
+_LARGE_BYTES = 64 << 10
+"""Data from this size on is copied once, which for less costs more than copying it twice."""
+_DATA = b',"data":'
 
 
 class Encoder:
@@ -38,8 +40,9 @@ class Encoder:
         self._names = b'"model_name":%s,"model_version":%s,' % (orjson.dumps(model), orjson.dumps(version))
         self._open = b"{" + self._names + b'"outputs":['
         self._binaries: dict[tuple[Any, ...], bytes] = {}
+        self._packed: dict[tuple[int, tuple[int, ...]], bytes] = {}
         self._singles: dict[tuple[int, tuple[int, ...]], bytes] = {}
-        self._prefixes: dict[tuple[int, tuple[int, ...]], bytes] = {}
+        self._prefixes: dict[tuple[str, str, tuple[int, ...]], bytes] = {}
 
     def json(self, request_id: str, wanted: tuple[int, ...], outputs: list[Any]) -> bytes:
         """Encode outputs as JSON.
@@ -64,15 +67,22 @@ class Encoder:
         Raises: InferError (INVALID) for what JSON cannot carry.
         """
         binaries = plan or (False,) * len(wanted)
+        if len(outputs) == 1 and binaries[0]:
+            # the usual answer: everything before the values is kept
+            array = outputs[0]
+            text = self._packed.get((wanted[0], array.shape))
+            if text is not None:
+                text = self._with_id(request_id, text) if request_id else text
+                return text + array.tobytes(), len(text)
         raws = [
             to_binary(self._outputs[position][1], outputs[place]) if binaries[place] else None
             for place, position in enumerate(wanted)
         ]
-        if request_id or not all(binaries):
-            text = self._text(request_id, wanted, outputs, raws)
-        else:
+        if all(binaries):
             key = (wanted, tuple([array.shape for array in outputs]), tuple(map(len, raws)))  # type: ignore[arg-type]
-            text = self._binaries.get(key) or self._binary(key, outputs, raws)
+            text = self._with_id(request_id, self._binaries.get(key) or self._binary(key, outputs, raws))
+        else:
+            text = self._text(request_id, wanted, outputs, raws)
         sent: Iterable[bytes | memoryview] = filter(None, raws)
         body = b"".join([text, *sent])
         return body, len(text) if len(body) > len(text) else 0
@@ -82,59 +92,106 @@ class Encoder:
     ) -> bytes:
         texts: list[bytes] = []
         for position, array, raw in zip(wanted, outputs, raws, strict=True):
-            prefix = self._prefix(position, array.shape)
-            if raw is None:
-                name, datatype = self._outputs[position]
-                texts.append(prefix + to_json(datatype, name, array) + b"}")
-            else:
-                texts.append(b'%s"parameters":{"binary_data_size":%d}}' % (prefix[: -len(b'"data":')], len(raw)))
+            name, datatype = self._outputs[position]
+            prefix = self._prefix(name, datatype, array.shape)
+            texts.append(_sized(prefix, raw) if raw is not None else prefix + to_json(datatype, name, array) + b"}")
         return (self._opening(request_id) if request_id else self._open) + b",".join(texts) + b"]}"
+
+    def finished(
+        self, request_id: str, outputs: Sequence[Finished], parameters: Mapping[str, Any] | None = None
+    ) -> tuple[bytes, int]:
+        """Encode what has been finished. Returns, and raises: as `mixed`.
+
+        What is in shared memory has no data, and no parameters: C++ clients take those for binary.
+        """
+        texts: list[bytes] = []
+        raws: list[bytes | memoryview] = []
+        for name, datatype, shape, array, binary in outputs:
+            prefix = self._prefix(name, datatype, shape)
+            if array is None:
+                texts.append(prefix[: -len(_DATA)] + b"}")
+            elif binary:
+                raw = to_binary(datatype, array)
+                raws.append(raw)
+                texts.append(_sized(prefix, raw))
+            else:
+                texts.append(prefix + to_json(datatype, name, array) + b"}")
+        opening = self._opening(request_id, parameters) if request_id or parameters else self._open
+        text = opening + b",".join(texts) + b"]}"
+        sent = [raw for raw in raws if raw]
+        return (b"".join([text, *sent]), len(text)) if sent else (text, 0)
 
     def _binary(self, key: tuple[Any, ...], outputs: list[Any], raws: Sequence[bytes | memoryview | None]) -> bytes:
         text = self._text("", key[0], outputs, raws)
-        if len(self._binaries) >= _KEPT_PREFIXES:
-            self._binaries.clear()
-        self._binaries[key] = text
+        self._keep(key, text)
+        if len(outputs) == 1 and 0 < outputs[0].nbytes < _LARGE_BYTES:
+            (position,) = key[0]
+            if self._outputs[position][1] != "BYTES":
+                self._packed[position, outputs[0].shape] = text
         return text
 
+    def _keep(self, key: tuple[Any, ...], text: bytes) -> None:
+        if len(self._binaries) >= _KEPT_PREFIXES:
+            self._binaries.clear()
+            self._packed.clear()
+        self._binaries[key] = text
+
     def _single(self, key: tuple[int, tuple[int, ...]]) -> bytes:
-        prefix = self._open + self._prefix(*key)
+        prefix = self._open + self._prefix(*self._outputs[key[0]], key[1])
         if len(self._singles) >= _KEPT_PREFIXES:
             self._singles.clear()
         self._singles[key] = prefix
         return prefix
 
-    def _opening(self, request_id: str) -> bytes:
-        return b'{"id":%s,%s"outputs":[' % (orjson.dumps(request_id), self._names)
+    def stored(self, request: InferRequest, plan: Ways) -> bytes:
+        """Write all outputs into shared memory, and encode what there is to say of them. Raises: as `mixed`."""
+        shapes = store_all(request, plan)
+        key = (request.wanted, shapes)
+        text = self._binaries.get(key)
+        if text is None:
+            names = [self._outputs[position] for position in request.wanted]
+            described = [Finished(*each, shape, None, BINARY) for each, shape in zip(names, shapes, strict=True)]
+            text, _ = self.finished("", described)
+            self._keep(key, text)
+        return self._with_id(request.id, text)
 
-    def _prefix(self, position: int, shape: tuple[int, ...]) -> bytes:
-        key = (position, shape)
+    def _with_id(self, request_id: str, text: bytes) -> bytes:
+        """Put an id into what is kept without."""
+        return self._opening(request_id) + text[len(self._open) :] if request_id else text
+
+    def _opening(self, request_id: str, parameters: Mapping[str, Any] | None = None) -> bytes:
+        named = b'"id":%s,' % orjson.dumps(request_id) if request_id else b""
+        said = b'"parameters":%s,' % orjson.dumps(parameters) if parameters else b""
+        return b'{%s%s%s"outputs":[' % (named, self._names, said)
+
+    def _prefix(self, name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
+        key = (name, datatype, shape)
         prefix = self._prefixes.get(key)
         if prefix is None:
-            name, datatype = self._outputs[position]
-            prefix = b'{"name":%s,"datatype":"%s","shape":%s,"data":' % (
-                orjson.dumps(name),
-                datatype.encode(),
-                orjson.dumps(shape),
-            )
+            described = orjson.dumps(name), datatype.encode(), orjson.dumps(shape)
+            prefix = b'{"name":%s,"datatype":"%s","shape":%s' % described + _DATA
             if len(self._prefixes) >= _KEPT_PREFIXES:
                 self._prefixes.clear()
             self._prefixes[key] = prefix
         return prefix
 
 
-def encode_ways(request: InferRequest, plan: Ways) -> tuple[bytes, int]:
+def encode_ways(encoder: Encoder, request: InferRequest, plan: Ways) -> tuple[bytes, int]:
     """Encode outputs of which some are classes or go into shared memory. Returns, and raises: as `Encoder.mixed`."""
-    return _encode_finished(request, finish_all(request.model, request.wanted, plan, request.outputs or []))
+    if plan.stored:
+        return encoder.stored(request, plan), 0
+    return encoder.finished(request.id, finish_all(request.model, request.wanted, plan, request.outputs or []))
 
 
-def encode_own(request: InferRequest, plan: Plan) -> tuple[bytes, int]:
+def encode_own(encoder: Encoder, request: InferRequest, plan: Plan) -> tuple[bytes, int]:
     """Encode what user code has answered that its signature does not tell. Returns, and raises: as `Encoder.mixed`."""
     outputs: Any = request.outputs
-    return _encode_finished(request, finish_own(request.model, request.wanted, plan, outputs), outputs.parameters)
+    return encoder.finished(request.id, finish_own(request.model, request.wanted, plan, outputs), outputs.parameters)
 
 
-def encode_hooked(request: InferRequest, plan: Plan, outputs: dict[str, Array]) -> tuple[bytes, int]:
+def encode_hooked(
+    encoder: Encoder, request: InferRequest, plan: Plan, outputs: dict[str, Array]
+) -> tuple[bytes, int]:  # fmt: skip
     """Encode what post_inference returned: arrays by names of its own choosing.
 
     A call that names outputs which the hook returns gets those; any other gets all. Returns: as `Encoder.mixed`.
@@ -146,31 +203,12 @@ def encode_hooked(request: InferRequest, plan: Plan, outputs: dict[str, Array]) 
     finished = [
         finish(model, (name, _datatype_of(outputs[name])), asked.get(name, others), outputs[name]) for name in names
     ]
-    return _encode_finished(request, finished)
+    return encoder.finished(request.id, finished)
 
 
-def _encode_finished(
-    request: InferRequest, outputs: Sequence[Finished], parameters: Mapping[str, Any] | None = None
-) -> tuple[bytes, int]:
-    """Write the answer. What is in shared memory has no data, and no parameters: C++ clients take those for binary."""
-    model, texts, raws = request.model, [], []
-    for output in outputs:
-        head = orjson.dumps({"name": output.name, "datatype": output.datatype, "shape": output.shape})[:-1]
-        if output.array is not None and output.binary:
-            raw = to_binary(output.datatype, output.array)
-            raws.append(raw)
-            head += b',"parameters":{"binary_data_size":%d}' % len(raw)
-        elif output.array is not None:
-            head += b',"data":' + to_json(output.datatype, output.name, output.array)
-        texts.append(head + b"}")
-    opening = orjson.dumps(
-        ({"id": request.id} if request.id else {})
-        | {"model_name": model.name, "model_version": model.version}
-        | ({"parameters": parameters} if parameters else {})
-    )
-    text = opening[:-1] + b',"outputs":[' + b",".join(texts) + b"]}"
-    sent = [raw for raw in raws if raw]
-    return (b"".join([text, *sent]), len(text)) if sent else (text, 0)
+def _sized(prefix: bytes, raw: bytes | memoryview) -> bytes:
+    """Describe an output whose data follows the JSON."""
+    return b'%s,"parameters":{"binary_data_size":%d}}' % (prefix[: -len(_DATA)], len(raw))
 
 
 def _datatype_of(array: Array) -> str:

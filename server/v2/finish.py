@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from penstock.backends.device_array import DeviceArray
 from penstock.backends.errors import Code, InferError
 from penstock.batching.own_outputs import own_datatype
 
 from .regions import Lease
-from .said import JSON, MAX_CLASSES, Classes, Ways
+from .said import BINARY, JSON, MAX_CLASSES, Classes, Ways
 from .tensors import to_binary
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from penstock.backends.backend import Array
     from penstock.batching.model import Model
     from penstock.batching.own_outputs import OwnOutputs
+    from penstock.batching.request import InferRequest
 
     from .said import Plan, Way
 
@@ -64,6 +66,19 @@ def finish_all(model: Model, wanted: Sequence[int], plan: Plan, outputs: Sequenc
             plan.release()
 
 
+def store_all(request: InferRequest, plan: Ways) -> tuple[tuple[int, ...], ...]:
+    """Finish outputs that all go into shared memory, and let go of it; give their shapes. Raises: as `finish_all`."""
+    specs, outputs = request.model.signature.outputs, request.outputs or []
+    try:
+        for position, lease, array in zip(request.wanted, plan.ways, outputs, strict=True):
+            if type(lease) is Lease and (type(array) is not DeviceArray or not lease.holds(array)):
+                spec = specs[position]
+                store(spec.name, spec.datatype, array, lease)
+    finally:
+        plan.release()
+    return tuple([array.shape for array in outputs])
+
+
 def finish_own(model: Model, wanted: Sequence[int], plan: Plan, outputs: OwnOutputs) -> list[Finished]:
     """Finish those outputs of user code that there are, as `finish_all` does; each has the datatype that it has."""
     try:
@@ -81,14 +96,14 @@ def finish_own(model: Model, wanted: Sequence[int], plan: Plan, outputs: OwnOutp
 def finish(model: Model, output: tuple[str, str], way: Way, array: Array) -> Finished:
     """Finish one output, given by name and datatype. Raises: InferError (INVALID)."""
     name, datatype = output
-    if isinstance(way, Classes):
-        classes = classify(datatype, array, way.count, model.spec.labels.get(name, ()), batched=model.signature.batched)
-        return Finished(name, "BYTES", classes.shape, classes, way.binary)
-    if isinstance(way, Lease):
+    if type(way) is Lease:
         if not way.holds(array):
             store(name, datatype, array, way)
         return Finished(name, datatype, array.shape, None, False)
-    return Finished(name, datatype, array.shape, array, way)
+    if type(way) is Classes:
+        classes = classify(datatype, array, way.count, model.spec.labels.get(name, ()), batched=model.signature.batched)
+        return Finished(name, "BYTES", classes.shape, classes, way.binary)
+    return Finished(name, datatype, array.shape, array, way is BINARY)
 
 
 def store(name: str, datatype: str, array: Array, lease: Lease) -> None:

@@ -24,7 +24,7 @@ from penstock.server.http.head import HttpError
 from penstock.server.restricted import Restricted
 
 from .claims import Claim, Route, bad_header, is_bulky, is_large, version_in
-from .decode import decode, decode_raw, decode_remembered
+from .decode import decode, decode_new, decode_raw
 from .encode import Encoder, encode_hooked, encode_own, encode_ways
 from .forwarding import Forwarding
 from .layout import Layouts
@@ -107,9 +107,10 @@ class Inference:
             if not claim.plain or route.hooked or header_bytes > len(body) or parsed_bytes >= LARGE_BYTES:
                 self._begin_on_task(connection, claim, model, body)
                 return
-            depth = self._limits.max_json_depth
-            request, options = decode_remembered(model, body, header_bytes, depth, self, route.layouts)
-            self._submit(connection, request, options)
+            found = route.layouts.find(model, body, header_bytes, self)
+            if found is None:
+                found = decode_new(model, body, header_bytes, self._limits.max_json_depth, self, route.layouts)
+            self._submit(connection, found[0], found[1])
         except LargeRead:
             self._begin_on_task(connection, claim, route.model, body)  # type: ignore[arg-type]
         except InferError as error:
@@ -196,9 +197,9 @@ class Inference:
             self._answer_body(connection, claim, *encoder.mixed(request.id, request.wanted, plan, outputs))
             return
         if own:
-            encode = partial(encode_own, request, plan)
+            encode = partial(encode_own, encoder, request, plan)
         elif type(plan) is Ways:
-            encode = partial(encode_ways, request, plan)
+            encode = partial(encode_ways, encoder, request, plan)
         else:
             encode = partial(encoder.mixed, request.id, request.wanted, plan, outputs)
         if is_large(plan, outputs):
@@ -224,9 +225,15 @@ class Inference:
             off_task(connection)
 
     def _answer_body(self, connection: FastLane, claim: Claim, body: bytes, json_bytes: int) -> None:
+        if not json_bytes and not claim.accept:
+            connection.answer_json(body)
+            return
         content_type = b"application/octet-stream" if json_bytes else b"application/json"
         extra = b"inference-header-content-length: %d\r\n" % json_bytes if json_bytes else b""
-        answer_coded(connection, body, content_type, extra, claim.accept)
+        if claim.accept:
+            answer_coded(connection, body, content_type, extra, claim.accept)
+        else:
+            connection.answer(200, body, content_type, extra)
 
     @staticmethod
     def refuse(connection: FastLane, error: InferError) -> None:
@@ -300,7 +307,9 @@ class Inference:
         request_id = request.id or claim.request_id
         outputs = await self._hooks_of(model).infer(sample, request_id, terms, options.parameters)
         size = LARGE_BYTES if is_large(options.plan, list(outputs.values())) else 0
-        body, json_bytes = await off_loop(size, encode_hooked, request, options.plan, outputs)
+        route = claim.route
+        encoder = (route.encoder if route.model is model else None) or self._encoder(model)
+        body, json_bytes = await off_loop(size, encode_hooked, encoder, request, options.plan, outputs)
         self._answer_body(connection, claim, body, json_bytes)
 
 

@@ -7,21 +7,26 @@ JSON row where the whole document takes 2.6, and 1.2 us for a binary tensor wher
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import orjson
 
-from penstock.batching.request import InferRequest
+from penstock.backends.errors import InferError
 
+from .alike import Alike
 from .parsing import numbers_of
+from .regions import LargeRead, Regions
+from .shared_tensors import Located, locate
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from penstock.backends.backend import Array
     from penstock.batching.model import Model
-    from penstock.batching.request import Sink
+    from penstock.batching.request import InferRequest, Sink
 
-    from .regions import Regions
     from .said import Options
 
 KEPT = 256
@@ -31,57 +36,46 @@ MANY_BYTES = 256
 """From this size on a list of numbers goes from simdjson into a buffer: 3 us for 32 numbers, as orjson and numpy take,
 and 11 against 37 for 512, where the whole document takes 19."""
 _DATA = b'"data":'
+_PLAIN_ID = re.compile(rb'\{"id": ?"([ !#-\[\]-~]{1,128})"')
+_Kept = TypeVar("_Kept")
+_MARK = b"a mark that no request has for its id"
 _FLOATS = {"FP32", "FP64"}
 _NUMBERS = {float, int}
 _PATIENCE = 64
 
 
 class _Place(NamedTuple):
-    """Where one input's bytes are in the body, and what they are."""
+    """Where one input's bytes are behind the JSON, and what they are."""
 
     offset: int
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
 
 
-class _Said:
-    """What requests with the same JSON have in common. Its slots are read twice as fast as a named tuple's members."""
+class _Binary(Alike):
+    """The JSON before binary tensors, or that has all in shared memory. Right for `data_bytes` behind it.
 
-    __slots__ = ("id", "key", "options", "rows", "wanted")
+    `views` are the places where all of them are in the body: so read they cost a third.
+    """
 
-    def __init__(self, request: InferRequest, options: Options) -> None:
-        self.id = request.id
-        self.key = request.key
-        self.options = options
-        self.rows = request.rows
-        self.wanted = request.wanted
+    __slots__ = ("data_bytes", "id", "places", "views")
 
-    def request(self, model: Model, inputs: list[Array | None], sink: Sink, nbytes: int) -> InferRequest:
-        request = InferRequest(model, inputs, self.rows, self.key, self.wanted, sink)
-        request.id = self.id
-        request.nbytes = nbytes
-        return request
+    data_bytes: int
+    id: str
+    places: list[_Place | Located | None]
+    views: list[tuple[int, np.dtype[Any], tuple[int, ...]]] | None
 
 
-class _Binary(_Said):
-    """The JSON before binary tensors. Right for every body of `nbytes` that begins with it."""
-
-    __slots__ = ("nbytes", "places")
-
-    def __init__(self, request: InferRequest, options: Options, places: list[_Place | None]) -> None:
-        super().__init__(request, options)
-        self.nbytes = request.nbytes
-        self.places = places
-
-
-class _Row(_Said):
+class _Row(Alike):
     """The JSON before one flat list of numbers; `after` is what follows the list."""
 
-    __slots__ = ("after", "dtype", "is_row", "shape", "size")
+    __slots__ = ("after", "dtype", "id", "is_row", "shape", "size")
 
-    def __init__(self, request: InferRequest, options: Options, array: Array, after: bytes) -> None:
-        super().__init__(request, options)
-        self.after = after
+    after: bytes
+    id: str
+
+    def hold(self, array: Array) -> None:
+        """Take that the list becomes such an array."""
         self.dtype = array.dtype
         self.is_row = array.ndim == 2 and array.shape[0] == 1
         self.shape = array.shape
@@ -91,78 +85,129 @@ class _Row(_Said):
 class Layouts:
     """The memory of one route: bounded, and forgotten with the model it was learned from.
 
-    `regions` are what JSON that is not remembered may name.
-    `find` gives what `decode` would, or None. A client whose JSON never repeats, because it holds a request id for
-    one, makes it try to remember less often.
+    `regions` are what requests may name. `find` gives what `decode` would, or None. JSON that begins with an id, as
+    clients write it, is remembered without it, apart. A client whose JSON never repeats makes it try to remember less
+    often.
     """
 
     def __init__(self, regions: Regions | None = None) -> None:
-        self.regions = regions
+        self.regions = Regions() if regions is None else regions
         self._binaries: dict[bytes, _Binary] = {}
         self._rows: dict[bytes, _Row] = {}
+        self._named_binaries: dict[bytes, _Binary] = {}
+        self._named_rows: dict[bytes, _Row] = {}
         self._misses = 0
 
     def __len__(self) -> int:
-        return len(self._binaries) + len(self._rows)
+        return len(self._binaries) + len(self._rows) + len(self._named_binaries) + len(self._named_rows)
 
     def find(self, model: Model, body: bytes, header_bytes: int, sink: Sink) -> tuple[InferRequest, Options] | None:
         """Decode a body whose JSON is remembered; `header_bytes` as in `decode`. Ownership: as in `decode`."""
-        if header_bytes < 0 or header_bytes == len(body):
-            return self._find_row(model, body, sink)
-        binary = self._binaries.get(body[:header_bytes])
-        if binary is None or binary.nbytes != len(body):
+        try:
+            if header_bytes < 0 or header_bytes == len(body):
+                at = body.find(_DATA)
+                if at >= 0:
+                    return self._find_row(model, body, at + 7, sink)
+                header_bytes = len(body)
+            binary = self._binaries.get(body[:header_bytes])
+            if binary is None:
+                binary, request_id = _with_id(self._named_binaries, body, header_bytes)
+            else:
+                request_id = binary.id
+            if binary is None or binary.data_bytes != len(body) - header_bytes:
+                return None
+            inputs: list[Array | None]
+            if binary.views is not None:
+                inputs = [np.ndarray(shape, dtype, body, header_bytes + at) for at, dtype, shape in binary.views]
+            else:
+                inputs = self._inputs(model, body, header_bytes, binary.places)
+            self._misses = 0
+            return binary.request(model, inputs, sink, len(body), request_id)
+        except (InferError, LargeRead):
+            # `decode` meets the same, and says it in full
             return None
-        inputs: list[Array | None] = [
-            None if place is None else np.ndarray(place.shape, place.dtype, body, place.offset)
-            for place in binary.places
-        ]
-        self._misses = 0
-        return binary.request(model, inputs, sink, len(body)), binary.options
 
-    def _find_row(self, model: Model, body: bytes, sink: Sink) -> tuple[InferRequest, Options] | None:
-        start = body.find(_DATA) + 7
-        if body[start : start + 1] == b" ":
-            start += 1
-        row = self._rows.get(body[:start])
+    def _inputs(
+        self, model: Model, body: bytes, header_bytes: int, places: list[Located | _Place | None]
+    ) -> list[Array | None]:
+        return [
+            None
+            if place is None
+            else place.fetch(model, self.regions)
+            if isinstance(place, Located)
+            else np.ndarray(place.shape, place.dtype, body, header_bytes + place.offset)
+            for place in places
+        ]
+
+    def _find_row(self, model: Model, body: bytes, at: int, sink: Sink) -> tuple[InferRequest, Options] | None:
+        if body[at : at + 1] == b" ":
+            at += 1
+        row = self._rows.get(body[:at])
+        if row is None:
+            row, request_id = _with_id(self._named_rows, body, at)
+        else:
+            request_id = row.id
         if row is None or not body.endswith(row.after):
             return None
-        text = body[start : len(body) - len(row.after)]
+        text = body[at : len(body) - len(row.after)]
         array = _many(text, row) if len(text) >= MANY_BYTES else _few(text, row)
         if array is None:
             return None
         self._misses = 0
-        return row.request(model, [array], sink, len(body)), row.options
+        return row.request(model, [array], sink, len(body), request_id)
 
     def remember(self, request: InferRequest, options: Options, body: bytes, header_bytes: int) -> None:
         """Keep the layout of what `decode` has just passed, where it has one."""
         self._misses += 1
         if self._misses > _PATIENCE and self._misses % _PATIENCE:
             return
-        if header_bytes < 0 or header_bytes == len(body):
-            if len(body) <= MAX_ROW_BYTES:
-                self._remember_row(request, options, body)
-        elif header_bytes <= MAX_JSON_BYTES:
-            self._remember_binary(request, options, body, header_bytes)
+        if header_bytes < 0:
+            header_bytes = len(body)
+        try:
+            if header_bytes == len(body) and _DATA in body:
+                if len(body) <= MAX_ROW_BYTES:
+                    self._remember_row(request, options, body)
+            elif header_bytes <= MAX_JSON_BYTES:
+                self._remember_binary(request, options, body, header_bytes)
+        except orjson.JSONDecodeError:
+            # NaN and its like, which only Python's parser reads
+            return
 
     def _remember_binary(self, request: InferRequest, options: Options, body: bytes, header_bytes: int) -> None:
-        """BYTES and BOOL are made from the body's values, and JSON data is JSON: those are decoded each time.
+        places = self._places(request, body, header_bytes)
+        if places is None:
+            return
+        binary = _Binary(request, options, len(body), self.regions)
+        binary.data_bytes, binary.places = len(body) - header_bytes, places
+        views = [tuple(place) for place in places if isinstance(place, _Place)]
+        binary.views = views if len(views) == len(places) else None  # type: ignore[assignment]  # of a NamedTuple
+        binary.id = request.id
+        start = _own_id(body, header_bytes)
+        _keep(self._named_binaries if start else self._binaries, body[start:header_bytes], binary)
 
-        So is what is on a device.
+    def _places(self, request: InferRequest, body: bytes, header_bytes: int) -> list[_Place | Located | None] | None:
+        """Find where the inputs of a body are; None where one of them is nowhere, but made of the body's values.
+
+        BYTES and BOOL are, and JSON data is JSON: those are decoded each time.
         """
-        base = np.frombuffer(body, np.uint8).__array_interface__["data"][0]
-        places: list[_Place | None] = []
-        for array in request.inputs:
+        base = np.frombuffer(body, np.uint8).__array_interface__["data"][0] + header_bytes
+        entries = {entry["name"]: entry for entry in orjson.loads(body[:header_bytes])["inputs"]}
+        places: list[_Place | Located | None] = []
+        for spec, array in zip(request.model.signature.inputs, request.inputs, strict=True):
             if array is None:
                 places.append(None)
                 continue
-            if not hasattr(array, "__array_interface__"):
-                return
+            entry = entries[spec.name]
+            items = entry.get("parameters") or {}
+            if "shared_memory_region" in items:
+                places.append(locate(request.model, spec, entry["shape"], items, self.regions))
+                continue
             offset = array.__array_interface__["data"][0] - base
             copied = array.dtype.hasobject or array.dtype == np.bool_ or not array.size
-            if copied or not 0 <= offset <= len(body) - array.nbytes:
-                return
+            if copied or not 0 <= offset <= len(body) - header_bytes - array.nbytes:
+                return None
             places.append(_Place(offset, array.dtype, array.shape))
-        _keep(self._binaries, body[:header_bytes], _Binary(request, options, places))
+        return places
 
     def _remember_row(self, request: InferRequest, options: Options, body: bytes) -> None:
         start = body.find(_DATA) + 7
@@ -174,7 +219,25 @@ class Layouts:
             return
         if request.model.signature.inputs[0].datatype not in _FLOATS or not _stands_for_data(body, start, end):
             return
-        _keep(self._rows, body[:start], _Row(request, options, array, body[end:]))
+        row = _Row(request, options, len(body), self.regions)
+        row.hold(array)
+        row.after, row.id = body[end:], request.id
+        begin = _own_id(body, len(body))
+        _keep(self._named_rows if begin else self._rows, body[begin:start], row)
+
+
+def _with_id(kept: Mapping[bytes, _Kept], body: bytes, end: int) -> tuple[_Kept | None, str]:
+    """Look for what is remembered of JSON up to `end` that begins with an id; give it, and the id."""
+    match = _PLAIN_ID.match(body) if kept else None
+    return (None, "") if match is None else (kept.get(body[match.end() : end]), match[1].decode())
+
+
+def _own_id(body: bytes, end: int) -> int:
+    """Say where the id ends that JSON up to `end` begins with; 0 unless any other could stand there and be its id."""
+    match = _PLAIN_ID.match(body)
+    if match is None or orjson.loads(b'{"id":"%b"%b' % (_MARK, body[match.end() : end]))["id"] != _MARK.decode():
+        return 0
+    return match.end()
 
 
 def _few(text: bytes, row: _Row) -> Array | None:
@@ -204,11 +267,10 @@ def _many(text: bytes, row: _Row) -> Array | None:
 def _stands_for_data(body: bytes, start: int, end: int) -> bool:
     """Whether the list at `start` is the data of the only input, and not the same letters inside something else."""
     try:
-        document = orjson.loads(body)
-        emptied = orjson.loads(b"%b[]%b" % (body[:start], body[end:]))
         values = orjson.loads(body[start:end])
     except orjson.JSONDecodeError:
         return False
+    document, emptied = orjson.loads(body), orjson.loads(b"%b[]%b" % (body[:start], body[end:]))
     entry = document["inputs"][0]
     if type(values) is not list or not values or entry.get("data") != values:
         return False

@@ -72,11 +72,15 @@ Way = bool | Classes | Lease
 """How one output travels: JSON, BINARY (gRPC has no other), as Classes, or into the shared memory of a Lease."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ways:
-    """How the wanted outputs travel, where at least one is neither JSON nor BINARY. Its leases are this request's."""
+    """How the wanted outputs travel, where at least one is neither JSON nor BINARY. Its leases are this request's.
+
+    `stored`: all of them go into shared memory, as far as who made it knows.
+    """
 
     ways: tuple[Way, ...]
+    stored: bool = False
 
     def release(self) -> None:
         """Let go of the shared memory."""
@@ -114,6 +118,13 @@ class Options:
         self.urgent = bool(
             self.timeout_us or self.target_us or self.priority or self.parameters or self.sequence is not None
         )
+
+    def with_plan(self, plan: Plan) -> Options:
+        """Give the same, with another plan for the outputs."""
+        return Options(
+            plan, self.timeout_us, self.hooks, self.parameters, self.target_us, self.priority, self.sequence,
+            self.empty_final,
+        )  # fmt: skip
 
     def terms(self, now_ns: int, policy: BatchPolicy) -> Terms:
         """Give how a request waits whose answer passes hooks: nothing but the queue can be held to its target."""
@@ -269,7 +280,7 @@ def outputs(
         ways[position] = _way(items, name, regions) if items else JSON
     chosen = tuple(ways.values())
     if any(type(way) is not bool for way in chosen):
-        return tuple(ways), Ways(chosen)
+        return tuple(ways), Ways(chosen, all(type(way) is Lease for way in chosen))
     return tuple(ways), chosen if any(chosen) else None  # type: ignore[return-value]
 
 

@@ -28,9 +28,9 @@ from penstock.batching.padding import Padding, bucket
 from penstock.batching.request import InferRequest
 from penstock.batching.spec import BatchPolicy, ModelSpec, PaddedAxis
 from penstock.perf.padding import masked
-from penstock.server.v2.decode import decode_remembered
 from penstock.server.v2.layout import Layouts
 from tests.fakes import FakeBackend, Function, NoSink
+from tests.server.v2.documents import decode_remembered
 
 NAMES = ("N", "L")
 IDS = TensorSpec("ids", "INT64", (-1, -1), axes=NAMES)

@@ -67,7 +67,7 @@ def decode(model: Model, message: Any, sink: Sink, regions: Regions | None) -> t
         inputs, rows, key = _inputs(model, message, regions)
         wanted, plan = model.all_outputs, None
         if message.outputs:
-            entries = [(each.name, _tensor_parameters(each) if each.parameters else None) for each in message.outputs]
+            entries = [(each.name, tensor_parameters(each) if each.parameters else None) for each in message.outputs]
             wanted, plan = said.outputs(model, entries, regions)
     except InferError as error:
         if error.code is Code.INVALID and not error.message.startswith("Unable to parse"):
@@ -108,7 +108,7 @@ def _parameters(given: Mapping[str, Any]) -> said.Parameters:
     return said.parameters(items, (said.EMPTY_FINAL,))
 
 
-def _tensor_parameters(tensor: Any) -> dict[str, Any]:
+def tensor_parameters(tensor: Any) -> dict[str, Any]:
     """Read the parameters of an input or an output."""
     items: dict[str, Any] = {}
     for key, value in tensor.parameters.items():
@@ -181,7 +181,7 @@ def _not_raw(
     `facts` are its shape, its count, and whether anything in the request is raw.
     """
     shape, count, raw_elsewhere = facts
-    items = _tensor_parameters(tensor) if tensor.parameters else None
+    items = tensor_parameters(tensor) if tensor.parameters else None
     has_contents = tensor.HasField("contents")
     if items and "shared_memory_region" in items:
         if has_contents:

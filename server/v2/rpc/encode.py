@@ -13,7 +13,7 @@ from penstock.backends.datatypes import DATATYPES
 from penstock.batching.own_outputs import own_datatype
 from penstock.server.hooks.convert import datatype_of
 from penstock.server.protobuf import service_pb2
-from penstock.server.v2.finish import finish, finish_own, ways_of
+from penstock.server.v2.finish import finish, finish_own, store_all, ways_of
 from penstock.server.v2.said import BINARY
 from penstock.server.v2.tensors import to_binary
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from penstock.batching.model import Model
     from penstock.batching.request import InferRequest
     from penstock.server.v2.finish import Finished
-    from penstock.server.v2.said import Options, Plan
+    from penstock.server.v2.said import Options, Plan, Ways
 
 FINAL, MORE = (field(4, field(1, b"triton_final_response") + field(2, b"\x08" + flag)) for flag in (b"\1", b"\0"))
 """The parameter of every answer on a stream: whether it is the last one to its request."""
@@ -85,6 +85,18 @@ class Encoder:
         """Encode outputs of which some are in shared memory or classes."""
         names = [(output.name.encode(), output.datatype) for output in outputs]
         return self._several(names, [output.shape for output in outputs], [output.array for output in outputs], between)
+
+    def stored(self, request: InferRequest, plan: Ways, between: bytes) -> bytes:
+        """Write all outputs into shared memory, and encode what there is to say of them. Raises: as `finish_all`."""
+        shapes = store_all(request, plan)
+        key = (request.wanted, shapes)
+        described = self._described.get(key)
+        if described is None:
+            named = zip(request.wanted, shapes, strict=True)
+            described = b"".join([self._describe(*self._outputs[position], shape) for position, shape in named])
+            described += field_head(_RAW, 0) * len(shapes)
+            _keep(self._described, key, described)
+        return self._names + between + described
 
     def _several(
         self, names: list[tuple[bytes, str]], shapes: Sequence[tuple[int, ...]], arrays: Sequence[Array | None],

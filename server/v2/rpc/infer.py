@@ -36,7 +36,7 @@ class ModelInfer:
         if found is not None:
             route, request, options = found
             if route.straight:
-                call.context = route.encoder
+                call.context = route.encoder if options.plan is None else route.encoding(options)
                 request.target_ns = call.deadline_ns
                 call.cancelled = partial(self._cancel, request)
                 inference.submit(request, options, call)

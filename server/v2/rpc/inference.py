@@ -55,12 +55,17 @@ class Route:
     def __init__(self, model: Model, regions: InlineRegions, *, hooked: bool, forwards: bool) -> None:
         self.model = model
         self.encoder = Encoder(model.name, model.version, model.signature, own=bool(model.spec.declared))
-        self.layouts = Layouts()
+        self.layouts = Layouts(regions)
         self.hooked = hooked
         self.streams = streams(model.spec)
         self.told = forwards and model.spec.takes_parameters
         self.straight = not (hooked or model.spec.decoupled or self.told)
         self.regions = regions
+
+    def encoding(self, options: Options) -> Encoder | Planned:
+        """Give what the answer to a request is encoded with."""
+        plan = options.plan
+        return Planned(self.encoder, plan) if type(plan) is Ways else self.encoder
 
 
 class Planned:
@@ -84,8 +89,7 @@ class Asked:
         self.options = options
         self.hooked = route.streams or (route.hooked and options.hooks)
         self.several = route.model.spec.decoupled
-        plan = options.plan
-        self.encoding = Planned(route.encoder, plan) if type(plan) is Ways else route.encoder
+        self.encoding = route.encoding(options)
 
 
 class RpcInference:
@@ -111,7 +115,7 @@ class RpcInference:
     # -- decoding ----------------------------------------------------------------------------------------------
 
     def find(self, message: bytes, sink: Sink) -> tuple[Route, InferRequest, Options] | None:
-        """Decode a message of a kind that is remembered; its outputs travel as they are.
+        """Decode a message of a kind that is remembered.
 
         Raises: InferError (OVERLOADED).
         """
@@ -128,7 +132,7 @@ class RpcInference:
         if model.scheduler.full() or model.scheduler.target_ns:
             self._knock(model)
         found = route.layouts.find(model, message, start, request_id, sink)
-        return None if found is None else (route, *found)
+        return None if found is None else (route, found[0], found[1])
 
     def decode(self, message: bytes, sink: Sink, *, one: bool = False) -> Asked:
         """Decode any message, and remember it; `one`: it is to be answered once. Raises: InferError; LargeRead."""
@@ -314,6 +318,8 @@ class RpcInference:
 
 
 def _encode_planned(encoder: Encoder, plan: Ways, request: InferRequest, between: bytes) -> bytes:
+    if plan.stored:
+        return encoder.stored(request, plan, between)
     return encoder.finished(finish_all(request.model, request.wanted, plan, request.outputs or []), between)
 
 
@@ -328,9 +334,10 @@ def _is_large(plan: Any, outputs: list[Any]) -> bool:
     for way, array in zip(ways_of(plan, len(outputs)), outputs, strict=False):
         if array is None:
             continue
-        if type(way) is Classes and (array.size >= _LARGE_ELEMENTS or way.count * len(array) >= _LARGE_CLASSES):
-            return True
-        if type(way) is Lease and array.nbytes > INLINE_BYTES and not way.holds(array):
+        if type(way) is Lease:
+            if array.nbytes > INLINE_BYTES and not way.holds(array):
+                return True
+        elif type(way) is Classes and (array.size >= _LARGE_ELEMENTS or way.count * len(array) >= _LARGE_CLASSES):
             return True
         if array.dtype.hasobject and array.size >= _LARGE_ELEMENTS:
             return True

@@ -1,8 +1,9 @@
 """Layouts: what the bytes of earlier ModelInferRequests said, so that a further one costs a comparison and its data.
 
 A serializer writes fields in order, and the data (`raw_input_contents`) is the last of them: what stands before it is
-the same in request after request, but for the id. Only what has been decoded in full and found right is kept. It costs
-a quarter of decoding in full (perf/micro_rpc.py: 2.7 us for 10).
+the same in request after request, but for the id, and so is all of a message whose data is in shared memory. Only what
+has been decoded in full and found right is kept. It costs a quarter of decoding in full (perf/micro_rpc.py: 2.7 us for
+10).
 """
 
 from __future__ import annotations
@@ -13,17 +14,19 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from penstock.backends.errors import InferError
-from penstock.batching.request import InferRequest
-from penstock.server.v2.said import Ways
+from penstock.server.v2.alike import Alike
+from penstock.server.v2.regions import LargeRead, Regions
+from penstock.server.v2.shared_tensors import Located, locate
 from penstock.server.v2.tensors import from_binary
 
+from .decode import tensor_parameters
 from .wire import field, field_head
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
     from penstock.backends.signature import TensorSpec
     from penstock.batching.model import Model
-    from penstock.batching.request import Sink
+    from penstock.batching.request import InferRequest, Sink
     from penstock.server.v2.said import Options
 
 MAX_PREFIX_BYTES = 4096
@@ -46,33 +49,35 @@ class _Place(NamedTuple):
     spec: TensorSpec
 
 
-class _Layout:
-    """One kind of request. `prefix` is all between id and the first tensor's data, `heads` is what is before others."""
+class _Layout(Alike):
+    """One kind of request. `prefix` is all between id and the first tensor's data, `heads` is what is before others.
 
-    __slots__ = ("heads", "key", "options", "places", "prefix", "rows", "wanted")
+    `views` say where, as what and in which shape the inputs are, where all of them are numbers in the message.
+    """
 
-    def __init__(self, prefix: bytes, heads: list[tuple[int, bytes]], request: InferRequest, options: Options) -> None:
-        self.prefix = prefix
-        self.heads = heads
-        self.places: list[_Place | None] = []
-        self.key = request.key
-        self.rows = request.rows
-        self.wanted = request.wanted
-        self.options = options
+    __slots__ = ("heads", "places", "prefix", "views")
+
+    prefix: bytes
+    heads: list[tuple[int, bytes]]
+    places: list[_Place | Located | None]
+    views: list[tuple[int, np.dtype[Any], tuple[int, ...]]] | None
 
 
 class Layouts:
     """The memory of one model as it is named in requests: bounded, and forgotten with the model it was learned from.
 
-    A client whose requests never repeat makes it try to remember less often.
+    `regions` are those that requests may name. What has no data is found by all of its bytes, anything else by its
+    size. A client whose requests never repeat makes it try to remember less often.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, regions: Regions | None = None) -> None:
+        self._regions = Regions() if regions is None else regions
         self._by_size: dict[int, list[_Layout]] = {}
+        self._whole: dict[bytes, _Layout] = {}
         self._misses = 0
 
     def __len__(self) -> int:
-        return sum(map(len, self._by_size.values()))
+        return sum(map(len, self._by_size.values())) + len(self._whole)
 
     def find(
         self, model: Model, message: bytes, start: int, request_id: str, sink: Sink
@@ -82,20 +87,35 @@ class Layouts:
             if message.startswith(layout.prefix, start):
                 break
         else:
-            return None
+            whole = self._whole.get(message[start:]) if self._whole else None
+            if whole is None:
+                return None
+            layout = whole
         for offset, head in layout.heads:
             if not message.startswith(head, start + offset):
                 return None
         try:
-            inputs = [None if place is None else _array(model, message, start, place) for place in layout.places]
-        except InferError:
-            # the full decoding finds the same, and says it in full
+            inputs: list[Array | None]
+            if layout.views is not None:
+                inputs = [np.ndarray(shape, dtype, message, start + at) for at, dtype, shape in layout.views]
+            else:
+                inputs = [
+                    None if place is None else self._array(model, message, start, place) for place in layout.places
+                ]
+            self._misses = 0
+            return layout.request(model, inputs, sink, len(message), request_id)
+        except (InferError, LargeRead):
+            # the full decoding meets the same, and says it in full
             return None
-        self._misses = 0
-        request = InferRequest(model, inputs, layout.rows, layout.key, layout.wanted, sink)
-        request.id = request_id
-        request.nbytes = len(message)
-        return request, layout.options
+
+    def _array(self, model: Model, message: bytes, start: int, place: _Place | Located) -> Array:
+        if isinstance(place, Located):
+            return place.fetch(model, self._regions)
+        at = start + place.offset
+        if place.dtype is not None:
+            return np.ndarray(place.shape, place.dtype, message, at)
+        raw = memoryview(message)[at : at + place.size]
+        return from_binary(model.name, place.spec, list(place.shape), place.elements, raw)
 
     def remember(self, request: InferRequest, options: Options, message: bytes, start: int, parsed: Any) -> None:
         """Keep the layout of what `decode` has just passed, where it has one. `parsed` is the message, decoded."""
@@ -103,31 +123,42 @@ class Layouts:
         if self._misses > _PATIENCE and self._misses % _PATIENCE:
             return
         raws = parsed.raw_input_contents
-        heads = [field_head(_RAW, len(raw)) for raw in raws]
-        size = sum(map(len, raws)) + sum(map(len, heads))
-        first = len(message) - size - start
-        if not raws or not 0 <= first <= MAX_PREFIX_BYTES or len(raws) != len(parsed.inputs):
+        first = len(message) - start - sum([len(field_head(_RAW, len(raw))) + len(raw) for raw in raws])
+        if not 0 <= first <= MAX_PREFIX_BYTES or any(tensor.HasField("contents") for tensor in parsed.inputs):
             return
-        if isinstance(options.plan, Ways):
-            # a lease is one request's, and what is in shared memory is not in the message
+        data = _data_at(message, start, first, raws)
+        if data is None or not _stands_for_itself(message, start, start + first, parsed):
             return
-        places: list[tuple[int, int]] = []
-        offset = first
-        for head, raw in zip(heads, raws, strict=True):
-            if not message.startswith(head, start + offset):
-                return
-            offset += len(head)
-            places.append((offset, len(raw)))
-            offset += len(raw)
-        if not _stands_for_itself(message, start, start + first, parsed):
-            return
-        prefix = message[start : start + places[0][0]]
-        others = [(at - len(head), head) for head, (at, _) in zip(heads[1:], places[1:], strict=True)]
-        layout = _Layout(prefix, others, request, options)
-        by_name = {tensor.name: place for tensor, place in zip(parsed.inputs, places, strict=True)}
-        for spec, array in zip(request.model.signature.inputs, request.inputs, strict=True):
-            layout.places.append(None if array is None else _place(spec, array, by_name[spec.name]))
-        self._keep(len(message) - start, layout)
+        layout = _Layout(request, options, len(message), self._regions)
+        layout.prefix = message[start : start + (data[0][0] if data else first)]
+        heads = [(at, field_head(_RAW, size)) for at, size in data[1:]]
+        layout.heads = [(at - len(head), head) for at, head in heads]
+        layout.places = places = self._places(request, parsed, data)
+        numbers = [place for place in places if isinstance(place, _Place) and place.dtype is not None]
+        whole = len(numbers) == len(places)
+        layout.views = [(each.offset, each.dtype, each.shape) for each in numbers] if whole else None  # type: ignore[misc]
+        if data:
+            self._keep(len(message) - start, layout)
+        else:
+            if len(self._whole) >= _KEPT_SIZES:
+                self._whole.clear()
+            self._whole[layout.prefix] = layout
+
+    def _places(
+        self, request: InferRequest, parsed: Any, data: list[tuple[int, int]]
+    ) -> list[_Place | Located | None]:  # fmt: skip
+        """Say where each input is. Those that are not in shared memory have the data, one after another."""
+        model, left = request.model, iter(data)
+        found: dict[str, _Place | Located] = {}
+        for tensor in parsed.inputs:
+            spec = model.signature.input[tensor.name]
+            if "shared_memory_region" in tensor.parameters:
+                items = tensor_parameters(tensor)
+                found[spec.name] = locate(model, spec, list(tensor.shape), items, self._regions)
+            else:
+                array: Any = request.inputs[model.signature.inputs.index(spec)]
+                found[spec.name] = _place(spec, array, next(left))
+        return [found.get(spec.name) for spec in model.signature.inputs]
 
     def _keep(self, size: int, layout: _Layout) -> None:
         if size not in self._by_size and len(self._by_size) >= _KEPT_SIZES:
@@ -138,12 +169,18 @@ class Layouts:
         alike.insert(0, layout)
 
 
-def _array(model: Model, message: bytes, start: int, place: _Place) -> Array:
-    at = start + place.offset
-    if place.dtype is not None:
-        return np.ndarray(place.shape, place.dtype, message, at)
-    raw = memoryview(message)[at : at + place.size]
-    return from_binary(model.name, place.spec, list(place.shape), place.elements, raw)
+def _data_at(message: bytes, start: int, first: int, raws: Any) -> list[tuple[int, int]] | None:
+    """Give where each raw tensor's data is, counted from `start`, and its size; None where it is not at the end."""
+    found: list[tuple[int, int]] = []
+    offset = first
+    for raw in raws:
+        head = field_head(_RAW, len(raw))
+        if not message.startswith(head, start + offset):
+            return None
+        offset += len(head)
+        found.append((offset, len(raw)))
+        offset += len(raw)
+    return found
 
 
 def head_of(message: bytes) -> tuple[int, int, str]:

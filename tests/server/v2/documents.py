@@ -10,6 +10,11 @@ from hypothesis import strategies as st
 
 from penstock.backends.backend import Array
 from penstock.backends.datatypes import DATATYPES
+from penstock.batching.model import Model
+from penstock.batching.request import InferRequest, Sink
+from penstock.server.v2.decode import decode_new
+from penstock.server.v2.layout import Layouts
+from penstock.server.v2.said import Options
 
 SHAPES = st.lists(st.integers(0, 3), max_size=3)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -101,3 +106,11 @@ def mutated(draw: st.DrawFn, document: Any) -> Any:
         elif isinstance(inner, list):
             inner.insert(last, copy.deepcopy(inner[last]))
     return made
+
+
+def decode_remembered(
+    model: Model, body: bytes, header_bytes: int, max_depth: int, sink: Sink, layouts: Layouts
+) -> tuple[InferRequest, Options]:
+    """Decode as the fast lane does: what is remembered is not decoded again."""
+    found = layouts.find(model, body, header_bytes, sink)
+    return found or decode_new(model, body, header_bytes, max_depth, sink, layouts)

@@ -15,14 +15,14 @@ from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
 from penstock.batching.spec import BatchPolicy, ModelSpec
-from penstock.server.v2.decode import decode, decode_remembered
+from penstock.server.v2.decode import decode
 from penstock.server.v2.layout import Layouts
 from penstock.server.v2.parsing import SIMD_BYTES
 from penstock.server.v2.regions import OFF
 from penstock.server.v2.said import Options
 from penstock.server.v2.tensors import to_binary, to_json
 from tests.fakes import FakeBackend
-from tests.server.v2.documents import ANYTHING, mutated, same, tensors
+from tests.server.v2.documents import ANYTHING, decode_remembered, mutated, same, tensors
 
 ZIPMAP = "seq(map(int64,tensor(float)))"
 ONE = Signature((TensorSpec("x", "FP32", (-1, 4)),), (TensorSpec("y", "FP32", (-1, 4)),), batched=True)
@@ -208,6 +208,49 @@ class TestGoodRequests:
             assert right is not None
             assert same(left, right)
 
+    @given(st.lists(st.text(max_size=4), min_size=2, max_size=4), st.sampled_from([(",", ":"), (", ", ": ")]))
+    @settings(max_examples=60)
+    def test_an_id_that_the_json_begins_with_is_each_request_s_own(
+        self, names: list[str], separators: tuple[str, str]
+    ) -> None:
+        made, layouts = model(), Layouts()
+        for name in names:
+            for form in ({"data": [1, 2, 3, 4]}, {"parameters": {"binary_data_size": 16}}):
+                text = json.dumps({"id": name, "inputs": [entry(**form)]}, separators=separators).encode()
+                body, header_bytes = (text, -1) if "data" in form else (text + bytes(16), len(text))
+                found, _ = decode_remembered(made, body, header_bytes, 100, SINK, layouts)
+                assert (found.id, found.nbytes) == (name, len(body))
+        usual = [name for name in names if re.fullmatch(r"[ !#-\[\]-~]+", name)]
+        assert len(layouts) <= 2 * (len(set(names) - set(usual)) + bool(usual))
+
+    @pytest.mark.parametrize("again", ["a", "c", "\\u0061"])
+    def test_the_last_of_several_ids_counts_as_ever(self, again: str) -> None:
+        made, layouts = model(), Layouts()
+        for first in ("a", "b"):
+            inputs = json.dumps([entry(parameters={"binary_data_size": 16})])
+            text = f'{{"id":"{first}","id":"{again}","inputs":{inputs}}}'.encode()
+            found, _ = decode_remembered(made, text + bytes(16), len(text), 100, SINK, layouts)
+            assert found.id == json.loads(f'"{again}"')
+
+    def test_what_follows_an_id_is_no_request_by_itself(self) -> None:
+        made, layouts = model(), Layouts()
+        text = json.dumps({"id": "1", "inputs": [entry(parameters={"binary_data_size": 16})]}).encode()
+        decode_remembered(made, text + bytes(16), len(text), 100, SINK, layouts)
+        for cut in (len(b'{"id": "1"'), 1):
+            rest = text[cut:]
+            with pytest.raises(InferError, match="failed to parse the request JSON buffer"):
+                decode_remembered(made, rest + bytes(16), len(rest), 100, SINK, layouts)
+
+    def test_json_that_only_python_reads_is_decoded_each_time(self) -> None:
+        made, layouts = model(), Layouts()
+        document = {"parameters": {"x": float("nan")}, "inputs": [entry(parameters={"binary_data_size": 16})]}
+        text = json.dumps(document).encode()
+        for _ in range(2):
+            found, options = decode_remembered(made, text + bytes(16), len(text), 100, SINK, layouts)
+            assert found.rows == 1
+            assert options.parameters is not None
+        assert len(layouts) == 0
+
     def test_a_longer_body_after_remembered_json_is_refused_as_ever(self) -> None:
         made, layouts = model(), Layouts()
         text = json.dumps({"inputs": [entry(parameters={"binary_data_size": 16})]}).encode()
@@ -220,7 +263,7 @@ class TestGoodRequests:
     def test_json_that_is_never_the_same_does_not_pile_up(self) -> None:
         made, layouts = model(), Layouts()
         for number in range(600):
-            document = {"id": str(number), "inputs": [entry(parameters={"binary_data_size": 16})]}
+            document = {"parameters": {"n": number}, "inputs": [entry(parameters={"binary_data_size": 16})]}
             text = json.dumps(document).encode()
             decode_remembered(made, text + bytes(16), len(text), 100, SINK, layouts)
         text = json.dumps(document).encode() + b" " * 5000

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,15 @@ from hypothesis import strategies as st
 from penstock.backends.backend import Array
 from penstock.backends.datatypes import DATATYPES
 from penstock.backends.errors import Code, InferError
-from penstock.backends.signature import TensorSpec
-from penstock.server.v2.encode import Encoder
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching.request import InferRequest
+from penstock.server.v2.encode import Encoder, encode_ways
+from penstock.server.v2.finish import finish_all
+from penstock.server.v2.regions import Regions, SystemRegions
+from penstock.server.v2.rpc import encode as rpc
+from penstock.server.v2.said import Ways
 from penstock.server.v2.tensors import from_binary, from_json
+from tests.fakes import NoSink, fake_model
 from tests.server.v2.documents import TEXTS, same, tensors
 
 OUTPUTS = [(f"out {name}", name) for name in DATATYPES]
@@ -67,6 +74,17 @@ class TestThereAndBack:
 
             assert all(same(left, right) for left, right in zip(found, arrays, strict=True))
             assert (document["model_name"], document["model_version"]) == ('m"é', "3")
+
+    @given(st.data())
+    @settings(max_examples=30)
+    def test_ids_stand_before_what_is_kept(self, data: st.DataObject) -> None:
+        position = data.draw(st.integers(0, len(OUTPUTS) - 1))
+        made, array = encoder(), data.draw(tensors(OUTPUTS[position][1]))
+        for request_id in ("", "1", 'a"é', ""):
+            document, [found] = read(*made.mixed(request_id, (position,), (True,), [array]))
+            assert document.get("id", "") == request_id
+            assert list(document) == ["id"] * bool(request_id) + ["model_name", "model_version", "outputs"]
+            assert same(found, array)
 
     @given(st.lists(st.lists(st.integers(0, 3), max_size=3), min_size=1, max_size=6))
     def test_what_is_kept_between_answers_never_shows_in_another(self, shapes: list[list[int]]) -> None:
@@ -123,3 +141,50 @@ class TestForm:
             with pytest.raises(InferError) as caught:
                 Encoder("m", "1", [("y", datatype)]).json(request_id, (0,), [array])
             assert caught.value.code is Code.INVALID
+
+
+@pytest.mark.parametrize("transport", ["http", "grpc"])
+@pytest.mark.parametrize("request_id", ["", "7"])
+def test_outputs_that_all_go_into_shared_memory_are_answered_as_any_that_do(
+    tmp_path: Path, transport: str, request_id: str
+) -> None:
+    (tmp_path / "key").write_bytes(bytes(32))
+    system = SystemRegions(Regions(allowed=True), tmp_path)
+    system.register("r", "key", 0, 32)
+    specs = TensorSpec("y", "INT32", (-1, 2)), TensorSpec("z", "FP32", (-1, 1))
+    model = fake_model(signature=Signature((), specs, batched=True))
+    http = Encoder("m", "1", [(spec.name, spec.datatype) for spec in specs])
+    grpc = rpc.Encoder("m", "1", model.signature)
+    for number in (1, 2):
+        answers = []
+        for stored in (True, False):
+            request = InferRequest(model, [], 1, (), (1, 0), NoSink())
+            request.id, request.outputs = request_id, [np.full((1, 1), number, "f4"), np.full((1, 2), number, "i4")]
+            plan = Ways((system.lease("r", 0, 4), system.lease("r", 8, 16)), stored)
+            if transport == "http":
+                answers.append(encode_ways(http, request, plan))
+            elif stored:
+                answers.append((grpc.stored(request, plan, rpc.before(request_id)), 0))
+            else:
+                finished = finish_all(model, request.wanted, plan, request.outputs)
+                answers.append((grpc.finished(finished, rpc.before(request_id)), 0))
+            assert (tmp_path / "key").read_bytes()[:16] == b"".join(
+                [np.float32(number).tobytes(), bytes(4), np.full(2, number, "i4").tobytes()]
+            )
+            with pytest.raises(InferError, match="after its release"):
+                plan.ways[0].read()  # type: ignore[union-attr]
+        assert answers[0] == answers[1]
+
+
+def test_an_output_that_does_not_fit_into_shared_memory_is_refused_and_all_is_let_go_of(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(bytes(8))
+    system = SystemRegions(Regions(allowed=True), tmp_path)
+    system.register("r", "key", 0, 8)
+    model = fake_model(signature=Signature((), (TensorSpec("y", "FP32", (-1, 4)),), batched=True))
+    request = InferRequest(model, [], 1, (), (0,), NoSink())
+    request.outputs = [np.zeros((1, 4), np.float32)]
+    plan = Ways((system.lease("r", 0, 8),), stored=True)
+    with pytest.raises(InferError, match=r"for output 'y' \(8 bytes\) should be at least 16 bytes"):
+        encode_ways(Encoder("m", "1", [("y", "FP32")]), request, plan)
+    with pytest.raises(InferError, match="after its release"):
+        plan.ways[0].read()  # type: ignore[union-attr]

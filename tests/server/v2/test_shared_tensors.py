@@ -17,7 +17,7 @@ from penstock.batching.request import InferRequest
 from penstock.batching.spec import BatchPolicy, ModelSpec
 from penstock.server.tracing.trace import tensors_of
 from penstock.server.v2.cuda_regions import CudaRegions
-from penstock.server.v2.decode import decode, decode_remembered
+from penstock.server.v2.decode import decode
 from penstock.server.v2.finish import finish_all
 from penstock.server.v2.layout import Layouts
 from penstock.server.v2.regions import InlineRegions, LargeRead, Regions
@@ -25,6 +25,7 @@ from penstock.server.v2.rpc import decode as rpc
 from penstock.server.v2.said import Options, Ways
 from tests.backends.fake_cuda import FakeRuntime
 from tests.fakes import FakeBackend, NoSink, fake_model
+from tests.server.v2.documents import decode_remembered
 from tests.server.v2.rpc.calls import pb
 
 SIZE = 256
@@ -186,23 +187,29 @@ class TestInputs:
         assert device.copies == 0
 
 
-def test_json_that_names_a_region_is_not_remembered(device: Device) -> None:
+def test_what_is_remembered_stays_on_its_device_and_is_aimed_there_anew(device: Device) -> None:
     both = Signature(
-        (TensorSpec("x", "INT32", (-1, 4)), TensorSpec("w", "INT32", (-1, 1))), (TensorSpec("y", "FP32", (-1,)),),
+        (TensorSpec("x", "INT32", (-1, 4)), TensorSpec("w", "INT32", (-1, 1))), (TensorSpec("y", "FP32", (-1, 4)),),
         batched=True,
     )  # fmt: skip
     model = fake_model(signature=both)
     model.in_place = frozenset({0})
-    document = json.loads(body_of([1, 4], place("here", 16), "INT32", {}))
+    document = json.loads(body_of([1, 4], place("here", 16), "INT32", {"y": place("here", 16, 32)}))
     binary = {"name": "w", "datatype": "INT32", "shape": [1, 1], "parameters": {"binary_data_size": 4}}
     document["inputs"].append(binary)
     text = json.dumps(document).encode()
     layouts = Layouts(device.regions)
     for _ in range(2):
-        request, _ = decode_remembered(model, text + bytes(4), len(text), 100, SINK, layouts)
-        assert isinstance(request.inputs[0], DeviceArray)
+        request, options = decode_remembered(model, text + bytes(4), len(text), 100, SINK, layouts)
+        array: Any = request.inputs[0]
+        target = request.targets[0]
+        assert type(array) is DeviceArray
+        assert (array.pointer, target.pointer) == (device.pointers[0], device.pointers[0] + 32)
+        assert type(options.plan) is Ways
+        options.plan.release()
 
-    assert len(layouts) == 0
+    assert len(layouts) == 1
+    assert device.copies == 0
 
 
 def test_json_that_names_none_is_remembered_though_there_are_regions(device: Device) -> None:

@@ -7,6 +7,7 @@ import gc
 import logging
 import weakref
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.model import Model
 from penstock.server.grpc.method import Status
+from penstock.server.v2.regions import Regions, SystemRegions
 from penstock.server.v2.rpc import inference
 from penstock.server.v2.rpc.wire import field
 from tests.fakes import fake_model
@@ -93,6 +95,31 @@ def test_a_remembered_request_is_decoded_without_protobuf(monkeypatch: pytest.Mo
     assert second.inputs[0].tolist() == [[5, 6, 7, 8]]
     assert (second.rows, second.key, second.wanted) == (first.rows, first.key, first.wanted)
     assert second.nbytes == len(request(id="another").SerializeToString())
+
+
+def test_tensors_in_shared_memory_are_counted_and_answered_there_each_time(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(ROW.tobytes() + bytes(16))
+    regions = Regions(allowed=True)
+    SystemRegions(regions, tmp_path).register("r", "key", 0, 32)
+    services = Services(regions=regions)
+    message = pb.ModelInferRequest(model_name="m")
+    for tensor, offset in (
+        (message.inputs.add(name="x", datatype="FP32", shape=[1, 4]), 0),
+        (message.outputs.add(name="y"), 16),
+    ):
+        tensor.parameters["shared_memory_region"].string_param = "r"
+        tensor.parameters["shared_memory_byte_size"].int64_param = 16
+        tensor.parameters["shared_memory_offset"].int64_param = offset
+    for number in (1, 2):
+        message.id = str(number)
+        call = services.call("ModelInfer", message)
+        (held,) = services.engine.held
+        assert held.nbytes == len(message.SerializeToString()) + 16
+        services.engine.let_go(ROW * number)
+
+        found = answer(call)
+        assert (found.id, list(found.raw_output_contents)) == (str(number), [b""])
+        assert (tmp_path / "key").read_bytes()[16:] == (ROW * number).tobytes()
 
 
 def test_what_was_remembered_of_a_model_goes_with_it() -> None:
