@@ -278,7 +278,8 @@ class FastLane(Connection):
             self._close()
             return
         self._state = HEAD
-        self._continue()
+        if self._buffer or self.flow.read_paused:
+            self._continue()
 
     def _next(self) -> None:
         self._lived = True
