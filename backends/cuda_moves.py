@@ -6,7 +6,8 @@ Rows lie one after another, so a part of a tensor is a range of bytes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,8 +15,7 @@ from .backend import Array
 from .device_array import DeviceArray
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(NamedTuple):
     """One copy of `size` bytes between two addresses. `part` is the tensor of somebody else that takes part in it."""
 
     to: int
@@ -24,21 +24,21 @@ class Move:
     part: DeviceArray | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Slab:
     """Memory for one tensor: on the device, and beside it pinned on the host.
 
-    Units: `row_bytes` of one row. `host` is the buffer of the run, as many bytes as it has.
+    Units: `row_bytes` of one row. `host` is the buffer of the run, as many bytes as it has, and `pinned` its address,
+    which takes numpy 3 us to tell.
     """
 
     device: int
     host: Array
     row_bytes: int
+    pinned: int = field(init=False)
 
-    @property
-    def pinned(self) -> int:
-        """The address of the buffer on the host."""
-        return int(self.host.ctypes.data)
+    def __post_init__(self) -> None:
+        self.pinned = int(self.host.ctypes.data)
 
 
 def onto_host(buffer: Array, parts: Sequence[Array | DeviceArray]) -> None:
@@ -61,12 +61,13 @@ def onto_device(slab: Slab, parts: Sequence[Array | DeviceArray]) -> list[Move]:
     flat = _bytes(slab.host)
     filled = 0
     for part in parts:
+        nbytes = part.nbytes
         if isinstance(part, DeviceArray):
-            moves.append(Move(slab.device + filled, part.pointer, part.nbytes, part))
+            moves.append(Move(slab.device + filled, part.pointer, nbytes, part))
         else:
-            flat[filled : filled + part.nbytes] = _bytes(np.ascontiguousarray(part))
-            moves.append(Move(slab.device + filled, slab.pinned + filled, part.nbytes))
-        filled += part.nbytes
+            flat[filled : filled + nbytes] = _bytes(np.ascontiguousarray(part))
+            moves.append(Move(slab.device + filled, slab.pinned + filled, nbytes))
+        filled += nbytes
     last = slab.device + filled - slab.row_bytes
     missing = range(filled, len(flat), slab.row_bytes) if filled and slab.row_bytes else ()
     moves += [Move(slab.device + start, last, slab.row_bytes) for start in missing]
@@ -78,10 +79,11 @@ def off_device(slab: Slab, targets: Iterable[tuple[int, DeviceArray]]) -> list[M
     moves: list[Move] = []
     reached = 0
     for first, target in sorted(targets, key=lambda each: each[0]):
-        start = first * slab.row_bytes
-        moves.append(Move(slab.pinned + reached, slab.device + reached, start - reached))
-        moves.append(Move(target.pointer, slab.device + start, target.nbytes, target))
-        reached = start + target.nbytes
+        start, nbytes = first * slab.row_bytes, target.nbytes
+        if start > reached:
+            moves.append(Move(slab.pinned + reached, slab.device + reached, start - reached))
+        moves.append(Move(target.pointer, slab.device + start, nbytes, target))
+        reached = start + nbytes
     moves.append(Move(slab.pinned + reached, slab.device + reached, slab.host.nbytes - reached))
     return [move for move in moves if move.size > 0]
 

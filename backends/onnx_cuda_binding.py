@@ -278,14 +278,14 @@ class CudaBinding(DeviceSlabs):
         runtime.record(self._done, self._out)
 
     def _copy(self, moves: Sequence[Move], stream: int, doing: str) -> None:
-        pageable = not self._cuda.wishes.pinned
-        for move in moves:
+        copy, pageable = self._runtime.copy, not self._cuda.wishes.pinned
+        for to, source, size, part in moves:
             try:
-                self._runtime.copy(move.to, move.source, move.size, stream, pageable=pageable)
+                copy(to, source, size, stream, pageable=pageable)
             except CudaError as error:
-                if move.part is None or error.status in LOST:
+                if part is None or error.status in LOST:
                     raise
-                raise move.part.memory.failed(doing, error) from error
+                raise part.memory.failed(doing, error) from error
 
     def _fed(self, plan: Plan, wanted: tuple[int, ...]) -> list[Any]:
         self._fill_host(plan)
