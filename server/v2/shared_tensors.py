@@ -52,11 +52,10 @@ class Located(NamedTuple):
         region = regions.find(name, offset, byte_size)
         if plain and model.in_place and getattr(region, "device", None) in model.in_place:
             return cast("Array", DeviceArray(cast("DeviceMemory", region), offset, shape, spec.type.dtype))
+        if byte_size > (most := model.scheduler.room.most_bytes):
+            text = f"input '{spec.name}' for model '{model.name}' has {byte_size} bytes, its queue takes {most}"
+            raise invalid(text)
         if byte_size > regions.most_bytes:
-            most = model.scheduler.room.most_bytes
-            if byte_size > most:
-                text = f"input '{spec.name}' for model '{model.name}' has {byte_size} bytes, its queue takes {most}"
-                raise invalid(text)
             raise LargeRead
         into: Array = np.empty(shape, spec.type.dtype) if plain else np.empty(byte_size, np.uint8)
         if byte_size:
@@ -70,7 +69,7 @@ def locate(
     """Read where an input lies, and check how large it says it is. Raises: InferError."""
     region, offset, byte_size = place(items)
     shared(regions).check()
-    name, nbytes = spec.name, math.prod(shape) * spec.type.size_bytes
+    nbytes = math.prod(shape) * spec.type.size_bytes
     if spec.type.size_bytes and nbytes != byte_size:
         # before anything is copied: a size that is wrong may also be absurd
         raise wrong_size(model.name, spec, shape, math.prod(shape), byte_size)
