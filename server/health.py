@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from penstock.batching.model import Model
 
+EXITING = "Server exiting"
+"""Triton's text."""
+
 
 class Readiness(Protocol):
     """The part of the Repository that is read here."""

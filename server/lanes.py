@@ -12,6 +12,7 @@ from .http.access import LoggedFastLane, QuietFastLane
 from .http.fastlane import FastLane
 from .http.service import Service, Shared
 from .listener import Listener, make_config
+from .restricted import GRPC_CATEGORIES
 
 if TYPE_CHECKING:
     from .dialects import Dialect
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from .http.connection import Connection
     from .metrics import ASGIApp
     from .settings import Settings
+
+_ASKING = {"health", "metadata", "model-config", "statistics"}
+"""What RPCs only ask for, by category."""
 
 
 class Unclaimed:
@@ -55,7 +59,8 @@ def metrics_lane(settings: Settings, app: ASGIApp) -> Listener:
 
 def grpc_lane(settings: Settings, methods: Mapping[str, Method], loop: asyncio.AbstractEventLoop) -> GrpcListener:
     """Make the gRPC port, with RPCs by path."""
-    shared = GrpcShared(dict(methods), settings.grpc_limits(), loop=loop)
+    asking = frozenset(path for path in methods if GRPC_CATEGORIES.get(path) in _ASKING)
+    shared = GrpcShared(dict(methods), settings.grpc_limits(), asking=asking, loop=loop)
     listener = GrpcListener(settings.grpc_address, settings.grpc_port, shared)
     listener.reuse_port = bool(settings.http_workers)
     return listener
@@ -77,6 +82,6 @@ def listener_of(
         lane = LoggedFastLane if logged else QuietFastLane
     protocol = type("Connection", (lane,), {"shared": shared})
     config = make_config(app, protocol, idle_s=settings.http_idle_timeout_secs, access_log=settings.access_log)
-    listener = Listener(name, *place, config, shared.sweep)
+    listener = Listener(name, *place, config, shared)
     listener.reuse_port = bool(settings.http_workers)
     return listener

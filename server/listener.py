@@ -9,24 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import errno
 import logging
 import os
-import select
 import socket
 import ssl
-import struct
-import sys
 from collections.abc import Awaitable, Callable, Collection
 from email.utils import formatdate
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from .accepting import Accepting
+from .handshakes import keep_out_new, somebody_waits
+
+if TYPE_CHECKING:
+    from .http.service import Shared
 
 logger = logging.getLogger("penstock.serve")
 
@@ -34,10 +34,8 @@ BACKLOG = 4096
 TICK_S = 1.0
 POLL_S = 0.01
 """How often a draining Listener looks whether its connections have ended."""
-
-# Classic BPF over a TCP header: drop what has SYN and not ACK, take everything else. (code, jt, jf, k) each.
-_NO_NEW_CONNECTIONS = ((0x30, 0, 0, 13), (0x54, 0, 0, 0x12), (0x15, 0, 1, 0x02), (0x06, 0, 0, 0), (0x06, 0, 0, 0xFFFF))
-_SO_ATTACH_FILTER = 26  # Linux, asm-generic/socket.h; the socket module does not name it
+LEAVE_S = 1.0
+"""How long connections that came while a port was drained may take to go, once it is closed."""
 _MOST_TURNS = 1000
 _ABSENT = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 
@@ -54,7 +52,8 @@ class Port:
     """One port.
 
     Invariant: a connection whose handshake the kernel has completed is accepted and handed to a protocol, until
-    `stop_accepting` returns; later ones are refused by the kernel. `sweep` is called every second with the seconds
+    `stop_accepting` returns; later ones are refused by the kernel. Those that come once `finish` has begun get answers,
+    and no work is begun for them. `sweep` is called every second with the seconds
     that have passed, for the protocol's time limits. `tls` is for every connection, or None. `reuse_port`: other
     processes of the same user listen on it too, and the kernel shares out connections; `accepting`: and these hand
     them to each other.
@@ -148,6 +147,10 @@ class Port:
     def abandon(self) -> None:
         """Give up the work for connections that have been aborted."""
 
+    def turn_away(self) -> None:
+        """Begin no work for connections that come from now on."""
+        raise NotImplementedError
+
     async def stop_accepting(self) -> None:
         """Accept what has already connected, then close the port.
 
@@ -157,10 +160,7 @@ class Port:
         """
         for bound in self._sockets:
             keep_out_new(bound)
-        for _ in range(_MOST_TURNS):
-            await asyncio.sleep(0)
-            if not _somebody_waits(self._sockets):
-                break
+        await self._accept_waiting()
         for server in self._servers:
             server.close()
         if self.accepting is not None:
@@ -172,16 +172,36 @@ class Port:
         self._servers.clear()
         self._sockets.clear()
 
+    async def _accept_waiting(self) -> None:
+        """Let the loop accept what the kernel has connected."""
+        for _ in range(_MOST_TURNS):
+            await asyncio.sleep(0)
+            if not somebody_waits(self._sockets):
+                break
+        await asyncio.sleep(0)  # for `connection_made` of the last ones
+
     async def finish(self, deadline: float) -> int:
-        """Let every connection finish its work and close; give how many had not by `deadline` (the loop's time)."""
+        """Let every connection finish its work and close; give how many had not by `deadline` (the loop's time).
+
+        Who connects meanwhile, if the port is open, is turned away, and not waited for.
+        """
         loop = asyncio.get_running_loop()
+        await self._accept_waiting()
         if self.accepting is not None:
             await self.accepting.settle()
-        for connection in list(self.open_connections()):
+        self.turn_away()
+        left = set(self.open_connections())
+        for connection in left:
             connection.shutdown()
-        while self.open_connections() and loop.time() < deadline:  # noqa: ASYNC110 - uvicorn's set tells nobody
+        while left and loop.time() < deadline:
             await asyncio.sleep(POLL_S)
-        return self.connections
+            left.intersection_update(self.open_connections())
+        return len(left)
+
+    async def leave(self) -> None:
+        """Close the port once `finish` has ended, and let those who were turned away go."""
+        await self.stop_accepting()
+        await self.finish(asyncio.get_running_loop().time() + LEAVE_S)
 
     async def close(self) -> None:
         """Close the port and every connection at once, whatever they are doing."""
@@ -204,13 +224,13 @@ class Port:
 class Listener(Port):
     """A Port whose protocol is one of uvicorn's kind."""
 
-    def __init__(
-        self, name: str, address: str, port: int, config: Config, sweep: Callable[[float], None] | None = None
-    ) -> None:
-        super().__init__(name, address, port, sweep)
+    def __init__(self, name: str, address: str, port: int, config: Config, shared: Shared | None = None) -> None:
+        """`shared` is what the protocol's connections share, where it is the fast lane's."""
+        super().__init__(name, address, port, None if shared is None else shared.sweep)
         if not config.loaded:
             config.load()
         self._config = config
+        self._shared = shared
         self._state = ServerState()
 
     def make_protocol(self) -> asyncio.BaseProtocol:
@@ -230,6 +250,11 @@ class Listener(Port):
     def each_second(self) -> None:
         """Renew the date that answers carry."""
         self._state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+
+    def turn_away(self) -> None:
+        """Have the fast lane do it."""
+        if self._shared is not None:
+            self._shared.draining = True
 
     def abandon(self) -> None:
         """Cancel what uvicorn still runs."""
@@ -307,21 +332,3 @@ def bind_one(family: int, address: Any, *, reuse_port: bool = False) -> socket.s
         listening.close()
         raise
     return listening
-
-
-def keep_out_new(bound: socket.socket) -> None:
-    """Have the kernel ignore those who want to connect; what has connected stays."""
-    if sys.platform != "linux":
-        return
-    program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in _NO_NEW_CONNECTIONS))
-    option = struct.pack("HL", len(_NO_NEW_CONNECTIONS), ctypes.addressof(program))
-    # Where it is not allowed, only the connections of the last microseconds are at risk.
-    with contextlib.suppress(OSError):
-        bound.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, option)
-
-
-def _somebody_waits(sockets: list[socket.socket]) -> bool:
-    poll = select.poll()
-    for bound in sockets:
-        poll.register(bound, select.POLLIN)
-    return bool(poll.poll(0))

@@ -86,7 +86,8 @@ class Server:
     """One server on the running event loop: `open`, `load`, and in the end `drain` and `close`.
 
     Invariants: it answers from `open` on, or from the end of `load`, and is ready once that has ended well. From the
-    start of `drain` on it is not ready; whatever was sent on a connection that it had accepted is still answered.
+    start of `drain` on it is not ready; whatever was sent on a connection that it had accepted is still answered, and
+    who connects later is told why not.
     `spent` is called when a device is lost for its whole process: from then on it is not live.
     """
 
@@ -289,16 +290,15 @@ class Server:
         return failures
 
     async def drain(self) -> int:
-        """Stop being ready, stop accepting, and finish what was accepted, within the exit timeout.
+        """Stop being ready, begin no work for who connects from now on, and finish what was accepted.
 
+        All of that within the exit timeout; the ports close when it is done.
         Returns: how much was dropped: requests, or connections that had not finished theirs.
         """
         self.health.draining = True
         self.faults.end()
         await asyncio.sleep(self._settings.drain_delay_secs)
         deadline = self._loop.time() + self._settings.exit_timeout_secs
-        for port in self._serving:
-            await port.stop_accepting()
         self.engine.hurry()  # or connections would wait for batches that wait for more of them
         unfinished = sum(await asyncio.gather(*(port.finish(deadline) for port in self._serving)))
         self._stopped = True
@@ -306,6 +306,7 @@ class Server:
         self.environments.close()  # or a load that makes one would be waited for
         await self.control.stop()
         dropped = await self._models.stop(max(0.0, deadline - self._loop.time()))
+        await asyncio.gather(*(port.leave() for port in self._serving))
         if self._metrics:
             await self._metrics.stop_accepting()
             await self._metrics.finish(self._loop.time() + METRICS_GRACE_S)

@@ -165,7 +165,7 @@ class Settings(ProcessSettings):
         unit="seconds", bounds=(0.0, 86400.0),
     )  # fmt: skip
     drain_delay_secs: float = setting(
-        0.0, "Stopping", "How long to go on accepting after ready went false, for a load balancer to notice.",
+        0.0, "Stopping", "How long to go on serving who connects once ready is false, for a load balancer to notice.",
         unit="seconds", bounds=(0.0, 86400.0),
     )  # fmt: skip
 
@@ -323,8 +323,9 @@ paths in it are relative to it. A name that is not on this page is an error. Boo
 a boolean flag alone means true. In the environment several paths are separated by `:`, or by line ends if one of them
 is a URL, and several rules by line ends.
 
-On SIGTERM or SIGINT the server stops being ready, stops accepting after `--drain-delay-secs`, finishes what it has
-accepted and exits with 0. A second signal, 0.3 s later or more, ends it at once with 1.
+On SIGTERM or SIGINT the server stops being ready, turns away who connects after `--drain-delay-secs`, finishes what it
+has accepted and exits with 0. A second signal, 0.3 s later or more, ends it at once with 1. See
+[reliability.md](reliability.md#the-end-of-a-server).
 """
 _TABLE_HEAD = ("| flag | environment | default | value | meaning |", "|---|---|---|---|---|")
 

@@ -28,6 +28,7 @@ import orjson
 from penstock.backends.errors import Code, InferError
 from penstock.server.errors import HTTP_STATUS, error_body, retry_after_s
 from penstock.server.grpc.method import Call, Method, Status
+from penstock.server.health import EXITING
 from penstock.server.restricted import GRPC_CATEGORIES, Restricted, category_of, http_text
 
 from .kinds import ASK, END, LEAVE, PART, TAKEN
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 AHEAD = 16
 LARGE_BYTES = 32 << 10
 NO_ENGINE = "the engine is not running, try again soon"
-EXITING = "Server exiting"
 _JSON = (b"content-type", b"application/json")
 _INFERENCE = frozenset("/inference.GRPCInferenceService/" + name for name in ("ModelInfer", "ModelStreamInfer"))
 _LIVE, _READY = "/v2/health/live", "/v2/health/ready"

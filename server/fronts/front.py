@@ -74,7 +74,7 @@ class FrontServer:
     for each socket that was attached, when the engine at its end has gone, and why; not after `close`. `apply` sets
     what this process logs, when a client changes that. `spread` shares connections with other front ends.
     Invariants: from the start of `drain` on it is not ready; whatever was sent on a connection that it had accepted is
-    still answered.
+    still answered, and who connects later is told why not.
     Threads: the event loop's.
     """
 
@@ -251,9 +251,10 @@ class FrontServer:
 
     # -- the end -----------------------------------------------------------------------------------------------
 
-    async def drain(self) -> int:
-        """Stop being ready, stop accepting, and finish what was accepted, within the exit timeout.
+    async def drain(self, *, last: bool = True) -> int:
+        """Stop being ready, and finish what was accepted, within the exit timeout.
 
+        `last`: there will be nobody who takes connections; who comes meanwhile is told so. Otherwise none is accepted.
         Returns: how much was dropped: requests, or connections that had not finished theirs.
         """
         self.health.draining = True
@@ -263,8 +264,9 @@ class FrontServer:
         deadline = self._loop.time() + self._settings.exit_timeout_secs
         if self._spread is not None:
             self._spread.leave()
-        for port in self._ports:
-            await port.stop_accepting()
+        if not last:
+            for port in self._ports:
+                await port.stop_accepting()
         if self._spread is not None:
             self._spread.finish()
         unfinished = sum(await asyncio.gather(*(port.finish(deadline) for port in self._ports)))
@@ -272,6 +274,7 @@ class FrontServer:
         if self._placing is not None:
             hooked = await self._placing.close(max(0.0, deadline - self._loop.time()))
             unfinished = max(unfinished, hooked)
+        await asyncio.gather(*(port.leave() for port in self._ports))
         dropped = self.engine.stop()
         # what was counted last leaves at the end of the loop turn
         await asyncio.sleep(0)

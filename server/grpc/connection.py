@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from penstock.server.http2.connection import Http2Connection
 from penstock.server.http2.frames import END_STREAM
@@ -30,13 +30,17 @@ _TO_HTTP1 = (
 
 
 class GrpcShared(Http2Shared):
-    """What the connections of one port share: methods by path, limits, deadlines."""
+    """What the connections of one port share: methods by path, limits, deadlines.
+
+    `asking` are the paths of methods that begin no work: they are answered to who comes while the port is drained, too.
+    """
 
     def __init__(
         self,
         methods: Mapping[str, Method],
         limits: GrpcLimits | None = None,
         *,
+        asking: Collection[str] = (),
         loop: asyncio.AbstractEventLoop | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
@@ -44,6 +48,7 @@ class GrpcShared(Http2Shared):
         loop = loop or asyncio.get_running_loop()
         super().__init__(loop, self.grpc.http2, self.grpc.receive_bytes)
         self.methods = methods
+        self.asking = asking
         self.deadlines = Deadlines(loop, clock)
 
 
@@ -60,7 +65,12 @@ class GrpcConnection(Http2Connection):
 
     def resolve(self, fields: Fields) -> Request | None:
         """Read a header list."""
-        return read(fields, self.shared.methods)
+        request = read(fields, self.shared.methods)
+        if self.late and request is not None:
+            request.turn_away(self.shared.asking)
+            if self.hurried:
+                self.shared.loop.call_soon(self.shutdown)
+        return request
 
     def open(self, stream_id: int, head: Request, ended: int) -> None:
         """Open a call."""

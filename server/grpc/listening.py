@@ -35,10 +35,9 @@ class GrpcListener(Port):
         """Have the lane keep its connections there."""
         self._shared.connections = connections
 
-    async def finish(self, deadline: float) -> int:
-        """Say goodbye to every client, those included that connect while it goes on."""
+    def turn_away(self) -> None:
+        """Have the lane do it."""
         self._shared.draining = True
-        return await super().finish(deadline)
 
     async def close(self) -> None:
         """Close the port and every connection at once."""

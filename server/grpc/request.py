@@ -6,7 +6,7 @@ Source: grpc/doc/PROTOCOL-HTTP2.md; RFC 9113 8.2 and 8.3 for what makes a reques
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from penstock.server.http2.headers import Fields
@@ -23,6 +23,8 @@ _FORBIDDEN_VALUE = re.compile(rb"[\0\r\n]")
 _PSEUDO = {b":method", b":scheme", b":path", b":authority"}
 _CONNECTION_FIELDS = {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
 _CONTENT_TYPE = b"application/grpc"
+SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
+"""Triton's text."""
 
 
 class Refusal(NamedTuple):
@@ -31,6 +33,9 @@ class Refusal(NamedTuple):
     http: int
     status: Status
     text: str
+
+
+_TURNED_AWAY = Refusal(200, Status.UNAVAILABLE, SHUTTING_DOWN)
 
 
 class Request:
@@ -53,6 +58,12 @@ class Request:
         self.coding = b""
         self.wanted = b""
         self.quick = False
+
+    def turn_away(self, asking: Collection[str]) -> None:
+        """Refuse it, but for the methods of these paths: those that only ask."""
+        if self.method is not None and self.method.path not in asking:
+            self.refusal = self.refusal or _TURNED_AWAY
+            self.quick = False
 
 
 def read(fields: Fields, methods: Mapping[str, Method]) -> Request | None:

@@ -7,6 +7,7 @@ tests/server/http/test_uvicorn_contract.py.
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -30,6 +31,8 @@ DRAIN_LINGER_S = 0.5
 REFUSED_LINGER_S = 5.0
 """How long what a refused client still sends is read and dropped: closing on it would take the answer with it."""
 
+_SOON = b"retry-after: 1\r\n"
+
 
 class Connection(HttpToolsProtocol):
     """The state of one connection, and how it begins and ends.
@@ -37,7 +40,7 @@ class Connection(HttpToolsProtocol):
     Invariants: `_state` says whose turn it is, and CLOSED is never left. A connection is in `shared.connections` from
     `connection_made` to `connection_lost`. What is still to come of the body under way is in `_chunked`, or in
     `_missing` where that is None. `request`, `task` and `plan` belong to the Service, which cancels the first two in
-    `abandon`.
+    `abandon`. `_late` says that it came while its port was drained: no work is begun for it.
     """
 
     shared: ClassVar[Shared]
@@ -56,6 +59,7 @@ class Connection(HttpToolsProtocol):
         self._waited_s = 0.0
         self._unsent = 0
         self._half_closed = False
+        self._late = False
 
     @property
     def busy(self) -> bool:
@@ -69,6 +73,9 @@ class Connection(HttpToolsProtocol):
         if len(self.shared.connections) > self.shared.limits.max_connections:
             self._refuse(HttpError(503, "too many connections"))
             self.transport.close()
+        elif self.shared.draining:
+            self._late = True
+            self.loop.call_later(DRAIN_LINGER_S, self._close_idle)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget everything; a request under way is cancelled."""
@@ -109,7 +116,7 @@ class Connection(HttpToolsProtocol):
             super().shutdown()
         elif self._state == HEAD:
             self.loop.call_later(DRAIN_LINGER_S, self._close_idle)
-        elif self._state == CLOSED:
+        elif self._state == CLOSED and not self._late:
             self.transport.close()
 
     def _close_idle(self) -> None:
@@ -123,9 +130,10 @@ class Connection(HttpToolsProtocol):
             return
         status, content_type, body = self.shared.refusal(error)
         lines = self.shared.answers.head(status, self.server_state.default_headers)
+        again = _SOON if status == HTTPStatus.SERVICE_UNAVAILABLE else b""
         self.transport.write(
-            b"%bconnection: close\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n%b"
-            % (lines, content_type, len(body), body)
+            b"%bconnection: close\r\n%bcontent-type: %b\r\ncontent-length: %d\r\n\r\n%b"
+            % (lines, again, content_type, len(body), body)
         )
         self._state = CLOSED
         self._buffer.clear()

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.batching.loaded import STOPPING
+from penstock.server.health import EXITING
+
 from .chunks import ChunkedBody, too_large
 from .connection import BODY, BUSY, CHUNKS, CLOSED, FOREIGN, HEAD, Connection
 from .head import HttpError, TooLargeError, parse, without_upgrade
@@ -22,6 +25,8 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _BODILESS = (204, 304)
 """Statuses of answers that have no body, and so say nothing of its length. Source: RFC 9110, 8.6."""
 _READ_AHEAD_BYTES = 65536
+_ASKING = frozenset((b"GET", b"HEAD", b"OPTIONS", b"TRACE"))
+"""Source: RFC 9110, 9.2.1, of methods that are safe."""
 _MOST_PARTS = 1024
 """Parts of a body that are kept apart; more of them, from a client that sends it in crumbs, are put together."""
 
@@ -49,7 +54,7 @@ class FastLane(Connection):
     def data_received(self, data: bytes) -> None:
         """Take bytes; a whole request with a head seen before goes straight to the Service."""
         state = self._state
-        if state == HEAD and not self._buffer and not self.flow.write_paused:
+        if state == HEAD and not self._buffer and not self.flow.write_paused and not self._late:
             end = data.find(b"\r\n\r\n") + 4
             head = self._heads.get(data[:end])
             if head is not None and head.length == len(data) - end:
@@ -136,12 +141,16 @@ class FastLane(Connection):
             head.route = self._service.claim(head)
             if head.route is not None and not head.expects:
                 self.shared.remember(raw, head)
+        if self._late:
+            _demand_asking(head)
         del buffer[:end]
         self._expect(head)
         if head.route is None:
             self._state = FOREIGN
             self._answered = False
             super().data_received(without_upgrade(raw) if b"upgrade" in head.header else raw)
+            if self._late and self.cycle is not None:
+                self.cycle.keep_alive = False
             if head.old and self.cycle is not None:
                 self.cycle.transport = Unchunked(self.transport)  # type: ignore[assignment]
                 self.cycle.waiting_for_100_continue = False
@@ -299,3 +308,9 @@ class FastLane(Connection):
         super().resume_writing()
         self._lived = True
         self._continue()
+
+
+def _demand_asking(head: Head) -> None:
+    """Let pass what only asks, on a connection that came while its port was drained. Raises: HttpError (503)."""
+    if head.route is not None or head.method not in _ASKING:
+        raise HttpError(503, STOPPING if head.route is not None else EXITING)

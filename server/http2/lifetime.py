@@ -33,8 +33,13 @@ class Lifetime(Sender):
 
     Invariants: `closed` is never left, and nothing that arrives is looked at then. `_waiting` says that what arrives
     must be looked at before its frames are. `leaving` is set with the final
-    GOAWAY: no stream above `last_id` is opened any more, and the connection closes with its last stream.
+    GOAWAY: no stream above `last_id` is opened any more, and the connection closes with its last stream. `late` says
+    that it came while its port was drained: no work is begun for it, and it is told to go after a moment; where it is
+    `hurried`, once it has asked something. Not before: of grpcio's clients (1.85) that got a GOAWAY just after the
+    SETTINGS, one in a thousand took the connection for good, and waited there until its deadline.
     """
+
+    late = hurried = False
 
     def __init__(self, shared: Http2Shared) -> None:
         super().__init__(shared)
@@ -72,7 +77,8 @@ class Lifetime(Sender):
             return
         connections.add(self)
         if self.shared.draining:
-            self.shutdown()
+            self.late = True
+            self.shared.loop.call_later(DRAIN_LINGER_S, self._let_go)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget everything; the calls under way are cancelled."""
@@ -120,6 +126,9 @@ class Lifetime(Sender):
         """Drain: say so, answer what was sent before the peer learned it, then close."""
         if self._draining or self.closed:
             return
+        if self.late and not self.last_id:
+            self.hurried = True
+            return
         self._draining = True
         if self.begun:
             self.say_goodbye()
@@ -130,6 +139,13 @@ class Lifetime(Sender):
         """Tell the peer to open no more streams; its answer to the PING says that it knows."""
         self.write(goaway(MAX_WINDOW, Fault.NO_ERROR) + frame(PING, 0, 0, _DRAIN_PING))
         self.shared.loop.call_later(DRAIN_LINGER_S, self._leave)
+
+    def _let_go(self) -> None:
+        """End a connection that came late; one that has asked nothing need not be told."""
+        if self.last_id:
+            self.shutdown()
+        elif not self.closed:
+            self.transport.close()
 
     def _drop_silent(self) -> None:
         if not self.begun and not self.closed:

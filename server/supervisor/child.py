@@ -92,6 +92,7 @@ class _Process:
     def __init__(self, sock: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
         self._asked = asyncio.Event()
+        self._last = True
         self._assigned: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self._role: Role | None = None
         self._told: Told | None = None
@@ -119,6 +120,7 @@ class _Process:
             elif kind == PING:
                 self._link.send(PONG, number)
             elif kind == DRAIN:
+                self._last = bool(number)
                 self._asked.set()
             elif kind in {ATTACH, NEIGHBOUR}:
                 self._attach(kind, number, socket.socket(fileno=descriptors.pop()))
@@ -190,7 +192,7 @@ class _Process:
                 process.settle_memory()
                 told.said(READY, **loading.result())
                 await self._asked.wait()
-            dropped = await role.drain()
+            dropped = await role.drain(last=self._last)
         finally:
             await role.close()
         return 1 if dropped else 0

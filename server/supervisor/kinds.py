@@ -12,7 +12,7 @@ PING = 18
 """Supervisor: answered by PONG, of the same number, by the event loop."""
 PONG = 19
 DRAIN = 20
-"""Supervisor: finish what was accepted, and end."""
+"""Supervisor: finish what was accepted, and end. The number is 0 if others go on or take its place, 1 if all end."""
 SAID = 21
 """The process: what it has come to. Body: JSON, {"state", ...}; the states are those of `fleet.py`, and FAILED."""
 KEEP = 22

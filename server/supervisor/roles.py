@@ -53,8 +53,8 @@ class Role(Protocol):
     def hurry(self) -> None:
         """Hold no batch open any more: the front ends are about to end."""
 
-    async def drain(self) -> int:
-        """Finish what was accepted. Returns: how much was dropped."""
+    async def drain(self, *, last: bool) -> int:
+        """Finish what was accepted; `last`: nothing takes its place. Returns: how much was dropped."""
 
     async def close(self) -> None:
         """End at once whatever is left."""
@@ -101,8 +101,8 @@ class Front:
     def hurry(self) -> None:
         """Not told to a front end."""
 
-    async def drain(self) -> int:
-        return await self._server.drain()
+    async def drain(self, *, last: bool) -> int:
+        return await self._server.drain(last=last)
 
     async def close(self) -> None:
         await self._server.close()
@@ -166,7 +166,7 @@ class Engine:
     def hurry(self) -> None:
         self._server.engine.hurry()
 
-    async def drain(self) -> int:
+    async def drain(self, *, last: bool) -> int:
         self.hurry()
         if self._server.server.health.spent:
             return await self._server.drain()

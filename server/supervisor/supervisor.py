@@ -213,7 +213,7 @@ class Supervisor:
 
     def _drain_one(self, member: Member) -> None:
         if member.number in self._children:
-            self._children[member.number].tell(DRAIN)
+            self._children[member.number].tell(DRAIN, int(self.fleet.draining))
 
     def _hurry_one(self, member: Member) -> None:
         if member.number in self._children:

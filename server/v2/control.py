@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
 from penstock.server.errors import HTTP_STATUS, error_body, retry_after_s
-from penstock.server.health import Health
+from penstock.server.health import EXITING, Health
 from penstock.server.metrics import CONTENT_TYPE as METRICS_TYPE
 from penstock.server.metrics import Metrics
 from penstock.server.restricted import guarded
@@ -158,7 +158,7 @@ class _Control:
 
     def _refuse_when_draining(self) -> None:
         if self._health.draining:
-            raise InferError(Code.NOT_READY, "Server exiting")
+            raise InferError(Code.NOT_READY, EXITING)
 
     async def model_metadata(self, request: Request) -> Response:
         model, version = self._model(request)

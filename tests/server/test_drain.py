@@ -16,9 +16,13 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2
 
+from penstock.batching.loaded import STOPPING
+from penstock.server.grpc.request import SHUTTING_DOWN
+
 IRIS = Path(__file__).parents[2] / "examples" / "iris"
 ROUNDS = int(os.environ.get("DRAIN_ROUNDS", "2"))
 CLIENTS = 48
+TURNED_AWAY = {"HTTP": STOPPING, "gRPC": SHUTTING_DOWN}
 TENSOR = {"name": "input", "datatype": "FP32", "shape": [1, 4], "data": [5.1, 3.5, 1.4, 0.2]}
 SAMPLE = {"sepal_length": 5.1, "sepal_width": 3.5, "petal_length": 1.4, "petal_width": 0.2}
 
@@ -40,7 +44,7 @@ async def answer(reader: asyncio.StreamReader) -> tuple[str, bytes]:
 
 
 async def one_connection(port: int, name: str, kind: str, counted: Counter[str]) -> bool:
-    """Ask until the server says that the connection closes. Returns: whether it could connect."""
+    """Ask until the server says that the connection closes. Returns: whether it is worth connecting again."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
     except OSError:
@@ -52,6 +56,9 @@ async def one_connection(port: int, name: str, kind: str, counted: Counter[str])
             counted["sent"] += 1
             writer.write(request(request_id, kind))
             head, body = await answer(reader)
+            if TURNED_AWAY["HTTP"] in body.decode():
+                counted["sent"] -= 1
+                return False
             good = body == b'"iris-setosa"' if kind == "hooked" else json.loads(body).get("id") == request_id
             counted["answered" if good else body.decode()] += 1
             closing = "connection: close" in head
@@ -88,7 +95,7 @@ def grpc_request(request_id: str) -> bytes:
 
 
 async def grpc_client(port: int, number: int, counted: Counter[str]) -> None:
-    """Ask, on a connection of its own, until the server cannot be reached any more."""
+    """Ask, on a connection of its own, until the server turns it away or cannot be reached any more."""
     options = [("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options) as channel:
         infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
@@ -97,8 +104,11 @@ async def grpc_client(port: int, number: int, counted: Counter[str]) -> None:
             try:
                 answered = await infer(grpc_request(request_id), timeout=20)
             except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.UNAVAILABLE or "onnect" not in (error.details() or ""):
-                    counted[str(error.details())] += 1
+                text = error.details() or ""
+                if error.code() is not grpc.StatusCode.UNAVAILABLE or not (
+                    "onnect" in text or text in TURNED_AWAY.values()
+                ):
+                    counted[text] += 1
                 return
             counted["sent"] += 1
             good = service_pb2.ModelInferResponse.FromString(answered).id == request_id

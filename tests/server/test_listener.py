@@ -13,6 +13,7 @@ import pytest
 import uvloop
 
 from penstock.server.listener import Listener, ListenError, make_config
+from tests.server.http.lane import turns
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
@@ -135,20 +136,24 @@ def test_the_ipv6_address_of_all_is_that_of_ipv4_clients_too() -> None:
         run(main)
 
 
-def test_connections_that_only_the_kernel_has_accepted_are_served_before_the_port_closes() -> None:
+@pytest.mark.parametrize("closes", [True, False], ids=["closed", "open"])
+def test_connections_that_only_the_kernel_has_accepted_are_served_before_the_end(closes: bool) -> None:
     async def main() -> None:
         gate = Gate()
+        gate.open.clear()
         async with listening(gate) as listener:
             # Blocking connects: the loop has not had a turn, so all of these wait in the kernel's queue.
             clients = [socket.create_connection(("127.0.0.1", listener.port)) for _ in range(50)]
             for client in clients:
                 client.sendall(REQUEST)
 
-            await listener.stop_accepting()
+            if closes:
+                await listener.stop_accepting()
+            finishing = asyncio.ensure_future(listener.finish(asyncio.get_running_loop().time() + 5))
             await until(lambda: gate.reached == 50)
-            left = await listener.finish(asyncio.get_running_loop().time() + 5)
+            gate.open.set()
 
-            assert left == 0
+            assert await finishing == 0
             for client in clients:
                 client.settimeout(5)
                 assert client.recv(4096).endswith(b"ok")
@@ -157,10 +162,11 @@ def test_connections_that_only_the_kernel_has_accepted_are_served_before_the_por
     run(main)
 
 
-def test_after_stop_accepting_a_connection_is_refused() -> None:
+@pytest.mark.parametrize("ended", [Listener.stop_accepting, Listener.leave])
+def test_in_the_end_a_connection_is_refused(ended: Callable[[Listener], Awaitable[None]]) -> None:
     async def main() -> None:
         async with listening(Gate()) as listener:
-            await listener.stop_accepting()
+            await ended(listener)
 
             with pytest.raises(ConnectionRefusedError):
                 socket.create_connection(("127.0.0.1", listener.port))
@@ -196,7 +202,7 @@ def test_finish_waits_for_work_under_way() -> None:
             await until(lambda: gate.reached == 1)
             await listener.stop_accepting()
             finishing = asyncio.ensure_future(listener.finish(asyncio.get_running_loop().time() + 5))
-            await asyncio.sleep(0)
+            await turns()
             assert not finishing.done()
 
             gate.open.set()
@@ -206,6 +212,30 @@ def test_finish_waits_for_work_under_way() -> None:
             assert answer.endswith(b"ok")
             assert b"connection: close" in answer
             writer.close()
+
+    run(main)
+
+
+def test_finish_does_not_wait_for_who_comes_after_it_has_begun() -> None:
+    async def main() -> None:
+        gate = Gate()
+        gate.open.clear()
+        async with listening(gate) as listener:
+            early: list[Any] = []
+            late: list[Any] = []
+            for clients in (early, late):
+                reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+                writer.write(REQUEST)
+                clients += [reader, writer]
+                await until(lambda: gate.reached == 1 + bool(late))
+                if not late:
+                    finishing = asyncio.ensure_future(listener.finish(asyncio.get_running_loop().time() + 5))
+                    await turns()
+            early[1].close()
+
+            assert await finishing == 0
+            assert listener.connections == 1
+            late[1].close()
 
     run(main)
 

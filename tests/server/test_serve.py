@@ -180,14 +180,14 @@ def ask_until_closed(port: int) -> bytes:
     return b"".join(parts)
 
 
-def wait_until_refused(port: int) -> None:
-    """Connect until the port is closed; what is accepted meanwhile asks nothing."""
-    for _ in range(10_000):
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=30).close()
-        except ConnectionRefusedError:
-            return
-    raise AssertionError("the port stays open")
+def wait_until_turned_away(port: int) -> None:
+    """Connect until that is too late for more than an answer: then it is the last one of its connection."""
+    closes = None
+    while closes != "close":
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        connection.request("GET", "/v2/health/ready")
+        closes = connection.getresponse().getheader("connection")
+        connection.close()
 
 
 @pytest.mark.slow
@@ -203,7 +203,7 @@ def test_draining_is_not_ready_finishes_what_was_accepted_and_then_closes(tmp_pa
             await asyncio.sleep(0)
             status, body = await asyncio.to_thread(ask, server.http_port, "GET", "/v2/health/ready")
             assert (status, body) == (503, b'{"error":"Server exiting"}')
-            await asyncio.to_thread(wait_until_refused, server.http_port)
+            await asyncio.to_thread(wait_until_turned_away, server.http_port)
             assert not draining.done()
             gate.open.set()
 
@@ -212,6 +212,8 @@ def test_draining_is_not_ready_finishes_what_was_accepted_and_then_closes(tmp_pa
             assert b"connection: close\r\n" in answer
             assert answer.endswith(b'"data":[1.0,2.0]}]}')
             assert await draining == 0
+            with pytest.raises(ConnectionRefusedError):
+                await asyncio.open_connection("127.0.0.1", server.http_port)
 
     run(main)
 

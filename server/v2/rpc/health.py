@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.server.grpc.method import Call, Method, Status
+from penstock.server.grpc.request import SHUTTING_DOWN
 from penstock.server.health import Health
 
 from .calls import parsed
@@ -15,7 +16,6 @@ from .descriptors import HEALTH, message_class
 from .pulse import Pulse
 
 SERVICES = frozenset({"", "inference.GRPCInferenceService"})
-SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
 _SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = 1, 2, 3
 
 

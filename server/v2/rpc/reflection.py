@@ -11,12 +11,12 @@ from typing import Any
 from google.protobuf import descriptor_pb2
 
 from penstock.server.grpc.method import Call, Method, Reader, Status
+from penstock.server.grpc.request import SHUTTING_DOWN
 from penstock.server.health import Health
 from penstock.server.protobuf import model_config_pb2, service_pb2
 
 from .calls import parsed
 from .descriptors import REFLECTIONS, message_class, own_files
-from .health import SHUTTING_DOWN
 from .pulse import Pulse
 
 _MOST_UNSENT = 64

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 from penstock.backends.errors import Code, InferError
 from penstock.server.errors import GRPC_STATUS
 from penstock.server.grpc.method import Call, Status
+from penstock.server.grpc.request import SHUTTING_DOWN
 from penstock.server.health import Health
 from penstock.server.v2.regions import LargeRead
 
 from .calls import as_refusal, brief
 from .encode import FINAL, MORE, Encoder, before, stream_answer, stream_error
-from .health import SHUTTING_DOWN
 from .inference import LARGE_BYTES, Asked, RpcInference
 from .pulse import Pulse
 

@@ -122,6 +122,8 @@ class NamedPort(Port):
     def keep_connections(self, connections: set[Any]) -> None:
         self.lines = connections
 
+    def turn_away(self) -> None: ...
+
 
 @dataclass
 class Fronts:

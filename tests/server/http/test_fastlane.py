@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 import tracemalloc
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -9,8 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.batching.loaded import STOPPING
+from penstock.server.health import EXITING
 from penstock.server.http.connection import DRAIN_LINGER_S, REFUSED_LINGER_S
 from penstock.server.http.limits import Limits
+from penstock.server.http.service import Shared
 from tests.server.http.lane import Lane, Own, in_chunks, request, run, turns
 
 LIMITS = Limits(max_body_bytes=100_000, receive_timeout_s=10, idle_timeout_s=20, write_timeout_s=30)
@@ -639,6 +644,15 @@ class TestTime:
         run(main)
 
 
+def late_lane(before: bytes = b"") -> Lane:
+    """A connection that came while its port was drained; another one was asked this before."""
+    own = Own()
+    shared = Shared(own, LIMITS)
+    Lane(own=own, shared=shared).feed(before)
+    shared.draining = True
+    return Lane(own=own, shared=shared)
+
+
 class TestDraining:
     def test_a_request_under_way_is_answered_and_the_connection_closed(self) -> None:
         async def main() -> None:
@@ -706,6 +720,50 @@ class TestDraining:
             assert not lane.transport.closed
             [(delay, close)] = later
             assert callable(close)
+            close()
+
+            assert delay == DRAIN_LINGER_S
+            assert lane.transport.closed
+
+        run(main)
+
+    @pytest.mark.parametrize(
+        ("raw", "text"),
+        [
+            (request("/own", b"body"), STOPPING), (in_chunks("/own", b"body"), STOPPING),
+            (b"GET /own HTTP/1.1\r\nhost: x\r\n\r\n", STOPPING), (request("/app", b"body"), EXITING),
+        ],
+    )  # fmt: skip
+    def test_no_work_is_begun_for_who_comes_meanwhile(self, raw: bytes, text: str) -> None:
+        async def main() -> None:
+            for cut in (1, 20, len(raw)):
+                lane = late_lane(raw)
+                [answer] = await lane.fed(raw[:cut], raw[cut:])
+
+                assert (answer.status, orjson.loads(answer.body)) == (503, {"error": text})
+                assert (answer.closes, answer.headers["retry-after"]) == (True, "1")
+                assert len(lane.own.bodies) == raw.count(b"/own")
+
+        run(main)
+
+    @pytest.mark.parametrize("method", [b"GET", b"HEAD", b"OPTIONS"])
+    def test_what_only_asks_is_answered_to_them(self, method: bytes) -> None:
+        async def main() -> None:
+            lane = late_lane()
+            await lane.fed(GET.replace(b"GET", method))
+
+            assert lane.transport.written.startswith(b"HTTP/1.1 200 OK\r\n")
+            assert b"connection: close\r\n" in lane.transport.written
+            assert lane.transport.closed
+
+        run(main)
+
+    def test_who_comes_meanwhile_and_says_nothing_is_let_go(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def main() -> None:
+            later: list[tuple[float, Callable[[], None]]] = []
+            monkeypatch.setattr(asyncio.get_running_loop(), "call_later", lambda *call: later.append(call))
+            lane = late_lane()
+            [(delay, close)] = later
             close()
 
             assert delay == DRAIN_LINGER_S

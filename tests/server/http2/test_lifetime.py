@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.server.grpc.method import Status
+from penstock.server.grpc.request import SHUTTING_DOWN
 from penstock.server.http2 import frames
 from penstock.server.http2.frames import ACK, GOAWAY, MAX_WINDOW, PING, Fault
 
-from .wire import HOLD, OK, Frame, Wire, message_of, payload
+from .wire import BIDI, ECHO, HOLD, OK, REFUSE, Frame, Wire, message_of, payload
+
+UNAVAILABLE = int(Status.UNAVAILABLE)
 
 
 def pings(wire: Wire) -> list[Frame]:
@@ -60,6 +64,68 @@ def test_a_connection_that_begins_while_draining_is_served() -> None:
     wire.loop.pass_time(0.6)
 
     assert wire.transport.ended
+
+
+def late_wire() -> Wire:
+    """A connection that came while its port was drained, where ECHO only asks."""
+    wire = Wire(begun=False)
+    wire.shared.draining = True
+    wire.shared.asking = {ECHO}
+    wire.connect()
+    wire.feed(frames.PREFACE + frames.settings({}))
+    wire.frames()
+    return wire
+
+
+def test_calls_on_a_connection_that_came_while_draining_are_refused_until_it_is_told_to_go() -> None:
+    wire = late_wire()
+    for stream in (1, 3):
+        wire.feed(wire.call(HOLD, stream=stream))
+    assert wire.answers() == dict.fromkeys((1, 3), (b"", UNAVAILABLE, SHUTTING_DOWN))
+    assert (wire.held, last_ids(wire.frames())) == ([], [])
+    wire.loop.pass_time(0.6)
+    assert last_ids(wire.frames()) == [MAX_WINDOW]
+    wire.loop.pass_time(0.6)
+
+    assert wire.transport.ended
+
+
+@pytest.mark.parametrize("path", [BIDI, REFUSE])
+def test_so_are_streams_and_calls_with_a_deadline(path: str) -> None:
+    wire = late_wire()
+    wire.feed(wire.headers(1, __path=path, grpc_timeout="1S"))
+
+    assert wire.answers() == {1: (b"", UNAVAILABLE, SHUTTING_DOWN)}
+
+
+def test_where_its_port_is_closed_it_is_told_to_go_once_it_has_asked_and_not_before() -> None:
+    wire = late_wire()
+    wire.connection.shutdown()
+    wire.loop.turn()
+    assert (wire.frames(), wire.transport.over) == ([], False)
+    wire.feed(wire.call(HOLD))
+    found = wire.frames()
+    assert [frame.stream for frame in found if frame.kind == frames.HEADERS] == [1]
+    assert last_ids(found) == [MAX_WINDOW]
+    wire.feed(frames.frame(PING, ACK, 0, next(frame.payload for frame in found if frame.kind == PING)))
+
+    assert wire.transport.ended
+
+
+def test_one_that_has_asked_nothing_is_closed_after_a_moment_without_a_word() -> None:
+    wire = late_wire()
+    wire.loop.pass_time(0.6)
+
+    assert (wire.frames(), wire.transport.closed) == ([], True)
+
+
+def test_what_only_asks_is_answered_there_and_what_is_wrong_is_told() -> None:
+    wire = late_wire()
+    wire.feed(wire.call(ECHO, stream=1) + wire.call("/t.T/None", stream=3))
+
+    answers = wire.answers()
+    assert answers[1] == (b"hello", OK, "")
+    assert answers[3][2] == "unknown method /t.T/None"
 
 
 def test_a_connection_that_says_nothing_while_draining_is_closed() -> None:

@@ -67,6 +67,8 @@ class FakePort(Port):
     def open_connections(self) -> Collection[Any]:
         return self.lines
 
+    def turn_away(self) -> None: ...
+
 
 class Front:
     def __init__(self, settings: Settings, told: Told, assigned: Mapping[str, Any]) -> None:
@@ -124,7 +126,7 @@ class Front:
         await self.placed.wait()
         return {}
 
-    async def drain(self) -> int:
+    async def drain(self, *, last: bool) -> int:
         self.spread.leave()
         await self.port.stop_accepting()
         self.spread.finish()
@@ -187,7 +189,7 @@ class Engine:
         self.told.keep("starts", starts)
         return {"reasons": [], "serves": f"ready, start {starts}"}
 
-    async def drain(self) -> int:
+    async def drain(self, *, last: bool) -> int:
         while self.links and not self.spent:
             self.alone.clear()
             await self.alone.wait()
