@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.batching.request import InferRequest
+from penstock.batching.request import InferRequest, bytes_of
 
 from .regions import Lease
 from .said import Ways
-from .shared_tensors import aim
+from .shared_tensors import Located, aim
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.backends.backend import Array
     from penstock.batching.model import Model
     from penstock.batching.request import Sink
@@ -27,17 +29,20 @@ class Alike:
     """All but the tensors of a request that was decoded. Its slots are read twice as fast as a named tuple's members.
 
     `ways` are those of outputs, with a place for each lease; None where no output goes into shared memory. Then
-    `options` are shared by all such requests. Units: `beside_bytes` are what inputs hold that was not in the request.
+    `options` are shared by all such requests. `beside` are the positions of inputs that are not in the request itself:
+    what the server holds of each is counted anew, since another region may have the name by then.
     """
 
-    __slots__ = ("beside_bytes", "key", "options", "regions", "rows", "stored", "wanted", "ways")
+    __slots__ = ("beside", "key", "options", "regions", "rows", "stored", "wanted", "ways")
 
-    def __init__(self, request: InferRequest, options: Options, nbytes: int, regions: Regions) -> None:
-        """`nbytes` is the request's own size, and `regions` those that it may name."""
+    def __init__(
+        self, request: InferRequest, options: Options, regions: Regions, places: Sequence[object] = ()
+    ) -> None:  # fmt: skip
+        """`regions` are those that it may name; `places` say of each input where it is."""
         self.key = request.key
         self.rows = request.rows
         self.wanted = request.wanted
-        self.beside_bytes = request.nbytes - nbytes
+        self.beside = [position for position, place in enumerate(places) if isinstance(place, Located)]
         self.regions = regions
         plan = options.plan
         self.ways: tuple[Way | Where, ...] | None = None
@@ -54,7 +59,9 @@ class Alike:
         """Make one more, of `nbytes`. Raises: InferError where a region is not there any more, or another."""
         request = InferRequest(model, inputs, self.rows, self.key, self.wanted, sink)
         request.id = request_id
-        request.nbytes = nbytes + self.beside_bytes
+        request.nbytes = nbytes
+        if self.beside:
+            request.nbytes += bytes_of([inputs[position] for position in self.beside])
         if self.ways is None:
             return request, self.options
         lease = self.regions.lease

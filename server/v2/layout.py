@@ -177,7 +177,7 @@ class Layouts:
         places = self._places(request, body, header_bytes)
         if places is None:
             return
-        binary = _Binary(request, options, len(body), self.regions)
+        binary = _Binary(request, options, self.regions, places)
         binary.data_bytes, binary.places = len(body) - header_bytes, places
         views = [tuple(place) for place in places if isinstance(place, _Place)]
         binary.views = views if len(views) == len(places) else None  # type: ignore[assignment]  # of a NamedTuple
@@ -219,7 +219,7 @@ class Layouts:
             return
         if request.model.signature.inputs[0].datatype not in _FLOATS or not _stands_for_data(body, start, end):
             return
-        row = _Row(request, options, len(body), self.regions)
+        row = _Row(request, options, self.regions)
         row.hold(array)
         row.after, row.id = body[end:], request.id
         begin = _own_id(body, len(body))

@@ -129,11 +129,12 @@ class Layouts:
         data = _data_at(message, start, first, raws)
         if data is None or not _stands_for_itself(message, start, start + first, parsed):
             return
-        layout = _Layout(request, options, len(message), self._regions)
+        places = self._places(request, parsed, data)
+        layout = _Layout(request, options, self._regions, places)
         layout.prefix = message[start : start + (data[0][0] if data else first)]
         heads = [(at, field_head(_RAW, size)) for at, size in data[1:]]
         layout.heads = [(at - len(head), head) for at, head in heads]
-        layout.places = places = self._places(request, parsed, data)
+        layout.places = places
         numbers = [place for place in places if isinstance(place, _Place) and place.dtype is not None]
         whole = len(numbers) == len(places)
         layout.views = [(each.offset, each.dtype, each.shape) for each in numbers] if whole else None  # type: ignore[misc]

@@ -39,12 +39,12 @@ class Device:
     def __init__(self) -> None:
         self.runtime = FakeRuntime()
         self.regions = Regions(allowed=True)
-        cuda = CudaRegions(self.regions, self.runtime)
+        self.cuda = CudaRegions(self.regions, self.runtime)
         self.pointers = []
         for device, name in enumerate(("here", "there")):
             pointer = self.runtime.allocate(SIZE, device)
             self.runtime.write(pointer, device, bytes(range(SIZE)))
-            cuda.register(name, self.runtime.handle_of(pointer, device), device, SIZE)
+            self.cuda.register(name, self.runtime.handle_of(pointer, device), device, SIZE)
             self.pointers.append(pointer)
         self.runtime.calls.clear()
 
@@ -210,6 +210,21 @@ def test_what_is_remembered_stays_on_its_device_and_is_aimed_there_anew(device: 
 
     assert len(layouts) == 1
     assert device.copies == 0
+
+
+def test_what_is_remembered_counts_in_the_queue_once_its_name_is_a_region_elsewhere(device: Device) -> None:
+    model, layouts = model_of(), Layouts(device.regions)
+    body = body_of([2, 4], place("moves", 32), "INT32", {})
+    held = []
+    for number, pointer in enumerate(device.pointers):
+        device.cuda.register("moves", device.runtime.handle_of(pointer, number), number, SIZE)
+        for _ in range(2):
+            request, _ = decode_remembered(model, body, -1, 100, SINK, layouts)
+            held.append(request.nbytes - len(body))
+        device.cuda.unregister("moves")
+
+    assert held == [0, 0, 32, 32]
+    assert len(layouts) == 1
 
 
 def test_json_that_names_none_is_remembered_though_there_are_regions(device: Device) -> None:
