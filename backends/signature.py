@@ -13,8 +13,9 @@ class TensorSpec:
     """One input or output.
 
     Shapes: -1 is free. `datatype` is a v2 name, or the runtime's own type name (`seq(map(int64,tensor(float)))`)
-    for an output that is no tensor; such an output reaches hooks only. `axes` are the model's names for its axes, ""
-    for one without; empty where it names none. Axes of one name have one length.
+    for an output that is no tensor; such an output reaches hooks only. It is "" where a declaration leaves it out.
+    `axes` are the model's names for its axes, "" for one without; empty where it names none. Axes of one name have one
+    length.
 
     How a configuration has it travel: `reshape` is the model's own shape of it where that differs from `shape`, rows
     left out, None where it does not. `ragged`: requests of different shapes share a batch, in which it is flat.

@@ -1,30 +1,33 @@
-"""Autofill: the most rows of a batch, as Triton's TensorFlow backend completes it: not as its ONNX backend does.
+"""Autofill: what Triton's TensorFlow backend completes in a configuration, and its ONNX backend does not.
 
 A configuration that declares its tensors and says nothing of `max_batch_size` means rows there, if its dims leave them
-out. Called by completion.py. The rules and texts are those of FixBatchingSupport in tensorflow_backend.
+out; and what it declares, it may declare in part. Called by completion.py. The rules and texts are those of
+AutoCompleteHelper in tensorflow_backend.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from penstock.backends.errors import Code, InferError
-from penstock.backends.signature import Signature
+from penstock.backends.signature import Signature, TensorSpec
 
 from .agreement import has_row_axis, model_dims
+from .derived import derived_names
 from .spec import ModelSpec
 
 
 def max_batch_rows(spec: ModelSpec, graph: Signature, others: Collection[str]) -> int:
     """Give what is said, or else what the model and the declared dims let one conclude. `others` have no rows anyway.
 
-    A tensor of no known rank that is declared is taken at its word, where Triton gives up.
+    A tensor of no known rank whose dims are declared is taken at its word, where Triton gives up.
     Raises: InferError (INVALID).
     """
     said = spec.policy.max_batch_rows
     if said == 0 or not spec.auto_complete:
         return said or 0
-    declared = {each.name for each in (*spec.inputs, *spec.outputs)}
+    declared = {each.name for each in (*spec.inputs, *spec.outputs) if each.shape or each.reshape is not None}
     tensors = [each for each in (*graph.inputs, *graph.outputs) if each.name not in others]
     counted = [each for each in tensors if each.shape or each.name not in declared]
     if not all(has_row_axis(each) for each in counted):
@@ -56,3 +59,41 @@ def _leaves_rows_out(spec: ModelSpec, graph: Signature, others: Collection[str])
         )
         raise InferError(Code.INVALID, f"{text} of whether batching is supported")
     return hints != {False}
+
+
+def filled(spec: ModelSpec, graph: Signature, *, batched: bool) -> ModelSpec:
+    """Say of declared tensors what is not said, and declare the inputs that are not, where some are.
+
+    Datatypes and dims come from the model; what is said stays, for completion.py to hold against it. Outputs that are
+    not declared are left out, unless none is.
+    Raises: InferError (INVALID).
+    """
+    inputs = spec.inputs
+    if inputs and spec.auto_complete:
+        others = {*(each.name for each in inputs), *derived_names(spec)}
+        lacking = [each.name for each in graph.inputs if not each.optional and each.name not in others]
+        inputs += tuple(TensorSpec(name, "", ()) for name in lacking)
+    return replace(
+        spec, inputs=_filled(spec, "input", inputs, graph.input, batched),
+        outputs=_filled(spec, "output", spec.outputs, graph.output, batched),
+    )  # fmt: skip
+
+
+def _filled(
+    spec: ModelSpec, kind: str, tensors: tuple[TensorSpec, ...], known: Mapping[str, TensorSpec], batched: bool
+) -> tuple[TensorSpec, ...]:
+    others = {each.name for each in spec.batch_outputs}
+    found = []
+    for said in tensors:
+        tensor = known.get(said.name)
+        if not said.datatype and not spec.auto_complete:
+            text = f"model {kind} '{said.name}' must specify 'data_type' for {spec.name}"
+            raise InferError(Code.INVALID, text)
+        if tensor is None or not spec.auto_complete:
+            found.append(said)
+            continue
+        completed = replace(said, datatype=said.datatype or tensor.datatype)
+        if not (said.shape or said.reshape is not None or said.ragged or said.is_shape or said.name in others):
+            completed = replace(completed, shape=tensor.shape[1:] if batched else tensor.shape)
+        found.append(completed)
+    return tuple(found)

@@ -25,6 +25,8 @@ from .spec import ModelSpec
 def complete(spec: ModelSpec, graph: Signature) -> ModelSpec:
     """Complete `spec` with what `graph` tells: its `signature`, `bound`, and `policy.max_batch_rows`.
 
+    Of a TensorFlow model declared tensors are completed, too.
+
     Shapes: the signature's are whole, with -1 for rows in front when batched. A scalar becomes `[1]`. Inputs that
     the graph can do without are left out unless the configuration names them. Derived inputs and kept outputs are in
     `bound` only.
@@ -36,6 +38,8 @@ def complete(spec: ModelSpec, graph: Signature) -> ModelSpec:
     if any(size > rows for size in spec.policy.preferred_rows):
         raise _invalid(spec.too_preferred)
     spec = replace(spec, policy=replace(spec.policy, max_batch_rows=rows))
+    if spec.backend == TENSORFLOW:
+        spec = autofill.filled(spec, graph, batched=batched)
     if spec.sequence is not None:
         from .controls import check_sequence
 

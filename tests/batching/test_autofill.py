@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.completion import complete
-from penstock.batching.spec import BatchPolicy, ModelSpec
+from penstock.batching.spec import BatchPolicy, BatchTensor, ModelSpec
 
 X = TensorSpec("x", "FP32", (-1, 4))
 Y = TensorSpec("y", "FP32", (-1,))
@@ -91,7 +92,86 @@ def test_where_no_rank_is_known_nothing_said_of_rows_means_none() -> None:
 
     assert rows_of(spec((replace(X, shape=(1,)),), (replace(Y, shape=(1,)),)), graph) == 0
     # one that is known decides for the others
-    assert rows_of(spec((replace(X, shape=(4,)),), (replace(Y, shape=()),)), Signature((X,), graph.outputs)) == DEFAULT
+    assert (
+        rows_of(spec((replace(X, shape=(4,)),), (replace(Y, shape=(5,)),)), Signature((X,), graph.outputs)) == DEFAULT
+    )
+
+
+def signature_of(said: ModelSpec, graph: Signature) -> tuple[list[tuple[str, str, tuple[int, ...]]], ...]:
+    done = complete(said, graph).signature
+    assert done is not None
+    return tuple([(each.name, each.datatype, each.shape) for each in side] for side in (done.inputs, done.outputs))
+
+
+PAIR = Signature(
+    (TensorSpec("a", "INT32", (-1, 16)), TensorSpec("b", "INT64", (-1, -1, 3))),
+    (TensorSpec("p", "INT8", (-1, 16)), TensorSpec("q", "FP32", (-1,))),
+)
+
+
+class TestTensorsInPart:
+    def test_what_is_not_said_of_a_tensor_is_the_models(self) -> None:
+        said = spec((TensorSpec("a", "INT32", ()), TensorSpec("b", "", (5, 3))), (TensorSpec("q", "", ()),))
+
+        assert signature_of(said, PAIR) == (
+            [("a", "INT32", (-1, 16)), ("b", "INT64", (-1, 5, 3))], [("q", "FP32", (-1,))],
+        )  # fmt: skip
+        assert rows_of(said, PAIR) == DEFAULT
+
+    def test_dims_of_one_tensor_say_whether_the_others_have_rows(self) -> None:
+        said = spec(outputs=(TensorSpec("p", "INT8", ()), TensorSpec("q", "", (-1,))))
+
+        assert rows_of(said, PAIR) == 0
+        assert signature_of(said, PAIR)[1] == [("p", "INT8", (-1, 16)), ("q", "FP32", (-1,))]
+
+    @pytest.mark.parametrize("rows", [None, 0, 2])
+    def test_inputs_that_are_left_out_are_the_models(self, rows: int | None) -> None:
+        shape = (-1, 7, 3) if rows == 0 else (7, 3)
+        said = spec((TensorSpec("b", "INT64", shape),), rows=rows)
+
+        assert signature_of(said, PAIR)[0] == [("a", "INT32", (-1, 16)), ("b", "INT64", (-1, 7, 3))]
+
+    def test_outputs_that_are_left_out_are_not_served(self) -> None:
+        assert signature_of(spec(outputs=(TensorSpec("p", "", ()),)), PAIR)[1] == [("p", "INT8", (-1, 16))]
+
+    def test_what_comes_from_elsewhere_is_not_declared(self) -> None:
+        said = spec((TensorSpec("a", "", ()),))
+        said = replace(said, batch_inputs=(BatchTensor("n", "BATCH_ELEMENT_COUNT", "INT32", ("a",)),))
+        graph = Signature((X, TensorSpec("a", "FP32", (-1, 2)), TensorSpec("n", "INT32", (-1,))), (Y,))
+
+        assert signature_of(said, graph)[0] == [("x", "FP32", (-1, 4)), ("a", "FP32", (-1, 2))]
+
+    def test_a_scalar_of_a_model_without_rows_needs_no_dims(self) -> None:
+        graph = Signature((replace(X, shape=()),), (Y,))
+
+        assert signature_of(spec((TensorSpec("x", "", ()),)), graph)[0] == [("x", "FP32", (1,))]
+
+    def test_what_has_no_known_rank_has_rows_only_where_its_dims_are_said(self) -> None:
+        graph = Signature((replace(X, shape=()),), (Y,))
+
+        assert "does not support batching" in refusal(spec((TensorSpec("x", "FP32", ()),), rows=8), graph)
+        assert signature_of(spec((TensorSpec("x", "", (4,)),), rows=8), graph)[0] == [("x", "FP32", (-1, 4))]
+
+    def test_too_many_inputs_are_refused_in_tritons_words(self) -> None:
+        said = spec(tuple(TensorSpec(name, "", ()) for name in ("a", "c")))
+
+        assert "configuration expects 3 inputs, model provides 2" in refusal(said, PAIR)
+
+    @pytest.mark.parametrize("side", ["inputs", "outputs"])
+    def test_another_datatype_than_the_models_is_refused(self, side: str) -> None:
+        name = {"inputs": "a", "outputs": "p"}[side]
+        text = f"configuration expects datatype TYPE_FP16 for {side[:-1]} '{name}', model provides TYPE_INT"
+
+        said: Any = {side: (TensorSpec(name, "FP16", ()),)}
+
+        assert text in refusal(spec(**said), PAIR)
+
+    @pytest.mark.parametrize("side", ["inputs", "outputs"])
+    def test_without_completion_a_datatype_must_be_said(self, side: str) -> None:
+        in_part: Any = {side: (TensorSpec("x", "", (-1, 4)),)}
+        said = replace(spec((X,), (Y,)), auto_complete=False, **in_part)
+
+        assert refusal(said, GRAPH) == f"model {side[:-1]} 'x' must specify 'data_type' for m"
 
 
 def test_without_completion_what_is_said_is_all_there_is() -> None:

@@ -78,6 +78,7 @@ def write(root: Path, savedmodels: Path) -> Path:
     put("right", "left_right", SAID + SIGNATURE % "right")
     put("unranked", "unranked", SAID + TENSORS.replace('"in"', '"x"').replace('"out"', '"y"'))
     put("accumulator", "accumulator", ACCUMULATOR)
+    put("in_part", "mlp", SAID + 'max_batch_size: 5 input { name: "x" data_type: TYPE_FP32 } output { name: "y" }')
     put("ragged", "ragged", RAGGED)
     put("flowers", "iris", version=1700000000, triton=False)
     (root / "flowers" / "handler.py").write_text(HANDLER)

@@ -139,6 +139,14 @@ class TestTensors:
     def test_what_a_model_leaves_open_is_as_it_is_declared(self, ask: Ask) -> None:
         assert ask("unranked", x=floats([1, 2], [3, 4])).as_numpy("y").tolist() == [[2, 4], [6, 8]]
 
+    def test_what_is_declared_in_part_is_completed_from_the_model(self, live: Live, ask: Ask) -> None:
+        row = np.arange(64, dtype=np.float32)[np.newaxis]
+        config = httpx.get(f"{live.url}/v2/models/in_part/config").json()
+        tensors = [(each["name"], each["data_type"], each["dims"]) for each in (*config["input"], *config["output"])]
+
+        assert tensors == [("x", "TYPE_FP32", [64]), ("y", "TYPE_FP32", [10])]
+        assert np.array_equal(ask("in_part", x=row).as_numpy("y"), ask("mlp", x=row).as_numpy("y"))
+
     def test_what_does_not_fit_is_refused_by_name(self, ask: Ask) -> None:
         with pytest.raises(InferenceServerException, match=r"\[-1,2\].*\[1,3\]|\[1,3\].*\[-1,2\]"):
             ask("right", x=floats([1, 2, 3]))

@@ -12,6 +12,7 @@ from penstock.batching.ragged import SCATTER
 from penstock.batching.spec import BatchTensor
 from penstock.server.repository.findings import MistakeError, inside, read_text
 
+from .identity import TENSORFLOW
 from .notes import Notes, enum_name
 
 HONOURED = (
@@ -57,16 +58,18 @@ def _tensor(notes: Notes, kind: str, tensor: Any) -> TensorSpec | None:
         notes.mistake(f"{kind}.name", f"model {kind} must specify 'name' for {notes.name}")
         return None
     datatype = BY_CONFIG_NAME.get(enum_name(tensor, "data_type"))
-    if datatype is None:
+    # of such a model it is completed (batching/autofill.py)
+    completed = notes.values.get("model.backend") == TENSORFLOW
+    if datatype is None and (tensor.data_type or not completed):
         notes.mistake(kind, f"model {kind} '{tensor.name}' must specify 'data_type' for {notes.name}")
         return None
     if any(dim < 1 and dim != -1 for dim in tensor.dims):
         text = "dimension must be integer >= 1, or -1 to indicate a variable-size dimension"
         notes.mistake(f"{kind}.dims", f"model {kind} '{tensor.name}' {text} for {notes.name}")
-    if kind == "input" and tensor.format and len(tensor.dims) != 3:
+    if kind == "input" and tensor.format and len(tensor.dims) != 3 and (tensor.dims or not completed):
         notes.mistake("input.format", f"model input NHWC/NCHW require 3 dims for {notes.name}")
     reshape = tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None
-    spec = TensorSpec(tensor.name, datatype.name, tuple(tensor.dims), reshape=reshape)
+    spec = TensorSpec(tensor.name, datatype.name if datatype else "", tuple(tensor.dims), reshape=reshape)
     if kind == "output":
         return spec
     ragged, is_shape = tensor.allow_ragged_batch, tensor.is_shape_tensor

@@ -384,6 +384,17 @@ class TestWhatIsReported:
         }
         assert [each["name"] for each in told["input"]] == ["x"]
 
+    def test_tensors_that_were_declared_in_part_are_whole(self, tmp_path: Path) -> None:
+        tensors = 'input { name: "x" format: FORMAT_NCHW dims: [ 4, 5, 6 ] }\noutput { name: "y" data_type: TYPE_FP32 }'
+        make(tmp_path, SAVED, m=f"{SAID}\n{tensors}")
+        graph = Signature((TensorSpec("x", "FP16", (-1, -1, -1, -1)),), GRAPH.outputs)
+        entry = read(tmp_path)
+        told = to_json(completed(entry.config, complete(only(entry), graph), "tensorflow_savedmodel"))
+
+        (x,), (y,) = told["input"], told["output"]
+        assert (x["data_type"], x["dims"], x["format"]) == ("TYPE_FP16", [4, 5, 6], "FORMAT_NCHW")
+        assert (y["data_type"], y["dims"]) == ("TYPE_FP32", [3])
+
     def test_what_penstock_toml_says_is_there_by_tritons_names(self, tmp_path: Path) -> None:
         make(tmp_path, SERVING)
         native(tmp_path, "m", '[runtime]\nintra_op_threads = 2\nsignature = "p"\n')
@@ -433,6 +444,28 @@ class TestChecking:
         assert self.found(tmp_path) == [
             "m/penstock.toml:2: model 'm', worker.interpreter: '/no/python' is not there, or may not be run"
         ]
+
+    @pytest.mark.parametrize(
+        ("said", "found"),
+        [
+            ('input { name: "x" }', "  inputs     x: FP32 [-1, 4]"),
+            ('input { name: "x" format: FORMAT_NHWC }', "  inputs     x: FP32 [-1, 4]"),
+            ('output { name: "y" data_type: TYPE_FP32 }', "  outputs    y: FP32 [-1, 3]"),
+            ('input { name: "x" dims: [ -1, 4 ] }', "  batching   none: the model has no axis for rows"),
+            ('input { name: "z" }', "unable to load model 'm', configuration expects 2 inputs, model provides 1"),
+            ('input { name: "x" data_type: TYPE_INT8 }', "m/config.pbtxt:2: unable to load model 'm', configuration"),
+        ],
+    )
+    def test_a_tensor_may_be_declared_in_part(self, tmp_path: Path, said: str, found: str) -> None:
+        make(tmp_path, SAVED, m=f"{SAID}\n{said}")
+
+        assert any(found in line for line in self.found(tmp_path))
+
+    @pytest.mark.parametrize("said", ['backend: "onnxruntime"', 'platform: "onnxruntime_onnx"', 'backend: "python"'])
+    def test_one_of_another_runtime_may_not(self, tmp_path: Path, said: str) -> None:
+        make(tmp_path, "m/1/model.onnx", m=f'{said}\ninput {{ name: "x" dims: 4 }}')
+
+        assert (2, "model input 'x' must specify 'data_type' for m") in mistakes(read(tmp_path))
 
     def test_what_is_right_is_described(self, tmp_path: Path) -> None:
         make(tmp_path, SAVED, m=SAID + parameters(TF_SIGNATURE_DEF="predict"))
