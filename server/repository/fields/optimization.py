@@ -79,7 +79,8 @@ MODEL_FOLDER = "$$TRITON_MODEL_DIRECTORY"
 """What stands for the model's folder there. Source: python_backend's README."""
 ENTRIES = ("session.use_device_allocator_for_initializers", "memory.enable_memory_arena_shrinkage")
 """The `parameters` that are handed to ONNX Runtime as they are."""
-_OURS = "penstock."
+_RESERVED = ("penstock.", "TRITON_")
+"""How names begin that are ours, and Triton's own: those mean something, such as TRITON_BATCH_STRATEGY_PATH."""
 _LIKENESS = 0.8
 """From here on a name is one that is known, mistyped, and not one of the user's own."""
 
@@ -196,7 +197,7 @@ def _own(notes: Notes, name: str, whose: str, known: tuple[str, ...]) -> None:
     """Take a parameter that nothing here reads: clients do, from the configuration (Ultralytics' `metadata`)."""
     every = (*known, *PARAMETERS, *TENSORFLOW_PARAMETERS, INIT_OPS, ENVIRONMENT)
     like = difflib.get_close_matches(name.lower(), map(str.lower, every), 1, _LIKENESS)
-    if like or name.startswith(_OURS):
+    if like or name.startswith(_RESERVED):
         notes.mistake("parameters", f"parameter '{name}' is not supported{whose}, known: {', '.join(known)}")
     else:
         text = "is for those who read the configuration: it changes nothing here"

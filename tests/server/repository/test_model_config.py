@@ -227,7 +227,15 @@ def test_what_cannot_be_is_refused(text: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["intra_op_threads", "INTRA_OP_THREAD_COUNT", "TF_NUM_INTRA_THREADS", "enable_cpu_mem_arena", "penstock.x"]
+    "name",
+    [
+        "intra_op_threads",
+        "INTRA_OP_THREAD_COUNT",
+        "TF_NUM_INTRA_THREADS",
+        "enable_cpu_mem_arena",
+        "penstock.x",
+        "TRITON_BATCH_STRATEGY_PATH",
+    ],
 )
 def test_a_parameter_that_is_like_a_known_one_is_refused(name: str) -> None:
     assert messages(f'parameters {{ key: "{name}" value {{ string_value: "1" }} }}')[0].startswith(
