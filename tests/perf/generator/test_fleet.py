@@ -119,6 +119,15 @@ def test_a_ctrl_c_while_an_order_is_under_way_does_not_harm_the_next(
     assert len(counted(running, Load(concurrency=1, requests=COUNT)).ends_ns) == COUNT
 
 
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """Have SIGINT interrupt: what a shell starts in the background begins by ignoring it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heard")
 def test_a_ctrl_c_at_the_pipe_waits_until_the_message_is_through() -> None:
     through = []
 
