@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +21,7 @@ _DEEP = 4
 FRONTS = 4
 """Processes that take requests, in a second server: for models whose requests are more than one takes."""
 _MOST_SLOTS = 1024
+_SIZES_TOLD = 8
 
 
 def report(world: World) -> Iterator[Row]:
@@ -103,12 +104,26 @@ def _latency(world: World, server: Server, variant: Variant, way: Way, setting: 
         yield Row("served", f"{variant.name}: one request alone, p50{setting}", one_ms, "ms", note=way.name)
         full = loaded(running, Load(concurrency=min(slots, _MOST_SLOTS)), world.seconds(_SECONDS))
         rate = SHARE * len(full.ends_ns) / full.seconds
+        before = server.batches(variant.name)
         window = loaded(running, Load(rate_per_s=rate, poisson=True, seed=1), world.seconds(_PACED_SECONDS))
+        sizes = _sizes(server.batches(variant.name), before)
     p99_ms = float(np.quantile(window.latencies_ns, 0.99)) / 1e6
     late_ms = float(np.quantile(window.late_ns, 0.99)) / 1e6 if len(window.late_ns) else 0.0
     p50_ms = float(np.median(window.latencies_ns)) / 1e6
     times = f"p50 {p50_ms:.2f} and p99 {p99_ms:.2f} ms at {rate:,.0f} requests/s over {way.name}"
-    note = f"{times}; the load was {late_ms:.2f} ms late at p99"
+    note = f"{times}; the load was {late_ms:.2f} ms late at p99; {sizes}"
     what = f"{variant.name}: p99 at 80% of the knee to one alone{setting}"
     row = at_most("served", what, p99_ms / one_ms, TIMES, note=note)
     yield replace(row, held=None, wanted="") if setting else world.judged(row)
+
+
+def _sizes(after: Mapping[int, tuple[int, int]], before: Mapping[int, tuple[int, int]]) -> str:
+    """Say which batches ran in between: the sizes that took most of the time, how many of each, and ms of one."""
+    ran = {}
+    for rows, (count, took_ns) in after.items():
+        count_before, took_before = before.get(rows, (0, 0))
+        if count > count_before:
+            ran[rows] = (count - count_before, (took_ns - took_before) / 1e6)
+    most = sorted(sorted(ran, key=lambda rows: -ran[rows][1])[:_SIZES_TOLD])
+    told = ", ".join(f"{rows} x{ran[rows][0]} of {ran[rows][1] / ran[rows][0]:.2f}" for rows in most)
+    return f"{len(ran)} sizes in {sum(count for count, _ in ran.values())} batches: {told} ms"

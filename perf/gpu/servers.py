@@ -82,6 +82,15 @@ class Server:
         found = json.loads(self.process.request("POST", "/v2/repository/index", b"{}"))
         return {each["name"]: (each.get("state", ""), each.get("reason", "")) for each in found}
 
+    def batches(self, name: str) -> dict[int, tuple[int, int]]:
+        """Give, for each batch size that a model has run, how many and their compute time in ns."""
+        told = json.loads(self.process.request("GET", f"/v2/models/{name}/stats"))["model_stats"][-1]
+        found = {}
+        for each in told.get("batch_stats", ()):
+            computed = each["compute_infer"]
+            found[int(each["batch_size"])] = int(computed["count"]), int(computed["ns"])
+        return found
+
 
 @contextmanager
 def serving(
