@@ -17,6 +17,7 @@ from penstock.backends.errors import DeviceLost, InferError, OutOfMemory, RunSto
 from .caps import RECOVER_NS
 from .execution import Filled, gather, scatter
 from .isolation import bare, refuse
+from .lead import Lead, ended_ns
 
 if TYPE_CHECKING:
     from threading import Semaphore
@@ -30,13 +31,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock.batching")
 
-WAKE_NS = 100_000
-"""So late a sleeping thread wakes."""
 LOOKS = 8
 LEAST_LOOK_NS, MOST_LOOK_NS = 300_000, 2_000_000
 """A run is asked so often whether it has ended before it should: else its answers would wait for what comes next."""
-KEPT = 8
-"""What a gather takes is learned over the latest so many Batches, about."""
 
 
 def bind(model: Model, place: Placement) -> list[Binding]:
@@ -53,28 +50,6 @@ def bind(model: Model, place: Placement) -> list[Binding]:
         text = "model %s: no memory to have a second batch under way, so batches follow one another: %s"
         logger.warning(text, model.name, error.message)
         return [first]
-
-
-class Lead:
-    """How long before the device is free the next Batch is to be taken. Pure.
-
-    So that its rows are there when the device is free, and neither sooner nor later: what comes after it was taken
-    waits for a whole run more, as what is there waits for each moment that the device is idle. The two weigh the same,
-    hence no margin: with one of an eighth of a run requests waited longer than without overlap, at loads below half.
-    Rows are copied twice, by the host and then over the bus, which takes about as long again.
-    """
-
-    def __init__(self) -> None:
-        self._gather_ns = 0.0
-
-    def learn(self, gather_ns: int) -> None:
-        """Note how long it took from when a Batch was taken until its rows were gathered."""
-        before = self._gather_ns or gather_ns
-        self._gather_ns = before + (gather_ns - before) / KEPT
-
-    def take_ns(self, free_ns: float, cost_ns: float) -> float:
-        """Give when to take the next, while one runs that takes `cost_ns` and is predicted to end at `free_ns`."""
-        return free_ns - min(WAKE_NS + 2 * self._gather_ns, cost_ns)
 
 
 class Step(Enum):
@@ -125,20 +100,25 @@ class Runner(Protocol):
 
 
 class _Begun:
-    """A Batch whose run was begun, or was to be: `error` is why it failed."""
+    """A Batch whose run was begun, or was to be: `error` is why it failed.
 
-    __slots__ = ("batch", "binding", "error", "filled")
+    `from_ns`: when the device is or was its own; `run_ns`: what it is predicted to take there.
+    """
+
+    __slots__ = ("batch", "binding", "error", "filled", "from_ns", "run_ns")
 
     def __init__(self, batch: Batch, binding: Overlapping) -> None:
         self.batch = batch
         self.binding = binding
         self.error: Exception | None = None
         self.filled: Filled = ((), 0, None)
+        self.from_ns = float(batch.free_ns or batch.exec_start_ns)
+        self.run_ns = batch.cost_ns
 
     @property
-    def free_ns(self) -> int:
+    def free_ns(self) -> float:
         """When it is predicted to have run."""
-        return (self.batch.free_ns or self.batch.exec_start_ns) + int(self.batch.cost_ns)
+        return self.from_ns + self.run_ns
 
     @property
     def over(self) -> bool:
@@ -186,9 +166,8 @@ class Overlap:
     def _take_late(self, running: _Begun) -> Batch | None:
         """Take the Batch that follows when it is time; None: there is none, or something else to do."""
         model, runner = self._model, self._runner
-        cost_ns = running.batch.cost_ns
-        take_ns = self._lead.take_ns(running.free_ns, cost_ns)
-        look_ns = min(max(cost_ns / LOOKS, LEAST_LOOK_NS), MOST_LOOK_NS)
+        take_ns = self._lead.take_ns(running.free_ns, running.run_ns)
+        look_ns = min(max(running.run_ns / LOOKS, LEAST_LOOK_NS), MOST_LOOK_NS)
         while not runner.wanted and not self._others_wait():
             over, now_ns = running.over, time.monotonic_ns()
             with model.lock:
@@ -196,7 +175,7 @@ class Overlap:
                 lacking = scheduler.lacking_rows(now_ns)
                 step = next_step(now_ns, take_ns, over=over, waiting=scheduler.live > 0, full=lacking <= 0)
                 if step is Step.TAKE:
-                    return self._take(now_ns, running.free_ns)
+                    return self._take(now_ns, int(running.free_ns))
                 if step is Step.END:
                     return None
                 runner.wakes_at_rows = scheduler.rows + max(lacking, 1)
@@ -225,8 +204,10 @@ class Overlap:
         self._watch(binding, 2 if after else 1)
         try:
             begun.filled = gather(self._model, binding, batch)
-            batch.compute_start_ns = time.monotonic_ns()
-            self._lead.learn(batch.compute_start_ns - batch.exec_start_ns)
+            batch.compute_start_ns = now_ns = time.monotonic_ns()
+            self._lead.learn(now_ns - batch.exec_start_ns)
+            begun.from_ns = max(begun.from_ns, now_ns)
+            begun.run_ns = self._lead.run_ns(batch.key, begun.filled[1], batch.cost_ns)
             binding.begin(begun.filled[0])
         except Exception as error:  # noqa: BLE001 - it is run again, and answered or logged by who knows the request
             begun.error = bare(error)
@@ -237,18 +218,24 @@ class Overlap:
         """Wait until a run has ended, unless it has failed before."""
         if begun.error is not None:
             return
+        batch, binding = begun.batch, begun.binding
+        over, asked_ns = begun.over, time.monotonic_ns()
         try:
-            outputs = begun.binding.end()
-            begun.batch.compute_end_ns = time.monotonic_ns()
-            scatter(self._model, begun.batch, begun.filled, outputs)
+            outputs = binding.end()
+            batch.compute_end_ns = now_ns = time.monotonic_ns()
+            begun.run_ns = binding.device_ns or begun.run_ns
+            begun.run_ns = ended_ns(begun.free_ns, asked_ns, now_ns, over=over) - begun.from_ns
+            self._lead.learn_run(batch.key, begun.filled[1], binding.device_ns)
+            scatter(self._model, batch, begun.filled, outputs)
         except Exception as error:  # noqa: BLE001 - as above
             begun.error = bare(error)
         finally:
-            self._unwatch(begun.binding)
+            self._unwatch(binding)
 
     def _follow(self, following: _Begun, ended: _Begun) -> None:
         """Note that the device is a run's own now."""
         following.batch.free_ns = ended.batch.exec_end_ns
+        following.from_ns = max(following.batch.compute_start_ns, ended.free_ns)
         if following.error is None:
             self._watch(following.binding, 1)
 

@@ -20,7 +20,8 @@ from penstock.backends.signature import Signature
 from penstock.batching import instance
 from penstock.batching.costs import CostModel
 from penstock.batching.device import Device
-from penstock.batching.overlap import WAKE_NS, Lead, Step, next_step
+from penstock.batching.lead import Lead
+from penstock.batching.overlap import Step, next_step
 from penstock.batching.placement import Devices
 from penstock.batching.rates import RateLimiter
 from penstock.batching.request import InferRequest, Key
@@ -36,45 +37,6 @@ MODEL = fake_model()
 
 
 class TestWhenTheNextIsTaken:
-    @given(st.lists(NS, max_size=5), NS, NS)
-    def test_never_before_the_run_began_nor_after_the_device_is_free(
-        self, gathers: list[int], start_ns: int, cost_ns: int
-    ) -> None:
-        lead = Lead()
-        for gather_ns in gathers:
-            lead.learn(gather_ns)
-
-        assert start_ns - 1 <= lead.take_ns(start_ns + cost_ns, cost_ns) <= start_ns + cost_ns
-
-    @given(st.integers(0, 10 * MS), st.integers(1, 20), st.integers(100 * MS, 500 * MS))
-    def test_so_early_that_its_rows_are_there_when_the_device_is_free_and_no_earlier(
-        self, gather_ns: int, times: int, cost_ns: int
-    ) -> None:
-        lead = Lead()
-        for _ in range(times):
-            lead.learn(gather_ns)
-
-        assert lead.take_ns(1000 * MS, cost_ns) == 1000 * MS - WAKE_NS - 2 * gather_ns
-
-    @given(st.lists(st.integers(0, 10 * MS), min_size=1, max_size=5))
-    def test_what_gathers_take_is_between_those_that_were_seen(self, gathers: list[int]) -> None:
-        lead = Lead()
-        for gather_ns in gathers:
-            lead.learn(gather_ns)
-        learned_ns = (1000 * MS - WAKE_NS - lead.take_ns(1000 * MS, 500 * MS)) / 2
-
-        assert min(gathers) - 1 <= learned_ns <= max(gathers) + 1
-
-    def test_a_long_gather_is_forgotten_in_time(self) -> None:
-        lead = Lead()
-        lead.learn(100 * MS)
-        before = lead.take_ns(1000 * MS, 400 * MS)
-        for _ in range(200):
-            lead.learn(MS)
-
-        assert before < lead.take_ns(1000 * MS, 400 * MS) <= 1000 * MS - WAKE_NS - 2 * MS
-        assert lead.take_ns(1000 * MS, 400 * MS) > 1000 * MS - WAKE_NS - 2.1 * MS
-
     @given(NS, NS, st.booleans(), st.booleans(), st.booleans())
     def test_the_step_follows_from_what_is_there(
         self, now_ns: int, take_ns: int, over: bool, waiting: bool, full: bool
@@ -250,6 +212,19 @@ class TestTwoOnTheDevice:
 
             assert names(house) == [("begin", 0), ("begin", 1), ("end", 0), ("end", 1)]
             assert answers([*first, *second]) == [1, 2, 3]
+
+    def test_when_to_take_the_next_is_told_by_what_the_device_took_and_not_by_what_a_batch_costs(self) -> None:
+        stream = Stream(ROWS, list, held=True)
+        with opened(stream, predicted_ns=LONG_NS) as house:
+            alone = house.put(1)
+            stream.let_end()
+            house.ended(alone)
+
+            first, second = house.put_two([2], [3])
+            for _ in (alone, first, second):
+                stream.wait_begun()  # the last while the one before it is held
+            stream.let_end(2)
+            house.ended(first, second)
 
     def test_bindings_take_turns_for_as_long_as_something_comes(self) -> None:
         stream = Stream(ROWS, list)
