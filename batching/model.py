@@ -38,9 +38,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock.batching")
 
-FAST_NS = {"auto": 100_000, "thread": 0, "loop": 1 << 62}
-"""A batch that runs in less time than this is run by the event loop itself, per executor setting. A hand-over to a
-thread and back costs 50 us of CPU when it carries one request (perf/micro.py)."""
+FAST_NS = {"auto": 250_000, "thread": 0, "loop": 1 << 62}
+"""A batch that runs in less time than this is run by the event loop itself, per executor setting: beside a busy loop a
+hand-over to a thread and back, and what the two take the GIL from each other, cost 100 to 150 us of CPU
+(docs/adr/0002-pull-scheduling-two-executors.md)."""
+FAST_OF_MANY_NS = 100_000
+"""Likewise where several Instances could run at once, which the loop cannot."""
 HELD_NS = 250_000_000
 """A model that has held the event loop for so long, and all requests of all models with it, never runs there again."""
 
@@ -108,7 +111,8 @@ class Model:
         executor = "thread" if self._on_threads else spec.policy.executor
         self.costs = CostModel(spec.policy.allowed_rows)
         sequences = sequences_of(spec, self.max_rows, count)
-        self.scheduler = Scheduler(spec.policy, self.costs, FAST_NS[executor], count, sequences, usable_bytes())
+        fast_ns = FAST_OF_MANY_NS if executor == "auto" and count > 1 else FAST_NS[executor]
+        self.scheduler = Scheduler(spec.policy, self.costs, fast_ns, count, sequences, usable_bytes())
         self.events: dict[str, int] = {}
         self.device_ns: dict[str, int] = {}
         self.hindered: set[Any] = set()

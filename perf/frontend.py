@@ -4,7 +4,7 @@ The loop is one serial station. Each of its turns delivers what has run, lets an
 before has read, and then reads all requests that have reached the sockets by then. A thread and the loop take turns
 with the GIL: a thread that wants it while the loop works gets it when the loop has nothing left to do, or once it has
 waited for the switch interval. The model's run itself needs neither. Costs come from a calibration (reality.py).
-Lanes that the loop runs itself (models faster than 100 us) are left out: all batches run on threads here.
+Lanes that the loop runs itself (models faster than 250 us) are left out: all batches run on threads here.
 """
 
 from __future__ import annotations

@@ -589,6 +589,25 @@ class TestExecutors:
 
         assert threading.get_ident() not in ran_on
 
+    @pytest.mark.parametrize(("count", "on_loop"), [(1, True), (2, False)])
+    async def test_the_loop_runs_what_takes_200_us_unless_several_instances_could(
+        self, count: int, *, on_loop: bool
+    ) -> None:
+        ran_on: set[int] = set()
+
+        def function(inputs: list[Any]) -> list[Any]:
+            ran_on.add(threading.get_ident())
+            return list(inputs)
+
+        async with serving(function, FREE, executor="auto", count=count) as house:
+            ran_on.clear()  # the warm-up's
+            costs = house.model.costs
+            costs.predict_ns = lambda key, rows: 200_000  # type: ignore[method-assign]
+            house.engine.submit(house.request(key=((7,),)))
+            await house.sink.holds(1)
+
+        assert (threading.get_ident() in ran_on) is on_loop
+
     async def test_the_loop_does_other_things_between_two_batches(self) -> None:
         async with serving(executor="loop", cap_rows=1, max_batch_rows=1) as house:
             turns: list[int] = []
