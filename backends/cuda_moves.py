@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .backend import Array
-from .device_array import DeviceArray
+from .device_array import HOST, DeviceArray
 
 
 class Move(NamedTuple):
@@ -46,9 +46,8 @@ def onto_host(buffer: Array, parts: Sequence[Array | DeviceArray]) -> None:
     flat = _bytes(buffer)
     filled = 0
     for part in parts:
-        array = np.ascontiguousarray(part)
-        flat[filled : filled + array.nbytes] = _bytes(array)
-        filled += array.nbytes
+        _fill(flat[filled : filled + part.nbytes], part)
+        filled += part.nbytes
     row_bytes = len(flat) // len(buffer) if buffer.ndim and len(buffer) else len(flat)
     while row_bytes and row_bytes <= filled < len(flat):
         flat[filled : filled + row_bytes] = flat[filled - row_bytes : filled]
@@ -62,10 +61,10 @@ def onto_device(slab: Slab, parts: Sequence[Array | DeviceArray]) -> list[Move]:
     filled = 0
     for part in parts:
         nbytes = part.nbytes
-        if isinstance(part, DeviceArray):
+        if isinstance(part, DeviceArray) and part.device != HOST:
             moves.append(Move(slab.device + filled, part.pointer, nbytes, part))
         else:
-            flat[filled : filled + nbytes] = _bytes(np.ascontiguousarray(part))
+            _fill(flat[filled : filled + nbytes], part)
             moves.append(Move(slab.device + filled, slab.pinned + filled, nbytes))
         filled += nbytes
     last = slab.device + filled - slab.row_bytes
@@ -86,6 +85,14 @@ def off_device(slab: Slab, targets: Iterable[tuple[int, DeviceArray]]) -> list[M
         reached = start + nbytes
     moves.append(Move(slab.pinned + reached, slab.device + reached, slab.host.nbytes - reached))
     return [move for move in moves if move.size > 0]
+
+
+def _fill(into: Array, part: Array | DeviceArray) -> None:
+    """Copy a part's bytes. Raises: InferError."""
+    if isinstance(part, DeviceArray):
+        part.read(into)
+    else:
+        into[...] = _bytes(np.ascontiguousarray(part))
 
 
 def _bytes(array: Array) -> Array:

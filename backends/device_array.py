@@ -1,7 +1,8 @@
-"""DeviceArray: a tensor that lies in a device's memory, as far as it need be like a numpy array.
+"""DeviceArray: a tensor that lies in memory of somebody else's, as far as it need be like a numpy array.
 
-A request's input may be one, where the client shares device memory and the model's Binding reads it there, and so may
-an output. Whoever asks for its values gets a copy on the host, so that what does not know it is right, only slower.
+A request's input may be one, where the client shares memory: a device's, which the model's Binding reads there, or the
+host's, which is gathered from there, and which its client may take away at any moment. So may an output on a device.
+Whoever asks for its values gets a copy of his own, so that what does not know it is right, only slower.
 """
 
 from __future__ import annotations
@@ -16,12 +17,18 @@ if TYPE_CHECKING:
 
     from .backend import Array
 
+HOST = -1
+"""The number that stands for no device."""
 ALIGNED_BYTES = 256
 """What every allocation of a runtime begins at a multiple of. Kernels count on it: what lies elsewhere is copied."""
 
 
 class DeviceMemory(Protocol):
-    """Memory of one device, which stays there for as long as anything refers to this object."""
+    """Memory of one device, which stays there for as long as anything refers to this object.
+
+    `device` may be HOST: then only the address stays, if it has one (`pointer` is not 0), and what is there may go: it
+    is for the kernel to copy from, never for this process to touch.
+    """
 
     device: int
     pointer: int
@@ -34,7 +41,7 @@ class DeviceMemory(Protocol):
 
 
 class DeviceArray:
-    """A C-contiguous tensor in the memory of device `device`, from `pointer` on. It keeps its `memory` there.
+    """A C-contiguous tensor in the memory of device `device`, or of the HOST, from `pointer` on. It keeps `memory`.
 
     Slices of rows and other shapes are views. `numpy.asarray` copies to the host, anew each time.
     Units: `offset` and `nbytes` in bytes.
@@ -55,7 +62,7 @@ class DeviceArray:
 
     @property
     def device(self) -> int:
-        """The device's number in this process."""
+        """The device's number in this process, or HOST."""
         return self.memory.device
 
     @property
@@ -89,6 +96,10 @@ class DeviceArray:
         row_bytes = self.nbytes // len(self) if len(self) else 0
         return DeviceArray(self.memory, self.offset + start * row_bytes, (count, *self.shape[1:]), self.dtype)
 
+    def read(self, into: Array) -> None:
+        """Copy it into an array on the host that is C-contiguous and as large. Raises: InferError (INVALID)."""
+        self.memory.read(self.offset, into)
+
     def reshape(self, *shape: int | tuple[int, ...]) -> DeviceArray:
         """Give it another shape of as many elements, as numpy does. Raises: ValueError."""
         wanted = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
@@ -106,7 +117,7 @@ class DeviceArray:
             raise ValueError("a tensor on a device has no values on the host without a copy")
         host: Array = np.empty(self.shape, self.dtype)
         if host.nbytes:
-            self.memory.read(self.offset, host)
+            self.read(host)
         return host if dtype is None else host.astype(dtype, copy=False)
 
     def __repr__(self) -> str:

@@ -37,6 +37,12 @@ class InferError(Exception):
         self.retry_after_ns = retry_after_ns
 
 
+class PartUnreadable(InferError):  # noqa: N818 - a condition, as ResourceWarning is
+    """One of the tensors that were gathered together is not there any more: `part` says which."""
+
+    part = 0
+
+
 class OutOfMemory(InferError):  # noqa: N818 - a condition, as ResourceWarning is
     """A run did not fit the device's memory: fewer rows may."""
 

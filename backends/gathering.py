@@ -5,12 +5,16 @@ event loop next lets go of it, up to half a millisecond later: beside a thread t
 2.5 ms instead of 17 us, and 64 images of 600 kB 46 ms instead of 3.3. So what is little is copied with the GIL held,
 and what is much without it, once for all: 0.06 and 8.9 ms (perf/gathering.py). Called by batching/execution.py and the
 Bindings.
+
+Parts may lie in memory that their clients can take away while they are copied: that is for the kernel to read, whose
+copies come up short where a load would end the process (docs/adr/0008-shared-memory.md).
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+from array import array
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -18,6 +22,8 @@ from typing import Any
 import numpy as np
 
 from .backend import Array
+from .device_array import HOST, DeviceArray
+from .errors import InferError, PartUnreadable
 
 HELD_BYTES = 1 << 18
 """So much is copied with the GIL held: in some 20 us, less than giving it up costs."""
@@ -31,22 +37,21 @@ _MOST_PARTS = 1024
 _BYTE = np.dtype(np.uint8)
 
 
-class _Span(ctypes.Structure):
-    """struct iovec."""
-
-    _fields_ = (("base", ctypes.c_void_p), ("size", ctypes.c_size_t))
-
-
 def gather(parts: Sequence[Array], buffer: Array) -> None:
-    """Copy parts one behind the other into a buffer, whose rows they are.
+    """Copy parts one behind the other into a buffer, whose rows they are; they may be DeviceArrays.
 
-    Shapes: each part's first axis is rows, the others are the buffer's. Raises: ValueError where they do not fill it.
+    Shapes: each part's first axis is rows, the others are the buffer's.
+    Raises: ValueError where they do not fill it; PartUnreadable where one is not there any more.
     """
-    if buffer.size > FEW * len(parts) and _alike(parts, buffer.dtype):
-        if buffer.nbytes <= HELD_BYTES:
-            buffer.reshape(-1).view(_BYTE).data[:] = b"".join(parts)  # type: ignore[arg-type]
-            return
-        if len(parts) >= MANY and buffer.nbytes < LARGE_BYTES * len(parts) and _vectored(parts, buffer):
+    if buffer.size > FEW * len(parts):
+        if _alike(parts, buffer.dtype):
+            if buffer.nbytes <= HELD_BYTES:
+                buffer.reshape(-1).view(_BYTE).data[:] = b"".join(parts)  # type: ignore[arg-type]
+                return
+            if len(parts) >= MANY and buffer.nbytes < LARGE_BYTES * len(parts) and _vectored(parts, buffer, _call()):
+                return
+        elif _readable(parts, buffer):
+            _read(parts, buffer)
             return
     if len(parts) == 1:
         np.copyto(buffer, parts[0])
@@ -78,30 +83,83 @@ def _alike(parts: Sequence[Array], dtype: np.dtype[Any]) -> bool:
     )
 
 
-def _vectored(parts: Sequence[Array], buffer: Array) -> bool:
+def _readable(parts: Sequence[Array | DeviceArray], buffer: Array) -> bool:
+    """Tell whether all are bytes of the buffer's kind in the host's memory, whosever it is, and fill it."""
+    dtype, nbytes = buffer.dtype, 0
+    for part in parts:
+        if part.dtype is not dtype or dtype.hasobject:
+            return False
+        if type(part) is DeviceArray:
+            if part.memory.device != HOST:
+                return False
+        elif not part.flags.c_contiguous:  # type: ignore[union-attr]
+            return False
+        nbytes += part.nbytes
+    return nbytes == buffer.nbytes
+
+
+def _read(parts: Sequence[Array | DeviceArray], buffer: Array) -> None:
+    """Copy parts of which some lie in clients' memory. Raises: PartUnreadable."""
+    call = _call() if buffer.nbytes > HELD_BYTES else _held_call()
+    if all(type(part) is not DeviceArray or part.memory.pointer for part in parts) and _vectored(parts, buffer, call):
+        return
+    # by each memory's own way, which also says what is wrong with it
+    flat, start = buffer.reshape(-1).view(_BYTE), 0
+    for number, part in enumerate(parts):
+        into = flat[start : start + part.nbytes]
+        start += part.nbytes
+        if type(part) is not DeviceArray:
+            into[...] = part.reshape(-1).view(_BYTE)  # type: ignore[union-attr]
+            continue
+        try:
+            part.read(into)
+        except InferError as error:
+            unreadable = PartUnreadable(error.code, error.message)
+            unreadable.part = number
+            raise unreadable from None
+
+
+def _vectored(parts: Sequence[Array | DeviceArray], buffer: Array, call: Any) -> bool:
     """Copy with one call of the system, which takes addresses; False where it is not there, or did not do it all."""
-    call, at, done = _call(), _address(buffer), 0
+    at, done = _address(buffer), 0
     if call is None or sum([part.nbytes for part in parts]) != buffer.nbytes:
         return False
     for first in range(0, len(parts), _MOST_PARTS):
         some = parts[first : first + _MOST_PARTS]
-        size = sum([part.nbytes for part in some])
-        into, of = _Span(at + done, size), (_Span * len(some))(*[_Span(_address(part), part.nbytes) for part in some])
-        if call(os.getpid(), ctypes.byref(into), 1, of, len(some), 0) != size:
+        # struct iovec: an address and a size. A ctypes.Structure for each takes three times as long to make
+        of, size = array("L"), 0
+        for part in some:
+            of.append(_address(part))
+            of.append(part.nbytes)
+            size += part.nbytes
+        into = array("L", (at + done, size))
+        if call(os.getpid(), into.buffer_info()[0], 1, of.buffer_info()[0], len(some), 0) != size:
             return False
         done += size
     return True
 
 
-def _address(array: Array) -> int:
-    address: int = array.__array_interface__["data"][0]
+def _address(part: Array | DeviceArray) -> int:
+    if type(part) is DeviceArray:
+        return part.memory.pointer + part.offset
+    address: int = part.__array_interface__["data"][0]  # type: ignore[union-attr]
     return address
 
 
 @cache
 def _call() -> Any:
     """Find process_vm_readv(2), if it may be called: some containers forbid it."""
-    call = getattr(ctypes.CDLL(None), "process_vm_readv", None)
+    return _found(ctypes.CDLL(None))
+
+
+@cache
+def _held_call() -> Any:
+    """Give the same as a call that holds the GIL."""
+    return _found(ctypes.PyDLL(None))
+
+
+def _found(library: ctypes.CDLL) -> Any:
+    call = getattr(library, "process_vm_readv", None)
     if call is None:
         return None
     call.restype = ctypes.c_ssize_t
@@ -109,6 +167,6 @@ def _call() -> Any:
         ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong
     )  # fmt: skip
     source, target = (np.full(1, value, _BYTE) for value in (1, 0))
-    spans = [_Span(_address(each), 1) for each in (target, source)]
-    did = call(os.getpid(), ctypes.byref(spans[0]), 1, ctypes.byref(spans[1]), 1, 0)
+    into, of = (array("L", (_address(each), 1)) for each in (target, source))
+    did = call(os.getpid(), into.buffer_info()[0], 1, of.buffer_info()[0], 1, 0)
     return call if did == 1 and target[0] == 1 else None

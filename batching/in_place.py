@@ -1,7 +1,8 @@
 """In place: tensors on a device that a Binding reads and writes where they lie. Called by execution.py and model.py.
 
 A request's input may be a DeviceArray; its outputs may be wanted on the device, in its `targets`. The Binding copies
-rows from there and to there on the device, or not at all where the request runs alone.
+rows from there and to there on the device, or not at all where the request runs alone. What lies in a client's memory
+on the host is gathered from there, like any other (gathering.py).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.backends.backend import Binding, places
-from penstock.backends.device_array import DeviceArray
+from penstock.backends.device_array import HOST, DeviceArray
 
 if TYPE_CHECKING:
     from .model import Model
@@ -20,15 +21,20 @@ Aimed = list[tuple[int, "InferRequest"]]
 """Outputs that a run writes where their requests want them: the position of each, and the request."""
 
 
-def devices_of(model: Model, bindings: Iterable[Binding]) -> frozenset[int]:
-    """Tell on which devices a model reads and writes tensors in place: where all of its tensors' values go unread.
+def unread(model: Model) -> bool:
+    """Tell whether nobody looks at the values of a model's tensors before a Binding does.
 
-    Who fills axes, keeps states or answers, or passes tensors to hooks looks at the values, on the host.
+    Who fills axes, keeps states or answers, or passes tensors to hooks does, on the host.
     """
     looked_at = model.spec.cached or (model.spec.hooks is not None and model.spec.hooks.has_file)
-    if looked_at or model.padding is not None or model.forms is not None or model.scheduler.sequences is not None:
-        return frozenset()
-    return frozenset(binding.device for binding in bindings if places(binding))
+    return not (
+        looked_at or model.padding is not None or model.forms is not None or model.scheduler.sequences is not None
+    )
+
+
+def devices_of(model: Model, bindings: Iterable[Binding]) -> frozenset[int]:
+    """Tell on which devices a model reads and writes tensors in place: where all of its tensors' values go unread."""
+    return frozenset(binding.device for binding in bindings if places(binding)) if unread(model) else frozenset()
 
 
 def placed(binding: Binding, position: int, requests: Sequence[InferRequest]) -> bool:
@@ -36,8 +42,8 @@ def placed(binding: Binding, position: int, requests: Sequence[InferRequest]) ->
 
     Rows that the requests do not fill are the Binding's to fill. Raises: InferError.
     """
-    parts = [request.inputs[position] for request in requests]
-    if not places(binding) or not any(isinstance(part, DeviceArray) for part in parts):
+    parts: list[object] = [request.inputs[position] for request in requests]
+    if not places(binding) or not any(isinstance(part, DeviceArray) and part.device != HOST for part in parts):
         return False
     binding.place(position, [part for part in parts if part is not None])
     return True

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from penstock.backends.backend import Binding
-from penstock.backends.errors import Code, DeviceLost, InferError, OutOfMemory, RunStopped
+from penstock.backends.errors import Code, DeviceLost, InferError, OutOfMemory, PartUnreadable, RunStopped
 
 from .batch import Batch
 from .execution import run_batch
@@ -168,6 +168,8 @@ class _Search:
             return
         elif isinstance(error, RunStopped):
             self._stopped(part, error)
+        elif isinstance(error, PartUnreadable) and count > 1:
+            suspects.named(error.part)
         elif count > 1:
             suspects.failed(count)
         else:

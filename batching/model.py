@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .closing import patiently
 from .costs import CostModel
 from .forms import forms_of
-from .in_place import devices_of
+from .in_place import devices_of, unread
 from .instance import ThreadInstance
 from .isolation import LostBatch, execute, refuse
 from .memory import usable_bytes
@@ -77,6 +77,8 @@ class Model:
     """Whether an Instance of it may have two Batches on its device."""
     in_place: frozenset[int] = frozenset()
     """The devices in whose memory its Bindings read and write tensors that lie there (in_place.py)."""
+    reads_late = False
+    """Whether what clients share of the host's memory is read when it is gathered, and by nobody before."""
     tell_hindered: Callable[[], None] | None = None
     """Called when `hindered` has changed, where the truth is in another process."""
 
@@ -168,6 +170,7 @@ class Model:
                 self.loop_binding = self._loop_place.bind(self.bound, self.max_rows)
             self.overlaps = any(instance.overlaps for instance in self.instances)
             self.in_place = devices_of(self, [each for at in self._places for each in at.bound])
+            self.reads_late = unread(self)
             for instance in self.instances:
                 instance.start()
                 started += 1

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from penstock.backends.backend import Array
+from penstock.backends.device_array import HOST, DeviceArray
 from penstock.backends.errors import InferError
 
 if TYPE_CHECKING:
-    from penstock.backends.device_array import DeviceArray
-
     from .course import Passed
     from .model import Model
     from .remembering import Miss
@@ -116,12 +115,17 @@ class InferRequest:
         self.context: Any = None
 
 
-def bytes_of(inputs: Iterable[Array | None]) -> int:
-    """Count the bytes of a request's inputs, those of their strings included, and not what lies on a device."""
+def bytes_of(inputs: Iterable[Array | DeviceArray | None]) -> int:
+    """Count the bytes of a request's inputs, those of their strings included, and not what lies on a device.
+
+    What is still to be read from a client's memory counts: it takes as much when it has been gathered.
+    """
     nbytes = 0
     for array in inputs:
         if isinstance(array, np.ndarray):
             nbytes += array.nbytes
             if array.dtype.hasobject:
                 nbytes += sum(map(len, array.ravel().tolist()))
+        elif isinstance(array, DeviceArray) and array.device == HOST:
+            nbytes += array.nbytes
     return nbytes

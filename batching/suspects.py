@@ -18,7 +18,9 @@ class Suspects:
     failures it takes at most to find one guilty request where failures are not cheap, the first included.
     """
 
-    __slots__ = ("_all", "_cheap", "_convicted", "_failed", "_fits", "_settled", "_together", "depth", "left")
+    __slots__ = (
+        "_all", "_cheap", "_convicted", "_failed", "_fits", "_innocent", "_settled", "_together", "depth", "left"
+    )  # fmt: skip
 
     def __init__(self, count: int, *, cheap: bool = False) -> None:
         self.left = count
@@ -26,6 +28,8 @@ class Suspects:
         self.depth = (count - 1).bit_length() + 1
         self._together = 0
         """So many that are next have failed together, so that one of them is guilty; 0: nothing is known."""
+        self._innocent = 0
+        """So many of those are not, since it is known who is."""
         self._failed = count
         self._all = count
         self._fits = count
@@ -34,7 +38,9 @@ class Suspects:
 
     def next(self) -> int:
         """Give how many to run now; at least one, since some are left."""
-        if self._together:
+        if self._innocent:
+            size = self._innocent
+        elif self._together:
             size = (self._together * 2 if self._cheap else self._together) // PARTS
         elif self._convicted > 1:
             # many are guilty: so many as have been met per guilty one
@@ -56,10 +62,16 @@ class Suspects:
     def failed(self, count: int) -> None:
         """Note that the next `count` failed together."""
         self._together = self._failed = count
+        self._innocent = 0
+
+    def named(self, position: int) -> None:
+        """Note that the next ones failed together because of the one at a position among them."""
+        self._together = self._failed = position + 1
+        self._innocent = position
 
     def too_many(self, count: int) -> None:
         """Note that the next `count` failed because they were so many."""
-        self._together = 0
+        self._together = self._innocent = 0
         self._fits = max(1, count // 2)
 
     def too_big(self) -> None:
@@ -75,3 +87,4 @@ class Suspects:
     def _settle(self, count: int) -> None:
         self.left -= count
         self._settled += count
+        self._innocent = 0

@@ -31,9 +31,10 @@ from penstock.batching.spec import BatchPolicy, ModelSpec
 from penstock.server.grpc.connection import GrpcConnection, GrpcShared
 from penstock.server.hooks.runner import Hooks
 from penstock.server.http2 import frames
-from penstock.server.v2.regions import Regions, SystemRegions
+from penstock.server.v2.regions import Regions
 from penstock.server.v2.rpc.control import SERVICE
 from penstock.server.v2.rpc.services import InferenceParts, inference_methods
+from penstock.server.v2.system_regions import SystemRegions
 
 from .generator.orders import Target
 from .micro import ROUNDS, SinkTransport, Stage, say

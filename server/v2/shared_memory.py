@@ -14,9 +14,10 @@ from penstock.backends.errors import Code, InferError
 
 from .cuda_regions import CudaRegions
 from .parsing import parse
-from .regions import Regions, SystemRegions
+from .regions import Regions
 from .routes import MAX_BODY_BYTES, Route, body_of, json_answer
 from .said import NOT_UNSIGNED
+from .system_regions import SystemRegions
 
 _DEPTH = 100
 _MAX_UNSIGNED = (1 << 64) - 1

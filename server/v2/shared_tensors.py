@@ -1,8 +1,9 @@
 """Shared tensors: inputs that lie in shared memory, and outputs that are to go there from the device itself.
 
 The rules are the same over HTTP and gRPC, whose decoding calls this. What a client shares of a device's memory stays
-where it is if the model's Bindings read and write it there (`Model.in_place`); anything else is copied when the
-request is decoded, and when it is answered (`finish.py`). Texts are Triton's.
+where it is if the model's Bindings read and write it there (`Model.in_place`), and what it shares of the host's until
+it is gathered, if nobody looks at it before (`Model.reads_late`); anything else is copied when the request is decoded,
+and when it is answered (`finish.py`). Texts are Triton's.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
-from penstock.backends.device_array import DeviceArray
+from penstock.backends.device_array import HOST, DeviceArray
 from penstock.batching.request import bytes_of
 
 from .regions import LargeRead, Lease
@@ -23,13 +24,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from penstock.backends.backend import Array
-    from penstock.backends.device_array import DeviceMemory
     from penstock.backends.signature import TensorSpec
     from penstock.batching.model import Model
     from penstock.batching.request import InferRequest
 
     from .regions import Regions
     from .said import Ways
+
+LATE_BYTES = 16384
+"""What has less is read when it is decoded all the same. 16 tensors of 8 KiB take 41 us so and 38 when they are read as
+they are gathered, of 16 KiB 54 and 43, one alone 5 and 10; 64 of 600 kB take 29 ms and 4.5."""
 
 
 class Located(NamedTuple):
@@ -47,14 +51,17 @@ class Located(NamedTuple):
     plain: bool
 
     def fetch(self, model: Model, regions: Regions) -> Array:
-        """Copy it; or, on a device where its model reads it, give that itself. Raises: InferError; LargeRead."""
+        """Copy it; or, where its model reads it where it lies, give that itself. Raises: InferError; LargeRead."""
         name, offset, byte_size, spec, shape, plain = self
         region = regions.find(name, offset, byte_size)
-        if plain and model.in_place and getattr(region, "device", None) in model.in_place:
-            return cast("Array", DeviceArray(cast("DeviceMemory", region), offset, shape, spec.type.dtype))
+        if plain and model.in_place and region.device in model.in_place:
+            return cast("Array", DeviceArray(region, offset, shape, spec.type.dtype))
         if byte_size > (most := model.scheduler.room.most_bytes):
             text = f"input '{spec.name}' for model '{model.name}' has {byte_size} bytes, its queue takes {most}"
             raise invalid(text)
+        if plain and byte_size >= LATE_BYTES and model.reads_late and region.device == HOST:
+            region.check(offset + byte_size)
+            return cast("Array", DeviceArray(region, offset, shape, spec.type.dtype))
         if byte_size > regions.most_bytes:
             raise LargeRead
         into: Array = np.empty(shape, spec.type.dtype) if plain else np.empty(byte_size, np.uint8)
@@ -85,7 +92,7 @@ def shared_input(
 
 
 def copied_bytes(request: InferRequest, names: Iterable[str]) -> int:
-    """Count what the server holds of a request's inputs in shared memory, of these names: copies, not what stays."""
+    """Count what the server holds of a request's inputs in shared memory, of these names, or will: copies."""
     inputs = zip(request.model.signature.inputs, request.inputs, strict=True)
     wanted = set(names)
     return bytes_of(array for spec, array in inputs if spec.name in wanted)

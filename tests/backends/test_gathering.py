@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,11 @@ from hypothesis import strategies as st
 from penstock.backends import gathering
 from penstock.backends.backend import Array
 from penstock.backends.device_array import DeviceArray
+from penstock.backends.errors import Code, PartUnreadable
 from penstock.backends.gathering import FEW, HELD_BYTES, MANY, copied, fill_up, gather
 from tests.backends import gil
 from tests.backends.fake_cuda import FakeMemory, FakeRuntime
+from tests.shared import SharedArrays
 
 KINDS = ("f4", "f2", "i8", "u1", "?", "c16", "O")
 MUCH = HELD_BYTES // 4
@@ -99,12 +102,113 @@ def test_rows_on_a_device_are_read_where_the_buffer_is_the_hosts(count: int, len
     np.testing.assert_array_equal(together(on_device), np.concatenate(rows))
 
 
+@pytest.fixture
+def shared(tmp_path: Path) -> SharedArrays:
+    return SharedArrays(tmp_path)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Count the parts that are left to the kernel: of each of its calls."""
+    made: list[int] = []
+    for name in ("_call", "_held_call"):
+        real = getattr(gathering, name)()
+
+        def call(*takes: Any, real: Any = real) -> int:
+            made.append(takes[4])
+            done: int = real(*takes)
+            return done
+
+        monkeypatch.setattr(gathering, name, lambda call=call: call)
+    return made
+
+
+@pytest.mark.parametrize("length", [2, FEW + 1, 2 * MUCH])
+@pytest.mark.parametrize("beside", [0, 3])
+def test_rows_that_clients_share_are_read_once_beside_others(
+    shared: SharedArrays, monkeypatch: pytest.MonkeyPatch, length: int, beside: int
+) -> None:
+    rows = [numbers(1, length, first=place) for place in range(3 + beside)]
+    parts: list[Any] = [shared.hold(str(number), row) if number % 2 == 0 else row for number, row in enumerate(rows)]
+    made = counted(monkeypatch)
+
+    np.testing.assert_array_equal(together(parts), np.concatenate(rows))
+    assert made == ([len(rows)] if length > FEW else [])
+
+
+def test_a_thousand_rows_that_a_client_shares_take_one_call(
+    shared: SharedArrays, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = numbers(1500, FEW + 1)
+    whole = shared.hold("r", rows)
+    made = counted(monkeypatch)
+
+    np.testing.assert_array_equal(together([whole[row : row + 1] for row in range(1500)]), rows)
+    assert made == [1024, 476]
+
+
+@pytest.mark.parametrize("size", [0, 4096])
+@pytest.mark.parametrize("length", [2 * FEW, MUCH])
+def test_a_row_whose_memory_was_taken_away_is_named_and_never_fatal(
+    shared: SharedArrays, length: int, size: int
+) -> None:
+    """The kernel's copy from a mapping comes up short, where a load would be a SIGBUS."""
+    rows = [numbers(4, length, first=place) for place in range(5)]
+    parts = [shared.hold(str(number), row) for number, row in enumerate(rows)]
+    shared.truncate("3", size)
+    with pytest.raises(PartUnreadable) as caught:
+        together(parts)
+
+    text = "Invalid shared memory region: '3', its file is smaller than when it was registered"
+    assert (caught.value.part, caught.value.code, caught.value.message) == (3, Code.INVALID, text)
+    np.testing.assert_array_equal(together(parts[:3]), np.concatenate(rows[:3]))
+
+
+@pytest.mark.parametrize("why", ["no call", "no address"])
+def test_rows_that_cannot_be_left_to_the_kernel_are_read_one_by_one(
+    shared: SharedArrays, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    rows = [numbers(1, MUCH, first=place) for place in range(3)]
+    parts: list[Any] = [shared.hold("0", rows[0]), rows[1], shared.hold("2", rows[2])]
+    if why == "no call":
+        monkeypatch.setattr(gathering, "_call", lambda: None)
+    else:
+        parts[2].memory.pointer = 0
+
+    np.testing.assert_array_equal(together(parts), np.concatenate(rows))
+    shared.truncate("2")
+    with pytest.raises(PartUnreadable):
+        together(parts)
+
+
+def test_little_that_clients_share_is_read_with_the_gil_held_and_much_with_it_left(shared: SharedArrays) -> None:
+    little, much = ([shared.hold(f"{size} {at}", numbers(1, size)) for at in range(4)] for size in (2 * FEW, MUCH))
+    buffers = [np.zeros((4, size), np.float32) for size in (2 * FEW, MUCH)]
+
+    def often(parts: list[Any], buffer: Array) -> None:
+        for _ in range(500):
+            gather(parts, buffer)
+
+    assert not gil.is_left_by(lambda: often(little, buffers[0]))
+    assert gil.is_left_by(lambda: often(much, buffers[1]))
+
+
+def test_rows_of_another_type_or_elsewhere_are_read_beside_what_clients_share(shared: SharedArrays) -> None:
+    rows = [numbers(1, MUCH, first=place) for place in range(3)]
+    on_device: Any = DeviceArray(FakeMemory.holding(FakeRuntime(), rows[1]), 0, rows[1].shape, rows[1].dtype)
+    for other in (on_device, rows[1].astype(">f4"), np.asfortranarray(np.tile(rows[1], (2, 1)))[:1]):
+        parts = [shared.hold(f"0 {id(other)}", rows[0]), other, shared.hold(f"2 {id(other)}", rows[2])]
+        np.testing.assert_array_equal(together(parts), np.concatenate(rows))
+
+
 @pytest.mark.parametrize("length", [2, FEW + 1, MUCH])
 @pytest.mark.parametrize("rows", [1, 3])
-def test_parts_that_do_not_fill_the_buffer_are_an_error(length: int, rows: int) -> None:
+def test_parts_that_do_not_fill_the_buffer_are_an_error(shared: SharedArrays, length: int, rows: int) -> None:
     buffer = np.zeros((2, length), np.float32)
+    parts = [numbers(1, length)] * rows if rows > 1 else [numbers(3, length)]
     with pytest.raises(ValueError, match=r"."):
-        gather([numbers(1, length)] * rows if rows > 1 else [numbers(3, length)], buffer)
+        gather(parts, buffer)
+    with pytest.raises(ValueError, match=r"."):
+        gather([shared.hold("r", parts[0]), *parts[1:]], buffer)
 
 
 def test_little_is_copied_with_the_gil_held() -> None:

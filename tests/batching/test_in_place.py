@@ -23,6 +23,7 @@ from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
 from penstock.batching.spec import BatchPolicy, HookSpec, ModelSpec
 from tests.fakes import FakeBackend, FakeBinding, fake_request
+from tests.shared import SharedArrays
 
 X = TensorSpec("x", "FP32", (-1, 4))
 DOUBLED = Signature((X,), (TensorSpec("y", "FP32", (-1, 4)), TensorSpec("sum", "FP32", (-1,))), batched=True)
@@ -221,6 +222,86 @@ def test_a_binding_of_another_kind_copies_what_it_reads() -> None:
     assert values(requests[1]) == [[4] * 4, [8]]
     assert region.copied == 2
     assert other.content.tolist() == [0] * 16
+
+
+WIDE = Signature((TensorSpec("x", "FP32", (-1, 4096)),), (TensorSpec("y", "FP32", (-1,)),), batched=True)
+
+
+def _first_of_rows(x: Any) -> Any:
+    return x[:, 0].copy()
+
+
+def wide(shared: SharedArrays, count: int, binding: type[FakeBinding] = FakeBinding) -> tuple[Any, ...]:
+    """A model that gives the first of each row, and requests of 0, 1, 2..., every second in the client's memory."""
+    backend = FakeBackend(WIDE, lambda inputs: [_first_of_rows(inputs[0])])
+    policy = BatchPolicy(max_batch_rows=64, executor="thread")
+    model = Model(ModelSpec("m", 1, Path("m"), policy=policy, signature=WIDE), [backend], lambda *_: None)
+    requests = [fake_request(model, key=((4096,),), value=number) for number in range(count)]
+    for number, request in enumerate(requests):
+        if number % 2:
+            request.inputs = [shared.hold(str(number), cast("Array", request.inputs[0]))]
+    return model, binding(backend, WIDE, 64), backend, requests
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_what_clients_share_of_the_hosts_memory_is_gathered_beside_others(tmp_path: Path, count: int) -> None:
+    model, binding, _, requests = wide(SharedArrays(tmp_path), count)
+    run(model, binding, *requests)
+
+    assert [values(request) for request in requests] == [[[number]] for number in range(count)]
+
+
+def test_a_binding_of_a_device_is_not_to_read_the_hosts_memory_itself(tmp_path: Path) -> None:
+    model, binding, _, requests = wide(SharedArrays(tmp_path), 2, PlacingBinding)
+    model.in_place = frozenset({0})
+    run(model, binding, *requests)
+
+    assert [values(request) for request in requests] == [[[0]], [[1]]]
+
+
+@pytest.mark.parametrize(("gone", "runs"), [([3], [3, 4]), ([1], [1, 6]), ([7], [7]), ([1, 5], [1, 3, 2])])
+def test_memory_that_is_taken_away_before_it_is_gathered_is_its_own_requests_alone(
+    tmp_path: Path, gone: list[int], runs: list[int]
+) -> None:
+    shared = SharedArrays(tmp_path)
+    model, binding, backend, requests = wide(shared, 8)
+    for number in gone:
+        shared.truncate(str(number))
+    run(model, binding, *requests)
+
+    for number, request in enumerate(requests):
+        if number in gone:
+            assert request.error is not None
+            assert request.error.code is Code.INVALID
+            assert request.error.message.endswith("its file is smaller than when it was registered")
+        else:
+            assert values(request) == [[number]]
+    assert [len(cast("Array", each.inputs[0])) for each in backend.runs] == runs
+
+
+def test_a_region_is_held_until_its_request_has_gone(tmp_path: Path) -> None:
+    shared = SharedArrays(tmp_path)
+    model, binding, _, requests = wide(shared, 2)
+    shared.system.unregister("1")
+    shared.system.register("1", "1", 0, 8)
+    run(model, binding, *requests)
+
+    assert values(requests[1]) == [[1]]
+
+
+@pytest.mark.parametrize("why", ["cached", "hooks", "nothing"])
+def test_only_what_nobody_looks_at_is_read_late(why: str) -> None:
+    model, _, _ = model_of()
+    assert not model.reads_late
+    if why == "cached":
+        model.spec = replace(model.spec, cached=True)
+    elif why == "hooks":
+        model.spec = replace(model.spec, hooks=HookSpec(path=Path("hooks.py")))
+    model.open()
+    try:
+        assert model.reads_late == (why == "nothing")
+    finally:
+        model.close()
 
 
 @pytest.mark.parametrize("why", ["cached", "hooks", "nothing"])

@@ -63,6 +63,32 @@ def test_whoever_is_guilty_the_runs_per_request_are_few(guilt: list[bool], cheap
     assert len(passed) + len(failed) <= (3 if cheap else 2) * len(guilt)
 
 
+@given(st.lists(st.booleans(), min_size=2, max_size=120).filter(any))
+def test_who_is_named_is_found_at_once(guilt: list[bool]) -> None:
+    suspects, runs = Suspects(len(guilt)), 0
+    suspects.named(guilt.index(True))
+    while suspects.left:
+        count, first = suspects.next(), len(guilt) - suspects.left
+        tried = guilt[first : first + count]
+        runs += 1
+        if not any(tried):
+            suspects.passed(count)
+        elif count > 1:
+            suspects.named(tried.index(True))
+        else:
+            suspects.convicted()
+
+    assert runs <= 3 * sum(guilt) + 1
+
+
+def test_who_stands_before_one_that_is_named_may_be_guilty_too() -> None:
+    suspects = Suspects(8)
+    suspects.named(5)
+    assert suspects.next() == 5
+    suspects.failed(5)
+    assert suspects.next() < 5
+
+
 def test_when_all_are_guilty_they_soon_run_alone() -> None:
     passed, failed = settle([True] * 64)
 

@@ -12,7 +12,8 @@ from penstock.backends.cuda import HANDLE_BYTES
 from penstock.backends.errors import Code, InferError
 from penstock.server.v2 import cuda_regions
 from penstock.server.v2.cuda_regions import CudaRegions
-from penstock.server.v2.regions import Regions, SystemRegions
+from penstock.server.v2.regions import Regions
+from penstock.server.v2.system_regions import SystemRegions
 from tests.backends.fake_cuda import FakeRuntime
 
 MEMORY = bytes(range(32))

@@ -17,9 +17,10 @@ from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.request import InferRequest
 from penstock.server.v2.encode import Encoder, encode_ways
 from penstock.server.v2.finish import finish_all
-from penstock.server.v2.regions import Regions, SystemRegions
+from penstock.server.v2.regions import Regions
 from penstock.server.v2.rpc import encode as rpc
 from penstock.server.v2.said import Ways
+from penstock.server.v2.system_regions import SystemRegions
 from penstock.server.v2.tensors import from_binary, from_json
 from tests.fakes import NoSink, fake_model
 from tests.server.v2.documents import TEXTS, same, tensors

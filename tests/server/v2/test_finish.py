@@ -17,8 +17,9 @@ from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.model import Model
 from penstock.batching.spec import ModelSpec
 from penstock.server.v2.finish import classify, finish, finish_all
-from penstock.server.v2.regions import Regions, SystemRegions
+from penstock.server.v2.regions import Regions
 from penstock.server.v2.said import BINARY, JSON, MAX_CLASSES, Classes, Ways
+from penstock.server.v2.system_regions import SystemRegions
 from tests.fakes import FakeBackend
 
 SCORES = np.array([[0.1, 0.7, 0.2], [0.5, 0.25, 0.25]], np.float32)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.v2.regions import MAX_REGIONS, OFF, InlineRegions, Regions, SystemRegions
+from penstock.server.v2 import system_regions
+from penstock.server.v2.regions import MAX_REGIONS, OFF, InlineRegions, Regions
+from penstock.server.v2.system_regions import SystemRegions
 from tests.processes import descriptors
 
 SIZE = 64
@@ -135,6 +138,40 @@ class TestRegistering:
             (system.lease, "r", 0, 1),
         ):
             assert refused(*call) == (Code.UNSUPPORTED, OFF)
+
+
+def mapped(path: Path) -> int:
+    """Count the bytes of a file that are mapped here."""
+    ends = [line.split()[0] for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(str(path))]
+    return sum(int(last, 16) - int(first, 16) for first, last in (each.split("-") for each in ends))
+
+
+class TestMappings:
+    def test_are_there_for_the_kernel_until_nobody_holds_the_region(self, folder: Path) -> None:
+        (folder / "key").write_bytes(bytes(10000))
+        regions, system = made(folder)
+        system.register("r", "key", 5000, 4000)
+        lease = system.lease("r", 0, 1)
+        region = regions.find("r", 0, 1)
+        assert region.pointer % 4096 == 5000 % 4096
+        assert mapped(folder / "key") == 8192
+
+        system.unregister("r")
+        del region
+        assert mapped(folder / "key") == 8192
+        lease.release()
+        assert mapped(folder / "key") == 0
+
+    def test_are_done_without_where_there_is_no_room_for_them(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        full = SimpleNamespace(mmap=lambda *_: system_regions._NOWHERE)
+        monkeypatch.setattr(system_regions, "_libc", lambda: full)
+        regions, system = made(folder)
+        system.register("r", "key", 0, SIZE)
+
+        assert regions.find("r", 0, 1).pointer == 0
+        assert bytes(system.lease("r", 0, SIZE).read()) == BYTES
 
 
 class TestUnregistering:

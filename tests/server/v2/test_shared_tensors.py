@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.backends.device_array import DeviceArray
+from penstock.backends.backend import Array
+from penstock.backends.device_array import HOST, DeviceArray
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.model import Model
@@ -27,6 +28,7 @@ from tests.backends.fake_cuda import FakeRuntime
 from tests.fakes import FakeBackend, NoSink, fake_model
 from tests.server.v2.documents import decode_remembered
 from tests.server.v2.rpc.calls import pb
+from tests.shared import SharedArrays
 
 SIZE = 256
 SINK = NoSink()
@@ -235,6 +237,91 @@ def test_json_that_names_none_is_remembered_though_there_are_regions(device: Dev
 
     assert again is not None
     assert first.nbytes == again[0].nbytes == len(text) + 16
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+class TestInputsOnTheHost:
+    """System regions: two of 32 KiB, which are more than is read at once."""
+
+    SHAPE = (2048, 4)
+    WHERE = place("r", 32768)
+
+    @pytest.fixture
+    def shared(self, tmp_path: Path) -> SharedArrays:
+        made = SharedArrays(tmp_path)
+        made.hold("r", self.values())
+        return made
+
+    @classmethod
+    def values(cls) -> Array:
+        return np.arange(8192, dtype=np.int32).reshape(cls.SHAPE)
+
+    def model(self, *, reads_late: bool = True, **policy: Any) -> Model:
+        model = model_of(max_queue_rows=4096, split=True, **policy)
+        model.reads_late = reads_late
+        return model
+
+    def test_stay_there_until_they_are_gathered(self, shared: SharedArrays, transport: str) -> None:
+        regions, where = InlineRegions(shared.regions, 8), place("r", 32768)
+        request, _ = read(transport, self.model(), regions, [*self.SHAPE], where)
+        array: Any = request.inputs[0]
+        shared.system.unregister("r")
+
+        assert type(array) is DeviceArray
+        assert (array.device, array.shape, request.rows, request.key) == (HOST, self.SHAPE, 2048, ((4,),))
+        np.testing.assert_array_equal(np.asarray(array), self.values())
+
+    @pytest.mark.parametrize("why", ["looked at", "little", "BOOL"])
+    def test_are_copied_at_once_if_they_are_little_or_looked_at(
+        self, shared: SharedArrays, transport: str, why: str
+    ) -> None:
+        rows, model = (8 if why == "little" else 2048), self.model(reads_late=why != "looked at")
+        if why == "BOOL":
+            model = model_of("BOOL", max_queue_rows=8192, split=True)
+            model.reads_late, rows = True, 8192
+        request, _ = read(transport, model, shared.regions, [rows, 4], place("r", min(rows * 16, 32768)))
+
+        assert type(request.inputs[0]) is np.ndarray
+
+    def test_count_in_the_queue_and_are_bounded_by_it(self, shared: SharedArrays, transport: str) -> None:
+        request, _ = read(transport, self.model(), shared.regions, [*self.SHAPE], self.WHERE)
+        carried = len(body_of([*self.SHAPE], self.WHERE, "INT32", {})) if transport == "http" else 0
+
+        assert request.nbytes == carried + 32768
+        with pytest.raises(InferError, match="has 32768 bytes, its queue takes 32767"):
+            read(transport, self.model(max_queue_bytes=32767), shared.regions, [*self.SHAPE], self.WHERE)
+
+    def test_are_refused_where_the_memory_has_gone_by_now(self, shared: SharedArrays, transport: str) -> None:
+        shared.truncate("r", 32767 + 40)
+        with pytest.raises(InferError) as caught:
+            read(transport, self.model(), shared.regions, [*self.SHAPE], self.WHERE)
+
+        text = "Invalid shared memory region: 'r', its file is smaller than when it was registered"
+        assert (caught.value.code, caught.value.message) == (Code.INVALID, f"[request id: <id_unknown>] {text}")
+
+    def test_of_a_device_are_copied_at_once_all_the_same(self, device: Device, transport: str) -> None:
+        pointer = device.runtime.allocate(32768, 1)
+        device.cuda.register("large", device.runtime.handle_of(pointer, 1), 1, 32768)
+        request, _ = read(transport, self.model(), device.regions, [*self.SHAPE], place("large", 32768))
+
+        assert type(request.inputs[0]) is np.ndarray
+
+
+def test_what_is_remembered_is_read_late_too_and_looked_at_anew(tmp_path: Path) -> None:
+    shared, values = SharedArrays(tmp_path), np.arange(8192, dtype=np.int32).reshape(2048, 4)
+    shared.hold("r", values)
+    model, layouts = model_of(max_queue_rows=4096, split=True), Layouts(InlineRegions(shared.regions))
+    model.reads_late = True
+    body = body_of([2048, 4], place("r", 32768), "INT32", {})
+    for _ in range(2):
+        request, _ = decode_remembered(model, body, -1, 100, SINK, layouts)
+        array: Any = request.inputs[0]
+        assert type(array) is DeviceArray
+        assert request.nbytes == len(body) + 32768
+    assert len(layouts) == 1
+
+    shared.truncate("r")
+    assert layouts.find(model, body, -1, SINK) is None
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

@@ -18,9 +18,10 @@ from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.model import Model
 from penstock.server.grpc.method import Status
-from penstock.server.v2.regions import Regions, SystemRegions
+from penstock.server.v2.regions import Regions
 from penstock.server.v2.rpc import inference
 from penstock.server.v2.rpc.wire import field
+from penstock.server.v2.system_regions import SystemRegions
 from tests.fakes import fake_model
 from tests.server.v2.rpc.calls import ROW, FakeHooks, Services, answer, pb, request, settled
 

@@ -1,0 +1,193 @@
+"""System regions: POSIX shared memory that clients share by its name.
+
+`SystemRegions` registers regions in the table that CUDA regions are in too (`regions.py`). A region is a file that its
+client can truncate at any moment, and touching a page of a mapping that is gone kills the process. So what is read and
+written goes through the descriptor, which only comes up short. A region is mapped all the same, but its addresses are
+only ever given to the kernel, whose copies come up short there as well (docs/adr/0008-shared-memory.md).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import stat
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.backends.device_array import HOST
+from penstock.backends.errors import Code, InferError
+
+from .regions import MAX_NAME_BYTES, PRIVATE, SYSTEM, Lease, Regions
+
+if TYPE_CHECKING:
+    from penstock.backends.backend import Array
+
+DIRECTORY = Path("/dev/shm")  # noqa: S108 - where shm_open keeps its objects
+_NOWHERE = ctypes.c_void_p(-1).value
+"""MAP_FAILED."""
+
+
+class _File:
+    """An open descriptor, closed when nobody holds it any more."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
+
+
+class _Mapping:
+    """A part of a file as it is mapped, for the kernel to copy from; unmapped when nobody holds it any more.
+
+    `pointer` is where its first byte is; 0: it cannot be mapped. Python's own mmap would hold a second descriptor.
+    """
+
+    def __init__(self, file: _File, offset: int, size: int) -> None:
+        before = offset % mmap.ALLOCATIONGRANULARITY
+        self._size = before + size
+        kind = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED
+        self._start = _libc().mmap(None, self._size, *kind, file.descriptor, offset - before)
+        self.pointer = 0 if self._start == _NOWHERE else self._start + before
+
+    def __del__(self) -> None:
+        if self.pointer:
+            _libc().munmap(self._start, self._size)
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (
+        ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long
+    )  # fmt: skip
+    libc.munmap.argtypes = ctypes.c_void_p, ctypes.c_size_t
+    return libc
+
+
+class _SystemRegion:
+    """A part of one file in DIRECTORY. Fulfils `DeviceMemory`."""
+
+    kind = SYSTEM
+    device = HOST
+
+    def __init__(self, name: str, key: str, offset: int, byte_size: int, file: _File) -> None:
+        self.name = name
+        self.byte_size = byte_size
+        self._key = key
+        self._offset = offset
+        self._file = file
+        self._mapping = _Mapping(file, offset, byte_size)
+        self.pointer = self._mapping.pointer
+
+    def described(self) -> dict[str, Any]:
+        return {"name": self.name, "key": self._key, "offset": self._offset, "byte_size": self.byte_size}
+
+    def shared(self) -> tuple[dict[str, Any], list[int]]:
+        return self.described(), [self._file.descriptor]
+
+    def check(self, end: int) -> None:
+        """Look whether its file reaches so far from its start on now. Raises: as `read`."""
+        if os.lseek(self._file.descriptor, 0, os.SEEK_END) < self._offset + end:
+            raise self._shrunk()
+
+    def read(self, offset: int, into: Array) -> None:
+        position, descriptor = self._offset + offset, self._file.descriptor
+        try:
+            # whole, as a rule: a view of the rest takes longer to make than 1 KiB to read
+            done = os.preadv(descriptor, [into], position)  # type: ignore[list-item]  # a Buffer to mypy from 3.12 on
+            while done < into.nbytes:
+                count = os.preadv(descriptor, [into.data.cast("B")[done:]], position + done)
+                if not count:
+                    raise self._shrunk()
+                done += count
+        except OSError as error:
+            raise self.failed("read", error) from None
+
+    def write(self, offset: int, raw: bytes | memoryview) -> None:
+        position, descriptor = self._offset + offset, self._file.descriptor
+        try:
+            # a write past the end would make the file grow again; if it is truncated right now, it does, to what the
+            # client itself had registered at most. Its end is where fstat says, in a third of the time
+            self.check(offset + len(raw))
+            done = os.pwrite(descriptor, raw, position)
+            while done < len(raw):
+                done += os.pwrite(descriptor, memoryview(raw)[done:], position + done)
+        except OSError as error:
+            raise self.failed("write to", error) from None
+
+    def _shrunk(self) -> InferError:
+        text = "its file is smaller than when it was registered"
+        return InferError(Code.INVALID, f"Invalid shared memory region: '{self.name}', {text}")
+
+    def failed(self, doing: str, _error: Exception) -> InferError:
+        return InferError(Code.INVALID, f"unable to {doing} shared memory region: '{self.name}'")
+
+
+class SystemRegions:
+    """POSIX shared memory: keys are those of shm_open, and name files of DIRECTORY and nothing else."""
+
+    def __init__(self, regions: Regions, directory: Path = DIRECTORY) -> None:
+        self._regions = regions
+        self._directory = directory
+
+    def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
+        """Register `byte_size` bytes of a shared memory object from `offset` on.
+
+        Raises: InferError (UNSUPPORTED, ALREADY_EXISTS, INVALID, OVERLOADED).
+        """
+        self._regions.check()
+        component = self._component(name, key)
+        self._regions.check_new(name)
+        file = self._open(component, key)
+        end = offset + byte_size
+        if offset < 0 or byte_size <= 0 or end > os.fstat(file.descriptor).st_size:
+            raise InferError(Code.INVALID, f"failed to register shared memory region '{name}': invalid args")
+        self._regions.add(_SystemRegion(name, key, offset, byte_size, file))
+
+    def adopt(self, name: str, key: str, offset: int, byte_size: int, descriptor: int) -> None:
+        """Have a region that another process of this server has registered; `descriptor` is its file, kept here."""
+        self._regions.add(_SystemRegion(name, key, offset, byte_size, _File(descriptor)))
+
+    def unregister(self, name: str = "") -> None:
+        """Forget a region, or all system regions. Raises: InferError (UNSUPPORTED)."""
+        self._regions.drop(SYSTEM, name)
+
+    def status(self, name: str = "") -> list[dict[str, Any]]:
+        """Describe a region, or all system regions. Raises: InferError (UNSUPPORTED, NOT_FOUND)."""
+        return self._regions.listed(SYSTEM, name)
+
+    def lease(self, name: str, offset: int, byte_size: int) -> Lease:
+        """Lease a part of a region, of either kind. Raises: InferError."""
+        return self._regions.lease(name, offset, byte_size)
+
+    def _component(self, name: str, key: str) -> str:
+        # as shm_open, which takes off every leading slash
+        component = key.lstrip("/")
+        for prefix in PRIVATE:
+            if component.startswith(prefix):
+                why = f"as the key contains the reserved prefix '{prefix}'"
+                text = f"cannot register shared memory region '{name}' with key '{key}' {why}"
+                raise InferError(Code.INVALID, text)
+        unusable = component in ("", ".", "..") or "/" in component or "\0" in component
+        if unusable or len(component.encode("utf-8", "replace")) > MAX_NAME_BYTES:
+            raise self._unusable(key)
+        return component
+
+    def _open(self, component: str, key: str) -> _File:
+        # O_NONBLOCK for a FIFO, whose opening would otherwise wait
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        try:
+            file = _File(os.open(self._directory / component, flags))
+            if stat.S_ISREG(os.fstat(file.descriptor).st_mode):
+                return file
+        except (OSError, UnicodeEncodeError):
+            pass
+        raise self._unusable(key)
+
+    @staticmethod
+    def _unusable(key: str) -> InferError:
+        return InferError(Code.INVALID, f"Unable to open shared memory region: '{key}'")
