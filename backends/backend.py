@@ -98,6 +98,9 @@ class Placing(Binding, Protocol):
     device: int
     """The device's number."""
 
+    def reaches(self, part: Any) -> bool:
+        """Tell whether the device copies a DeviceArray from where it lies; else it is better gathered."""
+
     def place(self, position: int, parts: Sequence[Any]) -> None:
         """Take the rows of an input from these parts, arrays and DeviceArrays, instead of from its buffer.
 

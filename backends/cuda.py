@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from .cuda_calls import DRIVER, HANDLE_BYTES, Calls, CudaError, Handle, Int, Size
+from .cuda_pins import Pins
 from .errors import Code, DeviceLost, InferError, OutOfMemory
 
 __all__ = ["HANDLE_BYTES", "CudaError", "CudaRuntime", "Runtime", "find_runtime", "refusal", "why_none"]
@@ -58,8 +59,10 @@ class Runtime(Protocol):
     """The part of the CUDA runtime that is used.
 
     Pointers, streams and events are addresses; sizes are bytes. All raise CudaError. Threads: any; no call that may
-    wait holds the GIL. A thread has a current device: calls that take a device set it.
+    wait holds the GIL. A thread has a current device: calls that take a device set it. `pins` is what has been pinned.
     """
+
+    pins: Pins
 
     def count(self) -> int: ...
     def pci_bus_id(self, device: int) -> str: ...
@@ -72,6 +75,8 @@ class Runtime(Protocol):
     def free(self, pointer: int, device: int) -> None: ...
     def allocate_pinned(self, size: int, device: int) -> int: ...
     def free_pinned(self, pointer: int, device: int) -> None: ...
+    def pin(self, pointer: int, size: int, device: int) -> None: ...
+    def unpin(self, pointer: int, device: int) -> None: ...
 
     def stream(self, device: int) -> int: ...
     def end_stream(self, stream: int, device: int) -> None: ...
@@ -98,6 +103,7 @@ class CudaRuntime(Calls):
 
     def __init__(self, runtime: str, driver: str = DRIVER) -> None:
         super().__init__(runtime, driver)
+        self.pins = Pins(self)
         self._contexts: set[int] = set()
 
     def count(self) -> int:
@@ -161,6 +167,16 @@ class CudaRuntime(Calls):
         """Free what `allocate_pinned` gave. No copy of it may be under way."""
         self.use(device)
         self.do("cudaFreeHost", pointer)
+
+    def pin(self, pointer: int, size: int, device: int) -> None:
+        """Page-lock memory that is mapped, so that devices copy from it without the CPU. An error where pages lack."""
+        self.use(device)
+        self.do("cudaHostRegister", pointer, size, _PORTABLE)
+
+    def unpin(self, pointer: int, device: int) -> None:
+        """Let go of what begins there and was pinned. No copy of it may be under way."""
+        self.use(device)
+        self.do("cudaHostUnregister", pointer)
 
     def stream(self, device: int) -> int:
         """Make a stream that does not wait for the default one."""

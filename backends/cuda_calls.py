@@ -47,6 +47,8 @@ _RUNTIME_CALLS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "cudaFree": (Pointer,),
         "cudaHostAlloc": (_new, Size, _flags),
         "cudaFreeHost": (Pointer,),
+        "cudaHostRegister": (Pointer, Size, _flags),
+        "cudaHostUnregister": (Pointer,),
         "cudaStreamCreateWithFlags": (_new, _flags),
         "cudaStreamDestroy": (Pointer,),
         "cudaStreamWaitEvent": (Pointer, Pointer, _flags),

@@ -5,14 +5,17 @@ Rows lie one after another, so a part of a tensor is a range of bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .backend import Array
-from .device_array import HOST, DeviceArray
+from .device_array import DeviceArray
+from .errors import PartUnreadable
+from .gathering import gather
 
 
 class Move(NamedTuple):
@@ -54,21 +57,47 @@ def onto_host(buffer: Array, parts: Sequence[Array | DeviceArray]) -> None:
         filled += row_bytes
 
 
+def onto_pinned(
+    buffer: Array, parts: Sequence[Array | DeviceArray], reaches: Callable[[Any], bool]
+) -> list[Array | DeviceArray]:
+    """Gather parts that the device does not reach into a run's pinned buffer, each where its rows are.
+
+    Returns: the other parts, and between them views of the buffer. Raises: PartUnreadable.
+    """
+    flat: Array = buffer.reshape(-1)
+    placed: list[Array | DeviceArray] = []
+    start = number = 0
+    for reached, some in groupby(parts, lambda part: isinstance(part, DeviceArray) and reaches(part)):
+        run = list(some)
+        size = sum([part.size for part in run])
+        if reached:
+            placed += run
+        else:
+            view = flat[start : start + size]
+            try:
+                gather([part.reshape(part.size) for part in run], view)  # type: ignore[misc]  # DeviceArrays, too
+            except PartUnreadable as error:
+                error.part += number
+                raise
+            placed.append(view)
+        start += size
+        number += len(run)
+    return placed
+
+
 def onto_device(slab: Slab, parts: Sequence[Array | DeviceArray]) -> list[Move]:
-    """Bring parts into a run's slab, those on the host through its pinned buffer; then the last row's copies."""
+    """Bring parts into a run's slab, as `onto_pinned` has given them; then the last row's copies."""
     moves: list[Move] = []
-    flat = _bytes(slab.host)
     filled = 0
     for part in parts:
         nbytes = part.nbytes
-        if isinstance(part, DeviceArray) and part.device != HOST:
+        if isinstance(part, DeviceArray):
             moves.append(Move(slab.device + filled, part.pointer, nbytes, part))
         else:
-            _fill(flat[filled : filled + nbytes], part)
             moves.append(Move(slab.device + filled, slab.pinned + filled, nbytes))
         filled += nbytes
     last = slab.device + filled - slab.row_bytes
-    missing = range(filled, len(flat), slab.row_bytes) if filled and slab.row_bytes else ()
+    missing = range(filled, slab.host.nbytes, slab.row_bytes) if filled and slab.row_bytes else ()
     moves += [Move(slab.device + start, last, slab.row_bytes) for start in missing]
     return [move for move in moves if move.size]
 

@@ -32,6 +32,7 @@ class DeviceMemory(Protocol):
 
     device: int
     pointer: int
+    byte_size: int
 
     def read(self, offset: int, into: Array) -> None:
         """Fill `into`, which is C-contiguous, and wait for that. Threads: any. Raises: InferError (INVALID)."""

@@ -16,7 +16,8 @@ import numpy as np
 from .backend import Array
 from .cuda import LOST, CudaError, refusal
 from .cuda_gate import GATE
-from .cuda_moves import Move, onto_host
+from .cuda_moves import Move, onto_host, onto_pinned
+from .device_array import HOST, DeviceArray
 from .errors import Code, DeviceLost, InferError
 from .gathering import copied
 from .onnx_binding import Plan
@@ -25,6 +26,10 @@ from .onnx_cuda_session import CudaSession, bound_options
 from .onnx_cuda_slabs import DeviceSlabs
 from .onnx_failures import words
 from .signature import Signature
+
+PINNED_BYTES = 1 << 17
+"""From this size on a tensor in a client's memory is copied by the device itself. Up to 64 KiB CUDA may have the CPU
+read it, which must not touch that memory; and to gather it takes no longer than a call."""
 
 
 class CudaBinding(DeviceSlabs):
@@ -137,13 +142,20 @@ class CudaBinding(DeviceSlabs):
         for options in self._bound_options:
             options.terminate = False
 
+    def reaches(self, part: DeviceArray) -> bool:
+        """Say whether the device copies a tensor by itself: its own, another's, or one in memory that is pinned."""
+        if part.memory.device != HOST:
+            return True
+        may = part.nbytes >= PINNED_BYTES and self._cuda.wishes.pinned
+        return may and self._runtime.pins.has(part.memory, self.device)
+
     def place(self, position: int, parts: Parts) -> None:
-        """Take an input's rows from parts, on the device where ONNX Runtime wants it there."""
+        """Take an input's rows from parts, on the device where ONNX Runtime wants it there. Raises: PartUnreadable."""
         buffer = self._lent.buffers[position] if self._lent is not None else None
         if buffer is None:
             raise ValueError("place without lend")
         if self._is_on_device("in", position):
-            self._placed[position] = parts
+            self._placed[position] = onto_pinned(buffer, parts, self.reaches)
         else:
             onto_host(buffer, parts)
 
@@ -238,8 +250,9 @@ class CudaBinding(DeviceSlabs):
     def release(self) -> None:
         """Let go of the session, all buffers, streams and events, after what is under way. Never raises."""
         self._begun = self._ready = None
-        self._placed, self._aimed = {}, {}
         super().release()
+        # not before all is over: this may be what keeps clients' memory where it is
+        self._placed, self._aimed = {}, {}
 
     # --- how a run goes
 

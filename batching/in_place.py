@@ -2,7 +2,7 @@
 
 A request's input may be a DeviceArray; its outputs may be wanted on the device, in its `targets`. The Binding copies
 rows from there and to there on the device, or not at all where the request runs alone. What lies in a client's memory
-on the host is gathered from there, like any other (gathering.py).
+on the host is gathered from there, like any other (gathering.py), where the device does not copy it by itself.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.backends.backend import Binding, places
-from penstock.backends.device_array import HOST, DeviceArray
+from penstock.backends.device_array import DeviceArray
 
 if TYPE_CHECKING:
     from .model import Model
@@ -38,12 +38,12 @@ def devices_of(model: Model, bindings: Iterable[Binding]) -> frozenset[int]:
 
 
 def placed(binding: Binding, position: int, requests: Sequence[InferRequest]) -> bool:
-    """Have a run read an input from where it lies, after `lend`, if that is on a device; say whether it does.
+    """Have a run read an input from where it lies, after `lend`, if its device reaches it; say whether it does.
 
-    Rows that the requests do not fill are the Binding's to fill. Raises: InferError.
+    Rows that the requests do not fill are the Binding's to fill. Raises: InferError; PartUnreadable.
     """
     parts: list[object] = [request.inputs[position] for request in requests]
-    if not places(binding) or not any(isinstance(part, DeviceArray) and part.device != HOST for part in parts):
+    if not places(binding) or not any(isinstance(part, DeviceArray) and binding.reaches(part) for part in parts):
         return False
     binding.place(position, [part for part in parts if part is not None])
     return True

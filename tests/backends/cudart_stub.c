@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -26,6 +27,7 @@ typedef struct { char name[NAME]; char *at; size_t size; int device, mapped; } A
 typedef struct { long long told_ns; } Event;
 
 static Allocation allocations[MOST];
+static void *registered[MOST];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread int current, last;
 static long long made;
@@ -177,6 +179,35 @@ int cudaHostAlloc(void **pointer, size_t size, unsigned flags) {
     return end(posix_memalign(pointer, 4096, size ? size : 1) ? NO_MEMORY : OK);
 }
 int cudaFreeHost(void *pointer) { BEGIN; free(pointer); return OK; }
+/* As CUDA, an error where a page is not there, and where it is registered already. */
+int cudaHostRegister(void *pointer, size_t size, unsigned flags) {
+    BEGIN;
+    if (!pointer || !size || flags & ~1u) return end(INVALID);
+    for (size_t at = 0; at < size; at += 4096) {
+        char byte;
+        struct iovec into = {&byte, 1}, of = {(char *)pointer + at, 1};
+        if (process_vm_readv(getpid(), &into, 1, &of, 1, 0) != 1) return end(INVALID);
+    }
+    pthread_mutex_lock(&lock);
+    int status = OK;
+    void **room = NULL;
+    for (void **each = registered; each < registered + MOST; each++) {
+        if (*each == pointer) status = 712;
+        if (!*each) room = each;
+    }
+    if (!status && room) *room = pointer;
+    pthread_mutex_unlock(&lock);
+    return end(status);
+}
+int cudaHostUnregister(void *pointer) {
+    BEGIN;
+    pthread_mutex_lock(&lock);
+    int status = 713;
+    for (void **each = registered; pointer && each < registered + MOST; each++)
+        if (*each == pointer) { *each = NULL; status = OK; }
+    pthread_mutex_unlock(&lock);
+    return end(status);
+}
 static int copied(void *to, const void *from, size_t size, int kind) {
     pthread_mutex_lock(&lock);
     int status = kind != 1 && kind != 2 && kind != 4 ? 21 : OK;

@@ -17,6 +17,7 @@ from typing import Any
 from penstock.backends.backend import Array
 from penstock.backends.cuda import HANDLE_BYTES, LOST, OUT_OF_MEMORY, CudaError
 from penstock.backends.cuda_gate import GATE
+from penstock.backends.cuda_pins import Pins
 from penstock.backends.errors import Code, InferError
 
 GARBAGE = 0x7B
@@ -69,6 +70,7 @@ class FakeRuntime:
     def __init__(self, devices: int = 2, memory: int = 1 << 28) -> None:
         self.total = memory
         self.devices = devices
+        self.pins = Pins(self)
         self.calls: Counter[str] = Counter()
         self.copies: Counter[str] = Counter()
         self.compute_ns = COMPUTE_NS
@@ -81,6 +83,7 @@ class FakeRuntime:
         self._streams: dict[int, Stream] = {}
         self._events: dict[int, Event] = {}
         self._taken = [0] * devices
+        self._pins: dict[int, int] = {}
         self._lost: dict[int, int] = {}
         self._failures: dict[str, deque[int]] = {}
         self._held: set[int] = set()
@@ -95,7 +98,7 @@ class FakeRuntime:
         device = sum(1 for each in self._memory.values() if each.device >= 0)
         return {
             "device": device,
-            "pinned": len(self._memory) - device,
+            "pinned": len(self._memory) - device + len(self._pins),
             "streams": len(self._streams),
             "events": len(self._events),
             "opened": sum(each.opened for each in self._memory.values()),
@@ -200,6 +203,17 @@ class FakeRuntime:
         self._called("cudaFreeHost", device)
         self._freed(pointer, -1)
 
+    def pin(self, pointer: int, size: int, device: int) -> None:
+        self._called("cudaHostRegister", device)
+        if any(first < pointer + size and pointer < first + had for first, had in self._pins.items()):
+            raise self._error("cudaHostRegister", 712)
+        self._pins[pointer] = size
+
+    def unpin(self, pointer: int, device: int) -> None:
+        self._called("cudaHostUnregister", device)
+        if self._pins.pop(pointer, None) is None:
+            raise self._error("cudaHostUnregister", 713)
+
     def _allocated(self, size: int, device: int) -> int:
         # a byte at least, so that no two have one address
         raw = (ctypes.c_char * (max(size, 1) + ALIGNED))()
@@ -253,6 +267,8 @@ class FakeRuntime:
 
     def _kind(self, pointer: int, size: int) -> str:
         """Tell a device's memory ("d"), pinned memory ("h") and the host's."""
+        if any(first <= pointer and pointer + size <= first + had for first, had in tuple(self._pins.items())):
+            return "h"
         try:
             return "d" if self.memory_at(pointer, size).device >= 0 else "h"
         except CudaError:
@@ -418,6 +434,7 @@ class FakeMemory:
     def __init__(self, runtime: FakeRuntime, size: int, device: int = 0) -> None:
         self.device = device
         self.pointer = runtime.allocate(size, device)
+        self.byte_size = size
         self._runtime = runtime
         self._size = size
 

@@ -23,6 +23,7 @@ from tests.backends.cudart_stub import build, needs_compiler
 from tests.backends.fake_cuda import FakeRuntime
 from tests.backends.fake_session import FakeGround
 from tests.backends.onnx_models import contract_model
+from tests.shared import SharedArrays
 
 SIZE = 1 << 12
 
@@ -105,6 +106,19 @@ print(into.decode(), runtime.count())
         assert said.stdout.split("\n")[0] == "from here 2"
         assert bytes(into) == b"from there"
         runtime.free(pointer, 0)
+
+    def test_pins_what_is_mapped_once_and_says_where_pages_lack(self, runtime: CudaRuntime, tmp_path: Path) -> None:
+        shared = SharedArrays(tmp_path)
+        whole, short = (shared.hold(name, np.zeros(5000, np.float32), 0).memory for name in ("whole", "short"))
+        shared.truncate("short", 4096)
+        runtime.pin(whole.pointer, 20000, 1)
+        for memory, status in ((whole, 712), (short, 1)):
+            with pytest.raises(CudaError) as caught:
+                runtime.pin(memory.pointer, 20000, 1)
+            assert caught.value.status == status
+        runtime.unpin(whole.pointer, 1)
+        with pytest.raises(CudaError):
+            runtime.unpin(whole.pointer, 1)
 
     def test_raises_what_a_call_answers(self, runtime: CudaRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(CudaError) as caught:

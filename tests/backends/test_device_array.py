@@ -21,6 +21,7 @@ class Bytes:
         self.content = content
         self.device = 1
         self.pointer = pointer
+        self.byte_size = len(content)
         self.reads = 0
 
     def read(self, offset: int, into: Array) -> None:

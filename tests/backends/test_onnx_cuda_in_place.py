@@ -11,15 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.backends import gathering, onnx_cuda_binding
 from penstock.backends.backend import Array
 from penstock.backends.device_array import DeviceArray
-from penstock.backends.errors import Code, InferError
+from penstock.backends.errors import Code, InferError, PartUnreadable
 from penstock.backends.onnx_cuda import load_on_gpu
 from penstock.backends.onnx_cuda_binding import CudaBinding
 from tests.backends.contract import batched, float_rows
 from tests.backends.fake_cuda import FakeMemory, FakeRuntime
 from tests.backends.fake_session import FakeGround
 from tests.backends.onnx_models import FLOAT, contract_model, node, save, value
+from tests.shared import SharedArrays
 
 FP32 = np.dtype(np.float32)
 
@@ -188,6 +190,87 @@ def test_a_run_that_is_fed_writes_its_targets_too(runtime: FakeRuntime, tmp_path
     np.testing.assert_array_equal(float_rows(3, 2.0)[1:], content(target))
     assert y.shape == (3, 4)
     assert z.shape == (2, 12)
+
+
+@pytest.fixture
+def clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SharedArrays:
+    """What clients share of the host's memory; a row of it is enough for the device, and much to gather."""
+    monkeypatch.setattr(onnx_cuda_binding, "PINNED_BYTES", 16)
+    monkeypatch.setattr(gathering, "FEW", 0)
+    (tmp_path / "shared").mkdir()
+    return SharedArrays(tmp_path / "shared")
+
+
+def test_what_clients_share_of_the_host_is_copied_by_the_device_itself(
+    runtime: FakeRuntime, binding: CudaBinding, clients: SharedArrays
+) -> None:
+    rows = [float_rows(1, 100.0 * number) for number in range(5)]
+    parts = [clients.hold("a", rows[0]), rows[1], rows[2], clients.hold("b", rows[3]), shared(runtime, rows[4])]
+    for _ in range(2):
+        assert [binding.reaches(part) for part in parts if isinstance(part, DeviceArray)] == [True] * 3
+        np.testing.assert_array_equal(np.concatenate(rows) * 2, run(binding, 8, parts)[:5])
+
+    # one for what lies in requests' bodies, and three rows that nobody fills
+    assert runtime.copies == {"h2d": 2 * 3, "d2d": 2 * (1 + 3), "d2h": 2}
+    assert runtime.calls["cudaHostRegister"] == 2
+
+
+def test_what_is_little_or_cannot_be_pinned_is_gathered(
+    runtime: FakeRuntime, binding: CudaBinding, clients: SharedArrays, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnx_cuda_binding, "PINNED_BYTES", 32)
+    rows = [float_rows(count, 100.0 * count) for count in (2, 1, 3)]
+    runtime.fail("cudaHostRegister", 1)
+    parts = [clients.hold(str(len(row)), row) for row in rows]
+    assert [binding.reaches(part) for part in parts] == [False, False, True]
+
+    np.testing.assert_array_equal(np.concatenate(rows) * 2, run(binding, 6, parts))
+    assert runtime.copies == {"h2d": 2, "d2h": 1}
+
+
+def test_who_shares_nothing_any_more_is_named_among_what_is_gathered(
+    runtime: FakeRuntime, binding: CudaBinding, clients: SharedArrays
+) -> None:
+    parts = [clients.hold(name, float_rows(1)) for name in "abc"]
+    assert binding.reaches(parts[0])
+    runtime.fail("cudaHostRegister", 1)
+    assert not binding.reaches(parts[2])
+    clients.truncate("c")
+    binding.lend(4, [(4, 4)])
+    with pytest.raises(PartUnreadable) as caught:
+        binding.place(0, [parts[0], parts[1], float_rows(1), parts[2]])
+
+    assert caught.value.part == 3
+    np.testing.assert_array_equal(float_rows(2) * 2, run(binding, 2, [float_rows(2)]))
+
+
+def test_what_clients_share_stays_pinned_until_the_run_has_ended(
+    runtime: FakeRuntime, binding: CudaBinding, clients: SharedArrays
+) -> None:
+    binding.lend(1, [(1, 4)])
+    parts = [clients.hold("a", float_rows(1, 5.0))]
+    assert binding.reaches(parts[0])
+    binding.place(0, parts)
+    binding.begin((0,))
+    clients.system.unregister()
+    parts.clear()
+    assert runtime.calls["cudaHostUnregister"] == 0
+
+    np.testing.assert_array_equal(float_rows(1, 5.0) * 2, binding.end()[0])
+    assert runtime.calls["cudaHostUnregister"] == 1
+
+
+def test_a_binding_that_is_released_lets_go_of_it_when_its_copies_have_ended(
+    runtime: FakeRuntime, binding: CudaBinding, clients: SharedArrays
+) -> None:
+    binding.lend(1, [(1, 4)])
+    binding.place(0, [clients.hold("a", float_rows(1))])
+    clients.system.unregister()
+    binding.begin((0,))
+    assert runtime.calls["cudaHostUnregister"] == 0
+    binding.release()
+
+    assert runtime.calls["cudaHostUnregister"] == runtime.calls["cudaHostRegister"] == 1
 
 
 @pytest.mark.parametrize(("call", "says"), [(0, "unable to read"), (1, "unable to write to")])

@@ -32,7 +32,7 @@ DOUBLED = Signature((X,), (TensorSpec("y", "FP32", (-1, 4)), TensorSpec("sum", "
 class Region:
     """A client's memory on device 0: 16 values at most. `broken`: the device refuses it."""
 
-    device, pointer = 0, 0x10000
+    device, pointer, byte_size = 0, 0x10000, 64
 
     def __init__(self, values: Array | None = None) -> None:
         self.content = np.zeros(16, np.float32)
@@ -63,6 +63,9 @@ class PlacingBinding(FakeBinding):
     def lend(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:
         self.targets: dict[int, Sequence[tuple[int, DeviceArray]]] = {}
         return super().lend(rows, shapes)
+
+    def reaches(self, part: DeviceArray) -> bool:
+        return part.device == self.device
 
     def place(self, position: int, parts: Sequence[Any]) -> None:
         into = self._lent[position]

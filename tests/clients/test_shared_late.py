@@ -16,6 +16,11 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
+from penstock.backends import onnx_cuda_binding
+from penstock.server.repository import mirrors
+from penstock.server.repository.gpus import Gpus
+from tests.backends.fake_cuda import FakeRuntime
+from tests.backends.fake_session import FakeGround, fake_cuda_loader
 from tests.clients import models
 from tests.clients.asking import Asking, answers
 from tests.clients.gated import Gated
@@ -52,14 +57,19 @@ class Sharing(Asking):
         with self.client() as client:
             client.unregister_system_shared_memory(name)
 
+    def forget(self) -> None:
+        for file in self.files.values():
+            file.unlink(missing_ok=True)
+
     def ask_shared(self, name: str) -> Future[Any]:
         """Ask with a region; once it waits, give what will be answered: a number, or what is wrong."""
         before = self.waiting()
-        sent = self._pool.submit(self._ask_shared, name)
+        sent = self._pool.submit(self.asked, name)
         self.until_waiting(before + 1)
         return sent
 
-    def _ask_shared(self, name: str) -> float | str:
+    def asked(self, name: str) -> float | str:
+        """Ask with a region, and give what is answered: a number, or what is wrong."""
         given = self._triton.InferInput("x", [1, WIDTH], "FP32")
         given.set_shared_memory(name, NBYTES)
         with self.client() as client:
@@ -88,8 +98,7 @@ def sharing(root: Path, triton: Any) -> Iterator[tuple[Sharing, Gated]]:
             assert answers([first])[0].error == ""
         finally:
             gated.gate.open()
-            for file in asking.files.values():
-                file.unlink(missing_ok=True)
+            asking.forget()
 
 
 def test_who_truncates_his_own_is_refused_alone(tmp_path: Path, triton: Any) -> None:
@@ -133,6 +142,37 @@ def test_what_a_client_writes_until_then_is_what_runs(tmp_path: Path, triton: An
         gated.gate.open()
 
         assert sent.result(PATIENCE_S) == 7.0
+
+
+def test_on_a_gpu_large_ones_are_copied_by_the_device_itself(tmp_path: Path, triton: Any) -> None:
+    """Two clients, one of which truncates his file once it was pinned, and a third whose cannot be."""
+    device = FakeRuntime()
+    models.write_identity(tmp_path, "m", "max_batch_size: 3 instance_group { kind: KIND_GPU gpus: [ 0 ] }")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mirrors, "Gpus", lambda *_: Gpus.told((0,)))
+        patch.setattr(onnx_cuda_binding, "PINNED_BYTES", NBYTES)
+        loaders = {"onnxruntime": fake_cuda_loader(FakeGround(device))}
+        with (
+            live_server(tmp_path, loaders=loaders, allow_client_shm=True) as live,
+            Sharing(live, triton, "m") as asking,
+        ):
+            before = device.alive["pinned"]
+            try:
+                for number in range(1, 4):
+                    asking.share(f"r{number}", number)
+                for _ in range(2):
+                    assert [asking.asked(f"r{number}") for number in (1, 2)] == [1.0, 2.0]
+                device.fail("cudaHostRegister", 1)
+                assert [asking.asked("r3") for _ in range(2)] == [3.0, 3.0]
+                assert device.calls["cudaHostRegister"] == 3
+                assert device.alive["pinned"] == before + 2
+
+                os.truncate(asking.files["r2"], 0)
+                assert GONE in str(asking.asked("r2"))
+                asking.unregister()
+                asking.until(lambda: device.alive["pinned"] == before)
+            finally:
+                asking.forget()
 
 
 def test_a_client_that_dies_while_it_waits_hurts_nobody(tmp_path: Path) -> None:

@@ -1,0 +1,89 @@
+"""Which of clients' memory on the host a device copies by itself, and that it is let go before it is unmapped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.backends.cuda_pins import PAGE_BYTES, Pins
+from tests.backends.fake_cuda import FakeRuntime
+from tests.shared import SharedArrays
+
+SIZE = 2 * PAGE_BYTES
+
+
+class Pinned(FakeRuntime):
+    """`there`: how often what was let go was still mapped."""
+
+    there = 0
+
+    def unpin(self, pointer: int, device: int) -> None:
+        super().unpin(pointer, device)
+        self.there += f"{pointer:x}-" in Path("/proc/self/maps").read_text()
+
+
+@pytest.fixture
+def runtime() -> Pinned:
+    return Pinned()
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> SharedArrays:
+    made = SharedArrays(tmp_path)
+    for name in "abc":
+        made.hold(name, np.zeros(SIZE, np.uint8))
+    return made
+
+
+def memory(shared: SharedArrays, name: str) -> Any:
+    return shared.regions.find(name, 0, 1)
+
+
+def test_memory_is_pinned_once_by_whole_pages(runtime: Pinned, shared: SharedArrays) -> None:
+    region = memory(shared, "a")
+    for device in (0, 1, 0):
+        assert runtime.pins.has(region, device)
+
+    assert runtime.calls["cudaHostRegister"] == 1
+    # it begins 40 bytes behind a page's beginning
+    assert runtime._pins == {region.pointer - 40: SIZE + PAGE_BYTES}
+
+
+def test_memory_is_let_go_when_nobody_holds_it_and_before_it_is_unmapped(runtime: Pinned, shared: SharedArrays) -> None:
+    region = memory(shared, "a")
+    assert runtime.pins.has(region, 0)
+    shared.system.unregister("a")
+    assert runtime.alive["pinned"] == 1
+    del region
+
+    assert (runtime.alive["pinned"], runtime.there) == (0, 1)
+    assert runtime.pins._sizes == {}
+
+
+def test_what_cannot_be_pinned_is_not_tried_again(runtime: Pinned, shared: SharedArrays) -> None:
+    runtime.fail("cudaHostRegister", 1)
+    first, second, nowhere = (memory(shared, name) for name in "abc")
+    nowhere.pointer = 0
+    for _ in range(2):
+        assert [runtime.pins.has(each, 0) for each in (first, second, nowhere)] == [False, True, False]
+
+    assert runtime.calls["cudaHostRegister"] == 2
+    shared.system.unregister()
+    del first, second, nowhere
+    assert runtime.alive["pinned"] == 0
+    assert runtime.pins._sizes == {}
+
+
+def test_so_much_is_pinned_and_no_more_until_some_is_let_go(runtime: Pinned, shared: SharedArrays) -> None:
+    pins = Pins(runtime, 2 * (SIZE + PAGE_BYTES))
+    first, second, third = (memory(shared, name) for name in "abc")
+    assert [pins.has(each, 0) for each in (first, second, third)] == [True, True, False]
+
+    shared.system.unregister("a")
+    del first
+    shared.hold("d", np.zeros(SIZE, np.uint8))
+    assert pins.has(memory(shared, "d"), 0)
+    assert not pins.has(third, 0)
