@@ -50,7 +50,7 @@ PARTS = (
     Part("served", 135, "the same through a server: HTTP, gRPC, system and CUDA shared memory; latency"),
     Part("bindings", 15, "what the CUDA Bindings take for granted of ONNX Runtime"),
     Part("correct", 40, "answers against the CPU's"),
-    Part("shared", 15, "answers through CUDA shared memory"),
+    Part("shared", 15, "answers through CUDA shared memory, and through the system's while it is taken away"),
     Part("copies", 25, "whether copies and compute overlap"),
     Part("graphs", 30, "CUDA graphs on and off, and what they take"),
     Part("sizes", 20, "the first run of a batch size beside its later ones"),

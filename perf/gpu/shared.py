@@ -1,4 +1,4 @@
-"""CUDA shared memory: answers of a server that reads and writes its clients' device memory, against the CPU's.
+"""Shared memory: answers of a server that reads and writes its clients' device memory, against the CPU's.
 
 Several clients ask at once, over and over, each with other rows in the same region, so that requests of one turn share
 batches and a copy that is made too late, or too early, shows. What an answer goes to is poisoned before.
@@ -19,6 +19,7 @@ import numpy as np
 from penstock.backends.cuda import CudaError, Runtime, find_runtime, why_none
 from penstock.perf.profiling.control import ControlError
 
+from . import taken
 from .correct import POOL, TOLERANCE, off_by, on_cpu
 from .models import FP16, FP32, Tensor, Variant, widened
 from .rows import Row, at_most, failed
@@ -53,6 +54,16 @@ def report(world: World) -> Iterator[Row]:
             else:
                 note = f"{_TURNS} turns of {len(SIZES)} clients, {_ROWS} rows a batch at most"
                 yield at_most("shared", f"{variant.name}: off by at most", off, TOLERANCE[precision], note=note)
+        yield _taken(world, server)
+
+
+def _taken(world: World, server: Server) -> Row:
+    variant = world.variant("cnn", FP16)
+    try:
+        server.control.load(variant.name, config_of(world, variant.name, _ROWS))
+        return taken.row(server, variant, on_cpu(world, world.variant("cnn", FP32)))
+    except Exception as error:  # noqa: BLE001 - as above
+        return failed("shared", f"{variant.name}: while memory is taken away", error)
 
 
 def furthest(server: Server, runtime: Runtime, variant: Variant, wanted: Tensor) -> float:

@@ -11,9 +11,10 @@ import onnxruntime
 import pytest
 
 from penstock.backends.datatypes import DATATYPES
-from penstock.perf.gpu import correct, engines, faults, graphs, memory, shared, sizes
+from penstock.perf.gpu import correct, engines, faults, graphs, memory, shared, sizes, taken
 from penstock.perf.gpu.correct import TOLERANCE
 from penstock.perf.gpu.models import Variant
+from penstock.perf.gpu.servers import config_of, serving
 from penstock.perf.gpu.world import GPU, World
 from tests.backends.fake_cuda import FakeRuntime
 from tests.backends.fake_session import fake_cuda_loader
@@ -136,3 +137,16 @@ def test_an_answer_that_was_never_written_is_far_off(tmp_path: Path, runtime: Fa
     server: Any = Sharing(runtime, world, variant, writes=False)
 
     assert shared.furthest(server, runtime, variant, correct.on_cpu(world, variant)) == float("inf")
+
+
+@pytest.mark.slow
+def test_who_takes_memory_away_changes_no_other_s_answers(tmp_path: Path) -> None:
+    world = World("cpu", tmp_path, quick=True)
+    variant = world.variant("cnn", "fp32")
+    world.file(variant)
+    with serving(world, "shared") as server:
+        server.control.load(variant.name, config_of(world, variant.name, 8))
+        row = taken.row(server, variant, correct.on_cpu(world, variant), seconds=0.3)
+
+    assert row.held
+    assert not row.note.startswith("0 answers")

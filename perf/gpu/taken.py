@@ -1,0 +1,123 @@
+"""Taken: what clients share of the host's memory, while some of them truncate their files under the server's copies.
+
+Where a device copies out of such memory by itself, only a machine that has one shows that nothing of the process
+touches a page that has gone: that would be its end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from penstock.perf.profiling.control import ControlError
+
+from .correct import POOL, TOLERANCE, off_by
+from .models import Tensor, Variant
+from .rows import Row, at_most
+from .servers import Server
+
+SECONDS = 2.0
+_HONEST, _TAKING = 3, 3
+_SHM = Path("/dev/shm")  # noqa: S108 - where the server looks for it
+_DATATYPES = {"int64": "INT64"}
+
+
+def row(server: Server, variant: Variant, wanted: Tensor, seconds: float = SECONDS) -> Row:
+    """Say how far answers to honest clients are off at most. Raises: RuntimeError, OSError where there are none."""
+    drawn = variant.inputs(POOL)
+    with ExitStack() as stack:
+        clients = [stack.enter_context(_Client(server, variant)) for _ in range(_HONEST + _TAKING)]
+        pool = stack.enter_context(ThreadPoolExecutor(len(clients) + 1))
+        end_s = time.monotonic() + seconds
+
+        def ask(number: int) -> tuple[float, int, int]:
+            """Give how far its answers are off, how many there were, and how many were refused."""
+            off, answers, refused = 0.0, 0, 0
+            while time.monotonic() < end_s:
+                rows = [(7 * answers + 5 * number) % POOL]
+                try:
+                    answer = clients[number].ask({name: each[rows] for name, each in drawn.items()})
+                except RuntimeError:
+                    if number < _HONEST:
+                        raise
+                    refused += 1
+                    continue
+                off, answers = max(off, off_by(answer, wanted[rows])), answers + 1
+            return off, answers, refused
+
+        def take() -> None:
+            while time.monotonic() < end_s:
+                for client in clients[_HONEST:]:
+                    client.take()
+
+        taking = pool.submit(take)
+        found = list(pool.map(ask, range(len(clients))))
+        taking.result()
+    off = max(each[0] for each in found[:_HONEST])
+    answers = sum(each[1] for each in found[:_HONEST])
+    asked, refused = (sum(each[at] for each in found[_HONEST:]) for at in (1, 2))
+    what = f"{variant.name}: off by at most, while others' memory is taken away"
+    note = f"{answers} answers; of the others' {asked + refused} requests {refused} were refused"
+    return at_most("shared", what, off if answers else float("inf"), TOLERANCE[variant.precision], note=note)
+
+
+class _Client:
+    """One region of system shared memory, with the inputs of a request of one row."""
+
+    def __init__(self, server: Server, variant: Variant) -> None:
+        self._server = server
+        self._variant = variant
+        self._file = _SHM / f"check_{secrets.token_hex(6)}"
+        self._places: dict[str, tuple[int, int]] = {}
+        self._size = 0
+        for name, each in variant.inputs(1).items():
+            self._places[name] = self._size, each.nbytes
+            self._size += each.nbytes
+
+    def __enter__(self) -> Self:
+        self._file.write_bytes(bytes(self._size))
+        self._server.control.register(self._file.name, self._file.name, self._size)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with suppress(ControlError):
+            self._server.control.unregister(self._file.name)
+        self._file.unlink()
+
+    def take(self) -> None:
+        """Take the memory away, and give other memory in its place."""
+        os.truncate(self._file, 0)
+        os.truncate(self._file, self._size)
+
+    def ask(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Ask with a row. Raises: RuntimeError where that is refused."""
+        with self._file.open("r+b") as file:
+            for name, each in inputs.items():
+                file.seek(self._places[name][0])
+                file.write(each.tobytes())
+        tensors = [
+            {"name": name, "datatype": _DATATYPES.get(each.dtype.name, self._variant.datatype),
+             "shape": list(each.shape), "parameters": self._place(name)}
+            for name, each in inputs.items()
+        ]  # fmt: skip
+        body = json.dumps({"inputs": tensors}).encode()
+        said = json.loads(self._server.process.request("POST", f"/v2/models/{self._variant.name}/infer", body))
+        (output,) = said["outputs"]
+        return np.asarray(output["data"], np.float64).reshape(output["shape"])
+
+    def _place(self, name: str) -> dict[str, str | int]:
+        offset, nbytes = self._places[name]
+        return {
+            "shared_memory_region": self._file.name,
+            "shared_memory_offset": offset,
+            "shared_memory_byte_size": nbytes,
+        }
