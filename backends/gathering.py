@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-from array import array
 from collections.abc import Sequence
 from functools import cache
+from struct import pack
 from typing import Any
 
 import numpy as np
@@ -121,22 +121,25 @@ def _read(parts: Sequence[Array | DeviceArray], buffer: Array) -> None:
 
 def _vectored(parts: Sequence[Array | DeviceArray], buffer: Array, call: Any) -> bool:
     """Copy with one call of the system, which takes addresses; False where it is not there, or did not do it all."""
-    at, done = _address(buffer), 0
     if call is None or sum([part.nbytes for part in parts]) != buffer.nbytes:
         return False
+    # of what may be written to there is a way to its address that takes a third of numpy's
+    at = ctypes.addressof(ctypes.c_char.from_buffer(buffer))  # type: ignore[arg-type]  # a Buffer from 3.12 on
     for first in range(0, len(parts), _MOST_PARTS):
         some = parts[first : first + _MOST_PARTS]
-        # struct iovec: an address and a size. A ctypes.Structure for each takes three times as long to make
-        of, size = array("L"), 0
+        spans: list[int] = []
         for part in some:
-            of.append(_address(part))
-            of.append(part.nbytes)
-            size += part.nbytes
-        into = array("L", (at + done, size))
-        if call(os.getpid(), into.buffer_info()[0], 1, of.buffer_info()[0], len(some), 0) != size:
+            spans += _address(part), part.nbytes
+        size = sum(spans[1::2])
+        if call(os.getpid(), _spans(at, size), 1, _spans(*spans), len(some), 0) != size:
             return False
-        done += size
+        at += size
     return True
+
+
+def _spans(*numbers: int) -> bytes:
+    """Give addresses and sizes as an array of struct iovec has them."""
+    return pack(f"{len(numbers)}N", *numbers)
 
 
 def _address(part: Array | DeviceArray) -> int:
@@ -167,6 +170,5 @@ def _found(library: ctypes.CDLL) -> Any:
         ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong
     )  # fmt: skip
     source, target = (np.full(1, value, _BYTE) for value in (1, 0))
-    into, of = (array("L", (_address(each), 1)) for each in (target, source))
-    did = call(os.getpid(), into.buffer_info()[0], 1, of.buffer_info()[0], 1, 0)
+    did = call(os.getpid(), _spans(_address(target), 1), 1, _spans(_address(source), 1), 1, 0)
     return call if did == 1 and target[0] == 1 else None

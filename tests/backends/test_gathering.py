@@ -185,7 +185,7 @@ def test_little_that_clients_share_is_read_with_the_gil_held_and_much_with_it_le
     buffers = [np.zeros((4, size), np.float32) for size in (2 * FEW, MUCH)]
 
     def often(parts: list[Any], buffer: Array) -> None:
-        for _ in range(500):
+        for _ in range(200):
             gather(parts, buffer)
 
     assert not gil.is_left_by(lambda: often(little, buffers[0]))
@@ -228,7 +228,12 @@ def test_little_is_copied_with_the_gil_held() -> None:
 def test_much_is_copied_with_the_gil_left() -> None:
     parts, buffer = [numbers(1, MUCH)] * MANY, np.zeros((MANY, MUCH), np.float32)
 
-    assert gil.is_left_by(lambda: gather(parts, buffer))
+    def often() -> None:
+        """Give another thread the time to be there, on a machine that is busy, too."""
+        for _ in range(50):
+            gather(parts, buffer)
+
+    assert gil.is_left_by(often)
 
 
 @given(st.integers(1, 5), st.integers(1, 5), st.sampled_from([0, 3, FEW, FEW + 1, MUCH]), st.sampled_from(KINDS))
