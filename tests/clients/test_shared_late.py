@@ -27,7 +27,10 @@ from tests.clients.gated import Gated
 from tests.fakes import PATIENCE_S
 from tests.live import live_server
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(os.environ.get("PENSTOCK_TEST_FRONTS")), reason="front ends copy what they decode"),
+]
 
 WIDTH = 8192
 NBYTES = 4 * WIDTH
