@@ -76,9 +76,9 @@ class Model:
     overlaps = False
     """Whether an Instance of it may have two Batches on its device."""
     in_place: frozenset[int] = frozenset()
-    """The devices in whose memory its Bindings read and write tensors that lie there (in_place.py)."""
     reads_late = False
-    """Whether what clients share of the host's memory is read when it is gathered, and by nobody before."""
+    """The devices in whose memory its Bindings read and write tensors that lie there (in_place.py), and whether what
+    clients share of the host's is read when it is gathered, and by nobody before."""
     tell_hindered: Callable[[], None] | None = None
     """Called when `hindered` has changed, where the truth is in another process."""
 
@@ -118,11 +118,9 @@ class Model:
         self.events: dict[str, int] = {}
         self.device_ns: dict[str, int] = {}
         self.hindered: set[Any] = set()
-        self.inflight = 0
-        self.holds = 0
+        self.inflight = self.holds = 0
         self.load_s = 0.0
-        self.closing = False
-        self.dirty = False
+        self.closing = self.dirty = False
         self.held = spec.policy.max_queue_delay_us > 0
         self.detours = self.passive or (self.forms is not None and self.forms.valued)
         self.timed = is_timed(spec.policy)
