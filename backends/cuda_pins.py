@@ -35,8 +35,8 @@ class Pinning(Protocol):
 class Pins:
     """Memory is pinned as a whole when it is first asked for, and let go just before it is unmapped.
 
-    What cannot be pinned is not tried again. Threads: any; the first to ask for some memory waits, half a second for
-    MOST_BYTES, so that must not be an event loop.
+    What cannot be pinned is not tried again. Threads: any; the first to ask for some memory waits while it is pinned,
+    so that must not be an event loop.
     """
 
     def __init__(self, runtime: Pinning, most_bytes: int = MOST_BYTES) -> None:
