@@ -27,6 +27,8 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _READ_AHEAD_BYTES = 65536
 _ASKING = frozenset((b"GET", b"HEAD", b"OPTIONS", b"TRACE"))
 """Source: RFC 9110, 9.2.1, of methods that are safe."""
+_MOST_PARTS = 1024
+"""Parts of a body that are kept apart; more of them, from a client that sends it in crumbs, are put together."""
 
 
 class FastLane(Answering):
@@ -42,7 +44,7 @@ class FastLane(Answering):
         super().__init__(*args, **kwargs)
         self._heads = self.shared.heads
         self._scanned = 0
-        self._body: bytes | bytearray | memoryview = b""
+        self._parts: list[bytes | bytearray | memoryview] = []
         self._landing: Landing | None = None
         self._straight: Straight | None = None
         self._head_bytes = 0
@@ -68,12 +70,14 @@ class FastLane(Answering):
             if head is not None and head.length > len(data) - end:
                 self._lived = True
                 self._expect(head, end)
-                self._take_part(memoryview(data)[end:])
+                self._take_part(memoryview(data)[end:])  # what is long is not copied before it is all there
                 return
         elif state == BODY and len(data) <= self._missing and not self._buffer:
             self._take_part(data)
             if not self._missing:
                 self._begin()
+            elif len(self._parts) > _MOST_PARTS:
+                self._gather_parts()
             return
         if state == CLOSED:
             return
@@ -161,7 +165,7 @@ class FastLane(Answering):
     def _expect(self, head: Head, head_bytes: int) -> None:
         """Begin to read the body of a request."""
         self.head = head
-        self._body, self._landing = b"", None
+        self._parts, self._landing = [], None
         self._missing = head.length
         self._chunked = ChunkedBody(self.shared.limits) if head.length < 0 else None
         if head.route is None:
@@ -169,10 +173,9 @@ class FastLane(Answering):
         if head.length > _READ_AHEAD_BYTES:
             # most clients read no answer before they have sent the body, so it is read; but it is not kept
             self._refusal = self._service.turn_away(head)
-            if self._refusal is None:
+            if self._refusal is None and head.length >= LARGE_BYTES:
                 self._landing = Landing(head.length)
-                if head.length >= LARGE_BYTES:
-                    self._read_straight(head_bytes)
+                self._read_straight(head_bytes)
         if head.expects:
             self.transport.write(_CONTINUE)
         self._state = CHUNKS if self._chunked else BODY
@@ -194,16 +197,8 @@ class FastLane(Answering):
         if self._landing is not None:
             self._landing.put(part)
         elif self._refusal is None:
-            self._keep(part)
+            self._parts.append(part)
         self._missing -= len(part)
-
-    def _keep(self, part: bytes | memoryview) -> None:
-        if not self._body:
-            self._body = part  # most come in one piece
-            return
-        if type(self._body) is not bytearray:
-            self._body = bytearray(self._body)
-        self._body += part
 
     def _read_chunks(self) -> bool:
         chunked = self._chunked
@@ -212,13 +207,14 @@ class FastLane(Answering):
         chunked.feed(self._buffer)
         if not chunked.done:
             return False
-        self._body = chunked.body
+        self._parts = [chunked.body]
         self._begin()
         return True
 
     def _begin(self) -> None:
-        body = bytes(self._body) if self._landing is None else self._landing.whole()
-        self._body, self._landing, self._chunked = b"", None, None
+        landing, parts = self._landing, self._parts
+        self._landing, self._parts, self._chunked = None, [], None
+        body = landing.whole() if landing is not None else bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
         self._state = BUSY
         head, refusal = self.head, self._refusal
         if refusal is not None:
@@ -226,6 +222,12 @@ class FastLane(Answering):
             self._service.refuse(self, refusal)
         elif head is not None:
             self._service.begin(self, head, body)
+
+    def _gather_parts(self) -> None:
+        first, *others = self._parts
+        gathered = first if type(first) is bytearray else bytearray(first)
+        gathered += b"".join(others)
+        self._parts = [gathered]
 
     # -- large bodies ------------------------------------------------------------------------------------------
 
@@ -254,9 +256,7 @@ class FastLane(Answering):
                 self._begin()
             return
         self.data_received(bytes(self.shared.scratch[:size]))
-        head = self.head
-        large = self._landing is not None and head is not None and head.length >= LARGE_BYTES
-        if not large and not (self._state == HEAD and self._buffer) and self._straight is not None:
+        if self._landing is None and not (self._state == HEAD and self._buffer) and self._straight is not None:
             self._straight = None
             self.transport.set_protocol(self)
 
