@@ -207,7 +207,10 @@ class Sending(asyncio.Protocol):
         self.pump()
 
     def pump(self) -> None:
-        """Send what may be sent, a turn for each stream, until the windows or the transport are full."""
+        """Send what may be sent, until the windows or the transport are full: the oldest first, as gRPC's C core does.
+
+        In turns, a thousand requests of 600 kB would all end when the last byte has come, and none before.
+        """
         while self.blocked and not self.paused:
             moved = 0
             for stream in list(self.blocked.values()):
@@ -236,12 +239,10 @@ class Sending(asyncio.Protocol):
             moved += size
         self.out_window -= moved
         stream.credit -= moved
-        # in turn: who was served goes to the end
-        del self.blocked[stream.stream_id]
         if moved < len(unsent):
             stream.unsent = unsent[moved:]
-            self.blocked[stream.stream_id] = stream
         else:
+            del self.blocked[stream.stream_id]
             stream.unsent = None
             stream.ended_here = stream.ending
         return moved

@@ -84,21 +84,66 @@ class GrpcCall(Answering):
                 return
         self._receive(payload, ended)
 
-    def _receive(self, payload: bytes, ended: int) -> None:
-        self.in_left -= len(payload)
+    def part(self, payload: memoryview, ended: int) -> None:
+        """Take the payload of a long DATA frame, or a part of it."""
+        incoming = self._incoming
+        if incoming is None and ended:
+            self.received(bytes(payload), ended)
+        elif incoming is None or ended or not incoming.settled or not self._keep(incoming, payload):
+            self._receive(payload, ended)
+
+    def _keep(self, incoming: Incoming, payload: memoryview) -> bool:
+        """Keep what is of a message's middle, most of what comes of a large one. Returns: False where it is not."""
+        size, connection = len(payload), self.connection
+        shared, left = connection.shared, self.in_left - size
+        if (
+            incoming.have + size >= incoming.need
+            or left < connection.stream_window_low
+            or shared.held_bytes + size > shared.receive_bytes
+            or self.request.length >= 0
+        ):
+            return False
+        self.in_left = left
         self._stalled_s = 0.0
-        if self.in_left < 0:
-            self.connection.reset(self.stream_id, Fault.FLOW_CONTROL_ERROR)
-            return
-        if ended:
-            self.remote_ended = True
-        if self.ended:
-            # its answer waits for its window, and no more than this one is of interest
+        incoming.feed(payload)
+        incoming.held += size
+        shared.held_bytes += size
+        return True
+
+    def _receive(self, payload: bytes | memoryview, ended: int) -> None:
+        if not self._admits(len(payload), ended):
             return
         incoming = self._incoming
         if incoming is None:
             incoming = self._incoming = Incoming(self.connection.shared.grpc.max_message_bytes)
         incoming.feed(payload)
+        self._look(incoming, ended)
+
+    def room(self) -> memoryview | None:
+        """Give where the next payload may be written instead: in the message under way, if it is large."""
+        return None if self._incoming is None else self._incoming.room()
+
+    def landed(self, size: int, ended: int) -> None:
+        """Learn that so much has been written there."""
+        incoming = self._incoming
+        if self._admits(size, ended) and incoming is not None:
+            incoming.landed(size)
+            self._look(incoming, ended)
+
+    def _admits(self, size: int, ended: int) -> bool:
+        """Count what has come. Returns: whether it is of interest."""
+        self.in_left -= size
+        self._stalled_s = 0.0
+        if self.in_left < 0:
+            self.connection.reset(self.stream_id, Fault.FLOW_CONTROL_ERROR)
+            return False
+        if ended:
+            self.remote_ended = True
+        # once it has ended, its answer waits for its window
+        return not self.ended
+
+    def _look(self, incoming: Incoming, ended: int) -> None:
+        """Look at what has come as a whole."""
         length = self.request.length
         if length >= 0 and (incoming.total > length or (ended and incoming.total < length)):
             # RFC 9113 8.1.1

@@ -3,7 +3,7 @@
 Given to uvicorn through its public `http=` setting by `server/serve.py`. A request that a `Service` claims is framed
 here and answered without ASGI (11 to 14 us with the model, where the barest ASGI application takes 20 to 22: `make
 bench`); any other is passed through byte for byte to uvicorn's httptools protocol, from which this class descends by
-way of Connection.
+way of Answering and Connection.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.batching.loaded import STOPPING
 from penstock.server.health import EXITING
+from penstock.server.landing import LARGE_BYTES, Landing, Straight
 
+from .answering import Answering
 from .chunks import ChunkedBody, too_large
-from .connection import BODY, BUSY, CHUNKS, CLOSED, FOREIGN, HEAD, Connection
+from .connection import BODY, BUSY, CHUNKS, CLOSED, FOREIGN, HEAD
 from .head import HttpError, TooLargeError, parse, without_upgrade
 from .unchunked import Unchunked
 
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
     from .head import Head
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_BODILESS = (204, 304)
-"""Statuses of answers that have no body, and so say nothing of its length. Source: RFC 9110, 8.6."""
 _READ_AHEAD_BYTES = 65536
 _ASKING = frozenset((b"GET", b"HEAD", b"OPTIONS", b"TRACE"))
 """Source: RFC 9110, 9.2.1, of methods that are safe."""
@@ -31,20 +31,23 @@ _MOST_PARTS = 1024
 """Parts of a body that are kept apart; more of them, from a client that sends it in crumbs, are put together."""
 
 
-class FastLane(Connection):
-    """One connection: what arrives on it, and the answers.
+class FastLane(Answering):
+    """One connection: what arrives on it.
 
     Invariants: one request at a time, so answers leave in order; what arrives meanwhile waits in `_buffer`, and
     reading pauses beyond 64 KiB of it. While a request is uvicorn's, the bytes of that request and no others are
-    passed to it.
+    passed to it. Once a large body has come, the transport reads by `room` and `filled`, until something else comes;
+    `data_received` may be called then as well. `_landing` is where the body under way goes, if it is large.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.head: Head | None = None
         self._heads = self.shared.heads
         self._scanned = 0
         self._parts: list[bytes | bytearray | memoryview] = []
+        self._landing: Landing | None = None
+        self._straight: Straight | None = None
+        self._head_bytes = 0
         self._refusal: Any = None
         self._advancing = False
         self._answered = False
@@ -60,11 +63,13 @@ class FastLane(Connection):
             if head is not None and head.length == len(data) - end:
                 self._state = BUSY
                 self.head = head
+                if head.length >= LARGE_BYTES:
+                    self._read_straight(end)
                 self._service.begin(self, head, data[end:])
                 return
             if head is not None and head.length > len(data) - end:
                 self._lived = True
-                self._expect(head)
+                self._expect(head, end)
                 self._take_part(memoryview(data)[end:])  # what is long is not copied before it is all there
                 return
         elif state == BODY and len(data) <= self._missing and not self._buffer:
@@ -144,7 +149,7 @@ class FastLane(Connection):
         if self._late:
             _demand_asking(head)
         del buffer[:end]
-        self._expect(head)
+        self._expect(head, end)
         if head.route is None:
             self._state = FOREIGN
             self._answered = False
@@ -157,10 +162,10 @@ class FastLane(Connection):
             return True
         return True
 
-    def _expect(self, head: Head) -> None:
+    def _expect(self, head: Head, head_bytes: int) -> None:
         """Begin to read the body of a request."""
         self.head = head
-        self._parts = []
+        self._parts, self._landing = [], None
         self._missing = head.length
         self._chunked = ChunkedBody(self.shared.limits) if head.length < 0 else None
         if head.route is None:
@@ -168,6 +173,9 @@ class FastLane(Connection):
         if head.length > _READ_AHEAD_BYTES:
             # most clients read no answer before they have sent the body, so it is read; but it is not kept
             self._refusal = self._service.turn_away(head)
+            if self._refusal is None and head.length >= LARGE_BYTES:
+                self._landing = Landing(head.length)
+                self._read_straight(head_bytes)
         if head.expects:
             self.transport.write(_CONTINUE)
         self._state = CHUNKS if self._chunked else BODY
@@ -186,7 +194,9 @@ class FastLane(Connection):
         return True
 
     def _take_part(self, part: bytes | memoryview) -> None:
-        if self._refusal is None:
+        if self._landing is not None:
+            self._landing.put(part)
+        elif self._refusal is None:
             self._parts.append(part)
         self._missing -= len(part)
 
@@ -202,8 +212,9 @@ class FastLane(Connection):
         return True
 
     def _begin(self) -> None:
-        parts, self._parts, self._chunked = self._parts, [], None
-        body = bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+        landing, parts = self._landing, self._parts
+        self._landing, self._parts, self._chunked = None, [], None
+        body = landing.whole() if landing is not None else bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
         self._state = BUSY
         head, refusal = self.head, self._refusal
         if refusal is not None:
@@ -217,6 +228,42 @@ class FastLane(Connection):
         gathered = first if type(first) is bytearray else bytearray(first)
         gathered += b"".join(others)
         self._parts = [gathered]
+
+    # -- large bodies ------------------------------------------------------------------------------------------
+
+    def _read_straight(self, head_bytes: int) -> None:
+        """Have the kernel write what comes where it belongs; the next head is likely as long as this one was."""
+        self._head_bytes = head_bytes
+        if self._straight is None:
+            self._straight = Straight(self)
+            self.transport.set_protocol(self._straight)
+
+    def room(self) -> memoryview:
+        """Give where what comes next is written: into the body, or for a moment to a place that all share."""
+        if self._landing is not None and self._state == BODY:
+            return self._landing.room()
+        scratch = self.shared.scratch
+        # no more than the head, and its body is read where it stays
+        return scratch[: self._head_bytes] if self._state == HEAD and not self._buffer else scratch
+
+    def filled(self, size: int) -> None:
+        """Take what has been written there; what is no large body goes the usual way, and so does what follows it."""
+        landing = self._landing
+        if landing is not None and self._state == BODY:
+            landing.have += size
+            self._missing -= size
+            if not self._missing:
+                self._begin()
+            return
+        self.data_received(bytes(self.shared.scratch[:size]))
+        if self._landing is None and not (self._state == HEAD and self._buffer) and self._straight is not None:
+            self._straight = None
+            self.transport.set_protocol(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let go of what was read, too."""
+        self._landing = self._straight = None
+        super().connection_lost(exc)
 
     # -- requests that are uvicorn's ---------------------------------------------------------------------------
 
@@ -249,46 +296,7 @@ class FastLane(Connection):
         if self._state == FOREIGN and not self.transport.is_closing():
             self._advance()
 
-    # -- answers -----------------------------------------------------------------------------------------------
-
-    def answer_json(self, body: bytes) -> None:
-        """Answer 200 with a JSON body: the usual answer, in one write."""
-        head = self.head
-        if self._state != BUSY or head is None:
-            return
-        if not head.keep_alive or head.old or self.shared.draining or self._half_closed:
-            self.answer(200, body, b"application/json")
-            return
-        self.transport.write(self.shared.answers.ok_json(self.server_state.default_headers) % len(body) + body)
-        self._lived = True
-        self._state = HEAD
-        if self._buffer or self.flow.read_paused:
-            self._continue()
-
-    def answer(self, status: int, body: bytes, content_type: bytes, extra: bytes = b"") -> None:
-        """Answer the request under way; `extra` is whole header lines. A second answer is ignored.
-
-        An empty `content_type` is not sent. To HEAD the answer is what it would be to GET, without the body.
-        """
-        head = self.head
-        if self._state != BUSY or head is None:
-            return
-        ending = self.shared.draining or self._half_closed
-        # what has arrived already is answered first
-        keep_alive = head.keep_alive and (not ending or bool(self._buffer))
-        connection = b"connection: close\r\n" if not keep_alive else b"connection: keep-alive\r\n" if head.old else b""
-        lines = self.shared.answers.head(status, self.server_state.default_headers)
-        if content_type:
-            extra += b"content-type: " + content_type + b"\r\n"
-        length = b"\r\n" if status in _BODILESS else b"content-length: %d\r\n\r\n" % len(body)
-        self.transport.write(b"".join((lines, connection, extra, length, b"" if head.method == b"HEAD" else body)))
-        self._lived = True
-        if not keep_alive:
-            self._close()
-            return
-        self._state = HEAD
-        if self._buffer or self.flow.read_paused:
-            self._continue()
+    # -- what is next -------------------------------------------------------------------------------------------
 
     def _next(self) -> None:
         self._lived = True

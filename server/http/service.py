@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.server.errors import error_body
+from penstock.server.landing import SCRATCH_BYTES
 
 from .answers import Answers
 
@@ -48,7 +49,10 @@ def refused(error: HttpError) -> tuple[int, bytes, bytes]:
 
 
 class Shared:
-    """What all connections of one server share. `refusal` writes the answer to what is refused as no request."""
+    """What all connections of one server share. `refusal` writes the answer to what is refused as no request.
+
+    `scratch` is written and read within one call of the transport's, whoever's it is.
+    """
 
     def __init__(self, service: Service, limits: Limits, *, loud: bool = False) -> None:
         self.service = service
@@ -57,6 +61,7 @@ class Shared:
         self.answers = Answers(loud=loud)
         self.connections: set[Connection] = set()
         self.draining = False
+        self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         self.refusal: Callable[[HttpError], tuple[int, bytes, bytes]] = refused
 
     def remember(self, raw: bytes, head: Head) -> None:

@@ -11,7 +11,8 @@ class Http2Limits:
 
     Units: bytes, counts and seconds, as named; 0 s is no limit where `max_age_s`, `idle_timeout_s` and
     `keepalive_s` are concerned. `max_header_bytes` holds for a header block as sent and again decoded, counted as
-    RFC 9113 does, 32 bytes more per field. `preface_timeout_s` is for the client's first frames, `receive_timeout_s`
+    RFC 9113 does, 32 bytes more per field. `frame_bytes` is the largest frame of plain DATA, at least 16,384; all
+    others have no more than that. `preface_timeout_s` is for the client's first frames, `receive_timeout_s`
     for the next byte of a request that has begun, `write_timeout_s` while the client takes nothing of what waits for
     it. `max_resets` and `max_idle_frames` are per second: calls that a client takes back, as many as it may have under
     way at once, whose deadline may be the same; and frames that ask for nothing. Both grow with the calls that are
@@ -23,6 +24,7 @@ class Http2Limits:
     max_header_bytes: int = 16384
     stream_window_bytes: int = 4 << 20
     connection_window_bytes: int = 16 << 20
+    frame_bytes: int = 1 << 20
     preface_timeout_s: float = 10.0
     receive_timeout_s: float = 60.0
     write_timeout_s: float = 60.0

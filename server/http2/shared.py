@@ -13,12 +13,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock.http2")
 
+_SCRATCH_BYTES = 8192
+"""Between large messages no more is read at once: what comes of the next one beyond its head is copied twice."""
+
 
 class Http2Shared:
     """Connections, and the one write per connection and loop turn.
 
     Invariants: a connection with something to write is in `dirty`, and then one flush is on its way. `held_bytes` is
-    what all of them keep of messages that have not arrived whole, never more than `receive_bytes` for long.
+    what all of them keep of messages that have not arrived whole, never more than `receive_bytes` for long. `scratch`
+    is written and read within one call of the transport's, whoever's it is.
     Threads: the event loop's.
     """
 
@@ -30,6 +34,7 @@ class Http2Shared:
         self.connections: set[Lifetime] = set()
         self.dirty: list[Sender] = []
         self.draining = False
+        self.scratch = memoryview(bytearray(_SCRATCH_BYTES))
 
     def mark(self, connection: Sender) -> None:
         """Write what a connection has, once this loop turn is over."""

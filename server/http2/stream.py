@@ -47,6 +47,18 @@ class Stream:
         """Take a DATA frame's payload. `in_left` is the receiver's to keep."""
         raise NotImplementedError
 
+    def part(self, payload: memoryview, ended: int) -> None:
+        """Take the payload of a long DATA frame, or a part of it. Ownership: it is lent for this call."""
+        self.received(bytes(payload), ended)
+
+    def room(self) -> memoryview | None:
+        """Give where the next payload may be written instead, if there is such a place."""
+        return None
+
+    def landed(self, size: int, ended: int) -> None:
+        """Learn that so much has been written there; else as `received`."""
+        raise NotImplementedError
+
     def left(self) -> None:
         """Learn that what waited has gone out, or that there is little left of it."""
 

@@ -59,6 +59,24 @@ def test_the_connections_window_holds_all_streams_back() -> None:
     run(scenario)
 
 
+def test_a_large_request_is_sent_whole_before_the_next_one_is_begun() -> None:
+    async def scenario() -> None:
+        server = Server(initial_window_size=1 << 20, max_frame_size=1 << 20)
+        channel = await server.open()
+        large = message(bytes(600_000))
+        for _ in range(3):
+            channel.send(large, FakeSlot())
+        peer = server.peer
+        got = dict.fromkeys((1, 3, 5), 0)
+        for window in (0, 800_000):
+            peer.feed(frames.window_update(0, window) if window else b"")
+            for stream, sent in peer.requests().items():
+                got[stream] += len(sent)
+        assert got == {1: 600_005, 3: 65_535 + 800_000 - 600_005, 5: 0}
+
+    run(scenario)
+
+
 def test_a_transport_that_is_full_holds_back_until_it_is_not() -> None:
     async def scenario() -> None:
         server = Server(initial_window_size=1 << 30)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 import ssl
 import subprocess
@@ -49,6 +50,13 @@ def test_unary_calls_are_answered_with_ok(channel: grpc.Channel) -> None:
     assert ask(channel, ECHO, b"") == b""
     for size in (1, 100, 16_378, 16_379, 16_380, 65_530, 65_531, 70_000, 1_000_000):
         assert ask(channel, ECHO, bytes(size)) == bytes(size)
+
+
+def test_large_messages_and_small_ones_at_once_are_each_what_was_sent(channel: grpc.Channel) -> None:
+    sent = [random.Random(number).randbytes(size) for number, size in enumerate((300_000, 10, 2_500_000, 70_000) * 8)]
+    futures = [channel.unary_unary(ECHO).future(message, timeout=PATIENCE_S) for message in sent]
+
+    assert [future.result() for future in futures] == sent
 
 
 @pytest.mark.slow
@@ -274,7 +282,8 @@ def test_tls_is_served_with_alpn(keys: dict[str, tuple[str, str]]) -> None:
         trusting = grpc.ssl_channel_credentials(read(server[0]))
         with grpc.secure_channel(live.address, trusting, UNLIMITED) as channel:
             assert ask(channel, ECHO, b"hello") == b"hello"
-            assert ask(channel, ECHO, bytes(5_000_000)) == bytes(5_000_000)
+            for message in (random.Random(1).randbytes(5_000_000), b"small", random.Random(2).randbytes(600_000)):
+                assert ask(channel, ECHO, message) == message
         client = ssl.create_default_context(cafile=server[0])
         client.set_alpn_protocols(["h2"])
         with (

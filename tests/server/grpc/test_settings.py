@@ -51,7 +51,8 @@ def test_every_setting_reaches_its_limit() -> None:
         item.name for item in fields(Http2Limits) if getattr(made.http2, item.name) == getattr(default.http2, item.name)
     }
     assert same == {
-        "stream_window_bytes", "connection_window_bytes", "preface_timeout_s", "max_resets", "max_idle_frames",
+        "frame_bytes", "stream_window_bytes", "connection_window_bytes", "preface_timeout_s", "max_resets",
+        "max_idle_frames",
     }  # fmt: skip
 
 

@@ -40,7 +40,7 @@ class FakeTransport(asyncio.Transport):
         self.ended = False
         self.closed = False
         self.aborted = False
-        self._protocol = protocol
+        self.protocol: Any = protocol
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return {"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)}.get(name, default)
@@ -73,7 +73,7 @@ class FakeTransport(asyncio.Transport):
         """Lose the connection, as when the client goes."""
         if not self.closed:
             self.closed = True
-            asyncio.get_running_loop().call_soon(self._protocol.connection_lost, error)
+            asyncio.get_running_loop().call_soon(self.protocol.connection_lost, error)
 
     def pause_reading(self) -> None:
         assert self.reading
@@ -82,6 +82,25 @@ class FakeTransport(asyncio.Transport):
     def resume_reading(self) -> None:
         assert not self.reading
         self.reading = True
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self.protocol = protocol
+
+    @property
+    def straight(self) -> bool:
+        """Whether what arrives is written where the protocol says."""
+        return isinstance(self.protocol, asyncio.BufferedProtocol)
+
+    def arrive(self, data: bytes) -> None:
+        """Give bytes to the protocol, in the way in which it reads."""
+        while data and not self.closed:
+            if not self.straight:
+                self.protocol.data_received(data)
+                return
+            room = self.protocol.get_buffer(-1)
+            part, data = data[: len(room)], data[len(room) :]
+            room[: len(part)] = part
+            self.protocol.buffer_updated(len(part))
 
 
 @dataclass
@@ -185,7 +204,7 @@ class Lane:
         for piece in pieces:
             if piece and not self.transport.closed:
                 assert self.transport.reading, "fed while reading is paused"
-                self.protocol.data_received(piece)
+                self.transport.arrive(piece)
 
     async def fed(self, *pieces: bytes) -> list[Answer]:
         """Give bytes, a turn of the loop between them, and read the answers."""

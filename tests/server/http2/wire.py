@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -93,7 +94,8 @@ class FakeTimer:
 class FakeTransport:
     """Records what is written. `stuck` is what it claims not to have got rid of."""
 
-    def __init__(self) -> None:
+    def __init__(self, protocol: Any = None) -> None:
+        self.protocol = protocol
         self.written = bytearray()
         self.writes = 0
         self.stuck = 0
@@ -102,6 +104,24 @@ class FakeTransport:
     def write(self, sent: bytes) -> None:
         self.written += sent
         self.writes += 1
+
+    def set_protocol(self, protocol: Any) -> None:
+        self.protocol = protocol
+
+    @property
+    def straight(self) -> bool:
+        """Whether what arrives is written where the protocol says."""
+        return isinstance(self.protocol, asyncio.BufferedProtocol)
+
+    def arrive(self, data: bytes) -> None:
+        """Give bytes to the protocol, in the way in which it reads."""
+        while data and self.straight:
+            room = self.protocol.get_buffer(-1)
+            part, data = data[: len(room)], data[len(room) :]
+            room[: len(part)] = part
+            self.protocol.buffer_updated(len(part))
+        if data:
+            self.protocol.data_received(data)
 
     def is_closing(self) -> bool:
         return self.closed or self.aborted
@@ -175,7 +195,7 @@ class Wire:
 
     def connect(self) -> None:
         self.connection = GrpcConnection(self.shared)
-        self.transport = FakeTransport()
+        self.transport = FakeTransport(self.connection)
         self.connection.connection_made(self.transport)  # type: ignore[arg-type]
 
     def _hold(self, call: Call, message: bytes) -> None:
@@ -194,7 +214,7 @@ class Wire:
     # -- what the peer sends -----------------------------------------------------------------------------------
 
     def feed(self, sent: bytes) -> None:
-        self.connection.data_received(sent)
+        self.transport.arrive(sent)
         self.loop.turn()
 
     def headers(self, stream: int = 1, *, end: bool = False, **fields: str | None) -> bytes:

@@ -1,0 +1,64 @@
+"""Answering: the half of a connection that its Service uses. Part of FastLane, which adds what arrives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .connection import BUSY, HEAD, Connection
+
+if TYPE_CHECKING:
+    from .head import Head
+
+_BODILESS = (204, 304)
+"""Statuses of answers that have no body, and so say nothing of its length. Source: RFC 9110, 8.6."""
+
+
+class Answering(Connection):
+    """What is answered. `head` is that of the request under way, or of the last one."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.head: Head | None = None
+
+    def answer_json(self, body: bytes) -> None:
+        """Answer 200 with a JSON body: the usual answer, in one write."""
+        head = self.head
+        if self._state != BUSY or head is None:
+            return
+        if not head.keep_alive or head.old or self.shared.draining or self._half_closed:
+            self.answer(200, body, b"application/json")
+            return
+        self.transport.write(self.shared.answers.ok_json(self.server_state.default_headers) % len(body) + body)
+        self._lived = True
+        self._state = HEAD
+        if self._buffer or self.flow.read_paused:
+            self._continue()
+
+    def answer(self, status: int, body: bytes, content_type: bytes, extra: bytes = b"") -> None:
+        """Answer the request under way; `extra` is whole header lines. A second answer is ignored.
+
+        An empty `content_type` is not sent. To HEAD the answer is what it would be to GET, without the body.
+        """
+        head = self.head
+        if self._state != BUSY or head is None:
+            return
+        ending = self.shared.draining or self._half_closed
+        # what has arrived already is answered first
+        keep_alive = head.keep_alive and (not ending or bool(self._buffer))
+        connection = b"connection: close\r\n" if not keep_alive else b"connection: keep-alive\r\n" if head.old else b""
+        lines = self.shared.answers.head(status, self.server_state.default_headers)
+        if content_type:
+            extra += b"content-type: " + content_type + b"\r\n"
+        length = b"\r\n" if status in _BODILESS else b"content-length: %d\r\n\r\n" % len(body)
+        self.transport.write(b"".join((lines, connection, extra, length, b"" if head.method == b"HEAD" else body)))
+        self._lived = True
+        if not keep_alive:
+            self._close()
+            return
+        self._state = HEAD
+        if self._buffer or self.flow.read_paused:
+            self._continue()
+
+    def _continue(self) -> None:
+        """Go on with what has arrived meanwhile."""
+        raise NotImplementedError
