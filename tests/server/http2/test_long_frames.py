@@ -180,6 +180,18 @@ class TestRefusals:
         wire.feed(wire.call(stream=3))
         assert wire.answers() == {3: (b"hello", OK, "")}
 
+    @pytest.mark.parametrize("frame", [16_384, MIB])
+    def test_a_body_is_as_long_as_its_header_says(self, frame: int) -> None:
+        wire = Wire()
+        open_windows(wire)
+        content = message_of(LARGE)
+        wire.feed(wire.headers(1, content_length=str(len(content))) + long(content, frame))
+        assert wire.answers() == {1: (LARGE, OK, "")}
+
+        wire.feed(wire.headers(3, content_length="600000") + long(content, frame, 3))
+        assert wire.reset_of(3) == Fault.PROTOCOL_ERROR
+        assert wire.shared.held_bytes == 0
+
     def test_more_than_the_connections_window_ends_it(self) -> None:
         wire = Wire()
         raw = wire.headers(1, __path=HOLD) + long(message_of(LARGE))
