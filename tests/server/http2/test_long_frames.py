@@ -223,6 +223,16 @@ class TestRefusals:
         assert {stream: status for stream, (_, status, _) in wire.answers().items()} == {1: 8, 3: OK}
 
 
+def test_of_a_connection_that_is_lost_in_the_middle_of_a_frame_nothing_is_kept() -> None:
+    wire = Wire()
+    wire.feed(wire.headers(1, __path=HOLD) + long(message_of(LARGE))[:20_000])
+    assert wire.transport.straight
+    wire.connection.connection_lost(None)
+
+    assert wire.connection.streams == {}
+    assert wire.shared.held_bytes == 0
+
+
 class TestTime:
     def test_a_frame_that_goes_on_slowly_is_not_refused(self) -> None:
         wire = Wire(receive_timeout_s=5.0)
