@@ -1,8 +1,8 @@
 """Landing: where a large body is put as it comes, by the kernel itself where that is possible; it becomes `bytes`.
 
 Called by the fast lane (`http/fastlane.py`) and the gRPC lane (`http2/connection.py`, `grpc/framing.py`). What uvloop
-hands to an ordinary protocol it has copied once, and what is put together of such pieces is copied again: a body of
-300 kB so takes 60 us of CPU more (docs/adr/0019).
+hands to an ordinary protocol it has copied once, and what is put together of such pieces is copied again
+(docs/adr/0019-large-bodies.md; perf/bodies.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 LARGE_BYTES = 1 << 18
 """A body from here on is read straight. Below it often comes in one read, and the copies cost less than the calls that
-save them: 230 kB over HTTP take 80 to 90 us of the loop either way, 300 kB 105 for 130, 600 kB 165 for 220."""
+save them: 230 kB over HTTP take 80 to 90 us of the loop either way, 300 kB 100 for 116 (perf/bodies.py)."""
 SCRATCH_BYTES = 1 << 16
 """What is read at once of what is no body."""
 _RESERVED_BYTES = 1 << 20

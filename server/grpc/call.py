@@ -100,7 +100,7 @@ class GrpcCall(Answering):
             incoming.have + size >= incoming.need
             or left < connection.stream_window_low
             or shared.held_bytes + size > shared.receive_bytes
-            or self.request.length >= 0
+            or 0 <= self.request.length < incoming.total + size
         ):
             return False
         self.in_left = left

@@ -180,6 +180,18 @@ class TestRefusals:
         wire.feed(wire.call(stream=3))
         assert wire.answers() == {3: (b"hello", OK, "")}
 
+    @pytest.mark.parametrize("frame", [16_384, MIB])
+    def test_a_body_is_as_long_as_its_header_says(self, frame: int) -> None:
+        wire = Wire()
+        open_windows(wire)
+        content = message_of(LARGE)
+        wire.feed(wire.headers(1, content_length=str(len(content))) + long(content, frame))
+        assert wire.answers() == {1: (LARGE, OK, "")}
+
+        wire.feed(wire.headers(3, content_length="600000") + long(content, frame, 3))
+        assert wire.reset_of(3) == Fault.PROTOCOL_ERROR
+        assert wire.shared.held_bytes == 0
+
     def test_more_than_the_connections_window_ends_it(self) -> None:
         wire = Wire()
         raw = wire.headers(1, __path=HOLD) + long(message_of(LARGE))
@@ -209,6 +221,16 @@ class TestRefusals:
         wire.feed(wire.headers(1, __path=ECHO) + long(message_of(LARGE)) + wire.call(stream=3))
 
         assert {stream: status for stream, (_, status, _) in wire.answers().items()} == {1: 8, 3: OK}
+
+
+def test_of_a_connection_that_is_lost_in_the_middle_of_a_frame_nothing_is_kept() -> None:
+    wire = Wire()
+    wire.feed(wire.headers(1, __path=HOLD) + long(message_of(LARGE))[:20_000])
+    assert wire.transport.straight
+    wire.connection.connection_lost(None)
+
+    assert wire.connection.streams == {}
+    assert wire.shared.held_bytes == 0
 
 
 class TestTime:
