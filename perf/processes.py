@@ -105,7 +105,16 @@ def rss_bytes(pid: int, proc: Path = PROC) -> int:
 
 def machine_s(proc: Path = PROC) -> tuple[float, float]:
     """Give the CPU time of the machine's cores together: busy, and in all. Raises: OSError."""
-    with (proc / "stat").open(encoding="ascii") as file:
-        ticks = [int(word) for word in file.readline().split()[1:9]]
+    ticks = _ticks(proc)
     idle = sum(ticks[3:5])  # idle, and waiting for disks
     return (sum(ticks) - idle) / _TICKS_PER_S, sum(ticks) / _TICKS_PER_S
+
+
+def stolen_s(proc: Path = PROC) -> float:
+    """Give the CPU time that a virtual machine wanted, and another had, of all cores together. Raises: OSError."""
+    return _ticks(proc)[7] / _TICKS_PER_S
+
+
+def _ticks(proc: Path) -> list[int]:
+    with (proc / "stat").open(encoding="ascii") as file:
+        return [int(word) for word in file.readline().split()[1:9]]

@@ -26,6 +26,7 @@ def test_a_machine_is_busy_but_when_it_is_idle_or_waits_for_disks(tmp_path: Path
     (tmp_path / "stat").write_text(f"cpu  {' '.join(map(str, words))}\ncpu0 9 9 9 9 9 9 9 9 9 9\n", "ascii")
 
     assert processes.machine_s(tmp_path) == (11_100_111, 11_111_111)
+    assert processes.stolen_s(tmp_path) == 10_000_000
 
 
 def test_descendants_come_after_those_they_descend_from_and_once() -> None:

@@ -142,7 +142,7 @@ def test_an_answer_that_was_never_written_is_far_off(tmp_path: Path, runtime: Fa
 @pytest.mark.slow
 def test_who_takes_memory_away_changes_no_other_s_answers(tmp_path: Path) -> None:
     world = World("cpu", tmp_path, quick=True)
-    variant = world.variant("cnn", "fp32")
+    variant = world.variant("cnn", "fp16")  # halves come in no JSON
     world.file(variant)
     with serving(world, "shared") as server:
         server.control.load(variant.name, config_of(world, variant.name, 8))
