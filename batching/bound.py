@@ -15,14 +15,18 @@ from .derived import derived_names, kept_names
 from .spec import BatchTensor, ModelSpec
 
 
-def bound_signature(spec: ModelSpec, signature: Signature, graph: Signature) -> Signature | None:
+def bound_signature(
+    spec: ModelSpec, signature: Signature, graph: Signature, *, apart: bool = False
+) -> Signature | None:
     """Give what the Bindings take and give; None where it is the signature itself.
+
+    `apart`: nothing is gathered, each request's tensors go to the model as they are.
 
     Shapes: the model's own, -1 for rows in front when batched. Derived inputs stand after the clients', kept outputs
     after theirs unless clients get them too. A scalar is `[1]`.
     Raises: InferError (INVALID).
     """
-    _check_together(spec, signature)
+    _check_together(spec, signature, apart=apart)
     _check_batch_tensors(spec, signature)
     scattered = {each.name for each in spec.batch_outputs}
     inputs = [_inside(each, batched=signature.batched) for each in signature.inputs]
@@ -132,7 +136,7 @@ def laid_flat(spec: ModelSpec, signature: Signature) -> dict[str, bool]:
     }
 
 
-def _check_together(spec: ModelSpec, signature: Signature) -> None:
+def _check_together(spec: ModelSpec, signature: Signature, *, apart: bool) -> None:
     """Refuse what cannot be had together; what cannot be had with sequences at all, controls.py has refused by then."""
     tensors, flat = (*signature.inputs, *signature.outputs), laid_flat(spec, signature)
     rowless = all(each.is_shape for each in signature.inputs) and (signature.inputs or derived_names(spec))
@@ -145,7 +149,8 @@ def _check_together(spec: ModelSpec, signature: Signature) -> None:
         ("batching.allowed_sizes", bool(spec.policy.allowed_rows), flat),
         ("batching.split", spec.policy.split, flat | values),
         ("hooks", spec.hooks is not None, values),
-        ("sequence_batching.direct", spec.sequence is not None and spec.sequence.direct, flat),
+        # where rows are gathered, a row without a request has no place among elements that lie one behind the other
+        ("sequence_batching.direct", spec.sequence is not None and spec.sequence.direct and not apart, flat),
     ):
         other = next((name for name, there in against.items() if there), None)
         if given and other is not None:

@@ -177,7 +177,7 @@ def complete_outside(spec: ModelSpec) -> ModelSpec:
     # the event loop runs none of its batches
     spec = replace(spec, policy=replace(spec.policy, max_batch_rows=rows, executor="thread"))
     check_sequence(spec, graph)
-    return replace(spec, signature=signature, bound=bound_signature(spec, signature, graph))
+    return replace(spec, signature=signature, bound=bound_signature(spec, signature, graph, apart=True))
 
 
 def _told(control: Control) -> TensorSpec:

@@ -6,6 +6,7 @@ import json
 import queue
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,8 @@ sequence_batching {
   ]
 }
 """
+RAGGED = SEEN_CONFIG.replace("INT32 dims: [ 1 ]", "INT32 dims: [ -1 ] allow_ragged_batch: true").replace("4", "2")
+FULL = "direct { max_queue_delay_microseconds: 20000000 minimum_slot_utilization: 1 }"
 COMPLETES = """
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -214,6 +217,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     write_model(root, "seen", SEEN, SEEN_CONFIG)
     write_model(root, "sequence", SEEN, SEEN_CONFIG + SEQUENCE)
     write_model(root, "direct", SEEN, SEEN_CONFIG + SEQUENCE.replace("oldest {}", "direct {}"))
+    write_model(root, "ragged", SEEN, RAGGED + SEQUENCE.replace("oldest {}", FULL))
     write_model(root, "completes", COMPLETES)
     write_model(root, "caller", CALLER, ONE)
     write_model(root, "counting", METRIC, ONE)
@@ -364,6 +368,21 @@ def test_a_sequence_is_told_to_the_model(http: Any, model: str) -> None:
     assert first["inputs"]["START"] == [[1]]
     assert last["inputs"]["START"] == [[0]]
     assert last["inputs"]["CORRID"] == [[7]]
+
+
+def test_sequences_of_other_lengths_share_a_batch_where_that_is_allowed(live: Live) -> None:
+    def told(number: int) -> dict[str, Any]:
+        given = triton_http.InferInput("x", [1, number], "INT32")
+        given.set_data_from_numpy(np.full((1, number), number, np.int32))
+        with triton_http.InferenceServerClient(live.address) as client:
+            result = client.infer("ragged", [given], sequence_id=number, sequence_start=True, sequence_end=True)
+        return json.loads(result.as_numpy("y")[0, 0])  # type: ignore[no-any-return]
+
+    with ThreadPoolExecutor(2) as pool:
+        one, three = pool.map(told, (1, 3))
+
+    assert (one["many"], one["inputs"]["x"], one["inputs"]["CORRID"]) == (2, [[1]], [[1]])
+    assert (three["many"], three["inputs"]["x"], three["inputs"]["CORRID"]) == (2, [[3, 3, 3]], [[3]])
 
 
 def test_a_model_without_a_configuration_says_its_own(http: Any) -> None:
