@@ -85,8 +85,7 @@ class Sequences:
         self._idle_ns = spec.idle_us * 1000
         self._delay_ns = spec.max_delay_us * 1000 if spec.min_utilization else 0
         self._wanted = math.ceil(spec.min_utilization * rows - 1e-6)
-        corrid = next((control for control in spec.controls if control.kind == "corrid"), None)
-        self._ids = None if corrid is None else str if corrid.datatype == "BYTES" else int
+        self._corrid = next((control for control in spec.controls if control.kind == "corrid"), None)
         self._shapes = {state.output: state.begin for state in spec.states if -1 in state.shape}
         self._instances = max(instances, 1)
         self._rows = [_Rows() for _ in range(self._instances)] if spec.direct else None
@@ -119,9 +118,10 @@ class Sequences:
             raise _invalid(f"inference request {to} must specify batch-size 1 due to requirements of sequence batcher")
         if not said.id:
             raise _invalid(f"inference request {to} must specify a non-zero or non-empty correlation ID")
-        if self._ids not in (None, type(said.id)):
-            kind = "a string" if self._ids is str else "an integer"
-            raise _invalid(f"inference request {to} must specify {kind} as correlation ID: its CORRID control is one")
+        corrid, given = self._corrid, "BYTES" if isinstance(said.id, str) else "UINT64"
+        if corrid is not None and (corrid.datatype == "BYTES") != (given == "BYTES"):
+            text = f"sequence batching control '{corrid.name}' data-type is '{given}', but model '{self._name}' expects"
+            raise _invalid(f"{text} '{corrid.datatype}'")
         one = self._open.get(said.id)
         if one is not None:
             return one.slot < 0

@@ -231,11 +231,11 @@ class TestComing:
         with pytest.raises(InferError, match="must specify a non-zero or non-empty correlation ID"):
             scheduler_of(OLDEST).add(request_of(0, sequence=None))
 
-    @pytest.mark.parametrize(("datatype", "identity"), [("BYTES", 1), ("INT32", "a")])
-    def test_an_id_must_be_of_the_controls_kind(self, datatype: str, identity: int | str) -> None:
+    @pytest.mark.parametrize(("datatype", "identity", "given"), [("BYTES", 1, "UINT64"), ("INT32", "a", "BYTES")])
+    def test_an_id_must_be_of_the_controls_kind(self, datatype: str, identity: int | str, given: str) -> None:
         scheduler = scheduler_of(replace(OLDEST, controls=(Control("c", "corrid", datatype),)))
 
-        with pytest.raises(InferError, match="as correlation ID: its CORRID control is one"):
+        with pytest.raises(InferError, match=f"control 'c' data-type is '{given}', but model 'm' expects '{datatype}'"):
             add(scheduler, identity, "s")
 
     def test_a_sequence_is_over_for_clients_when_its_end_has_come(self) -> None:

@@ -222,9 +222,15 @@ class TestRefusals:
         with pytest.raises(InferenceServerException, match="128 characters"):
             ask(client, "direct", 1, "x" * 129, sequence_start=True)
 
-    @pytest.mark.parametrize(("model", "identity"), [("teller", "a"), ("text_teller", 1)])
-    def test_an_id_that_the_model_cannot_be_told(self, client: Any, model: str, identity: int | str) -> None:
-        with pytest.raises(InferenceServerException, match=r"must specify an? (string|integer) as correlation ID"):
+    @pytest.mark.parametrize(
+        ("model", "identity", "given", "wanted"),
+        [("teller", "a", "BYTES", "UINT64"), ("text_teller", 1, "UINT64", "BYTES")],
+    )
+    def test_an_id_that_the_model_cannot_be_told(
+        self, client: Any, model: str, identity: int | str, given: str, wanted: str
+    ) -> None:
+        text = f"sequence batching control 'CORRID' data-type is '{given}', but model '{model}' expects '{wanted}'"
+        with pytest.raises(InferenceServerException, match=text):
             ask(client, model, 1, identity, sequence_start=True)
 
     def test_a_sequence_that_was_idle_for_too_long(self, live: Live, client: Any) -> None:
