@@ -112,7 +112,7 @@ class Model:
         self._on_threads = bool(spec.policy.run_limit_us) or needs_threads(spec, shared, backends)
         executor = "thread" if self._on_threads else spec.policy.executor
         self.costs = CostModel(spec.policy.allowed_rows)
-        sequences = sequences_of(spec, self.max_rows, count)
+        sequences = sequences_of(spec, self.max_rows, count, pinned=not backends)
         fast_ns = FAST_OF_MANY_NS if executor == "auto" and count > 1 else FAST_NS[executor]
         self.scheduler = Scheduler(spec.policy, self.costs, fast_ns, count, sequences, usable_bytes())
         self.events: dict[str, int] = {}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from .batch import Batch
 from .isolation import refuse
+from .sequences import pin
 
 if TYPE_CHECKING:
     from penstock.backends.errors import InferError
@@ -131,6 +132,9 @@ class OutsideInstance:
                 ns = batch.exec_end_ns - batch.exec_start_ns
                 model.scheduler.learn(batch.key, batch.rows, ns, batch.exec_end_ns)
             more = model.scheduler.live > 0
+            if more and self._pinned:
+                # its sequences may have been those of another, which can run again by now
+                model.wake_one()
         self._end_turn(more=more)
         if answered:
             model.hand_over(parted(batch, answered))
@@ -223,7 +227,7 @@ class OutsideInstance:
         model = self._model
         with model.lock:
             now_ns = time.monotonic_ns()
-            lane = model.scheduler.next_lane(now_ns)
+            lane = model.scheduler.next_lane(now_ns, pins=self._pins())
             most_ns = self.outside.most_ns(lane.key) if lane is not None else 0
             # a call that never ran may take long: what else waits is left to the others
             batch = model.scheduler.take_from(lane, now_ns, most_ns, 1) if lane is not None else None
@@ -231,9 +235,29 @@ class OutsideInstance:
             left = model.scheduler.live > 0
             if batch is not None and left:
                 model.wake_one()
+            elif left and self._pinned:
+                self._wake_next()
         if batch is None and left and model.held:
             model.leave_held()
         return batch
+
+    @property
+    def _pinned(self) -> bool:
+        sequences = self._model.scheduler.sequences
+        return sequences is not None and sequences.pinned
+
+    def _wake_next(self) -> None:
+        """Let an idle one look that stands behind this one: what waits may be its own. Call with the lock held."""
+        peers = self._peers()
+        following = next((each for each in peers[peers.index(self) + 1 :] if each.idle), None)
+        if following is not None:
+            following.wake()
+
+    def _pins(self) -> list[tuple[int]] | None:
+        """Give what the Keys that it may run end with: its own, and those of Instances that cannot now. None: all."""
+        if not self._pinned:
+            return None
+        return [pin(at) for at, each in enumerate(self._peers()) if each is self or each.failure is not None]
 
     def _refuse_all(self, failure: InferError) -> None:
         model = self._model

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from .course import Passed
     from .model import Model
     from .remembering import Miss
-    from .sequences import UnderWay
     from .stream import Answers
+    from .under_way import UnderWay
 
 Key = tuple[tuple[int, ...] | None, ...]
 """What must be equal to share a batch: per input, in the Signature's order, its shape without rows; None if absent.
-Names and datatypes are the model's own by then."""
+Names and datatypes are the model's own by then. Where sequences are pinned, one part more (sequences.pin)."""
 
 
 class InSequence(NamedTuple):

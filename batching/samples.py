@@ -25,8 +25,8 @@ from .admission import admit, values_key
 from .batch import Batch
 from .execution import run_batch
 from .request import InferRequest, InSequence
-from .sequences import UnderWay
 from .sinks import FutureSink
+from .under_way import UnderWay
 
 if TYPE_CHECKING:
     from .model import Model

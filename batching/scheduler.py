@@ -204,10 +204,10 @@ class Scheduler:
         if request.target_ns:
             self.promises.delivered(request.promised_ns, request.target_ns - request.start_ns, now_ns)
 
-    def next_lane(self, now_ns: int, *, fast: bool = False) -> Lane | None:
+    def next_lane(self, now_ns: int, *, fast: bool = False, pins: list[tuple[int]] | None = None) -> Lane | None:
         """Choose the most urgent Lane of those that are due, of the fast ones only if so told.
 
-        Those past their deadline are taken out first.
+        `pins`: only of Keys that end so (sequences.py). Those past their deadline are taken out first.
         """
         if 0 < self._deadlines.nearest_ns <= now_ns:
             self.expired += self.expire(now_ns)
@@ -226,7 +226,7 @@ class Scheduler:
         first_ns = 0
         for lane in self._lanes.values():
             head = lane.head()
-            if head is not None and (lane.fast or not fast):
+            if head is not None and (lane.fast or not fast) and (pins is None or lane.key[-1] in pins):
                 urgent_ns = lane.urgency_ns() if self._promising else head.queue_ns
                 if (first is None or urgent_ns < first_ns) and (
                     not self._held or self._sizing.due_ns(lane, head, now_ns) <= now_ns

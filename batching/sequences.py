@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterable
 from heapq import heappop, heappush
 from operator import attrgetter
@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING
 from penstock.backends.errors import Code, InferError
 
 from .request import NO_SEQUENCE
+from .under_way import Rows, UnderWay
 
 if TYPE_CHECKING:
-    from penstock.backends.backend import Array
-
     from .batch import Batch
     from .lane import Lane
     from .request import InferRequest
@@ -36,51 +35,16 @@ _CONFLICT = (
 _ROW = attrgetter("under_way.row")
 
 
-class UnderWay:
-    """One sequence, from its first request to its last.
-
-    Invariants: `current` is the one request that is in a Lane or in a Batch, `waiting` are those behind it. `slot` is
-    its place among those of all Instances, -1 while it waits for one; `row` is where it stands in a run. `open`: more
-    requests of it may come. `states`: what the model gave last, by the output's name; empty: as it begins.
-    """
-
-    __slots__ = ("current", "id", "instance", "open", "row", "slot", "states", "waiting")
-
-    def __init__(self, identity: int | str) -> None:
-        self.id = identity
-        self.open = True
-        self.slot = -1
-        self.instance = 0
-        self.row = 0
-        self.current: InferRequest | None = None
-        self.waiting: deque[InferRequest] = deque()
-        self.states: dict[str, Array] = {}
-
-
-class _Rows:
-    """The rows of one Instance, direct strategy: it runs one batch of its sequences at a time.
-
-    `heads` are the sequences with a request that may go next. `issued` counts those in a Lane, `running` those in a
-    Batch.
-    """
-
-    __slots__ = ("heads", "issued", "running")
-
-    def __init__(self) -> None:
-        self.heads: dict[UnderWay, None] = {}
-        self.issued = 0
-        self.running = 0
-
-
 class Sequences:
     """The sequences under way of one model, and those that wait for a place.
 
     Of each sequence one request at a time is in a Lane or in a Batch; the others wait here, in order. Pure: it is told
     the time, and its caller holds the model's lock. `backlog_requests` and `backlog_bytes` are what waits of sequences
-    that have no place yet.
+    that have no place yet. `pinned`: what a model remembers is in its Instances, so that each runs the sequences that
+    have their places there, and no others; the last part of such a request's Key is that Instance.
     """
 
-    def __init__(self, name: str, spec: SequenceSpec, rows: int, instances: int) -> None:
+    def __init__(self, name: str, spec: SequenceSpec, rows: int, instances: int, *, pinned: bool = False) -> None:
         self._name = name
         self._idle_ns = spec.idle_us * 1000
         self._delay_ns = spec.max_delay_us * 1000 if spec.min_utilization else 0
@@ -88,7 +52,8 @@ class Sequences:
         self._corrid = next((control for control in spec.controls if control.kind == "corrid"), None)
         self._shapes = {state.output: state.begin for state in spec.states if -1 in state.shape}
         self._instances = max(instances, 1)
-        self._rows = [_Rows() for _ in range(self._instances)] if spec.direct else None
+        self.pinned = pinned and instances > 1
+        self._rows = [Rows() for _ in range(self._instances)] if spec.direct else None
         self._alike = not self._shapes and (self._rows is None or self._instances == 1)
         self._slots = (rows if spec.direct else spec.max_candidates or rows) * self._instances
         self._hold_backlog = spec.hold_backlog
@@ -308,7 +273,7 @@ class Sequences:
         """See what becomes of a sequence of which nothing is in a Lane or a Batch. Returns: what may go to a Lane."""
         if one.waiting:
             if self._rows is None:
-                return [_issue(one)]
+                return [self._issue(one)]
             self._rows[one.instance].heads[one] = None
         elif one.open:
             self._idle[one] = now_ns
@@ -320,7 +285,7 @@ class Sequences:
     def _gather_of(self, one: UnderWay, now_ns: int) -> list[InferRequest]:
         return [] if self._rows is None else self._gather(self._rows[one.instance], now_ns)
 
-    def _gather(self, rows: _Rows, now_ns: int) -> list[InferRequest]:
+    def _gather(self, rows: Rows, now_ns: int) -> list[InferRequest]:
         """Let the heads of an Instance's sequences go together, once its batch is over and enough of them are there."""
         if rows.running or not rows.heads:
             return []
@@ -329,20 +294,26 @@ class Sequences:
             if now_ns < due_ns:
                 self._wake_at(due_ns)
                 return []
-        ready = [_issue(one) for one in rows.heads]
+        ready = [self._issue(one) for one in rows.heads]
         rows.heads.clear()
         rows.issued += len(ready)
         return ready
 
+    def _issue(self, one: UnderWay) -> InferRequest:
+        request = one.current = one.waiting.popleft()
+        if self.pinned:
+            request.key = (*request.key, pin(one.instance))
+        return request
 
-def sequences_of(spec: ModelSpec, rows: int, instances: int) -> Sequences | None:
+
+def pin(instance: int) -> tuple[int]:
+    """Give the part of a Key that says which Instance alone may run it."""
+    return (instance,)
+
+
+def sequences_of(spec: ModelSpec, rows: int, instances: int, *, pinned: bool) -> Sequences | None:
     """Make what holds the sequences of a model with so many rows in a batch; None if it has no sequences."""
-    return None if spec.sequence is None else Sequences(spec.name, spec.sequence, rows, instances)
-
-
-def _issue(one: UnderWay) -> InferRequest:
-    request = one.current = one.waiting.popleft()
-    return request
+    return None if spec.sequence is None else Sequences(spec.name, spec.sequence, rows, instances, pinned=pinned)
 
 
 def _invalid(text: str) -> InferError:

@@ -21,8 +21,8 @@ from penstock.batching.outside import Outside, Takes, parted
 from penstock.batching.outsides import Opened, complete_outside
 from penstock.batching.placement import Devices
 from penstock.batching.rates import RateLimiter
-from penstock.batching.request import InferRequest, Key
-from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec, Resource
+from penstock.batching.request import InferRequest, InSequence, Key, Terms
+from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec, Resource, SequenceSpec
 from penstock.batching.stream import Told, stream
 
 GUARD_S = 20.0
@@ -31,10 +31,10 @@ GUARD_S = 20.0
 class Elsewhere:
     """An executor that does what it is told with each Batch: `answer`, `late`, `fail`, `die` or `unbegun`.
 
-    It needs some loop turns for each, and as many to come back.
+    It needs some loop `turns` for each, and some to come back.
     """
 
-    def __init__(self, plan: Callable[[], str], hopeless: bool = False) -> None:
+    def __init__(self, plan: Callable[[], str], hopeless: bool = False, turns: int = 3) -> None:
         self.takes: Takes | None = None
         self.begun: list[list[str]] = []
         self.abandoned: list[str] = []
@@ -43,6 +43,7 @@ class Elsewhere:
         self.most = 0
         self._plan = plan
         self._hopeless = hopeless
+        self._turns = turns
         self._running = 0
 
     def attach(self, instance: Takes) -> None:
@@ -54,7 +55,7 @@ class Elsewhere:
         self.begun.append([request.id for request in batch.requests])
         self.seen.set()
         batch.compute_start_ns = time.monotonic_ns()
-        self._soon(3, lambda: self._end(batch, self._plan()))
+        self._soon(self._turns, lambda: self._end(batch, self._plan()))
 
     def most_ns(self, key: Key) -> int:
         return 0
@@ -180,6 +181,20 @@ async def submit_all(engine: Engine, model: Model, count: int, ledger: Ledger) -
     await ledger.done.wait()
 
 
+async def submit_sequences(engine: Engine, model: Model, ledger: Ledger) -> None:
+    """Submit eight sequences of five requests each, by turns, there and back; an id's last digit is its place."""
+    ledger.expected = 40
+    for step in range(5):
+        for sequence in range(1, 9) if step % 2 == 0 else range(8, 0, -1):
+            request = request_for(model, x(10 * sequence + step))
+            request.id, request.sink = str(10 * sequence + step), ledger
+            request.sequence = InSequence(sequence, step == 0, step == 4)
+            engine.submit(request)
+            if sequence % 3 == 0:
+                await asyncio.sleep(0)
+    await ledger.done.wait()
+
+
 def test_requests_that_wait_run_together() -> None:
     outside = Elsewhere(lambda: "answer")
 
@@ -223,6 +238,53 @@ def test_each_request_is_delivered_once_whatever_happens(seed: int) -> None:
     assert len(ends) == 60
     assert all(len(end) == 1 for end in ends.values())
     assert {end[0] for end in ends.values()} <= {"right", "failed", "died"}
+
+
+@pytest.mark.parametrize(("direct", "rows"), [(True, 1), (True, 2), (False, 4)])
+def test_a_sequence_stays_where_it_began(direct: bool, rows: int) -> None:
+    first, second = Elsewhere(lambda: "answer"), Elsewhere(lambda: "answer")
+
+    async def scene(engine: Engine, model: Model) -> None:
+        async def ask(number: int, *, start: bool = False) -> None:
+            await engine.infer(model, x(number), terms=Terms(sequence=InSequence(number, start)))
+
+        await asyncio.gather(ask(1, start=True), ask(2, start=True))
+        for number in (2, 1, 2):
+            await ask(number)
+        await asyncio.gather(ask(2), ask(1))
+
+    run([first, second], scene, sequence=SequenceSpec(direct=direct), policy=BatchPolicy(rows, cap_rows=rows))
+
+    assert [len(each.begun) for each in (first, second)] == [3, 4]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_sequences_are_answered_whatever_happens_to_who_runs_them(seed: int) -> None:
+    chance = random.Random(seed)
+    outsides = [Elsewhere(lambda: chance.choice(["answer", "late", "fail", "die", "unbegun"])) for _ in range(2)]
+    ledger = Ledger()
+
+    async def scene(engine: Engine, model: Model) -> None:
+        await submit_sequences(engine, model, ledger)
+
+    run(outsides, scene, sequence=SequenceSpec(direct=bool(seed % 2)))
+
+    assert len(ledger.ends) == 40
+    assert {end for (end,) in ledger.ends.values()} <= {"right", "failed", "died"}
+
+
+def test_sequences_of_one_that_never_comes_back_go_on_with_another() -> None:
+    first = Elsewhere(lambda: "die", hopeless=True)
+    second = Elsewhere(lambda: "answer")
+    ledger = Ledger()
+
+    async def scene(engine: Engine, model: Model) -> None:
+        await submit_sequences(engine, model, ledger)
+
+    run([first, second], scene, sequence=SequenceSpec())
+
+    assert len(first.begun) == 1
+    assert len(ledger.ends) == 40
 
 
 def test_what_was_not_begun_runs_on_another() -> None:

@@ -217,6 +217,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     write_model(root, "seen", SEEN, SEEN_CONFIG)
     write_model(root, "sequence", SEEN, SEEN_CONFIG + SEQUENCE)
     write_model(root, "direct", SEEN, SEEN_CONFIG + SEQUENCE.replace("oldest {}", "direct {}"))
+    write_model(root, "pinned", SEEN, SEEN_CONFIG + SEQUENCE + "instance_group [ { count: 2 kind: KIND_CPU } ]")
     write_model(root, "ragged", SEEN, RAGGED + SEQUENCE.replace("oldest {}", FULL))
     write_model(root, "completes", COMPLETES)
     write_model(root, "caller", CALLER, ONE)
@@ -368,6 +369,18 @@ def test_a_sequence_is_told_to_the_model(http: Any, model: str) -> None:
     assert first["inputs"]["START"] == [[1]]
     assert last["inputs"]["START"] == [[0]]
     assert last["inputs"]["CORRID"] == [[7]]
+
+
+def test_a_sequence_stays_with_one_instance(http: Any) -> None:
+    def of(number: int) -> set[str]:
+        said = [{"sequence_start": True}, *[{}] * 8, {"sequence_end": True}]
+        return {seen(http, "pinned", sequence_id=number, **each)["instance"] for each in said}
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(of, range(1, 9)))
+
+    assert all(len(instances) == 1 for instances in found)
+    assert len(set.union(*found)) == 2
 
 
 def test_sequences_of_other_lengths_share_a_batch_where_that_is_allowed(live: Live) -> None:

@@ -1,0 +1,47 @@
+"""UnderWay: one sequence between its first request and its last. Rows: where some of them stand. See sequences.py."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.backends.backend import Array
+
+    from .request import InferRequest
+
+
+class UnderWay:
+    """One sequence, from its first request to its last.
+
+    Invariants: `current` is the one request that is in a Lane or in a Batch, `waiting` are those behind it. `slot` is
+    its place among those of all Instances, -1 while it waits for one; `row` is where it stands in a run. `open`: more
+    requests of it may come. `states`: what the model gave last, by the output's name; empty: as it begins.
+    """
+
+    __slots__ = ("current", "id", "instance", "open", "row", "slot", "states", "waiting")
+
+    def __init__(self, identity: int | str) -> None:
+        self.id = identity
+        self.open = True
+        self.slot = -1
+        self.instance = 0
+        self.row = 0
+        self.current: InferRequest | None = None
+        self.waiting: deque[InferRequest] = deque()
+        self.states: dict[str, Array] = {}
+
+
+class Rows:
+    """The rows of one Instance, direct strategy: it runs one batch of its sequences at a time.
+
+    `heads` are the sequences with a request that may go next. `issued` counts those in a Lane, `running` those in a
+    Batch.
+    """
+
+    __slots__ = ("heads", "issued", "running")
+
+    def __init__(self) -> None:
+        self.heads: dict[UnderWay, None] = {}
+        self.issued = 0
+        self.running = 0
