@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.backends.errors import Code, InferError
@@ -19,7 +20,7 @@ from .passage import Passage, count_steps, is_step
 from .request import InferRequest, bytes_of
 from .sequels import Sequels
 from .statistics import BACKEND, CANCELED, OTHER, REJECTED
-from .steps import link
+from .steps import labels_of, link
 from .timeouts import due_ns
 
 if TYPE_CHECKING:
@@ -117,8 +118,9 @@ class Ensembles:
 
     def adopt(self, model: Model) -> None:
         """Take charge of an ensemble that is being opened. Raises: InferError when its steps do not serve or fit."""
+        links = link(model.spec, model.bound, self._engine.model)
+        model.spec = replace(model.spec, labels=labels_of(links))
         ensemble = Ensemble(model, self._engine)
-        ensemble.check()
         model.ensemble, model.detours = ensemble, True
         self._open.add(ensemble)
 

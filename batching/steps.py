@@ -1,7 +1,8 @@
 """Steps: the models of an ensemble, looked up and checked against each other and the ensemble.
 
 Pure: nothing runs here. Called by ensemble.py, and by those who read configurations. Source of rules and texts: Triton
-core, ensemble_utils.cc, model_config_utils.cc (ValidateEnsembleSchedulingConfig) and CheckNode.
+core, ensemble_utils.cc, model_config_utils.cc (ValidateEnsembleSchedulingConfig), CheckNode and, of labels,
+model_lifecycle.cc.
 """
 
 from __future__ import annotations
@@ -137,6 +138,16 @@ def link(spec: ModelSpec, signature: Signature, find: Find) -> Links:
     optional = {each.name for each in signature.inputs if each.optional}
     linked = tuple(_linked(spec.name, step, model, known, optional) for step, model in zip(steps, models, strict=True))
     return Links(spec, signature, linked, {name: known[name].way_to(end) for name, end in ends.items()})
+
+
+def labels_of(links: Links) -> dict[str, tuple[str, ...]]:
+    """Give the labels of an ensemble's outputs: its own, or else those of the model that makes the tensor."""
+    made = {
+        tensor: linked.model.spec.labels.get(linked.model.signature.outputs[position].name, ())
+        for linked in links.steps
+        for position, tensor in linked.outputs
+    }
+    return {name: made[name] for name in links.signature.output if made.get(name)} | dict(links.spec.labels)
 
 
 def _found(ensemble: str, step: Step, find: Find) -> Model:

@@ -299,6 +299,7 @@ class ModelControl:
         return entry
 
     async def _unload(self, name: str, *, dependents: bool) -> None:
+        await self._dependents.released(name)
         async with self._locks.setdefault(name, asyncio.Lock()):
             record = self._repository.records.get(name)
             if record is None:

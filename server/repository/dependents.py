@@ -32,6 +32,7 @@ class Dependents:
         self._transitions = transitions
         self._locks = locks
         self._kept: Counter[str] = Counter()
+        self._released = asyncio.Event()
 
     @contextmanager
     def kept(self, names: Iterable[str]) -> Iterator[None]:
@@ -42,6 +43,13 @@ class Dependents:
             yield
         finally:
             self._kept -= kept
+            self._released.set()
+            self._released = asyncio.Event()
+
+    async def released(self, name: str) -> None:
+        """Wait until no ensemble that needs a model is being loaded: it would miss what is unloaded under its hands."""
+        while name in self._kept:
+            await self._released.wait()
 
     def idle(self, name: str) -> bool:
         """Tell whether a model was loaded for an ensemble, and none needs it any more."""

@@ -11,6 +11,8 @@ logger = logging.getLogger("penstock.repository")
 
 TWICE = "model appears in two or more repositories"
 """What is said of each place of a name that is there twice. Source: Triton core, model_repository_manager.cc."""
+NO_VERSION = "at least one version must be available under the version policy of model"
+"""What is said of a model without versions, before its name. Source: Triton core, model_lifecycle.cc."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ def read_config(model: str, text: str) -> Any:
         document = json.loads(text)
         if not isinstance(document, dict):
             raise TypeError("it must be an object")
-        json_format.ParseDict(document, config)
+        json_format.ParseDict(_listed(document, config.DESCRIPTOR), config)
     except (json_format.ParseError, ValueError, TypeError, AttributeError, RecursionError) as error:
         # protobuf lists the fields that there are, in names that no configuration has
         said = " ".join(str(error).partition(" Available Fields")[0].split())[:_TEXT_CHARS]
@@ -80,6 +80,28 @@ def read_config(model: str, text: str) -> Any:
         wrong = f"failed to load '{model}': load parameter 'config' is no JSON of a ModelConfig: {said}"
         raise InferError(Code.INVALID, wrong) from error
     return config
+
+
+def _listed(document: Any, message: Any) -> Any:
+    """Make a list of the one where a message has several: Triton's reader of JSON takes it so, Python's does not."""
+    if isinstance(document, list):
+        return [_listed(each, message) for each in document]
+    if not isinstance(document, dict) or message is None:
+        return document
+    fields = {name: field for field in message.fields for name in (field.name, field.json_name)}
+    listed = {}
+    for name, said in document.items():
+        field = fields.get(name)
+        if field is None or _is_map(field):
+            listed[name] = said
+            continue
+        inner = _listed(said, field.message_type)
+        listed[name] = [inner] if field.is_repeated and not isinstance(said, list | None) else inner
+    return listed
+
+
+def _is_map(field: Any) -> bool:
+    return field.message_type is not None and field.message_type.GetOptions().map_entry
 
 
 def write(name: str, files: Mapping[str, bytes]) -> Path:

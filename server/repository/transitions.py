@@ -17,7 +17,7 @@ from penstock.batching.model import Model
 from penstock.batching.spec import ModelSpec
 
 from . import overrides
-from .findings import TWICE
+from .findings import NO_VERSION, TWICE, Finding
 from .scan import Entry
 from .states import UNLOADED, Record, VersionState
 
@@ -41,7 +41,8 @@ class LoadFailedError(Exception):
             said = "; ".join(failures.values())
             text = f"failed to load '{name}', failed to poll from model repository{': ' if said else ''}{said}"
         else:
-            each = [f"version {number} is at UNAVAILABLE state: {why};" for number, why in sorted(failures.items())]
+            states = sorted(failures.items())
+            each = [f"version {number} is at UNAVAILABLE state: {why};" if number else why for number, why in states]
             text = f"load failed for model '{name}': {' '.join(each)}"
         super().__init__(text)
         # Triton's codes for the two
@@ -72,7 +73,7 @@ class Transitions:
         """
         record.begin(spec.version for spec in entry.specs)
         failures = _mistakes(entry)
-        unread = bool(failures)
+        unread = any(map(_keeps_unread, entry.findings))
         opened: list[Model] = []
         try:
             if not (whole and failures):
@@ -89,7 +90,7 @@ class Transitions:
             record.give_up()
             if not record.ready:
                 record.ensemble = entry if entry.needs and not unread else None
-            if absent and not record.ready:
+            if not unread and not record.ready:
                 # nothing is taken away: whoever asks is told that there should be something
                 self._engine.publish(record.name, (), absent)
             raise LoadFailedError(record.name, failures, unread=unread)
@@ -216,6 +217,11 @@ def _mistakes(entry: Entry) -> dict[int, str]:
             if text not in found:
                 found.append(hidden(text, entry))
     return {version: "; ".join(texts) for version, texts in reasons.items()}
+
+
+def _keeps_unread(finding: Finding) -> bool:
+    """Whether Triton would not have found the model by what it finds here; what is wrong with a version comes later."""
+    return finding.mistake and not finding.version and not finding.message.startswith(NO_VERSION)
 
 
 def hidden(text: str, entry: Entry) -> str:

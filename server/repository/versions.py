@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .findings import Finding
+from .findings import NO_VERSION, Finding
 from .model_config import MODEL_FILE
 from .statement import Statement
 
@@ -70,8 +70,7 @@ def choose(folder: Path, stated: Statement, versions: Sequence[int], findings: l
             findings.append(replace(finding, version=version, mistake=not chosen))
         return chosen
     if not versions:
-        text = f"at least one version must be available under the version policy of model '{folder.name}'"
-        findings.append(Finding(folder, text))
+        findings.append(Finding(folder, f"{NO_VERSION} '{folder.name}'"))
     return list(versions) if policy == "all" else list(versions[-detail:])
 
 

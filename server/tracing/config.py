@@ -164,6 +164,8 @@ class _Said:
 
 
 def _url(text: str) -> str:
+    """Read a collector's URL; `localhost:4318/v1/traces`, as Triton writes it, is one over http."""
+    text = text if "://" in text else f"http://{text}"
     parts = urlsplit(text)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise ValueError(f"url: got '{text}', wanted such as http://localhost:4318/v1/traces")

@@ -29,7 +29,7 @@ _COMPUTE = ("COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPU
 
 
 class OtlpSpans:
-    """Makes three spans of a trace: `InferRequest`, in it one named as the model, and in that `compute`.
+    """Makes three spans of a trace: `InferRequest`, in it one named as the model, and in that `compute`, if it was run.
 
     The first's parent is the request's own, by its `traceparent`.
     """
@@ -70,7 +70,7 @@ class OtlpSpans:
         if trace.failed:
             for span in (root, request):
                 span.set_status(Status(StatusCode.ERROR))
-        else:
+        elif "COMPUTE_START" in stamps:
             compute = self._span("compute", set_span_in_context(request), stamps["COMPUTE_START"], {})
             for name in _COMPUTE:
                 compute.add_event(name, timestamp=stamps[name])

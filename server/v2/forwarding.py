@@ -9,17 +9,21 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+_EXACT = "(?-i)"
+
 
 class Forwarding:
     """One pattern. It is searched for in names, in any case; a name with a match in it is forwarded.
 
-    The pattern is the operator's, in Python's syntax, of which RE2's is nearly a part.
+    The pattern is the operator's, in Python's syntax, of which RE2's is nearly a part; `(?-i)` before it, which is
+    Triton's way to have it as it is written, is taken too.
     """
 
     def __init__(self, pattern: str) -> None:
         """Raise ValueError when the pattern is none."""
         try:
-            self._pattern = re.compile(pattern, re.IGNORECASE)
+            exact = pattern.startswith(_EXACT)
+            self._pattern = re.compile(pattern.removeprefix(_EXACT), 0 if exact else re.IGNORECASE)
         except re.error as error:
             raise ValueError(f"got {pattern!r}, wanted a regular expression: {error}") from None
 

@@ -273,7 +273,7 @@ def outputs(
             raise invalid(f"unexpected inference output '{name}' for model '{model.name}'")
         position = model.signature.outputs.index(spec)
         if position in ways:
-            raise invalid(f"output '{name}' already exists in request")
+            raise invalid(f"Duplicate output name '{name}' is not allowed in a request")
         if position not in model.all_outputs:
             text = f"output '{name}' of model '{model.name}' is no tensor; only hooks see it"
             raise InferError(Code.UNSUPPORTED, text)

@@ -241,6 +241,19 @@ class TestTheWay:
             counted = {model.name: model.statistics.snapshot().success.count for model in kept.engine.models()}
             assert (counted["outer"], counted["chain"], counted["double"]) == (1, 2, 2)
 
+    async def test_an_output_has_the_labels_of_the_model_that_makes_it_unless_it_has_its_own(self) -> None:
+        inner = ensemble_spec("inner", "in", "out", step("double", "x=in", "y=mid"), step("named", "x=mid", "y=out"))
+        outer = ensemble_spec("outer", "in", "out", step("inner", "in=in", "out=out"))
+        own = ensemble_spec("own", "in", "out", step("inner", "in=in", "out=out"), labels={"out": ("mine",)})
+        async with served() as kept:
+            named = replace(kept.spec("named", plus_one), labels={"y": ("cat", "dog")})
+            for spec in (named, inner, outer, own):
+                await kept.engine.load(spec)
+
+            labels = {name: kept.engine.model(name).spec.labels for name in ("inner", "outer", "own", "chain")}
+            given = {"out": ("cat", "dog")}
+            assert labels == {"inner": given, "outer": given, "own": {"out": ("mine",)}, "chain": {}}
+
     async def test_one_tensor_may_go_to_many_inputs_and_a_model_may_be_many_steps(self) -> None:
         twice = ensemble_spec(
             "twice", "in", "sum",

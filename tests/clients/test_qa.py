@@ -225,7 +225,10 @@ class TestRefusals:
                 MISSING.format(got=1, named="'INPUT1'", missing="'INPUT0'"),
             ),
             ({"inputs": [*INPUTS, INPUTS[0]]}, "input 'INPUT0' already exists in request"),
-            ({"inputs": INPUTS, "outputs": [{"name": "OUTPUT0"}] * 2}, "output 'OUTPUT0' already exists in request"),
+            (
+                {"inputs": INPUTS, "outputs": [{"name": "OUTPUT0"}] * 2},
+                "Duplicate output name 'OUTPUT0' is not allowed in a request",
+            ),
             ({"inputs": INPUTS, "outputs": [{"name": "x"}]}, "unexpected inference output 'x' for model 'simple'"),
             ({"inputs": INPUTS, "parameters": {"triton_x": 1}}, "parameter keys starting with 'triton_' are reserved"),
             ({"inputs": INPUTS, "parameters": {"x": None}}, "parameter 'x' has invalid type"),

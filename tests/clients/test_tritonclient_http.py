@@ -434,7 +434,7 @@ class TestMistakes:
         outputs = [asked("OUTPUT0"), asked("OUTPUT0")]
 
         assert refused(client.infer, "simple", pair(ASCENDING, ASCENDING), outputs=outputs)[1].endswith(
-            "output 'OUTPUT0' already exists in request"
+            "Duplicate output name 'OUTPUT0' is not allowed in a request"
         )
 
     def test_shared_memory_is_refused_as_not_supported(self, client: Any) -> None:

@@ -555,7 +555,7 @@ def test_classification_is_bounded_and_wants_numbers(live: Live) -> None:
 def test_an_output_is_asked_for_once(live: Live) -> None:
     answer = infer(live, {**entry(), "outputs": [{"name": "y"}, {"name": "y"}]})
 
-    assert refused(answer).endswith("output 'y' already exists in request")
+    assert refused(answer).endswith("Duplicate output name 'y' is not allowed in a request")
 
 
 @pytest.mark.parametrize("name", ["triton_anything", "triton_final_response"])

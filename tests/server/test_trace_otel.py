@@ -89,6 +89,14 @@ def test_a_request_that_failed_has_error_spans_and_no_compute_span() -> None:
     assert {span.status.status_code for span in spans} == {StatusCode.ERROR}
 
 
+def test_what_was_run_nowhere_has_no_compute_span() -> None:
+    # an ensemble's request, whose steps have traces of their own, or one that was found in the cache
+    root, request = spans_of(BASE._replace(stamps=(*STAMPS[:2], STAMPS[-1])))
+
+    assert root.status.status_code is request.status.status_code is StatusCode.UNSET
+    assert events_of(request) == ["REQUEST_START", "QUEUE_START", "REQUEST_END"]
+
+
 def test_the_service_has_a_name_unless_it_is_given_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert spans_of(BASE)[0].resource.attributes["service.name"] == "triton-inference-server"
     assert spans_of(BASE, "opentelemetry,resource=service.name=a")[0].resource.attributes["service.name"] == "a"

@@ -122,12 +122,16 @@ def test_opentelemetry_has_settings_of_its_own() -> None:
     assert dict(config.batching)["bsp_schedule_delay"] == 10
 
 
+def test_a_collector_s_address_is_over_http_where_it_does_not_say() -> None:
+    assert parse(["opentelemetry,url=collector:4318/v1/traces"]).url == "http://collector:4318/v1/traces"
+
+
 @pytest.mark.parametrize(
     "entries",
     [
         ["rate"], ["=1"], ["speed=1"], ["rate=x"], ["rate=-1"], ["rate=4294967296"], ["count=-2"], ["level=ALL"],
         ["level=OFF", "level=TIMESTAMPS"], ["mode=file"], ["jaeger,url=http://x"], ["triton,url=http://x"],
-        ["triton,file"], ["opentelemetry,url=collector:4318"], ["opentelemetry,url=http://me:secret@collector/"],
+        ["triton,file"], ["opentelemetry,url=ftp://collector"], ["opentelemetry,url=http://me:secret@collector/"],
         ["opentelemetry,resource=name"], ["opentelemetry,bsp_max_queue_size=0"],
         ["opentelemetry,bsp_max_queue_size=8"], ["level=TIMESTAMPS"], ["level=TIMESTAMPS", "triton,file=x", "rate=0"],
         ["mode=opentelemetry", "level=TENSORS"],

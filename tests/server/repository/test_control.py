@@ -122,6 +122,24 @@ class TestLoading:
             await it.turns(lambda: [model.version for model in it.engine.retired] == ["1"])
             assert not it.repository.ready()
 
+    async def test_a_version_without_its_file_is_one_that_does_not_load(self, tmp_path: Path) -> None:
+        make(tmp_path, "a/1/x", a="max_batch_size: 1")
+        async with house(tmp_path) as it:
+            code, text = await refusal(it.control.load("a"))
+
+            assert code is Code.INVALID
+            why = "version 1 is at UNAVAILABLE state: 1: there is no model.onnx"
+            assert text.startswith(f"load failed for model 'a': {why}")
+            assert it.engine.absent == {"a": ["1"]}
+
+    async def test_a_model_without_versions_is_known_by_its_configuration(self, tmp_path: Path) -> None:
+        make(tmp_path, a="max_batch_size: 1")
+        async with house(tmp_path) as it:
+            why = "a: at least one version must be available under the version policy of model 'a'"
+            assert await refusal(it.control.load("a")) == (Code.INVALID, f"load failed for model 'a': {why}")
+            # for requests it has no available versions, and is not unknown
+            assert it.engine.absent == {"a": []}
+
     async def test_a_version_that_is_named_and_not_there_stops_no_load(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx", a="version_policy { specific { versions: [1, 2] } }")
         async with house(tmp_path) as it:

@@ -220,3 +220,16 @@ class TestFilesThatChangeMeanwhile:
         await house.control.unload("ab", dependents=True)
 
         assert house.ready() == set()
+
+    async def test_a_step_is_unloaded_when_the_load_of_an_ensemble_that_needs_it_is_over(self, house: House) -> None:
+        house.repository.held = "b"
+        loading = asyncio.ensure_future(house.control.load("ab"))
+        await asyncio.to_thread(house.repository.has_read.wait, PATIENCE_S)
+        unloading = asyncio.ensure_future(house.control.unload("a"))
+        await asyncio.sleep(0)
+        house.repository.go.set()
+
+        # both were asked for in time: the load does not miss what the unload takes
+        await loading
+        await unloading
+        assert house.ready() == {"b"}

@@ -98,6 +98,13 @@ class TestConfig:
     def test_both_spellings_of_a_field_are_taken(self) -> None:
         assert overrides.read_config("m", '{"max_batch_size": 3}') == overrides.read_config("m", '{"maxBatchSize": 3}')
 
+    def test_one_in_the_place_of_a_list_is_a_list_of_one(self) -> None:
+        alone = """{"instanceGroup": {"count": 2}, "input": {"name": "x", "dims": 4}, "output": null,
+                   "dynamic_batching": {"preferred_batch_size": 8}, "parameters": {"a": {"string_value": "1"}}}"""
+        listed = """{"instance_group": [{"count": 2}], "input": [{"name": "x", "dims": [4]}],
+                    "dynamic_batching": {"preferred_batch_size": [8]}, "parameters": {"a": {"string_value": "1"}}}"""
+        assert overrides.read_config("m", alone) == overrides.read_config("m", listed)
+
     @pytest.mark.parametrize(
         "text",
         ["", "nonsense", "[]", "1", "null", '{"nonsense": 1}', '{"max_batch_size": "x"}', '{"input": 1}', "[" * 9000,

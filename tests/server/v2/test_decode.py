@@ -442,7 +442,7 @@ class TestTexts:
             (good(parameters={"triton_x": 1}), RESERVED),
             (good(parameters={"x": None}), WRONG_KIND),
             (good(outputs=[{"name": "q"}]), "unexpected inference output 'q' for model 'm'"),
-            (good(outputs=[{"name": "y"}, {"name": "y"}]), "output 'y' already exists in request"),
+            (good(outputs=[{"name": "y"}, {"name": "y"}]), "Duplicate output name 'y' is not allowed in a request"),
         ],
     )  # fmt: skip
     def test_of_what_does_not_fit_the_model_carry_the_request_id(self, document: Any, text: str) -> None:

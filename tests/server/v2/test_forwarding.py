@@ -32,6 +32,12 @@ def test_names_with_a_match_are_forwarded_in_any_case() -> None:
     assert found.parameters_of({"X-TENANT": "ä"}) == {"X-TENANT": "ä"}
 
 
+def test_a_pattern_may_say_that_it_is_meant_as_it_is_written() -> None:
+    found = Forwarding("(?-i)X-.*")
+
+    assert found.parameters_of({"x-tenant": "a", "X-TENANT": "b"}) == {"X-TENANT": "b"}
+
+
 def test_an_empty_pattern_forwards_nothing() -> None:
     assert Forwarding.of("") is None
     assert Forwarding.of("x") is not None

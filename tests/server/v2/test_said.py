@@ -101,7 +101,8 @@ class TestOutputs:
 
     def test_are_the_model_s_and_each_is_named_once(self) -> None:
         assert refused(outputs, MODEL, [("z", None)], None) == "unexpected inference output 'z' for model 'm'"
-        assert refused(outputs, MODEL, [("y", None)] * 2, None) == "output 'y' already exists in request"
+        text = "Duplicate output name 'y' is not allowed in a request"
+        assert refused(outputs, MODEL, [("y", None)] * 2, None) == text
 
     @pytest.mark.parametrize(
         ("items", "text"),

@@ -122,7 +122,7 @@ def test_raw_data_goes_to_the_inputs_in_their_order() -> None:
         (lambda m: m.inputs.pop(), "unexpected additional input data for model 'm'"),
         (lambda m: (m.inputs.pop(), m.raw_input_contents.pop()), "but missing required input(s) ['x']"),
         (lambda m: m.outputs.add(name="q"), "unexpected inference output 'q' for model 'm'"),
-        (lambda m: m.outputs.extend(2 * [m.InferRequestedOutputTensor(name="y")]), "output 'y' already exists"),
+        (lambda m: m.outputs.extend(2 * [m.InferRequestedOutputTensor(name="y")]), "Duplicate output name 'y'"),
         (lambda m: m.parameters["priority"].MergeFrom(param(string_param="1")), "int64_param or uint64_param."),
         (lambda m: m.parameters["priority"].MergeFrom(param(int64_param=-1)), "'priority', expected value >= 0."),
         (lambda m: m.parameters["timeout"].MergeFrom(param(uint64_param=1)), "expected int64_param."),
