@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 from pathlib import Path
 
 import psutil
+
+from tests.fakes import PATIENCE_S
 
 
 def children(pid: int | None = None) -> set[int]:
@@ -31,3 +34,15 @@ def lives(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
+
+
+def ends(pid: int) -> bool:
+    """Wait until a process runs no more: who was killed with its group ends a moment after the call. In time?"""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([handle], [], [], PATIENCE_S)[0])
+    finally:
+        os.close(handle)

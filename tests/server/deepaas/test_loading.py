@@ -22,7 +22,7 @@ from penstock.server.deepaas.loading import DeepaasModels
 from penstock.server.deepaas.messages import CHECK, METADATA
 from penstock.server.environments.environments import Environments
 from tests.live import settings_for
-from tests.processes import children, lives
+from tests.processes import children, ends, lives
 from tests.server.workers.scene import gone_within, scene
 
 from .trainings import shown
@@ -321,7 +321,7 @@ def test_the_servers_end_ends_a_training(pipe: Pipe) -> None:
             await begun(models, told=pipe.path, how="child")
             return await pipe.pids()
 
-    assert not any(lives(pid) for pid in scene(work()))
+    assert all(ends(pid) for pid in scene(work()))
 
 
 def test_unloading_a_model_ends_its_trainings_and_another_in_its_place_does_not(pipe: Pipe) -> None:

@@ -132,10 +132,11 @@ def test_a_process_is_ended_after_so_many_calls_and_no_call_is_lost(folder: Path
 
 
 def test_ports_are_open_when_the_component_is(folder: Path) -> None:
-    pipe = folder / "pipe"
+    pipe, begun = folder / "pipe", folder / "begun"
     os.mkfifo(pipe)
     # the constructor waits until somebody has opened the pipe at its other end
-    (folder / "Adds.py").write_text("class Adds:\n    def __init__(self):\n        open('pipe').close()\n")
+    waits = "open('begun', 'w').close(); open('pipe').close()"
+    (folder / "Adds.py").write_text(f"class Adds:\n    def __init__(self):\n        {waits}\n")
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         place = held.getsockname()
@@ -146,12 +147,14 @@ def test_ports_are_open_when_the_component_is(folder: Path) -> None:
         await server.open()
         loading = asyncio.ensure_future(server.load())
         try:
-            begun = asyncio.get_running_loop().run_in_executor(None, pipe.open, "w")
-            while not begun.done():
+            while not begun.exists():
                 with pytest.raises(ConnectionRefusedError):
                     await asyncio.open_connection(*place)
-                assert (server.places, server.serves) == ("", "not ready, serving nothing")
-            (await begun).close()
+            with pytest.raises(ConnectionRefusedError):
+                await asyncio.open_connection(*place)
+            assert (server.places, server.serves) == ("", "not ready, serving nothing")
+            opened = await asyncio.get_running_loop().run_in_executor(None, pipe.open, "w")
+            opened.close()
             await loading
             _, writer = await asyncio.open_connection(*place)
             writer.close()
