@@ -71,7 +71,8 @@ class InferRequest:
     another process, from when it has been sent there; likewise. `parameters`, the client's own, and `answers`, where
     several may come, are had by requests for models of user code, and not by all of them. `step` is had by the request
     of an ensemble's step, whose `context` is the Passage. `targets` is where outputs are wanted on a device, by
-    position; only a request that wants any there has it, and its `outputs` are these then.
+    position; only a request that wants any there has it, and its `outputs` are these then. `traced` is the tracer's
+    own, and had by requests of ensembles while something is traced.
     Ownership: input arrays may be views of the request's body and are read until the batch has been gathered.
     `context` is the dialect's own and is never looked at here.
     """
@@ -79,7 +80,7 @@ class InferRequest:
     __slots__ = (
         "answers", "context", "deadline_ns", "error", "id", "inputs", "key", "miss", "model", "nbytes", "number",
         "outputs", "parameters", "parts", "priority", "promised_ns", "queue_ns", "rows", "sequence", "sink",
-        "start_ns", "step", "target_ns", "targets", "under_way", "waiting", "wanted",
+        "start_ns", "step", "target_ns", "targets", "traced", "under_way", "waiting", "wanted",
     )  # fmt: skip
 
     under_way: UnderWay
@@ -88,6 +89,7 @@ class InferRequest:
     answers: Answers
     step: Passed
     targets: Mapping[int, DeviceArray]
+    traced: Any
 
     def __init__(
         self, model: Model, inputs: list[Array | None], rows: int, key: Key, wanted: tuple[int, ...], sink: Sink

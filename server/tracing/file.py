@@ -38,7 +38,7 @@ class TraceFile:
         """Take traces. Raises: OSError, and then those that were to be written now are lost."""
         together: list[bytes] = []
         for trace in traces:
-            lines = [orjson.dumps(entry) for entry in entries(trace)]
+            lines = [orjson.dumps(entry) for each in (trace, *trace.steps) for entry in entries(each)]
             if not trace.log_frequency:
                 together += lines
                 continue
@@ -91,6 +91,8 @@ def entries(trace: Trace) -> Iterator[dict[str, Any]]:
     whose: dict[str, Any] = {"id": trace.number, "model_name": trace.model, "model_version": int(trace.version)}
     if trace.request_id:
         whose["request_id"] = trace.request_id.encode("utf-8", "replace").decode()
+    if trace.parent_number:
+        whose["parent_id"] = trace.parent_number
     yield whose
     if TIMESTAMPS in trace.level:
         for name, ns in trace.stamps:

@@ -31,7 +31,7 @@ _COMPUTE = ("COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPU
 class OtlpSpans:
     """Makes three spans of a trace: `InferRequest`, in it one named as the model, and in that `compute`, if it was run.
 
-    The first's parent is the request's own, by its `traceparent`.
+    The first's parent is the request's own, by its `traceparent`. An ensemble's has spans of its steps in it instead.
     """
 
     def __init__(self, config: TraceConfig, exporter: SpanExporter | None = None) -> None:
@@ -60,23 +60,30 @@ class OtlpSpans:
         self._provider.shutdown()
 
     def _write(self, trace: Trace, epoch_offset_ns: int) -> None:
-        stamps = {name: ns + epoch_offset_ns for name, ns in trace.stamps}
-        start, end = stamps["REQUEST_START"], stamps["REQUEST_END"]
         carrier = {"traceparent": trace.parent, "tracestate": trace.state} if trace.parent else {}
-        root = self._span("InferRequest", self._propagator.extract(carrier), start, {})
-        request = self._span(trace.model, set_span_in_context(root), start, _attributes(trace))
+        root = self._span("InferRequest", self._propagator.extract(carrier), trace.start_ns + epoch_offset_ns, {})
+        if trace.failed:
+            root.set_status(Status(StatusCode.ERROR))
+        spans = {0: root}
+        for each in (trace, *trace.steps):
+            spans[each.number] = self._write_request(each, spans[each.parent_number], epoch_offset_ns)
+        root.end(trace.stamps[-1][1] + epoch_offset_ns)
+
+    def _write_request(self, trace: Trace, parent: Any, epoch_offset_ns: int) -> Any:
+        """Make the span of what one model was asked, and of its run, if there was one. Returns: the first."""
+        stamps = {name: ns + epoch_offset_ns for name, ns in trace.stamps}
+        request = self._span(trace.model, set_span_in_context(parent), stamps["REQUEST_START"], _attributes(trace))
         for name in ("REQUEST_START", "QUEUE_START", "REQUEST_END"):
             request.add_event(name, timestamp=stamps[name])
         if trace.failed:
-            for span in (root, request):
-                span.set_status(Status(StatusCode.ERROR))
+            request.set_status(Status(StatusCode.ERROR))
         elif "COMPUTE_START" in stamps:
             compute = self._span("compute", set_span_in_context(request), stamps["COMPUTE_START"], {})
             for name in _COMPUTE:
                 compute.add_event(name, timestamp=stamps[name])
             compute.end(stamps["COMPUTE_END"])
-        request.end(end)
-        root.end(end)
+        request.end(stamps["REQUEST_END"])
+        return request
 
     def _span(self, name: str, context: Any, start_ns: int, attributes: dict[str, Any]) -> Any:
         return self._tracer.start_span(
@@ -89,7 +96,7 @@ def _attributes(trace: Trace) -> dict[str, Any]:
         "triton.model_name": trace.model,
         "triton.model_version": int(trace.version),
         "triton.trace_id": trace.number,
-        "triton.trace_parent_id": 0,
+        "triton.trace_parent_id": trace.parent_number,
     }
     return said | {"triton.request_id": trace.request_id} if trace.request_id else said
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from penstock.backends.errors import InferError
-from penstock.batching.passage import Passage
 
 from .config import TENSORS
 
@@ -39,7 +38,8 @@ class Trace(NamedTuple):
     """One traced request. Units: `stamps` are monotonic nanoseconds, in the order of time.
 
     `failed` is whether it was not served; then there are no stamps of computing. `parent` and `state` are the request's
-    `traceparent` and `tracestate`, "" for none.
+    `traceparent` and `tracestate`, "" for none. `steps` are those of an ensemble's request, and those of ensembles in
+    it: each after the one whose `number` is its `parent_number`, and without steps of its own.
     """
 
     number: int
@@ -53,11 +53,18 @@ class Trace(NamedTuple):
     parent: str
     state: str
     tensors: tuple[Tensor, ...]
+    parent_number: int = 0
+    steps: tuple[Trace, ...] = ()
+
+    @property
+    def start_ns(self) -> int:
+        """When the request began."""
+        return self.stamps[0][1]
 
     @property
     def nbytes(self) -> int:
-        """How much its tensors hold."""
-        return sum(tensor.values.nbytes for tensor in self.tensors)
+        """How much its tensors hold, and those of its steps."""
+        return sum(tensor.values.nbytes for trace in (self, *self.steps) for tensor in trace.tensors)
 
 
 class TraceSink(Protocol):
@@ -74,7 +81,7 @@ def stamps_of(batch: Batch, request: InferRequest, end_ns: int) -> tuple[tuple[s
     """Give a request's stamps, under Triton's names."""
     start = (("REQUEST_START", request.start_ns), ("QUEUE_START", request.queue_ns))
     if request.error is not None or request.model.ensemble is not None or not batch.exec_end_ns:
-        # an ensemble runs nothing itself, its steps are traced as the requests they are; and what is found runs nowhere
+        # an ensemble runs nothing itself, its steps do; and what is found runs nowhere
         return (*start, ("REQUEST_END", end_ns))
     return (
         *start,
@@ -87,9 +94,7 @@ def stamps_of(batch: Batch, request: InferRequest, end_ns: int) -> tuple[tuple[s
 
 
 def context_of(carrier: Any) -> tuple[str, str]:
-    """Find the W3C context of what a request came on: an HTTP connection, or a gRPC call; of a step, its ensemble's."""
-    while type(carrier) is Passage:
-        carrier = carrier.parent.context
+    """Find the W3C context of what a request came on: an HTTP connection, or a gRPC call."""
     head = getattr(carrier, "head", None)
     if head is not None:
         header = head.header

@@ -14,11 +14,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from .config import OPENTELEMETRY, Sampling, TraceConfig
+from .nesting import Chosen, Step, mark_of, nested, root_of
 from .trace import Trace, TraceSink, asks_for_trace, context_of, stamps_of, tensors_of
 
 if TYPE_CHECKING:
     from penstock.batching.batch import Batch
     from penstock.batching.model import Model
+    from penstock.batching.request import InferRequest
 
 logger = logging.getLogger("penstock.tracing")
 
@@ -103,32 +105,60 @@ class Tracer:
 
     def record(self, model: Model, batch: Batch, end_ns: int) -> None:
         """Keep the traces of a batch that is being delivered at `end_ns`."""
+        requests = batch.requests
+        if model.holds:
+            # an ensemble holds the models of its steps
+            requests = self._gather(model, batch, end_ns)
+        if model.ensemble is None:
+            for request, chosen in self._choose(model, requests):
+                self._keep(model, batch, request, end_ns, chosen)
+            return
+        for request in requests:
+            begun = self._chosen_for(request)
+            if begun is not None:
+                self._keep(model, batch, request, end_ns, begun)
+
+    def _gather(self, model: Model, batch: Batch, end_ns: int) -> list[InferRequest]:
+        """Keep the traces of steps for those of their ensembles. Returns: the requests that are no steps."""
+        others = []
+        for request in batch.requests:
+            root = root_of(request)
+            if root is request:
+                others.append(request)
+                continue
+            chosen = self._chosen_for(root)
+            if chosen is not None:
+                chosen.steps.append(Step(mark_of(request), _trace_of(model, batch, request, end_ns, chosen)))
+        return others
+
+    def _chosen_for(self, root: InferRequest) -> Chosen | None:
+        """Give what was chosen for an ensemble's request, when the first of its steps had ended, or choose now."""
+        try:
+            chosen: Chosen | None = root.traced
+        except AttributeError:
+            chosen = root.traced = next((each for _, each in self._choose(root.model, [root])), None)
+        return chosen
+
+    def _choose(self, model: Model, requests: Sequence[InferRequest]) -> Sequence[tuple[InferRequest, Chosen]]:
+        """Sample requests of clients to one model."""
         scope = self._by_model.get(model.name, self._all)
         sampling = scope.sampling
         if not sampling.level:
-            return
-        taken = scope.take(len(batch.requests))
+            return ()
+        taken = scope.take(len(requests))
         if not self._propagates:
-            for position in taken:
-                self._keep(model, batch, position, end_ns, sampling)
-            return
-        for position, request in enumerate(batch.requests):
+            return [(requests[position], Chosen(sampling)) for position in taken] if taken else ()
+        found = []
+        for position, request in enumerate(requests):
             context = context_of(request.context)
             # one that belongs to a trace which is recorded elsewhere must not be missing there, as in Triton
             if position in taken or (context[0] and asks_for_trace(context[0])):
-                self._keep(model, batch, position, end_ns, sampling, context)
+                found.append((request, Chosen(sampling, context)))
+        return found
 
-    def _keep(
-        self, model: Model, batch: Batch, position: int, end_ns: int, sampling: Sampling,
-        context: tuple[str, str] = ("", ""),
-    ) -> None:  # fmt: skip
-        request = batch.requests[position]
-        self._number += 1
-        trace = Trace(
-            self._number, model.name, model.version, request.id, request.error is not None,
-            stamps_of(batch, request, end_ns), sampling.level, sampling.log_frequency, *context,
-            tensors_of(model, request, sampling.level),
-        )  # fmt: skip
+    def _keep(self, model: Model, batch: Batch, request: InferRequest, end_ns: int, chosen: Chosen) -> None:
+        trace = nested(_trace_of(model, batch, request, end_ns, chosen), chosen, self._number + 1)
+        self._number += 1 + len(trace.steps)
         if self._writer is None:
             self._writer = threading.Thread(target=self._write_all, name="penstock-traces", daemon=True)
             self._writer.start()
@@ -186,6 +216,15 @@ class Tracer:
         # not exact, as two threads count; it is a bound on memory
         self._waiting_bytes -= sum(trace.nbytes for trace in traces if trace is not None)
         return traces
+
+
+def _trace_of(model: Model, batch: Batch, request: InferRequest, end_ns: int, chosen: Chosen) -> Trace:
+    """Make a trace that has no number yet."""
+    level, log_frequency = chosen.sampling.level, chosen.sampling.log_frequency
+    return Trace(
+        0, model.name, model.version, request.id, request.error is not None, stamps_of(batch, request, end_ns), level,
+        log_frequency, *chosen.context, tensors_of(model, request, level),
+    )  # fmt: skip
 
 
 def _write(sink: TraceSink, traces: Sequence[Trace], lost: int) -> int:

@@ -1,17 +1,40 @@
-"""Traces of ensembles: what a step's trace belongs to, and which stamps there are."""
+"""Traces of ensembles: their steps are in them, under the ensemble that each is a step of, as in Triton."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from penstock.batching.batch import Batch
-from penstock.batching.passage import Passage
-from penstock.batching.request import InferRequest
-from penstock.server.tracing.trace import context_of, stamps_of
-from tests.batching.ensembles import ensemble_spec, house, step
-from tests.fakes import fake_model, fake_request
+from penstock.backends.errors import Code, InferError
+from penstock.server.tracing.config import Sampling, parse
+from penstock.server.tracing.file import TraceFile
+from penstock.server.tracing.nesting import Chosen, Mark, Step, nested
+from penstock.server.tracing.otlp import OtlpSpans
+from penstock.server.tracing.trace import Trace
+from penstock.server.tracing.tracer import Tracer
+from tests.batching.ensembles import House, ensemble_spec, house, step
+
+pytestmark = pytest.mark.anyio
+
+TRACE_ID, SPAN_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+PARENT = f"00-{TRACE_ID}-{SPAN_ID}-01"
+FILED = ("level=TIMESTAMPS", "rate=1", "triton,file=x")
+COLLECTED = ("mode=opentelemetry", "level=TIMESTAMPS", "rate=1")
+GUILTY = 13.0
+COMPUTE = ["COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END"]
+
+INNER = ensemble_spec("inner", "in", "out", step("same", "x=in", "y=out"))
+OUTER = ensemble_spec("outer", "in", "out", step("inner", "in=in", "out=mid"), step("more", "x=mid", "y=out"))
+FORK = ensemble_spec("fork", "in", "a b", step("same", "x=in", "y=a"), step("more", "x=in", "y=b"))
 
 
 @pytest.fixture
@@ -19,37 +42,294 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+@dataclass
+class Served:
+    """The models of a test, and what has been traced of them."""
+
+    house: House
+    tracer: Tracer
+    traces: list[Trace]
+
+    def write(self, traces: Sequence[Trace]) -> None:
+        self.traces += traces
+
+    def close(self) -> None:
+        pass
+
+    async def ask(self, name: str, value: float = 1, **headers: str) -> None:
+        """Ask a model as a client does, and wait for the answer."""
+        request = self.house.request(name, value)
+        request.context = SimpleNamespace(metadata=headers)
+        before = len(self.house.sink.requests)
+        self.house.engine.submit(request)
+        await self.house.sink.holds(before + 1)
+
+    def written(self) -> list[Trace]:
+        """Give the traces, when all are written."""
+        self.tracer.stop()
+        return self.traces
 
 
-def passage_of(parent: InferRequest) -> Passage:
-    passage: Passage = object.__new__(Passage)
-    passage.parent = parent
-    return passage
+@asynccontextmanager
+async def served(*rules: str) -> AsyncIterator[Served]:
+    """Serve two models, and three ensembles over them."""
 
+    def same(inputs: list[Any]) -> list[Any]:
+        if (inputs[0] == GUILTY).any():
+            raise ValueError("a guilty row")
+        return inputs
 
-def test_a_step_belongs_to_the_trace_of_whoever_called_the_ensemble() -> None:
-    outer, inner = fake_request(fake_model("outer")), fake_request(fake_model("inner"))
-    outer.context = SimpleNamespace(head=SimpleNamespace(header={b"traceparent": PARENT.encode()}))
-    inner.context = passage_of(outer)
+    def more(inputs: list[Any]) -> list[Any]:
+        return [inputs[0] + 1]
 
-    assert context_of(passage_of(inner)) == (PARENT, "")
-
-
-@pytest.mark.anyio
-async def test_an_ensemble_has_no_stamps_of_computing() -> None:
     async with house() as kept:
-        await kept.serve("same", lambda inputs: inputs)
-        await kept.engine.load(ensemble_spec("e", "in", "out", step("same", "x=in", "y=out")))
-        seen: dict[str, list[str]] = {}
+        await kept.serve("same", same)
+        await kept.serve("more", more)
+        for spec in (INNER, OUTER, FORK):
+            await kept.engine.load(spec)
+        made: list[Served] = []
+        made.append(Served(kept, Tracer(parse(rules), kept.engine, lambda config: made[0]), []))
+        yield made[0]
+        made[0].tracer.stop()
 
-        def note(model: object, batch: Batch, end_ns: int) -> None:
-            request = batch.requests[0]
-            seen[request.model.name] = [name for name, _ in stamps_of(batch, request, end_ns)]
 
-        kept.engine.trace = note
-        kept.submit("e", 1)
-        await kept.sink.holds(1)
+def tree(trace: Trace) -> Mapping[str, str]:
+    """Tell whose step each model was."""
+    names = {0: "", trace.number: trace.model} | {each.number: each.model for each in trace.steps}
+    return {each.model: names[each.parent_number] for each in (trace, *trace.steps)}
 
-    assert seen["e"] == ["REQUEST_START", "QUEUE_START", "REQUEST_END"]
-    assert "COMPUTE_START" in seen["same"]
+
+def stamps(trace: Trace) -> list[str]:
+    return [name for name, _ in trace.stamps]
+
+
+def spans_of(traces: Sequence[Trace]) -> Sequence[ReadableSpan]:
+    exporter = InMemorySpanExporter()
+    sink = OtlpSpans(parse(COLLECTED), exporter)
+    sink.write(traces)
+    sink.close()
+    return exporter.get_finished_spans()
+
+
+# -- what is in one --------------------------------------------------------------------------------------------
+
+
+async def test_an_ensemble_s_trace_has_those_of_its_steps_and_of_ensembles_in_it() -> None:
+    async with served(*FILED) as s:
+        await s.ask("outer")
+        (trace,) = s.written()
+
+    assert tree(trace) == {"outer": "", "inner": "outer", "same": "inner", "more": "outer"}
+    assert (trace.number, [each.number for each in trace.steps]) == (1, [2, 3, 4])
+    assert [each.model for each in trace.steps] == ["inner", "same", "more"]
+
+
+async def test_only_what_runs_has_stamps_of_computing() -> None:
+    async with served(*FILED) as s:
+        await s.ask("outer")
+        (trace,) = s.written()
+
+    whole = ["REQUEST_START", "QUEUE_START", "REQUEST_END"]
+    assert stamps(trace) == stamps(trace.steps[0]) == whole
+    assert [name for name in stamps(trace.steps[1]) if name not in whole] == COMPUTE
+
+
+def test_an_ensemble_comes_before_a_step_that_began_in_the_same_nanosecond() -> None:
+    trace = Trace(0, "root", "1", "", False, (("REQUEST_START", 7),), ("TIMESTAMPS",), 0, "", "", ())
+    root = Chosen(Sampling())
+    inner = Mark(root)
+    root.steps += [Step(Mark(inner), trace._replace(model="last")), Step(inner, trace._replace(model="inner"))]
+
+    found = nested(trace, root, 4)
+    assert [(each.model, each.number, each.parent_number) for each in found.steps] == [("inner", 5, 4), ("last", 6, 5)]
+
+
+async def test_the_file_says_of_each_step_whose_it_is(tmp_path: Path) -> None:
+    async with served(*FILED) as s:
+        await s.ask("outer")
+        await s.ask("same")
+        traces = s.written()
+    file = TraceFile(tmp_path / "trace.json")
+    file.write(traces)
+    file.close()
+
+    whose = [entry for entry in json.loads((tmp_path / "trace.json").read_text()) if "model_name" in entry]
+    assert [(entry["id"], entry["model_name"], entry.get("parent_id")) for entry in whose] == [
+        (1, "outer", None), (2, "inner", 1), (3, "same", 2), (4, "more", 1), (5, "same", None),
+    ]  # fmt: skip
+
+
+async def test_with_a_log_frequency_a_request_and_its_steps_are_one_trace(tmp_path: Path) -> None:
+    async with served(*FILED, "triton,log-frequency=1") as s:
+        await s.ask("inner")
+        await s.ask("inner")
+        traces = s.written()
+    file = TraceFile(tmp_path / "trace.json")
+    file.write(traces)
+    file.close()
+
+    found = {path.name: {entry["id"] for entry in json.loads(path.read_text())} for path in tmp_path.iterdir()}
+    assert found == {"trace.json.0": {1, 2}, "trace.json.1": {3, 4}}
+
+
+async def test_tensors_of_steps_are_copied_as_those_of_the_ensemble_are() -> None:
+    async with served("level=TENSORS", "rate=1", "triton,file=x") as s:
+        await s.ask("outer", 5)
+        (trace,) = s.written()
+
+    values = {each.model: [tensor.values[0, 0] for tensor in each.tensors] for each in (trace, *trace.steps)}
+    assert values == {"outer": [5, 6], "inner": [5, 5], "same": [5, 5], "more": [5, 6]}
+    assert trace.nbytes == 4 * 2 * 4 * 4
+
+
+async def test_spans_of_steps_are_in_the_span_of_their_ensemble() -> None:
+    async with served(*COLLECTED) as s:
+        await s.ask("outer", traceparent=PARENT)
+        spans = spans_of(s.written())
+
+    names = {span.context.span_id: span.name for span in spans}
+    found = sorted((span.name, names.get(span.parent.span_id, "")) for span in spans if span.parent is not None)
+    assert found == [
+        ("InferRequest", ""), ("compute", "more"), ("compute", "same"), ("inner", "outer"), ("more", "outer"),
+        ("outer", "InferRequest"), ("same", "inner"),
+    ]  # fmt: skip
+    assert {f"{span.context.trace_id:032x}" for span in spans} == {TRACE_ID}
+    ids = {span.name: (span.attributes or {}).get("triton.trace_parent_id") for span in spans}
+    assert (ids["outer"], ids["inner"], ids["same"], ids["more"]) == (0, 1, 2, 1)
+
+
+# -- which are traced ------------------------------------------------------------------------------------------
+
+
+async def test_steps_are_sampled_with_their_ensemble_and_counted_with_it() -> None:
+    async with served("level=TIMESTAMPS", "rate=2", "count=2", "triton,file=x") as s:
+        for _ in range(3):
+            await s.ask("outer")
+        await s.ask("same")
+        await s.ask("same")
+        left = s.tracer.sampling().count
+        traces = s.written()
+
+    assert [(trace.model, len(trace.steps)) for trace in traces] == [("outer", 3), ("same", 0)]
+    assert left == 0
+
+
+async def test_a_step_is_traced_whatever_is_said_of_its_own_model() -> None:
+    async with served(*FILED) as s:
+        s.tracer.set_sampling("same", Sampling())
+        await s.ask("inner")
+        await s.ask("same")
+        s.tracer.set_sampling("inner", Sampling())
+        s.tracer.set_sampling("same", Sampling(("TIMESTAMPS",), 1))
+        await s.ask("inner")
+        traces = s.written()
+
+    assert [tree(trace) for trace in traces] == [{"inner": "", "same": "inner"}]
+
+
+async def test_steps_of_a_recorded_trace_are_traced_whatever_rate_and_count_say() -> None:
+    async with served("mode=opentelemetry", "level=TIMESTAMPS", "rate=0", "count=0") as s:
+        await s.ask("outer")
+        await s.ask("outer", traceparent=PARENT)
+        (trace,) = s.written()
+
+    assert (trace.parent, len(trace.steps)) == (PARENT, 3)
+
+
+async def test_a_batch_of_steps_and_others_goes_to_the_trace_of_each() -> None:
+    async with served(*FILED) as s:
+        s.house.gates["same"].close()
+        s.house.submit("same", 0)
+        await s.house.gates["same"].entered()
+        for name in ("inner", "same", "outer"):
+            s.house.submit(name, 1)
+        s.house.gates["same"].open()
+        await s.house.sink.holds(4)
+        runs, traces = s.house.runs("same"), s.written()
+
+    assert runs == [1, 3]
+    assert sorted((trace.model, len(trace.steps)) for trace in traces) == [
+        ("inner", 1), ("outer", 3), ("same", 0), ("same", 0),
+    ]  # fmt: skip
+
+
+async def test_while_nothing_is_traced_a_request_of_an_ensemble_has_nothing_more() -> None:
+    async with served() as s:
+        await s.ask("outer")
+
+        assert not hasattr(s.house.sink.requests[0], "traced")
+
+
+# -- failures --------------------------------------------------------------------------------------------------
+
+
+async def test_a_step_that_fails_is_in_the_trace_of_the_ensemble_that_it_fails() -> None:
+    async with served(*FILED) as s:
+        await s.ask("outer", GUILTY)
+        (trace,) = s.written()
+
+    assert [(each.model, each.failed) for each in (trace, *trace.steps)] == [
+        ("outer", True), ("inner", True), ("same", True),
+    ]  # fmt: skip
+
+
+async def test_a_step_that_runs_when_another_has_failed_is_in_no_trace() -> None:
+    async with served(*FILED) as s:
+        s.house.gates["more"].close()
+        await s.ask("fork", GUILTY)
+        s.house.gates["more"].open()
+        await s.ask("more")
+        traces = s.written()
+
+    assert [tree(trace) for trace in traces] == [{"fork": "", "same": "fork"}, {"more": ""}]
+
+
+async def test_steps_of_an_inner_ensemble_that_is_taken_back_belong_to_the_outer_one() -> None:
+    deep = ensemble_spec("deep", "in", "out", step("same", "x=in", "y=mid"), step("more", "x=mid", "y=out"))
+    spec = ensemble_spec("both", "in other", "a b", step("deep", "in=in", "out=a"), step("last", "x=other", "y=b"))
+
+    async with served(*FILED) as s:
+        await s.house.serve("last", s.house.gates["same"])
+        await s.house.engine.load(deep)
+        await s.house.engine.load(spec)
+        s.house.gates["more"].close()
+        s.house.gates["last"].close()
+        s.house.submit("both", 1, GUILTY)
+        await s.house.gates["more"].entered()
+        s.house.gates["last"].open()
+        await s.house.sink.holds(1)
+        s.house.gates["more"].open()
+        (trace,) = s.written()
+
+    assert tree(trace) == {"both": "", "same": "both", "last": "both"}
+
+
+async def test_an_ensemble_that_is_cancelled_is_not_traced_and_takes_no_others_with_it() -> None:
+    async with served(*FILED) as s:
+        s.house.gates["more"].close()
+        gone = s.house.submit("outer", 1)
+        await s.house.gates["more"].entered()
+        s.house.engine.cancel(gone)
+        s.house.gates["more"].open()
+        await s.ask("outer")
+        (trace,) = s.written()
+
+    assert (trace.number, len(trace.steps)) == (1, 3)
+
+
+async def test_an_ensemble_whose_first_step_is_not_begun_is_traced_alone() -> None:
+    async with served(*FILED) as s:
+        s.house.gates["same"].close()
+        s.house.submit("same", 0)
+        await s.house.gates["same"].entered()
+        late = s.house.submit("inner", 1, timeout_ns=5_000_000)
+        await s.house.sink.holds(1)
+        s.house.gates["same"].open()
+        await s.house.sink.holds(2)
+        traces = s.written()
+
+    assert isinstance(late.error, InferError)
+    assert late.error.code == Code.EXPIRED
+    assert sorted((trace.model, trace.failed, len(trace.steps)) for trace in traces) == [
+        ("inner", True, 0), ("same", False, 0),
+    ]  # fmt: skip

@@ -19,7 +19,7 @@ import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
 from tritonclient.utils import InferenceServerException
 
-from tests.clients import models
+from tests.clients import ensembles, models
 from tests.clients.tensors import document
 from tests.live import Live, live_server
 from tests.server.test_trace_otel import SPAN_ID, TRACE_ID, collector
@@ -97,6 +97,28 @@ def test_a_client_s_trace_goes_on_through_http_and_grpc(tmp_path: Path) -> None:
     assert [span.name for span in spans].count("InferRequest") == 2
     assert {span.trace_id.hex() for span in spans} == {TRACE_ID}
     assert {span.parent_span_id.hex() for span in spans if span.name == "InferRequest"} == {SPAN_ID}
+
+
+def test_an_ensemble_s_steps_are_spans_in_its_span_over_http_and_grpc(tmp_path: Path) -> None:
+    ensembles.write_all(tmp_path)
+    values = np.ones((1, ensembles.WIDTH), np.float32)
+    with collector() as (url, got):
+        rules = ("mode=opentelemetry", "level=TIMESTAMPS", "rate=1", f"opentelemetry,url={url}")
+        with live_server(tmp_path, trace_config=rules) as live:
+            for client, address in ((http_client, live.address), (grpc_client, live.grpc_address)):
+                tensor = client.InferInput("in", values.shape, "FP32")
+                tensor.set_data_from_numpy(values)
+                with client.InferenceServerClient(address) as made:
+                    made.infer("chain", [tensor], headers={"traceparent": PARENT})
+        _, _, sent = got.get(timeout=10)
+    spans = [span for resource in sent.resource_spans for scope in resource.scope_spans for span in scope.spans]
+
+    names = {span.span_id: span.name for span in spans}
+    assert sorted((names.get(span.parent_span_id, span.parent_span_id.hex()), span.name) for span in spans) == sorted(
+        [(SPAN_ID, "InferRequest"), ("InferRequest", "chain"), ("chain", "double"), ("chain", "plus"),
+         ("double", "compute"), ("plus", "compute")] * 2
+    )  # fmt: skip
+    assert {span.trace_id.hex() for span in spans} == {TRACE_ID}
 
 
 @pytest.fixture(scope="module")

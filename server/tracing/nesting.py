@@ -1,0 +1,80 @@
+"""Nesting: what is traced of an ensemble's steps, gathered until its request is delivered. Used by the Tracer.
+
+Source: Triton core, infer_trace.cc (a step's trace is a child of its ensemble's, and sampled with it).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from penstock.batching.passage import Passage
+
+from .config import Sampling
+from .trace import Trace
+
+if TYPE_CHECKING:
+    from penstock.batching.request import InferRequest
+
+
+class Mark:
+    """Stands for a step, and `parent` for what it is a step of; None: for the request of a client.
+
+    A request is not kept for its trace: its tensors would be kept with it.
+    """
+
+    __slots__ = ("parent",)
+
+    def __init__(self, parent: Mark | None = None) -> None:
+        self.parent = parent
+
+
+class Step(NamedTuple):
+    """A step that has ended."""
+
+    mark: Mark
+    trace: Trace
+
+
+class Chosen(Mark):
+    """That a client's request is traced, and how; `context` is its W3C one. `steps` stand as they have ended."""
+
+    __slots__ = ("context", "sampling", "steps")
+
+    def __init__(self, sampling: Sampling, context: tuple[str, str] = ("", "")) -> None:
+        super().__init__()
+        self.sampling = sampling
+        self.context = context
+        self.steps: list[Step] = []
+
+
+def root_of(request: InferRequest) -> InferRequest:
+    """Give the request of a client that a step, of an ensemble in an ensemble too, is made for."""
+    while type(request.context) is Passage:
+        request = request.context.parent
+    return request
+
+
+def mark_of(request: InferRequest) -> Mark:
+    """Give the Mark of a step whose root is chosen, or of the root."""
+    try:
+        mark: Mark = request.traced
+    except AttributeError:
+        mark = request.traced = Mark(mark_of(request.context.parent))
+    return mark
+
+
+def nested(trace: Trace, chosen: Chosen, number: int) -> Trace:
+    """Give a trace its number and its steps, which are numbered on from it: each after its ensemble."""
+    # an ensemble ends after its steps, and begins no later than they do
+    ordered = list(reversed(chosen.steps))
+    ordered.sort(key=lambda step: step.trace.start_ns)
+    numbers: dict[Mark | None, int] = {chosen: number}
+    steps = []
+    for step in ordered:
+        parent = step.mark.parent
+        while parent not in numbers and parent is not None:
+            # an ensemble within another that has failed was taken back, and is not traced
+            parent = parent.parent
+        numbers[step.mark] = number + len(numbers)
+        steps.append(step.trace._replace(number=numbers[step.mark], parent_number=numbers[parent]))
+    return trace._replace(number=number, steps=tuple(steps))
