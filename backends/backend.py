@@ -156,7 +156,15 @@ def needs_thread(backend: Backend) -> bool:
 
     Such a Backend says `threads_only`; runtimes in this process need not say anything.
     """
-    return bool(getattr(backend, "threads_only", False))
+    return bool(getattr(backend, "threads_only", False)) or remembers(backend)
+
+
+def remembers(backend: Backend) -> bool:
+    """Tell whether a model may remember what was run before, so that it is another model on each Backend.
+
+    Such a Backend says `remembers`: its graphs may write to variables.
+    """
+    return bool(getattr(backend, "remembers", False))
 
 
 def tell_loss(backend: Backend, told: Callable[[], None]) -> None:

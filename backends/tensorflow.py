@@ -106,6 +106,7 @@ class TensorflowBackend:
     """
 
     platform = "tensorflow_savedmodel"
+    remembers = True
 
     def __init__(self, path: Path, config: Any, options: Mapping[str, str], *, on_gpu: bool) -> None:
         self.on_gpu = on_gpu

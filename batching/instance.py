@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, DeviceLost, DeviceTaken, InferError, ProcessLost
 
+from . import homes
 from .execution import device_ns
 from .isolation import LostBatch, cut, execute, execute_alone, refuse
 from .overlap import Overlap, bind
@@ -51,6 +52,7 @@ class ThreadInstance:
     that finds nothing to run is handed on at once.
     `failure` is why it cannot run: its device was lost, and the model could not be loaded there again. It tries again
     from time to time. Meanwhile others serve; if no Instance can run, it answers what comes with that.
+    `home` is what its sequences remember it by (homes.py).
     `bindings` are two where it `overlaps`, which it does while nobody waits for a turn. `wakes_at_rows`: it is to be
     woken when so many wait; 0: it is not. `turn`: the `giver`, of whom it has its `share`, has given it one.
 
@@ -71,9 +73,7 @@ class ThreadInstance:
         self.giver, self.share = place.seat(number)
         self._limited = place.limiter is not None
         self.alarm = threading.Semaphore(0)
-        self._stopping = False
-        self.turn = False
-        self._mends = False
+        self._stopping = self.turn = self._mends = False
         self._retry_ns = 0
         self._wait_ns = FIRST_RETRY_NS
         self._losses = 0
@@ -82,6 +82,7 @@ class ThreadInstance:
         self.idle = True
         self.wakes_at_rows = 0
         self.failure: InferError | None = None
+        self.home = object()
 
     def start(self) -> None:
         """Start the thread."""
@@ -175,11 +176,11 @@ class ThreadInstance:
     def _take(self, most_ns: float) -> Batch | None:
         model = self._model
         with model.lock:
-            batch = model.scheduler.take(time.monotonic_ns(), most_ns)
+            batch = model.scheduler.take(time.monotonic_ns(), most_ns, own=homes.own_pin(model, self))
             self.idle = batch is None and not self._stopping
             left = model.scheduler.live > 0
-            if batch is not None and left:
-                model.wake_one()
+            if left:
+                homes.wake_next(model, self, took=batch is not None)
         if batch is None and left and model.held:
             model.leave_held()
         return batch
@@ -223,7 +224,7 @@ class ThreadInstance:
         model = self._model
         lost: LostBatch | None = None
         try:
-            ran = execute(model, self.binding, batch, failed)
+            ran = homes.execute_at(self, model, execute, batch, failed)
         except LostBatch as error:
             lost = error
         if self.turn:
@@ -264,7 +265,7 @@ class ThreadInstance:
                 if self._limited and not self._granted():
                     break
                 try:
-                    return ran + self._went_well(execute_alone(self._model, self.binding, rest))
+                    return ran + self._went_well(homes.execute_at(self, self._model, execute_alone, rest))
                 except LostBatch as again:
                     lost = again
                 finally:
@@ -297,7 +298,8 @@ class ThreadInstance:
         except Exception as error:  # noqa: BLE001 - whatever a runtime raises, the next attempt may go well
             self._fail(error)
             return False
-        self.failure = None
+        self.failure, self.home = None, object()
+        homes.tell(model, self, runs=True)
         model.count("instances_replaced")
         return True
 
@@ -325,6 +327,7 @@ class ThreadInstance:
             self._retry_ns = NEVER_NS
             self.place.devices.lose(self.failure.message)
             return
+        homes.tell(self._model, self, runs=False)
         self._retry_ns = time.monotonic_ns() + self._wait_ns
         logger.error("%s; it is loaded again in %.0f s", self.failure.message, self._wait_ns / 1e9)
         self._wait_ns = min(2 * self._wait_ns, LAST_RETRY_NS)
@@ -335,7 +338,7 @@ class ThreadInstance:
         self._leave_turn()  # loading takes long, and so may the wait for the next attempt
         if failure is None or (time.monotonic_ns() >= self._retry_ns and self._replace(failure)):
             return not self._mends or self._mend()
-        if model.healthy:
+        if model.healthy and homes.own_pin(model, self) is None:
             with model.lock:
                 model.wake_one()
         elif (batch := self._take(0)) is not None:

@@ -47,7 +47,8 @@ def execute(model: Model, binding: Binding, batch: Batch, failed: Exception | No
     """Run a Batch; every request in it ends with `outputs` or `error`. `failed`: it has run once already, and did so.
 
     A batch that fails is run again in parts, until the guilty request is alone and the others are served. One that
-    does not fit the memory is halved, and so are those that come after it, for a while.
+    does not fit the memory is halved, and so are those that come after it, for a while. Of a model that remembers for
+    itself nothing is run twice: it may have taken in what it failed with.
     Returns: the batches that ran, the one given unless it was split; the requests keep their order.
     Raises: LostBatch.
     """
@@ -131,6 +132,8 @@ class _Search:
         """Parts that did not fit the memory, with how many were left to settle then."""
         self._events = {"batch_retries": 0, "runs_stopped": 0, "out_of_memory": 0}
         self._patient = True
+        sequences = model.scheduler.sequences
+        self._once = sequences is not None and sequences.remembers
 
     def settle(self, error: Exception | None) -> list[Batch]:
         """Run the Batch, which has failed with `error`, in parts until every request is settled."""
@@ -158,6 +161,8 @@ class _Search:
         elif isinstance(error, DeviceLost):
             begun = part.compute_start_ns != part.exec_start_ns
             raise LostBatch(self._ran, self._part(suspects.left), error, begun=begun) from error
+        elif self._once and not isinstance(error, PartUnreadable):
+            self._give_up(part, error)
         elif isinstance(error, OutOfMemory) and (count > 1 or self._patient):
             self._events["out_of_memory"] += 1
             suspects.too_many(count)
@@ -176,14 +181,19 @@ class _Search:
             self._convict(part, error)
         self._patient = True
 
+    def _give_up(self, part: Batch, error: Exception) -> None:
+        """Answer all of a part with what it has failed with."""
+        if isinstance(error, RunStopped):
+            self._events["runs_stopped"] += 1
+            error = self._limit(error)
+        for position in range(len(part.requests)):
+            self._convict(cut(part, position, position + 1), error)
+
     def _stopped(self, part: Batch, stopped: RunStopped) -> None:
         """Go on while no more runs were stopped than one guilty request needs: each of them took the whole limit."""
         suspects = self._suspects
         self._events["runs_stopped"] += 1
-        name, limit_ms = self._model.name, self._model.spec.policy.run_limit_us / 1000
-        error = RunStopped(Code.EXPIRED, f"model '{name}': run exceeded its limit of {limit_ms:g} ms")
-        if not limit_ms:  # the Backend has one of its own
-            error = stopped
+        error = self._limit(stopped)
         if len(part.requests) > 1:
             suspects.failed(len(part.requests))
         else:
@@ -192,6 +202,12 @@ class _Search:
         if suspects.left and self._events["runs_stopped"] > suspects.depth:
             self._ran += refuse(self._part(suspects.left), error)
             suspects.left = 0
+
+    def _limit(self, stopped: RunStopped) -> RunStopped:
+        name, limit_ms = self._model.name, self._model.spec.policy.run_limit_us / 1000
+        if not limit_ms:  # the Backend has one of its own
+            return stopped
+        return RunStopped(Code.EXPIRED, f"model '{name}': run exceeded its limit of {limit_ms:g} ms")
 
     def _convict(self, part: Batch, error: Exception) -> None:
         """Answer the one request of a part that has failed."""

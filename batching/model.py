@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .closing import patiently
 from .costs import CostModel
 from .forms import forms_of
+from .homes import sequences_of
 from .in_place import devices_of, unread
 from .instance import ThreadInstance
 from .isolation import LostBatch, execute, refuse
@@ -19,7 +20,6 @@ from .padding import Padding
 from .placement import Placement, Reopen, needs_threads, place, spread
 from .room import whole_rows
 from .scheduler import Scheduler
-from .sequences import sequences_of
 from .statistics import ModelStatistics
 from .timeouts import is_timed
 
@@ -112,7 +112,7 @@ class Model:
         self._on_threads = bool(spec.policy.run_limit_us) or needs_threads(spec, shared, backends)
         executor = "thread" if self._on_threads else spec.policy.executor
         self.costs = CostModel(spec.policy.allowed_rows)
-        sequences = sequences_of(spec, self.max_rows, count, pinned=not backends)
+        sequences = sequences_of(spec, self.max_rows, count, backends)
         fast_ns = FAST_OF_MANY_NS if executor == "auto" and count > 1 else FAST_NS[executor]
         self.scheduler = Scheduler(spec.policy, self.costs, fast_ns, count, sequences, usable_bytes())
         self.events: dict[str, int] = {}

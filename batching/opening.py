@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 
-from penstock.backends.backend import Backend, Loader
+from penstock.backends.backend import Backend, Loader, remembers
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 
@@ -129,8 +129,9 @@ def _load_on_devices(
 ) -> tuple[ModelSpec, list[Trial]]:
     """Load the model into `backends`: once per group and device, or where Instances share no session once for each.
 
-    Returns: the spec completed, with one instance group per device; and what was tried where the number of Instances
-    was to be found. The threads that go with it are part of the spec's options, where it is on one device only.
+    Returns: the spec completed, with one instance group per device, or one per Instance where each remembers sequences
+    for itself; and what was tried where the number of Instances was to be found. The threads that go with it are part
+    of the spec's options, where it is on one device only.
     """
     groups: list[InstanceGroup] = []
     tried: list[Trial] = []
@@ -152,7 +153,9 @@ def _load_on_devices(
                 if spec.frees_rows and not backends:
                     spec, first = freed(spec, loader, device, first)
                 backends.append(first)
-                groups.append(replace(group, count=count, devices=(device,)))
+                here = replace(group, count=count, devices=(device,))
+                apart = spec.sequence is not None and remembers(first) and not group.passive
+                groups += [replace(here, count=1)] * count if apart else [here]
                 backends += loaded[1:] if first is loaded[0] else _closed(loaded[1:])
                 for _ in range(len(backends), len(spread(groups))):
                     backends.append(loader(spec.path, device, options_on(spec, device)))

@@ -11,9 +11,9 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from . import homes
 from .batch import Batch
 from .isolation import refuse
-from .sequences import pin
 
 if TYPE_CHECKING:
     from penstock.backends.errors import InferError
@@ -68,6 +68,7 @@ class OutsideInstance:
     nothing, since other processes run there whenever the system lets them. `idle`: it is to be woken when something
     comes. `failure` is why it cannot run now: what waits stays in the queue for it, or for another. Once it is
     `hopeless`, and no Instance of its model can run, what comes is answered with that.
+    `home` is what its sequences remember it by (homes.py); whenever it cannot run, that is lost.
     Invariant: each request that it has taken is delivered exactly once, by its Outside's doing.
     Threads: the event loop's; `grant` is called on any.
     """
@@ -89,6 +90,7 @@ class OutsideInstance:
         self.idle = True
         self.hopeless = False
         self.failure: InferError | None = None
+        self.home = object()
 
     # -- as Model has its Instances ----------------------------------------------------------------------------
 
@@ -132,9 +134,6 @@ class OutsideInstance:
                 ns = batch.exec_end_ns - batch.exec_start_ns
                 model.scheduler.learn(batch.key, batch.rows, ns, batch.exec_end_ns)
             more = model.scheduler.live > 0
-            if more and self._pinned:
-                # its sequences may have been those of another, which can run again by now
-                model.wake_one()
         self._end_turn(more=more)
         if answered:
             model.hand_over(parted(batch, answered))
@@ -152,8 +151,8 @@ class OutsideInstance:
         """Run a Batch elsewhere, or here again when that can be: nothing of what it holds was begun."""
         self._busy = False
         self._end_turn(more=False)
-        taker = next((each for each in self._peers() if each.free), self)
-        taker.keep(batch)
+        others = self._peers() if homes.own_pin(self._model, self) is None else []
+        next((each for each in others if each.free), self).keep(batch)
 
     def _peers(self) -> list[OutsideInstance]:
         return [each for each in self._model.instances if isinstance(each, OutsideInstance)]
@@ -161,7 +160,7 @@ class OutsideInstance:
     def _left_over(self) -> Batch | None:
         """Give a Batch that was taken from the queue before: its own, or one whose keeper cannot run it now."""
         keeper = self
-        if self.kept is None:
+        if self.kept is None and homes.own_pin(self._model, self) is None:
             keeper = next((each for each in self._peers() if each.kept is not None and each.failure is not None), self)
         batch, keeper.kept = keeper.kept, None
         return batch
@@ -179,6 +178,8 @@ class OutsideInstance:
     def down(self, failure: InferError, *, hopeless: bool) -> None:
         """Leave what waits to the others, for now; if `hopeless`, and they cannot either, answer it."""
         self.failure, self.hopeless, self.idle = failure, hopeless, False
+        self.home = object()
+        homes.tell(self._model, self, runs=False)
         with self._model.lock:
             self._model.wake_one()
         self._loop.call_soon(self._look)
@@ -186,6 +187,7 @@ class OutsideInstance:
     def up(self) -> None:
         """Go on."""
         self.failure, self.hopeless = None, False
+        homes.tell(self._model, self, runs=True)
         self._look()
 
     # -- its way -----------------------------------------------------------------------------------------------
@@ -195,7 +197,7 @@ class OutsideInstance:
             return
         if self.failure is not None:
             self._end_turn(more=False)
-            if self.hopeless and not self._model.healthy:
+            if self.hopeless and (homes.own_pin(self._model, self) is not None or not self._model.healthy):
                 self._refuse_all(self.failure)
             return
         if not self._in_turn():
@@ -204,8 +206,23 @@ class OutsideInstance:
         if batch is None:
             self._end_turn(more=False)
             return
+        here, refused = homes.part(self._model, self, batch)
+        if refused:
+            self._hand_out(refused)
+        if here is None:
+            self._end_turn(more=False)
+            self._loop.call_soon(self._look)
+            return
         self._busy = True
-        self.outside.begin(batch)
+        self.outside.begin(here)
+
+    def _hand_out(self, refused: list[Batch]) -> None:
+        """Answer what it has taken and does not run."""
+        now_ns = time.monotonic_ns()
+        with self._model.lock:
+            for each in refused:
+                self._model.scheduler.finished(each, now_ns)
+        self._model.hand_over(refused)
 
     def _in_turn(self) -> bool:
         """Tell whether it may run; if not, ask, and look again when it is granted."""
@@ -227,37 +244,17 @@ class OutsideInstance:
         model = self._model
         with model.lock:
             now_ns = time.monotonic_ns()
-            lane = model.scheduler.next_lane(now_ns, pins=self._pins())
+            lane = model.scheduler.next_lane(now_ns, own=homes.own_pin(model, self))
             most_ns = self.outside.most_ns(lane.key) if lane is not None else 0
             # a call that never ran may take long: what else waits is left to the others
             batch = model.scheduler.take_from(lane, now_ns, most_ns, 1) if lane is not None else None
             self.idle = batch is None
             left = model.scheduler.live > 0
-            if batch is not None and left:
-                model.wake_one()
-            elif left and self._pinned:
-                self._wake_next()
+            if left:
+                homes.wake_next(model, self, took=batch is not None)
         if batch is None and left and model.held:
             model.leave_held()
         return batch
-
-    @property
-    def _pinned(self) -> bool:
-        sequences = self._model.scheduler.sequences
-        return sequences is not None and sequences.pinned
-
-    def _wake_next(self) -> None:
-        """Let an idle one look that stands behind this one: what waits may be its own. Call with the lock held."""
-        peers = self._peers()
-        following = next((each for each in peers[peers.index(self) + 1 :] if each.idle), None)
-        if following is not None:
-            following.wake()
-
-    def _pins(self) -> list[tuple[int]] | None:
-        """Give what the Keys that it may run end with: its own, and those of Instances that cannot now. None: all."""
-        if not self._pinned:
-            return None
-        return [pin(at) for at, each in enumerate(self._peers()) if each is self or each.failure is not None]
 
     def _refuse_all(self, failure: InferError) -> None:
         model = self._model

@@ -39,10 +39,13 @@ LEAST_LOOK_NS, MOST_LOOK_NS = 300_000, 2_000_000
 def bind(model: Model, place: Placement) -> list[Binding]:
     """Allocate an Instance's Bindings: two where they overlap, no rate limiter counts runs, and there is room for both.
 
+    A model that remembers sequences for itself runs one batch after another.
+
     Raises: what binding the first does.
     """
     first = place.bind(model.bound, model.max_rows)
-    if not overlaps(first) or place.limiter is not None:
+    sequences = model.scheduler.sequences
+    if not overlaps(first) or place.limiter is not None or (sequences is not None and sequences.remembers):
         return [first]
     try:
         return [first, place.bind(model.bound, model.max_rows)]

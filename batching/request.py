@@ -23,6 +23,10 @@ Key = tuple[tuple[int, ...] | None, ...]
 Names and datatypes are the model's own by then. Where sequences are pinned, one part more (sequences.pin)."""
 
 
+Pin = tuple[int] | None
+"""The last part of such a Key; None: there is none."""
+
+
 class InSequence(NamedTuple):
     """What a request says of its sequence: which one (0 or "" for none), and whether it is its first or its last."""
 

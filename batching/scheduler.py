@@ -11,7 +11,7 @@ from .lane import Lane
 from .levels import LevelLane, Levels
 from .ordering import Ordering
 from .promise import Promises
-from .request import InferRequest, Key
+from .request import InferRequest, Key, Pin
 from .room import Room
 from .sequences import Sequences
 from .sizing import Sizing
@@ -150,13 +150,13 @@ class Scheduler:
             self._late, self._late_arrived_ns = self.promises.late(now_ns, arrived_ns, self.target_ns), arrived_ns
         return self._late
 
-    def take(self, now_ns: int, most_ns: float = 0, free_ns: int = 0) -> Batch | None:
+    def take(self, now_ns: int, most_ns: float = 0, free_ns: int = 0, own: Pin = None) -> Batch | None:
         """Close a Batch for an idle Instance, or None when nothing is due.
 
         `most_ns`: what it may be predicted to take, because others wait for the device; 0: as long as it likes.
-        `free_ns`: when what the Instance runs is predicted to end; 0: it runs nothing.
+        `free_ns`: when what the Instance runs is predicted to end; 0: it runs nothing. `own`: as in next_lane.
         """
-        lane = self.next_lane(now_ns)
+        lane = self.next_lane(now_ns, own=own)
         return None if lane is None else self.take_from(lane, now_ns, most_ns, free_ns=free_ns)
 
     def take_from(self, lane: Lane, now_ns: int, most_ns: float = 0, unknown_rows: int = 0, free_ns: int = 0) -> Batch:
@@ -204,10 +204,10 @@ class Scheduler:
         if request.target_ns:
             self.promises.delivered(request.promised_ns, request.target_ns - request.start_ns, now_ns)
 
-    def next_lane(self, now_ns: int, *, fast: bool = False, pins: list[tuple[int]] | None = None) -> Lane | None:
+    def next_lane(self, now_ns: int, *, fast: bool = False, own: Pin = None) -> Lane | None:
         """Choose the most urgent Lane of those that are due, of the fast ones only if so told.
 
-        `pins`: only of Keys that end so (sequences.py). Those past their deadline are taken out first.
+        `own`: only of Keys that end so (sequences.py). Those past their deadline are taken out first.
         """
         if 0 < self._deadlines.nearest_ns <= now_ns:
             self.expired += self.expire(now_ns)
@@ -226,7 +226,7 @@ class Scheduler:
         first_ns = 0
         for lane in self._lanes.values():
             head = lane.head()
-            if head is not None and (lane.fast or not fast) and (pins is None or lane.key[-1] in pins):
+            if head is not None and (lane.fast or not fast) and (own is None or lane.key[-1] == own):
                 urgent_ns = lane.urgency_ns() if self._promising else head.queue_ns
                 if (first is None or urgent_ns < first_ns) and (
                     not self._held or self._sizing.due_ns(lane, head, now_ns) <= now_ns

@@ -9,7 +9,7 @@ import logging
 import math
 from collections import OrderedDict
 from collections.abc import Iterable
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .batch import Batch
     from .lane import Lane
     from .request import InferRequest
-    from .spec import ModelSpec, SequenceSpec
+    from .spec import SequenceSpec
 
 logger = logging.getLogger("penstock.batching")
 
@@ -40,11 +40,12 @@ class Sequences:
 
     Of each sequence one request at a time is in a Lane or in a Batch; the others wait here, in order. Pure: it is told
     the time, and its caller holds the model's lock. `backlog_requests` and `backlog_bytes` are what waits of sequences
-    that have no place yet. `pinned`: what a model remembers is in its Instances, so that each runs the sequences that
-    have their places there, and no others; the last part of such a request's Key is that Instance.
+    that have no place yet. `remembers`: what a model remembers is in its Instances (homes.py). Where there are several
+    it is `pinned`: each runs the sequences that have their places there, and no others; the last part of such a
+    request's Key is that Instance.
     """
 
-    def __init__(self, name: str, spec: SequenceSpec, rows: int, instances: int, *, pinned: bool = False) -> None:
+    def __init__(self, name: str, spec: SequenceSpec, rows: int, instances: int, *, remembers: bool = False) -> None:
         self._name = name
         self._idle_ns = spec.idle_us * 1000
         self._delay_ns = spec.max_delay_us * 1000 if spec.min_utilization else 0
@@ -52,7 +53,8 @@ class Sequences:
         self._corrid = next((control for control in spec.controls if control.kind == "corrid"), None)
         self._shapes = {state.output: state.begin for state in spec.states if -1 in state.shape}
         self._instances = max(instances, 1)
-        self.pinned = pinned and instances > 1
+        self.remembers, self.pinned = remembers, remembers and instances > 1
+        self._shut: set[int] = set()
         self._rows = [Rows() for _ in range(self._instances)] if spec.direct else None
         self._alike = not self._shapes and (self._rows is None or self._instances == 1)
         self._slots = (rows if spec.direct else spec.max_candidates or rows) * self._instances
@@ -170,7 +172,8 @@ class Sequences:
             # of other shapes: their rows are part of the run all the same, in Triton as here
             instance = batch.requests[0].under_way.instance
             last = max(one.row for one in self._all if one.current is not None and one.instance == instance)
-        if last >= len(places):
+        # of what a model remembers by its rows each part of a batch finds its own
+        if last >= len(places) or self.remembers:
             batch.places, batch.span_rows = places, last + 1
 
     def left(self, requests: Iterable[InferRequest], now_ns: int) -> list[InferRequest]:
@@ -217,7 +220,7 @@ class Sequences:
         return self._nearest_ns
 
     def reap(self, now_ns: int) -> list[InferRequest]:
-        """Forget sequences that were idle for too long. Returns: what may go to its Lane now."""
+        """Forget sequences that were idle for too long, and give places on. Returns: what may go to its Lane now."""
         if not 0 < self._nearest_ns <= now_ns:
             return []
         ready: list[InferRequest] = []
@@ -233,6 +236,10 @@ class Sequences:
             self._wake_at(next(iter(self._idle.values())) + self._idle_ns)
         for rows in self._rows or ():
             ready += self._gather(rows, now_ns)
+        before = -1
+        while len(self._backlog) != before:
+            before = len(self._backlog)
+            ready += self._fill(now_ns)
         return ready
 
     def _wake_at(self, due_ns: int) -> None:
@@ -245,15 +252,28 @@ class Sequences:
 
     def _place(self, one: UnderWay) -> bool:
         """Give a sequence the lowest row that is free on any Instance. Returns: whether there is one."""
-        if self._freed:
-            one.slot = heappop(self._freed)
-        elif self._unused < self._slots:
-            one.slot = self._unused
-            self._unused += 1
-        else:
+        one.slot = self._lowest()
+        if one.slot < 0:
             return False
         one.row, one.instance = divmod(one.slot, self._instances)
         return True
+
+    def _lowest(self) -> int:
+        """Take the lowest place that is free, -1: there is none. One that is shut only if all are."""
+        if 0 < len(self._shut) < self._instances:
+            self._freed += range(self._unused, self._slots)
+            self._unused = self._slots
+            found = min((slot for slot in self._freed if slot % self._instances not in self._shut), default=-1)
+            if found >= 0:
+                self._freed.remove(found)
+            heapify(self._freed)
+            return found
+        if self._freed:
+            return heappop(self._freed)
+        if self._unused == self._slots:
+            return -1
+        self._unused += 1
+        return self._unused - 1
 
     def _release(self, one: UnderWay, now_ns: int) -> list[InferRequest]:
         """Free the place of a sequence that is over, and give it to the one that has waited longest."""
@@ -261,10 +281,21 @@ class Sequences:
         if self._rows is not None:
             self._rows[one.instance].heads.pop(one, None)
         heappush(self._freed, one.slot)
+        return self._fill(now_ns) + self._gather_of(one, now_ns)
+
+    def house(self, instance: int, now_ns: int, *, runs: bool) -> None:
+        """Let sequences begin at an Instance, or none for now. `reap` is due then: some may have waited for that."""
+        (self._shut.discard if runs else self._shut.add)(instance)
+        self._wake_at(now_ns)
+
+    def _fill(self, now_ns: int) -> list[InferRequest]:
+        """Give a place to the sequence that has waited longest for one. Returns: what may go to its Lane now."""
         if not self._backlog:
-            return self._gather_of(one, now_ns)
-        following, _ = self._backlog.popitem(last=False)
-        self._place(following)
+            return []
+        following = next(iter(self._backlog))
+        if not self._place(following):
+            return []
+        del self._backlog[following]
         self.backlog_requests -= len(following.waiting)
         self.backlog_bytes -= sum(request.nbytes for request in following.waiting)
         return self._go_on(following, now_ns)
@@ -309,11 +340,6 @@ class Sequences:
 def pin(instance: int) -> tuple[int]:
     """Give the part of a Key that says which Instance alone may run it."""
     return (instance,)
-
-
-def sequences_of(spec: ModelSpec, rows: int, instances: int, *, pinned: bool) -> Sequences | None:
-    """Make what holds the sequences of a model with so many rows in a batch; None if it has no sequences."""
-    return None if spec.sequence is None else Sequences(spec.name, spec.sequence, rows, instances, pinned=pinned)
 
 
 def _invalid(text: str) -> InferError:

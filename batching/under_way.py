@@ -16,13 +16,15 @@ class UnderWay:
 
     Invariants: `current` is the one request that is in a Lane or in a Batch, `waiting` are those behind it. `slot` is
     its place among those of all Instances, -1 while it waits for one; `row` is where it stands in a run. `open`: more
-    requests of it may come. `states`: what the model gave last, by the output's name; empty: as it begins.
+    requests of it may come. `states`: what the model gave last, by the output's name; empty: as it begins. `home`:
+    where a model that remembers for itself has begun it (homes.py).
     """
 
-    __slots__ = ("current", "id", "instance", "open", "row", "slot", "states", "waiting")
+    __slots__ = ("current", "home", "id", "instance", "open", "row", "slot", "states", "waiting")
 
     def __init__(self, identity: int | str) -> None:
         self.id = identity
+        self.home: object = None
         self.open = True
         self.slot = -1
         self.instance = 0

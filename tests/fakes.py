@@ -48,6 +48,7 @@ class FakeBackend:
     bindings: list[FakeBinding] = field(default_factory=list)
     stopped: threading.Event = field(default_factory=threading.Event)
     closed: bool = False
+    remembers: bool = False
 
     def __post_init__(self) -> None:
         self.node_inputs: Sequence[Any] = self.graph.inputs

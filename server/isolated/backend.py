@@ -52,6 +52,7 @@ class IsolatedBackend:
         self.node_inputs: Sequence[Any] = read_nodes(said["inputs"])
         self.node_outputs: Sequence[Any] = read_nodes(said["outputs"])
         self.platform: str = said["platform"]
+        self.remembers: bool = said["remembers"]
         self.described: Mapping[str, Any] = said["described"]
         self.limit_s = limit_s
         self._worker = worker

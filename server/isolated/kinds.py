@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from penstock.backends.backend import remembers
 from penstock.backends.errors import Code, DeviceLost, InferError, OutOfMemory, RunStopped
 from penstock.backends.node import Node
 from penstock.backends.signature import Signature, TensorSpec
@@ -64,6 +65,7 @@ def write_backend(backend: Any) -> bytes:
         "inputs": [Node.of(node).write() for node in backend.node_inputs],
         "outputs": [Node.of(node).write() for node in backend.node_outputs],
         "platform": backend.platform,
+        "remembers": remembers(backend),
         "described": dict(backend.described),
     }).encode()  # fmt: skip
 

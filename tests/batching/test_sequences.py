@@ -56,6 +56,21 @@ def run(scheduler: Scheduler, now_ns: int = 1) -> list[int | str]:
     return [request.sequence.id for request in batch.requests if request.sequence]
 
 
+@pytest.mark.parametrize("direct", [True, False])
+def test_no_sequence_begins_where_nothing_runs_and_who_has_waited_for_that_goes_on(direct: bool) -> None:
+    sequences = Sequences("m", replace(OLDEST, direct=direct, max_candidates=2), 2, 2, remembers=True)
+    sequences.house(1, 1, runs=False)
+    went = [request for identity in range(1, 5) for request in sequences.admit(request_of(identity, "s"), 1)]
+    assert {request.key[-1] for request in went} == {(0,)}
+    assert sequences.backlog_requests == 2
+
+    sequences.house(1, 2, runs=True)
+
+    assert sequences.idle_ns() <= 2
+    assert [request.key[-1] for request in sequences.reap(2)] == [(1,), (1,)]
+    assert sequences.backlog_requests == 0
+
+
 class TestDirect:
     def test_each_sequence_keeps_its_row(self) -> None:
         scheduler = scheduler_of(SequenceSpec())

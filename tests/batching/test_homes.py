@@ -1,0 +1,196 @@
+"""Models that remember sequences for themselves, several Instances of them, and Instances that are lost."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.backends.backend import Backend
+from penstock.backends.errors import Code, DeviceLost, InferError, RunStopped
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching.engine import Engine
+from penstock.batching.model import Model
+from penstock.batching.request import InSequence, Terms
+from penstock.batching.spec import BatchPolicy, Control, InstanceGroup, ModelSpec, SequenceSpec
+from tests.fakes import PATIENCE_S, FakeBackend
+
+pytestmark = pytest.mark.anyio
+
+COLUMN = (-1, 1)
+GRAPH = Signature(
+    (TensorSpec("x", "FP32", COLUMN), TensorSpec("start", "INT32", COLUMN), TensorSpec("ready", "INT32", COLUMN),
+     TensorSpec("id", "INT64", COLUMN)),
+    (TensorSpec("y", "FP32", COLUMN),),
+)  # fmt: skip
+SEQUENCE = SequenceSpec(
+    idle_us=60_000_000,
+    controls=(
+        Control("start", "start", "INT32"), Control("ready", "ready", "INT32"), Control("id", "corrid", "INT64"),
+    ),
+)  # fmt: skip
+ROWS = 2
+SPEC = ModelSpec(
+    "m", 1, Path("m"), "fake", policy=BatchPolicy(max_batch_rows=ROWS), sequence=SEQUENCE, instances=(InstanceGroup(2),)
+)
+TWO_DEVICES = (InstanceGroup(1, ("cuda:0", "cuda:1")),)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Loads:
+    """Loads models with a memory of their own: sums by row of a direct sequence, else by its id.
+
+    `befalls` says what happens to a run once it has taken in what it was given.
+    """
+
+    def __init__(self, befalls: Callable[[list[float]], Exception | None] = lambda _: None, *, direct: bool) -> None:
+        self.devices: list[str] = []
+        self.refuses = False
+        self._befalls = befalls
+        self._direct = direct
+
+    def __call__(self, path: Path, device: str, options: Mapping[str, str]) -> Backend:
+        if self.refuses:
+            raise InferError(Code.INTERNAL, "it does not load")
+        self.devices.append(device)
+        sums: dict[int, float] = {}
+
+        def add_up(inputs: list[Any]) -> list[Any]:
+            x, start, ready, identity = (each.ravel().tolist() for each in inputs)
+            keys = range(len(x)) if self._direct else identity
+            for value, begins, there, key in zip(x, start, ready, keys, strict=True):
+                if there:
+                    sums[key] = value + (0 if begins else sums.get(key, 0))
+            error = self._befalls([value for value, there in zip(x, ready, strict=True) if there])
+            if isinstance(error, RunStopped):
+                sums.clear()  # its session is closed
+            if error is not None:
+                raise error
+            return [np.array([[sums.get(key, 0)] for key in keys], np.float32)]
+
+        return FakeBackend(GRAPH, add_up, remembers=True)
+
+
+@asynccontextmanager
+async def served(loads: Loads, spec: ModelSpec) -> AsyncIterator[tuple[Engine, Model]]:
+    engine = Engine(asyncio.get_running_loop(), {"fake": loads})
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            yield engine, await engine.load(spec)
+    finally:
+        await engine.stop(PATIENCE_S)
+
+
+async def ask(it: tuple[Engine, Model], value: float, identity: int, flags: str = "") -> float | str:
+    engine, model = it
+    terms = Terms(sequence=InSequence(identity, "s" in flags, "e" in flags))
+    try:
+        (answer,) = await engine.infer(model, [np.full((1, 1), value, np.float32)], terms=terms)
+    except InferError as error:
+        return error.message
+    return float(answer.item())
+
+
+async def follow(it: tuple[Engine, Model], identity: int, flags: str) -> list[tuple[float, float | str]]:
+    """Send a sequence's requests, one for each flag ("." for none). Returns: of each the sum wanted, and the answer."""
+    found, total = [], 0.0
+    for step, flag in enumerate(flags):
+        value = 100.0 * identity + step
+        total = value + (0 if flag == "s" else total)
+        found.append((total, await ask(it, value, identity, flag)))
+    return found
+
+
+def answers_of(found: list[list[tuple[float, float | str]]]) -> list[tuple[float, float]]:
+    return [(wanted, answer) for each in found for wanted, answer in each if isinstance(answer, float)]
+
+
+def spec_of(*, direct: bool, instances: tuple[InstanceGroup, ...] = SPEC.instances) -> ModelSpec:
+    return replace(SPEC, sequence=replace(SEQUENCE, direct=direct), instances=instances)
+
+
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("instances", [SPEC.instances, TWO_DEVICES], ids=["one CPU", "two devices"])
+async def test_each_instance_has_a_memory_of_its_own(instances: tuple[InstanceGroup, ...], direct: bool) -> None:
+    loads = Loads(direct=direct)
+    async with served(loads, spec_of(direct=direct, instances=instances)) as it:
+        found = await asyncio.gather(*(follow(it, identity, "s......e") for identity in range(1, 13)))
+
+    assert len(loads.devices) == 2
+    assert [len(each) for each in found] == [8] * 12
+    assert all(answer == wanted for each in found for wanted, answer in each)
+
+
+@pytest.mark.parametrize("instances", [(InstanceGroup(1),), SPEC.instances, TWO_DEVICES])
+@pytest.mark.parametrize("seed", range(12))
+async def test_no_answer_is_wrong_whatever_befalls_the_instances(
+    seed: int, instances: tuple[InstanceGroup, ...]
+) -> None:
+    chance = random.Random(seed)
+    errors: list[Exception | None] = [
+        DeviceLost(Code.NOT_READY, "lost"), RunStopped(Code.EXPIRED, "stopped"), InferError(Code.INVALID, "guilty"),
+    ]  # fmt: skip
+    loads = Loads(lambda values: chance.choice(errors) if any(values) and not chance.randrange(5) else None,
+                  direct=bool(seed % 2))  # fmt: skip
+    async with served(loads, spec_of(direct=bool(seed % 2), instances=instances)) as it:
+        found = await asyncio.gather(*(follow(it, identity, "s....s....e") for identity in range(1, 13)))
+        assert not it[1].inflight
+
+    assert [len(each) for each in found] == [11] * 12
+    assert len(answers_of(found)) > 20
+    assert all(answer == wanted for wanted, answer in answers_of(found))
+
+
+async def test_a_sequence_whose_instance_was_lost_is_told_to_begin_again() -> None:
+    fates = iter([DeviceLost(Code.NOT_READY, "lost")])
+    loads = Loads(lambda values: next(fates, None) if 7 in values else None, direct=True)
+    async with served(loads, replace(SPEC, instances=(InstanceGroup(1),))) as it:
+        said = [await ask(it, value, identity, flags) for value, identity, flags in (
+            (1, 1, "s"), (2, 2, "s"), (7, 1, ""), (3, 2, ""), (4, 2, "s"), (5, 2, "e"), (6, 1, "s"),
+        )]  # fmt: skip
+
+    text = (
+        "inference request for sequence {} to model 'm' must specify the START flag on the first request of the "
+        "sequence: the instance that had begun it was lost, with what it remembered"
+    )
+    assert said == [1, 2, text.format(1), text.format(2), 4, 9, 6]
+
+
+async def test_a_request_that_begins_a_sequence_runs_again_at_its_row() -> None:
+    fates = iter([DeviceLost(Code.NOT_READY, "lost")])
+    loads = Loads(lambda values: next(fates, None) if 7 in values else None, direct=True)
+    async with served(loads, replace(SPEC, instances=(InstanceGroup(1),))) as it:
+        assert [await ask(it, 1, 1, "s"), await ask(it, 7, 2, "s"), await ask(it, 1, 2)] == [1, 7, 8]
+
+
+async def test_what_a_batch_has_failed_with_is_not_taken_in_twice() -> None:
+    loads = Loads(lambda values: InferError(Code.INVALID, "guilty") if 7 in values else None, direct=False)
+    async with served(loads, replace(spec_of(direct=False), instances=(InstanceGroup(1),))) as it:
+        await asyncio.gather(*(ask(it, 1, identity, "s") for identity in (1, 2)))
+        said = await asyncio.gather(ask(it, 5, 1), ask(it, 7, 2))
+        after = [await ask(it, 1, identity, "e") for identity in (1, 2)]
+
+    assert said[1] == "guilty"
+    assert after == [7, 9]
+
+
+async def test_what_belongs_to_an_instance_that_cannot_run_is_refused_and_new_sequences_begin_elsewhere() -> None:
+    fates = iter([DeviceLost(Code.NOT_READY, "lost")])
+    loads = Loads(lambda values: next(fates, None) if 7 in values else None, direct=True)
+    async with served(loads, SPEC) as it:
+        assert [await ask(it, 1, identity, "s") for identity in (1, 2, 3)] == [1, 1, 1]
+        loads.refuses = True
+        assert await ask(it, 7, 1) == "lost"
+        said = [await ask(it, 1, identity, flags) for identity, flags in ((3, "e"), (4, "s"), (4, "e"), (2, "e"))]
+        assert said == ["model 'm' lost its device: it does not load", 1, 2, 2]
