@@ -531,6 +531,29 @@ def accumulator(path: Path) -> None:
     save(path, make)
 
 
+class _Remembers(tf.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.sums = tf.Variable(tf.zeros([2, 1]))
+
+    @tf.function(  # type: ignore[untyped-decorator]
+        input_signature=[tf.TensorSpec([None, 1], tf.float32, name) for name in ("x", "start", "ready")]
+        + [tf.TensorSpec([None, 1], tf.int64, "corrid")]
+    )
+    def __call__(self, x: Any, start: Any, ready: Any, corrid: Any) -> dict[str, Any]:
+        rows = tf.shape(x)[0]
+        before = self.sums[:rows]
+        y = tf.where(ready > 0, tf.where(start > 0, x, before + x), before)
+        self.sums.scatter_update(tf.IndexedSlices(y, tf.range(rows)))
+        return {"y": y, "id": tf.identity(corrid)}
+
+
+def remembers(path: Path) -> None:
+    """x, start, ready FP32 [-1,1], corrid INT64 [-1,1] -> y FP32 and id INT64 [-1,1]: sums by row, in a variable."""
+    made = _Remembers()
+    tf.saved_model.save(made, str(path), signatures={"serving_default": made.__call__})
+
+
 def ragged(path: Path) -> None:
     """x FP32 [-1], counts FP32 [-1] -> y FP32 [-1,1]: the sum of the first `counts[0]` of x, of the next, and so on."""
 

@@ -49,6 +49,7 @@ NAMES = (
     "hungry",
     "counter",
     "accumulator",
+    "remembers",
     "ragged",
     "no_variables",
     "corrupt",

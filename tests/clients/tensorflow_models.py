@@ -52,6 +52,22 @@ sequence_batching {
   state { input_name: "state_in" output_name: "state_out" data_type: TYPE_FP32 dims: [ 1 ] }
 }
 """
+REMEMBERS = """
+platform: "tensorflow_savedmodel"
+max_batch_size: 2
+input { name: "x" data_type: TYPE_FP32 dims: [ 1 ] }
+output [ { name: "y" data_type: TYPE_FP32 dims: [ 1 ] }, { name: "id" data_type: TYPE_INT64 dims: [ 1 ] } ]
+instance_group [ { count: 2 kind: KIND_CPU } ]
+sequence_batching {
+  direct { }
+  max_sequence_idle_microseconds: 60000000
+  control_input [
+    { name: "start" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] } },
+    { name: "ready" control { kind: CONTROL_SEQUENCE_READY fp32_false_true: [ 0, 1 ] } },
+    { name: "corrid" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_INT64 } }
+  ]
+}
+"""
 RAGGED = """
 platform: "tensorflow_savedmodel"
 max_batch_size: 8
@@ -78,6 +94,7 @@ def write(root: Path, savedmodels: Path) -> Path:
     put("right", "left_right", SAID + SIGNATURE % "right")
     put("unranked", "unranked", SAID + TENSORS.replace('"in"', '"x"').replace('"out"', '"y"'))
     put("accumulator", "accumulator", ACCUMULATOR)
+    put("remembers", "remembers", REMEMBERS)
     put("in_part", "mlp", SAID + 'max_batch_size: 5 input { name: "x" data_type: TYPE_FP32 } output { name: "y" }')
     put("ragged", "ragged", RAGGED)
     put("flowers", "iris", version=1700000000, triton=False)

@@ -356,6 +356,49 @@ def test_a_killed_worker_costs_what_it_ran_at_most(live: Live, triton: Any) -> N
     assert ledger["sent"] == ledger["right"] + failed
 
 
+def sums(live: Live, triton: Any, number: int, steps: int) -> list[float]:
+    """Send a sequence of 1, 2, 3, ... of which each is its number more; give the answers."""
+    found = []
+    with triton.InferenceServerClient(address(live, triton)) as client:
+        for step in range(steps):
+            asked = {"sequence_id": number, "sequence_start": step == 0, "sequence_end": step == steps - 1}
+            answer = client.infer("remembers", given(triton, {"x": floats([number + step])}), **asked)
+            assert answer.as_numpy("id").tolist() == [[number]]
+            found.append(float(answer.as_numpy("y")[0][0]))
+    return found
+
+
+def test_each_instance_remembers_its_own_sequences_in_its_variables(live: Live, triton: Any) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda number: sums(live, triton, number, 20), range(1, 17)))
+
+    for number, answers in enumerate(found, 1):
+        assert answers == [sum(range(number, number + step + 1)) for step in range(20)]
+
+
+def test_a_sequence_whose_process_has_ended_must_begin_again(live: Live, triton: Any) -> None:
+    async def pids() -> list[int]:
+        return [int(each.backend.pid) for each in live.server.engine.model("remembers")._places]  # type: ignore[attr-defined]
+
+    before = live.call(pids())
+    assert len(set(before)) == 2
+    with triton.InferenceServerClient(address(live, triton)) as client:
+
+        def ask(number: int, **said: Any) -> Any:
+            tensors = given(triton, {"x": floats([1])})
+            return float(client.infer("remembers", tensors, sequence_id=number, **said).as_numpy("y")[0][0])
+
+        assert [ask(number, sequence_start=True) for number in (101, 102)] == [1, 1]
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+            until(lambda pid=pid: pid not in workers())  # type: ignore[misc]
+        for number in (101, 102):
+            with pytest.raises(InferenceServerException, match="the instance that had begun it was lost"):
+                ask(number)
+        assert [ask(number, sequence_start=True) for number in (101, 102)] == [1, 1]
+        assert [ask(number, sequence_end=True) for number in (101, 102)] == [2, 2]
+
+
 def test_a_front_end_serves_those_of_a_store_as_well(
     savedmodels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
