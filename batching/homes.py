@@ -133,7 +133,8 @@ def execute_at(
 
 
 def _place_of(model: Model, instance: Resident) -> int:
-    return next(at for at, each in enumerate(model.instances) if each is instance)
+    """Give which of its model's Instances it is; -1 once the model is closed."""
+    return next((at for at, each in enumerate(model.instances) if each is instance), -1)
 
 
 def _without(batch: Batch, away: list[InferRequest]) -> Batch | None:
