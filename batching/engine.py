@@ -16,7 +16,7 @@ from .batch import Batch
 from .cache import Cache
 from .device import Device
 from .door import LATE, Door
-from .ensemble import Ensembles
+from .ensembles import Ensembles
 from .loaded import STOPPING, Leaving, Loaded
 from .model import Model
 from .opening import close_model, open_ensemble, open_model

@@ -1,10 +1,12 @@
 """Passage: one request on its way through an ensemble: its tensors, what is missing, and what its steps have taken.
 
-Nothing runs here: ensemble.py carries it from step to step. turns.py counts the steps' batches.
+Nothing runs here: ensembles.py carries it from step to step. turns.py counts the steps' batches. Where a step gives any
+number of answers, each of them has a Passage to itself; branches.py holds those of one request together.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, InferError
@@ -17,7 +19,9 @@ from .request import InferRequest
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
 
+    from .branches import Branches
     from .ensemble import Ensemble
+    from .stream import Told
 
 
 class Passage:
@@ -26,22 +30,26 @@ class Passage:
     Invariant: it ends once: when all its steps are through, with the first error, or when it is taken back.
     `tensors` are numbered as in its Course, None when nobody will read them any more. `uses` and `missing` count down
     what the Course counts. `pending` are the steps that the Engine has, `ready` those it is to get. `opening`: the
-    request is still being submitted, and an error is for its caller.
+    request is still being submitted, and an error is for its caller. `branches` are had where the ensemble gives any
+    number of answers, and `answer` there by who has come through to the end.
     Units: nanoseconds, summed over the steps, as Triton does.
     """
 
     __slots__ = (
-        "compute_infer_ns", "compute_input_ns", "compute_output_ns", "course", "ended", "ensemble", "left", "links",
-        "missing", "moving", "opening", "parent", "pending", "queue_ns", "ready", "tensors", "uses",
+        "answer", "branches", "compute_infer_ns", "compute_input_ns", "compute_output_ns", "course", "ended",
+        "ensemble", "left", "links", "missing", "moving", "opening", "parent", "pending", "queue_ns", "ready",
+        "tensors", "uses",
     )  # fmt: skip
 
-    def __init__(self, ensemble: Ensemble, parent: InferRequest, links: Links, course: Course) -> None:
+    def __init__(
+        self, ensemble: Ensemble, parent: InferRequest, links: Links, course: Course, inputs: Sequence[Any]
+    ) -> None:
         self.ensemble = ensemble
         self.parent = parent
         self.links = links
         self.course = course
-        forms = ensemble.model.forms
-        inputs = parent.inputs if forms is None else forms.enter(parent.inputs)
+        self.branches: Branches | None = None
+        self.answer: Told | None = None
         self.tensors: list[Any] = [*inputs, *[None] * (len(course.uses) - len(inputs))]
         self.uses = list(course.uses)
         self.missing = list(course.missing)
@@ -56,6 +64,18 @@ class Passage:
         self.compute_infer_ns = 0
         self.compute_output_ns = 0
 
+    @property
+    def root(self) -> Passage:
+        """The request's first Passage."""
+        return self if self.branches is None else self.branches.root
+
+    def take_times(self, other: Passage) -> None:
+        """Add what the steps of another have taken."""
+        self.queue_ns += other.queue_ns
+        self.compute_input_ns += other.compute_input_ns
+        self.compute_infer_ns += other.compute_infer_ns
+        self.compute_output_ns += other.compute_output_ns
+
     def batch(self) -> Batch:
         """Make the batch that the request would have been in, had its model run it: its stamps have the sums."""
         parent = self.parent
@@ -67,7 +87,7 @@ class Passage:
 
     def put(self, step: Passed, outputs: list[Any]) -> None:
         """Take what a step has made; `ready` has what can follow. Raises: InferError (INTERNAL)."""
-        if not (type(outputs) is OwnOutputs and outputs.lacking and self._spares(step, outputs)):
+        if not (type(outputs) is OwnOutputs and outputs.lacking and self.spares(_lacking(step, outputs))):
             regular(outputs)
         course, missing = self.course, self.missing
         for position, tensor in enumerate(step.made):
@@ -78,13 +98,12 @@ class Passage:
                     self.ready.append(course.steps[taker])
         self.left -= 1
 
-    def _spares(self, step: Passed, outputs: list[Any]) -> bool:
-        """Tell whether what a step has not made goes to optional inputs alone."""
-        course = self.course
-        lacking = {tensor for tensor, output in zip(step.made, outputs, strict=True) if output is None}
-        takers = [course.steps[taker] for tensor in lacking for taker in course.takers[tensor]]
-        taken = [each for taker in takers for each in zip(taker.inputs, taker.model.signature.inputs, strict=True)]
-        return lacking.isdisjoint(course.outputs) and all(spec.optional for number, spec in taken if number in lacking)
+    def spares(self, lacking: set[int]) -> bool:
+        """Tell whether tensors that are not there would go to optional inputs alone."""
+        steps = self.course.steps
+        taken = [each for step in steps for each in zip(step.inputs, step.model.signature.inputs, strict=True)]
+        optional = all(spec.optional for number, spec in taken if number in lacking)
+        return optional and lacking.isdisjoint(self.course.outputs)
 
     def inputs(self, step: Passed) -> list[Array | None]:
         """Give what a step takes. Raises: InferError (INVALID)."""
@@ -105,6 +124,10 @@ class Passage:
             outputs = [_handed(output, way) for output, way in zip(outputs, self.course.ways, strict=True)]
         model = self.ensemble.model
         return outputs if model.forms is None else model.forms.leave(model.name, self.parent.wanted, outputs)
+
+
+def _lacking(step: Passed, outputs: list[Any]) -> set[int]:
+    return {tensor for tensor, output in zip(step.made, outputs, strict=True) if output is None}
 
 
 def _handed(array: Array | None, way: int) -> Any:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .course import Passed
     from .model import Model
     from .remembering import Miss
-    from .stream import Answers
+    from .stream import Tells
     from .under_way import UnderWay
 
 Key = tuple[tuple[int, ...] | None, ...]
@@ -90,7 +90,7 @@ class InferRequest:
     under_way: UnderWay
     number: int
     parameters: Mapping[str, Any]
-    answers: Answers
+    answers: Tells
     step: Passed
     targets: Mapping[int, DeviceArray]
     traced: Any

@@ -1,6 +1,6 @@
 """Sequels: the requests of a sequence reach the sequence models of an ensemble in the order in which they came to it.
 
-The steps before these may overtake each other, for a model may have several Instances. Called by ensemble.py.
+The steps before these may overtake each other, for a model may have several Instances. Called by ensembles.py.
 """
 
 from __future__ import annotations

@@ -318,6 +318,11 @@ class ModelSpec:
         return bool(self.declared or self.ensemble)
 
     @property
+    def streams(self) -> bool:
+        """Whether running it gives any number of answers: it is user code, or a step of it is."""
+        return self.decoupled and self.takes_parameters
+
+    @property
     def too_preferred(self) -> str:
         """What is said of a preferred size that is more than a batch may have. Source: Triton core's own checks."""
         size = "dynamic batching preferred size" if self.sequence is None else "sequence batching preferred batch size"

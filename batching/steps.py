@@ -1,6 +1,6 @@
 """Steps: the models of an ensemble, looked up and checked against each other and the ensemble.
 
-Pure: nothing runs here. Called by ensemble.py, and by those who read configurations. Source of rules and texts: Triton
+Pure: nothing runs here. Called by ensembles.py, and by those who read configurations. Source of rules and texts: Triton
 core, ensemble_utils.cc, model_config_utils.cc (ValidateEnsembleSchedulingConfig), CheckNode and, of labels,
 model_lifecycle.cc.
 """
@@ -137,7 +137,9 @@ def link(spec: ModelSpec, signature: Signature, find: Find) -> Links:
             known[tensor] = Tensor.told(step.model, model.signature.output[name], model.signature)
     optional = {each.name for each in signature.inputs if each.optional}
     linked = tuple(_linked(spec.name, step, model, known, optional) for step, model in zip(steps, models, strict=True))
-    return Links(spec, signature, linked, {name: known[name].way_to(end) for name, end in ends.items()})
+    links = Links(spec, signature, linked, {name: known[name].way_to(end) for name, end in ends.items()})
+    links.sources()
+    return links
 
 
 def labels_of(links: Links) -> dict[str, tuple[str, ...]]:
@@ -184,10 +186,11 @@ def _check_model(spec: ModelSpec, step: Step, model: Model) -> None:
     if model.spec.hooks is not None and model.spec.hooks.has_file:
         text = f"in ensemble {spec.name}, model {step.model} has hooks, which run around whole calls and not in a step"
         raise InferError(Code.UNSUPPORTED, f"{text}: give them to the ensemble, or take them from the model")
-    if model.spec.decoupled:
-        text = f"in ensemble {spec.name}, model {step.model} is decoupled, which a step cannot be"
-        if spec.cached:
-            text = f"Response Cache does not currently support ensemble {spec.name}: step {step.model} is decoupled"
+    if spec.cached and model.spec.decoupled:
+        text = f"Response Cache does not currently support ensemble {spec.name}: step {step.model} is decoupled"
+        raise InferError(Code.UNSUPPORTED, text)
+    if spec.hooks is not None and spec.hooks.has_file and model.spec.decoupled:
+        text = f"ensemble {spec.name} cannot have hooks: its step {step.model} is decoupled"
         raise InferError(Code.UNSUPPORTED, text)
     if spec.cached and model.spec.sequence is not None:
         text = f"Response Cache does not currently support ensemble {spec.name}: step {step.model} has sequences"

@@ -14,12 +14,18 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 256 << 20
 """What may wait for a client that does not take its answers; its request fails then."""
+NOT_ONE = (
+    "generate expects model to produce exactly 1 response, use generate stream for model that generates various number "
+    "of responses"
+)
+"""Source: Triton server, http_server.cc. Nobody else asks a decoupled model for one answer."""
 
 
 class Told(NamedTuple):
     """One answer: its outputs by name, or why it failed; more may come unless it is `final`.
 
-    `parameters` are the model's own. Units: `infer_ns` since the answer before it, or since the request was taken up.
+    `parameters` are the model's own. `wrong` is in what an output is not as the Signature says, "" for nothing.
+    Units: `infer_ns` since the answer before it, or since the request was taken up.
     """
 
     outputs: Mapping[str, Any]
@@ -27,6 +33,7 @@ class Told(NamedTuple):
     final: bool = False
     parameters: Mapping[str, Any] | None = None
     infer_ns: int = 0
+    wrong: str = ""
 
 
 class Submits(Protocol):
@@ -34,6 +41,13 @@ class Submits(Protocol):
 
     def submit(self, request: InferRequest) -> None: ...
     def cancel(self, request: InferRequest) -> None: ...
+
+
+class Tells(Protocol):
+    """Where the answers of one request go, as they come."""
+
+    def tell(self, told: Told) -> None:
+        """Take an answer. Raises: InferError, which ends the request."""
 
 
 class Answers:

@@ -20,7 +20,6 @@ from .pull import Answer
 if TYPE_CHECKING:
     from penstock.batching.answers import AnswerStatistics
     from penstock.batching.model import Model
-    from penstock.batching.spec import ModelSpec
 
 
 class Asked(NamedTuple):
@@ -30,11 +29,6 @@ class Asked(NamedTuple):
     id: str = ""
     terms: Terms = NO_TERMS
     parameters: Mapping[str, Any] | None = None
-
-
-def streams(spec: ModelSpec) -> bool:
-    """Tell whether a model is user code that gives any number of answers to a request."""
-    return spec.decoupled and bool(spec.declared)
 
 
 async def told(engine: Any, model: Model, asked: Asked, counted: AnswerStatistics) -> AsyncGenerator[Answer, None]:

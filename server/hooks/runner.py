@@ -21,7 +21,7 @@ from penstock.batching.request import NO_TERMS, Terms
 
 from .bound import Maker
 from .call import Call, Form
-from .coded import Asked, streams, told
+from .coded import Asked, told
 from .conversions import of_model
 from .convert import to_inputs
 from .loading import PRE
@@ -116,7 +116,7 @@ class Hooks:
         self.has_pre = False
         self.has_post = False
         self.yields = False
-        self.streams = streams(model.spec)
+        self.streams = model.spec.streams
         if self.streams:
             model.statistics.answers = self._counted
 

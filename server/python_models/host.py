@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import orjson
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.stream import Told
+from penstock.batching.stream import NOT_ONE, Told
 from penstock.server.workers.kept import Kept
 from penstock.server.workers.order import NotBegunError, Order
 
@@ -30,11 +30,6 @@ if TYPE_CHECKING:
     from penstock.server.workers.worker import Worker
 
 logger = logging.getLogger("penstock.python_models")
-NOT_ONE = (
-    "generate expects model to produce exactly 1 response, use generate stream for model that generates various number "
-    "of responses"
-)
-"""Source: Triton server, http_server.cc. Nobody else asks a decoupled model for one answer."""
 
 
 class Dealings(Protocol):
@@ -230,7 +225,7 @@ class Host:
             each.answer = found, said.get("parameters") or {}, wrong
             return
         now_ns = time.monotonic_ns()
-        told = Told(found, error, said["final"], said.get("parameters") or None, now_ns - each.since_ns)
+        told = Told(found, error, said["final"], said.get("parameters") or None, now_ns - each.since_ns, wrong)
         each.since_ns = now_ns
         try:
             answers.tell(told)

@@ -6,7 +6,7 @@ import ast
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -139,7 +139,7 @@ def _linked(spec: ModelSpec, others: list[ModelSpec]) -> ModelSpec:
     steps = () if done.ensemble is None else done.ensemble.steps
     # what a Python model will say of itself is not known here
     if done.signature is not None and not any(step.model in known for step in steps):
-        link(done, done.bound or done.signature, find)
+        done = replace(done, decoupled=link(done, done.bound or done.signature, find).decoupled)
     return done
 
 

@@ -37,7 +37,11 @@ def completed(declared: Any, spec: ModelSpec, platform: str) -> Any:
         _tensors(config.output, signature.outputs, signature.batched)
     _batching(config, spec)
     _instances(config, spec)
-    if spec.ensemble is None:
+    if spec.ensemble is not None:
+        # Source: ValidateEnsembleConfig of Triton's core, which overwrites what is said
+        if spec.decoupled or config.HasField("model_transaction_policy"):
+            config.model_transaction_policy.decoupled = spec.decoupled
+    else:
         # Source: NormalizeModelConfig of Triton's core
         for side in ("input_pinned_memory", "output_pinned_memory"):
             memory, said = getattr(config.optimization, side), config.optimization.HasField(side)

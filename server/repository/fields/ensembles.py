@@ -69,8 +69,6 @@ def _check_others(notes: Notes) -> None:
         present = config.DESCRIPTOR.fields_by_name[other].has_presence
         if config.HasField(other) if present else getattr(config, other):
             notes.mistake(other, text.format(name))
-    if config.model_transaction_policy.decoupled:
-        notes.mistake("model_transaction_policy", f"ensemble '{name}' cannot be decoupled: its steps are not")
     for kind, tensors in (("input", config.input), ("output", config.output)):
         for tensor in tensors:
             if tensor.is_shape_tensor:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.own_outputs import OwnOutputs
-from penstock.server.hooks.coded import streams
 from penstock.server.protobuf import service_pb2
 from penstock.server.v2.finish import finish_all, ways_of
 from penstock.server.v2.regions import INLINE_BYTES, InlineRegions, Lease, Regions
@@ -57,7 +56,7 @@ class Route:
         self.encoder = Encoder(model.name, model.version, model.signature, own=bool(model.spec.declared))
         self.layouts = Layouts(regions)
         self.hooked = hooked
-        self.streams = streams(model.spec)
+        self.streams = model.spec.streams
         self.told = forwards and model.spec.takes_parameters
         self.straight = not (hooked or model.spec.decoupled or self.told)
         self.regions = regions

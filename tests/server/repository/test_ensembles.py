@@ -70,10 +70,6 @@ class TestConfiguration:
                 PLAIN.replace("model_version: -1", ""),
                 "step 0 of ensemble 'm': model_version must be -1, for the latest, or above 0",
             ),
-            (
-                PLAIN + "model_transaction_policy { decoupled: true }",
-                "ensemble 'm' cannot be decoupled: its steps are not",
-            ),
             (config("m", ["in"], ["out", "more"], [ONE]), "ensemble output 'more' for ensemble 'm' is not used"),
             (
                 PLAIN.replace("model_version: -1", 'model_version: -1 model_namespace: "n"'),

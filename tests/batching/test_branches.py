@@ -1,0 +1,487 @@
+"""Branches: ensembles with steps that give any number of answers, told one by one by the test."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.backends.errors import Code, InferError
+from penstock.batching import branches
+from penstock.batching.batch import Batch
+from penstock.batching.outside import Takes
+from penstock.batching.outsides import Opened, complete_outside
+from penstock.batching.request import InferRequest, Key
+from penstock.batching.spec import BatchPolicy, EnsembleSpec, ModelSpec
+from penstock.batching.statistics import BACKEND, CANCELED
+from penstock.batching.stream import NOT_ONE, Told, stream
+from tests.batching.ensembles import ROWS, House, ensemble_spec, house, step, tensors
+from tests.fakes import Gate
+
+pytestmark = pytest.mark.anyio
+
+SPREAD = ensemble_spec("spread", "in", "out", step("many", "x=in", "y=mid"), step("plus", "x=mid", "y=out"))
+BARE = ensemble_spec("bare", "in", "out", step("many", "x=in", "y=out"))
+NESTED = ensemble_spec("nested", "in", "out", step("spread", "in=in", "out=mid"), step("double", "x=mid", "y=out"))
+TWICE = ensemble_spec("twice", "in", "out", step("many", "x=in", "y=mid"), step("more", "x=mid", "y=out"))
+FAN = ensemble_spec(
+    "fan", "in", "sum difference",
+    step("many", "x=in", "y=mid"), step("double", "x=mid", "y=doubled"),
+    step("both", "a=mid b=doubled", "sum=sum difference=difference"),
+)  # fmt: skip
+
+
+@pytest.fixture(params=[False, True], ids=["asyncio", "uvloop"])
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
+    return "asyncio", {"use_uvloop": request.param}
+
+
+class Teller:
+    """An executor of a decoupled model: the test says what it answers, and when a request ends."""
+
+    def __init__(self) -> None:
+        self.requests: list[InferRequest] = []
+        self.abandoned: list[InferRequest] = []
+        self._came = asyncio.Event()
+        self._batches: dict[InferRequest, Batch] = {}
+        self._takes: Takes | None = None
+
+    def attach(self, instance: Takes) -> None:
+        self._takes = instance
+
+    def most_ns(self, key: Key) -> int:
+        return 0
+
+    def begin(self, batch: Batch) -> None:
+        now_ns = time.monotonic_ns()
+        batch.compute_start_ns = batch.compute_end_ns = batch.exec_end_ns = now_ns
+        self.requests += batch.requests
+        self._batches.update(dict.fromkeys(batch.requests, batch))
+        self._came.set()
+        assert self._takes is not None
+        asyncio.get_running_loop().call_soon(self._takes.freed, batch, [])
+
+    def abandon(self, request: InferRequest) -> None:
+        self.abandoned.append(request)
+
+    async def close(self) -> None:
+        pass
+
+    async def holds(self, count: int) -> list[InferRequest]:
+        """Wait until it has been given so many requests."""
+        while len(self.requests) < count:
+            self._came.clear()
+            await self._came.wait()
+        return self.requests
+
+    def tell(self, request: InferRequest, *values: float, **said: Any) -> None:
+        """Give an answer of one row for each value."""
+        for value in values:
+            request.answers.tell(Told({"y": np.full((1, 4), value, np.float32)}, **said))
+
+    def end(self, request: InferRequest, error: InferError | None = None) -> None:
+        """End a request."""
+        request.outputs, request.error = [], error
+        assert self._takes is not None
+        self._takes.late(self._batches[request], [request])
+
+
+class TellerLoader:
+    """Opens Tellers, by the model's name."""
+
+    def __init__(self) -> None:
+        self.tellers: dict[str, Teller] = {}
+
+    async def open(self, spec: ModelSpec) -> Opened:
+        teller = self.tellers[spec.name] = Teller()
+        return Opened(complete_outside(spec), [teller], "told")
+
+
+def told_spec(name: str, **said: Any) -> ModelSpec:
+    return ModelSpec(
+        name, 1, Path(name), inputs=tensors("x"), outputs=tensors("y"), policy=BatchPolicy(max_batch_rows=ROWS),
+        backend="told", decoupled=True, declared="{}", **said,
+    )  # fmt: skip
+
+
+def plus_one(inputs: list[Any]) -> list[Any]:
+    if (inputs[0] < 0).any():
+        raise InferError(Code.INVALID, "a guilty row")
+    return [inputs[0] + 1]
+
+
+def double(inputs: list[Any]) -> list[Any]:
+    return [inputs[0] * 2]
+
+
+def both(inputs: list[Any]) -> list[Any]:
+    return [inputs[0] + inputs[1], inputs[0] - inputs[1]]
+
+
+@asynccontextmanager
+async def served(*specs: ModelSpec) -> AsyncIterator[tuple[House, Teller]]:
+    async with house() as kept:
+        loader = kept.engine.outsides["told"] = TellerLoader()
+        await kept.engine.load(told_spec("many"))
+        await kept.engine.load(told_spec("more"))
+        await kept.serve("plus", plus_one)
+        await kept.serve("double", double)
+        await kept.serve("both", both, "a b", "sum difference")
+        for spec in specs:
+            await kept.engine.load(spec)
+        kept.tellers = loader.tellers  # type: ignore[attr-defined]
+        yield kept, loader.tellers["many"]
+        for gate in kept.gates.values():
+            gate.open()
+        while not kept.at_rest():  # noqa: ASYNC110 - what runs on, and nobody waits for, has no event
+            await asyncio.sleep(0)
+
+
+class Client:
+    """Takes the answers of one request as they come."""
+
+    def __init__(self, kept: House, name: str, value: float, output: str = "out", **terms: int) -> None:
+        self.request = kept.request(name, value)
+        for term, said in terms.items():
+            setattr(self.request, term, said)
+        self.came: list[float] = []
+        self.finals: list[bool] = []
+        self._output = output
+        self._more = asyncio.Event()
+        self.task = asyncio.create_task(self._take(kept))
+
+    async def _take(self, kept: House) -> list[float]:
+        async for told in stream(kept.engine, self.request):
+            self.came.append(float(told.outputs[self._output].flat[0]))
+            self.finals.append(told.final)
+            self._more.set()
+        return self.came
+
+    async def holds(self, count: int) -> list[float]:
+        """Wait until so many answers came."""
+        while len(self.came) < count:
+            self._more.clear()
+            await self._more.wait()
+        return self.came
+
+
+async def test_each_answer_goes_on_alone_and_before_the_step_ends() -> None:
+    async with served(SPREAD) as (kept, many):
+        client = Client(kept, "spread", 1)
+        (asked,) = await many.holds(1)
+        many.tell(asked, 10)
+        assert await client.holds(1) == [11]
+        many.tell(asked, 20, 30)
+        assert await client.holds(3) == [11, 21, 31]
+        assert not client.task.done()
+        many.end(asked)
+
+        assert await client.task == [11, 21, 31]
+        assert kept.engine.model("spread").statistics.snapshot().success.count == 1
+
+
+async def test_a_request_may_have_no_answer() -> None:
+    async with served(SPREAD) as (kept, many):
+        client = Client(kept, "spread", 1)
+        (asked,) = await many.holds(1)
+        many.end(asked)
+
+        assert await client.task == []
+
+
+async def test_the_last_answer_says_so_if_the_step_has_ended_before_it() -> None:
+    async with served(SPREAD) as (kept, many):
+        kept.gates["plus"].close()
+        client = Client(kept, "spread", 1)
+        (asked,) = await many.holds(1)
+        many.tell(asked, 10, 20)
+        many.end(asked)
+        await asyncio.sleep(0)
+        kept.gates["plus"].open()
+
+        assert await client.task == [11, 21]
+        assert client.finals == [False, True]
+
+
+async def test_answers_come_in_the_order_of_the_step_whatever_overtakes() -> None:
+    async with house() as kept:
+        loader = kept.engine.outsides["told"] = TellerLoader()
+        await kept.engine.load(told_spec("many"))
+        await kept.serve("plus", plus_one, count=2, cap_rows=1)
+        await kept.engine.load(SPREAD)
+        first = Gate(plus_one)
+
+        def first_or_plus_one(inputs: list[Any]) -> list[Any]:
+            return first(inputs) if inputs[0].flat[0] == 10 else plus_one(inputs)
+
+        kept.backends["plus"].function = first_or_plus_one
+        first.close()
+        client = Client(kept, "spread", 1)
+        (asked,) = await loader.tellers["many"].holds(1)
+        loader.tellers["many"].tell(asked, 10)
+        await first.entered()
+        loader.tellers["many"].tell(asked, 20, 30)
+        loader.tellers["many"].end(asked)
+        while len(kept.backends["plus"].runs) < 3:  # noqa: ASYNC110 - a fake tells nobody
+            await asyncio.sleep(0)
+        assert client.came == []
+        first.open()
+
+        assert await client.task == [11, 21, 31]
+
+
+async def test_answers_may_be_outputs_as_they_are() -> None:
+    async with served(BARE) as (kept, many):
+        client = Client(kept, "bare", 1)
+        (asked,) = await many.holds(1)
+        many.tell(asked, 10, 20)
+        many.end(asked)
+
+        assert await client.task == [10, 20]
+
+
+async def test_a_tensor_of_an_answer_may_go_to_several_steps() -> None:
+    async with served(FAN) as (kept, many):
+        client = Client(kept, "fan", 1, "difference")
+        (asked,) = await many.holds(1)
+        many.tell(asked, 10, 20, 30)
+        many.end(asked)
+
+        assert await client.task == [-10, -20, -30]
+
+
+async def test_a_step_may_be_an_ensemble_of_such_steps() -> None:
+    async with served(SPREAD, NESTED) as (kept, many):
+        client = Client(kept, "nested", 1)
+        (asked,) = await many.holds(1)
+        many.tell(asked, 10, 20)
+        many.end(asked)
+
+        assert await client.task == [22, 42]
+
+
+async def test_answers_of_answers_come_in_their_order() -> None:
+    async with served(TWICE) as (kept, many):
+        more: Teller = kept.tellers["more"]  # type: ignore[attr-defined]
+        client = Client(kept, "twice", 1)
+        (asked,) = await many.holds(1)
+        many.tell(asked, 10, 20)
+        many.end(asked)
+        first, second = await more.holds(2)
+        more.tell(first, 11)
+        more.tell(second, 21)
+        more.tell(first, 12)
+        more.end(first)
+        assert not client.task.done()
+        more.end(second)
+
+        assert await client.task == [11, 21, 12]
+
+
+async def test_an_error_of_the_step_ends_the_request_and_what_its_answers_began() -> None:
+    async with served(SPREAD) as (kept, many):
+        kept.gates["plus"].close()
+        client = Client(kept, "spread", 1)
+        (asked,) = await many.holds(1)
+        many.tell(asked, 10, 20, 30)
+        many.end(asked, InferError(Code.INVALID, "no more"))
+
+        with pytest.raises(InferError, match=r"^in ensemble 'spread', no more$"):
+            await client.task
+        assert kept.engine.model("spread").statistics.snapshot().failures[BACKEND] == 1
+        assert kept.engine.model("plus").waiting_requests == 0
+
+
+async def test_an_answer_that_is_an_error_ends_the_request_and_the_step_is_told() -> None:
+    async with served(SPREAD) as (kept, many):
+        client = Client(kept, "spread", 1)
+        (asked,) = await many.holds(1)
+        many.tell(asked, 10)
+        await client.holds(1)
+        asked.answers.tell(Told({}, InferError(Code.INVALID, "not this")))
+
+        with pytest.raises(InferError, match=r"^in ensemble 'spread', not this$"):
+            await client.task
+        assert many.abandoned == [asked]
+        many.tell(asked, 20)
+        many.end(asked)
+
+
+async def test_an_error_behind_the_step_ends_the_request() -> None:
+    async with served(SPREAD) as (kept, many):
+        client = Client(kept, "spread", 1)
+        (asked,) = await many.holds(1)
+        many.tell(asked, 10)
+        await client.holds(1)
+        many.tell(asked, -5)
+
+        with pytest.raises(InferError, match=r"^in ensemble 'spread', a guilty row$"):
+            await client.task
+        assert many.abandoned == [asked]
+        many.end(asked)
+
+
+async def test_an_answer_that_is_not_as_the_model_says_ends_the_request() -> None:
+    async with served(SPREAD) as (kept, many):
+        wrong, lacking = Client(kept, "spread", 1), Client(kept, "spread", 2)
+        first, second = await many.holds(2)
+        many.tell(first, 10, wrong="unexpected datatype TYPE_FP64")
+        second.answers.tell(Told({"z": np.zeros((1, 4), np.float32)}))
+
+        with pytest.raises(InferError, match=r"^in ensemble 'spread', model 'many': unexpected datatype TYPE_FP64$"):
+            await wrong.task
+        with pytest.raises(InferError, match=r"model 'many': the answer lacks the requested output 'y'$"):
+            await lacking.task
+        many.end(first)
+        many.end(second)
+
+
+async def test_a_client_that_goes_takes_all_of_it_along() -> None:
+    async with served(SPREAD) as (kept, many):
+        kept.gates["plus"].close()
+        client = Client(kept, "spread", 1)
+        (asked,) = await many.holds(1)
+        many.tell(asked, 10, 20)
+        client.task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await client.task
+
+        assert many.abandoned == [asked]
+        assert kept.engine.model("plus").waiting_requests == 0
+        assert kept.engine.model("spread").statistics.snapshot().failures[CANCELED] == 1
+        many.end(asked)
+
+
+async def test_no_more_answers_than_are_allowed_are_under_way_at_a_step() -> None:
+    limited = ModelSpec(
+        "limited", 1, Path("limited"), inputs=SPREAD.inputs, outputs=SPREAD.outputs, policy=SPREAD.policy,
+        ensemble=EnsembleSpec(SPREAD.ensemble.steps if SPREAD.ensemble else (), 2),
+    )  # fmt: skip
+    async with served(limited) as (kept, many):
+        kept.gates["plus"].close()
+        client = Client(kept, "limited", 1)
+        (asked,) = await many.holds(1)
+        many.tell(asked, 10, 20, 30, 40, 50)
+        many.end(asked)
+        assert kept.engine.model("plus").inflight == 2
+        kept.gates["plus"].open()
+
+        assert await client.task == [11, 21, 31, 41, 51]
+
+
+async def test_thousands_of_answers_wait_for_their_turn_and_refuse_nobody() -> None:
+    async with served(SPREAD, BARE) as (kept, many):
+        client, bare = Client(kept, "spread", 1), Client(kept, "bare", 1)
+        asked, plain = await many.holds(2)
+        many.tell(asked, *range(3000))
+        assert kept.engine.model("plus").inflight == branches.MOST_AT_ONCE
+        many.end(asked)
+        many.tell(plain, *range(3000))
+        many.end(plain)
+
+        assert await client.task == list(range(1, 3001))
+        assert await bare.task == list(range(3000))
+
+
+async def test_answers_that_nobody_can_keep_end_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(branches, "MOST_BYTES", 100)
+    async with served(SPREAD) as (kept, many):
+        kept.gates["plus"].close()
+        client = Client(kept, "spread", 1)
+        (asked,) = await many.holds(1)
+        many.tell(asked, *range(10))
+
+        with pytest.raises(InferError, match="wait for the steps that take them") as refused:
+            await client.task
+        assert refused.value.code is Code.OVERLOADED
+        many.end(asked)
+
+
+@pytest.mark.parametrize("values", [(), (10,), (10, 20)])
+async def test_who_wants_one_answer_gets_it_where_there_is_one(values: tuple[float, ...]) -> None:
+    async with served(SPREAD) as (kept, many):
+        model = kept.engine.model("spread")
+        asking = asyncio.create_task(kept.engine.infer(model, [np.ones((1, 4), np.float32)]))
+        (asked,) = await many.holds(1)
+        many.tell(asked, *values)
+        many.end(asked)
+
+        if len(values) == 1:
+            assert [float(output.flat[0]) for output in await asking] == [11]
+        else:
+            with pytest.raises(InferError) as refused:
+                await asking
+            assert refused.value.message == f"in ensemble 'spread', {NOT_ONE}"
+
+
+async def test_each_answer_has_the_whole_time_of_its_request_again() -> None:
+    hour_ns = 3_600_000_000_000
+    async with served(SPREAD) as (kept, many):
+        kept.gates["plus"].close()
+        began_ns = time.monotonic_ns()
+        client = Client(kept, "spread", 1, deadline_ns=began_ns + hour_ns, target_ns=began_ns + hour_ns)
+        (asked,) = await many.holds(1)
+        client.request.queue_ns -= 1000 * hour_ns
+        many.tell(asked, 10, 20)
+        many.end(asked)
+        (behind,) = (each for each in kept.engine.model("plus").scheduler._lanes.values())
+        waits = behind.live_requests()
+
+        assert [each.deadline_ns > began_ns + 1000 * hour_ns for each in waits] == [True] * len(waits)
+        assert {each.target_ns for each in waits} == {0}
+        kept.gates["plus"].open()
+        assert await client.task == [11, 21]
+
+
+@pytest.mark.parametrize(
+    ("spec", "taker"),
+    [
+        (
+            ensemble_spec(
+                "m", "in", "out extra", step("many", "x=in", "y=mid"),
+                step("both", "a=mid b=in", "sum=out difference=extra"),
+            ),
+            "both",
+        ),
+        (
+            ensemble_spec(
+                "m", "in", "out extra", step("many", "x=in", "y=one"), step("more", "x=in", "y=other"),
+                step("both", "a=one b=other", "sum=out difference=extra"),
+            ),
+            "both",
+        ),
+        (ensemble_spec("m", "in", "out extra", step("many", "x=in", "y=out"), step("double", "x=in", "y=extra")), "m"),
+    ],
+    ids=["the answer's and the request's", "answers of two steps", "in the ensemble's outputs"],
+)  # fmt: skip
+async def test_tensors_of_different_answers_never_meet(spec: ModelSpec, taker: str) -> None:
+    async with served() as (kept, _):
+        with pytest.raises(InferError) as refused:
+            await kept.engine.load(spec)
+
+    text = f"step of model '{taker}' receives inputs originated from different decoupled models"
+    assert refused.value.message == f"in ensemble m, {text}"
+    assert refused.value.code is Code.INVALID
+
+
+async def test_it_says_that_it_gives_any_number_of_answers() -> None:
+    plain = ensemble_spec("plain", "in", "out", step("plus", "x=in", "y=out"), decoupled=True)
+    async with served(SPREAD, NESTED, plain) as (kept, _):
+        assert [kept.engine.model(name).spec.decoupled for name in ("spread", "nested", "plain")] == [True, True, False]
+
+
+async def test_it_does_not_go_on_when_a_step_begins_to_give_any_number_of_answers() -> None:
+    async with served(ensemble_spec("plain", "in", "out", step("plus", "x=in", "y=out"))) as (kept, _):
+        ensemble = kept.engine.model("plain").ensemble
+        assert ensemble is not None
+        ensemble.check()
+        await kept.engine.load(told_spec("plus"))
+
+        with pytest.raises(InferError, match=r"'plain' must be loaded anew: one of its steps has become decoupled$"):
+            ensemble.check()
