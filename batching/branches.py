@@ -74,18 +74,20 @@ class Branches:
 
     def done(self, passage: Passage) -> Passage | None:
         """Note that a Passage is through. Returns: one that may begin in its place. Raises: InferError."""
-        course, root = passage.course, self.root
+        course = passage.course
         if course.outputs:
             passage.answer = _told(passage)
         self.going.discard(passage)
         passage.ended = True
         passage.tensors.clear()
-        if passage is root:
+        if passage is self.root:
             if course.outputs:
-                self._line.append(root)
-        else:
-            self._sum -= self._nbytes.pop(passage)
-            root.take_times(passage)
+                # none of its steps tells its answers apart
+                self._line.append(passage)
+            self._hand_out()
+            return None
+        self._sum -= self._nbytes.pop(passage)
+        self.root.take_times(passage)
         self._hand_out()
         waiting = self._waiting.get(course)
         if waiting:
@@ -95,10 +97,8 @@ class Branches:
 
     def _hand_out(self) -> None:
         line = self._line
-        while line and line[0].answer is not None:
-            told = line.popleft().answer
-            if told is None:
-                return
+        while line and (told := line[0].answer) is not None:
+            line.popleft()
             if self.over and not line:
                 told = told._replace(final=True)
             if self._answers is not None:
