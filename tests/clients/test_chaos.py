@@ -63,7 +63,8 @@ batch_output { kind: BATCH_SCATTER_WITH_INPUT_SHAPE target_name: "y" source_inpu
 """
 TWO = 'instance_group { kind: KIND_CPU count: 2 rate_limiter { resources { name: "r" count: %d } priority: %d } }'
 ORDERED = "dynamic_batching { preserve_ordering: true } instance_group { kind: KIND_CPU count: 2 }"
-IDLE = "max_sequence_idle_microseconds: 1000000 "
+IDLE_S = 1.0
+IDLE = f"max_sequence_idle_microseconds: {IDLE_S * 1e6:.0f} "
 SEVERAL = """
 def post_inference(prediction, signature, metadata):
     for number in range(int(prediction[0][0][0]) % 5):
@@ -210,7 +211,9 @@ class Chaos:
         self.sequences += 1
         identity, model, total = self.sequences, rng.choice(["direct", "oldest"]), 0.0
         count = rng.randint(1, 6)
+        loop = asyncio.get_running_loop()
         for number in range(count):
+            since_s = loop.time()
             said: dict[str, Any] = {"timeout": 500} if rng.random() < 0.1 else {}
             said |= {"sequence_start": True} if not number else {}
             said |= {"sequence_end": True} if number == count - 1 and rng.random() < 0.8 else {}
@@ -218,7 +221,9 @@ class Chaos:
             x = np.full((1, 1), value, np.float32)
             answer = await self.ask(rng, model, x, sequence_id=identity, **said)
             if isinstance(answer, str):
-                assert any(text in answer for text in REFUSALS), f"{model}: {answer}"
+                # on a busy machine a client may leave its sequence alone for too long
+                forgotten = "must specify the START flag" in answer and loop.time() - since_s >= IDLE_S
+                assert forgotten or any(text in answer for text in REFUSALS), f"{model}: {answer}"
             if not isinstance(answer, np.ndarray):
                 return
             total += value

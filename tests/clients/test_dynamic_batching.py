@@ -394,7 +394,8 @@ class TestTimeouts:
             Asking(live, triton, "m") as asking,
             busy(asking, gated),
         ):
-            sent = asking.queue(1, value=1, timeout=100_000)
+            # far enough apart for the second to be there before the first's time is over
+            sent = asking.queue(1, value=1, timeout=2_000_000)
             sent += asking.queue(1, value=2, timeout=50_000)
             sent += asking.queue(1, value=3)
             asking.until(lambda: put_off(live) == 2)
