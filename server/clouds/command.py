@@ -6,6 +6,7 @@ Source: Triton server, docker/sagemaker/serve, which SageMaker runs by the word 
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,9 +20,18 @@ NAME = "penstock sagemaker"
 MODELS = Path("/opt/ml/model")
 """Where SageMaker unpacks the archive of an endpoint with one model."""
 DEFAULT = "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"
+MORE = "SAGEMAKER_TRITON_ADDITIONAL_ARGS"
 USAGE_STATUS = 2
-_FIXED = {"allow_sagemaker": "true", "allow_http": "false", "allow_grpc": "false", "allow_metrics": "false"}
+_FIXED = {
+    "allow_sagemaker": "true", "allow_http": "false", "allow_grpc": "false", "allow_metrics": "false",
+    "model_control_mode": "explicit",
+}  # fmt: skip
 _VARIABLES = {
+    "allow_grpc": "SAGEMAKER_TRITON_ALLOW_GRPC",
+    "grpc_port": "SAGEMAKER_TRITON_GRPC_PORT",
+    "allow_metrics": "SAGEMAKER_TRITON_ALLOW_METRICS",
+    "metrics_port": "SAGEMAKER_TRITON_METRICS_PORT",
+    "sagemaker_ping_mode": "SAGEMAKER_TRITON_OVERRIDE_PING_MODE",
     "sagemaker_port": "SAGEMAKER_BIND_TO_PORT",
     "sagemaker_safe_port_range": "SAGEMAKER_SAFE_PORT_RANGE",
     "sagemaker_thread_count": "SAGEMAKER_TRITON_THREAD_COUNT",
@@ -60,21 +70,29 @@ def ask(
 
     Raises: SettingError.
     """
-    words = list(argv[1:] if argv[:1] == ["serve"] else argv)
+    words = [*shlex.split(environ.get(MORE, "")), *(argv[1:] if list(argv[:1]) == ["serve"] else argv)]
     flags, others = own_flags(NAME, words, ())
     if others:
         raise SettingError(f"unknown argument {others[0]}: it takes flags of `penstock serve`, and no PATH")
-    below = {**_FIXED, "model_control_mode": "explicit"}
-    below |= {name: environ[where] for name, where in _VARIABLES.items() if environ.get(where)}
-    if verbose := environ.get("SAGEMAKER_TRITON_LOG_VERBOSE"):
-        below["log_verbose"] = _LEVELS.get(verbose.lower(), verbose)
-    if limit := environ.get("SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT"):
-        below["model_load_gpu_limit"] = "\n".join(f"{number}:{limit}" for number in range(gpus()))
+    below = _said(environ, gpus)
     if environ.get("SAGEMAKER_MULTI_MODEL") != "true":
         name = _model(models, environ.get(DEFAULT, ""))
         below |= {"model_repository": str(models), "load_model": name, "sagemaker_default_model": name}
     stated = {PREFIX + name.upper(): text for name, text in below.items()}
     return resolve(flags, {**stated, **environ})
+
+
+def _said(environ: Mapping[str, str], gpus: Callable[[], int]) -> dict[str, str]:
+    """Give what the environment says, by setting, of all but the models."""
+    # a multi-model endpoint lives on where one of its models does not
+    ping = "live" if environ.get("SAGEMAKER_MULTI_MODEL") == "true" else "ready"
+    below = {**_FIXED, "sagemaker_ping_mode": ping}
+    below |= {name: environ[where] for name, where in _VARIABLES.items() if environ.get(where)}
+    if verbose := environ.get("SAGEMAKER_TRITON_LOG_VERBOSE"):
+        below["log_verbose"] = _LEVELS.get(verbose.lower(), verbose)
+    if limit := environ.get("SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT"):
+        below["model_load_gpu_limit"] = "\n".join(f"{number}:{limit}" for number in range(gpus()))
+    return below
 
 
 def _model(models: Path, name: str) -> str:

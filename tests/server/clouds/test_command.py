@@ -40,12 +40,21 @@ def test_sagemaker_says_ports_and_levels() -> None:
     environ = {
         **MULTI, "SAGEMAKER_BIND_TO_PORT": "8010", "SAGEMAKER_SAFE_PORT_RANGE": "23000-23999",
         "SAGEMAKER_TRITON_THREAD_COUNT": "4", "SAGEMAKER_TRITON_LOG_INFO": "false",
-        "SAGEMAKER_TRITON_LOG_VERBOSE": "true",
+        "SAGEMAKER_TRITON_LOG_VERBOSE": "true", "SAGEMAKER_TRITON_ALLOW_METRICS": "true",
+        "SAGEMAKER_TRITON_METRICS_PORT": "23000", "SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--id 'my server'",
     }  # fmt: skip
     settings = ask([], environ)
 
     assert (settings.sagemaker_port, settings.sagemaker_safe_port_range) == (8010, "23000-23999")
     assert (settings.sagemaker_thread_count, settings.log_info, settings.log_verbose) == (4, False, 1)
+    assert (settings.allow_metrics, settings.metrics_port, settings.allow_grpc) == (True, 23000, False)
+    assert settings.id == "my server"
+
+
+def test_an_endpoint_of_many_models_is_asked_whether_it_lives(models: Path) -> None:
+    assert ask([], {}, models).sagemaker_ping_mode == "ready"
+    assert ask([], MULTI).sagemaker_ping_mode == "live"
+    assert ask([], {**MULTI, "SAGEMAKER_TRITON_OVERRIDE_PING_MODE": "ready"}).sagemaker_ping_mode == "ready"
 
 
 def test_a_limit_of_memory_is_for_every_gpu() -> None:
