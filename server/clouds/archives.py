@@ -83,13 +83,18 @@ class Archives:
             await asyncio.to_thread(self._link, archive)
             await self._control.load(archive.target)
         except BaseException:
-            # it is not to keep the server from being ready: SageMaker makes room, and comes again
-            with contextlib.suppress(InferError):
-                await self._control.unload(archive.target, dependents=True)
-            await self._let_go(archive)
+            await self._forget(archive)
             raise
         self.loaded[name] = archive
         return True
+
+    async def _forget(self, archive: Archive) -> None:
+        """Leave nothing of an archive that does not load: SageMaker makes room, and comes again."""
+        for name in archive.models:
+            with contextlib.suppress(InferError):
+                # it would keep the server from being ready, and models of its steps are still loaded
+                await self._control.unload(name)
+        await self._let_go(archive)
 
     def _hold(self, archive: Archive, there: set[str]) -> None:
         """Take the folder and the names of an archive. Raises: InferError."""

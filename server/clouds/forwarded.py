@@ -1,4 +1,4 @@
-"""Forwarding: a request to a cloud's path, as the v2 protocol's Inference or its application takes it.
+"""Forwarded: a request to a cloud's path, as the v2 protocol's Inference or its application takes it.
 
 Called by sagemaker.py and vertex_ai.py. Source: Triton server, sagemaker_server.cc and vertex_ai_server.cc.
 """

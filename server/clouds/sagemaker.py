@@ -23,7 +23,7 @@ from penstock.server.v2.parsing import parse
 from penstock.server.v2.routes import JSON, MAX_JSON_DEPTH, body_of, json_answer
 
 from .archives import NOT_EXPLICIT, served_name
-from .forwarding import CODINGS, Forwarded, answer, forward, infer_path
+from .forwarded import CODINGS, Forwarded, answer, forward, infer_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

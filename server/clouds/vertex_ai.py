@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from penstock.server.errors import error_body
 
-from .forwarding import Forwarded, answer, forward, infer_path
+from .forwarded import Forwarded, answer, forward, infer_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

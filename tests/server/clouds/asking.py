@@ -12,12 +12,11 @@ import numpy as np
 from tritonclient.http import InferenceServerClient
 
 from penstock.backends.backend import Array
-from tests.clients.models import SIMPLE_CONFIG, SUM_AND_DIFFERENCE, write
+from tests.clients.models import INT32, SIMPLE_CONFIG, SUM_AND_DIFFERENCE, Tensors, write
 from tests.clients.tensors import asked, pair
 from tests.live import Live, live_server
 
 ROWS = np.arange(16, dtype=np.int32).reshape(1, 16)
-AXES = 6, ["N", 16]  # INT32
 SAGEMAKER_MIME = "application/vnd.sagemaker-triton.binary+json;json-header-size="
 VERTEX_MIME = "application/vnd.vertex-ai-triton.binary+json;json-header-size="
 ROUTES = {"vertex_ai_health_route": "/health", "vertex_ai_predict_route": "/predict"}
@@ -25,8 +24,9 @@ ROUTES = {"vertex_ai_health_route": "/health", "vertex_ai_predict_route": "/pred
 
 def write_simple(root: Path, name: str = "simple") -> Path:
     """Write NVIDIA's `simple` by another name: the sum and the difference of two rows of 16."""
-    tensors = {f"INPUT{i}": AXES for i in (0, 1)}, {f"OUTPUT{i}": AXES for i in (0, 1)}
-    write(root, name, SUM_AND_DIFFERENCE, tensors, config=SIMPLE_CONFIG.replace('"simple"', f'"{name}"'))
+    inputs: Tensors = {f"INPUT{i}": (INT32, ["N", 16]) for i in (0, 1)}
+    outputs: Tensors = {f"OUTPUT{i}": (INT32, ["N", 16]) for i in (0, 1)}
+    write(root, name, SUM_AND_DIFFERENCE, (inputs, outputs), config=SIMPLE_CONFIG.replace('"simple"', f'"{name}"'))
     return root
 
 
@@ -53,8 +53,8 @@ def are_right(outputs: Sequence[Array]) -> bool:
 @contextmanager
 def sagemaker(*paths: Path, **settings: Any) -> Iterator[tuple[Live, httpx.Client]]:
     """Serve the paths with SageMaker's port."""
-    settings = {"sagemaker_address": "127.0.0.1", "sagemaker_port": 0} | settings
-    with live_server(*paths, allow_sagemaker=True, **settings) as live:
+    given: dict[str, Any] = {"sagemaker_address": "127.0.0.1", "sagemaker_port": 0} | settings
+    with live_server(*paths, allow_sagemaker=True, **given) as live:
         port = live.server.clouds.sagemaker
         assert port is not None
         with httpx.Client(base_url=f"http://127.0.0.1:{port.port}", timeout=30) as client:
@@ -64,8 +64,8 @@ def sagemaker(*paths: Path, **settings: Any) -> Iterator[tuple[Live, httpx.Clien
 @contextmanager
 def vertex_ai(*paths: Path, **settings: Any) -> Iterator[tuple[Live, httpx.Client]]:
     """Serve the paths with Vertex AI's port."""
-    settings = {**ROUTES, "vertex_ai_address": "127.0.0.1", "vertex_ai_port": 0} | settings
-    with live_server(*paths, allow_vertex_ai=True, **settings) as live:
+    given: dict[str, Any] = {**ROUTES, "vertex_ai_address": "127.0.0.1", "vertex_ai_port": 0} | settings
+    with live_server(*paths, allow_vertex_ai=True, **given) as live:
         port = live.server.clouds.vertex_ai
         assert port is not None
         with httpx.Client(base_url=f"http://127.0.0.1:{port.port}", timeout=30) as client:

@@ -78,8 +78,9 @@ def test_a_mistake_there_is_told_where_it_is(variable: str, text: str, wanted: s
 @pytest.mark.parametrize("given", [{"http_workers": 2}, {"dialect": "abeja"}])
 def test_front_ends_and_other_dialects_have_no_such_port(cloud: str, given: dict[str, Any]) -> None:
     flag = f"--allow-{cloud.replace('_', '-')}"
+    allowed: dict[str, Any] = {f"allow_{cloud}": True}
     with pytest.raises(SettingError, match=flag):
-        Settings(**{f"allow_{cloud}": True}, **given)
+        Settings(**allowed, **given)
 
 
 @pytest.mark.parametrize("text", ["8081", "a-b", "8081-", "-1-3", "1-2-3"])

@@ -119,6 +119,20 @@ def test_an_ensemble_comes_and_goes_with_the_models_of_its_steps(client: httpx.C
     assert load(client, "e", str(root), "e.tar.gz").status_code == 200
 
 
+def test_an_ensemble_that_does_not_load_leaves_no_step_loaded(tmp_path: Path) -> None:
+    root = tmp_path / "e"
+    write_plus(root, "double", 2.0)
+    write_plus(root, "plus", 1.0, width=5)
+    write_ensemble(root, "chain", CHAIN)
+    with sagemaker(model_control_mode="explicit") as (live, client):
+        assert load(client, "e", str(root)).status_code == 400
+        states = {row["name"]: row["state"] for row in httpx.post(f"{live.url}/v2/repository/index").json()}
+        ready = client.get("/ping").status_code
+
+    assert "READY" not in states.values()
+    assert ready == 200
+
+
 def test_two_archives_cannot_bring_models_of_one_name(client: httpx.Client, tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_plus(tmp_path / name, "double", 2.0)
@@ -144,6 +158,13 @@ def test_a_load_says_a_name_and_a_place(client: httpx.Client, said: object) -> N
 
     assert response.status_code == 400
     assert "model_name" in response.json()["error"]
+
+
+def test_nor_is_any_body_a_load(client: httpx.Client) -> None:
+    response = client.post("/models", content=b"AAAA", headers={TARGET: "Z"})
+
+    assert response.status_code == 400
+    assert "failed to parse the request JSON buffer" in response.json()["error"]
 
 
 def test_a_model_that_does_not_load_leaves_nothing_and_the_server_ready(client: httpx.Client, tmp_path: Path) -> None:

@@ -37,8 +37,9 @@ def client(served: tuple[Live, httpx.Client]) -> httpx.Client:
     return served[1]
 
 
-def redirected(client: httpx.Client, path: str, sent: bytes = b"", **headers: str) -> httpx.Response:
-    return client.post("/predict", content=sent, headers={"X-Vertex-Ai-Triton-Redirect": path, **headers})
+def redirected(client: httpx.Client, path: str, sent: bytes = b"", key: str = "") -> httpx.Response:
+    headers = {"X-Vertex-Ai-Triton-Redirect": path, "X-Vertex-Restricted": key}
+    return client.post("/predict", content=sent, headers=headers)
 
 
 def test_health_is_that_of_the_server(client: httpx.Client) -> None:
@@ -136,7 +137,7 @@ def test_restrictions_hold_for_what_is_redirected(repository: Path) -> None:
     with vertex_ai(repository, **more) as (_, client):
         assert are_right(outputs_of(client.post("/predict", content=body()[0], headers=JSON)))
         refused = [redirected(client, path) for path in paths]
-        let_pass = [redirected(client, path, **{"X-Vertex-Restricted": "secret"}) for path in paths]
+        let_pass = [redirected(client, path, key="secret") for path in paths]
         region = redirected(client, "v2/systemsharedmemory/region/test/register", b"{}")
 
     assert {response.status_code for response in [*refused, region]} == {403}
