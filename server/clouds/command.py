@@ -70,8 +70,11 @@ def ask(
 
     Raises: SettingError.
     """
-    words = [*shlex.split(environ.get(MORE, "")), *(argv[1:] if list(argv[:1]) == ["serve"] else argv)]
-    flags, others = own_flags(NAME, words, ())
+    try:
+        more = shlex.split(environ.get(MORE, ""))
+    except ValueError as error:
+        raise SettingError(f"{MORE}: {error}") from None
+    flags, others = own_flags(NAME, [*more, *(argv[1:] if list(argv[:1]) == ["serve"] else argv)], ())
     if others:
         raise SettingError(f"unknown argument {others[0]}: it takes flags of `penstock serve`, and no PATH")
     below = _said(environ, gpus)

@@ -97,6 +97,11 @@ def test_of_several_models_the_named_one_is_served(models: Path) -> None:
     assert ask([], {"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "other"}, models).load_model == ("other",)
 
 
+def test_a_quote_that_is_never_closed_is_a_mistake() -> None:
+    with pytest.raises(SettingError, match="SAGEMAKER_TRITON_ADDITIONAL_ARGS: No closing quotation"):
+        ask([], {**MULTI, "SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--id 'x"})
+
+
 def test_a_path_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["sagemaker", "serve", "/models"]) == 2
     assert capsys.readouterr().err.startswith("penstock sagemaker: unknown argument /models")
