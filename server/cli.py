@@ -31,6 +31,7 @@ _PROGRAMS = {
     "deepaas-cli": ("deepaas.cli:run", "call a DEEPaaS model's methods, without a server"),
     "deepaas-predict": ("deepaas.cli:refuse", "of old versions of DEEPaaS: says what to use"),
     "abeja": ("abeja.command:run", "serve an ABEJA handler, or call it (docs/abeja.md)"),
+    "sagemaker": ("clouds.command:run", "serve in a container of Amazon SageMaker's (docs/clouds.md)"),
 }
 """Programs that others served with, each answered here as it was: what runs it, and what is said of it."""
 _NO_SETTINGS = {"command", "paths", "invariance", "json"}

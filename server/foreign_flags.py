@@ -11,8 +11,6 @@ from types import MappingProxyType
 
 _TRACE = "deprecated in Triton: use --trace-config"
 _NO_POOL = "there is no such pool: calls are answered on one event loop"
-_SAGEMAKER = "there is no SageMaker front end"
-_VERTEX = "there is no Vertex AI front end"
 _NO_LIBRARIES = "there are no libraries to load: backends are part of Penstock"
 
 FOREIGN: Mapping[str, str] = MappingProxyType({
@@ -26,14 +24,6 @@ FOREIGN: Mapping[str, str] = MappingProxyType({
     "--grpc-infer-thread-count": _NO_POOL,
     "--grpc-infer-allocation-pool-size": _NO_POOL,
     "--grpc-max-response-pool-size": _NO_POOL,
-    "--allow-sagemaker": _SAGEMAKER,
-    "--sagemaker-port": _SAGEMAKER,
-    "--sagemaker-safe-port-range": _SAGEMAKER,
-    "--sagemaker-thread-count": _SAGEMAKER,
-    "--allow-vertex-ai": _VERTEX,
-    "--vertex-ai-port": _VERTEX,
-    "--vertex-ai-thread-count": _VERTEX,
-    "--vertex-ai-default-model": _VERTEX,
     "--trace-file": _TRACE,
     "--trace-level": _TRACE,
     "--trace-rate": _TRACE,

@@ -23,15 +23,25 @@ def probe(settings: Settings, timeout_s: float = TIMEOUT_S) -> tuple[int, str]:
 
     Returns: the exit status, 0 if the server is ready and otherwise 1, and one line that says so.
     """
-    if not settings.allow_http:
+    if not (settings.allow_http or settings.allow_sagemaker or settings.allow_vertex_ai):
         return 1, "not asked: this asks over HTTP, and --allow-http is false"
-    address, port = _EVERY.get(settings.http_address, settings.http_address), settings.http_port
+    address, port, path = _place(settings)
+    address = _EVERY.get(address, address)
     connection = http.client.HTTPConnection(address, port, timeout=timeout_s)
     try:
-        connection.request("GET", PATH)
+        connection.request("GET", path)
         answered = connection.getresponse().status
     except (OSError, http.client.HTTPException) as error:
         return 1, f"no answer from {address}:{port}: {str(error) or type(error).__name__}"
     finally:
         connection.close()
-    return (0, "ready") if answered == _OK else (1, f"not ready: {address}:{port} answered {answered} to {PATH}")
+    return (0, "ready") if answered == _OK else (1, f"not ready: {address}:{port} answered {answered} to {path}")
+
+
+def _place(settings: Settings) -> tuple[str, int, str]:
+    """Give whom to ask and for what: the HTTP port, or else that of a cloud."""
+    if settings.allow_http:
+        return settings.http_address, settings.http_port, PATH
+    if settings.allow_sagemaker:
+        return settings.sagemaker_address, settings.sagemaker_port, "/ping"
+    return settings.vertex_ai_address, settings.vertex_ai_port, settings.vertex_ai_health_route

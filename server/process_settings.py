@@ -1,4 +1,4 @@
-"""ProcessSettings: the part of the settings that is about processes: front ends, workers, and the faults of a test.
+"""ProcessSettings: the part of the settings that is about processes: how they end, front ends, workers, tests' faults.
 
 Settings descends from it. Read by the composition roots and the supervisor.
 """
@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .dialect_settings import DialectSettings
+from .cloud_settings import CloudSettings
 from .setting import setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessSettings(DialectSettings):
+class ProcessSettings(CloudSettings):
     """Which processes serve."""
 
     http_workers: int = setting(
@@ -32,3 +32,13 @@ class ProcessSettings(DialectSettings):
         "tenth by 50 ms). `seed=N` makes it another run of chance. Repeatable. Needs --allow-chaos.", unit="RULE",
     )  # fmt: skip
     allow_chaos: bool = setting(False, "Processes", "Allow --chaos. Never on a server that is not being tested.")
+
+    exit_timeout_secs: float = setting(
+        30.0, "Stopping", "How long accepted requests may take to finish after SIGTERM or SIGINT. What is left then "
+        "is dropped and the exit status is 1.",
+        unit="seconds", bounds=(0.0, 86400.0),
+    )  # fmt: skip
+    drain_delay_secs: float = setting(
+        0.0, "Stopping", "How long to go on serving who connects once ready is false, for a load balancer to notice.",
+        unit="seconds", bounds=(0.0, 86400.0),
+    )  # fmt: skip

@@ -21,6 +21,7 @@ from penstock.backends.loading import LOADERS
 from penstock.batching.cache import Cache
 
 from .cache_config import parse as parse_cache
+from .clouds.clouds import CloudParts, Clouds
 from .dialects import Parts, dialect_of
 from .environments.environments import Environments
 from .faults import Faults, own_workers
@@ -95,7 +96,8 @@ class Server:
         self, settings: Settings, loaders: Mapping[str, Loader] = LOADERS,
         models: Callable[[Engine, Environments], Models] = HookedEngine,
     ) -> None:  # fmt: skip
-        self._settings = settings
+        self.clouds = Clouds(settings)
+        self._settings = settings = self.clouds.settings
         self._loop = asyncio.get_running_loop()
         self._stopped = False
         self._listens = False
@@ -110,7 +112,7 @@ class Server:
         self._dialect = dialect_of(settings)
         self._sources = self._dialect.sources()
         held, backlog = hold_requests(os.environ), hold_requests(os.environ, HOLD_BACKLOG)
-        defaults = replace(defaults_of(settings), hold_requests=held, hold_backlog=backlog)
+        defaults = replace(defaults_of(settings), hold_requests=held, hold_backlog=backlog, linked=self.clouds.linked)
         self.repository = self._sources.repository(defaults)
         self.control = ModelControl(self.repository, self._models, Choices.of(settings))
         self.health = Health(self.repository, self.engine, strict=settings.strict_readiness)
@@ -134,15 +136,19 @@ class Server:
             self._grpc = grpc_lane(settings, self.grpc_methods(), self._loop)
         if settings.allow_metrics:
             self._metrics = metrics_lane(settings, create_metrics_app(self.metrics, settings.metrics_path))
-        self._more = list(self._dialect.ports(self.app()))
+        parts = CloudParts(self.app, self.engine, self.repository, self.control, self._inference)
+        self._more = [*self._dialect.ports(self.app()), *self.clouds.ports(parts)]
+
+    def _inference(self, kind: type[Inference] = Inference, forwarded: str = "") -> Inference:
+        """Make what answers inference over HTTP; `forwarded`: the pattern of header fields that are parameters."""
+        regions, limits = self.shared_memory.regions, self._settings.limits()
+        inference = kind(self.engine, limits, self._models.hooks_of, regions, Forwarding.of(forwarded))
+        inference.restricted = self.observing.http_restricted
+        return inference
 
     def _service(self) -> Service:
         """Make what answers requests over HTTP."""
-        inference = Inference(
-            self.engine, self._settings.limits(), self._models.hooks_of, self.shared_memory.regions,
-            Forwarding.of(self._settings.http_header_forward_pattern),
-        )  # fmt: skip
-        inference.restricted = self.observing.http_restricted
+        inference = self._inference(forwarded=self._settings.http_header_forward_pattern)
         return self._dialect.service(
             Parts(self.engine, self.environments, self.repository, self._models.hooks_of, inference, self.health.ready)
         )
@@ -279,9 +285,11 @@ class Server:
     async def load(self) -> list[str]:
         """Read the repository and load what is in it.
 
-        Returns: why each version that is not served is not. Raises: StartError, of other formats that leave nothing.
+        Returns: why each version that is not served is not. Raises: StartError, where one is that must be.
         """
         failures = await self.control.start()
+        if lacking := self.clouds.lacks(self.engine):
+            raise StartError("\n".join([lacking, *failures]))
         if failures and self._dialect.alone and not self.engine.models():
             raise StartError("\n".join([f"no {self._dialect.alone} can be served:", *failures]))
         if self._dialect.late:
@@ -324,6 +332,7 @@ class Server:
             await self.control.stop()
             await self._models.stop(0.0)
         await asyncio.to_thread(self._sources.close)
+        self.clouds.close()
         await self.observing.stop()
 
 

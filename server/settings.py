@@ -20,6 +20,7 @@ from . import chaos
 from .backend_config import ONNX, rows_of
 from .backend_config import parse as parse_backend
 from .cache_config import parse as parse_cache
+from .cloud_settings import CLOUD_RULES, said_by_clouds
 from .dialect_settings import lacks
 from .gpu_settings import GPU_RULES
 from .http.limits import Limits
@@ -60,6 +61,7 @@ _RULES: dict[str, Callable[[Any], object]] = {
     "chaos": chaos.parse,
     "http_header_forward_pattern": Forwarding.of,
     "grpc_header_forward_pattern": Forwarding.of,
+    **CLOUD_RULES,
     **GPU_RULES,
 }
 
@@ -159,16 +161,6 @@ class Settings(ProcessSettings):
         unit="seconds", bounds=SECONDS,
     )  # fmt: skip
 
-    exit_timeout_secs: float = setting(
-        30.0, "Stopping", "How long accepted requests may take to finish after SIGTERM or SIGINT. What is left then "
-        "is dropped and the exit status is 1.",
-        unit="seconds", bounds=(0.0, 86400.0),
-    )  # fmt: skip
-    drain_delay_secs: float = setting(
-        0.0, "Stopping", "How long to go on serving who connects once ready is false, for a load balancer to notice.",
-        unit="seconds", bounds=(0.0, 86400.0),
-    )  # fmt: skip
-
     def __post_init__(self) -> None:
         """Read the rules now, so that a mistake in one stops the start."""
         for name, read in _RULES.items():
@@ -177,9 +169,8 @@ class Settings(ProcessSettings):
             except ValueError as error:
                 raise SettingError(f"--{name.replace('_', '-')}: {error}") from None
         fronts = self.http_workers > 0
-        if lacking := chaos.lacks(self.chaos, allowed=self.allow_chaos, fronts=fronts) or lacks(
-            self.dialect, fronts=fronts
-        ):
+        lacking = chaos.lacks(self.chaos, allowed=self.allow_chaos, fronts=fronts)
+        if lacking := lacking or lacks(self.dialect, fronts=fronts) or self.clouds_lack(fronts=fronts):
             raise SettingError(lacking)
 
     @property
@@ -210,7 +201,7 @@ def known_settings() -> Iterator[Setting]:
 
 
 def resolve(flags: Mapping[str, str | Sequence[str]], environ: Mapping[str, str]) -> Settings:
-    """Make the settings: flags before environment before file before default.
+    """Make the settings: flags before environment before file before a cloud's environment before default.
 
     `flags` holds what the command line gave, as texts by field name; "config" names the file.
     Raises: SettingError.
@@ -223,7 +214,9 @@ def resolve(flags: Mapping[str, str | Sequence[str]], environ: Mapping[str, str]
     for name, text in flags.items():
         if name != "config":
             values[name] = _parsed(known[name], text, known[name].flag)
-    return Settings(**values)
+    said = said_by_clouds(environ, values.get("dialect", known["dialect"].default))
+    below = {name: _parsed(known[name], text, where) for name, (text, where) in said.items() if name not in values}
+    return Settings(**below, **values)
 
 
 def _from_environment(known: Mapping[str, Setting], environ: Mapping[str, str]) -> dict[str, str]:
@@ -317,11 +310,11 @@ _PAGE_HEAD = """\
 
 Made from `server/settings.py` by `python -m penstock.server.settings > docs/settings.md`; do not edit.
 
-A setting is taken from the first of: its flag, its environment name, the settings file, its default. The file is TOML,
-named by `--config FILE` or `PENSTOCK_CONFIG`; its keys are the flags' names with underscores (`http_port = 8000`), and
-paths in it are relative to it. A name that is not on this page is an error. Booleans are `true`, `false`, `1` or `0`;
-a boolean flag alone means true. In the environment several paths are separated by `:`, or by line ends if one of them
-is a URL, and several rules by line ends.
+A setting is taken from the first of: its flag, its environment name, the settings file, what a cloud says
+([clouds](clouds.md)), its default. The file is TOML, named by `--config FILE` or `PENSTOCK_CONFIG`; its keys are the
+flags' names with underscores (`http_port = 8000`), and paths in it are relative to it. A name that is not on this page
+is an error. Booleans are `true`, `false`, `1` or `0`; a boolean flag alone means true. In the environment several paths
+are separated by `:`, or by line ends if one of them is a URL, and several rules by line ends.
 
 On SIGTERM or SIGINT the server stops being ready, turns away who connects after `--drain-delay-secs`, finishes what it
 has accepted and exits with 0. A second signal, 0.3 s later or more, ends it at once with 1. See

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 from penstock.batching.spec import DEFAULT_MAX_BATCH_ROWS
 
@@ -21,6 +22,8 @@ class Defaults:
     many for a place, of a model with sequences.
     `cpu_fallback`: a model that asks for a GPU may run on the CPU. `gpu_limits`: by GPU, the part of its memory that
     may be in use before a load.
+    `linked`: the folder whose models are links to others' folders, and have the links' names, whatever their
+    configurations call them.
     `tensorflow_rows` and `tensorflow_options` are for TensorFlow models; 0: as many rows as for others.
     """
 
@@ -34,6 +37,7 @@ class Defaults:
     hold_requests: int = 0
     hold_backlog: int = 0
     auto_complete: bool = True
+    linked: Path | None = None
 
     @property
     def of_tensorflow(self) -> tuple[int, Mapping[str, str]]:

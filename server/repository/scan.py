@@ -269,6 +269,7 @@ def _stated(folder: Path, file: Path, given: Any, defaults: Defaults, findings: 
     try:
         # the name stands in for a file's: mistakes are told by it
         config, lines, file = (given, {}, folder / "config") if given is not None else _parsed(file)
+        config.name = "" if folder.parent == defaults.linked else config.name
         if python.lacks_backend(config, folder):
             config.backend, lines = PYTHON, lines or {}
         elif tensorflow.complete_platform(config, folder):
@@ -346,5 +347,4 @@ def _entry(
     whole = any(finding.mistake and not finding.version for finding in findings)
     specs = () if whole else tuple(replace(spec, version=version, path=path) for version, path in located)
     specs = with_libraries(specs, stated, spec.path, findings)
-    about = tuple(finding.about(spec.name) for finding in findings)
-    return Entry(spec.name, spec.path, specs, config, about, stated.places)
+    return Entry(spec.name, spec.path, specs, config, tuple(e.about(spec.name) for e in findings), stated.places)

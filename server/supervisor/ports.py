@@ -57,6 +57,10 @@ def wanted(settings: Settings) -> dict[str, tuple[str, int]]:
         found["gRPC"] = (settings.grpc_address, settings.grpc_port)
     if settings.allow_metrics:
         found["metrics"] = (settings.metrics_address or settings.http_address, settings.metrics_port)
+    if settings.allow_sagemaker:
+        found["SageMaker"] = (settings.sagemaker_address, settings.sagemaker_port)
+    if settings.allow_vertex_ai:
+        found["Vertex AI"] = (settings.vertex_ai_address, settings.vertex_ai_port)
     return found
 
 

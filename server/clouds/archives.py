@@ -1,0 +1,186 @@
+"""Archives: the models of SageMaker's multi-model endpoint, each loaded from where SageMaker has unpacked its archive.
+
+Called by sagemaker.py. Source: Triton server, sagemaker_server.cc; texts: Triton core, model_repository_manager.cc.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from penstock.backends.errors import Code, InferError
+from penstock.server.repository.overrides import check_name
+from penstock.server.repository.scan import CONFIG_FILE
+
+NOT_EXPLICIT = "repository registration is not allowed if model control mode is not EXPLICIT"
+_SYSTEM = ("/dev/", "/proc/", "/sys/")
+_ENSEMBLE = re.compile(r'platform:\s*"ensemble"')
+
+
+class Control(Protocol):
+    """What is needed of ModelControl."""
+
+    async def load(self, name: str) -> None: ...
+    async def unload(self, name: str, *, dependents: bool = False) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Archive:
+    """One archive: the folder that is its repository, the name that its model is served by, and its models' folders."""
+
+    place: Path
+    target: str
+    models: Mapping[str, Path]
+
+
+class Archives:
+    """Loads and unloads archives; `loaded` has those that serve, by SageMaker's names for them.
+
+    Their models are links in one folder, `root`, which the server serves like any repository: so a model can have the
+    name that SageMaker asks for it by, whatever its folder is called.
+    Invariants: a link is there exactly while its archive is held, which it is from before its load to after its unload.
+    Threads: the event loop's; the disk is touched on others.
+    """
+
+    def __init__(
+        self, root: Path, control: Control, names: Callable[[], Iterable[str]], ready: Callable[[str], bool]
+    ) -> None:  # fmt: skip
+        """`names` lists what all repositories hold, and blocks; `ready` tells whether a model is."""
+        self._root = root
+        self._control = control
+        self._names = names
+        self._ready = ready
+        self._held: dict[Path, Archive] = {}
+        self.loaded: dict[str, Archive] = {}
+
+    def serves(self, archive: Archive) -> bool:
+        """Tell whether an archive's model can be asked."""
+        return self._ready(archive.target)
+
+    async def load(self, name: str, url: str, target: str) -> bool:
+        """Load the archive that was unpacked at `url`, its model to be served by the name of `target`.
+
+        Returns: False, and nothing done, for a place that is the system's. Raises: InferError (ALREADY_EXISTS: it is
+        loaded; INVALID: a wrong name, or there is no model, or it does not load).
+        """
+        check_name(served_name(target))
+        place = Path(os.path.abspath(url))  # noqa: PTH100 - resolve() follows links
+        if f"{place}/".startswith(_SYSTEM):
+            return False
+        archive = await asyncio.to_thread(find, place, served_name(target))
+        there = set(await asyncio.to_thread(self._names))
+        self._hold(archive, there)
+        try:
+            await asyncio.to_thread(self._link, archive)
+            await self._control.load(archive.target)
+        except BaseException:
+            await self._forget(archive)
+            raise
+        self.loaded[name] = archive
+        return True
+
+    async def _forget(self, archive: Archive) -> None:
+        """Leave nothing of an archive that does not load: SageMaker makes room, and comes again."""
+        for name in archive.models:
+            with contextlib.suppress(InferError):
+                # it would keep the server from being ready, and models of its steps are still loaded
+                await self._control.unload(name)
+        await self._let_go(archive)
+
+    def _hold(self, archive: Archive, there: set[str]) -> None:
+        """Take the folder and the names of an archive. Raises: InferError."""
+        if archive.place in self._held:
+            text = f"model repository '{archive.place}' has already been registered"
+            raise InferError(Code.ALREADY_EXISTS, text)
+        held = there.union(*(other.models for other in self._held.values()))
+        if archive.target in held:
+            text = f"failed to register '{archive.target}', there is a conflicting mapping for '{archive.target}'"
+            raise InferError(Code.ALREADY_EXISTS, text)
+        if twice := held & archive.models.keys():
+            text = f"failed to register '{archive.place}', its model '{min(twice)}' has the name of one that is there"
+            raise InferError(Code.INVALID, text)
+        self._held[archive.place] = archive
+
+    async def unload(self, name: str) -> bool:
+        """Unload an archive's model, and those that were loaded for it. Returns: whether there was one of that name.
+
+        Returns when what it had accepted is finished. Raises: InferError.
+        """
+        archive = self.loaded.pop(name, None)
+        if archive is None:
+            return False
+        try:
+            await self._control.unload(archive.target, dependents=True)
+        except BaseException:
+            self.loaded[name] = archive
+            raise
+        await self._let_go(archive)
+        return True
+
+    async def _let_go(self, archive: Archive) -> None:
+        await asyncio.to_thread(self._unlink, archive)
+        self._held.pop(archive.place, None)
+
+    def _link(self, archive: Archive) -> None:
+        try:
+            for name, folder in archive.models.items():
+                (self._root / name).symlink_to(folder, target_is_directory=True)
+        except OSError as error:
+            text = f"failed to register '{archive.place}': {error.strerror}"
+            raise InferError(Code.INVALID, text) from None
+
+    def _unlink(self, archive: Archive) -> None:
+        for name in archive.models:
+            (self._root / name).unlink(missing_ok=True)
+
+
+def served_name(target: str) -> str:
+    """Give the name that the model of a target is served by: a target may be a path, a name is a folder's."""
+    return target.replace("/", "%2F")
+
+
+def find(place: Path, target: str) -> Archive:
+    """Look at where an archive was unpacked; it blocks.
+
+    The folder is a model, or it holds one, or an ensemble beside the models of its steps.
+    Raises: InferError (INVALID).
+    """
+    try:
+        if (place / CONFIG_FILE).is_file():
+            return Archive(place.parent, target, {target: place})
+        folders = sorted(each for each in place.iterdir() if each.is_dir() and not each.name.startswith("."))
+        ensembles = [folder for folder in folders if _is_ensemble(folder / CONFIG_FILE)]
+    except (OSError, ValueError):  # a path with a zero byte in it
+        text = f"failed to register '{place}', repository not found"
+        raise InferError(Code.INVALID, text) from None
+    if not folders:
+        raise InferError(Code.INVALID, f"failed to load '{target}', failed to poll from model repository")
+    chosen = (ensembles or folders)[-1]
+    others = {folder.name: folder for folder in folders if folder is not chosen}
+    return Archive(place, target, {**others, target: chosen})
+
+
+def _is_ensemble(config: Path) -> bool:
+    return config.is_file() and _ENSEMBLE.search(config.read_text("utf-8", "replace")) is not None
+
+
+class Shelf:
+    """The folder of the links, a new one for each server. Its own models are none: they are the archives'."""
+
+    def __init__(self) -> None:
+        self.root = Path(tempfile.mkdtemp(prefix="penstock-"))
+        # also where a start that fails closes nothing
+        self._remove = weakref.finalize(self, shutil.rmtree, self.root, ignore_errors=True)
+
+    def close(self) -> None:
+        """Remove it; what the links lead to stays."""
+        self._remove()

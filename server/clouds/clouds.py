@@ -1,0 +1,105 @@
+"""Clouds: the ports of SageMaker and Vertex AI, put together. Made by the composition root, where one is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from penstock.backends.errors import InferError
+from penstock.server.http.service import Shared
+from penstock.server.lanes import listener_of
+from penstock.server.v2.inference import Inference
+
+from .archives import Archives, Shelf
+from .sagemaker import SageMakerApp, SageMakerInference, SageMakerService, Ways
+from .vertex_ai import Predicting, VertexApp, VertexService
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock.batching.engine import Engine
+    from penstock.server.listener import Listener
+    from penstock.server.metrics import ASGIApp
+    from penstock.server.repository.control import ModelControl
+    from penstock.server.repository.repository import Repository
+    from penstock.server.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class CloudParts:
+    """What of a server its clouds' ports work with. `inference` makes one of a kind, without forwarded headers."""
+
+    app: Callable[[], ASGIApp]
+    engine: Engine
+    repository: Repository
+    control: ModelControl
+    inference: Callable[[type[Any]], Any]
+
+
+class Clouds:
+    """The ports that the settings allow. `settings` are the server's, with the archives' folder among the repositories.
+
+    `ports` comes first of the other methods.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._shelf = Shelf() if settings.allow_sagemaker and settings.model_control_mode == "explicit" else None
+        self.settings = settings
+        if self._shelf is not None:
+            repositories = (*settings.model_repository, str(self._shelf.root))
+            self.settings = replace(settings, model_repository=repositories)
+        self._predicting = Predicting(
+            settings.vertex_ai_health_route, settings.vertex_ai_predict_route, settings.vertex_ai_default_model
+        )
+        self.sagemaker: Listener | None = None
+        self.vertex_ai: Listener | None = None
+
+    @property
+    def linked(self) -> Path | None:
+        """The folder of the archives' links, if there is one."""
+        return None if self._shelf is None else self._shelf.root
+
+    def ports(self, parts: CloudParts) -> Iterator[Listener]:
+        """Make the ports."""
+        if self.settings.allow_sagemaker:
+            self.sagemaker = self._sagemaker(parts)
+            yield self.sagemaker
+        if self.settings.allow_vertex_ai:
+            self.vertex_ai = self._vertex_ai(parts)
+            yield self.vertex_ai
+
+    def _vertex_ai(self, parts: CloudParts) -> Listener:
+        settings = self.settings
+        shared = Shared(VertexService(parts.inference(Inference), self._predicting), settings.limits())
+        app = VertexApp(parts.app(), self._predicting)
+        return listener_of(settings, "Vertex AI", (settings.vertex_ai_address, settings.vertex_ai_port), app, shared)
+
+    def _sagemaker(self, parts: CloudParts) -> Listener:
+        settings, ways = self.settings, Ways.of(self.settings)
+
+        def ready(name: str) -> bool:
+            try:
+                return parts.engine.model(name).ready
+            except InferError:
+                return False
+
+        linked, archives = self.linked, None
+        if linked is not None:
+            archives = Archives(linked, parts.control, parts.repository.names, ready)
+        inference = parts.inference(SageMakerInference)
+        shared = Shared(SageMakerService(inference, ways, archives), settings.limits())
+        app = SageMakerApp(parts.app(), ways, archives, inference.restricted)
+        return listener_of(settings, "SageMaker", (settings.sagemaker_address, settings.sagemaker_port), app, shared)
+
+    def lacks(self, engine: Engine) -> str:
+        """Say why no model can be the default one, once all have been loaded; "" if one can, or need not."""
+        if not self.settings.allow_vertex_ai:
+            return ""
+        why = self._predicting.choose(model.name for model in engine.models())
+        return f"failed to start Vertex AI service: {why}" if why else ""
+
+    def close(self) -> None:
+        """Remove what was made on disk."""
+        if self._shelf is not None:
+            self._shelf.close()

@@ -1,0 +1,114 @@
+"""The command line of `penstock sagemaker`, and the variables of Triton's `serve`, as settings. Called by cli.py.
+
+Source: Triton server, docker/sagemaker/serve, which SageMaker runs by the word `serve`: variables and defaults.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from penstock.server.own_flags import own_flags
+from penstock.server.repository.scan import CONFIG_FILE
+from penstock.server.setting import PREFIX
+from penstock.server.settings import SettingError, Settings, resolve
+
+NAME = "penstock sagemaker"
+MODELS = Path("/opt/ml/model")
+"""Where SageMaker unpacks the archive of an endpoint with one model."""
+DEFAULT = "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"
+MORE = "SAGEMAKER_TRITON_ADDITIONAL_ARGS"
+USAGE_STATUS = 2
+_FIXED = {
+    "allow_sagemaker": "true", "allow_http": "false", "allow_grpc": "false", "allow_metrics": "false",
+    "model_control_mode": "explicit",
+}  # fmt: skip
+_VARIABLES = {
+    "allow_grpc": "SAGEMAKER_TRITON_ALLOW_GRPC",
+    "grpc_port": "SAGEMAKER_TRITON_GRPC_PORT",
+    "allow_metrics": "SAGEMAKER_TRITON_ALLOW_METRICS",
+    "metrics_port": "SAGEMAKER_TRITON_METRICS_PORT",
+    "sagemaker_ping_mode": "SAGEMAKER_TRITON_OVERRIDE_PING_MODE",
+    "sagemaker_port": "SAGEMAKER_BIND_TO_PORT",
+    "sagemaker_safe_port_range": "SAGEMAKER_SAFE_PORT_RANGE",
+    "sagemaker_thread_count": "SAGEMAKER_TRITON_THREAD_COUNT",
+    "log_info": "SAGEMAKER_TRITON_LOG_INFO",
+    "log_warning": "SAGEMAKER_TRITON_LOG_WARNING",
+    "log_error": "SAGEMAKER_TRITON_LOG_ERROR",
+}
+_LEVELS = {"true": "1", "false": "0"}
+
+
+def _gpus() -> int:
+    """Count the GPUs of this machine; 0 where that cannot be told."""
+    from penstock.server.gpus.nvml import Nvml  # only where a limit is said
+
+    nvml = Nvml()
+    try:
+        return len(nvml.read())
+    finally:
+        nvml.close()
+
+
+def run(argv: Sequence[str], serve: Callable[[Settings], int]) -> int:
+    """Do what a command line asks for. Returns: the exit status."""
+    try:
+        settings = ask(argv, os.environ)
+    except SettingError as error:
+        sys.stderr.write(f"{NAME}: {error}\n")
+        return USAGE_STATUS
+    return serve(settings)
+
+
+def ask(
+    argv: Sequence[str], environ: Mapping[str, str], models: Path = MODELS, gpus: Callable[[], int] = _gpus
+) -> Settings:
+    """Read a command line. What it says goes before PENSTOCK_ variables, and those before SageMaker's.
+
+    Raises: SettingError.
+    """
+    try:
+        more = shlex.split(environ.get(MORE, ""))
+    except ValueError as error:
+        raise SettingError(f"{MORE}: {error}") from None
+    flags, others = own_flags(NAME, [*more, *(argv[1:] if list(argv[:1]) == ["serve"] else argv)], ())
+    if others:
+        raise SettingError(f"unknown argument {others[0]}: it takes flags of `penstock serve`, and no PATH")
+    below = _said(environ, gpus)
+    if environ.get("SAGEMAKER_MULTI_MODEL") != "true":
+        name = _model(models, environ.get(DEFAULT, ""))
+        below |= {"model_repository": str(models), "load_model": name, "sagemaker_default_model": name}
+    stated = {PREFIX + name.upper(): text for name, text in below.items()}
+    return resolve(flags, {**stated, **environ})
+
+
+def _said(environ: Mapping[str, str], gpus: Callable[[], int]) -> dict[str, str]:
+    """Give what the environment says, by setting, of all but the models."""
+    # a multi-model endpoint lives on where one of its models does not
+    ping = "live" if environ.get("SAGEMAKER_MULTI_MODEL") == "true" else "ready"
+    below = {**_FIXED, "sagemaker_ping_mode": ping}
+    below |= {name: environ[where] for name, where in _VARIABLES.items() if environ.get(where)}
+    if verbose := environ.get("SAGEMAKER_TRITON_LOG_VERBOSE"):
+        below["log_verbose"] = _LEVELS.get(verbose.lower(), verbose)
+    if limit := environ.get("SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT"):
+        below["model_load_gpu_limit"] = "\n".join(f"{number}:{limit}" for number in range(gpus()))
+    return below
+
+
+def _model(models: Path, name: str) -> str:
+    """Give the name of the model that an endpoint with one serves. Raises: SettingError."""
+    if (models / CONFIG_FILE).exists():
+        raise SettingError(f"{models} is the folder of one model: the archive must have the model's folder at its top")
+    if name:
+        if not (models / name).is_dir():
+            raise SettingError(f"{DEFAULT}: there is no folder {models / name}")
+        return name
+    folders = sorted(each.name for each in models.iterdir() if each.is_dir()) if models.is_dir() else []
+    if not folders:
+        raise SettingError(f"there is no model in {models}")
+    if len(folders) > 1:
+        raise SettingError(f"{DEFAULT} must name one of the models in {models}: {', '.join(folders)}")
+    return folders[0]

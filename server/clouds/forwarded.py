@@ -1,0 +1,112 @@
+"""Forwarded: a request to a cloud's path, as the v2 protocol's Inference or its application takes it.
+
+Called by sagemaker.py and vertex_ai.py. Source: Triton server, sagemaker_server.cc and vertex_ai_server.cc.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from penstock.backends.errors import Code, InferError
+from penstock.server.http.head import Head
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from starlette.types import Receive, Scope, Send
+
+    from penstock.server.http.connection import Connection
+    from penstock.server.http.fastlane import FastLane
+    from penstock.server.metrics import ASGIApp
+    from penstock.server.v2.claims import Claim
+    from penstock.server.v2.inference import Inference
+
+JSON_BYTES = b"inference-header-content-length"
+CODINGS = (b"accept-encoding", b"content-encoding")
+_NUMBER = re.compile(rb"\s*([+-]?\d+)")
+
+
+class Forwarded:
+    """The half of a cloud's Service that is Inference's: what is claimed is answered there, by the one infer path.
+
+    `mime` is the content type of a JSON with tensors behind it, up to its length: it stands for the header field
+    that says so on the HTTP port. `ignored` are further header fields that mean nothing here.
+    Threads: the event loop's.
+    """
+
+    def __init__(self, inference: Inference, mime: bytes, ignored: Collection[bytes] = ()) -> None:
+        self._inference = inference
+        self._mime = mime
+        self._ignored = frozenset((JSON_BYTES, *ignored))
+
+    def claim_path(self, head: Head, path: str) -> Claim | None:
+        """Give the claim of a request as if it had come to this path of the HTTP port. Raises: HttpError (403)."""
+        inner = Head()
+        inner.method, inner.path = b"POST", path.encode()
+        inner.header = {name: value for name, value in head.header.items() if name not in self._ignored}
+        content_type = head.header.get(b"content-type", b"")
+        at = content_type.find(self._mime)
+        length = json_bytes(content_type[len(self._mime) :]) if not at else 0
+        if not at:
+            inner.header[JSON_BYTES] = b"%d" % length
+        claim = self._inference.claim(inner)
+        if claim is not None and (at > 0 or length < 0):
+            claim.plain, claim.refusal = False, self._wrong(content_type, head.length, misplaced=at > 0)
+        return claim
+
+    def _wrong(self, content_type: bytes, body_bytes: int, *, misplaced: bool) -> InferError:
+        given, mime = content_type.decode("latin-1"), self._mime.decode()
+        if misplaced:
+            text = f"expect MIME type for binary data starts with '{mime}', got: {given}"
+        else:
+            got = given.removeprefix(mime)
+            text = f"inference header size should be in range (0, {max(0, body_bytes)}), got: {got}"
+        return InferError(Code.INVALID, text)
+
+    def turn_away(self, head: Head) -> Any:
+        """Turn away what Inference does."""
+        return self._inference.turn_away(head)
+
+    def refuse(self, connection: FastLane, error: Any) -> None:
+        """Answer what was turned away."""
+        self._inference.refuse(connection, error)
+
+    def begin(self, connection: FastLane, head: Head, body: bytes) -> None:
+        """Answer one request."""
+        self._inference.begin(connection, head, body)
+
+    def abandon(self, connection: Connection) -> None:
+        """Forget what a gone client asked for."""
+        self._inference.abandon(connection)
+
+
+def json_bytes(text: bytes) -> int:
+    """Read the length of the JSON as C's atoi does: what follows the number is not looked at, and no number is 0.
+
+    0 stands for no JSON at all, a body that is the only input's. A number that no body has the length of is cut.
+    """
+    found = _NUMBER.match(text)
+    return max(-1, int(found[1][:18])) if found else 0
+
+
+def infer_path(model: str, version: str = "") -> str:
+    """Give the path of inference."""
+    named = f"/versions/{version}" if version else ""
+    return f"/v2/models/{quote(model, safe='')}{named}/infer"
+
+
+async def forward(app: ASGIApp, scope: Scope, method: str, path: str, io: tuple[Receive, Send]) -> None:
+    """Have `app` answer a request as if it had come to this path, by this method."""
+    raw_path = quote(path).encode()
+    await app({**scope, "method": method, "path": path, "raw_path": raw_path, "query_string": b""}, *io)
+
+
+async def answer(send: Send, status: int, body: bytes = b"") -> None:
+    """Answer with a status and some JSON, or nothing: as Triton does where it knows neither the path nor the method."""
+    headers = [(b"content-length", b"%d" % len(body))]
+    if body:
+        headers.append((b"content-type", b"application/json"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

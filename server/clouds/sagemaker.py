@@ -1,0 +1,223 @@
+"""SageMaker: /ping, /invocations, and the models of a multi-model endpoint. Made by clouds.py.
+
+Inference goes to SageMakerService on the fast lane, all else to SageMakerApp. Source: Triton server,
+sagemaker_server.cc (paths, codes, texts).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from penstock.backends.errors import Code, InferError, OutOfMemory
+from penstock.server.errors import HTTP_STATUS, error_body, retry_after_line
+from penstock.server.restricted import http_text
+from penstock.server.v2.inference import Inference
+from penstock.server.v2.parsing import parse
+from penstock.server.v2.routes import JSON, MAX_JSON_DEPTH, body_of, json_answer
+
+from .archives import NOT_EXPLICIT, served_name
+from .forwarded import CODINGS, Forwarded, answer, forward, infer_path
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from starlette.types import Receive, Scope, Send
+
+    from penstock.batching.request import InferRequest
+    from penstock.server.http.fastlane import FastLane
+    from penstock.server.http.head import Head
+    from penstock.server.metrics import ASGIApp
+    from penstock.server.restricted import Restricted
+    from penstock.server.settings import Settings
+    from penstock.server.v2.claims import Claim
+
+    from .archives import Archives
+
+logger = logging.getLogger("penstock.clouds")
+
+MIME = b"application/vnd.sagemaker-triton.binary+json;json-header-size="
+TARGET = "X-Amzn-SageMaker-Target-Model"
+UNSPECIFIED = "unspecified_SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"
+NO_MEMORY_STATUS = 507
+"""What tells SageMaker to unload other models and try again."""
+_TARGET = TARGET.lower().encode()
+_MODELS = re.compile(r"/models(?:/([^/]+)?(?:/invoke)?)?")
+_INVOKE = re.compile(rb"/models/([^/]+)/invoke\Z")
+_NO_MEMORY = re.compile(
+    "[Oo]ut [Oo]f [Mm]emory|OUT_OF_MEMORY|OutOfMemory|MemoryError|OOM|bad_alloc|[Ff]ailed to allocate memory|"
+    "(?:Dst|Src) tensor is not initialized|CU(?:BLAS|DNN)_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)|"
+    "No space left on device"
+)
+"""What runtimes say when there is no memory left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """What /ping and /invocations do: a path of the v2 protocol, the model's name, and how inference is asked for."""
+
+    health: str
+    model: str
+    inference: str
+
+    @classmethod
+    def of(cls, settings: Settings) -> Ways:
+        """Take them from a server's settings."""
+        model = settings.sagemaker_default_model or UNSPECIFIED
+        return cls(f"/v2/health/{settings.sagemaker_ping_mode}", model, settings.sagemaker_inference_type)
+
+
+class SageMakerInference(Inference):
+    """Inference with SageMaker's content type on its binary answers, and with Triton's statuses there.
+
+    What fails after it was accepted is 400, whatever it is; so is all that fails of a model that is invoked by name.
+    """
+
+    def deliver(self, requests: Sequence[InferRequest]) -> None:
+        """Answer one batch."""
+        for request in requests:
+            error = request.error
+            if error is not None and not lacks_memory(error):
+                request.error = InferError(Code.INVALID, error.message)
+        super().deliver(requests)
+
+    def _answer_body(self, connection: FastLane, claim: Claim, body: bytes, json_bytes: int) -> None:
+        if json_bytes:
+            connection.answer(200, body, MIME + b"%d" % json_bytes)
+        else:
+            connection.answer_json(body)
+
+    @staticmethod
+    def refuse(connection: FastLane, error: InferError) -> None:
+        """Answer with an error."""
+        head = connection.head
+        if lacks_memory(error):
+            status = NO_MEMORY_STATUS
+        else:
+            status = 400 if head is not None and _INVOKE.match(head.path) else HTTP_STATUS[error.code]
+        again = retry_after_line(error) if status == HTTP_STATUS[error.code] else b""
+        connection.answer(status, error_body(error.message), b"application/json", again)
+
+
+class SageMakerService(Forwarded):
+    """The Service of the port. `archives` are the models that may be invoked by name, if any may."""
+
+    def __init__(self, inference: SageMakerInference, ways: Ways, archives: Archives | None) -> None:
+        super().__init__(inference, MIME, CODINGS)
+        self._ways = ways
+        self._archives = archives
+
+    def claim(self, head: Head) -> Claim | None:
+        """Claim inference."""
+        if head.method != b"POST":
+            return None
+        if head.path == b"/invocations":
+            infers = self._ways.inference == "infer"
+            return self.claim_path(head, infer_path(self._ways.model)) if infers else None
+        match = _INVOKE.match(head.path)
+        if match is None:
+            return None
+        target = head.header.get(_TARGET, match[1]).decode("latin-1")
+        return self.claim_path(head, infer_path(served_name(target)))
+
+    def begin(self, connection: FastLane, head: Head, body: bytes) -> None:
+        """Answer one request; one that names a model must name one that has been loaded."""
+        match = _INVOKE.match(head.path)
+        if match is None or (self._archives is not None and unquote(match[1].decode()) in self._archives.loaded):
+            super().begin(connection, head, body)
+        else:
+            connection.answer(404, b"", b"")
+
+
+class SageMakerApp:
+    """The application of the port: what is no inference. `app` is Penstock's own, which answers health and generate."""
+
+    def __init__(self, app: ASGIApp, ways: Ways, archives: Archives | None, restricted: Restricted) -> None:
+        self._app = app
+        self._ways = ways
+        self._archives = archives
+        self._restricted = restricted
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request (called by uvicorn)."""
+        path, method, ways = scope["path"], scope["method"], self._ways
+        if path == "/ping":
+            await forward(self._app, scope, method, ways.health, (receive, send))
+        elif path == "/invocations" and method == "POST" and ways.inference != "infer":
+            named = f"/v2/models/{ways.model}/{ways.inference}"
+            await forward(self._app, scope, "POST", named, (receive, send))
+        elif path == "/invocations":
+            await answer(send, 405)
+        elif match := _MODELS.fullmatch(path):
+            response = await self._about_models(Request(scope, receive), match[1] or "")
+            await response(scope, receive, send)
+        else:
+            await answer(send, 400)
+
+    async def _about_models(self, request: Request, name: str) -> Response:
+        header = self._restricted.check("model-repository", request.headers.get)
+        if header is not None:
+            return _refusal(403, http_text(header))
+        try:
+            if request.method == "GET":
+                return self._described(name) if name else self._listed()
+            if request.method == "POST":
+                return await self._load(request)
+            if request.method == "DELETE":
+                return await self._unload(request, name)
+        except InferError as error:
+            status = 409 if error.code is Code.ALREADY_EXISTS else NO_MEMORY_STATUS if lacks_memory(error) else 400
+            return _refusal(status, error.message)
+        return Response(status_code=400)
+
+    def _listed(self) -> Response:
+        archives = self._archives
+        loaded = {} if archives is None else archives.loaded
+        return json_answer(
+            {
+                "models": [
+                    {"modelName": name, "modelUrl": str(archive.place)}
+                    for name, archive in loaded.items()
+                    if archives is not None and archives.serves(archive)
+                ]
+            }
+        )
+
+    def _described(self, name: str) -> Response:
+        archive = None if self._archives is None else self._archives.loaded.get(name)
+        if archive is None:
+            return Response(status_code=404)
+        return json_answer({"modelName": name, "modelUrl": str(archive.place)})
+
+    async def _load(self, request: Request) -> Response:
+        said = parse(await body_of(request), MAX_JSON_DEPTH, simd=False)
+        name, url = (said.get(key) for key in ("model_name", "url")) if isinstance(said, dict) else (None, None)
+        if not (isinstance(name, str) and isinstance(url, str) and name and url):
+            raise InferError(Code.INVALID, 'the request must be an object such as {"model_name": "m", "url": "/path"}')
+        if self._archives is None:
+            raise InferError(Code.UNSUPPORTED, NOT_EXPLICIT)
+        target = request.headers.get(TARGET, name)
+        logger.info("loading SageMaker's model %s", target)
+        if not await self._archives.load(name, url, target):
+            return Response(status_code=400)
+        return Response()
+
+    async def _unload(self, request: Request, name: str) -> Response:
+        logger.info("unloading SageMaker's model %s", request.headers.get(TARGET, name))
+        found = self._archives is not None and await self._archives.unload(name)
+        return Response(status_code=200 if found else 404)
+
+
+def lacks_memory(error: InferError) -> bool:
+    """Tell whether something failed for want of memory, as far as its text tells."""
+    return isinstance(error, OutOfMemory) or _NO_MEMORY.search(error.message) is not None
+
+
+def _refusal(status: int, text: str) -> Response:
+    return Response(error_body(text), status, media_type=JSON)

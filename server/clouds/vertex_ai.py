@@ -1,0 +1,109 @@
+"""Vertex AI: the health route, predictions, and what of Triton's endpoints a header asks for. Made by clouds.py.
+
+Inference goes to VertexService on the fast lane, all else to VertexApp. Source: Triton server, vertex_ai_server.cc
+(routes, codes, texts).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+from penstock.server.errors import error_body
+
+from .forwarded import Forwarded, answer, forward, infer_path
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from starlette.types import Receive, Scope, Send
+
+    from penstock.server.http.head import Head
+    from penstock.server.metrics import ASGIApp
+    from penstock.server.v2.claims import Claim
+    from penstock.server.v2.inference import Inference
+
+MIME = b"application/vnd.vertex-ai-triton.binary+json;json-header-size="
+LOADING = "models are being loaded"
+_REDIRECT = b"x-vertex-ai-triton-redirect"
+_INFER = re.compile("v2/models/[^/]+(?:/versions/[0-9]+)?/infer")
+_MODEL = "v2/models/[^/]+(?:/versions/[0-9]+)?"
+_REGION = "v2/(?:system|cuda)sharedmemory(?:/region/[^/]+)?"
+_REPOSITORY = "v2/repository(?:/[^/]+)?"
+_ASKED = re.compile(
+    f"metrics|v2|v2/health/(?:live|ready)|v2/models/stats|{_MODEL}(?:/(?:ready|config|stats))?|{_REGION}/status"
+)
+"""What is asked by GET on the HTTP port."""
+_DONE = re.compile(f"{_REGION}/(?:un)?register|{_REPOSITORY}/index|{_REPOSITORY}/models/[^/]+/(?:un)?load")
+"""What is done by POST there."""
+
+
+@dataclass(slots=True)
+class Predicting:
+    """The two routes, and the model that a prediction asks which names none: "" until it is known."""
+
+    health: str
+    route: str
+    model: str
+
+    def choose(self, names: Iterable[str]) -> str:
+        """Choose the model of those that are ready. Returns: why there is none, in Triton's words; "" if there is."""
+        ready = sorted(set(names))
+        if self.model:
+            return "" if self.model in ready else f"Expect the default model '{self.model}' is loaded"
+        if len(ready) != 1:
+            return "Expect the model repository contains only a single model if default model is not specified"
+        self.model = ready[0]
+        return ""
+
+
+class VertexService(Forwarded):
+    """The Service of the port."""
+
+    def __init__(self, inference: Inference, predicting: Predicting) -> None:
+        super().__init__(inference, MIME)
+        self._predicting = predicting
+
+    def claim(self, head: Head) -> Claim | None:
+        """Claim inference: of the default model, or as a header says."""
+        predicting = self._predicting
+        if head.method != b"POST" or unquote(head.path.decode("latin-1")) != predicting.route:
+            return None
+        redirect = head.header.get(_REDIRECT)
+        if redirect is None:
+            return self.claim_path(head, infer_path(predicting.model)) if predicting.model else None
+        path = redirect.decode("latin-1")
+        return self.claim_path(head, f"/{path}") if _INFER.fullmatch(path) else None
+
+
+class VertexApp:
+    """The application of the port: what is no inference. `app` is Penstock's own, which answers what it is asked."""
+
+    def __init__(self, app: ASGIApp, predicting: Predicting) -> None:
+        self._app = app
+        self._predicting = predicting
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request (called by uvicorn)."""
+        path, method, predicting = scope["path"], scope["method"], self._predicting
+        redirect = next((value for name, value in scope["headers"] if name == _REDIRECT), None)
+        if path == predicting.health:
+            await forward(self._app, scope, method, "/v2/health/ready", (receive, send))
+        elif path != predicting.route:
+            await answer(send, 400)
+        elif method != "POST":
+            await answer(send, 405)
+        elif redirect is None:
+            await answer(send, 503, error_body(LOADING))
+        else:
+            await self._redirected(scope, receive, send, unquote(redirect.decode("latin-1")))
+
+    async def _redirected(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
+        if _ASKED.fullmatch(path):
+            await forward(self._app, scope, "GET", f"/{path}", (receive, send))
+        elif _DONE.fullmatch(path):
+            await forward(self._app, scope, "POST", f"/{path}", (receive, send))
+        else:
+            await answer(send, 400)

@@ -1,0 +1,110 @@
+"""What clouds say in the environment, what of it a server takes, and what it does not start with."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.server.cloud_settings import parse_range
+from penstock.server.settings import SettingError, Settings, resolve
+from penstock.server.starting import obstacles
+
+VERTEX = {
+    "AIP_MODE": "PREDICTION", "AIP_HTTP_PORT": "5234", "AIP_HEALTH_ROUTE": "/health", "AIP_PREDICT_ROUTE": "/predict",
+    "AIP_STORAGE_URI": "gs://bucket/models",
+}  # fmt: skip
+
+
+def test_both_ports_are_off_by_default() -> None:
+    settings = resolve({}, {})
+
+    assert not any((settings.allow_sagemaker, settings.allow_vertex_ai))
+    assert settings.sagemaker_port == settings.vertex_ai_port == 8080
+
+
+def test_vertex_ai_s_environment_turns_its_port_on_and_the_others_off() -> None:
+    settings = resolve({}, VERTEX)
+
+    assert (settings.allow_vertex_ai, settings.allow_http, settings.allow_grpc) == (True, False, False)
+    assert settings.allow_metrics
+    assert settings.vertex_ai_port == 5234
+    assert (settings.vertex_ai_health_route, settings.vertex_ai_predict_route) == ("/health", "/predict")
+    assert settings.model_repository == ("gs://bucket/models",)
+
+
+def test_whatever_is_said_otherwise_goes_before_it(tmp_path: Path) -> None:
+    file = tmp_path / "penstock.toml"
+    file.write_text("allow_grpc = true")
+    flags = {"allow_http": "true", "config": str(file), "model_repository": ["m"], "vertex_ai_port": "1"}
+    settings = resolve(flags, {**VERTEX, "PENSTOCK_ALLOW_VERTEX_AI": "false", "PENSTOCK_VERTEX_AI_HEALTH_ROUTE": "/h"})
+
+    assert (settings.allow_vertex_ai, settings.allow_http, settings.allow_grpc) == (False, True, True)
+    assert (settings.vertex_ai_port, settings.vertex_ai_health_route) == (1, "/h")
+    assert settings.model_repository == ("m",)
+
+
+def test_another_mode_or_dialect_leaves_all_as_it_is() -> None:
+    assert not resolve({}, {"AIP_MODE": "TRAINING"}).allow_vertex_ai
+    assert resolve({"dialect": "abeja"}, VERTEX) == resolve({"dialect": "abeja"}, {})
+
+
+def test_sagemaker_s_environment_says_which_model_is_asked_and_how() -> None:
+    environ = {
+        "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "m", "SAGEMAKER_TRITON_PING_MODE": "live",
+        "SAGEMAKER_TRITON_INFERENCE_TYPE": "generate",
+    }  # fmt: skip
+    settings = resolve({"allow_sagemaker": "true"}, environ)
+
+    assert settings.sagemaker_default_model == "m"
+    assert (settings.sagemaker_ping_mode, settings.sagemaker_inference_type) == ("live", "generate")
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "wanted"),
+    [
+        ("SAGEMAKER_TRITON_INFERENCE_TYPE", "stream", "one of infer, generate, generate_stream"),
+        ("SAGEMAKER_TRITON_PING_MODE", "dead", "one of ready, live"), ("AIP_HTTP_PORT", "x", "a whole number"),
+    ],
+)  # fmt: skip
+def test_a_mistake_there_is_told_where_it_is(variable: str, text: str, wanted: str) -> None:
+    with pytest.raises(SettingError, match=f"{variable}: got '{text}', wanted {wanted}"):
+        resolve({}, {variable: text})
+
+
+@pytest.mark.parametrize("cloud", ["sagemaker", "vertex_ai"])
+@pytest.mark.parametrize("given", [{"http_workers": 2}, {"dialect": "abeja"}])
+def test_front_ends_and_other_dialects_have_no_such_port(cloud: str, given: dict[str, Any]) -> None:
+    flag = f"--allow-{cloud.replace('_', '-')}"
+    allowed: dict[str, Any] = {f"allow_{cloud}": True}
+    with pytest.raises(SettingError, match=flag):
+        Settings(**allowed, **given)
+
+
+@pytest.mark.parametrize("text", ["8081", "a-b", "8081-", "-1-3", "1-2-3"])
+def test_a_range_has_a_first_port_and_a_last_one(text: str) -> None:
+    assert parse_range("8081-9000") == (8081, 9000)
+    assert parse_range("") is None
+    with pytest.raises(SettingError, match=re.escape(f"--sagemaker-safe-port-range: got '{text}'")):
+        Settings(sagemaker_safe_port_range=text)
+
+
+def test_other_ports_must_be_in_the_range_that_sagemaker_says() -> None:
+    told = "The server cannot listen to {} requests at port {}, allowed port range is [8081, 9000]"
+    settings = Settings(allow_sagemaker=True, sagemaker_safe_port_range="8081-9000", metrics_port=8082)
+
+    assert obstacles(settings) == [told.format("HTTP", 8000), told.format("GRPC", 8001)]
+    assert obstacles(Settings(sagemaker_safe_port_range="8081-9000")) == []
+
+
+def test_the_clouds_ports_are_among_those_that_must_differ() -> None:
+    both = Settings(
+        allow_sagemaker=True, allow_vertex_ai=True, vertex_ai_health_route="/h", vertex_ai_predict_route="/p"
+    )
+
+    assert obstacles(both) == ["SageMaker and Vertex AI cannot both be served on port 8080"]
+    assert obstacles(Settings(allow_sagemaker=True, sagemaker_port=8000)) == [
+        "HTTP and SageMaker cannot both be served on port 8000"
+    ]

@@ -1,0 +1,107 @@
+"""`penstock sagemaker`: what of Triton's `serve` it takes from the environment, and what it does not start with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.server import cli
+from penstock.server.clouds.command import ask
+from penstock.server.settings import SettingError
+
+MULTI = {"SAGEMAKER_MULTI_MODEL": "true"}
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    (tmp_path / "m").mkdir()
+    return tmp_path
+
+
+def test_one_model_is_served_on_sagemaker_s_port_alone(models: Path) -> None:
+    settings = ask(["serve"], {}, models)
+
+    assert settings.allow_sagemaker
+    assert not any((settings.allow_http, settings.allow_grpc, settings.allow_metrics, settings.allow_vertex_ai))
+    assert settings.model_repository == (str(models),)
+    assert (settings.model_control_mode, settings.load_model) == ("explicit", ("m",))
+    assert (settings.sagemaker_default_model, settings.sagemaker_port) == ("m", 8080)
+
+
+def test_many_models_come_later(models: Path) -> None:
+    settings = ask([], MULTI, models / "not there")
+
+    assert settings.allow_sagemaker
+    assert (settings.model_control_mode, settings.load_model, settings.model_repository) == ("explicit", (), ())
+
+
+def test_sagemaker_says_ports_and_levels() -> None:
+    environ = {
+        **MULTI, "SAGEMAKER_BIND_TO_PORT": "8010", "SAGEMAKER_SAFE_PORT_RANGE": "23000-23999",
+        "SAGEMAKER_TRITON_THREAD_COUNT": "4", "SAGEMAKER_TRITON_LOG_INFO": "false",
+        "SAGEMAKER_TRITON_LOG_VERBOSE": "true", "SAGEMAKER_TRITON_ALLOW_METRICS": "true",
+        "SAGEMAKER_TRITON_METRICS_PORT": "23000", "SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--id 'my server'",
+    }  # fmt: skip
+    settings = ask([], environ)
+
+    assert (settings.sagemaker_port, settings.sagemaker_safe_port_range) == (8010, "23000-23999")
+    assert (settings.sagemaker_thread_count, settings.log_info, settings.log_verbose) == (4, False, 1)
+    assert (settings.allow_metrics, settings.metrics_port, settings.allow_grpc) == (True, 23000, False)
+    assert settings.id == "my server"
+
+
+def test_an_endpoint_of_many_models_is_asked_whether_it_lives(models: Path) -> None:
+    assert ask([], {}, models).sagemaker_ping_mode == "ready"
+    assert ask([], MULTI).sagemaker_ping_mode == "live"
+    assert ask([], {**MULTI, "SAGEMAKER_TRITON_OVERRIDE_PING_MODE": "ready"}).sagemaker_ping_mode == "ready"
+
+
+def test_a_limit_of_memory_is_for_every_gpu() -> None:
+    environ = {**MULTI, "SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT": "0.8"}
+
+    assert ask([], environ, gpus=lambda: 2).model_load_gpu_limit == ("0:0.8", "1:0.8")
+    assert ask([], environ, gpus=lambda: 0).model_load_gpu_limit == ()
+
+
+def test_flags_go_before_our_variables_and_those_before_sagemaker_s() -> None:
+    environ = {**MULTI, "SAGEMAKER_BIND_TO_PORT": "8010", "PENSTOCK_SAGEMAKER_PORT": "8020"}
+
+    assert ask([], environ).sagemaker_port == 8020
+    assert ask(["serve", "--sagemaker-port=8030", "--allow-metrics"], environ).sagemaker_port == 8030
+
+
+@pytest.mark.parametrize(
+    ("folders", "named", "told"),
+    [
+        ((), "", "there is no model in"), (("a", "b"), "", "must name one of the models in .*: a, b"),
+        (("a",), "b", "there is no folder .*/b"),
+    ],
+)  # fmt: skip
+def test_which_model_must_be_clear(tmp_path: Path, folders: tuple[str, ...], named: str, told: str) -> None:
+    for name in folders:
+        (tmp_path / name).mkdir()
+    with pytest.raises(SettingError, match=told):
+        ask([], {"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": named}, tmp_path)
+
+
+def test_an_archive_has_the_model_s_folder_at_its_top(models: Path) -> None:
+    (models / "config.pbtxt").touch()
+    with pytest.raises(SettingError, match="must have the model's folder at its top"):
+        ask([], {}, models)
+
+
+def test_of_several_models_the_named_one_is_served(models: Path) -> None:
+    (models / "other").mkdir()
+
+    assert ask([], {"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "other"}, models).load_model == ("other",)
+
+
+def test_a_quote_that_is_never_closed_is_a_mistake() -> None:
+    with pytest.raises(SettingError, match="SAGEMAKER_TRITON_ADDITIONAL_ARGS: No closing quotation"):
+        ask([], {**MULTI, "SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--id 'x"})
+
+
+def test_a_path_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["sagemaker", "serve", "/models"]) == 2
+    assert capsys.readouterr().err.startswith("penstock sagemaker: unknown argument /models")

@@ -1,0 +1,72 @@
+"""Whole processes that are told by their environment alone, as a cloud's container is, and ended as those are."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.server.clouds.asking import are_right, body, outputs_of, write_simple
+
+pytestmark = pytest.mark.slow
+
+ON_LOOPBACK = {
+    "PENSTOCK_SAGEMAKER_ADDRESS": "127.0.0.1", "PENSTOCK_VERTEX_AI_ADDRESS": "127.0.0.1", "PENSTOCK_METRICS_PORT": "0",
+}  # fmt: skip
+JSON = {"content-type": "application/json"}
+
+
+@contextlib.contextmanager
+def running(words: list[str], environ: Mapping[str, str]) -> Iterator[tuple[str, httpx.Client]]:
+    """Run a server until it is ready, and end it by SIGTERM. Gives where it listens, and a client of its first port."""
+    command = [sys.executable, "-m", "penstock.server.cli", *words]
+    environ = {**os.environ, **ON_LOOPBACK, **environ}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ) as process:
+        try:
+            assert process.stderr is not None
+            said = [""]
+            while not said[-1].startswith("ready, serving"):
+                said.append(json.loads(process.stderr.readline())["msg"])
+            places = next(line for line in said if line.startswith("penstock "))
+            port = re.search(r"http://127\.0\.0\.1:(\d+)", places)
+            assert port is not None, said
+            with httpx.Client(base_url=port[0], timeout=30) as client:
+                yield re.sub(r":\d+", "", places), client
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 0
+
+
+def test_vertex_ai_runs_the_server_without_an_argument(tmp_path: Path) -> None:
+    environ = {
+        "AIP_MODE": "PREDICTION", "AIP_HTTP_PORT": "0", "AIP_HEALTH_ROUTE": "/health", "AIP_PREDICT_ROUTE": "/predict",
+        "AIP_STORAGE_URI": str(write_simple(tmp_path, "addsub")),
+    }  # fmt: skip
+    with running(["serve"], environ) as (places, client):
+        assert client.get("/health").status_code == 200
+        assert are_right(outputs_of(client.post("/predict", content=body()[0], headers=JSON)))
+
+    assert places.endswith(": Vertex AI on http://127.0.0.1, metrics on http://127.0.0.1")
+
+
+def test_sagemaker_runs_the_image_with_the_word_serve(tmp_path: Path) -> None:
+    write_simple(tmp_path, "model")
+    environ = {"SAGEMAKER_MULTI_MODEL": "true", "SAGEMAKER_BIND_TO_PORT": "0"}
+    with running(["sagemaker", "serve"], environ) as (places, client):
+        assert client.get("/ping").status_code == 200
+        load = {"model_name": "m1", "url": str(tmp_path / "model")}
+        assert client.post("/models", json=load).status_code == 200
+        assert are_right(outputs_of(client.post("/models/m1/invoke", content=body()[0], headers=JSON)))
+
+    assert places.endswith(": SageMaker on http://127.0.0.1")

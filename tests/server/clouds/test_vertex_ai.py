@@ -1,0 +1,204 @@
+"""Vertex AI's port: what Triton's L0_vertex_ai asks of it, redirected requests, and starts that fail."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+import pytest
+
+from penstock.server.clouds.vertex_ai import Predicting, VertexApp
+from penstock.server.listener import StartError
+from tests.live import Live
+from tests.server.clouds.asking import VERTEX_MIME, are_right, body, outputs_of, vertex_ai, write_simple
+
+JSON = {"content-type": "application/json"}
+SINGLE = "Expect the model repository contains only a single model if default model is not specified"
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("models")
+    write_simple(root, "addsub")
+    return write_simple(root, "subadd")
+
+
+@pytest.fixture(scope="module")
+def served(repository: Path) -> Iterator[tuple[Live, httpx.Client]]:
+    with vertex_ai(repository, vertex_ai_default_model="addsub", allow_client_shm=True) as both:
+        yield both
+
+
+@pytest.fixture
+def client(served: tuple[Live, httpx.Client]) -> httpx.Client:
+    return served[1]
+
+
+def redirected(client: httpx.Client, path: str, sent: bytes = b"", key: str = "") -> httpx.Response:
+    headers = {"X-Vertex-Ai-Triton-Redirect": path, "X-Vertex-Restricted": key}
+    return client.post("/predict", content=sent, headers=headers)
+
+
+def test_health_is_that_of_the_server(client: httpx.Client) -> None:
+    assert client.get("/health").status_code == 200
+
+
+def test_a_prediction_asks_the_default_model(client: httpx.Client) -> None:
+    response = client.post("/predict", content=body()[0], headers=JSON)
+
+    assert response.json()["model_name"] == "addsub"
+    assert are_right(outputs_of(response))
+
+
+def test_or_the_one_that_a_header_names(client: httpx.Client) -> None:
+    for path in ("v2/models/subadd/infer", "v2/models/subadd/versions/1/infer"):
+        response = redirected(client, path, body()[0])
+
+        assert response.json()["model_name"] == "subadd"
+
+
+def test_binary_tensors_are_told_by_the_content_type_and_answered_as_on_the_http_port(client: httpx.Client) -> None:
+    sent, json_bytes = body((True, False), (True, False))
+    response = client.post("/predict", content=sent, headers={"content-type": f"{VERTEX_MIME}{json_bytes}"})
+
+    assert response.headers["content-type"] == "application/octet-stream"
+    assert are_right(outputs_of(response, int(response.headers["inference-header-content-length"])))
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    [f"more/{VERTEX_MIME}{{size}}", f"{VERTEX_MIME}more{{size}}", f"{VERTEX_MIME}-123", f"{VERTEX_MIME}12345"],
+)
+def test_a_malformed_content_type_is_refused(client: httpx.Client, content_type: str) -> None:
+    sent, json_bytes = body((True, False))
+    response = client.post("/predict", content=sent, headers={"content-type": content_type.format(size=json_bytes)})
+
+    assert response.status_code == 400
+    assert response.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "there", "not_there"),
+    [
+        ("metrics", "nv_inference_request_success", "error"), ("v2/models/stats", "subadd", "error"),
+        ("v2/models/subadd/stats", "subadd", "addsub"), ("v2/health/live", "", "error"),
+        ("v2/health/ready", "", "error"), ("v2/models/addsub/ready", "", "error"), ("v2", "extensions", "error"),
+        ("v2/models/addsub", "platform", "error"), ("v2/models/addsub/config", "version_policy", "error"),
+        ("v2/models/addsub/versions/1", "platform", "error"), ("v2/systemsharedmemory/status", "[]", "name"),
+        ("v2/cudasharedmemory/status", "[]", "name"), ("v2/repository/index", "subadd", "error"),
+    ],
+)  # fmt: skip
+def test_a_header_asks_for_another_endpoint(client: httpx.Client, path: str, there: str, not_there: str) -> None:
+    response = redirected(client, path)
+
+    assert response.status_code == 200
+    assert there in response.text
+    assert not_there not in response.text
+
+
+def test_models_are_not_loaded_by_name_unless_in_mode_explicit(client: httpx.Client) -> None:
+    response = redirected(client, "v2/repository/models/subadd/unload")
+
+    assert response.status_code == 503
+    assert "explicit model load / unload is not allowed" in response.json()["error"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "v2/logging", "v2/trace/setting", "v2/models/addsub/trace/setting", "v2/models/addsub/generate", "docs",
+        "v2/models/a%2Ftrace%2Fsetting", "/v2", "v2/health/else", "../v2", "",
+    ],
+)  # fmt: skip
+def test_no_endpoint_is_reached_that_triton_s_port_has_not(client: httpx.Client, path: str) -> None:
+    response = redirected(client, path)
+
+    assert (response.status_code, response.content) == (400, b"")
+
+
+def test_what_is_neither_route_is_refused_without_a_word(client: httpx.Client) -> None:
+    found = [client.get("/predict"), client.get("/v2"), client.post("/v2/models/addsub/infer"), client.get("/")]
+
+    assert [(response.status_code, response.content) for response in found] == [
+        (405, b""), (400, b""), (400, b""), (400, b""),
+    ]  # fmt: skip
+
+
+def test_restrictions_hold_for_what_is_redirected(repository: Path) -> None:
+    rule = "metadata,model-config,model-repository,statistics,shared-memory:X-Vertex-Restricted=secret"
+    paths = [
+        "v2", "v2/models/addsub/config", "v2/repository/index", "v2/systemsharedmemory/status",
+        "v2/cudasharedmemory/status", "v2/models/stats", "metrics",
+    ]  # fmt: skip
+    more = {"vertex_ai_default_model": "addsub", "http_restricted_api": (rule,), "allow_client_shm": True}
+    with vertex_ai(repository, **more) as (_, client):
+        assert are_right(outputs_of(client.post("/predict", content=body()[0], headers=JSON)))
+        refused = [redirected(client, path) for path in paths]
+        let_pass = [redirected(client, path, key="secret") for path in paths]
+        region = redirected(client, "v2/systemsharedmemory/region/test/register", b"{}")
+
+    assert {response.status_code for response in [*refused, region]} == {403}
+    assert "This API is restricted" in refused[0].json()["error"]
+    assert {response.status_code for response in let_pass} == {200}
+
+
+def test_the_only_model_is_the_default_one(tmp_path: Path) -> None:
+    with vertex_ai(write_simple(tmp_path, "addsub")) as (_, client):
+        assert are_right(outputs_of(client.post("/predict", content=body()[0], headers=JSON)))
+
+
+def test_of_several_models_one_must_be_named(repository: Path) -> None:
+    with pytest.raises(StartError, match=SINGLE), vertex_ai(repository):
+        pass
+
+
+def test_the_default_model_must_be_there(tmp_path: Path) -> None:
+    repository = write_simple(tmp_path, "addsub")
+    with (
+        pytest.raises(StartError, match="Expect the default model 'subadd' is loaded"),
+        vertex_ai(repository, vertex_ai_default_model="subadd"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(("missing", "named"), [("predict", "API_PREDICT_ROUTE"), ("health", "AIP_HEALTH_ROUTE")])
+def test_both_routes_must_be_said(repository: Path, missing: str, named: str) -> None:
+    with (
+        pytest.raises(StartError, match=f"{named} is not defined for Vertex AI endpoint"),
+        vertex_ai(repository, **{f"vertex_ai_{missing}_route": ""}),
+    ):
+        pass
+
+
+def test_routes_are_those_that_vertex_ai_makes(tmp_path: Path) -> None:
+    route = "/v1/endpoints/1/deployedModels/2"
+    routes = {"vertex_ai_health_route": route, "vertex_ai_predict_route": f"{route}:predict"}
+    with vertex_ai(write_simple(tmp_path, "addsub"), **routes) as (_, client):
+        assert client.get(route).status_code == 200
+        assert are_right(outputs_of(client.post(f"{route}:predict", content=body()[0], headers=JSON)))
+
+
+def test_models_come_and_go_by_a_header_in_mode_explicit(repository: Path) -> None:
+    more = {"model_control_mode": "explicit", "load_model": ("addsub",)}
+    with vertex_ai(repository, **more) as (_, client):
+        assert redirected(client, "v2/models/subadd/ready").status_code != 200
+        assert redirected(client, "v2/repository/models/subadd/load").status_code == 200
+        assert redirected(client, "v2/models/subadd/infer", body()[0]).status_code == 200
+        assert redirected(client, "v2/repository/models/subadd/unload").status_code == 200
+
+
+def test_a_prediction_that_comes_before_the_models_is_told_so() -> None:
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: Any) -> None:
+        sent.append(dict(message))
+
+    async def main() -> None:
+        app = VertexApp(cast(Any, None), Predicting("/health", "/predict", ""))
+        await app({"type": "http", "path": "/predict", "method": "POST", "headers": []}, cast(Any, None), send)
+
+    asyncio.run(main())
+    assert [sent[0]["status"], sent[1]["body"]] == [503, b'{"error":"models are being loaded"}']
