@@ -73,10 +73,10 @@ class Share:
     `width`: how much of the Device's room one run takes. `price`: what a nanosecond of a run costs: its width, divided
     by the Model's weight. `spent`: the Model's virtual time, which is what its runs have cost. `latest_ns`: how long
     the latest of them took. `stays`: it had more to run when its latest turn ended, and is coming back. `brief`: it
-    takes no turns.
+    takes no turns. `turns`: so many of its Instances have one.
     """
 
-    __slots__ = ("brief", "instances", "latest_ns", "price", "spent", "stays", "waiting", "width")
+    __slots__ = ("brief", "instances", "latest_ns", "price", "spent", "stays", "turns", "waiting", "width")
 
     def __init__(self, instances: int, width: int, price: float, spent: float) -> None:
         self.instances = instances
@@ -84,6 +84,7 @@ class Share:
         self.price = price
         self.spent = spent
         self.latest_ns = 0
+        self.turns = 0
         self.brief = False
         self.stays = False
         self.waiting: deque[Waiter] = deque()
@@ -127,6 +128,15 @@ class Device:
             self._shares.append(share)
             self._recount()
             return share
+
+    def resize(self, share: Share, instances: int, width: int) -> None:
+        """Note that a Model has another number of Instances here, and how wide a run of theirs is now."""
+        with self._lock:
+            self._taken += share.turns * (width - share.width)
+            share.price *= width / share.width
+            share.instances, share.width = instances, width
+            self._recount()
+            self._pass_on()
 
     def leave(self, share: Share) -> None:
         """Take a Model's part away, when none of its Instances waits or runs any more."""
@@ -184,6 +194,7 @@ class Device:
                     self._now = max(self._now, share.spent)
                     return True
             self._taken -= share.width
+            share.turns -= 1
             self._pass_on()
             if not self._taken:
                 self._now = self._furthest
@@ -219,6 +230,7 @@ class Device:
                 return
             self._now = max(self._now, share.spent)
             self._taken += share.width
+            share.turns += 1
             share.waiting.popleft().grant()
 
     def _recount(self) -> None:

@@ -19,11 +19,12 @@ from .door import LATE, Door
 from .ensembles import Ensembles
 from .loaded import STOPPING, Leaving, Loaded
 from .model import Model
-from .opening import close_model, open_ensemble, open_model
+from .opening import open_ensemble, open_model
 from .outsides import OutsideLoader, close_outsides, open_outside
 from .passage import is_step
 from .remembering import remember
 from .request import NO_TERMS, InferRequest, Terms
+from .resizing import Change, change_to, close
 from .sinks import FutureSink, let_go, withdraw
 from .spec import ModelSpec
 from .splitting import add_parts
@@ -96,6 +97,13 @@ class Engine:
             remember(self.cache, model, self, self._loop)
         return model
 
+    async def change(self, model: Model, spec: ModelSpec) -> Change | None:
+        """Make what Instances a Model lacks of those of a spec that says all else as its own did (resizing.py).
+
+        Returns: None if it is to be opened anew. Raises: InferError. Nothing is left behind then.
+        """
+        return await change_to(model, spec, self._loaders, self.outsides, self.devices)
+
     def _changed(self) -> None:
         self.generation += 1
         # what an ensemble remembers is found as long as its steps are the same (remembering.py)
@@ -122,8 +130,7 @@ class Engine:
         self._ensembles.dismiss(model)
         if model.cache is not None:
             await model.cache.forget()
-        await self._loop.run_in_executor(None, close_model, model)
-        await close_outsides(model)
+        await close(model)
 
     async def unheld(self, model: Model) -> None:
         """Wait until nobody holds a Model."""
@@ -273,15 +280,10 @@ class Engine:
             self._turns.mark(model)  # those behind it may make a batch of a preferred size now
 
     async def infer(
-        self,
-        model: Model,
-        inputs: list[Array | None],
-        *,
-        wanted: tuple[int, ...] | None = None,
-        terms: Terms = NO_TERMS,
-        id: str = "",  # noqa: A002 - the protocol's word
+        self, model: Model, inputs: list[Array | None], *, wanted: tuple[int, ...] | None = None,
+        terms: Terms = NO_TERMS, id: str = "",  # noqa: A002 - the protocol's word
         parameters: Mapping[str, Any] | None = None,
-    ) -> list[Any]:
+    ) -> list[Any]:  # fmt: skip
         """Check, submit and await one request; cancelling the awaiting task cancels it.
 
         Shapes: as `InferRequest.inputs`. `parameters` are for models of user code. Returns: outputs at the positions
@@ -325,9 +327,9 @@ class Engine:
             self._drop_waiting()
         else:
             self._models.clear()
-            await asyncio.gather(*(self._loop.run_in_executor(None, model.close) for model in models))
+            await asyncio.gather(*map(close, models))
         # those that have given way, too: one of them may have a request that is never done
-        await asyncio.gather(*map(close_outsides, {*models, *self._served()}))
+        await asyncio.gather(*map(close_outsides, self._served()))
         return dropped
 
     def _left(self, model: Model, count: int) -> None:
@@ -344,6 +346,5 @@ class Engine:
                 waiting = model.scheduler.drain()
             let_go(model)
             if waiting:
-                self._turns.fail(
-                    model, waiting, Code.NOT_READY, f"Server is stopping, model '{model.name}' drops what waits"
-                )
+                text = f"Server is stopping, model '{model.name}' drops what waits"
+                self._turns.fail(model, waiting, Code.NOT_READY, text)

@@ -63,17 +63,17 @@ class ThreadInstance:
 
     def __init__(self, model: Model, place: Placement, name: str, number: int = 0) -> None:
         self.bindings = bind(model, place)
-        self.binding = self.bindings[0]
+        self.binding, self.place = self.bindings[0], place
         self.overlaps = len(self.bindings) > 1
-        self.place = place
         self._overlap = Overlap(model, self) if self.overlaps else None
         self._rests = hasattr(self.binding, "rest")
         self._errand: tuple[Callable[[], Any], Future[Any]] | None = None
         self._model = model
         self.giver, self.share = place.seat(number)
+        self.group = place.single
         self._limited = place.limiter is not None
         self.alarm = threading.Semaphore(0)
-        self._stopping = self.turn = self._mends = False
+        self.stopping = self.turn = self._mends = False
         self._retry_ns = 0
         self._wait_ns = FIRST_RETRY_NS
         self._losses = 0
@@ -101,7 +101,7 @@ class ThreadInstance:
 
     def stop(self) -> None:
         """Let the thread end once what it runs is done. Call with the model's lock held."""
-        self._stopping = True
+        self.stopping, self.idle, self.wakes_at_rows = True, False, 0
         self.alarm.release()
 
     def mend_loop(self) -> None:
@@ -132,7 +132,7 @@ class ThreadInstance:
         keep_to(self.place.cpus)
         self.alarm.acquire()
         try:
-            while not self._stopping:
+            while not self.stopping:
                 if self._errand is not None:
                     self._run_errand()
                 if self._doubted is not None and not self._renew():
@@ -171,13 +171,13 @@ class ThreadInstance:
     @property
     def wanted(self) -> bool:
         """Whether it has something else to do than to take Batches."""
-        return self._stopping or self._mends or self._doubted is not None
+        return self.stopping or self._mends or self._doubted is not None
 
     def _take(self, most_ns: float) -> Batch | None:
         model = self._model
         with model.lock:
             batch = model.scheduler.take(time.monotonic_ns(), most_ns, own=homes.own_pin(model, self))
-            self.idle = batch is None and not self._stopping
+            self.idle = batch is None and not self.stopping
             left = model.scheduler.live > 0
             if left:
                 homes.wake_next(model, self, took=batch is not None)
@@ -204,7 +204,7 @@ class ThreadInstance:
             with self._model.lock:
                 self._model.wake_one()  # another may need what is there
         self.alarm.acquire()
-        while not self.turn and not self._stopping:
+        while not self.turn and not self.stopping:
             self.alarm.acquire()
         return self.turn or not self.giver.withdraw(self.share, self)
 

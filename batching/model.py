@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +18,10 @@ from .instance import ThreadInstance
 from .isolation import LostBatch, execute, refuse
 from .memory import usable_bytes
 from .padding import Padding
-from .placement import Placement, Reopen, needs_threads, place, spread
+from .placement import Placement, Reopen, needs_threads, place
 from .room import whole_rows
 from .scheduler import Scheduler
+from .sizing import fast_ns
 from .statistics import ModelStatistics
 from .timeouts import is_timed
 
@@ -33,17 +35,11 @@ if TYPE_CHECKING:
     from .outside import Outside, OutsideInstance
     from .remembering import Remembering
     from .request import Key
-    from .spec import InstanceGroup, ModelSpec
+    from .spec import ModelSpec
     from .watchdog import Watchdog
 
 logger = logging.getLogger("penstock.batching")
 
-FAST_NS = {"auto": 250_000, "thread": 0, "loop": 1 << 62}
-"""A batch that runs in less time than this is run by the event loop itself, per executor setting: beside a busy loop a
-hand-over to a thread and back, and what the two take the GIL from each other, cost 100 to 150 us of CPU
-(docs/adr/0002-pull-scheduling-two-executors.md)."""
-FAST_OF_MANY_NS = 100_000
-"""Likewise where several Instances could run at once, which the loop cannot."""
 HELD_NS = 250_000_000
 """A model that has held the event loop for so long, and all requests of all models with it, never runs there again."""
 
@@ -66,7 +62,7 @@ class Model:
     `outsides` run the Batches of a model of user code, which is never `open`ed: it has no Bindings. Such a model is
     told the parameters of its requests.
     `loop_binding` is None when it is not open, when the loop never runs it, and from when the loop has lost its device
-    until it is loaded again.
+    until it is loaded again. `leaving`: the ends of Instances that it has no more (resizing.py).
     """
 
     cache: Remembering | None = None
@@ -113,12 +109,12 @@ class Model:
         executor = "thread" if self._on_threads else spec.policy.executor
         self.costs = CostModel(spec.policy.allowed_rows)
         sequences = sequences_of(spec, self.max_rows, count, backends)
-        fast_ns = FAST_OF_MANY_NS if executor == "auto" and count > 1 else FAST_NS[executor]
-        self.scheduler = Scheduler(spec.policy, self.costs, fast_ns, count, sequences, usable_bytes())
+        self.scheduler = Scheduler(spec.policy, self.costs, fast_ns(executor, count), count, sequences, usable_bytes())
         self.events: dict[str, int] = {}
         self.device_ns: dict[str, int] = {}
         self.hindered: set[Any] = set()
         self.inflight = self.holds = 0
+        self.leaving: set[asyncio.Task[None]] = set()
         self.load_s = 0.0
         self.closing = self.dirty = False
         self.held = spec.policy.max_queue_delay_us > 0
@@ -127,9 +123,9 @@ class Model:
         self.instances: list[ThreadInstance | OutsideInstance] = []
         self.loop_binding: Binding | None = None
         self.counted: tuple[tuple[int, float], ...] = ()
-        self._loop_lost: Binding | None = None
+        self.loop_lost: Binding | None = None
         self._place = partial(place, spec, backends, shared, reopen or backends.__getitem__)
-        self._places: list[Placement] = []
+        self.places: list[Placement] = []
         self._finished = finished
 
     @cached_property
@@ -154,26 +150,26 @@ class Model:
 
     def open(self) -> None:
         """Allocate the Bindings and start the Instances."""
-        self._places = self._place()
+        self.places = self._place()
         started = 0
         try:
-            for at, group in self._groups():
-                for number in range(group.count):
-                    if group.passive:
+            for at in self.places:
+                for number in range(at.group.count):
+                    if at.group.passive:
                         at.bind(self.bound, self.max_rows)
                         continue
                     name = f"{self.name}/{self.version}#{len(self.instances)}"
                     self.instances.append(ThreadInstance(self, at, name, number))
             if not self.passive and not self._on_threads:
-                self.loop_binding = self._loop_place.bind(self.bound, self.max_rows)
+                self.loop_binding = self.loop_place.bind(self.bound, self.max_rows)
             self.overlaps = any(instance.overlaps for instance in self.instances)
-            self.in_place = devices_of(self, [each for at in self._places for each in at.bound])
+            self.in_place = devices_of(self, [each for at in self.places for each in at.bound])
             self.reads_late = unread(self)
             for instance in self.instances:
                 instance.start()
                 started += 1
-            for at in self._places:
-                at.watch(partial(self._doubt, at))
+            for at in self.places:
+                at.watch(partial(self.doubt, at))
         except BaseException:
             del self.instances[started:]
             self.close()
@@ -184,7 +180,7 @@ class Model:
         with self.lock:
             for instance in self.instances:
                 instance.stop()
-        patiently(self.name, [at.name for at in self._places], self._end)
+        patiently(self.name, [at.name for at in self.places], self._end)
 
     def _end(self) -> None:
         for instance in self.instances:
@@ -195,17 +191,14 @@ class Model:
         self.node_inputs = self.node_outputs = ()
         # nor are its sequences' states to stay for as long as somebody knows it
         self.scheduler.sequences = None
-        places, self._places = self._places, []
+        places, self.places = self.places, []
         for at in places:
             at.close()
 
     @property
-    def _loop_place(self) -> Placement:
+    def loop_place(self) -> Placement:
         """Where the event loop runs: with the first Instance that runs at all."""
-        return next((at for at, group in self._groups() if not group.passive), self._places[0])
-
-    def _groups(self) -> Iterator[tuple[Placement, InstanceGroup]]:
-        return zip(self._places, spread(self.spec.instances), strict=True)
+        return next((at for at in self.places if not at.group.passive), self.places[0])
 
     def dispatch(self, now_ns: int) -> tuple[list[Batch], bool]:
         """Let something run: here and now if it is fast, on an idle Instance otherwise.
@@ -245,7 +238,7 @@ class Model:
     def _loop_loses(self, binding: Binding, lost: LostBatch) -> list[Batch]:
         """Answer what the loop's device was lost under, and let the first Instance load the model there again."""
         with self.lock:
-            self.loop_binding, self._loop_lost = None, binding
+            self.loop_binding, self.loop_lost = None, binding
             self.instances[0].mend_loop()
         return lost.ran + refuse(lost.rest, lost.error)
 
@@ -274,12 +267,12 @@ class Model:
         Threads: that of the Instance whose Bindings are `lost`. Raises: whatever loading and binding raise.
         """
         bindings = at.replace(lost, self.bound, self.max_rows)
-        if at is self._loop_place:
+        if at is self.loop_place:
             # the descriptions hold the session
             self.node_inputs, self.node_outputs = at.backend.node_inputs, at.backend.node_outputs
         return bindings
 
-    def _doubt(self, at: Placement, backend: Backend) -> None:
+    def doubt(self, at: Placement, backend: Backend) -> None:
         """Have the Instances of a Backend that is lost load it again, though nothing is due. Any thread."""
         with self.lock:
             for instance in self.threads:
@@ -288,10 +281,10 @@ class Model:
 
     def mend_loop(self) -> None:
         """Do the same for the event loop, which goes without until then. Threads: that of the first Instance."""
-        if self._loop_lost is not None:
-            (binding,) = self.replace_backend(self._loop_place, [self._loop_lost])
+        if self.loop_lost is not None:
+            (binding,) = self.replace_backend(self.loop_place, [self.loop_lost])
             with self.lock:
-                self.loop_binding, self._loop_lost = binding, None
+                self.loop_binding, self.loop_lost = binding, None
 
     def count(self, event: str, by: int = 1) -> None:
         """Count something out of the ordinary, for the metrics page. Any thread; call without `lock` held."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .model import Model
     from .rates import Claim, RateLimiter
     from .request import InferRequest, Key
+    from .spec import InstanceGroup
 
 logger = logging.getLogger("penstock.batching")
 
@@ -68,7 +69,8 @@ class OutsideInstance:
     nothing, since other processes run there whenever the system lets them. `idle`: it is to be woken when something
     comes. `failure` is why it cannot run now: what waits stays in the queue for it, or for another. Once it is
     `hopeless`, and no Instance of its model can run, what comes is answered with that.
-    `home` is what its sequences remember it by (homes.py); whenever it cannot run, that is lost.
+    `home` is what its sequences remember it by (homes.py); whenever it cannot run, that is lost. `owed` counts what it
+    has taken and not delivered.
     Invariant: each request that it has taken is delivered exactly once, by its Outside's doing.
     Threads: the event loop's; `grant` is called on any.
     """
@@ -78,15 +80,19 @@ class OutsideInstance:
     wakes_at_rows = 0
 
     def __init__(
-        self, model: Model, outside: Outside, limiter: RateLimiter | None = None, claim: Claim | None = None
-    ) -> None:
+        self, model: Model, outside: Outside, group: InstanceGroup, limiter: RateLimiter | None = None,
+        claim: Claim | None = None,
+    ) -> None:  # fmt: skip
         self.outside = outside
+        self.group = group
         self._loop = asyncio.get_running_loop()
         self._model = model
         self._limiter = limiter
         self._claim: Any = claim
-        self._asked = self._turn = self._busy = self._stopping = False
+        self._asked = self._turn = self._busy = self.stopping = False
         self.kept: Batch | None = None
+        self.owed = 0
+        self._quiet: asyncio.Event | None = None
         self.idle = True
         self.hopeless = False
         self.failure: InferError | None = None
@@ -108,8 +114,19 @@ class OutsideInstance:
         self._loop.call_soon_threadsafe(self._look)
 
     def stop(self) -> None:
-        """Take nothing more. Call with the model's lock held."""
-        self._stopping = True
+        """Take nothing more, and leave to others what was not begun. Call with the model's lock held."""
+        self.stopping, self.idle = True, False
+        self._loop.call_soon_threadsafe(self._look)
+
+    async def quiet(self) -> None:
+        """Wait until all that it has taken is delivered, once it is stopped."""
+        self._quiet = asyncio.Event()
+        self._note_quiet()
+        await self._quiet.wait()
+
+    def _note_quiet(self) -> None:
+        if self._quiet is not None and not self.owed and self.kept is None:
+            self._quiet.set()
 
     def mend_loop(self) -> None:
         """Do nothing: the event loop never runs such a model."""
@@ -128,20 +145,24 @@ class OutsideInstance:
     def freed(self, batch: Batch, answered: Sequence[InferRequest]) -> None:
         """Hand out those of a Batch that have been answered, and take the next one."""
         model, self._busy = self._model, False
+        self.owed -= len(answered)
         with model.lock:
             model.scheduler.finished(batch, batch.exec_end_ns)
             if all(request.error is None for request in batch.requests):
                 ns = batch.exec_end_ns - batch.exec_start_ns
                 model.scheduler.learn(batch.key, batch.rows, ns, batch.exec_end_ns)
-            more = model.scheduler.live > 0
+            more = model.scheduler.live > 0 and not self.stopping
         self._end_turn(more=more)
         if answered:
             model.hand_over(parted(batch, answered))
         self._look()
+        self._note_quiet()
 
     def late(self, batch: Batch, answered: Sequence[InferRequest]) -> None:
         """Hand out requests that were answered before or after their Batch was freed."""
+        self.owed -= len(answered)
         self._model.hand_over(parted(batch, answered))
+        self._note_quiet()
 
     def count(self, event: str) -> None:
         """Count what has happened to its process, for the metrics page."""
@@ -150,9 +171,11 @@ class OutsideInstance:
     def unrun(self, batch: Batch) -> None:
         """Run a Batch elsewhere, or here again when that can be: nothing of what it holds was begun."""
         self._busy = False
+        self.owed -= len(batch.requests)
         self._end_turn(more=False)
         others = self._peers() if homes.own_pin(self._model, self) is None else []
         next((each for each in others if each.free), self).keep(batch)
+        self._note_quiet()
 
     def _peers(self) -> list[OutsideInstance]:
         return [each for each in self._model.instances if isinstance(each, OutsideInstance)]
@@ -161,14 +184,20 @@ class OutsideInstance:
         """Give a Batch that was taken from the queue before: its own, or one whose keeper cannot run it now."""
         keeper = self
         if self.kept is None and homes.own_pin(self._model, self) is None:
-            keeper = next((each for each in self._peers() if each.kept is not None and each.failure is not None), self)
+            keeper = next((each for each in self._peers() if each.kept is not None and not each.serves), self)
         batch, keeper.kept = keeper.kept, None
+        keeper._note_quiet()  # noqa: SLF001 - one of its own kind
         return batch
+
+    @property
+    def serves(self) -> bool:
+        """Whether it takes Batches and can run them."""
+        return self.failure is None and not self.stopping
 
     @property
     def free(self) -> bool:
         """Whether it would run a Batch at once."""
-        return not self._busy and self.kept is None and self.failure is None
+        return not self._busy and self.kept is None and self.serves
 
     def keep(self, batch: Batch) -> None:
         """Take a Batch that was taken from the queue by another, or by itself: it is the next to run."""
@@ -193,7 +222,12 @@ class OutsideInstance:
     # -- its way -----------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        if self._busy or self._stopping:
+        if self._busy:
+            return
+        if self.stopping:
+            self._end_turn(more=False)
+            if self.kept is not None:
+                self._pass_on()
             return
         if self.failure is not None:
             self._end_turn(more=False)
@@ -214,7 +248,16 @@ class OutsideInstance:
             self._loop.call_soon(self._look)
             return
         self._busy = True
+        self.owed += len(here.requests)
         self.outside.begin(here)
+
+    def _pass_on(self) -> None:
+        """Have another look for the Batch that this one keeps and does not run; if none can, the next that can does."""
+        other = next((each for each in self._peers() if each.free), None)
+        if other is not None and self.kept is not None:
+            batch, self.kept = self.kept, None
+            other.keep(batch)
+            self._note_quiet()
 
     def _hand_out(self, refused: list[Batch]) -> None:
         """Answer what it has taken and does not run."""
@@ -258,8 +301,7 @@ class OutsideInstance:
 
     def _refuse_all(self, failure: InferError) -> None:
         model = self._model
-        while (batch := self.kept or self._take()) is not None:
-            self.kept = None
+        while (batch := self._left_over() or self._take()) is not None:
             with model.lock:
                 model.scheduler.finished(batch, time.monotonic_ns())
             model.hand_over(refuse(batch, failure))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -48,6 +48,16 @@ class OutsideLoader(Protocol):
         """Start everything that runs a version's Batches. Raises: InferError. Nothing is left behind then."""
 
 
+class MoreLoader(OutsideLoader, Protocol):
+    """One that opens some Outsides more of a version that it has opened."""
+
+    async def more(self, served: ModelSpec, spec: ModelSpec, places: Sequence[int]) -> Opened:
+        """Start those of a spec's Instances that are at these places among all that run.
+
+        `served` is the spec completed that is served, which says all but the instances. Raises: as `open`.
+        """
+
+
 async def open_outside(
     spec: ModelSpec,
     loader: OutsideLoader,
@@ -61,8 +71,8 @@ async def open_outside(
     try:
         model = Model(opened.spec, (), finished, devices)
         model.outsides, model.platform = opened.outsides, opened.platform
-        await _run_samples(model)
-        model.instances += _instances(model, opened, devices, claims)
+        await run_samples(model, opened.outsides)
+        model.instances += instances_of(model, zip(singles(opened.spec), opened.outsides, strict=True), devices, claims)
     except BaseException:
         for limiter, claim in claims:
             limiter.leave(claim)
@@ -72,21 +82,20 @@ async def open_outside(
     return model
 
 
-def _instances(
-    model: Model, opened: Opened, devices: dict[str, Device] | None, claims: list[tuple[RateLimiter, Claim]]
-) -> list[OutsideInstance]:
+def instances_of(
+    model: Model, seats: Iterable[tuple[InstanceGroup, Outside]], devices: dict[str, Device] | None,
+    claims: list[tuple[RateLimiter, Claim]],
+) -> list[OutsideInstance]:  # fmt: skip
+    """Make an Instance of each Outside; what the RateLimiter gives them goes into `claims`. Raises: InferError."""
     instances: list[OutsideInstance] = []
-    outsides = iter(opened.outsides)
-    for group in active(opened.spec):
-        limiter = limiter_of(group, whole_devices(devices))
-        for _ in range(group.count):
-            claim = None
-            if limiter is not None:
-                claim = limiter.join(group.devices[0], group.resources, group.rate_priority)
-                claims.append((limiter, claim))
-            instance = OutsideInstance(model, next(outsides), limiter, claim)
-            instance.outside.attach(instance)
-            instances.append(instance)
+    for group, outside in seats:
+        limiter, claim = limiter_of(group, whole_devices(devices)), None
+        if limiter is not None:
+            claim = limiter.join(group.devices[0], group.resources, group.rate_priority)
+            claims.append((limiter, claim))
+        instance = OutsideInstance(model, outside, group, limiter, claim)
+        outside.attach(instance)
+        instances.append(instance)
     return instances
 
 
@@ -120,11 +129,11 @@ class _Rehearsal:
         """Do nothing: it was not waited for."""
 
 
-async def _run_samples(model: Model) -> None:
+async def run_samples(model: Model, outsides: Sequence[Outside]) -> None:
     """Run all samples on each Outside. Raises: InferError (INVALID), naming the sample."""
     for sample in model.spec.samples:
         prepared = prepare(model, sample)
-        runs = itertools.product(range(1, sample.count + 1), enumerate(model.outsides))
+        runs = itertools.product(range(1, sample.count + 1), enumerate(outsides))
         for iteration, (number, outside) in runs:
             requests = prepared.requests(str(number), iteration)
             if model.spec.decoupled:
@@ -153,6 +162,11 @@ def active(spec: ModelSpec) -> list[InstanceGroup]:
     """List the groups whose Instances run, one for each device."""
     groups = [group for group in spec.instances if not group.passive]
     return [replace(group, devices=(device,)) for group in groups for device in group.devices]
+
+
+def singles(spec: ModelSpec) -> list[InstanceGroup]:
+    """Give the group of each Instance that runs, as a group of one."""
+    return [replace(group, count=1) for group in active(spec) for _ in range(group.count)]
 
 
 def complete_outside(spec: ModelSpec) -> ModelSpec:

@@ -19,12 +19,13 @@ from penstock.backends.errors import Code, DeviceLost, InferError
 
 from .device import Device, Share, TurnGiver, device_of, width_of
 from .rates import Claim, RateLimiter
+from .spec import InstanceGroup
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Backend, Binding
     from penstock.backends.signature import Signature
 
-    from .spec import InstanceGroup, ModelSpec
+    from .spec import ModelSpec
 
 logger = logging.getLogger("penstock.batching")
 
@@ -66,7 +67,7 @@ class Devices(dict[str, Device]):
 class Placement:
     """Where some Instances of a Model run: those of one group, on one device, whose `name` is "cpu", "cuda:0", ...
 
-    `joined`: it is the first of its Model there, and leaves the Device for all of them.
+    `joined`: it is the first of its Model there, and leaves the Device for all of them. `group` is theirs.
     Invariant: a Backend that was replaced is closed when the last of its Bindings has been given back, since another
     Instance may still be at its last run. On other devices than a CPU, where each Instance has its own, it is closed
     before the next one is loaded, which may need the room.
@@ -81,6 +82,7 @@ class Placement:
         self.share = share
         self.joined = True
         self.backend = backend
+        self.group = InstanceGroup(0, (name,))
         self.limiter: RateLimiter | None = None
         self.claims: list[Claim] = []
         self.cpus: frozenset[int] = frozenset()
@@ -93,6 +95,35 @@ class Placement:
         self._told: Callable[[Backend], None] | None = None
         self.trial = threading.Lock()
         """Held by the Instance that runs again what the device was lost under: of what else runs here nothing was."""
+
+    @property
+    def single(self) -> InstanceGroup:
+        """The group of one Instance here."""
+        return replace(self.group, count=1)
+
+    def furnish(self, group: InstanceGroup, devices: Devices) -> None:
+        """Take the group whose Instances run here. Raises: InferError where the RateLimiter would never let one run."""
+        self.group, self.devices = group, devices
+        self.cpus = devices.cpus(group, self.name)
+        self.limiter = limiter_of(group, devices)
+        for _ in range(group.count):
+            self.add_claim()
+
+    def add_claim(self) -> int:
+        """Have one Instance more counted by the RateLimiter, if there is one. Returns: the number of its seat."""
+        if self.limiter is not None:
+            self.claims.append(self.limiter.join(self.name, self.group.resources, self.group.rate_priority))
+        return len(self.claims) - 1
+
+    def release(self, bindings: Sequence[Binding], share: Any) -> None:
+        """Forget what an Instance had here that has ended: its Bindings, and its `share` of who gave its turns."""
+        with self._lock:
+            self.bound[:] = [each for each in self.bound if not _is_in(each, bindings)]
+        for binding in bindings:
+            self.give_back(binding)
+        if self.limiter is not None:
+            self.claims.remove(share)
+            self.limiter.leave(share)
 
     def seat(self, number: int) -> tuple[TurnGiver, Any]:
         """Give who gives the Instance of this number here its turns, and what it is known there by."""
@@ -222,12 +253,7 @@ def place(spec: ModelSpec, backends: Sequence[Backend], devices: dict[str, Devic
             at = Placement(name, backend, device, shares[name], partial(reopen, position))
             placements.append(at)
             at.joined = joins
-            at.devices = shared
-            at.cpus = shared.cpus(group, name)
-            at.limiter = limiter = limiter_of(group, shared)
-            if limiter is not None:
-                for _ in range(group.count):
-                    at.claims.append(limiter.join(name, group.resources, group.rate_priority))
+            at.furnish(group, shared)
     except BaseException:
         for at in placements:
             at.leave()
@@ -237,12 +263,23 @@ def place(spec: ModelSpec, backends: Sequence[Backend], devices: dict[str, Devic
 
 def _join(spec: ModelSpec, device: Device, name: str, shared: Devices) -> Share:
     """Take part in a Device. Instances that the RateLimiter counts take no turns there, and passive ones never run."""
+    return device.join(*_part_of(spec, name, shared), spec.device_priority)
+
+
+def _part_of(spec: ModelSpec, name: str, shared: Devices) -> tuple[int, int]:
+    """Tell how many Instances take turns on a Device, and how wide a run is there."""
     said = spec.options.get("intra_op_thread_count", "")
     threads = int(said) if said.isdecimal() else 0
     here = [group for group in spec.instances if group.devices == (name,)]
     in_turn = sum(group.count for group in here if not group.passive and limiter_of(group, shared) is None)
-    width = max(width_of(name, group.count, threads) for group in here)
-    return device.join(in_turn, width, spec.device_priority)
+    return in_turn, max(width_of(name, group.count, threads) for group in here)
+
+
+def resize_shares(spec: ModelSpec, placements: Sequence[Placement]) -> None:
+    """Tell the Devices how many Instances a Model has there now. Those that it leaves altogether are told by that."""
+    for name in {device for group in spec.instances for device in group.devices}:
+        at = next(each for each in placements if each.name == name)
+        at.device.resize(at.share, *_part_of(spec, name, at.devices))
 
 
 def limiter_of(group: InstanceGroup, shared: Devices) -> RateLimiter | None:

@@ -65,7 +65,7 @@ class Promises:
         self.margin = Margin()
         self._lanes = lanes
         self._costs = costs
-        self._instances = instances
+        self.instances = instances
         self._running: dict[Batch, tuple[float, float]] = {}
         self._freed_ns = 0
         self._tried_ns = -PROBE_NS
@@ -167,14 +167,14 @@ class Promises:
         """
         running = self._running
         # less than one: what rounding leaves of a sum that has come to nothing
-        if not running or (ahead_ns < 1 and len(running) < self._instances):
-            return now_ns + ahead_ns / self._instances
+        if not running or (ahead_ns < 1 and len(running) < self.instances):
+            return now_ns + ahead_ns / self.instances
         left_ns, last_ns = ahead_ns, 0.0
         for begin_ns, end_ns in running.values():
             left_ns += self.between_ns + max(end_ns - max(begin_ns, now_ns), 0)
             last_ns = max(last_ns, end_ns)
-        late_ns = now_ns - last_ns if len(running) >= self._instances and last_ns < now_ns else 0
-        return now_ns + late_ns + left_ns / self._instances
+        late_ns = now_ns - last_ns if len(running) >= self.instances and last_ns < now_ns else 0
+        return now_ns + late_ns + left_ns / self.instances
 
     def _before_ns(self, request: InferRequest, lane: Lane) -> float:
         """Predict what the other Lanes take that go before a request."""

@@ -39,6 +39,13 @@ _LENGTH = struct.Struct("<I")
 _RANDOM_STRING_BYTES = 8
 
 
+def run_samples_on(model: Model, bindings: Sequence[Binding], instance: int) -> None:
+    """Run all samples on the Bindings of one Instance, on its own thread. Raises: as `run_samples`."""
+    for each in [prepare(model, sample) for sample in model.spec.samples]:
+        for binding in bindings:
+            each.run(str(instance), binding)
+
+
 def run_samples(model: Model) -> None:
     """Run all samples of a model that is open, on every Binding in turn.
 

@@ -32,14 +32,9 @@ class Scheduler:
     """
 
     def __init__(
-        self,
-        policy: BatchPolicy,
-        costs: CostModel,
-        fast_ns: int = 0,
-        instances: int = 1,
-        sequences: Sequences | None = None,
-        memory_bytes: int = 0,
-    ) -> None:
+        self, policy: BatchPolicy, costs: CostModel, fast_ns: int = 0, instances: int = 1,
+        sequences: Sequences | None = None, memory_bytes: int = 0,
+    ) -> None:  # fmt: skip
         self.room = Room(policy, memory_bytes)
         self._costs = costs
         self._lanes: dict[Key, Lane] = {}
@@ -314,11 +309,16 @@ class Scheduler:
             if lane is not None:
                 self._sizing.review(lane, promising=self._promising)
 
+    def resize(self, instances: int, fast_ns: int) -> None:
+        """Go on for another number of Instances; no Lane becomes fast after `leave_loop`."""
+        self.promises.instances = instances
+        self._sizing.fast_ns = self._sizing.fast_ns and fast_ns
+        for lane in self._lanes.values():
+            self._sizing.review(lane, promising=self._promising)
+
     def leave_loop(self) -> None:
         """Call no Lane fast any more, whatever is measured."""
-        self._sizing.fast_ns = 0
-        for lane in self._lanes.values():
-            lane.fast = False
+        self.resize(self.promises.instances, 0)
 
     def hurry(self) -> None:
         """Hold nothing open any more: nobody else comes who could fill a batch."""

@@ -22,6 +22,12 @@ then is left to the margin. Without it one run of 10 ms in 500 had 9% refused at
 (docs/adr/0009)."""
 UNKNOWN_NS = 1 << 61
 """What a batch of a Key that never ran is taken to last: too long for the loop, unless it is pinned to it."""
+FAST_NS = {"auto": 250_000, "thread": 0, "loop": 1 << 62}
+"""A batch that runs in less time than this is run by the event loop itself, per executor setting: beside a busy loop a
+hand-over to a thread and back, and what the two take the GIL from each other, cost 100 to 150 us of CPU
+(docs/adr/0002-pull-scheduling-two-executors.md)."""
+FAST_OF_MANY_NS = 100_000
+"""Likewise where several Instances could run at once, which the loop cannot."""
 
 
 class Sizing:
@@ -187,3 +193,8 @@ class Sizing:
         lane.full_rows = rows
         lane.full_ns = run_ns + promises.between_ns
         lane.full_p95_ns = min(p95_ns, TRUSTED * run_ns)
+
+
+def fast_ns(executor: str, instances: int) -> int:
+    """Give how short a batch must be for the event loop to run it, where there are so many Instances."""
+    return FAST_OF_MANY_NS if executor == "auto" and instances > 1 else FAST_NS[executor]

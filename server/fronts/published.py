@@ -23,6 +23,7 @@ from .submission import error_of
 if TYPE_CHECKING:
     from penstock.batching.engine import Engine
     from penstock.batching.model import Model
+    from penstock.batching.resizing import Change
     from penstock.batching.spec import ModelSpec
     from penstock.server.environments.environments import Environments
     from penstock.server.ipc.link import Link
@@ -177,6 +178,10 @@ class PublishedEngine:
             raise
         model.load_s += time.monotonic() - start
         return model
+
+    async def change(self, model: Model, spec: ModelSpec) -> Change | None:
+        """Make what Instances a Model lacks, as `Engine.change`; front ends know of none. Raises: InferError."""
+        return await self._engine.change(model, spec)
 
     def publish(self, name: str, models: Iterable[Model], absent: Iterable[str] = ()) -> asyncio.Task[None]:
         """Put opened Models in the place of all versions of a name; none at all takes the name away.

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from penstock.backends.errors import Code, InferError
 from penstock.batching.engine import Engine
 from penstock.batching.model import Model
+from penstock.batching.resizing import Change
 from penstock.batching.spec import ModelSpec
 from penstock.server.environments.environments import Environments
 
@@ -47,6 +48,10 @@ class HookedEngine:
             raise
         model.load_s += time.monotonic() - start
         return model
+
+    async def change(self, model: Model, spec: ModelSpec) -> Change | None:
+        """Make what Instances a Model lacks, as `Engine.change`; its hooks are what they were. Raises: InferError."""
+        return await self._engine.change(model, spec)
 
     def publish(self, name: str, models: Iterable[Model], absent: Iterable[str] = ()) -> asyncio.Task[None]:
         """Put opened Models in the place of all versions of a name, at once; none at all takes the name away.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -52,8 +52,23 @@ class PythonModels:
             spec = await self._completed(spec, interpreter)
         spec = complete_outside(spec)
         spec = replace(spec, declared=_json(completed(message_of(spec.declared), spec, PYTHON)))
+        return await self._started(spec, interpreter, _instances(spec))
+
+    async def more(self, served: ModelSpec, spec: ModelSpec, places: Sequence[int]) -> Opened:
+        """Start workers for some more of the Instances that a spec says. Raises: InferError."""
+        interpreter = await asyncio.to_thread(self._environments.interpreter, spec.worker, f"model '{spec.name}'")
+        config = message_of(served.declared)
+        config.ClearField("instance_group")
+        config.instance_group.extend(message_of(spec.declared).instance_group)
+        spec = replace(served, instances=spec.instances)
+        spec = replace(spec, declared=_json(completed(config, spec, PYTHON)))
+        seats = list(_instances(spec))
+        return await self._started(spec, interpreter, [seats[at] for at in places])
+
+    async def _started(self, spec: ModelSpec, interpreter: str, seats: Iterable[tuple[InstanceGroup, str]]) -> Opened:
+        """Start a worker for each of some Instances, by their groups and names."""
         names = Names(spec)
-        orders = [_order(spec, interpreter, instance, None, group) for group, instance in _instances(spec)]
+        orders = [_order(spec, interpreter, instance, None, group) for group, instance in seats]
         hosts = [Host(order, names, self._deals(order), spec.worker.timeout_s) for order in orders]
         try:
             await _all(hosts)

@@ -1,14 +1,46 @@
-"""Changes: what tells that the files of a model are not what they were. Called by Repository, on a thread."""
+"""Changes: what tells that the files of a model are not what they were, and what of it has changed.
+
+Called by Repository and Transitions; what touches the disk on a thread.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
+
+from .names import is_single
+from .scan import CONFIG_FILE, Entry
 
 _DEPTH = 6
 """How deep a model's folder is walked. A link to a folder further up would have no end."""
+
+
+def contents(entry: Entry) -> bytes:
+    """Give what changes when anything of a model's folder does but its ModelConfig; it blocks.
+
+    Empty for a model that is no folder of a repository.
+    """
+    if is_single(entry.path) or not entry.path.is_dir():
+        return b""
+    left_out = {CONFIG_FILE, "configs", "__pycache__"}
+    places = [place for place in entry.path.iterdir() if place.name not in left_out and place.name[0] != "."]
+    return fingerprint(places)
+
+
+def only_instances(old: Entry, new: Entry) -> bool:
+    """Tell whether two readings of a model, with the same contents, differ in `instance_group` and nothing else.
+
+    How many Instances there are must be said: where it is measured, so are the threads that go with it.
+    """
+    counted = all(group.count for each in (old, new) for spec in each.specs for group in spec.instances)
+    configs = [type(each.config).FromString(each.config.SerializeToString()) for each in (old, new) if each.config]
+    for config in configs:
+        config.ClearField("instance_group")
+    specs = [[replace(spec, instances=(), declared="") for spec in each.specs] for each in (old, new)]
+    return counted and len(configs) == 2 and configs[0] == configs[1] and specs[0] == specs[1]
 
 
 def fingerprint(places: Iterable[Path]) -> bytes:

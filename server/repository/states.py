@@ -49,7 +49,8 @@ class Record:
     `config` is the ModelConfig as declared for what is served. `fingerprint` is that of its files when it was last
     read, empty when it came from elsewhere. `folder` holds the files of what is served if a request brought them.
     `asked`: it was loaded by its name, or at start, and not because an ensemble needs it. `ensemble` is the Entry of an
-    ensemble that serves, or waits for the models that it needs.
+    ensemble that serves, or waits for the models that it needs. `served` is what serves as it was read, and `contents`
+    what its files were (changes.py).
     """
 
     name: str
@@ -59,6 +60,8 @@ class Record:
     folder: Path | None = None
     asked: bool = False
     ensemble: Entry | None = None
+    served: Entry | None = None
+    contents: bytes = b""
 
     def listed(self) -> list[VersionState]:
         """Give the versions in order."""

@@ -14,9 +14,10 @@ from typing import Any, Protocol, TypeVar
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
+from penstock.batching.resizing import Change
 from penstock.batching.spec import ModelSpec
 
-from . import overrides
+from . import changes, overrides
 from .findings import NO_VERSION, TWICE, Finding
 from .scan import Entry
 from .states import UNLOADED, Record, VersionState
@@ -31,6 +32,7 @@ class Opens(Protocol):
     async def open(self, spec: ModelSpec) -> Model: ...
     def publish(self, name: str, models: Iterable[Model], absent: Iterable[str] = ()) -> asyncio.Task[None]: ...
     def retire(self, models: Iterable[Model]) -> asyncio.Task[None]: ...
+    async def change(self, model: Model, spec: ModelSpec) -> Change | None: ...
 
 
 class LoadFailedError(Exception):
@@ -62,15 +64,20 @@ class Transitions:
         self._retries = retries
         self._tasks: set[asyncio.Task[Any]] = set()
         self._folders: set[Path] = set()
-        self._ensembles: dict[str, list[Model]] = {}
+        self._serving: dict[str, list[Model]] = {}
 
     # -- coming and going --------------------------------------------------------------------------------------
 
     async def bring_up(self, record: Record, entry: Entry, *, whole: bool) -> asyncio.Task[None]:
         """Open what an Entry says and publish it; unless it must be `whole`, without what fails.
 
+        What serves stays and gets other Instances, where nothing else has changed.
         Returns: the retirement of what gave way. Raises: LoadFailedError when nothing is published.
         """
+        contents = await asyncio.to_thread(changes.contents, entry)
+        gone = await self._resize(record, entry, contents)
+        if gone is not None:
+            return gone
         record.begin(spec.version for spec in entry.specs)
         failures = _mistakes(entry)
         unread = any(map(_keeps_unread, entry.findings))
@@ -95,9 +102,9 @@ class Transitions:
                 self._engine.publish(record.name, (), absent)
             raise LoadFailedError(record.name, failures, unread=unread)
         folder, record.folder = record.folder, entry.path if entry.path in self._folders else None
-        record.config = entry.config
+        record.config, record.served, record.contents = entry.config, entry, contents
         record.ensemble = entry if entry.needs else None
-        self._ensembles[record.name] = opened if entry.needs else []
+        self._serving[record.name] = opened
         leaving = record.serve(int(model.version) for model in opened)
         for model in opened:
             logger.info("model %s version %s: ready", model.name, model.version)
@@ -111,6 +118,35 @@ class Transitions:
             failed = error
         logger.error("%s", failed)
         return None
+
+    async def _resize(self, record: Record, entry: Entry, contents: bytes) -> asyncio.Task[None] | None:
+        """Have what serves get other Instances, if nothing else has changed and that can be done, in all versions.
+
+        Returns: the end of those that ended and were idle. Raises: LoadFailedError.
+        """
+        same = contents and contents == record.contents and record.settled and not _mistakes(entry)
+        if not same or record.served is None or not changes.only_instances(record.served, entry):
+            return None
+        models = {int(model.version): model for model in self._serving[record.name]}
+        made: list[Change] = []
+        failures: dict[int, str] = {}
+        whole = True
+        try:
+            for spec in entry.specs:
+                async with self._turn:
+                    change = await self._engine.change(models[spec.version], spec)
+                whole = whole and change is not None
+                made += [change] if change is not None else []
+        except InferError as error:
+            failures[spec.version] = hidden(error.message, entry)
+        if failures or not whole:
+            await asyncio.gather(*(change.abandon() for change in made))
+        if failures:
+            raise LoadFailedError(record.name, failures, unread=False)
+        if not whole:
+            return None
+        record.config, record.served = entry.config, entry
+        return self.own(_all([task for change in made for task in change.commit()]))
 
     async def _open_all(self, entry: Entry, opened: list[Model]) -> dict[int, str]:
         """Open all versions into `opened`. Returns: the reasons of those that fail."""
@@ -140,12 +176,12 @@ class Transitions:
         """Let nothing of a model serve. Returns: the retirement of what did."""
         leaving = record.unload()
         folder, record.folder = record.folder, None
-        self._ensembles.pop(record.name, None)
+        self._serving.pop(record.name, None)
         return self.own(self._leave(record, leaving, self._engine.publish(record.name, ()), folder, reason))
 
     def misfit(self, record: Record) -> str:
         """Say why an ensemble cannot go on with the models that serve now; "" if it can, or is none."""
-        for model in self._ensembles.get(record.name, ()):
+        for model in self._serving.get(record.name, ()):
             try:
                 if model.ensemble is not None:
                     model.ensemble.check()
@@ -204,6 +240,10 @@ class Transitions:
         await asyncio.gather(*tasks, return_exceptions=True)
         for folder in list(self._folders):
             await self.remove(folder)
+
+
+async def _all(ends: Iterable[asyncio.Task[None]]) -> None:
+    await asyncio.gather(*ends)
 
 
 def _mistakes(entry: Entry) -> dict[int, str]:

@@ -298,7 +298,7 @@ class TestOpening:
                 (2, ("cpu",)), (2, ("cuda:0",)), (3, ("cuda:1",)),
             ]  # fmt: skip
             assert asked == [("cpu", ""), *[("cuda:0", "")] * 2, *[("cuda:1", "")] * 3]
-            assert len({id(place.backend) for place in model._places}) == 6
+            assert len({id(place.backend) for place in model.places}) == 6
         finally:
             model.close()
 

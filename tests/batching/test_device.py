@@ -40,6 +40,38 @@ def served(device: Device, share: Share, cost_ns: int) -> None:
     device.end(share, 0, cost_ns, more=False)
 
 
+class TestResizing:
+    @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4), st.integers(1, 3)), max_size=40))
+    def test_as_much_room_is_free_as_nobody_takes(self, steps: list[tuple[int, int, int]]) -> None:
+        device = Device(4)
+        shares = [device.join(2, 2), device.join(2, 1)]
+        held: list[tuple[Share, Puppet]] = []
+        for what, instances, width in steps:
+            share = shares[what % 2]
+            if what < 2:
+                held.append((share, asks(device, share)))
+            else:
+                device.resize(share, instances, width)
+            for each in [each for each in held if each[1].turns][:1] if what == 3 else []:
+                held.remove(each)
+                device.end(each[0], 0, MS, more=False)
+        running = [share for share, puppet in held if puppet.turns]
+        assert device._taken == sum(share.width for share in running)
+        while any(puppet.turns for _, puppet in held):
+            each = next(each for each in held if each[1].turns)
+            held.remove(each)
+            device.end(each[0], 0, MS, more=False)
+        assert (device._taken, held) == (0, [])
+
+    def test_what_a_run_costs_goes_with_how_wide_it_is_and_the_weight_stays(self) -> None:
+        device = Device(4)
+        share = device.join(1, 4, 2.0)
+
+        device.resize(share, 3, 2)
+
+        assert (share.price, share.instances) == (1.0, 3)
+
+
 class TestWhoGoesNext:
     def test_nobody_is_asked_while_all_fit(self) -> None:
         device = Device(2)

@@ -467,7 +467,7 @@ class TestALostDevice:
             doors.wait_in()
             one.add()  # for which it would keep its turn
             with one.model.lock:
-                one.model._loop_lost = one.model.loop_binding
+                one.model.loop_lost = one.model.loop_binding
                 one.model.instances[0].mend_loop()
             doors.let_out()
             served = other.add()
@@ -520,7 +520,7 @@ class TestALostDevice:
             house.ended(house.add())
             held = house.backends[0].closed
             with house.model.lock:
-                house.model._loop_lost = house.model.loop_binding
+                house.model.loop_lost = house.model.loop_binding
             house.model.mend_loop()
 
             assert (held, house.backends[0].closed) == (False, True)

@@ -457,6 +457,44 @@ class TestRefusals:
             assert status in {400, 413}
 
 
+# -- other instances -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("executor", ["auto", "thread"])
+def test_other_instance_groups_make_no_model_anew_and_lose_no_request(tmp_path: Path, executor: str) -> None:
+    write(tmp_path / "a", 1)
+    (tmp_path / "a" / "penstock.toml").write_text(f'[batching]\nexecutor = "{executor}"\n')
+
+    def configure(count: int) -> None:
+        (tmp_path / "a" / "config.pbtxt").write_text(f"instance_group [ {{ count: {count} kind: KIND_CPU }} ]")
+
+    configure(1)
+    with live_server(tmp_path, model_control_mode="explicit", load_model=("a",)) as live, calling(live) as caller:
+        model = live.server.engine.model("a")
+        stop, wrong = threading.Event(), []
+
+        def ask_on() -> None:
+            with calling(live) as other:
+                while not stop.is_set():
+                    if other.answer_of("a") != ("1", 1.0):
+                        wrong.append("wrong")
+
+        asking = [threading.Thread(target=ask_on) for _ in range(4)]
+        for thread in asking:
+            thread.start()
+        for count in (3, 2, 5, 1, 4):
+            configure(count)
+            assert caller.control("a", "load")[0] == 200
+            assert caller.get("/v2/models/a/config")[1]["instance_group"][0]["count"] == count
+        stop.set()
+        for thread in asking:
+            thread.join()
+
+        assert wrong == []
+        assert live.server.engine.model("a") is model
+        assert caller.get("/v2/models/a/stats")[1]["model_stats"][0]["inference_stats"]["success"]["count"] > 0
+
+
 # -- the modes -------------------------------------------------------------------------------------------------
 
 

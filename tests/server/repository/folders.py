@@ -10,16 +10,32 @@ from typing import Any
 
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.completion import complete
-from penstock.batching.spec import ModelSpec
+from penstock.batching.spec import InstanceGroup, ModelSpec
 from penstock.server.repository.repository import Repository
 
 GRAPH = Signature((TensorSpec("x", "FP32", (-1, 4)),), (TensorSpec("y", "FP32", (-1, 4)),))
 
 
+class FakeChange:
+    """A Change that notes what becomes of it, and how many Instances its first group has."""
+
+    def __init__(self, notes: list[tuple[str, int]], groups: list[InstanceGroup]) -> None:
+        self._notes = notes
+        self._count = groups[0].count
+
+    def commit(self) -> list[Any]:
+        self._notes.append(("committed", self._count))
+        return []
+
+    async def abandon(self) -> None:
+        self._notes.append(("abandoned", self._count))
+
+
 class FakeEngine:
     """Completes against one graph; fails for the models named, or their versions (`a2`).
 
-    `gate`, if given, must be set before anything opens; `leaving` before anything that gave way is gone.
+    `gate`, if given, must be set before anything opens; `leaving` before anything that gave way is gone. `changes`: what
+    serves can get other Instances.
     """
 
     def __init__(self, graph: Signature = GRAPH, failures: Mapping[str, Exception] | None = None) -> None:
@@ -29,6 +45,9 @@ class FakeEngine:
         self.absent: dict[str, list[str]] = {}
         self.retired: list[Any] = []
         self.opened: list[tuple[str, int]] = []
+        self.asked: list[list[int]] = []
+        self.changed: list[tuple[str, int]] = []
+        self.changes = False
         self.now = self.most = 0
         self.seen: list[dict[str, str]] = []
         self.repository: Repository | None = None
@@ -50,6 +69,13 @@ class FakeEngine:
             raise failure
         done = complete(spec, self.graph)
         return SimpleNamespace(name=spec.name, version=str(spec.version), spec=done, platform="onnxruntime_onnx")
+
+    async def change(self, model: Any, spec: ModelSpec) -> Any:
+        self.asked.append([group.count for group in spec.instances])
+        failure = self.failures.get(f"{spec.name}{spec.version}")
+        if failure is not None:
+            raise failure
+        return FakeChange(self.changed, [*spec.instances]) if self.changes else None
 
     def publish(self, name: str, models: Iterable[Any], absent: Iterable[str] = ()) -> asyncio.Task[None]:
         gone = self.served.pop(name, [])

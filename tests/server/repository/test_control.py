@@ -422,6 +422,123 @@ class TestStarting:
             assert it.rows() == ["a 1 READY"]
 
 
+def of(count: int, more: str = "") -> str:
+    return f"instance_group [ {{ count: {count} kind: KIND_CPU }} ] {more}"
+
+
+class TestOtherInstances:
+    async def test_a_model_whose_instance_group_alone_has_changed_is_not_opened_again(self, tmp_path: Path) -> None:
+        make(tmp_path, "a/1/model.onnx", a=of(1))
+        async with house(tmp_path) as it:
+            it.engine.changes = True
+            await it.control.load("a")
+            make(tmp_path, a=of(3))
+            await it.control.load("a")
+            await it.control.load("a")
+
+            assert it.engine.opened == [("a", 1)]
+            assert it.engine.changed == [("committed", 3)]
+            assert it.rows() == ["a 1 READY"]
+
+    async def test_a_configuration_that_a_request_brings_is_looked_at_likewise(self, tmp_path: Path) -> None:
+        make(tmp_path, "a/1/model.onnx", a=of(1))
+        async with house(tmp_path) as it:
+            it.engine.changes = True
+            await it.control.load("a")
+            await it.control.load("a", '{"instance_group": [{"count": 2, "kind": "KIND_CPU"}]}')
+            await it.control.load("a")
+
+            assert len(it.engine.opened) == 1
+            assert it.engine.changed == [("committed", 2), ("committed", 1)]
+
+    @pytest.mark.parametrize(
+        ("file", "text"),
+        [
+            ("config.pbtxt", of(2, "max_batch_size: 3")), ("config.pbtxt", of(2, 'metric_tags { key: "a" value: "b" }')),
+            ("penstock.toml", "[batching]\nmax_batch_size = 3\n"), ("1/model.onnx", "x"), ("labels.txt", "x"),
+            ("2/model.onnx", "x"), ("config.pbtxt", ""),
+        ],
+    )  # fmt: skip
+    async def test_with_anything_else_it_is_made_anew(self, tmp_path: Path, file: str, text: str) -> None:
+        make(tmp_path, "a/1/model.onnx", a=of(1))
+        async with house(tmp_path) as it:
+            it.engine.changes = True
+            await it.control.load("a")
+            make(tmp_path, "a/2/model.onnx" if file.startswith("2") else "a/1/model.onnx", a=of(2))
+            (tmp_path / "a" / file).write_text(text)
+            await it.control.load("a")
+
+            assert it.engine.changed == []
+            assert len(it.engine.opened) == 2
+
+    async def test_so_it_is_where_the_engine_cannot_keep_it(self, tmp_path: Path) -> None:
+        make(tmp_path, "a/1/model.onnx", a=of(1))
+        async with house(tmp_path) as it:
+            it.engine.changes = True
+            await it.control.load("a")
+            it.engine.changes = False
+            make(tmp_path, a=of(2))
+            await it.control.load("a")
+
+            assert it.engine.asked == [[2]]
+            assert len(it.engine.opened) == 2
+
+    async def test_all_versions_change_or_none(self, tmp_path: Path) -> None:
+        every = "version_policy { all {} }"
+        make(tmp_path, "a/1/model.onnx", "a/2/model.onnx", a=of(1, every))
+        async with house(tmp_path) as it:
+            it.engine.changes = True
+            await it.control.load("a")
+            it.engine.failures["a2"] = InferError(Code.INTERNAL, "no memory")
+            make(tmp_path, a=of(2, every))
+
+            text = "load failed for model 'a': version 2 is at UNAVAILABLE state: no memory;"
+            assert await refusal(it.control.load("a")) == (Code.INVALID, text)
+
+            assert it.engine.changed == [("abandoned", 2)]
+            assert it.rows() == ["a 1 READY", "a 2 READY"]
+            it.engine.failures.clear()
+            await it.control.load("a")
+            assert it.engine.changed[1:] == [("committed", 2), ("committed", 2)]
+            assert len(it.engine.opened) == 2
+
+    async def test_a_configuration_that_is_wrong_changes_nothing(self, tmp_path: Path) -> None:
+        make(tmp_path, "a/1/model.onnx", a=of(1))
+        async with house(tmp_path) as it:
+            it.engine.changes = True
+            await it.control.load("a")
+            make(tmp_path, a="--- wrong ---")
+            await refusal(it.control.load("a"))
+            make(tmp_path, a=of(2))
+            await it.control.load("a")
+
+            assert it.engine.changed == [("committed", 2)]
+            assert len(it.engine.opened) == 1
+
+    async def test_what_was_unloaded_is_opened(self, tmp_path: Path) -> None:
+        make(tmp_path, "a/1/model.onnx", a=of(1))
+        async with house(tmp_path) as it:
+            it.engine.changes = True
+            await it.control.load("a")
+            await it.control.unload("a")
+            make(tmp_path, a=of(2))
+            await it.control.load("a")
+
+            assert it.engine.asked == []
+            assert len(it.engine.opened) == 2
+
+    async def test_polling_does_likewise(self, tmp_path: Path) -> None:
+        make(tmp_path, "a/1/model.onnx", a=of(1))
+        async with house(tmp_path, Choices("poll", poll_s=3600)) as it:
+            it.engine.changes = True
+            make(tmp_path, a=of(2))
+            await it.control.poll()
+            await it.control.poll()
+
+            assert it.engine.changed == [("committed", 2)]
+            assert len(it.engine.opened) == 1
+
+
 class TestPolling:
     async def test_it_loads_what_changed_and_nothing_else(self, tmp_path: Path) -> None:
         make(tmp_path, "a/1/model.onnx", "b/1/model.onnx")

@@ -1,0 +1,379 @@
+"""Resizing: Instances that come and go while a Model serves. Each request is answered once, whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.backends.backend import Backend, Binding
+from penstock.backends.errors import Code, InferError
+from penstock.backends.signature import Signature
+from penstock.batching.engine import Engine
+from penstock.batching.model import Model
+from penstock.batching.outside import Outside
+from penstock.batching.outsides import Opened, complete_outside, singles
+from penstock.batching.placement import Devices
+from penstock.batching.rates import RateLimiter
+from penstock.batching.resizing import match
+from penstock.batching.spec import InstanceGroup, ModelSpec, Resource
+from tests.batching import test_engine, test_outside
+from tests.batching.test_outside import Elsewhere, Ledger, x
+from tests.fakes import FakeBackend, Gate, ListSink, fake_request
+
+pytestmark = pytest.mark.anyio
+
+CPU, GPU = InstanceGroup(), InstanceGroup(1, ("cuda:0",))
+
+
+@pytest.fixture(params=[False, True], ids=["asyncio", "uvloop"])
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
+    return "asyncio", {"use_uvloop": request.param}
+
+
+class House:
+    """An Engine with one Model on fakes, and what was loaded for it."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+        self.loaded: list[FakeBackend] = []
+        self.most_bindings = 1 << 30
+        self.engine = Engine(asyncio.get_running_loop(), {"fake": self._load})
+        self.engine.devices = Devices(RateLimiter())
+        self.sink = ListSink()
+        self.model: Model
+
+    def _load(self, path: Path, device: str, options: Mapping[str, str]) -> Backend:
+        house = self
+
+        class Counted(FakeBackend):
+            def bind(self, signature: Signature, capacity_rows: int) -> Binding:
+                if len(self.bindings) >= house.most_bindings:
+                    raise InferError(Code.INTERNAL, "no memory")
+                return super().bind(signature, capacity_rows)
+
+        self.loaded.append(Counted(test_engine.SAME_AND_SUM, self.gate))
+        return self.loaded[-1]
+
+    def submit(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.engine.submit(fake_request(self.model, sink=self.sink))
+
+    async def resize(self, *groups: InstanceGroup, **policy: Any) -> None:
+        change = await self.engine.change(self.model, self.spec(*groups, **policy))
+        assert change is not None
+        await asyncio.gather(*change.commit())
+
+    def spec(self, *groups: InstanceGroup, **policy: Any) -> ModelSpec:
+        return replace(test_engine.spec_of(max_batch_rows=1, cap_rows=1, **policy), instances=groups)
+
+
+@asynccontextmanager
+async def house(*groups: InstanceGroup, **policy: Any) -> AsyncIterator[House]:
+    made = House(Gate(test_engine.same_and_sum))
+    made.model = await made.engine.load(made.spec(*groups, **policy))
+    try:
+        yield made
+    finally:
+        made.gate.open()
+        assert await made.engine.stop(5.0) == 0
+        assert all(backend.closed for backend in made.loaded)
+
+
+def of(count: int, group: InstanceGroup = CPU) -> InstanceGroup:
+    return replace(group, count=count)
+
+
+class TestMatching:
+    def test_those_that_say_the_same_stay_the_first_of_each(self) -> None:
+        assert match([CPU, CPU, GPU], [GPU, CPU]) == [2, 0]
+
+    def test_there_is_none_for_what_is_more_or_another(self) -> None:
+        other = replace(CPU, rate_priority=2)
+
+        assert match([CPU], [CPU, CPU, other]) == [0, None, None]
+
+    @pytest.mark.parametrize("seed", range(50))
+    def test_as_many_stay_as_can_and_none_stays_twice(self, seed: int) -> None:
+        chance = random.Random(seed)
+        old, new = (chance.choices([CPU, GPU, replace(CPU, host_policy="x")], k=chance.randrange(8)) for _ in "ab")
+
+        found = match(old, new)
+
+        kept = [at for at in found if at is not None]
+        assert len(kept) == len(set(kept)) == sum(min(old.count(each), new.count(each)) for each in (*{*old},))
+        assert all(at is None or old[at] == group for at, group in zip(found, new, strict=True))
+
+
+class TestOnThreads:
+    async def test_one_more_runs_beside_the_one_that_is_busy(self) -> None:
+        async with house(of(1)) as made:
+            made.gate.close()
+            made.submit()
+            await made.gate.entered()
+
+            await made.resize(of(2))
+            made.submit()
+            await made.gate.entered()
+
+            assert len(made.loaded) == 1
+            assert len(made.model.threads) == 2
+            assert made.model.spec.instances == (of(2),)
+
+    async def test_what_waits_is_taken_by_the_one_that_comes(self) -> None:
+        async with house(of(1)) as made:
+            made.gate.close()
+            made.submit(2)
+            await made.gate.entered()
+
+            await made.resize(of(2))
+
+            await made.gate.entered()
+
+    async def test_those_that_go_finish_what_they_run_and_nobody_waits_for_it(self) -> None:
+        async with house(of(3)) as made:
+            made.gate.close()
+            made.submit(3)
+            for _ in range(3):
+                await made.gate.entered()
+
+            await made.resize(of(1))
+            made.submit(3)
+
+            assert made.sink.requests == []
+            made.gate.open()
+            assert len(await made.sink.holds(6)) == 6
+            await asyncio.gather(*made.model.leaving)
+            assert len(made.model.threads) == 1
+            assert len(made.loaded[0].bindings) - len(made.model.places[0].bound) == 2
+
+    async def test_what_is_counted_and_learned_stays(self) -> None:
+        async with house(of(2)) as made:
+            made.submit(5)
+            await made.sink.holds(5)
+            before = made.model.statistics, made.model.costs, made.model.scheduler
+
+            await made.resize(of(1))
+
+            assert (made.model.statistics, made.model.costs, made.model.scheduler) == before
+            assert made.engine.model("m") is made.model
+
+    async def test_each_on_a_gpu_loads_the_model_for_itself_and_frees_it(self) -> None:
+        async with house(of(2, CPU), of(1, GPU)) as made:
+            await made.resize(of(3, GPU), of(1, CPU))
+            assert len(made.loaded) == 4
+            assert [each.closed for each in made.loaded] == [False] * 4
+
+            await made.resize(of(2, CPU), of(2, GPU))
+
+            assert [each.closed for each in made.loaded] == [False, False, False, True]
+            assert [each.group for each in made.model.threads].count(GPU) == 2
+
+    async def test_the_device_is_told_how_many_there_are(self) -> None:
+        async with house(of(1)) as made:
+            share = made.model.places[0].share
+
+            await made.resize(of(4))
+
+            assert share.instances == 4
+
+    async def test_the_share_of_the_device_is_left_by_the_last(self) -> None:
+        async with house(of(1, GPU), replace(GPU, host_policy="x"), run_limit_us=60_000_000) as made:
+            share = made.model.places[0].share
+
+            await made.resize(replace(GPU, host_policy="x"), run_limit_us=60_000_000)
+
+            assert made.loaded[0].closed
+            assert [at.joined for at in made.model.places] == [True]
+            assert made.model.places[0].share is share
+
+    async def test_the_loop_goes_on_running_what_is_fast(self) -> None:
+        async with house(of(1), executor="loop") as made:
+            await made.resize(of(2), executor="loop")
+
+            made.submit(3)
+
+            assert len(await made.sink.holds(3)) == 3
+
+    async def test_where_one_cannot_be_made_all_stays_as_it_is(self) -> None:
+        async with house(of(2)) as made:
+            made.most_bindings = 4
+
+            with pytest.raises(InferError, match="no memory"):
+                await made.engine.change(made.model, made.spec(of(4)))
+
+            assert len(made.model.threads) == 2
+            assert len(made.model.places[0].bound) == 3
+            made.submit(4)
+            await made.sink.holds(4)
+
+    @pytest.mark.parametrize("groups", [[GPU], [CPU, GPU], [CPU, replace(CPU, passive=True)]])
+    async def test_what_needs_more_than_instances_is_made_anew(self, groups: Sequence[InstanceGroup]) -> None:
+        async with house(of(2)) as made:
+            assert await made.engine.change(made.model, made.spec(*groups)) is None
+
+    async def test_a_change_that_is_given_up_leaves_nothing(self) -> None:
+        async with house(of(1), of(1, GPU)) as made:
+            change = await made.engine.change(made.model, made.spec(of(2), of(2, GPU)))
+            assert change is not None
+
+            await change.abandon()
+
+            assert [each.closed for each in made.loaded] == [False, False, True]
+            assert len(made.model.threads) == 2
+
+    async def test_the_rate_limiter_counts_those_that_are_there(self) -> None:
+        needs = replace(CPU, resources=(Resource("r", 1),))
+        async with house(needs) as made:
+            limiter = made.engine.devices.limiter  # type: ignore[attr-defined]
+            await made.resize(of(3, needs))
+            assert len(limiter._claims) == 3
+
+            made.submit(9)
+            await made.sink.holds(9)
+            await made.resize(of(2, needs))
+
+            assert len(limiter._claims) == 2
+
+    @pytest.mark.parametrize("seed", range(6))
+    @pytest.mark.parametrize("needs", [False, True])
+    async def test_no_request_is_lost_or_answered_twice(self, seed: int, needs: bool) -> None:
+        chance = random.Random(seed)
+        group = replace(CPU, resources=(Resource("r", 1),)) if needs else CPU
+        async with house(of(2, group)) as made:
+            for _ in range(12):
+                made.submit(chance.randrange(30))
+                change = await made.engine.change(made.model, made.spec(of(chance.randint(1, 5), group)))
+                assert change is not None
+                made.submit(chance.randrange(30))
+                if chance.random() < 0.2:
+                    await change.abandon()
+                else:
+                    change.commit()
+            while made.model.inflight:
+                await made.sink.holds(len(made.sink.requests) + 1)
+
+            requests = made.sink.requests
+            assert len(requests) == len(set(map(id, requests)))
+            assert all(request.error is None for request in requests)
+            await asyncio.gather(*made.model.leaving)
+            assert len(made.model.instances) == made.model.spec.instances[0].count
+
+
+class More:
+    """Opens executors one after another, as many as are wanted."""
+
+    def __init__(self, plan: Callable[[], str] = lambda: "answer") -> None:
+        self.opened: list[Elsewhere] = []
+        self._plan = plan
+
+    def _some(self, count: int) -> list[Outside]:
+        made = [Elsewhere(self._plan) for _ in range(count)]
+        self.opened += made
+        return list(made)
+
+    async def open(self, spec: ModelSpec) -> Opened:
+        return Opened(complete_outside(spec), self._some(len(singles(spec))), "elsewhere")
+
+    async def more(self, served: ModelSpec, spec: ModelSpec, places: Sequence[int]) -> Opened:
+        return Opened(replace(served, instances=spec.instances), self._some(len(places)), "elsewhere")
+
+
+@asynccontextmanager
+async def elsewhere(count: int, more: More, group: InstanceGroup = CPU) -> AsyncIterator[tuple[Engine, Model]]:
+    engine = Engine(asyncio.get_running_loop(), {})
+    engine.devices = Devices(RateLimiter())
+    engine.outsides["elsewhere"] = more
+    model = await engine.load(replace(test_outside.spec_of(), instances=(of(count, group),)))
+    async with asyncio.timeout(test_outside.GUARD_S):
+        yield engine, model
+        assert await engine.stop(5.0) == 0
+    assert all(each.closed for each in more.opened)
+
+
+async def resize(engine: Engine, model: Model, count: int, group: InstanceGroup = CPU) -> None:
+    change = await engine.change(model, replace(test_outside.spec_of(), instances=(of(count, group),)))
+    assert change is not None
+    await asyncio.gather(*change.commit())
+
+
+class TestElsewhere:
+    async def test_only_what_is_missing_is_opened_and_only_what_is_superfluous_closed(self) -> None:
+        more = More()
+        async with elsewhere(3, more) as (engine, model):
+            await resize(engine, model, 4)
+            assert len(more.opened) == 4
+            await resize(engine, model, 3)
+            assert [each.closed for each in more.opened] == [False, False, False, True]
+            await resize(engine, model, 4)
+            assert len(more.opened) == 5
+            assert len(model.outsides) == len(model.instances) == 4
+
+    async def test_what_one_that_goes_has_begun_it_answers_before_it_is_closed(self) -> None:
+        plans = iter(["late"])
+        more = More(lambda: next(plans, "answer"))
+        async with elsewhere(2, more) as (engine, model):
+            busy = asyncio.ensure_future(engine.infer(model, x(3)))
+            await more.opened[0].seen.wait()
+
+            await resize(engine, model, 1, replace(CPU, host_policy="other"))
+
+            assert not more.opened[0].closed
+            assert more.opened[1].closed
+            assert (await busy)[0].tolist() == [[3]]
+            await asyncio.gather(*model.leaving)
+            assert [each.closed for each in more.opened] == [True, True, False]
+
+    async def test_what_one_that_goes_could_not_begin_another_runs(self) -> None:
+        plans = iter(["unbegun"])
+        more = More(lambda: next(plans, "answer"))
+        async with elsewhere(1, more) as (engine, model):
+            busy = asyncio.ensure_future(engine.infer(model, x(3)))
+            await more.opened[0].seen.wait()
+
+            await resize(engine, model, 1, replace(CPU, host_policy="other"))
+
+            assert (await busy)[0].tolist() == [[3]]
+            assert (len(more.opened[0].begun), len(more.opened[1].begun)) == (1, 1)
+
+    async def test_a_resource_that_is_too_small_changes_nothing(self) -> None:
+        more = More()
+        async with elsewhere(1, more) as (engine, model):
+            engine.devices.limiter = RateLimiter({("r", None): 1})  # type: ignore[attr-defined]
+            with pytest.raises(InferError, match="limited to 1"):
+                await resize(engine, model, 2, replace(CPU, resources=(Resource("r", 2),)))
+
+            assert [each.closed for each in more.opened] == [False, True, True]
+            assert (await engine.infer(model, x(3)))[0].tolist() == [[3]]
+
+    @pytest.mark.parametrize("seed", range(20))
+    async def test_no_request_is_lost_or_answered_twice(self, seed: int) -> None:
+        chance = random.Random(seed)
+        more = More(lambda: chance.choice(["answer", "answer", "late", "fail", "die", "unbegun"]))
+        needs = replace(CPU, resources=(Resource("r", 1),))
+        async with elsewhere(2, more) as (engine, model):
+            ledger = Ledger()
+
+            async def come_and_go() -> None:
+                while not ledger.done.is_set():
+                    for _ in range(chance.randrange(6)):
+                        await asyncio.sleep(0)
+                    group = chance.choice([CPU, CPU, needs])
+                    await resize(engine, model, chance.randint(1, 4), group)
+
+            changing = asyncio.ensure_future(come_and_go())
+            await test_outside.submit_all(engine, model, 100, ledger)
+            await changing
+            await asyncio.gather(*model.leaving)
+
+            assert len(model.instances) == len(model.outsides) == sum(group.count for group in model.spec.instances)
+            assert len([each for each in more.opened if not each.closed]) == len(model.outsides)
+
+        assert len(ledger.ends) == 100
+        assert {end for (end,) in ledger.ends.values()} <= {"right", "failed", "died"}

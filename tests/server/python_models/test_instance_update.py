@@ -1,0 +1,276 @@
+"""Python models that are loaded again with other instance groups: who is initialized, who is finalized, who is not.
+
+What is checked is what Triton's own L0_model_update checks.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton_grpc
+from tritonclient.utils import InferenceServerException
+
+from tests.live import Live, live_server
+from tests.server.python_models.repositories import write_model
+
+pytestmark = pytest.mark.slow
+GUARD_S = 60.0
+CODE = """
+import os, time
+import triton_python_backend_utils as pb_utils
+
+NOTES = {notes!r}
+
+
+def note(what):
+    with open(os.path.join(NOTES, what), "a") as file:
+        file.write("x")
+
+
+def pass_gate(what):
+    if os.path.exists(os.path.join(NOTES, "no_" + what)):
+        note(what + "_begun")
+    while os.path.exists(os.path.join(NOTES, "no_" + what)):
+        time.sleep(0.005)
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        pass_gate("initialize")
+        note("initialized")
+
+    def execute(self, requests):
+        pass_gate("execute")
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("y", pb_utils.get_input_tensor_by_name(each, "x").as_numpy())])
+            for each in requests
+        ]
+
+    def finalize(self):
+        note("finalized")
+"""
+CONFIG = """
+backend: "python"
+max_batch_size: {rows}
+input [ {{ name: "x" data_type: TYPE_FP32 dims: [ -1 ] }} ]
+output [ {{ name: "y" data_type: TYPE_FP32 dims: [ -1 ] }} ]
+instance_group [ {groups} ]
+"""
+
+
+def cpu(count: int, more: str = "") -> str:
+    return f"{{ count: {count} kind: KIND_CPU {more} }}"
+
+
+@dataclass
+class Stage:
+    """A server with one model, and the notes that its instances make."""
+
+    live: Live
+    client: triton_grpc.InferenceServerClient
+    root: Path
+    notes: Path
+
+    def says(self, groups: str, rows: int = 4) -> None:
+        write_model(self.root, "m", CODE.format(notes=str(self.notes)), CONFIG.format(rows=rows, groups=groups))
+
+    def configure(self, groups: str, rows: int = 4) -> None:
+        (self.root / "m" / "config.pbtxt").write_text(CONFIG.format(rows=rows, groups=groups))
+
+    def load(self, groups: str, rows: int = 4) -> tuple[int, int]:
+        """Load it as configured. Returns: how many were initialized and finalized by then."""
+        self.configure(groups, rows)
+        self.client.load_model("m")
+        assert self.ask()
+        return self.counts
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        return self.noted("initialized"), self.noted("finalized")
+
+    def noted(self, what: str) -> int:
+        file = self.notes / what
+        return len(file.read_text()) if file.exists() else 0
+
+    def ask(self) -> bool:
+        given = triton_grpc.InferInput("x", [1, 2], "FP32")
+        given.set_data_from_numpy(np.array([[1, 2]], np.float32))
+        with triton_grpc.InferenceServerClient(self.live.grpc_address) as client:
+            return bool(client.infer("m", [given]).as_numpy("y").tolist() == [[1, 2]])
+
+    def unload(self) -> None:
+        self.client.unload_model("m")
+        until(lambda: self.noted("initialized") == self.noted("finalized"))
+
+
+def until(met: Callable[[], bool]) -> None:
+    """Wait for what another process does."""
+    end = time.monotonic() + GUARD_S
+    while not met():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    root, notes = tmp_path / "models", tmp_path / "notes"
+    root.mkdir()
+    notes.mkdir()
+    server = live_server(root, model_control_mode="explicit", rate_limit="execution_count")
+    with server as live, triton_grpc.InferenceServerClient(live.grpc_address) as client:
+        made = Stage(live, client, root, notes)
+        made.says(cpu(1))
+        yield made
+        for gate in notes.glob("no_*"):
+            gate.unlink()
+
+
+def test_instances_are_added_and_ended_one_by_one(stage: Stage) -> None:
+    assert stage.load(cpu(3)) == (3, 0)
+    assert stage.load(cpu(4)) == (4, 0)
+    assert stage.load(cpu(3)) == (4, 1)
+    assert stage.load(cpu(4)) == (5, 1)
+    stage.unload()
+    assert stage.counts == (5, 5)
+    with pytest.raises(InferenceServerException):
+        stage.ask()
+
+
+def test_groups_that_say_the_same_are_one_whatever_their_names(stage: Stage) -> None:
+    other = 'host_policy: "other"'
+    assert stage.load(f"{cpu(2)}, {cpu(1, other)}") == (3, 0)
+    assert stage.load(f"{cpu(1)}, {cpu(3, other)}") == (5, 1)
+    named = 'name: "named"'
+    assert stage.load(f"{cpu(1, other)}, {cpu(1, other)}, {cpu(2, named)}") == (6, 2)
+
+
+def test_a_configuration_that_is_wrong_changes_nothing(stage: Stage) -> None:
+    assert stage.load(cpu(3)) == (3, 0)
+
+    with pytest.raises(InferenceServerException):
+        stage.load("--- wrong ---")
+    with pytest.raises(InferenceServerException):
+        stage.load(cpu(-1))
+
+    assert stage.ask()
+    assert stage.counts == (3, 0)
+    assert stage.load(cpu(2)) == (3, 1)
+
+
+def test_with_another_file_all_are_made_anew(stage: Stage) -> None:
+    assert stage.load(cpu(2)) == (2, 0)
+    with (stage.root / "m" / "1" / "model.py").open("a") as file:
+        file.write("\n# another\n")
+
+    assert stage.load(cpu(3)) == (5, 2)
+
+
+def test_with_another_field_all_are_made_anew(stage: Stage) -> None:
+    assert stage.load(cpu(2)) == (2, 0)
+    assert stage.load(cpu(1), rows=8) == (3, 2)
+
+
+def test_one_is_added_while_another_is_busy(stage: Stage) -> None:
+    stage.load(cpu(1))
+    (stage.notes / "no_execute").touch()
+    with ThreadPoolExecutor() as pool:
+        busy = pool.submit(stage.ask)
+        until(lambda: stage.noted("execute_begun") == 1)
+        stage.configure(cpu(2))
+
+        stage.client.load_model("m")
+
+        assert not busy.done()
+        assert stage.counts == (2, 0)
+        (stage.notes / "no_execute").unlink()
+        assert busy.result()
+
+
+def test_one_that_is_busy_is_ended_when_it_has_answered_and_not_waited_for(stage: Stage) -> None:
+    stage.load(cpu(2))
+    (stage.notes / "no_execute").touch()
+    with ThreadPoolExecutor() as pool:
+        busy = [pool.submit(stage.ask) for _ in range(2)]
+        until(lambda: stage.noted("execute_begun") == 2)
+        stage.configure(cpu(1))
+
+        stage.client.load_model("m")
+
+        assert stage.counts == (2, 0)
+        (stage.notes / "no_execute").unlink()
+        assert all(each.result() for each in busy)
+    until(lambda: stage.counts == (2, 1))
+
+
+def test_requests_are_answered_while_one_is_being_added(stage: Stage) -> None:
+    stage.load(cpu(1))
+    (stage.notes / "no_initialize").touch()
+    stage.configure(cpu(2))
+    with ThreadPoolExecutor() as pool:
+        load = pool.submit(stage.client.load_model, "m")
+        until(lambda: stage.noted("initialize_begun") == 1)
+
+        assert stage.ask()
+
+        assert not load.done()
+        (stage.notes / "no_initialize").unlink()
+        load.result()
+    assert stage.counts == (2, 0)
+
+
+def test_resources_that_change_are_other_instances(stage: Stage) -> None:
+    needs = "rate_limiter {{ resources [ {{ name: 'r' count: {} }} ] }}"
+    assert stage.load(cpu(2, needs.format(2))) == (2, 0)
+    assert stage.load(cpu(3, needs.format(2))) == (3, 0)
+    stage.load(cpu(3, needs.format(4)))
+    until(lambda: stage.counts == (6, 3))
+
+
+def test_loads_at_once_come_one_after_another_and_lose_no_request(stage: Stage) -> None:
+    stage.load(cpu(2))
+    stop = threading.Event()
+
+    def ask_on() -> int:
+        asked = 0
+        while not stop.is_set():
+            assert stage.ask()
+            asked += 1
+        return asked
+
+    with ThreadPoolExecutor() as pool:
+        asking = [pool.submit(ask_on) for _ in range(3)]
+        for counts in ((1, 3), (2, 4), (1, 2)):
+            loads = []
+            for count in counts:
+                stage.configure(cpu(count))
+                loads.append(pool.submit(stage.client.load_model, "m"))
+            for load in loads:
+                load.result()
+        stop.set()
+        assert all(each.result() for each in asking)
+    until(lambda: stage.noted("initialized") - stage.noted("finalized") == 2)
+
+
+def test_the_configuration_tells_what_there_is_now(stage: Stage) -> None:
+    stage.load(cpu(1))
+    stage.load(cpu(3))
+
+    assert stage.client.get_model_config("m").config.instance_group[0].count == 3
+
+
+def test_a_request_may_say_the_groups(stage: Stage) -> None:
+    stage.load(cpu(1))
+    config = stage.client.get_model_config("m", as_json=True)["config"]
+    sent = {key: config[key] for key in ("name", "backend", "input", "output")} | {"max_batch_size": 4}
+
+    stage.client.load_model("m", config=json.dumps({**sent, "instance_group": [{"count": 3, "kind": "KIND_CPU"}]}))
+
+    assert stage.counts == (3, 0)
