@@ -37,6 +37,7 @@ class Resident(Protocol):
 
     home: object
     idle: bool
+    seat: int
 
     def wake(self) -> None: ...
 
@@ -60,7 +61,7 @@ def sequences_of(spec: ModelSpec, rows: int, instances: int, backends: Sequence[
 def own_pin(model: Model, instance: Resident) -> Pin:
     """Give what the Keys that an Instance may run end with; None: it may run all."""
     sequences = model.scheduler.sequences
-    return None if sequences is None or not sequences.pinned else pin(_place_of(model, instance))
+    return None if sequences is None or not sequences.remembers else pin(_seat_of(model, instance))
 
 
 def wake_next(model: Model, instance: Resident, *, took: bool) -> None:
@@ -69,7 +70,8 @@ def wake_next(model: Model, instance: Resident, *, took: bool) -> None:
         model.wake_one()
     elif own_pin(model, instance) is not None:
         # none of what waits is its own: those behind it are asked in turn
-        behind = model.instances[_place_of(model, instance) + 1 :]
+        at = next((at for at, each in enumerate(model.instances) if each is instance), -1)
+        behind = model.instances[at + 1 :]
         following = next((each for each in behind if each.idle), None)
         if following is not None:
             following.wake()
@@ -79,9 +81,9 @@ def tell(model: Model, instance: Resident, *, runs: bool) -> None:
     """Note that an Instance cannot run now, or can again: no sequence begins meanwhile where nothing runs."""
     scheduler, sequences = model.scheduler, model.scheduler.sequences
     with model.lock:
-        if sequences is not None and sequences.pinned:
+        if sequences is not None and sequences.remembers:
             now_ns = time.monotonic_ns()
-            sequences.house(_place_of(model, instance), now_ns, runs=runs)
+            sequences.house(_seat_of(model, instance), now_ns, runs=runs)
             scheduler.expired += scheduler.expire(now_ns)
             if scheduler.live:
                 model.wake_one()
@@ -132,9 +134,9 @@ def execute_at(
     return refused + ran
 
 
-def _place_of(model: Model, instance: Resident) -> int:
-    """Give which of its model's Instances it is; -1 once the model is closed."""
-    return next((at for at, each in enumerate(model.instances) if each is instance), -1)
+def _seat_of(model: Model, instance: Resident) -> int:
+    """Give which of its model's Instances it is; -1 before it is one, and once the model is closed."""
+    return instance.seat if any(each is instance for each in model.instances) else -1
 
 
 def _without(batch: Batch, away: list[InferRequest]) -> Batch | None:

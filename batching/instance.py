@@ -52,7 +52,7 @@ class ThreadInstance:
     that finds nothing to run is handed on at once.
     `failure` is why it cannot run: its device was lost, and the model could not be loaded there again. It tries again
     from time to time. Meanwhile others serve; if no Instance can run, it answers what comes with that.
-    `home` is what its sequences remember it by (homes.py).
+    `home` is what its sequences remember it by (homes.py), `seat` its own number. `leaving`: it is to end.
     `bindings` are two where it `overlaps`, which it does while nobody waits for a turn. `wakes_at_rows`: it is to be
     woken when so many wait; 0: it is not. `turn`: the `giver`, of whom it has its `share`, has given it one.
 
@@ -82,7 +82,7 @@ class ThreadInstance:
         self.idle = True
         self.wakes_at_rows = 0
         self.failure: InferError | None = None
-        self.home = object()
+        self.home, self.seat, self.leaving = object(), len(model.instances), False
 
     def start(self) -> None:
         """Start the thread."""

@@ -70,7 +70,7 @@ class OutsideInstance:
     comes. `failure` is why it cannot run now: what waits stays in the queue for it, or for another. Once it is
     `hopeless`, and no Instance of its model can run, what comes is answered with that.
     `home` is what its sequences remember it by (homes.py); whenever it cannot run, that is lost. `owed` counts what it
-    has taken and not delivered.
+    has taken and not delivered. `seat` is its own number. `leaving`: it is to end.
     Invariant: each request that it has taken is delivered exactly once, by its Outside's doing.
     Threads: the event loop's; `grant` is called on any.
     """
@@ -97,6 +97,8 @@ class OutsideInstance:
         self.hopeless = False
         self.failure: InferError | None = None
         self.home = object()
+        self.seat = len(model.instances)
+        self.leaving = False
 
     # -- as Model has its Instances ----------------------------------------------------------------------------
 

@@ -94,6 +94,7 @@ def instances_of(
             claim = limiter.join(group.devices[0], group.resources, group.rate_priority)
             claims.append((limiter, claim))
         instance = OutsideInstance(model, outside, group, limiter, claim)
+        instance.seat += len(instances)
         outside.attach(instance)
         instances.append(instance)
     return instances

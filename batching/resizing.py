@@ -9,7 +9,9 @@ Source of which Instances stay: Triton core, backend_model.cc: those whose group
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -56,25 +58,47 @@ class Change:
     def commit(self) -> list[asyncio.Task[None]]:
         """Let it be so. Returns: the ends of those that were idle; what the others run is not waited for."""
         model, idle = self.model, [instance for instance in self.ended if instance.idle]
-        here = [instance for instance in model.instances if instance not in self.ended]
-        staying = [instance for instance in here if not instance.stopping]
+        for instance in self.ended:
+            instance.leaving = True
+        staying = [instance for instance in model.instances if not instance.leaving]
         with model.lock:
-            for instance in self.ended:
-                instance.stop()
+            self._number(model)
             model.spec = self.spec
-            # the first is the one that mends the loop's device
-            model.instances = [*staying, *self.added, *self.ended, *(each for each in here if each.stopping)]
+            # the first is the one that mends the loop's device, and those that go are asked last
+            model.instances = [*staying, *self.added, *(each for each in model.instances if each.leaving)]
+            self._move(model, staying)
+            ends = [(instance, _leave(model, instance)) for instance in self.ended]
             model.outsides = [instance.outside for instance in model.instances if isinstance(instance, OutsideInstance)]
             count = len(staying) + len(self.added)
             model.scheduler.resize(count, fast_ns(model.spec.policy.executor, count))
             if model.loop_lost is not None:
                 staying[0].mend_loop()
+            if model.places:
+                self._place(model)
             model.wake_one()  # who was woken for what waits may be one that ends
-        if model.places:
-            self._place(model)
         text = "model %s version %s: %d instances stay, %d are added, %d end"
         logger.info(text, model.name, model.version, len(staying), len(self.added), len(self.ended))
-        return self._ends(model, idle)
+        tasks = [asyncio.ensure_future(_end(model, instance, over)) for instance, over in ends]
+        for task in tasks:
+            model.leaving.add(task)
+            task.add_done_callback(model.leaving.discard)
+        return [task for task, (instance, over) in zip(tasks, ends, strict=True) if instance in idle and over is None]
+
+    def _number(self, model: Model) -> None:
+        taken = {instance.seat for instance in model.instances}
+        free = (seat for seat in itertools.count() if seat not in taken)
+        for instance, seat in zip(self.added, free, strict=False):
+            instance.seat = seat
+
+    def _move(self, model: Model, staying: Sequence[Instance]) -> None:
+        """Let sequences begin where there are Instances now, and have the event loop look at those that may."""
+        scheduler, sequences = model.scheduler, model.scheduler.sequences
+        if sequences is not None:
+            here, now_ns = [*staying, *self.added], time.monotonic_ns()
+            seats = [instance.seat for instance in here] if sequences.remembers else range(len(here))
+            sequences.seat(seats, now_ns)
+            scheduler.expired += scheduler.expire(now_ns)
+            model.leave_held()
 
     def _place(self, model: Model) -> None:
         threads = model.threads
@@ -82,14 +106,6 @@ class Change:
         model.overlaps = any(instance.overlaps for instance in threads)
         model.in_place = devices_of(model, [each for at in model.places for each in at.bound])
         resize_shares(model.spec, model.places)
-
-    def _ends(self, model: Model, awaited: Sequence[Instance]) -> list[asyncio.Task[None]]:
-        """Have those end that are to, each by itself. Returns: those of these that are `awaited`."""
-        tasks = [(instance, asyncio.ensure_future(_end(model, instance))) for instance in self.ended]
-        for _, task in tasks:
-            model.leaving.add(task)
-            task.add_done_callback(model.leaving.discard)
-        return [task for instance, task in tasks if instance in awaited]
 
     async def abandon(self) -> None:
         """End what was made for it."""
@@ -107,7 +123,7 @@ async def change_to(
 
     Returns: None if the Model is to be made anew. Raises: InferError. Nothing is left behind then.
     """
-    if model.ensemble is not None or model.scheduler.sequences is not None or not model.instances:
+    if model.ensemble is not None or not model.instances:
         return None
     if model.spec.backend in outsides:
         return await _outside_change(model, spec, outsides[model.spec.backend], devices)
@@ -144,13 +160,15 @@ def match(old: Sequence[InstanceGroup], new: Sequence[InstanceGroup]) -> list[in
 
 def _thread_change(model: Model, spec: ModelSpec, loader: Loader) -> Change | None:
     """Make the Change of a model that runs here. It blocks while a device loads."""
-    wanted, old = singles(spec), [instance for instance in model.threads if not instance.stopping]
+    wanted, old = singles(spec), [instance for instance in model.threads if not instance.leaving]
     found = match([instance.group for instance in old], wanted)
     staying = [instance for at, instance in enumerate(old) if at in found]
     missing = [group for group, at in zip(wanted, found, strict=True) if at is None]
     if not _can_stay(model, spec, staying, missing):
         return None
-    groups = tuple([replace(group, devices=(device,)) for group in spec.instances for device in group.devices])
+    groups = [replace(group, devices=(device,)) for group in spec.instances for device in group.devices]
+    if _is_apart(model):
+        groups = wanted
     ended = [instance for instance in old if instance not in staying]
     made: list[ThreadInstance] = []
     try:
@@ -162,7 +180,7 @@ def _thread_change(model: Model, spec: ModelSpec, loader: Loader) -> Change | No
                 instance.stop()
             _end_thread(model, instance)
         raise
-    return Change(model, replace(model.spec, instances=groups), [*ended], [*made])
+    return Change(model, replace(model.spec, instances=tuple(groups)), [*ended], [*made])
 
 
 def _can_stay(
@@ -184,7 +202,8 @@ def _can_stay(
 def _add(model: Model, group: InstanceGroup, others: Sequence[ThreadInstance], loader: Loader) -> ThreadInstance:
     """Make an Instance and get it ready, where its like has loaded the model if they share that. Raises: InferError."""
     device = group.devices[0]
-    shares = [each.place for each in others if each.group == group] if device == "cpu" else []
+    shared = device == "cpu" and not _is_apart(model)
+    shares = [each.place for each in others if each.group == group] if shared else []
     at = shares[0] if shares else _load(model, group, others, loader)
     number = at.add_claim() if shares else 0
     name = f"{model.name}/{model.version}#{len(model.instances) + len(others)}"
@@ -255,7 +274,7 @@ async def _outside_change(
     more = getattr(loader, "more", None)
     if more is None:
         return None
-    wanted, old = singles(spec), [instance for instance in model.instances if not instance.stopping]
+    wanted, old = singles(spec), [instance for instance in model.instances if not instance.leaving]
     found = match([instance.group for instance in old], wanted)
     missing = [at for at, place in enumerate(found) if place is None]
     opened = await more(model.spec, spec, missing)
@@ -272,14 +291,33 @@ async def _outside_change(
     return Change(model, opened.spec, [each for at, each in enumerate(old) if at not in found], [*added])
 
 
-async def close(model: Model) -> None:
-    """End a Model, all of it, and before that what of it is ending by itself. Nothing may wait or run there."""
-    await asyncio.gather(*model.leaving)
-    await asyncio.to_thread(close_model, model)
-    await close_outsides(model)
+def _is_apart(model: Model) -> bool:
+    """Tell whether each Instance remembers sequences, for itself."""
+    sequences = model.scheduler.sequences
+    return sequences is not None and sequences.remembers
 
 
-async def _end(model: Model, instance: Instance) -> None:
+def _leave(model: Model, instance: Instance) -> asyncio.Event | None:
+    """Stop an Instance, unless sequences go on there and nowhere else. Call with the model's lock held.
+
+    Returns: what is set when the last of those is over.
+    """
+    sequences = model.scheduler.sequences
+    if sequences is None or not sequences.remembers or not sequences.stand_at(instance.seat):
+        instance.stop()
+        return None
+    over = asyncio.Event()
+    sequences.vacated[instance.seat] = partial(asyncio.get_running_loop().call_soon_threadsafe, over.set)
+    return over
+
+
+async def _end(model: Model, instance: Instance, over: asyncio.Event | None = None) -> None:
+    """End an Instance when it has delivered all it has taken, and the sequences that it remembers are over."""
+    if over is not None:
+        await over.wait()
+        with model.lock:
+            instance.stop()
+            model.wake_one()
     if isinstance(instance, ThreadInstance):
         ended = partial(_end_thread, model, instance)
         await asyncio.to_thread(patiently, model.name, [instance.place.name], ended)
@@ -290,3 +328,13 @@ async def _end(model: Model, instance: Instance) -> None:
         model.instances = [each for each in model.instances if each is not instance]
     model.outsides = [each for each in model.outsides if each is not instance.outside]
     await instance.outside.close()
+
+
+async def close(model: Model) -> None:
+    """End a Model, all of it, and before that what of it is ending by itself. Nothing may wait or run there."""
+    sequences = model.scheduler.sequences
+    for tell in () if sequences is None else [*sequences.vacated.values()]:
+        tell()
+    await asyncio.gather(*model.leaving)
+    await asyncio.to_thread(close_model, model)
+    await close_outsides(model)

@@ -8,13 +8,13 @@ from __future__ import annotations
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import Iterable
-from heapq import heapify, heappop, heappush
+from collections.abc import Callable, Collection, Iterable
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from penstock.backends.errors import Code, InferError
 
+from .places import Places
 from .request import NO_SEQUENCE
 from .under_way import Rows, UnderWay
 
@@ -40,9 +40,9 @@ class Sequences:
 
     Of each sequence one request at a time is in a Lane or in a Batch; the others wait here, in order. Pure: it is told
     the time, and its caller holds the model's lock. `backlog_requests` and `backlog_bytes` are what waits of sequences
-    that have no place yet. `remembers`: what a model remembers is in its Instances (homes.py). Where there are several
-    it is `pinned`: each runs the sequences that have their places there, and no others; the last part of such a
-    request's Key is that Instance.
+    that have no place yet. `remembers`: what a model remembers is in its Instances (homes.py). Each runs the sequences
+    that have their places there, and no others; the last part of such a request's Key is that Instance's seat.
+    `vacated`: what to call when at a seat the last sequence is over, and none can begin.
     """
 
     def __init__(self, name: str, spec: SequenceSpec, rows: int, instances: int, *, remembers: bool = False) -> None:
@@ -52,15 +52,13 @@ class Sequences:
         self._wanted = math.ceil(spec.min_utilization * rows - 1e-6)
         self._corrid = next((control for control in spec.controls if control.kind == "corrid"), None)
         self._shapes = {state.output: state.begin for state in spec.states if -1 in state.shape}
-        self._instances = max(instances, 1)
-        self.remembers, self.pinned = remembers, remembers and instances > 1
-        self._shut: set[int] = set()
-        self._rows = [Rows() for _ in range(self._instances)] if spec.direct else None
-        self._alike = not self._shapes and (self._rows is None or self._instances == 1)
-        self._slots = (rows if spec.direct else spec.max_candidates or rows) * self._instances
+        instances = max(instances, 1)
+        self.remembers = remembers
+        self.vacated: dict[int, Callable[[], object]] = {}
+        self._rows = [Rows() for _ in range(instances)] if spec.direct else None
+        self._alike = not self._shapes and (self._rows is None or instances == 1)
+        self._places = Places(rows if spec.direct else spec.max_candidates or rows, instances)
         self._hold_backlog = spec.hold_backlog
-        self._unused = 0
-        self._freed: list[int] = []
         self._all: set[UnderWay] = set()
         self._open: dict[int | str, UnderWay] = {}
         self._backlog: OrderedDict[UnderWay, None] = OrderedDict()
@@ -91,11 +89,11 @@ class Sequences:
             raise _invalid(f"{text} '{corrid.datatype}'")
         one = self._open.get(said.id)
         if one is not None:
-            return one.slot < 0
+            return one.row < 0
         if not said.start:
             text = f"inference request for sequence {said.id} {to} must specify the START flag on the first request of"
             raise _invalid(f"{text} the sequence")
-        return not self._freed and self._unused == self._slots
+        return not self._places.free
 
     def admit(self, request: InferRequest, now_ns: int) -> list[InferRequest]:
         """Take in a request that `check` has passed. Returns: what may go to its Lane now."""
@@ -113,7 +111,7 @@ class Sequences:
             self._close(one)
         request.under_way = one
         one.waiting.append(request)
-        if one.slot < 0:
+        if one.row < 0:
             self.backlog_requests += 1
             self.backlog_bytes += request.nbytes
             return []
@@ -129,7 +127,7 @@ class Sequences:
 
     def expires(self, request: InferRequest) -> bool:
         """Tell whether a request's timeout counts: only until its sequence has a place, in Triton as here."""
-        return request.under_way.slot < 0
+        return request.under_way.row < 0
 
     def held(self) -> list[InferRequest]:
         """List the requests that wait here."""
@@ -139,7 +137,7 @@ class Sequences:
 
     def take(self, lane: Lane, limit_rows: int) -> tuple[list[InferRequest], int]:
         """Take the requests of one batch from their Lane, and their rows."""
-        most = limit_rows if self._rows is None else self._slots
+        most = limit_rows if self._rows is None else self._places.rows
         head = lane.head()
         if head is None or self._alike:
             return lane.take(most)
@@ -197,18 +195,18 @@ class Sequences:
         """
         one = request.under_way
         first = 0
-        if one.slot >= 0 and one.current is not request:
+        if one.row >= 0 and one.current is not request:
             first = one.waiting.index(request)
         behind = [one.waiting.pop() for _ in range(len(one.waiting) - first)]
         behind.reverse()
-        if one.slot < 0:
+        if one.row < 0:
             self.backlog_requests -= len(behind)
             self.backlog_bytes -= sum(each.nbytes for each in behind)
             del self._backlog[one]
             self._all.remove(one)
         behind = [each for each in behind if each is not request]
         self._close(one)
-        if one.slot < 0 or one.current not in (request, None):
+        if one.row < 0 or one.current not in (request, None):
             return behind, []
         if self._rows is not None and one.current is request:
             self._rows[one.instance].issued -= 1
@@ -252,41 +250,36 @@ class Sequences:
 
     def _place(self, one: UnderWay) -> bool:
         """Give a sequence the lowest row that is free on any Instance. Returns: whether there is one."""
-        one.slot = self._lowest()
-        if one.slot < 0:
-            return False
-        one.row, one.instance = divmod(one.slot, self._instances)
-        return True
-
-    def _lowest(self) -> int:
-        """Take the lowest place that is free, -1: there is none. One that is shut only if all are."""
-        if 0 < len(self._shut) < self._instances:
-            self._freed += range(self._unused, self._slots)
-            self._unused = self._slots
-            found = min((slot for slot in self._freed if slot % self._instances not in self._shut), default=-1)
-            if found >= 0:
-                self._freed.remove(found)
-            heapify(self._freed)
-            return found
-        if self._freed:
-            return heappop(self._freed)
-        if self._unused == self._slots:
-            return -1
-        self._unused += 1
-        return self._unused - 1
+        place = self._places.take()
+        if place is not None:
+            one.row, one.instance = place
+        return place is not None
 
     def _release(self, one: UnderWay, now_ns: int) -> list[InferRequest]:
         """Free the place of a sequence that is over, and give it to the one that has waited longest."""
         self._all.remove(one)
         if self._rows is not None:
             self._rows[one.instance].heads.pop(one, None)
-        heappush(self._freed, one.slot)
+        if not self._places.give_back(one.row, one.instance) and not self.stand_at(one.instance):
+            self.vacated.pop(one.instance, lambda: None)()
         return self._fill(now_ns) + self._gather_of(one, now_ns)
 
     def house(self, instance: int, now_ns: int, *, runs: bool) -> None:
         """Let sequences begin at an Instance, or none for now. `reap` is due then: some may have waited for that."""
-        (self._shut.discard if runs else self._shut.add)(instance)
+        self._places.shut(instance, shut=not runs)
         self._wake_at(now_ns)
+
+    def seat(self, seats: Collection[int], now_ns: int) -> None:
+        """Let sequences begin at these Instances and no others; those under way go on where they are. As `house`."""
+        self._places.move(seats, {(one.row, one.instance) for one in self._all if one.row >= 0})
+        if self._rows is not None:
+            self._rows += [Rows() for _ in range(len(self._rows), max(seats) + 1)]
+            self._alike = False
+        self._wake_at(now_ns)
+
+    def stand_at(self, seat: int) -> bool:
+        """Tell whether any sequence has its place at an Instance."""
+        return any(one.instance == seat and one.row >= 0 for one in self._all)
 
     def _fill(self, now_ns: int) -> list[InferRequest]:
         """Give a place to the sequence that has waited longest for one. Returns: what may go to its Lane now."""
@@ -332,7 +325,7 @@ class Sequences:
 
     def _issue(self, one: UnderWay) -> InferRequest:
         request = one.current = one.waiting.popleft()
-        if self.pinned:
+        if self.remembers:
             request.key = (*request.key, pin(one.instance))
         return request
 

@@ -14,21 +14,20 @@ if TYPE_CHECKING:
 class UnderWay:
     """One sequence, from its first request to its last.
 
-    Invariants: `current` is the one request that is in a Lane or in a Batch, `waiting` are those behind it. `slot` is
-    its place among those of all Instances, -1 while it waits for one; `row` is where it stands in a run. `open`: more
-    requests of it may come. `states`: what the model gave last, by the output's name; empty: as it begins. `home`:
-    where a model that remembers for itself has begun it (homes.py).
+    Invariants: `current` is the one request that is in a Lane or in a Batch, `waiting` are those behind it. `row` is
+    where it stands in a run, among those of an `instance`, -1 while it waits for a place. `open`: more requests of it
+    may come. `states`: what the model gave last, by the output's name; empty: as it begins. `home`: where a model that
+    remembers for itself has begun it (homes.py).
     """
 
-    __slots__ = ("current", "home", "id", "instance", "open", "row", "slot", "states", "waiting")
+    __slots__ = ("current", "home", "id", "instance", "open", "row", "states", "waiting")
 
     def __init__(self, identity: int | str) -> None:
         self.id = identity
         self.home: object = None
         self.open = True
-        self.slot = -1
         self.instance = 0
-        self.row = 0
+        self.row = -1
         self.current: InferRequest | None = None
         self.waiting: deque[InferRequest] = deque()
         self.states: dict[str, Array] = {}

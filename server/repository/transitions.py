@@ -128,25 +128,31 @@ class Transitions:
         if not same or record.served is None or not changes.only_instances(record.served, entry):
             return None
         models = {int(model.version): model for model in self._serving[record.name]}
+        made = await self._changes(entry, models)
+        if made is None:
+            return None
+        record.config, record.served = entry.config, entry
+        return self.own(_all([task for change in made for task in change.commit()]))
+
+    async def _changes(self, entry: Entry, models: Mapping[int, Model]) -> list[Change] | None:
+        """Make what all versions lack; None, and nothing is left behind, if one cannot. Raises: LoadFailedError."""
         made: list[Change] = []
-        failures: dict[int, str] = {}
-        whole = True
+        whole = False
         try:
             for spec in entry.specs:
                 async with self._turn:
                     change = await self._engine.change(models[spec.version], spec)
-                whole = whole and change is not None
-                made += [change] if change is not None else []
-        except InferError as error:
-            failures[spec.version] = hidden(error.message, entry)
-        if failures or not whole:
-            await asyncio.gather(*(change.abandon() for change in made))
-        if failures:
-            raise LoadFailedError(record.name, failures, unread=False)
-        if not whole:
-            return None
-        record.config, record.served = entry.config, entry
-        return self.own(_all([task for change in made for task in change.commit()]))
+                if change is None:
+                    return None
+                made.append(change)
+            whole = True
+        except Exception as error:
+            reason = error.message if isinstance(error, InferError) else f"{type(error).__name__}: {error}"
+            raise LoadFailedError(entry.name, {spec.version: hidden(reason, entry)}, unread=False) from error
+        finally:
+            if not whole:
+                await asyncio.gather(*(change.abandon() for change in made))
+        return made
 
     async def _open_all(self, entry: Entry, opened: list[Model]) -> dict[int, str]:
         """Open all versions into `opened`. Returns: the reasons of those that fail."""

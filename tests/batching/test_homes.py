@@ -152,6 +152,47 @@ async def test_no_answer_is_wrong_whatever_befalls_the_instances(
     assert all(answer == wanted for wanted, answer in answers_of(found))
 
 
+@pytest.mark.parametrize("instances", [SPEC.instances, TWO_DEVICES], ids=["one CPU", "two devices"])
+@pytest.mark.parametrize("seed", range(6))
+async def test_instances_that_come_and_go_forget_no_sequence(seed: int, instances: tuple[InstanceGroup, ...]) -> None:
+    chance, loads, asking = random.Random(seed), Loads(direct=bool(seed % 2)), True
+    spec = spec_of(direct=bool(seed % 2), instances=instances)
+    async with served(loads, spec) as it:
+
+        async def come_and_go() -> int:
+            count = 0
+            while asking:
+                groups = tuple([replace(group, count=chance.randint(1, 3)) for group in instances])
+                change = await it[0].change(it[1], replace(spec, instances=groups))
+                assert change is not None
+                await asyncio.gather(*change.commit())
+                count += 1
+            return count
+
+        changing = asyncio.ensure_future(come_and_go())
+        found = await asyncio.gather(*(follow(it, identity, "s....s....e") for identity in range(1, 25)))
+        asking = False
+        assert await changing
+        await asyncio.gather(*it[1].leaving)
+
+        assert len(it[1].instances) == len(it[1].places)
+        assert len(it[1].instances) == sum(group.count for group in it[1].spec.instances)
+    assert len(loads.devices) > 2
+    assert all(answer == wanted for each in found for wanted, answer in each)
+
+
+async def test_a_model_is_closed_though_a_sequence_keeps_an_instance_that_is_to_end() -> None:
+    async with served(Loads(direct=True), SPEC) as it:
+        assert [await ask(it, 1, 1, "s"), await ask(it, 1, 2, "s")] == [1, 1]
+        change = await it[0].change(it[1], replace(SPEC, instances=(InstanceGroup(1),)))
+        assert change is not None
+        assert change.commit() == []
+
+        await it[0].unload("m", 1)
+
+        assert not it[1].leaving
+
+
 async def test_a_sequence_whose_instance_was_lost_is_told_to_begin_again() -> None:
     fates = iter([DeviceLost(Code.NOT_READY, "lost")])
     loads = Loads(lambda values: next(fates, None) if 7 in values else None, direct=True)

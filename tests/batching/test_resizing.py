@@ -21,10 +21,11 @@ from penstock.batching.outside import Outside
 from penstock.batching.outsides import Opened, complete_outside, singles
 from penstock.batching.placement import Devices
 from penstock.batching.rates import RateLimiter
+from penstock.batching.request import InSequence, Terms
 from penstock.batching.resizing import match
-from penstock.batching.spec import InstanceGroup, ModelSpec, Resource
+from penstock.batching.spec import InstanceGroup, ModelSpec, Resource, SequenceSpec
 from tests.batching import test_engine, test_outside
-from tests.batching.test_outside import Elsewhere, Ledger, x
+from tests.batching.test_outside import Elsewhere, Ledger, Remembers, x
 from tests.fakes import FakeBackend, Gate, ListSink, fake_request
 
 pytestmark = pytest.mark.anyio
@@ -269,12 +270,13 @@ class TestOnThreads:
 class More:
     """Opens executors one after another, as many as are wanted."""
 
-    def __init__(self, plan: Callable[[], str] = lambda: "answer") -> None:
+    def __init__(self, plan: Callable[[], str] = lambda: "answer", kind: type[Elsewhere] = Elsewhere) -> None:
         self.opened: list[Elsewhere] = []
         self._plan = plan
+        self._kind = kind
 
     def _some(self, count: int) -> list[Outside]:
-        made = [Elsewhere(self._plan) for _ in range(count)]
+        made = [self._kind(self._plan) for _ in range(count)]
         self.opened += made
         return list(made)
 
@@ -286,11 +288,13 @@ class More:
 
 
 @asynccontextmanager
-async def elsewhere(count: int, more: More, group: InstanceGroup = CPU) -> AsyncIterator[tuple[Engine, Model]]:
+async def elsewhere(
+    count: int, more: More, sequence: SequenceSpec | None = None
+) -> AsyncIterator[tuple[Engine, Model]]:
     engine = Engine(asyncio.get_running_loop(), {})
     engine.devices = Devices(RateLimiter())
     engine.outsides["elsewhere"] = more
-    model = await engine.load(replace(test_outside.spec_of(), instances=(of(count, group),)))
+    model = await engine.load(replace(test_outside.spec_of(), instances=(of(count),), sequence=sequence))
     async with asyncio.timeout(test_outside.GUARD_S):
         yield engine, model
         assert await engine.stop(5.0) == 0
@@ -298,7 +302,7 @@ async def elsewhere(count: int, more: More, group: InstanceGroup = CPU) -> Async
 
 
 async def resize(engine: Engine, model: Model, count: int, group: InstanceGroup = CPU) -> None:
-    change = await engine.change(model, replace(test_outside.spec_of(), instances=(of(count, group),)))
+    change = await engine.change(model, replace(model.spec, instances=(of(count, group),)))
     assert change is not None
     await asyncio.gather(*change.commit())
 
@@ -377,3 +381,106 @@ class TestElsewhere:
 
         assert len(ledger.ends) == 100
         assert {end for (end,) in ledger.ends.values()} <= {"right", "failed", "died"}
+
+
+class Session:
+    """Clients of sequences on Instances that remember them."""
+
+    def __init__(self, engine: Engine, model: Model, more: More) -> None:
+        self._engine = engine
+        self._model = model
+        self._more = more
+
+    async def ask(self, number: int, *, start: bool = False, end: bool = False) -> int:
+        """Ask for one step of a sequence. Returns: which executor has run it."""
+        before = [len(each.begun) for each in self._more.opened]
+        terms = Terms(sequence=InSequence(number, start, end))
+        (output,) = await self._engine.infer(self._model, x(number), terms=terms)
+        assert output.tolist() == [[number]]
+        return next(
+            at for at, each in enumerate(self._more.opened) if at >= len(before) or len(each.begun) > before[at]
+        )
+
+
+@pytest.mark.parametrize("direct", [True, False])
+class TestSequences:
+    async def test_a_sequence_ends_where_it_began_and_the_instance_after_it(self, direct: bool) -> None:
+        more = More(kind=Remembers)
+        async with elsewhere(3, more, SequenceSpec(direct=direct)) as (engine, model):
+            session = Session(engine, model, more)
+            homes = [await session.ask(number, start=True) for number in (1, 2, 3)]
+            assert homes == [0, 1, 2]
+
+            await resize(engine, model, 2)
+
+            assert not more.opened[2].closed
+            assert [await session.ask(number) for number in (3, 2, 1)] == [2, 1, 0]
+            assert await session.ask(4, start=True) in {0, 1}
+            assert await session.ask(3, end=True) == 2
+            await asyncio.gather(*model.leaving)
+            assert [each.closed for each in more.opened] == [False, False, True]
+            assert [await session.ask(number, end=True) for number in (1, 2)] == [0, 1]
+
+    async def test_one_without_sequences_is_ended_at_once(self, direct: bool) -> None:
+        more = More(kind=Remembers)
+        async with elsewhere(2, more, SequenceSpec(direct=direct)) as (engine, model):
+            session = Session(engine, model, more)
+            assert await session.ask(1, start=True) == 0
+
+            await resize(engine, model, 1)
+
+            assert more.opened[1].closed
+            assert await session.ask(1, end=True) == 0
+
+    async def test_what_waits_for_a_place_gets_one_where_there_is_more(self, direct: bool) -> None:
+        more = More(kind=Remembers)
+        async with elsewhere(1, more, SequenceSpec(direct=direct)) as (engine, model):
+            session = Session(engine, model, more)
+            for number in range(1, 5):
+                await session.ask(number, start=True)
+            waits = asyncio.ensure_future(session.ask(5, start=True))
+            await asyncio.sleep(0)
+            assert not waits.done()
+
+            await resize(engine, model, 2)
+
+            assert await waits == 1
+            assert [await session.ask(number, end=True) for number in (1, 5)] == [0, 1]
+
+    async def test_there_may_be_more_again_before_the_last_sequence_has_ended(self, direct: bool) -> None:
+        more = More(kind=Remembers)
+        async with elsewhere(2, more, SequenceSpec(direct=direct)) as (engine, model):
+            session = Session(engine, model, more)
+            assert [await session.ask(number, start=True) for number in (1, 2)] == [0, 1]
+            await resize(engine, model, 1)
+            await resize(engine, model, 2)
+
+            assert [await session.ask(number) for number in (1, 2, 1, 2)] == [0, 1, 0, 1]
+            assert await session.ask(3, start=True) == 2
+            assert await session.ask(2, end=True) == 1
+            await asyncio.gather(*model.leaving)
+            assert [each.closed for each in more.opened] == [False, True, False]
+            assert await session.ask(3, end=True) == 2
+
+    @pytest.mark.parametrize("seed", range(10))
+    async def test_all_are_answered_once_and_where_they_began(self, direct: bool, seed: int) -> None:
+        chance = random.Random(seed)
+        more = More(lambda: chance.choice(["answer", "answer", "late", "fail"]), Remembers)
+        async with elsewhere(2, more, SequenceSpec(direct=direct)) as (engine, model):
+            ledger = Ledger()
+
+            async def come_and_go() -> None:
+                while not ledger.done.is_set():
+                    for _ in range(chance.randrange(6)):
+                        await asyncio.sleep(0)
+                    await resize(engine, model, chance.randint(1, 4))
+
+            changing = asyncio.ensure_future(come_and_go())
+            await test_outside.submit_sequences(engine, model, ledger)
+            await changing
+            await asyncio.gather(*model.leaving)
+            assert len([each for each in more.opened if not each.closed]) == len(model.outsides)
+
+        assert len(ledger.ends) == 40
+        assert {end for (end,) in ledger.ends.values()} <= {"right", "failed"}
+        assert all(each.strangers == [] for each in more.opened if isinstance(each, Remembers))

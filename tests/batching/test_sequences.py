@@ -201,7 +201,7 @@ class TestOldest:
     def test_without_a_number_of_candidates_there_are_as_many_as_rows(self) -> None:
         scheduler = scheduler_of(SequenceSpec(direct=False), rows=3)
 
-        places = [add(scheduler, identity, "s").under_way.slot for identity in (1, 2, 3, 4)]
+        places = [add(scheduler, identity, "s").under_way.row for identity in (1, 2, 3, 4)]
 
         assert places == [0, 1, 2, -1]
 
@@ -261,7 +261,7 @@ class TestComing:
             InferError, match="inference request for sequence 1 to model 'm' must specify the START flag"
         ):
             add(scheduler, 1)
-        assert add(scheduler, 1, "s").under_way.slot == 1
+        assert add(scheduler, 1, "s").under_way.row == 1
 
     def test_who_begins_again_goes_on_in_the_same_place(self, caplog: pytest.LogCaptureFixture) -> None:
         scheduler = scheduler_of(OLDEST)

@@ -56,6 +56,7 @@ class SequencesMachine(RuleBasedStateMachine):
         self.slots = (rows if direct else candidates or rows) * instances
         spec = SequenceSpec(direct, IDLE_US, max_delay_us=hold[0], min_utilization=hold[1], max_candidates=candidates)
         policy = BatchPolicy(max_batch_rows=rows, max_queue_rows=queue)
+        self.seats = frozenset(range(instances))
         self.sequences = Sequences("m", spec, rows, instances)
         self.scheduler = Scheduler(policy, CostModel(), 0, instances, self.sequences)
         self.now_ns = 1
@@ -64,6 +65,13 @@ class SequencesMachine(RuleBasedStateMachine):
         self.gone: list[InferRequest] = []
 
     # -- what happens ------------------------------------------------------------------------------------------
+
+    @rule(seats=st.frozensets(st.integers(0, 3), min_size=1, max_size=3))
+    def instances_come_and_go(self, seats: frozenset[int]) -> None:
+        self.slots = self.slots // len(self.seats) * len(seats)
+        self.seats = seats
+        self.sequences.seat(seats, self.now_ns)
+        self.scheduler.expire(self.now_ns)
 
     @rule(count=st.integers(1, 7), key=st.sampled_from(KEYS))
     def begin(self, count: int, key: Key) -> None:
@@ -179,7 +187,7 @@ class SequencesMachine(RuleBasedStateMachine):
 
     def _fail(self, expired: list[InferRequest]) -> None:
         for request in expired:
-            assert request.under_way.slot < 0
+            assert request.under_way.row < 0
         self._end(expired)
 
     def _end(self, requests: list[InferRequest]) -> None:
@@ -208,7 +216,7 @@ class SequencesMachine(RuleBasedStateMachine):
 
     def _real(self, one: Told) -> int:
         request = one.running or (one.waiting[0] if one.waiting else None)
-        return 0 if request is None else request.under_way.slot
+        return 0 if request is None else request.under_way.row
 
     @invariant()
     def it_holds_what_it_was_told(self) -> None:
@@ -216,7 +224,7 @@ class SequencesMachine(RuleBasedStateMachine):
         assert self.scheduler.live == self.scheduler.rows == len(waiting)
         assert self.scheduler.nbytes == sum(request.nbytes for request in waiting)
         assert len(self.sequences) == len(self.told)
-        backlog = [request for request in waiting if request.under_way.slot < 0]
+        backlog = [request for request in waiting if request.under_way.row < 0]
         assert self.sequences.backlog_requests == len(backlog)
         assert self.sequences.backlog_bytes == sum(request.nbytes for request in backlog)
 
@@ -225,12 +233,14 @@ class SequencesMachine(RuleBasedStateMachine):
         busy = [
             request.under_way for one in self.told for request in (one.running, *one.waiting) if request is not None
         ]
-        placed = {each for each in busy if each.slot >= 0}
-        assert len({each.slot for each in placed}) == len(placed) <= self.slots
+        placed = {each for each in busy if each.row >= 0}
+        assert len({(each.row, each.instance) for each in placed}) == len(placed)
+        here = [each for each in self.sequences._all if each.row >= 0 and each.instance in self.seats]
+        assert len(here) <= self.slots
         waits = [self._real(one) < 0 for one in self.told]
         assert waits == sorted(waits)
         if True in waits:
-            assert waits.index(True) == self.slots
+            assert len(here) == self.slots
 
     def teardown(self) -> None:
         """Whatever was going on, nothing is left once all have run, were cancelled or have gone silent."""

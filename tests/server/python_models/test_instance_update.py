@@ -100,6 +100,12 @@ class Stage:
         file = self.notes / what
         return len(file.read_text()) if file.exists() else 0
 
+    def step(self, sequence: int, *, start: bool = False, end: bool = False) -> bool:
+        given = triton_grpc.InferInput("x", [1, 2], "FP32")
+        given.set_data_from_numpy(np.array([[1, 2]], np.float32))
+        answer = self.client.infer("m", [given], sequence_id=sequence, sequence_start=start, sequence_end=end)
+        return bool(answer.as_numpy("y").tolist() == [[1, 2]])
+
     def ask(self) -> bool:
         given = triton_grpc.InferInput("x", [1, 2], "FP32")
         given.set_data_from_numpy(np.array([[1, 2]], np.float32))
@@ -224,6 +230,26 @@ def test_requests_are_answered_while_one_is_being_added(stage: Stage) -> None:
         (stage.notes / "no_initialize").unlink()
         load.result()
     assert stage.counts == (2, 0)
+
+
+@pytest.mark.parametrize("strategy", ["direct {}", "oldest { max_candidate_sequences: 2 }"])
+def test_sequences_go_on_where_they_began_and_their_instance_is_ended_after_them(stage: Stage, strategy: str) -> None:
+    def load(count: int) -> tuple[int, int]:
+        stage.configure(cpu(count))
+        with (stage.root / "m" / "config.pbtxt").open("a") as file:
+            file.write(f"sequence_batching {{ {strategy} }}")
+        stage.client.load_model("m")
+        return stage.counts
+
+    assert load(2) == (2, 0)
+    assert all(stage.step(number, start=True) for number in (1, 2))
+    assert load(1) == (2, 0)
+    assert all(stage.step(number) for number in (1, 2, 1))
+    assert load(3) == (4, 0)
+    assert stage.step(2, end=True)
+    until(lambda: stage.counts == (4, 1))
+    assert load(1) == (4, 3)
+    assert stage.step(1, end=True)
 
 
 def test_resources_that_change_are_other_instances(stage: Stage) -> None:

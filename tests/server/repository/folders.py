@@ -34,8 +34,8 @@ class FakeChange:
 class FakeEngine:
     """Completes against one graph; fails for the models named, or their versions (`a2`).
 
-    `gate`, if given, must be set before anything opens; `leaving` before anything that gave way is gone. `changes`: what
-    serves can get other Instances.
+    `gate`, if given, must be set before anything opens; `leaving` before anything that gave way is gone.
+    `changes`: what serves can get other Instances.
     """
 
     def __init__(self, graph: Signature = GRAPH, failures: Mapping[str, Exception] | None = None) -> None:

@@ -454,7 +454,7 @@ class TestOtherInstances:
     @pytest.mark.parametrize(
         ("file", "text"),
         [
-            ("config.pbtxt", of(2, "max_batch_size: 3")), ("config.pbtxt", of(2, 'metric_tags { key: "a" value: "b" }')),
+            ("config.pbtxt", of(2, "max_batch_size: 3")), ("config.pbtxt", of(2, "optimization { priority: 1 }")),
             ("penstock.toml", "[batching]\nmax_batch_size = 3\n"), ("1/model.onnx", "x"), ("labels.txt", "x"),
             ("2/model.onnx", "x"), ("config.pbtxt", ""),
         ],

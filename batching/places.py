@@ -1,0 +1,62 @@
+"""Places: where the sequences of a model stand: so many rows at each of its Instances. Held by Sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from heapq import heapify, heappop, heappush
+
+
+class Places:
+    """Those that are free, of which the lowest row goes first. Pure.
+
+    `rows` are at each Instance, `seats` the numbers of the Instances where sequences may begin.
+    """
+
+    def __init__(self, rows: int, instances: int) -> None:
+        self.rows = rows
+        self.seats = frozenset(range(instances))
+        self._shut: set[int] = set()
+        self._unused, self._most = 0, rows * instances
+        self._freed: list[tuple[int, int]] = []
+
+    @property
+    def free(self) -> bool:
+        """Whether there is one."""
+        return bool(self._freed) or self._unused < self._most
+
+    def take(self) -> tuple[int, int] | None:
+        """Take the lowest: its row, and whose it is. None: there is none. One that is shut only if all are."""
+        shut = self._shut & self.seats
+        if 0 < len(shut) < len(self.seats):
+            self._list()
+            found = min((place for place in self._freed if place[1] not in shut), default=None)
+            if found is not None:
+                self._freed.remove(found)
+            heapify(self._freed)
+            return found
+        if self._freed:
+            return heappop(self._freed)
+        if self._unused == self._most:
+            return None
+        self._unused += 1
+        return divmod(self._unused - 1, len(self.seats))
+
+    def give_back(self, row: int, seat: int) -> bool:
+        """Take one back. Returns: False for one that nobody is to have any more."""
+        if seat in self.seats:
+            heappush(self._freed, (row, seat))
+        return seat in self.seats
+
+    def shut(self, seat: int, *, shut: bool) -> None:
+        """Give none away at an Instance while others have some, or do so again."""
+        (self._shut.add if shut else self._shut.discard)(seat)
+
+    def move(self, seats: Collection[int], taken: Collection[tuple[int, int]]) -> None:
+        """Have them at other Instances from now on; `taken` are those of sequences under way, wherever they are."""
+        self.seats = frozenset(seats)
+        self._unused = self._most
+        self._freed = sorted({(row, seat) for seat in self.seats for row in range(self.rows)}.difference(taken))
+
+    def _list(self) -> None:
+        self._freed += [divmod(number, len(self.seats)) for number in range(self._unused, self._most)]
+        self._unused = self._most
