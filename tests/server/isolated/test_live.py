@@ -104,3 +104,26 @@ def test_every_request_has_one_end_and_the_right_answer_though_the_worker_is_kil
             pids.append(backend_of(live).pid)
         assert len(set(pids)) == 4
         assert not any(map(lives, pids))
+
+
+@pytest.mark.skipif(bool(os.environ.get("PENSTOCK_TEST_FRONTS")), reason="reaches into the engine's process")
+def test_instances_come_and_go_in_one_worker(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    (folder / "1").mkdir(parents=True)
+    contract_model("rows", folder / "1" / "model.onnx")
+    config = folder / "config.pbtxt"
+    config.write_text("instance_group [ { count: 1 kind: KIND_CPU } ]")
+    polled = live_server(tmp_path, loaders={"onnxruntime": onnx_loader()}, model_control_mode="poll")
+    with nothing_left(), polled as live:
+        callers, pid = Callers(live.http_port), backend_of(live).pid
+        for count in (3, 1, 4, 2):
+            config.write_text(f"instance_group [ {{ count: {count} kind: KIND_CPU }} ]")
+            live.call(live.server.control.poll())
+            served = callers.right
+            until(lambda most=served + 50: callers.right > most)  # type: ignore[misc]
+            until(lambda wanted=count: len(live.server.engine.model("m").instances) == wanted)  # type: ignore[misc]
+        callers.end()
+
+        assert callers.ledger.not_right() == []
+        assert callers.ledger.without_end == callers.ledger.twice == 0
+        assert backend_of(live).pid == pid
