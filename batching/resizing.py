@@ -75,7 +75,8 @@ class Change:
                 staying[0].mend_loop()
             if model.places:
                 self._place(model)
-            model.wake_one()  # who was woken for what waits may be one that ends
+            if model.scheduler.live:
+                model.wake_one()  # who was woken for what waits may be one that ends
         text = "model %s version %s: %d instances stay, %d are added, %d end"
         logger.info(text, model.name, model.version, len(staying), len(self.added), len(self.ended))
         tasks = [asyncio.ensure_future(_end(model, instance, over)) for instance, over in ends]
@@ -211,7 +212,9 @@ def _add(model: Model, group: InstanceGroup, others: Sequence[ThreadInstance], l
         instance = ThreadInstance(model, at, name, number)
         instance.start()
     except BaseException:
-        if not shares:
+        if shares:
+            at.release((), at.claims[number] if at.claims else None)
+        else:
             at.close()
         raise
     try:
@@ -258,6 +261,10 @@ def _end_thread(model: Model, instance: ThreadInstance) -> None:
             heir = next((each for each in model.places if each.share is at.share), None)
             if heir is not None and at.joined:
                 heir.joined, at.joined = True, False
+            if model.places:
+                # the descriptions hold the session
+                first = model.loop_place.backend
+                model.node_inputs, model.node_outputs = first.node_inputs, first.node_outputs
     at.release(instance.bindings, instance.share)
     instance.bindings = []
     if not used:

@@ -60,6 +60,7 @@ class House:
                 return super().bind(signature, capacity_rows)
 
         self.loaded.append(Counted(test_engine.SAME_AND_SUM, self.gate))
+        self.loaded[-1].node_inputs = [device]
         return self.loaded[-1]
 
     def submit(self, count: int = 1) -> None:
@@ -192,6 +193,7 @@ class TestOnThreads:
 
             assert made.loaded[0].closed
             assert [at.joined for at in made.model.places] == [True]
+            assert made.model.node_inputs is made.loaded[1].node_inputs
             assert made.model.places[0].share is share
 
     async def test_the_loop_goes_on_running_what_is_fast(self) -> None:
@@ -213,6 +215,15 @@ class TestOnThreads:
             assert len(made.model.places[0].bound) == 3
             made.submit(4)
             await made.sink.holds(4)
+
+    async def test_one_that_cannot_be_made_is_not_counted_by_the_rate_limiter(self) -> None:
+        needs = replace(CPU, resources=(Resource("r", 1),))
+        async with house(needs) as made:
+            made.most_bindings = 1
+            with pytest.raises(InferError, match="no memory"):
+                await made.engine.change(made.model, made.spec(of(2, needs)))
+
+            assert len(made.engine.devices.limiter._claims) == 1  # type: ignore[attr-defined]
 
     @pytest.mark.parametrize("groups", [[GPU], [CPU, GPU], [CPU, replace(CPU, passive=True)]])
     async def test_what_needs_more_than_instances_is_made_anew(self, groups: Sequence[InstanceGroup]) -> None:
@@ -239,6 +250,7 @@ class TestOnThreads:
             made.submit(9)
             await made.sink.holds(9)
             await made.resize(of(2, needs))
+            await asyncio.gather(*made.model.leaving)
 
             assert len(limiter._claims) == 2
 
