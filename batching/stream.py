@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.backends.errors import Code, InferError
 
 if TYPE_CHECKING:
-    from .request import InferRequest
+    from .request import InferRequest, Submits
 
 MOST_BYTES = 256 << 20
 """What may wait for a client that does not take its answers; its request fails then."""
@@ -27,13 +27,6 @@ class Told(NamedTuple):
     final: bool = False
     parameters: Mapping[str, Any] | None = None
     infer_ns: int = 0
-
-
-class Submits(Protocol):
-    """What is needed of the Engine."""
-
-    def submit(self, request: InferRequest) -> None: ...
-    def cancel(self, request: InferRequest) -> None: ...
 
 
 class Answers:
