@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.perf.arrivals import (
+from penstock.perf.simulator.arrivals import (
     Arrivals,
     Bursts,
     Kind,

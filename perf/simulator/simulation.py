@@ -5,9 +5,9 @@ has to learn. The front end is left out here: a request is submitted as it arriv
 (frontend.py adds what decoding, loop turns and threads cost). About 5 us of CPU per simulated request.
 
     from penstock.batching.spec import BatchPolicy
-    from penstock.perf.arrivals import SHAPELESS, Kind, poisson
-    from penstock.perf.runtimes import linear
-    from penstock.perf.simulation import REFUSED, simulate
+    from penstock.perf.simulator.arrivals import SHAPELESS, Kind, poisson
+    from penstock.perf.simulator.runtimes import linear
+    from penstock.perf.simulator.simulation import REFUSED, simulate
 
     truth = linear(500_000, 50_000, noise=0.1)             # 0.5 ms a batch and 0.05 ms a row
     _, knee_per_s = truth.best(SHAPELESS, 64)              # rows/s that it can do at most
