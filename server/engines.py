@@ -1,12 +1,13 @@
-"""Serves: what dialects need of an Engine, which may be in another process (fronts/remote_engine.py)."""
+"""Serves and Infers: what dialects and hooks need of an Engine, which may be another process's (remote_engine.py)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.batching.request import Submits
+from penstock.batching.request import NO_TERMS, Submits, Terms
 
 if TYPE_CHECKING:
+    from penstock.backends.backend import Array
     from penstock.backends.errors import InferError
     from penstock.batching.model import Model
 
@@ -21,3 +22,18 @@ class Serves(Submits, Protocol):
     def hold(self, model: Model) -> None: ...
     def release(self, model: Model) -> None: ...
     def turn_away(self, model: Model) -> InferError | None: ...
+
+
+class Infers(Protocol):
+    """What hooks need of the Engine."""
+
+    async def infer(
+        self,
+        model: Model,
+        inputs: list[Array | None],
+        *,
+        wanted: tuple[int, ...] | None = None,
+        terms: Terms = NO_TERMS,
+        id: str = "",  # noqa: A002 - the protocol's word
+    ) -> list[Any]:
+        """Run one request through the batcher."""
