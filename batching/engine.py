@@ -24,7 +24,7 @@ from .outsides import OutsideLoader, close_outsides, open_outside
 from .passage import is_step
 from .remembering import remember
 from .request import NO_TERMS, InferRequest, Terms
-from .sinks import FutureSink, let_go, withdraw
+from .sinks import answered, let_go, withdraw
 from .spec import ModelSpec
 from .splitting import add_parts
 from .statistics import CANCELED, REJECTED
@@ -57,7 +57,6 @@ class Engine:
         self._door = Door(self._turns)
         self._held = Leaving(lambda model: not model.holds)
         self._retiring = Leaving(lambda model: not model.inflight)
-        self._future_sink = FutureSink()
         self._idle = asyncio.Event()
         self._idle.set()
         # whether anybody waits for requests to end: told apart once per batch
@@ -289,15 +288,8 @@ class Engine:
         Raises: InferError.
         """
         request = request_for(model, inputs, wanted, terms, parameters)
-        request.id, request.sink = id, self._future_sink
-        future: asyncio.Future[list[Any]] = self._loop.create_future()
-        request.context = future
-        self.submit(request)
-        try:
-            return await future
-        except asyncio.CancelledError:
-            self.cancel(request)
-            raise
+        request.id = id
+        return await answered(self, request)
 
     def hurry(self, *models: Model) -> None:
         """Hold no batch open any more, of these models or of all: nobody else comes."""

@@ -59,6 +59,13 @@ class Sink(Protocol):
         """
 
 
+class Submits(Protocol):
+    """What is asked of an engine by those who take answers one by one, or only one."""
+
+    def submit(self, request: InferRequest) -> None: ...
+    def cancel(self, request: InferRequest) -> None: ...
+
+
 class InferRequest:
     """One call: made by a dialect, checked, stamped, batched, and delivered to its sink exactly once.
 

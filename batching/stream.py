@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from penstock.backends.errors import Code, InferError
 
 if TYPE_CHECKING:
-    from .request import InferRequest
+    from .request import InferRequest, Submits
 
 MOST_BYTES = 256 << 20
 """What may wait for a client that does not take its answers; its request fails then."""
@@ -34,13 +34,6 @@ class Told(NamedTuple):
     parameters: Mapping[str, Any] | None = None
     infer_ns: int = 0
     wrong: str = ""
-
-
-class Submits(Protocol):
-    """What is needed of the Engine."""
-
-    def submit(self, request: InferRequest) -> None: ...
-    def cancel(self, request: InferRequest) -> None: ...
 
 
 class Tells(Protocol):

@@ -9,8 +9,8 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -334,16 +334,3 @@ class Server:
         await asyncio.to_thread(self._sources.close)
         self.clouds.close()
         await self.observing.stop()
-
-
-@asynccontextmanager
-async def running_server(settings: Settings, loaders: Mapping[str, Loader] = LOADERS) -> AsyncIterator[Server]:
-    """Run a server with its models loaded, for as long as the block lasts; drain it in the end."""
-    server = Server(settings, loaders)
-    try:
-        await server.open()
-        await server.load()
-        yield server
-        await server.drain()
-    finally:
-        await server.close()
