@@ -115,7 +115,7 @@ class Engine:
         await self.unheld(model)
         model.closing = True
         self._watched = True
-        self._turns.hurry(model)
+        self._turns.hurry(model, last=True)
         await self._retiring.wait(model)
         self._watched = self.stopping or bool(self._retiring)
         self._turns.alarms.cancel(model)
@@ -300,9 +300,9 @@ class Engine:
             raise
 
     def hurry(self, *models: Model) -> None:
-        """Hold no batch open any more, of these models or of all: nobody else comes."""
+        """Hold no batch open any more, of these models, for which nobody comes any more, or of all."""
         for model in models or self._served():
-            self._turns.hurry(model)
+            self._turns.hurry(model, last=bool(models))
 
     async def stop(self, grace_s: float) -> int:
         """Refuse new work, finish what was accepted, and close every model.
