@@ -115,7 +115,6 @@ class Engine:
         await self.unheld(model)
         model.closing = True
         self._watched = True
-        self._turns.hurry(model, last=True)
         await self._retiring.wait(model)
         self._watched = self.stopping or bool(self._retiring)
         self._turns.alarms.cancel(model)
@@ -126,7 +125,8 @@ class Engine:
         await close_outsides(model)
 
     async def unheld(self, model: Model) -> None:
-        """Wait until nobody holds a Model."""
+        """Wait until nobody holds a Model that nobody finds any more."""
+        self.hurry(model)  # who holds it, as hooks do around a request, would wait for what is held open
         await self._held.wait(model)
 
     def hold(self, model: Model) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 from collections.abc import Iterator
@@ -44,11 +45,12 @@ def triton(request: pytest.FixtureRequest) -> Any:
 
 
 @contextmanager
-def served(root: Path, text: str, **settings: Any) -> Iterator[tuple[Live, Gated]]:
+def served(root: Path, text: str, *, hooked: bool = False, **settings: Any) -> Iterator[tuple[Live, Gated]]:
     """Serve the model `m`, which gives `x` [N,4] back as `y`, on threads; its runs are recorded from now on."""
     row: models.Tensors = {"x": (FLOAT, ["N", 4])}
     models.write(root, "m", [node("Identity", ["x"], ["y"])], (row, {"y": (FLOAT, ["N", 4])}), config=text)
-    (root / "m" / "penstock.toml").write_text('[batching]\nexecutor = "thread"\n')
+    hooks = '[hooks]\nfile = "hooks.py"\n' if hooked else ""
+    (root / "m" / "penstock.toml").write_text(f'[batching]\nexecutor = "thread"\n{hooks}')
     gated = Gated()
     with live_server(root, loaders=gated.loaders, **settings) as live:
         gated.runs.clear()
@@ -357,3 +359,77 @@ class TestSharedMemory:
             client.unregister_system_shared_memory("r")
 
         assert sums == [2, 4, 6]
+
+
+HOOKS = """
+def pre_inference(sample, metadata):
+    return sample
+
+def post_inference(prediction, metadata):
+    return {"y": prediction[0]}
+"""
+ALONE = "preferred_batch_size: [ 4 ] " + AN_HOUR
+EXPLICIT: dict[str, Any] = {"model_control_mode": "explicit", "load_model": ("*",)}
+
+
+class TestEnding:
+    """A model that goes holds no batch open, nor a place, for those who will not come: whoever waits keeps it."""
+
+    @pytest.mark.parametrize("around", ["hooks", "ensemble"])
+    @pytest.mark.parametrize("action", ["unload", "load"])
+    def test_what_is_held_open_for_one_that_hooks_or_an_ensemble_wait_for_is_answered(
+        self, tmp_path: Path, triton: Any, around: str, action: str
+    ) -> None:
+        asked = "all" if around == "ensemble" else "m"
+        text = f"max_batch_size: 4 dynamic_batching {{ {ALONE} }}"
+        write_around(tmp_path, around)
+        with (
+            served(tmp_path, text, hooked=around == "hooks", **EXPLICIT) as (live, gated),
+            Asking(live, triton, asked) as asking,
+            Asking(live, triton, "m") as steps,
+            asking.client() as client,
+        ):
+            sent = [asking.ask(value=1)]
+            steps.until_waiting(1)
+            if action == "unload":
+                client.unload_model("m")
+            else:
+                client.load_model("m", config=json.dumps({"max_batch_size": 8}))
+
+            assert values(sent) == [1]
+            assert [1] in gated.runs
+
+    @pytest.mark.parametrize("action", ["unload", "load"])
+    def test_who_waits_for_the_place_of_a_silent_sequence_gets_it(
+        self, tmp_path: Path, triton: Any, action: str
+    ) -> None:
+        idle = "oldest { } max_sequence_idle_microseconds: 3600000000"
+        write_accumulator(tmp_path, "m", config(1, idle + CONTROLS + STATE % ""))
+        text = ensembles.config("all", ["x"], ["y"], [step("m", [("x", "x")], [("y", "y")])], rows=1)
+        write_ensemble(tmp_path, "all", text.replace("[ 4 ]", "[ 1 ]"))
+        with (
+            live_server(tmp_path, **EXPLICIT) as live,
+            Asking(live, triton, "all") as asking,
+            Asking(live, triton, "m") as steps,
+            asking.client() as client,
+        ):
+            assert values([asking.ask(width=1, sequence_id=1, sequence_start=True)]) == [1]
+            sent = [asking.ask(value=2, width=1, sequence_id=2, sequence_start=True)]
+            steps.until_waiting(1)
+            if action == "unload":
+                client.unload_model("m")
+            else:
+                (tmp_path / "m" / "config.pbtxt").write_text(config(2, idle + CONTROLS + STATE % ""))
+                client.load_model("m")
+
+            assert values(sent) == [2]
+
+
+def write_around(root: Path, around: str) -> None:
+    """Write what stands around `m`: hooks, or an ensemble called `all`."""
+    if around == "ensemble":
+        text = ensembles.config("all", ["x"], ["y"], [step("m", [("x", "x")], [("y", "y")])], rows=4)
+        write_ensemble(root, "all", text)
+        return
+    (root / "m").mkdir()
+    (root / "m" / "hooks.py").write_text(HOOKS)
