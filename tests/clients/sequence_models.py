@@ -80,7 +80,8 @@ def write_growing(root: Path, name: str, text: str) -> None:
 def write_truths(root: Path, name: str, kind: str) -> None:
     """Write a model that gives `x` back as `y`, and its controls, which are truths, and an id of this datatype."""
     flags = {"START": "start", "END": "end", "READY": "ready"}
-    code, axes = getattr(TensorProto, kind), ["N", 1]
+    code: int = getattr(TensorProto, kind)
+    axes: Axes = ["N", 1]
     truths = [
         f'{{ name: "{each}" control [ {{ kind: CONTROL_SEQUENCE_{each} bool_false_true: [ false, true ] }} ] }}'
         for each in flags
