@@ -248,6 +248,8 @@ class Engine:
     def cancel(self, request: InferRequest) -> None:
         """Take a request back while it waits; one that runs is finished, and its sink must not mind."""
         model = request.model
+        if model.cache is not None and model.cache.gives_up(request):
+            return
         if model.ensemble is not None:
             self._ensembles.cancel(request)
             return
@@ -257,8 +259,7 @@ class Engine:
                 self.cancel(part)
             return
         with model.lock:
-            waited = request.waiting
-            if waited:
+            if waited := request.waiting:
                 model.scheduler.remove(request, time.monotonic_ns())
         if not waited:
             for outside in model.outsides:
