@@ -114,7 +114,6 @@ class Engine:
         await self.unheld(model)
         model.closing = True
         self._watched = True
-        self._turns.hurry(model)
         await self._retiring.wait(model)
         self._watched = self.stopping or bool(self._retiring)
         self._turns.alarms.cancel(model)
@@ -125,7 +124,8 @@ class Engine:
         await close_outsides(model)
 
     async def unheld(self, model: Model) -> None:
-        """Wait until nobody holds a Model."""
+        """Wait until nobody holds a Model that nobody finds any more."""
+        self.hurry(model)  # who holds it, as hooks do around a request, would wait for what is held open
         await self._held.wait(model)
 
     def hold(self, model: Model) -> None:
@@ -247,6 +247,8 @@ class Engine:
     def cancel(self, request: InferRequest) -> None:
         """Take a request back while it waits; one that runs is finished, and its sink must not mind."""
         model = request.model
+        if model.cache is not None and model.cache.gives_up(request):
+            return
         if model.ensemble is not None:
             self._ensembles.cancel(request)
             return
@@ -256,8 +258,7 @@ class Engine:
                 self.cancel(part)
             return
         with model.lock:
-            waited = request.waiting
-            if waited:
+            if waited := request.waiting:
                 model.scheduler.remove(request, time.monotonic_ns())
         if not waited:
             for outside in model.outsides:
@@ -292,9 +293,9 @@ class Engine:
         return await answered(self, request)
 
     def hurry(self, *models: Model) -> None:
-        """Hold no batch open any more, of these models or of all: nobody else comes."""
+        """Hold no batch open any more, of these models, for which nobody comes any more, or of all."""
         for model in models or self._served():
-            self._turns.hurry(model)
+            self._turns.hurry(model, last=bool(models))
 
     async def stop(self, grace_s: float) -> int:
         """Refuse new work, finish what was accepted, and close every model.

@@ -278,9 +278,7 @@ class Scheduler:
     def nearest_deadline_ns(self) -> int:
         """When `expire` must be called next; 0 for never. May be early, never late. Any thread, no lock needed."""
         nearest_ns = self._deadlines.nearest_ns
-        if self.sequences is None:
-            return nearest_ns
-        idle_ns = self.sequences.idle_ns()
+        idle_ns = 0 if self.sequences is None else self.sequences.idle_ns()
         return min(nearest_ns or idle_ns, idle_ns or nearest_ns)
 
     def expire(self, now_ns: int) -> list[InferRequest]:
@@ -320,9 +318,11 @@ class Scheduler:
         for lane in self._lanes.values():
             lane.fast = False
 
-    def hurry(self) -> None:
-        """Hold nothing open any more: nobody else comes who could fill a batch."""
+    def hurry(self, now_ns: int, *, last: bool) -> None:
+        """Hold nothing open any more: nobody else comes who could fill a batch. `last`: as Sequences has it."""
         self._hold, self._held = 0, False
+        if self.sequences is not None:
+            self.sequences.hurry(now_ns, last=last)
 
     def drain(self) -> list[InferRequest]:
         """Take out everything that waits."""

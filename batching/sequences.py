@@ -196,9 +196,7 @@ class Sequences:
         Source: Triton; without one of its requests a sequence's state would be another.
         """
         one = request.under_way
-        first = 0
-        if one.slot >= 0 and one.current is not request:
-            first = one.waiting.index(request)
+        first = one.waiting.index(request) if one.slot >= 0 and one.current is not request else 0
         behind = [one.waiting.pop() for _ in range(len(one.waiting) - first)]
         behind.reverse()
         if one.slot < 0:
@@ -218,6 +216,11 @@ class Sequences:
     def idle_ns(self) -> int:
         """Give when `reap` must be called next; 0 for never. Any thread, no lock needed."""
         return self._nearest_ns
+
+    def hurry(self, now_ns: int, *, last: bool) -> None:
+        """Hold no batch open any more. `last`: nor the place of an idle sequence, since nobody goes on with it."""
+        self._delay_ns, self._idle_ns = 0, 0 if last else self._idle_ns
+        self._wake_at(now_ns)
 
     def reap(self, now_ns: int) -> list[InferRequest]:
         """Forget sequences that were idle for too long, and give places on. Returns: what may go to its Lane now."""
