@@ -95,6 +95,13 @@ def test_nothing_that_builds_is_in_the_last_stage(kind: str) -> None:
     )
 
 
+def test_what_apt_keeps_for_itself_is_not_in_the_last_stage() -> None:
+    """Lists, and what it makes of them: 78 MB, unless the base has told apt to keep neither."""
+    (installing,) = [rest for word, rest in _last_stage("gpu") if word == "RUN" and "apt-get" in rest]
+
+    assert "rm -rf /var/lib/apt/lists/* /var/cache/apt/*" in installing
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_home_is_where_any_user_may_write_under_a_root_that_none_may(kind: str) -> None:
     last = _last_stage(kind)
