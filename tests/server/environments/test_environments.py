@@ -138,6 +138,15 @@ def test_an_environment_without_what_workers_need_is_not_kept(kept: Path, spec: 
     assert made(kept) == []
 
 
+def test_where_no_library_can_be_mapped_it_is_said_that_environments_go_elsewhere(
+    kept: Path, spec: WorkerSpec, python: FakePython
+) -> None:
+    python.write(missing='{"numpy": "ImportError: n.so: failed to map segment from shared object"}')
+
+    with pytest.raises(InferError, match=r"from shared object; .* \(noexec\): keep them elsewhere \(--environments\)$"):
+        Environments(kept).interpreter(spec, LABEL)
+
+
 def test_another_requirement_another_need_and_another_python_are_other_environments(
     kept: Path, spec: WorkerSpec, python: FakePython
 ) -> None:
