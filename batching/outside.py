@@ -41,7 +41,8 @@ class Outside(Protocol):
 
     What it owes for each Batch: `freed` once, with requests that are answered by then, and `late` with those that were
     answered before, or are after; or `unrun` with those that were not begun, if there are any, and `late` before with
-    the others. `down` says that it cannot run now, `up` that it can again.
+    the others. Those that are to run again are none of them: the Batch names them (`again`). `down` says that it cannot
+    run now, `up` that it can again.
     Threads: the event loop's.
     """
 
@@ -128,6 +129,8 @@ class OutsideInstance:
     def freed(self, batch: Batch, answered: Sequence[InferRequest]) -> None:
         """Hand out those of a Batch that have been answered, and take the next one."""
         model, self._busy = self._model, False
+        if batch.again:
+            self._count_run(batch, answered)
         with model.lock:
             model.scheduler.finished(batch, batch.exec_end_ns)
             if all(request.error is None for request in batch.requests):
@@ -138,6 +141,13 @@ class OutsideInstance:
         if answered:
             model.hand_over(parted(batch, answered))
         self._look()
+
+    def _count_run(self, batch: Batch, answered: Sequence[InferRequest]) -> None:
+        """Count a Batch of which some run again: each run of a request is an inference, and succeeds, as in Triton."""
+        well = [each for each in batch.requests if each in batch.again or (each in answered and each.error is None)]
+        ran = batch if len(well) == len(batch.requests) else _part(batch, well)
+        self._model.statistics.record_batch(ran, batch.exec_end_ns)
+        batch.counted = True
 
     def late(self, batch: Batch, answered: Sequence[InferRequest]) -> None:
         """Hand out requests that were answered before or after their Batch was freed."""
@@ -280,4 +290,5 @@ def _part(batch: Batch, requests: list[InferRequest]) -> Batch:
     part.compute_start_ns, part.compute_end_ns = batch.compute_start_ns, batch.compute_end_ns
     part.exec_end_ns = batch.exec_end_ns
     part.runs = min(batch.runs, len(requests))
+    part.counted = batch.counted
     return part

@@ -159,7 +159,8 @@ class SequenceSpec:
     `idle_us` without a request after which a sequence is forgotten, `max_delay_us` that a batch may be held open, until
     `min_utilization` (0 to 1) of its rows are there (direct). `max_candidates`: the most sequences under way per
     Instance (oldest); 0: as many as a batch has rows. `hold_backlog`: where requests are held for a test, they are held
-    until so many wait for a place, too.
+    until so many wait for a place, too. `iterative`: a request is a sequence of its own, which runs until its model is
+    done with it (iterations.py).
     """
 
     direct: bool = True
@@ -170,6 +171,7 @@ class SequenceSpec:
     min_utilization: float = 0.0
     max_candidates: int = 0
     hold_backlog: int = 0
+    iterative: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from penstock.server.workers.kept import Kept
 from penstock.server.workers.order import NotBegunError, Order
 
 from .messages import ANSWER, CANCEL, EXECUTE
+from .open_request import OpenRequest
 from .requests import Names, error_of
 
 if TYPE_CHECKING:
@@ -47,27 +48,12 @@ class Dealings(Protocol):
         """Let go of what is under way for it: it has ended."""
 
 
-class _Open:
-    """A request that has no final answer yet. `later`: its Batch has ended before it. `count`: its answers so far."""
-
-    __slots__ = ("answer", "batch", "count", "ended", "later", "number", "request", "since_ns")
-
-    def __init__(self, request: InferRequest, batch: Batch, number: int) -> None:
-        self.request = request
-        self.batch = batch
-        self.number = number
-        self.count = 0
-        self.later = self.ended = False
-        self.answer: tuple[dict[str, Array], dict[str, Any], str] = {}, {}, ""
-        self.since_ns = batch.exec_start_ns
-
-
 class Host:
     """An Outside. It has one worker at a time, and starts another when that ends: at once, then later and later.
 
     `deal` makes the Dealings of each worker. Units: `limit_s` for a Batch, seconds, 0 for none.
     Invariant: of each request that it has taken, the end is told once: with its Batch, after it, or when the worker has
-    ended. Threads: the event loop's.
+    ended. One that is to run again keeps its number. Threads: the event loop's.
     """
 
     def __init__(self, order: Order, names: Names, deal: Callable[[Worker], Dealings], limit_s: float = 0.0) -> None:
@@ -80,7 +66,7 @@ class Host:
         self._takes: Takes | None = None
         self._dealings: Dealings | None = None
         self._last = 0
-        self._open: dict[int, _Open] = {}
+        self._open: dict[int, OpenRequest] = {}
         self._numbers: dict[InferRequest, int] = {}
         self._unbegun: Batch | None = None
 
@@ -106,8 +92,7 @@ class Host:
 
     def begin(self, batch: Batch) -> None:
         """Run a Batch."""
-        opened = [_Open(request, batch, self._last + at) for at, request in enumerate(batch.requests, 1)]
-        self._last += len(opened)
+        opened = [self._opened(request, batch) for request in batch.requests]
         try:
             body, arrays = self._names.packed(batch, [each.number for each in opened])
             if self._kept.worker is None:
@@ -129,6 +114,15 @@ class Host:
         batch.compute_start_ns = time.monotonic_ns()
         called.add_done_callback(partial(self._called, batch, opened))
 
+    def _opened(self, request: InferRequest, batch: Batch) -> OpenRequest:
+        number = self._numbers.get(request)
+        if number is None:
+            self._last += 1
+            return OpenRequest(request, batch, self._last)
+        each = self._open[number]
+        each.runs_in(batch)
+        return each
+
     def most_ns(self, key: Key) -> int:
         """Take as much as there is."""
         return 0
@@ -136,10 +130,16 @@ class Host:
     def abandon(self, request: InferRequest) -> None:
         """Tell the worker that nobody takes a request's answers any more."""
         number = self._numbers.get(request)
-        if number is not None and self._kept.worker is not None:
+        if number is None:
+            return
+        if self._kept.worker is not None:
             self._kept.worker.tell(CANCEL, number)
+        each = self._open[number]
+        each.left = True
+        if each.waits:
+            self._forget(each)
 
-    def _called(self, batch: Batch, opened: list[_Open], called: asyncio.Future[Any]) -> None:
+    def _called(self, batch: Batch, opened: list[OpenRequest], called: asyncio.Future[Any]) -> None:
         """Take the end of a call."""
         batch.compute_end_ns = time.monotonic_ns()
         error = called.exception()
@@ -165,24 +165,36 @@ class Host:
         else:
             self._free(batch, opened, None)
 
-    def _take_answers(self, opened: list[_Open], body: bytes, arrays: list[Array | None]) -> None:
+    def _take_answers(self, opened: list[OpenRequest], body: bytes, arrays: list[Array | None]) -> None:
         """Take what a call has been answered with. Raises: InferError; anything for what cannot be read."""
-        answers = orjson.loads(body)["answers"]
+        said_of_all = orjson.loads(body)
+        answers, again = said_of_all["answers"], frozenset(said_of_all.get("again", ()))
         if len(answers) != len(opened):
             raise InferError(Code.INTERNAL, _wrong_count(len(opened), len(answers)))
         tensors = iter(arrays)
         for each, said in zip(opened, answers, strict=True):
             if said is not None:
                 self._answer(each, said, tensors)
+            if said is not None or each.final:
                 self._end(each)
+            elif each.number in again and not each.ended:
+                self._wait(each)
 
-    def _free(self, batch: Batch, opened: Sequence[_Open], failure: InferError | None) -> None:
+    def _wait(self, each: OpenRequest) -> None:
+        """Have a request run again, unless nobody waits for it."""
+        if each.left:
+            self._end(each, InferError(Code.CANCELLED, "the request was cancelled while it ran"))
+        else:
+            each.waits = True
+
+    def _free(self, batch: Batch, opened: Sequence[OpenRequest], failure: InferError | None) -> None:
         """Give a Batch back, with those of its requests that are answered, or all of them with what went wrong."""
         if failure is not None:
             for each in opened:
                 self._end(each, failure)
         for each in opened:
             each.later = not each.ended
+        batch.again = [each.request for each in opened if each.waits]
         batch.exec_end_ns = time.monotonic_ns()
         if self._takes is not None:
             self._takes.freed(batch, [each.request for each in opened if each.ended])
@@ -206,10 +218,12 @@ class Host:
         said = orjson.loads(body)
         if said.get("outputs") or said.get("error"):
             self._answer(each, said, iter(arrays))
-        if said["final"]:
+        if said["final"] and each.waits:
+            each.final = True
+        elif said["final"]:
             self._end(each)
 
-    def _answer(self, each: _Open, said: dict[str, Any], tensors: Iterator[Array | None]) -> None:
+    def _answer(self, each: OpenRequest, said: dict[str, Any], tensors: Iterator[Array | None]) -> None:
         """Take one answer; what is wrong with it is its error."""
         request, names = each.request, said["outputs"]
         taken = [next(tensors, None) for _ in names]
@@ -238,7 +252,7 @@ class Host:
             request.error = full
             self.abandon(request)
 
-    def _end(self, each: _Open, failure: InferError | None = None) -> None:
+    def _end(self, each: OpenRequest, failure: InferError | None = None) -> None:
         """Note a request's last answer; hand it out if its Batch is gone by now."""
         if each.ended:
             return
@@ -253,7 +267,7 @@ class Host:
         if each.later and self._takes is not None:
             self._takes.late(each.batch, [request])
 
-    def _complete(self, each: _Open, request: InferRequest) -> None:
+    def _complete(self, each: OpenRequest, request: InferRequest) -> None:
         if getattr(request, "answers", None) is not None:
             request.outputs = []
             return
@@ -264,7 +278,7 @@ class Host:
         except InferError as wrong:
             request.error = wrong
 
-    def _forget(self, each: _Open) -> None:
+    def _forget(self, each: OpenRequest) -> None:
         self._open.pop(each.number, None)
         self._numbers.pop(each.request, None)
 
@@ -286,7 +300,9 @@ class Host:
             self._takes.down(failure, hopeless=False)
         self._hand_back()
         for each in list(self._open.values()):
-            if each.later:
+            if each.waits:
+                self._forget(each)
+            elif each.later:
                 self._end(each, failure)
 
     def hopeless(self, failure: InferError) -> None:

@@ -21,7 +21,9 @@ from __future__ import annotations
 import re
 
 EXECUTE = 32
-"""Call. {"requests": [request]}; answered by {"answers": [answer or null]}, null for one whose answers are told."""
+"""Call. {"requests": [request]}; answered by {"answers": [answer or null], "again": [number]}: null for one whose
+answers are told, and for one of `again`, which is to be executed once more, by the same number, or cancelled. Without
+`again` there is none such."""
 
 ANSWER = 64
 """Told by the worker, number: the request's. One answer; `final` says that there are no more, and without `outputs` and

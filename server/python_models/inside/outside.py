@@ -42,10 +42,11 @@ class Outside:
     """The server, as a model sees it.
 
     `serving`: whether requests may be made, which is between `initialize` and `finalize`. `ending`: the server takes no
-    more questions. `cancelled` are the numbers
-    of requests that nobody waits for any more, of the latest _MOST_CANCELLED ones. `making` is held while something is
-    made that there is to be one of, such as a family of metrics: `families`, by name. Without a `channel` there is no
-    server: this is a process that model.py has started. One that it has forked is `elsewhere`, and has none either.
+    more questions. `cancelled` are the numbers of requests that nobody waits for any more, of the latest
+    _MOST_CANCELLED ones. `kept` are the senders, by number, of requests that are to be executed again. `making` is held
+    while something is made that there is to be one of, such as a family of metrics: `families`, by name. Without a
+    `channel` there is no server: this is a process that model.py has started. One that it has forked is `elsewhere`,
+    and has none either.
     """
 
     def __init__(self, channel: Channel | None) -> None:
@@ -59,6 +60,7 @@ class Outside:
         self.serving = False
         self.ending = False
         self.cancelled: dict[int, None] = {}
+        self.kept: dict[int, Any] = {}
         self.families: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
     @property
@@ -126,6 +128,8 @@ class Outside:
         """Take what the server tells."""
         if kind == CANCEL:
             self.cancelled[number] = None
+            if (sender := self.kept.pop(number, None)) is not None:
+                sender.close()
             if len(self.cancelled) > _MOST_CANCELLED:
                 self.cancelled.pop(next(iter(self.cancelled)), None)
             return

@@ -174,10 +174,10 @@ class InferenceRequest:
 class Received(InferenceRequest):
     """A request that the model is given. Its tensors are made when they are asked for.
 
-    `ended`: the last answer has been sent with those of its batch.
+    `ended`: the last answer has been sent with those of its batch. `again`: it is to be executed once more.
     """
 
-    __slots__ = ("_arrays", "_at", "ended", "sender")
+    __slots__ = ("_arrays", "_at", "again", "ended", "sender")
     _datatypes: ClassVar[dict[str, int]]
     _outputs: ClassVar[frozenset[str]]
     _decoupled: ClassVar[bool]
@@ -188,7 +188,7 @@ class Received(InferenceRequest):
         self._at = at
         self._inputs = self._trace = None
         self.sender: ResponseSender | None = None
-        self.ended = False
+        self.ended = self.again = False
 
     # a request may be passed on with exec(): to nowhere
     _model = ""
@@ -231,8 +231,5 @@ class Received(InferenceRequest):
             return self.sender
 
     def set_release_flags(self, flags: int) -> None:
-        """Say how it leaves `execute`. Raises: TritonModelException: it is not executed again."""
-        if flags != RELEASE_ALL:
-            raise TritonModelException(
-                "Rescheduling is not served: a request is given to `execute` once, and answered there or by its sender."
-            )
+        """Say how it leaves `execute`: for good, or to be given to it again. Of no effect once it has left."""
+        self.again = bool(flags & RELEASE_RESCHEDULE)

@@ -168,11 +168,20 @@ class ResponseSender:
         if flags == FINAL:
             self.closed = True
             self._outside.cancelled.pop(self._number, None)
+            self._outside.kept.pop(self._number, None)
+
+    def keep(self) -> bool:
+        """Stay for when its request is executed again. Returns: False if the last answer has been sent."""
+        with self._lock:
+            if not self.closed:
+                self._outside.kept[self._number] = self
+            return not self.closed
 
     def close(self) -> bool:
         """Have nothing sent any more. Returns: whether the last answer had not been."""
         with self._lock:
             was, self.closed = self.closed, True
+            self._outside.kept.pop(self._number, None)
         return not was
 
     def is_cancelled(self) -> bool:

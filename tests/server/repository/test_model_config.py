@@ -82,7 +82,6 @@ def test_every_field_and_parameter_is_in_the_docs(name: str) -> None:
         ("optimization.cuda.busy_wait_events", "optimization { cuda { graphs: true busy_wait_events: true } }"),
         ("optimization.eager_batching", "optimization { eager_batching: true }"),
         ("optimization.gather_kernel_buffer_threshold", "optimization { gather_kernel_buffer_threshold: 3 }"),
-        ("sequence_batching.iterative_sequence", "sequence_batching { iterative_sequence: true }"),
         (
             "ensemble_scheduling.step.model_namespace",
             'ensemble_scheduling { step [ { model_name: "a" model_version: -1 model_namespace: "b" } ] }',
