@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from penstock.batching.spec import ModelSpec
+from penstock.batching.spec import FIRST_RESPONSE_BOUNDS_MS, ModelSpec
 
 from . import placing, python, tensorflow
 from . import statement as said
@@ -328,6 +328,7 @@ def _spec(name: str, path: Path, stated: Statement, defaults: Defaults) -> Model
         options=said.options(stated),
         labels=stated.get("labels", {}),
         metric_tags=stated.get("metrics.tags", ()),
+        first_response_ms=stated.get("metrics.first_response_ms", FIRST_RESPONSE_BOUNDS_MS),
         sequence=stated.get("sequence") and replace(stated.get("sequence"), hold_backlog=defaults.hold_backlog),
         ensemble=stated.get("ensemble"),
         batch_inputs=stated.get("batch_inputs", ()),
@@ -346,5 +347,4 @@ def _entry(
     whole = any(finding.mistake and not finding.version for finding in findings)
     specs = () if whole else tuple(replace(spec, version=version, path=path) for version, path in located)
     specs = with_libraries(specs, stated, spec.path, findings)
-    about = tuple(finding.about(spec.name) for finding in findings)
-    return Entry(spec.name, spec.path, specs, config, about, stated.places)
+    return Entry(spec.name, spec.path, specs, config, tuple(each.about(spec.name) for each in findings), stated.places)
