@@ -48,6 +48,10 @@ class Dealings(Protocol):
         """Let go of what is under way for it: it has ended."""
 
 
+Deal = Callable[["Worker", Callable[[int], "InferRequest | None"]], Dealings]
+"""Makes the Dealings of a worker, which can find the requests that it has by their numbers."""
+
+
 class Host:
     """An Outside. It has one worker at a time, and starts another when that ends: at once, then later and later.
 
@@ -56,7 +60,7 @@ class Host:
     ended. One that is to run again keeps its number. Threads: the event loop's.
     """
 
-    def __init__(self, order: Order, names: Names, deal: Callable[[Worker], Dealings], limit_s: float = 0.0) -> None:
+    def __init__(self, order: Order, names: Names, deal: Deal, limit_s: float = 0.0) -> None:
         self._order = order
         self._kept = Kept(order, self)
         self._names = names
@@ -278,6 +282,10 @@ class Host:
         except InferError as wrong:
             request.error = wrong
 
+    def _request(self, number: int) -> InferRequest | None:
+        each = self._open.get(number)
+        return None if each is None else each.request
+
     def _forget(self, each: OpenRequest) -> None:
         self._open.pop(each.number, None)
         self._numbers.pop(each.request, None)
@@ -286,7 +294,7 @@ class Host:
 
     def moved_in(self, worker: Worker) -> None:
         """Have somebody for what the worker has to do with the server."""
-        self._dealings = self._deal(worker)
+        self._dealings = self._deal(worker, self._request)
 
     def moved_out(self) -> None:
         """Let go of that."""

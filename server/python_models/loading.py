@@ -63,7 +63,7 @@ class PythonModels:
         return Opened(spec, list(hosts), PYTHON)
 
     def _deals(self, order: Order) -> Any:
-        return lambda worker: Dealings(worker, self._beside, order.about)
+        return lambda worker, requests: Dealings(worker, self._beside, order.about, requests)
 
     async def _completed(self, spec: ModelSpec, interpreter: str) -> ModelSpec:
         """Have the model's own code complete its configuration, and read the spec from that. Raises: InferError."""

@@ -31,7 +31,8 @@ ANSWER = 64
 CANCEL = 65
 """Told by the server, number: the request's. Nobody takes its answers any more."""
 CALL = 66
-"""Told by the worker, number: its own. {"model", "version": str, "decoupled": bool, "request": request}: infer."""
+"""Told by the worker, number: its own. {"model", "version": str, "decoupled": bool, "trace": the number of a request
+that it is made for, 0: none, "request": request}: infer."""
 CALLED = 67
 """Told by the server, number: as CALL. One answer of that model."""
 LEAVE = 68

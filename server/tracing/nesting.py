@@ -1,6 +1,8 @@
 """Nesting: what is traced of an ensemble's steps, gathered until its request is delivered. Used by the Tracer.
 
-Source: Triton core, infer_trace.cc (a step's trace is a child of its ensemble's, and sampled with it).
+What a Python model asks of others for a request, and says so, is a step of that request here.
+Source: Triton core, infer_trace.cc (a step's trace is a child of its ensemble's, and sampled with it), and
+python_backend, request_executor.cc.
 """
 
 from __future__ import annotations
@@ -47,10 +49,17 @@ class Chosen(Mark):
         self.steps: list[Step] = []
 
 
+def maker_of(request: InferRequest) -> InferRequest | None:
+    """Give the request that another is made for, by an ensemble or by user code; None: it is a client's own."""
+    if type(request.context) is Passage:
+        return request.context.parent
+    return getattr(request, "caller", None)
+
+
 def root_of(request: InferRequest) -> InferRequest:
     """Give the request of a client that a step, of an ensemble in an ensemble too, is made for."""
-    while type(request.context) is Passage:
-        request = request.context.parent
+    while (maker := maker_of(request)) is not None:
+        request = maker
     return request
 
 
@@ -59,7 +68,8 @@ def mark_of(request: InferRequest) -> Mark:
     try:
         mark: Mark = request.traced
     except AttributeError:
-        mark = request.traced = Mark(mark_of(request.context.parent))
+        maker = maker_of(request)
+        mark = request.traced = Mark(None if maker is None else mark_of(maker))
     return mark
 
 

@@ -39,7 +39,10 @@ class PreferredMemory:
 
 
 class InferenceTrace:
-    """What links a request to the one it is made for."""
+    """What links a request to the one it is made for, whose `number` it has; 0: to none."""
+
+    def __init__(self, number: int = 0) -> None:
+        self.number = number
 
     def get_context(self) -> str | None:
         """Give the context of OpenTelemetry: none is passed to workers."""
@@ -68,6 +71,8 @@ class InferenceRequest:
         self._inputs: list[Tensor] | None = checked_tensors(inputs, f"Input tensor {whose}")
         if not all(isinstance(name, str) for name in requested_output_names):
             raise TypeError("InferenceRequest: requested_output_names are str")
+        if trace is not None and not isinstance(trace, InferenceTrace):
+            raise TypeError(f"InferenceRequest: trace is a pb_utils.InferenceTrace, not {type(trace)}")
         if "" in requested_output_names:
             raise TritonModelException(f"Requested output name {whose}")
         self._model = str(model_name)
@@ -125,8 +130,8 @@ class InferenceRequest:
         if not self._outside.serving:
             raise TritonModelException("BLS is only supported during the 'execute' function.")
         version = str(self._version) if self._version >= 0 else ""
-        said = {"model": self._model, "version": version, "decoupled": decoupled, "request": self._said}
-        return said, [tensor.outgoing for tensor in self.inputs()]
+        said = {"model": self._model, "version": version, "decoupled": decoupled, "trace": self.trace().number}
+        return said | {"request": self._said}, [tensor.outgoing for tensor in self.inputs()]
 
     def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
         """Ask the model, and wait for its answer, or for the first of them. Threads: any."""
@@ -219,6 +224,9 @@ class Received(InferenceRequest):
 
     def requested_output_names(self) -> set[str]:
         return set(self._said["outputs"]) or set(self._outputs)
+
+    def trace(self) -> InferenceTrace:
+        return InferenceTrace(self.number)
 
     def is_cancelled(self) -> bool:
         return self.number in self._outside.cancelled
