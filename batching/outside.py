@@ -130,7 +130,7 @@ class OutsideInstance:
         """Hand out those of a Batch that have been answered, and take the next one."""
         model, self._busy = self._model, False
         if batch.again:
-            self._count_run(batch, answered)
+            self._count_run(batch)
         with model.lock:
             model.scheduler.finished(batch, batch.exec_end_ns)
             if all(request.error is None for request in batch.requests):
@@ -142,12 +142,15 @@ class OutsideInstance:
             model.hand_over(parted(batch, answered))
         self._look()
 
-    def _count_run(self, batch: Batch, answered: Sequence[InferRequest]) -> None:
-        """Count a Batch of which some run again: each run of a request is an inference, and succeeds, as in Triton."""
-        well = [each for each in batch.requests if each in batch.again or (each in answered and each.error is None)]
+    def _count_run(self, batch: Batch) -> None:
+        """Count a Batch of which some run again, before they are stamped anew.
+
+        Each run of a request is an inference, and succeeds unless it has failed by now, as in Triton.
+        """
+        well = [each for each in batch.requests if each.error is None]
         ran = batch if len(well) == len(batch.requests) else _part(batch, well)
         self._model.statistics.record_batch(ran, batch.exec_end_ns)
-        batch.counted = True
+        batch.runs = 0
 
     def late(self, batch: Batch, answered: Sequence[InferRequest]) -> None:
         """Hand out requests that were answered before or after their Batch was freed."""
@@ -290,5 +293,4 @@ def _part(batch: Batch, requests: list[InferRequest]) -> Batch:
     part.compute_start_ns, part.compute_end_ns = batch.compute_start_ns, batch.compute_end_ns
     part.exec_end_ns = batch.exec_end_ns
     part.runs = min(batch.runs, len(requests))
-    part.counted = batch.counted
     return part

@@ -142,7 +142,7 @@ class Turns:
                 count_steps(batch)
             if requests[0].error is not None:
                 model.statistics.record_failure(BACKEND, requests[0].start_ns, now_ns)
-            elif not batch.counted:
+            elif batch.runs:
                 model.statistics.record_batch(batch, now_ns)
             if self.trace is not None:
                 self.trace(model, batch, now_ns)
