@@ -50,12 +50,16 @@ _NO_DECOUPLED = (
 
 @dataclass(slots=True)
 class Beside:
-    """What the server is to its Python models. `control` and `hooks_of` are set by the composition root."""
+    """What the server is to its Python models. What may be None is set by the composition root.
+
+    `context_for` gives the `traceparent` and `tracestate` of what is done for a request, "" for none.
+    """
 
     engine: Engine
     metrics: CustomMetrics
     hooks_of: Callable[[Model], Hooks] | None = None
     control: ModelControl | None = None
+    context_for: Callable[[InferRequest], tuple[str, str]] | None = None
 
 
 def _log(said: Mapping[str, Any], about: Mapping[str, str]) -> None:

@@ -52,7 +52,7 @@ class PythonModels:
             spec = await self._completed(spec, interpreter)
         spec = complete_outside(spec)
         spec = replace(spec, declared=_json(completed(message_of(spec.declared), spec, PYTHON)))
-        names = Names(spec)
+        names = Names(spec, self._beside.context_for)
         orders = [_order(spec, interpreter, instance, None, group) for group, instance in _instances(spec)]
         hosts = [Host(order, names, self._deals(order), spec.worker.timeout_s) for order in orders]
         try:

@@ -3,10 +3,11 @@
 Bodies are JSON, but for none at all. The tensors of several requests or answers follow one another in one list; each
 says the names of its own.
 
-A request is {"id": str, "number": int, "inputs": [name], "outputs": [name] (those requested), "correlation": int | str,
-"flags": int (1 sequence start, 2 sequence end), "timeout_us": int, "priority": int, "parameters": {}}. `number` is the
-server's, and names it in what is told. An answer is {"outputs": [name], "error": null or {"code": a name of Code,
-"message": str}, "parameters": {}, "final": bool}. One that a model of another gets has "bf16", too: which outputs are.
+A request is {"id": str, "number": int, "inputs": [name], "outputs": [name] (those requested), "correlation": int |
+str, "flags": int (1 sequence start, 2 sequence end), "timeout_us": int, "priority": int, "parameters": {}}. `number`
+is the server's, and names it in what is told. Where it is traced it has "context", too: [traceparent, tracestate]. An
+answer is {"outputs": [name], "error": null or {"code": a name of Code, "message": str}, "parameters": {}, "final":
+bool}. One that a model of another gets has "bf16", too: which outputs are.
 
 The service is `penstock.server.python_models.inside.service`. Its settings: {"file": path of model.py, "args": what
 Triton gives `initialize`, all strings, "complete": null, or a model's configuration: then only `auto_complete_config`

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from .config import OPENTELEMETRY, Sampling, TraceConfig
-from .nesting import Chosen, Step, mark_of, nested, root_of
+from .nesting import Chosen, Step, context_in, mark_of, nested, root_of
 from .trace import Trace, TraceSink, asks_for_trace, context_of, stamps_of, tensors_of
 
 if TYPE_CHECKING:
@@ -102,6 +102,16 @@ class Tracer:
     def _switch(self) -> None:
         scopes = (self._all, *self._by_model.values())
         self._traced.trace = self.record if any(scope.sampling.level for scope in scopes) else None
+
+    def context_for(self, request: InferRequest) -> tuple[str, str]:
+        """Choose whether a request that user code is about to run is traced, and give the W3C context of its span.
+
+        Returns: its `traceparent` and `tracestate`, "" where it has none: in mode triton, and of a sample of a warm-up.
+        """
+        if not self._propagates or self._traced.trace is None or not request.queue_ns:
+            return "", ""
+        chosen = self._chosen_for(root_of(request))
+        return ("", "") if chosen is None else context_in(chosen, mark_of(request))
 
     def record(self, model: Model, batch: Batch, end_ns: int) -> None:
         """Keep the traces of a batch that is being delivered at `end_ns`."""

@@ -90,7 +90,7 @@ SCHEDULING: dict[str, Row] = {
         "control_input CORRID": (f"{_SEQUENCES}::TestAnswers::test_a_model_may_take_ids_that_are_strings",),
         "state": (f"{_SEQUENCES}::TestAnswers::test_a_state_goes_on_from_request_to_request",),
         "max_sequence_idle_microseconds": (f"{_SEQUENCES}::TestRefusals::test_a_sequence_that_was_idle_for_too_long",),
-        "iterative_sequence": (_REFUSED,),
+        "iterative_sequence": (_REFUSED, "server/python_models/test_live_iterative::TestAnswers"),
     },
     "decoupled": {
         "model_transaction_policy.decoupled": (f"{_STREAM}::test_the_configuration_says_so",),

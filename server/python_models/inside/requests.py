@@ -41,12 +41,16 @@ class PreferredMemory:
 class InferenceTrace:
     """What links a request to the one it is made for, whose `number` it has; 0: to none."""
 
-    def __init__(self, number: int = 0) -> None:
+    def __init__(self, number: int = 0, context: Sequence[str] = ()) -> None:
         self.number = number
+        self._context = context
 
     def get_context(self) -> str | None:
-        """Give the context of OpenTelemetry: none is passed to workers."""
-        return None
+        """Give the W3C context of the request's span as JSON; None where it has none."""
+        found = {
+            name: value for name, value in zip(("traceparent", "tracestate"), self._context, strict=False) if value
+        }
+        return json.dumps(found) if found else None
 
 
 class InferenceRequest:
@@ -226,7 +230,7 @@ class Received(InferenceRequest):
         return set(self._said["outputs"]) or set(self._outputs)
 
     def trace(self) -> InferenceTrace:
-        return InferenceTrace(self.number)
+        return InferenceTrace(self.number, self._said.get("context") or ())
 
     def is_cancelled(self) -> bool:
         return self.number in self._outside.cancelled

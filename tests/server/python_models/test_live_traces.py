@@ -73,7 +73,25 @@ class TritonPythonModel:
 """
 
 
+CONTEXT = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        texts = [request.trace().get_context() or "none" for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", np.array([[text]], object))]) for text in texts]
+"""
+WARM = """
+model_warmup [ { name: "w" batch_size: 1
+  inputs { key: "x" value { data_type: TYPE_FP32 dims: [ 2 ] zero_data: true } } } ]
+"""
+
+
 def repository(root: Path) -> Path:
+    write_model(root, "tells", CONTEXT, CONFIG.replace('"y" data_type: TYPE_FP32', '"y" data_type: TYPE_STRING') + WARM)
+    write_model(root, "asks_tells", ASKS, CONFIG.replace('"y" data_type: TYPE_FP32', '"y" data_type: TYPE_STRING'))
     models.write_identity(root, "same", "")
     write_model(root, "asks", ASKS, CONFIG)
     write_model(root, "asks_too", ASKS, CONFIG)
@@ -84,11 +102,12 @@ def repository(root: Path) -> Path:
     return root
 
 
-def ask(live: Live, name: str, status: int = 200, headers: Mapping[str, str] | None = None, **said: Any) -> None:
+def ask(live: Live, name: str, status: int = 200, headers: Mapping[str, str] | None = None, **said: Any) -> list[Any]:
     inputs = [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]
     body = {"inputs": inputs, "parameters": said}
     answer = httpx.post(f"{live.url}/v2/models/{name}/infer", json=body, headers=headers or {})
     assert answer.status_code == status, answer.text
+    return answer.json().get("outputs", [{"data": []}])[0]["data"]  # type: ignore[no-any-return]
 
 
 def tree(path: Path) -> list[tuple[str, str]]:
@@ -137,6 +156,25 @@ def test_it_is_sampled_with_the_request_and_not_by_itself(tmp_path: Path) -> Non
 
 def test_one_that_fails_is_in_the_trace_of_the_request_that_fails_with_it(tmp_path: Path) -> None:
     assert traced(tmp_path, "asks", status=404, model="asks_too/nobody") == [("asks", ""), ("asks_too", "asks")]
+
+
+@pytest.mark.parametrize("name", ["tells", "asks_tells"])
+@pytest.mark.parametrize("parent", ["", PARENT])
+def test_user_code_may_have_spans_of_its_own_in_that_of_its_model(tmp_path: Path, name: str, parent: str) -> None:
+    with collector() as (url, got):
+        rules = ("mode=opentelemetry", "level=TIMESTAMPS", "rate=2", f"opentelemetry,url={url}")
+        with live_server(repository(tmp_path), trace_config=rules) as live:
+            unchosen = ask(live, name, model="tells")
+            (told,) = ask(live, name, model="tells", headers={"traceparent": parent} if parent else {})
+        _, _, sent = got.get(timeout=10)
+    spans = [span for resource in sent.resource_spans for scope in resource.scope_spans for span in scope.spans]
+
+    context = json.loads(told)["traceparent"].split("-")
+    (span,) = [each for each in spans if each.name == "tells"]
+    assert unchosen == ["none"]
+    assert context == ["00", span.trace_id.hex(), span.span_id.hex(), "01"]
+    assert {each.trace_id for each in spans} == {span.trace_id}
+    assert not parent or span.trace_id.hex() == TRACE_ID
 
 
 def test_its_spans_are_in_the_span_of_the_model_that_asks(tmp_path: Path) -> None:
