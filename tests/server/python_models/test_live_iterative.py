@@ -87,6 +87,36 @@ output [ { name: "b" data_type: TYPE_INT32 dims: [ 3 ] } ]
 ensemble_scheduling { step [ { model_name: "oldest" model_version: -1
   input_map { key: "x" value: "a" } output_map { key: "y" value: "b" } } ] }
 """
+CONTROLS = """
+control_input [
+  { name: "START" control [ { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } ] },
+  { name: "CORRID" control [ { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_INT32 } ] } ]
+"""
+TOLD = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    '''Tells the control START of its three executions, which it knows by CORRID.'''
+
+    def initialize(self, args):
+        self.seen = {}
+
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            start, number = (
+                int(pb_utils.get_input_tensor_by_name(request, name).as_numpy().item()) for name in ("START", "CORRID")
+            )
+            seen = self.seen.setdefault(number, [])
+            seen.append(start)
+            if len(seen) < 3:
+                request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+            y = pb_utils.Tensor("y", np.array([seen], np.int32))
+            answers.append(pb_utils.InferenceResponse([y]) if len(seen) == 3 else None)
+        return answers
+"""
 PLAIN = CONFIG.replace("sequence_batching { iterative_sequence: true STRATEGY {} }", "")
 CALLS = """
 import triton_python_backend_utils as pb_utils
@@ -107,12 +137,18 @@ class TritonPythonModel:
 def repository(root: Path) -> Path:
     for strategy in STRATEGIES:
         config = CONFIG.replace("STRATEGY", strategy)
+        told = config.replace("iterative_sequence", f"{CONTROLS} iterative_sequence")
+        write_model(root, f"{strategy}_told", TOLD, told)
         write_model(root, strategy, ITERATES, config)
         write_model(root, f"{strategy}_several", ITERATES, config + DECOUPLED)
         write_model(root, f"{strategy}_of_two", ITERATES, config + "instance_group [ { count: 2 kind: KIND_CPU } ]")
     one = CONFIG.replace("STRATEGY", "direct").replace("max_batch_size: 4", "max_batch_size: 1")
     write_model(root, "one", ITERATES, one + DECOUPLED)
     write_model(root, "plain", ITERATES, PLAIN)
+    whole = CONFIG.replace("max_batch_size: 4", "").replace("STRATEGY {}", "")
+    write_model(
+        root, "whole", ITERATES.replace("[[count, many, request.flags()]]", "[count, many, request.flags()]"), whole
+    )
     write_model(root, "calls", CALLS, PLAIN)
     write_model(root, "warm", ITERATES, CONFIG.replace("STRATEGY", "direct") + WARM)
     (root / "ensemble" / "1").mkdir(parents=True)
@@ -195,6 +231,11 @@ class TestAnswers:
         with pytest.raises(InferenceServerException, match="must specify the START flag on the first request"):
             infer(http, strategy, 2, sequence_id=7)
 
+    def test_the_start_is_told_once(self, http: Any, strategy: str) -> None:
+        under_way = [http.async_infer(f"{strategy}_told", x(triton_http, 1)) for _ in range(6)]
+
+        assert [said(each.get_result()) for each in under_way] == [[1, 0, 0]] * 6
+
     def test_those_that_go_on_and_those_that_are_new_share_an_execution(self, live: Live, strategy: str) -> None:
         """The first runs alone until the second has come, and both end in the first execution that they share."""
         with streaming(live) as (client, came), streaming(live) as (other, then):
@@ -274,6 +315,14 @@ def test_it_may_be_a_step_of_an_ensemble(http: Any) -> None:
 
 def test_a_warm_up_sample_runs_once(http: Any) -> None:
     assert infer(http, "warm", 2) == [2, 1, 0]
+
+
+def test_a_model_without_rows_runs_one_request_at_a_time(http: Any) -> None:
+    given = triton_http.InferInput("x", [1], "INT32")
+    given.set_data_from_numpy(np.array([3], np.int32))
+    under_way = [http.async_infer("whole", [given]) for _ in range(4)]
+
+    assert [each.get_result().as_numpy("y").tolist() for each in under_way] == [[3, 1, 0]] * 4
 
 
 def test_a_request_has_one_row(http: Any) -> None:
