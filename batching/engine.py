@@ -260,9 +260,9 @@ class Engine:
         with model.lock:
             if waited := request.waiting:
                 model.scheduler.remove(request, time.monotonic_ns())
+        for outside in model.outsides:
+            outside.abandon(request)
         if not waited:
-            for outside in model.outsides:
-                outside.abandon(request)
             return
         self._left(model, 1)
         model.statistics.record_failure(CANCELED, request.start_ns, time.monotonic_ns())

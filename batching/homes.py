@@ -31,6 +31,9 @@ AWAY = (
     "the instance that had begun it was lost, with what it remembered"
 )
 
+LOST = "the instance of model '{}' that had begun the request was lost, with what it remembered"
+"""The same, where a request is a sequence."""
+
 
 class Resident(Protocol):
     """An Instance, as far as it is known here."""
@@ -107,6 +110,8 @@ def part(model: Model, instance: Resident, batch: Batch) -> tuple[Batch | None, 
     for request in away:
         alone = Batch([request], request.rows, batch.key, batch.exec_start_ns)
         error = InferError(Code.INVALID, AWAY.format(request.under_way.id, model.name))
+        if sequences.identities is not None:
+            error = InferError(Code.NOT_READY, LOST.format(model.name))
         refused += refuse(alone, error)
     return _without(batch, away), refused
 

@@ -111,12 +111,15 @@ class Scheduler:
             raise InferError(Code.OVERLOADED, "Exceeds maximum queue size")
         request.waiting = True
         request.target_ns = 0
-        self.rows += request.rows
-        self.nbytes += request.nbytes
-        self.live += 1
+        self._count(request)
         self._enter(sequences.admit(request, request.queue_ns))
         if request.deadline_ns and sequences.expires(request):
             self._deadlines.add(request, self.live)
+
+    def _count(self, request: InferRequest, by: int = 1) -> None:
+        self.rows += by * request.rows
+        self.nbytes += by * request.nbytes
+        self.live += by
 
     def _enter(self, requests: list[InferRequest]) -> None:
         """Put requests that have waited behind their sequence in their Lanes."""
@@ -195,7 +198,9 @@ class Scheduler:
         `followed`: its Instance runs the next one already.
         """
         if self.sequences is not None:
-            self._enter(self.sequences.left(batch.requests, now_ns))
+            for request in batch.again:
+                self._count(request)
+            self._enter(self.sequences.left(batch, now_ns))
         if self._promising:
             self.promises.ended(batch, now_ns, self.live > 0 and not followed)
 
@@ -222,8 +227,7 @@ class Scheduler:
             return only if only.fast or not fast else None
         if self.levels is not None:
             return self._highest_lane(now_ns, fast=fast)
-        first: Lane | None = None
-        first_ns = 0
+        first, first_ns = None, 0
         for lane in self._lanes.values():
             head = lane.head()
             if head is not None and (lane.fast or not fast) and (own is None or lane.key[-1] == own):
@@ -250,8 +254,8 @@ class Scheduler:
 
     def due_ns(self, now_ns: int) -> int:
         """When the next Lane that is held open becomes due; 0 when none is held."""
-        heads = [(lane, lane.head()) for lane in self._lanes.values() if lane.live]
-        dues = [self._sizing.due_ns(lane, head, now_ns) for lane, head in heads if head is not None]
+        heads = ((lane, lane.head()) for lane in self._lanes.values())
+        dues = (self._sizing.due_ns(lane, head, now_ns) for lane, head in heads if head is not None)
         return min((due for due in dues if due > now_ns), default=0)
 
     def remove(self, request: InferRequest, now_ns: int = 0) -> None:
@@ -269,9 +273,7 @@ class Scheduler:
             gone += behind
         for each in gone:
             each.waiting = False
-            self.rows -= each.rows
-            self.nbytes -= each.nbytes
-        self.live -= len(gone)
+            self._count(each, -1)
         if not self.live:
             self._deadlines.clear()
 
@@ -307,10 +309,8 @@ class Scheduler:
 
     def learn(self, key: Key, rows: int, ns: int, now_ns: int) -> None:
         """Note that a batch of `rows` took `ns`, gather and scatter included."""
-        if self._costs.observe(key, rows, ns, now_ns):
-            lane = self._lanes.get(key)
-            if lane is not None:
-                self._sizing.review(lane, promising=self._promising)
+        if self._costs.observe(key, rows, ns, now_ns) and (lane := self._lanes.get(key)) is not None:
+            self._sizing.review(lane, promising=self._promising)
 
     def leave_loop(self) -> None:
         """Call no Lane fast any more, whatever is measured."""

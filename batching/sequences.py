@@ -8,15 +8,15 @@ from __future__ import annotations
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import Iterable
-from heapq import heapify, heappop, heappush
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from penstock.backends.errors import Code, InferError
 
+from .controls import check_id
+from .iterations import Identities, go_on
 from .request import NO_SEQUENCE
-from .under_way import Rows, UnderWay
+from .under_way import Places, Rows, UnderWay
 
 if TYPE_CHECKING:
     from .batch import Batch
@@ -42,7 +42,8 @@ class Sequences:
     the time, and its caller holds the model's lock. `backlog_requests` and `backlog_bytes` are what waits of sequences
     that have no place yet. `remembers`: what a model remembers is in its Instances (homes.py). Where there are several
     it is `pinned`: each runs the sequences that have their places there, and no others; the last part of such a
-    request's Key is that Instance.
+    request's Key is that Instance. `identities`: of a model whose sequences are requests that run again
+    (iterations.py); such a sequence ends with its request.
     """
 
     def __init__(self, name: str, spec: SequenceSpec, rows: int, instances: int, *, remembers: bool = False) -> None:
@@ -54,15 +55,15 @@ class Sequences:
         self._shapes = {state.output: state.begin for state in spec.states if -1 in state.shape}
         self._instances = max(instances, 1)
         self.remembers, self.pinned = remembers, remembers and instances > 1
-        self._shut: set[int] = set()
         self._rows = [Rows() for _ in range(self._instances)] if spec.direct else None
         self._alike = not self._shapes and (self._rows is None or self._instances == 1)
         self._slots = (rows if spec.direct else spec.max_candidates or rows) * self._instances
+        self._places = Places(self._slots, self._instances)
         self._hold_backlog = spec.hold_backlog
-        self._unused = 0
-        self._freed: list[int] = []
         self._all: set[UnderWay] = set()
         self._open: dict[int | str, UnderWay] = {}
+        text = self._corrid is not None and self._corrid.datatype == "BYTES"
+        self.identities = Identities(self._open, text=text) if spec.iterative else None
         self._backlog: OrderedDict[UnderWay, None] = OrderedDict()
         self._idle: OrderedDict[UnderWay, int] = OrderedDict()
         self._nearest_ns = 0
@@ -83,23 +84,25 @@ class Sequences:
         to = f"to model '{self._name}'"
         if request.rows != 1:
             raise _invalid(f"inference request {to} must specify batch-size 1 due to requirements of sequence batcher")
+        if not said.id and self.identities is not None:
+            return self._places.full
         if not said.id:
             raise _invalid(f"inference request {to} must specify a non-zero or non-empty correlation ID")
-        corrid, given = self._corrid, "BYTES" if isinstance(said.id, str) else "UINT64"
-        if corrid is not None and (corrid.datatype == "BYTES") != (given == "BYTES"):
-            text = f"sequence batching control '{corrid.name}' data-type is '{given}', but model '{self._name}' expects"
-            raise _invalid(f"{text} '{corrid.datatype}'")
+        if self._corrid is not None:
+            check_id(self._name, self._corrid, said.id)
         one = self._open.get(said.id)
         if one is not None:
             return one.slot < 0
         if not said.start:
             text = f"inference request for sequence {said.id} {to} must specify the START flag on the first request of"
             raise _invalid(f"{text} the sequence")
-        return not self._freed and self._unused == self._slots
+        return self._places.full
 
     def admit(self, request: InferRequest, now_ns: int) -> list[InferRequest]:
         """Take in a request that `check` has passed. Returns: what may go to its Lane now."""
         said = request.sequence or NO_SEQUENCE
+        if not said.id and self.identities is not None:
+            said = request.sequence = self.identities.next()
         one = self._open.get(said.id)
         if one is None:
             one = self._open[said.id] = UnderWay(said.id)
@@ -176,14 +179,18 @@ class Sequences:
         if last >= len(places) or self.remembers:
             batch.places, batch.span_rows = places, last + 1
 
-    def left(self, requests: Iterable[InferRequest], now_ns: int) -> list[InferRequest]:
-        """Note that requests have run or failed. Returns: what may go to its Lane now."""
+    def left(self, batch: Batch, now_ns: int) -> list[InferRequest]:
+        """Note that requests have run or failed, and which run again. Returns: what may go to its Lane now."""
         ready: list[InferRequest] = []
-        for request in requests:
+        for request in batch.requests:
             one = request.under_way
             one.current = None
             if self._rows is not None:
                 self._rows[one.instance].running -= 1
+            if request in batch.again:
+                go_on(request, now_ns, pinned=self.pinned)
+            elif self.identities is not None and not one.waiting:
+                self._close(one)
             ready += self._go_on(one, now_ns)
         return ready
 
@@ -255,40 +262,23 @@ class Sequences:
 
     def _place(self, one: UnderWay) -> bool:
         """Give a sequence the lowest row that is free on any Instance. Returns: whether there is one."""
-        one.slot = self._lowest()
+        one.slot = self._places.take()
         if one.slot < 0:
             return False
         one.row, one.instance = divmod(one.slot, self._instances)
         return True
-
-    def _lowest(self) -> int:
-        """Take the lowest place that is free, -1: there is none. One that is shut only if all are."""
-        if 0 < len(self._shut) < self._instances:
-            self._freed += range(self._unused, self._slots)
-            self._unused = self._slots
-            found = min((slot for slot in self._freed if slot % self._instances not in self._shut), default=-1)
-            if found >= 0:
-                self._freed.remove(found)
-            heapify(self._freed)
-            return found
-        if self._freed:
-            return heappop(self._freed)
-        if self._unused == self._slots:
-            return -1
-        self._unused += 1
-        return self._unused - 1
 
     def _release(self, one: UnderWay, now_ns: int) -> list[InferRequest]:
         """Free the place of a sequence that is over, and give it to the one that has waited longest."""
         self._all.remove(one)
         if self._rows is not None:
             self._rows[one.instance].heads.pop(one, None)
-        heappush(self._freed, one.slot)
+        self._places.free(one.slot)
         return self._fill(now_ns) + self._gather_of(one, now_ns)
 
     def house(self, instance: int, now_ns: int, *, runs: bool) -> None:
         """Let sequences begin at an Instance, or none for now. `reap` is due then: some may have waited for that."""
-        (self._shut.discard if runs else self._shut.add)(instance)
+        (self._places.shut.discard if runs else self._places.shut.add)(instance)
         self._wake_at(now_ns)
 
     def _fill(self, now_ns: int) -> list[InferRequest]:

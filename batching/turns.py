@@ -140,10 +140,10 @@ class Turns:
             if model.holds:
                 # an ensemble holds the models of its steps
                 count_steps(batch)
-            if requests[0].error is None:
-                model.statistics.record_batch(batch, now_ns)
-            else:
+            if requests[0].error is not None:
                 model.statistics.record_failure(BACKEND, requests[0].start_ns, now_ns)
+            elif batch.runs:
+                model.statistics.record_batch(batch, now_ns)
             if self.trace is not None:
                 self.trace(model, batch, now_ns)
             self._left(model, len(requests))

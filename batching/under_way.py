@@ -1,8 +1,9 @@
-"""UnderWay: one sequence between its first request and its last. Rows: where some of them stand. See sequences.py."""
+"""UnderWay: one sequence between its first request and its last. Places and Rows: where it stands. See sequences.py."""
 
 from __future__ import annotations
 
 from collections import deque
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -32,6 +33,46 @@ class UnderWay:
         self.current: InferRequest | None = None
         self.waiting: deque[InferRequest] = deque()
         self.states: dict[str, Array] = {}
+
+
+class Places:
+    """The places that sequences have on all Instances: `place % instances` is the Instance, the lowest goes first.
+
+    Those of an Instance that is `shut` are taken only if all are.
+    """
+
+    def __init__(self, count: int, instances: int) -> None:
+        self.shut: set[int] = set()
+        self._count = count
+        self._instances = instances
+        self._unused = 0
+        self._freed: list[int] = []
+
+    @property
+    def full(self) -> bool:
+        """Whether there is none left."""
+        return not self._freed and self._unused == self._count
+
+    def take(self) -> int:
+        """Take the lowest place that is free; -1: there is none."""
+        if 0 < len(self.shut) < self._instances:
+            self._freed += range(self._unused, self._count)
+            self._unused = self._count
+            found = min((place for place in self._freed if place % self._instances not in self.shut), default=-1)
+            if found >= 0:
+                self._freed.remove(found)
+            heapify(self._freed)
+            return found
+        if self._freed:
+            return heappop(self._freed)
+        if self._unused == self._count:
+            return -1
+        self._unused += 1
+        return self._unused - 1
+
+    def free(self, place: int) -> None:
+        """Give a place back."""
+        heappush(self._freed, place)
 
 
 class Rows:

@@ -125,7 +125,7 @@ class Server:
         self.spent: Callable[[], None] = lambda: None
         self.metrics = made_metrics(settings, self.engine, self._connected, self.faults.counts())
         custom = CustomMetrics()
-        beside = Beside(self.engine, custom, self._models.hooks_of, self.control)
+        beside = Beside(self.engine, custom, self._models.hooks_of, self.control, self.observing.context_for)
         self.engine.outsides[PYTHON] = PythonModels(beside, self.environments, defaults)
         service = self._service()
         self.metrics.content_type = self._dialect.metrics_type or self.metrics.content_type

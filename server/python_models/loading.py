@@ -52,7 +52,7 @@ class PythonModels:
             spec = await self._completed(spec, interpreter)
         spec = complete_outside(spec)
         spec = replace(spec, declared=_json(completed(message_of(spec.declared), spec, PYTHON)))
-        names = Names(spec)
+        names = Names(spec, self._beside.context_for)
         orders = [_order(spec, interpreter, instance, None, group) for group, instance in _instances(spec)]
         hosts = [Host(order, names, self._deals(order), spec.worker.timeout_s) for order in orders]
         try:
@@ -63,7 +63,7 @@ class PythonModels:
         return Opened(spec, list(hosts), PYTHON)
 
     def _deals(self, order: Order) -> Any:
-        return lambda worker: Dealings(worker, self._beside, order.about)
+        return lambda worker, requests: Dealings(worker, self._beside, order.about, requests)
 
     async def _completed(self, spec: ModelSpec, interpreter: str) -> ModelSpec:
         """Have the model's own code complete its configuration, and read the spec from that. Raises: InferError."""

@@ -106,7 +106,7 @@ SCHEDULING: dict[str, Row] = {
             f"{_SEQUENCES}::TestRefusals::test_a_sequence_that_was_idle_for_too_long",
             f"{_BATCHES}::TestEnding",
         ),
-        "iterative_sequence": (_REFUSED,),
+        "iterative_sequence": (_REFUSED, "server/python_models/test_live_iterative::TestAnswers"),
     },
     "decoupled": {
         "model_transaction_policy.decoupled": (f"{_STREAM}::test_the_configuration_says_so",),

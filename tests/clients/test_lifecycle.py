@@ -316,7 +316,7 @@ REFUSED = {
     "has_agents": ('model_repository_agents { agents [ { name: "checksum" } ] }', "model_repository_agents"),
     "iterates": (
         "sequence_batching { iterative_sequence: true oldest { max_candidate_sequences: 1 } }",
-        "field 'sequence_batching.iterative_sequence' is not supported",
+        "field 'sequence_batching.iterative_sequence' is for Python models",
     ),
     "in_a_namespace": (
         (
