@@ -162,6 +162,7 @@ class Host:
             if self._kept.worker is not None:
                 self._kept.worker.kill(f"{self._order.label} gave an answer that cannot be read")
         else:
+            self._kept.proved()
             self._free(batch, opened, None)
 
     def _take_answers(self, opened: list[OpenRequest], body: bytes, arrays: list[Array | None]) -> None:
