@@ -36,7 +36,7 @@ bench: .venv/.dev  ## measure the server over loopback (needs wrk); ARGS="--mode
 bench-batching: .venv/.dev  ## measure the batcher beside the best static settings, 6 minutes; ARGS as above
 	$(BIN)/python -m penstock.perf.batching $(ARGS)
 
-bench-gate: .venv/.dev  ## say what has become slower than perf/budgets.toml has it, 3 minutes; ARGS="--only trip", --update
+bench-gate: .venv/.dev  ## say what has become slower than perf/gate/budgets.toml has it, 3 minutes; ARGS="--only trip", --update
 	$(BIN)/python -m penstock.perf.gate $(ARGS)
 
 image-cpu:  ## build the image penstock:cpu with docker, podman or buildah; ARGS="--build-arg BASE=..." passes words on

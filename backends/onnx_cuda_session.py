@@ -29,7 +29,7 @@ NO_GRAPH = -1
 
 ROOM = 1 / 8
 """So much of a device's memory is left free by graphs that nobody has asked for: a graph takes 7 to 30 MiB, and a model
-of eight lengths and twelve sizes has two hundred (docs/gpu.md)."""
+of eight lengths and twelve sizes has two hundred (docs/gpu-check.md)."""
 
 logger = logging.getLogger("penstock.backends")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from .request import InferRequest, Key
 
 
@@ -16,12 +18,13 @@ class Batch:
     `places` are the rows of the run at which the requests stand, ascending, where they do not follow one another: a
     direct sequence has a row of its own. Rows between them run empty, and so do those after them up to `span_rows`.
     None: they follow one another. `runs` is in how many runs they ran: more than one where they were sent to another
-    process together and ran there one after another.
+    process together and ran there one after another; 0: statistics have it by now. `again` are those of its requests
+    that are to run once more, in another Batch (iterations.py); who runs it says so.
     """
 
     __slots__ = (
-        "compute_end_ns", "compute_start_ns", "cost_ns", "exec_end_ns", "exec_start_ns", "free_ns", "key", "places",
-        "requests", "rows", "runs", "span_rows",
+        "again", "compute_end_ns", "compute_start_ns", "cost_ns", "exec_end_ns", "exec_start_ns", "free_ns",
+        "key", "places", "requests", "rows", "runs", "span_rows",
     )  # fmt: skip
 
     def __init__(self, requests: list[InferRequest], rows: int, key: Key, exec_start_ns: int) -> None:
@@ -37,3 +40,4 @@ class Batch:
         self.places: list[int] | None = None
         self.span_rows = rows
         self.runs = 1
+        self.again: Collection[InferRequest] = ()

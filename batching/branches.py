@@ -6,7 +6,7 @@ each Passage from step to step as it does any other.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -20,30 +20,49 @@ if TYPE_CHECKING:
 
     from .course import Course, Passed
     from .request import InferRequest
+    from .stream import GoOn, Room, Tells
 
 MOST_AT_ONCE = 64
 """Answers of one request that are on their way through the same steps, where `max_inflight_requests` is silent: others
 wait, so that one request does not fill the queues of all."""
+ENOUGH_BYTES = MOST_BYTES // 4
+"""Bytes of answers on their way through the same steps from which the step before is told to wait."""
+
+
+class _Stretch:
+    """The Passages of one request on one Course.
+
+    `going`: how many are under way or wait to be handed out; `waiting`: those that wait for a place. `room`: what is
+    called when there is some again, of those who have been told to wait.
+    """
+
+    __slots__ = ("going", "nbytes", "room", "waiting")
+
+    def __init__(self) -> None:
+        self.going = 0
+        self.nbytes = 0
+        self.waiting: deque[Passage] = deque()
+        self.room: list[GoOn] = []
 
 
 class Branches:
     """What is under way for one request: its first Passage, and one for each answer since.
 
-    Invariant: what came through to the end is handed out in the order in which the answers it stems from came.
-    `going` are under way, `most` of them at once on the same Course; others wait. Threads: the event loop's.
+    Invariants: what came through to the end is handed out in the order in which the answers it stems from came; at most
+    `most` Passages are going on a Course, and the step whose answers they are is told to wait from when as many wait.
+    Threads: the event loop's.
     """
 
     def __init__(self, root: Passage, most: int) -> None:
         self.root = root
         self.going = {root}
         self._most = most or MOST_AT_ONCE
-        self._counts: Counter[Course] = Counter()
-        self._waiting: dict[Course, deque[Passage]] = {}
+        self._stretches: dict[Course, _Stretch] = {}
         self._line: deque[Passage] = deque()
         self._nbytes: dict[Passage, int] = {}
-        self._sum = 0
         self._given: list[Told] = []
-        self._answers = getattr(root.parent, "answers", None)
+        self._answers: Tells | None = getattr(root.parent, "answers", None)
+        self._takers_full = False
 
     @property
     def over(self) -> bool:
@@ -55,61 +74,93 @@ class Branches:
 
         Raises: InferError (INTERNAL: it is not what the model's configuration says; OVERLOADED: too much waits).
         """
-        if self._sum > MOST_BYTES:
+        if sum(stretch.nbytes for stretch in self._stretches.values()) > MOST_BYTES:
             raise InferError(Code.OVERLOADED, "the answers of a request wait for the steps that take them")
         root = self.root
         passage = Passage(root.ensemble, root.parent, root.links, course, _tensors(step, told))
         _check(passage, step, told)
         passage.branches = self
         self.going.add(passage)
+        stretch = self._stretches.setdefault(course, _Stretch())
         self._nbytes[passage] = size_of(told)
-        self._sum += self._nbytes[passage]
+        stretch.nbytes += self._nbytes[passage]
         if course.outputs:
             self._line.append(passage)
-        if self._counts[course] < self._most:
-            self._counts[course] += 1
+        if stretch.going < self._most:
+            stretch.going += 1
             return passage
-        self._waiting.setdefault(course, deque()).append(passage)
+        stretch.waiting.append(passage)
         return None
 
-    def done(self, passage: Passage) -> Passage | None:
-        """Note that a Passage is through. Returns: one that may begin in its place. Raises: InferError."""
-        course = passage.course
-        if course.outputs:
+    def room(self, course: Course) -> Room | None:
+        """Tell the step before a Course whether to go on; as `Tells.tell` does."""
+        stretch = self._stretches.get(course)
+        if stretch is None or not self._full(course, stretch, 1):
+            return None
+        return stretch.room.append
+
+    def done(self, passage: Passage) -> list[Passage]:
+        """Note that a Passage is through. Returns: those that may begin now. Raises: InferError."""
+        if passage.course.outputs:
             passage.answer = _told(passage)
         self.going.discard(passage)
         passage.ended = True
         passage.tensors.clear()
         if passage is self.root:
-            if course.outputs:
+            if passage.course.outputs:
                 # none of its steps tells its answers apart
                 self._line.append(passage)
-            self._hand_out()
-            return None
-        self._sum -= self._nbytes.pop(passage)
-        self.root.take_times(passage)
-        self._hand_out()
-        waiting = self._waiting.get(course)
-        if waiting:
-            return waiting.popleft()
-        self._counts[course] -= 1
-        return None
+        else:
+            self.root.take_times(passage)
+        following = [] if passage.course.outputs or passage is self.root else self._leave_place(passage)
+        while self._line and (told := self._line[0].answer) is not None:
+            first = self._line.popleft()
+            self._hand_out(told._replace(final=self.over and not self._line))
+            following += self._leave_place(first)
+        self._call_for_more()
+        return following
 
-    def _hand_out(self) -> None:
-        line = self._line
-        while line and (told := line[0].answer) is not None:
-            line.popleft()
-            if self.over and not line:
-                told = told._replace(final=True)
-            if self._answers is not None:
-                self._answers.tell(told)
-            elif len(self._given) < 2:
+    def _leave_place(self, passage: Passage) -> list[Passage]:
+        stretch = self._stretches.get(passage.course)
+        if stretch is None:
+            return []
+        stretch.nbytes -= self._nbytes.pop(passage)
+        if stretch.waiting:
+            return [stretch.waiting.popleft()]
+        stretch.going -= 1
+        return []
+
+    def _hand_out(self, told: Told) -> None:
+        if self._answers is None:
+            if len(self._given) < 2:
                 self._given.append(told)
+            return
+        room = self._answers.tell(told)
+        if room is not None and not self._takers_full:
+            self._takers_full = True
+            room(self._takers_go_on)
+
+    def _takers_go_on(self) -> None:
+        self._takers_full = False
+        self._call_for_more()
+
+    def _full(self, course: Course, stretch: _Stretch, part: int) -> bool:
+        """Tell whether a `part`th of what may wait does."""
+        if self._takers_full and course.outputs:
+            return True
+        return len(stretch.waiting) * part >= self._most or stretch.nbytes * part > ENOUGH_BYTES
+
+    def _call_for_more(self) -> None:
+        for course, stretch in self._stretches.items():
+            if stretch.room and not self._full(course, stretch, 2):
+                room, stretch.room = stretch.room, []
+                for go_on in room:
+                    go_on()
 
     def leave(self) -> set[Passage]:
         """Let go of all. Returns: what was under way."""
         going, self.going = self.going, set()
-        self._waiting.clear()
+        self._stretches.clear()
         self._line.clear()
         return going
 
@@ -126,14 +177,14 @@ class Branches:
 class Spread:
     """Where the answers of a step go: on, one by one. `take` has each, with the Passage and the step it is of."""
 
-    def __init__(self, passage: Passage, step: Passed, take: Callable[[Passage, Passed, Told], None]) -> None:
+    def __init__(self, passage: Passage, step: Passed, take: Callable[[Passage, Passed, Told], Room | None]) -> None:
         self._passage = passage
         self._step = step
         self._take = take
 
-    def tell(self, told: Told) -> None:
-        """Take an answer. Raises: InferError."""
-        self._take(self._passage, self._step, told)
+    def tell(self, told: Told) -> Room | None:
+        """Take an answer."""
+        return self._take(self._passage, self._step, told)
 
 
 def _tensors(step: Passed, told: Told) -> list[Any]:

@@ -1,6 +1,7 @@
 """Controls: the inputs that tell a model about its sequences, and what may be said of sequences at all.
 
-`ControlInput` is made by derived.py and called by execution.py; `check_sequence` is called by completion.py.
+`ControlInput` is made by derived.py and called by execution.py; `check_sequence` is called by completion.py, `check_id`
+by sequences.py.
 Source of rules and texts: Triton's core (model_config_utils.cc) and its ONNX Runtime backend.
 """
 
@@ -67,6 +68,14 @@ class ControlInput:
             return said.id.encode()
         # an id that is too long for the model's type loses its upper bits, as in Triton
         return np.uint64(said.id).astype(rows.dtype)
+
+
+def check_id(model: str, control: Control, given: int | str) -> None:
+    """Hold an id that a client gives against the control that tells the model of it. Raises: InferError (INVALID)."""
+    if isinstance(given, str) != (control.datatype == "BYTES"):
+        datatype = "BYTES" if isinstance(given, str) else "UINT64"
+        text = f"sequence batching control '{control.name}' data-type is '{datatype}', but model '{model}' expects"
+        raise _invalid(f"{text} '{control.datatype}'")
 
 
 def check_sequence(spec: ModelSpec, graph: Signature) -> None:

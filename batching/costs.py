@@ -6,7 +6,7 @@ the time. How one Key's run times become a prediction is in curve.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .curve import Curve
@@ -44,18 +44,6 @@ class CostModel:
     def __init__(self, allowed: Sequence[int] = ()) -> None:
         self._allowed = tuple(sorted(allowed))
         self._curves: dict[Key, Curve] = {}
-
-    @classmethod
-    def from_run_times(cls, run_times: Iterable[RunTime], allowed: Sequence[int] = ()) -> CostModel:
-        """Make one that knows what another has learned, for a simulation; it goes on learning from there."""
-        costs = cls(allowed)
-        for known in run_times:
-            curve = costs._curves.get(known.key)
-            if curve is None:
-                curve = costs._curves[known.key] = Curve(costs._allowed)
-            curve.seed(known.rows, known.runs, known.mean_ns, known.p95_ns)
-            _judge(curve)
-        return costs
 
     def run_times(self, keys: int = MAX_KEYS) -> list[RunTime]:
         """Give what is known, of the Keys that ran most and at most so many of them; sizes rise within a Key."""

@@ -99,17 +99,6 @@ class Point:
         self.sure = len(self.ns) - before
         self.settle(now_ns, rebase=True)
 
-    def seed(self, runs: int, centre_ns: float, tail_ns: float) -> None:
-        """Remember what another CostModel has found, as if it had been seen here."""
-        kept = min(runs, KEPT_RUNS)
-        slow = 2 if kept >= KNOWN_RUNS else 1 if kept > 1 else 0
-        self.ns = [centre_ns] * (kept - slow) + [tail_ns] * slow
-        self.took_ns = self.ns.copy()
-        self.at_ns = [0] * kept
-        self.runs, self.sure = runs, kept
-        self.settle(0, rebase=True)
-        self.tail_ns = max(tail_ns, centre_ns)
-
 
 class Curve:
     """Run time of one Key: a Point for each size that ran, and straight lines between them.
@@ -219,13 +208,6 @@ class Curve:
         while found > 1 and self._work_out(found)[0] > ns:  # at most once: a matter of rounding
             found -= 1
         return found
-
-    def seed(self, rows: int, runs: int, centre_ns: float, tail_ns: float) -> None:
-        """Start from what another CostModel has found of one size."""
-        point = self.points[self.size_of(rows)] = Point(rows)
-        point.seed(max(runs, 1), centre_ns, tail_ns)
-        self.runs += runs
-        self._draw()
 
     def known(self) -> list[tuple[Point, float, float]]:
         """Give each size with what is predicted for it: its centre and its tail, in nanoseconds."""

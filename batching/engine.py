@@ -25,7 +25,7 @@ from .passage import is_step
 from .remembering import remember
 from .request import NO_TERMS, InferRequest, Terms
 from .resizing import Change, change_to, close
-from .sinks import FutureSink, let_go, withdraw
+from .sinks import answered, let_go, withdraw
 from .spec import ModelSpec
 from .splitting import add_parts
 from .statistics import CANCELED, REJECTED
@@ -58,7 +58,6 @@ class Engine:
         self._door = Door(self._turns)
         self._held = Leaving(lambda model: not model.holds)
         self._retiring = Leaving(lambda model: not model.inflight)
-        self._future_sink = FutureSink()
         self._idle = asyncio.Event()
         self._idle.set()
         # whether anybody waits for requests to end: told apart once per batch
@@ -123,7 +122,6 @@ class Engine:
         await self.unheld(model)
         model.closing = True
         self._watched = True
-        self._turns.hurry(model)
         await self._retiring.wait(model)
         self._watched = self.stopping or bool(self._retiring)
         self._turns.alarms.cancel(model)
@@ -133,7 +131,8 @@ class Engine:
         await close(model)
 
     async def unheld(self, model: Model) -> None:
-        """Wait until nobody holds a Model."""
+        """Wait until nobody holds a Model that nobody finds any more."""
+        self.hurry(model)  # who holds it, as hooks do around a request, would wait for what is held open
         await self._held.wait(model)
 
     def hold(self, model: Model) -> None:
@@ -255,6 +254,8 @@ class Engine:
     def cancel(self, request: InferRequest) -> None:
         """Take a request back while it waits; one that runs is finished, and its sink must not mind."""
         model = request.model
+        if model.cache is not None and model.cache.gives_up(request):
+            return
         if model.ensemble is not None:
             self._ensembles.cancel(request)
             return
@@ -264,12 +265,11 @@ class Engine:
                 self.cancel(part)
             return
         with model.lock:
-            waited = request.waiting
-            if waited:
+            if waited := request.waiting:
                 model.scheduler.remove(request, time.monotonic_ns())
+        for outside in model.outsides:
+            outside.abandon(request)
         if not waited:
-            for outside in model.outsides:
-                outside.abandon(request)
             return
         self._left(model, 1)
         model.statistics.record_failure(CANCELED, request.start_ns, time.monotonic_ns())
@@ -291,20 +291,13 @@ class Engine:
         Raises: InferError.
         """
         request = request_for(model, inputs, wanted, terms, parameters)
-        request.id, request.sink = id, self._future_sink
-        future: asyncio.Future[list[Any]] = self._loop.create_future()
-        request.context = future
-        self.submit(request)
-        try:
-            return await future
-        except asyncio.CancelledError:
-            self.cancel(request)
-            raise
+        request.id = id
+        return await answered(self, request)
 
     def hurry(self, *models: Model) -> None:
-        """Hold no batch open any more, of these models or of all: nobody else comes."""
+        """Hold no batch open any more, of these models, for which nobody comes any more, or of all."""
         for model in models or self._served():
-            self._turns.hurry(model)
+            self._turns.hurry(model, last=bool(models))
 
     async def stop(self, grace_s: float) -> int:
         """Refuse new work, finish what was accepted, and close every model.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .batch import Batch
     from .course import Links, Passed
     from .model import Model
-    from .stream import Told
+    from .stream import Room, Told
 
 _OTHERS = frozenset((Code.EXPIRED, Code.NOT_READY, Code.CANCELLED))
 """Codes of a step that was not run, though it had been accepted."""
@@ -168,21 +168,22 @@ class Ensembles:
         if parent.sequence is not None:
             self._go_on(passage.ensemble.sequels.passed(passage, model))
 
-    def _spread(self, passage: Passage, step: Passed, told: Told) -> None:
-        """Begin the way of one answer of a step."""
+    def _spread(self, passage: Passage, step: Passed, told: Told) -> Room | None:
+        """Begin the way of one answer of a step. Returns: as `Tells.tell`."""
         branches, course = passage.branches, step.after
         if passage.ended or branches is None or course is None:
-            return
+            return None
         if told.error is not None:
             self._fail(passage, told.error, BACKEND)
-            return
+            return None
         try:
             branch = branches.add(step, course, told) if told.outputs else None
         except InferError as error:
             self._fail(passage, error, BACKEND)
-            return
+            return None
         if branch is not None:
             self._go(branch)
+        return branches.room(course)
 
     def _go(self, passage: Passage) -> None:
         if passage.left:
@@ -209,8 +210,8 @@ class Ensembles:
         except InferError as error:
             self._fail(passage, error, BACKEND)
             return
-        if following is not None:
-            self._go_on([following])
+        if following:
+            self._go_on(following)
         elif passage.branches.over:
             self._complete(passage.branches.root)
 

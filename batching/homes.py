@@ -16,8 +16,9 @@ from penstock.backends.errors import Code, InferError, RunStopped
 
 from .batch import Batch
 from .isolation import LostBatch, refuse
+from .places import pin
 from .request import NO_SEQUENCE
-from .sequences import Sequences, pin
+from .sequences import Sequences
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Backend, Binding
@@ -30,6 +31,9 @@ AWAY = (
     "inference request for sequence {} to model '{}' must specify the START flag on the first request of the sequence: "
     "the instance that had begun it was lost, with what it remembered"
 )
+
+LOST = "the instance of model '{}' that had begun the request was lost, with what it remembered"
+"""The same, where a request is a sequence."""
 
 
 class Resident(Protocol):
@@ -109,6 +113,8 @@ def part(model: Model, instance: Resident, batch: Batch) -> tuple[Batch | None, 
     for request in away:
         alone = Batch([request], request.rows, batch.key, batch.exec_start_ns)
         error = InferError(Code.INVALID, AWAY.format(request.under_way.id, model.name))
+        if sequences.identities is not None:
+            error = InferError(Code.NOT_READY, LOST.format(model.name))
         refused += refuse(alone, error)
     return _without(batch, away), refused
 

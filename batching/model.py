@@ -94,7 +94,7 @@ class Model:
         self.version = str(spec.version)
         self.platform = backends[0].platform if backends else "ensemble"
         self.node_inputs, self.node_outputs, self.described = _said_by(backends)
-        self.statistics = ModelStatistics()
+        self.statistics = ModelStatistics(spec.first_response_ms)
         self.max_rows = spec.policy.max_batch_rows or 1
         self.request_rows = max(self.max_rows, whole_rows(spec.policy, self.max_rows) if spec.policy.split else 0)
         self.allowed_rows = spec.policy.allowed_rows

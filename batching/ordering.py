@@ -24,7 +24,9 @@ class Ordering:
         self._states: dict[InferRequest, int] = {}
 
     def enter(self, request: InferRequest) -> None:
-        """Take the last place."""
+        """Take the last place; one that runs again (iterations.py) has its own."""
+        if request in self._states:
+            return
         self._states[request] = _UNDER_WAY  # first: whoever stands in the line has a state
         self._line.append(request)
 

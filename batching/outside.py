@@ -42,7 +42,8 @@ class Outside(Protocol):
 
     What it owes for each Batch: `freed` once, with requests that are answered by then, and `late` with those that were
     answered before, or are after; or `unrun` with those that were not begun, if there are any, and `late` before with
-    the others. `down` says that it cannot run now, `up` that it can again.
+    the others. Those that are to run again are none of them: the Batch names them (`again`). `down` says that it cannot
+    run now, `up` that it can again.
     Threads: the event loop's.
     """
 
@@ -147,7 +148,9 @@ class OutsideInstance:
     def freed(self, batch: Batch, answered: Sequence[InferRequest]) -> None:
         """Hand out those of a Batch that have been answered, and take the next one."""
         model, self._busy = self._model, False
-        self.owed -= len(answered)
+        self.owed -= len(answered) + len(batch.again)
+        if batch.again:
+            self._count_run(batch)
         with model.lock:
             model.scheduler.finished(batch, batch.exec_end_ns)
             if all(request.error is None for request in batch.requests):
@@ -159,6 +162,16 @@ class OutsideInstance:
             model.hand_over(parted(batch, answered))
         self._look()
         self._note_quiet()
+
+    def _count_run(self, batch: Batch) -> None:
+        """Count a Batch of which some run again, before they are stamped anew.
+
+        Each run of a request is an inference, and succeeds unless it has failed by now, as in Triton.
+        """
+        well = [each for each in batch.requests if each.error is None]
+        ran = batch if len(well) == len(batch.requests) else _part(batch, well)
+        self._model.statistics.record_batch(ran, batch.exec_end_ns)
+        batch.runs = 0
 
     def late(self, batch: Batch, answered: Sequence[InferRequest]) -> None:
         """Hand out requests that were answered before or after their Batch was freed."""

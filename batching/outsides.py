@@ -110,7 +110,7 @@ class _Rehearsal:
 
     def freed(self, batch: Batch, answered: Sequence[InferRequest]) -> None:
         """Take what has been answered."""
-        self._left.difference_update(answered)
+        self._left.difference_update(answered, batch.again)
         if not self._left and not self.done.done():
             self.done.set_result(batch.requests)
 
@@ -149,6 +149,8 @@ async def run_samples(model: Model, outsides: Sequence[Outside]) -> None:
                 error = next((request.error for request in requests if request.error is not None), None)
             except InferError as failure:
                 error = failure
+            for request in batch.again:
+                outside.abandon(request)
             if error is not None:
                 raise failed(sample, error.message)
 

@@ -60,3 +60,8 @@ class Places:
     def _list(self) -> None:
         self._freed += [divmod(number, len(self.seats)) for number in range(self._unused, self._most)]
         self._unused = self._most
+
+
+def pin(instance: int) -> tuple[int]:
+    """Give the part of a Key that says which Instance alone may run it."""
+    return (instance,)

@@ -19,6 +19,7 @@ from penstock.backends.errors import Code, InferError
 from .batch import Batch
 from .own_outputs import OwnOutputs
 from .sinks import hand_out
+from .statistics import CANCELED
 
 if TYPE_CHECKING:
     from .cache import Cache
@@ -86,6 +87,7 @@ class Remembering:
         self._kept: set[bytes] = set()
         self._warned = False
         self._hits: list[InferRequest] = []
+        self._sought: set[InferRequest] = set()
 
     def takes(self, request: InferRequest) -> bool:
         """Answer a request that is remembered, in this turn of the loop.
@@ -100,10 +102,19 @@ class Remembering:
             return False
         if request.nbytes > HERE_BYTES and self._model.scheduler.ordering is None:
             self._engine.hold(self._model)
+            self._sought.add(request)
             key = self._loop.run_in_executor(None, self._keys.of, request.inputs, request.wanted)
             key.add_done_callback(partial(self._go_on, request, start_ns))
             return True
         return self._answered(request, self._keys.of(request.inputs, request.wanted), start_ns)
+
+    def gives_up(self, request: InferRequest) -> bool:
+        """Take a request back that is being looked up on a thread: it gets no answer. Returns: False for any other."""
+        if request not in self._sought:
+            return False
+        self._sought.remove(request)
+        self._model.statistics.record_failure(CANCELED, request.start_ns, time.monotonic_ns())
+        return True
 
     def _renewed(self) -> bool:
         """Make other keys if an ensemble's steps are others by now.
@@ -154,8 +165,11 @@ class Remembering:
             self._engine.release(self._model)
 
     def _go_on(self, request: InferRequest, start_ns: int, key: asyncio.Future[bytes]) -> None:
-        """Look up what was hashed on a thread, and queue it if it is not there."""
+        """Look up what was hashed on a thread, and queue it if it is not there, unless it was taken back meanwhile."""
         try:
+            if request not in self._sought:
+                return
+            self._sought.remove(request)
             if not self._answered(request, key.result(), start_ns):
                 self._engine.submit(request)
         except InferError as error:

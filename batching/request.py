@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Key = tuple[tuple[int, ...] | None, ...]
 """What must be equal to share a batch: per input, in the Signature's order, its shape without rows; None if absent.
-Names and datatypes are the model's own by then. Where sequences are pinned, one part more (sequences.pin)."""
+Names and datatypes are the model's own by then. Where sequences are pinned, one part more (places.pin)."""
 
 
 Pin = tuple[int] | None
@@ -39,11 +39,12 @@ NO_SEQUENCE = InSequence(0)
 
 
 class Terms(NamedTuple):
-    """How a request wants to wait: members of InferRequest, for those who do not make one themselves."""
+    """How a request wants to wait, and for whom it is made: members of InferRequest, for those who do not make one."""
 
     deadline_ns: int = 0
     priority: int = 0
     sequence: InSequence | None = None
+    caller: InferRequest | None = None
 
 
 NO_TERMS = Terms()
@@ -57,6 +58,13 @@ class Sink(Protocol):
 
         Threads: called on the event loop. Must not raise.
         """
+
+
+class Submits(Protocol):
+    """What is asked of an engine by those who take answers one by one, or only one."""
+
+    def submit(self, request: InferRequest) -> None: ...
+    def cancel(self, request: InferRequest) -> None: ...
 
 
 class InferRequest:
@@ -75,15 +83,16 @@ class InferRequest:
     another process, from when it has been sent there; likewise. `parameters`, the client's own, and `answers`, where
     several may come, are had by requests for models of user code, and not by all of them. `step` is had by the request
     of an ensemble's step, whose `context` is the Passage. `targets` is where outputs are wanted on a device, by
-    position; only a request that wants any there has it, and its `outputs` are these then. `traced` is the tracer's
-    own, and had by requests of ensembles while something is traced.
+    position; only a request that wants any there has it, and its `outputs` are these then. `caller` is had by one that
+    user code makes for its own, to be traced with it. `traced` is the tracer's own, and had by requests of ensembles,
+    and by those with callers, while something is traced.
     Ownership: input arrays may be views of the request's body and are read until the batch has been gathered.
     `context` is the dialect's own and is never looked at here.
     """
 
     __slots__ = (
-        "answers", "context", "deadline_ns", "error", "id", "inputs", "key", "miss", "model", "nbytes", "number",
-        "outputs", "parameters", "parts", "priority", "promised_ns", "queue_ns", "rows", "sequence", "sink",
+        "answers", "caller", "context", "deadline_ns", "error", "id", "inputs", "key", "miss", "model", "nbytes",
+        "number", "outputs", "parameters", "parts", "priority", "promised_ns", "queue_ns", "rows", "sequence", "sink",
         "start_ns", "step", "target_ns", "targets", "traced", "under_way", "waiting", "wanted",
     )  # fmt: skip
 
@@ -92,6 +101,7 @@ class InferRequest:
     parameters: Mapping[str, Any]
     answers: Tells
     step: Passed
+    caller: InferRequest
     targets: Mapping[int, DeviceArray]
     traced: Any
 

@@ -1,8 +1,8 @@
 """Run sizes: the few numbers of rows with which a model runs on a GPU, where nobody has said which.
 
 There a number of rows that has not run before is dear: kernels are chosen, and plans of convolutions built, for each
-shape, 0.2 s for a ResNet-50 (docs/gpu.md). So a model has few sizes, and runs all of them before it is ready, as CUDA
-graphs where it can. Its batches are filled up to the next one, or cut to the last one where that serves more
+shape, 0.2 s for a ResNet-50 (docs/gpu-check.md). So a model has few sizes, and runs all of them before it is ready, as
+CUDA graphs where it can. Its batches are filled up to the next one, or cut to the last one where that serves more
 (sizing.py). Called by opening.py and, for what is recorded or built by size, by the Repository.
 """
 

@@ -122,10 +122,10 @@ class _Prepared:
         """Run it as often as it is to be run. Raises: InferError."""
         model, sample = self._model, self._sample
         for iteration in range(1, sample.count + 1):
-            requests = self.requests(name, iteration)
-            batch = Batch(requests, len(requests), requests[0].key, time.monotonic_ns())
-            overridden = _Overridden(binding, self._derived, len(requests) if model.signature.batched else 0)
+            overridden = _Overridden(binding, self._derived, sample.rows if model.signature.batched else 0)
             try:
+                requests = self.requests(name, iteration)
+                batch = Batch(requests, len(requests), requests[0].key, time.monotonic_ns())
                 run_batch(model, overridden, batch)
             except InferError as error:
                 raise failed(sample, error.message) from error

@@ -106,12 +106,15 @@ class Scheduler:
             raise InferError(Code.OVERLOADED, "Exceeds maximum queue size")
         request.waiting = True
         request.target_ns = 0
-        self.rows += request.rows
-        self.nbytes += request.nbytes
-        self.live += 1
+        self._count(request)
         self._enter(sequences.admit(request, request.queue_ns))
         if request.deadline_ns and sequences.expires(request):
             self._deadlines.add(request, self.live)
+
+    def _count(self, request: InferRequest, by: int = 1) -> None:
+        self.rows += by * request.rows
+        self.nbytes += by * request.nbytes
+        self.live += by
 
     def _enter(self, requests: list[InferRequest]) -> None:
         """Put requests that have waited behind their sequence in their Lanes."""
@@ -190,7 +193,9 @@ class Scheduler:
         `followed`: its Instance runs the next one already.
         """
         if self.sequences is not None:
-            self._enter(self.sequences.left(batch.requests, now_ns))
+            for request in batch.again:
+                self._count(request)
+            self._enter(self.sequences.left(batch, now_ns))
         if self._promising:
             self.promises.ended(batch, now_ns, self.live > 0 and not followed)
 
@@ -217,8 +222,7 @@ class Scheduler:
             return only if only.fast or not fast else None
         if self.levels is not None:
             return self._highest_lane(now_ns, fast=fast)
-        first: Lane | None = None
-        first_ns = 0
+        first, first_ns = None, 0
         for lane in self._lanes.values():
             head = lane.head()
             if head is not None and (lane.fast or not fast) and (own is None or lane.key[-1] == own):
@@ -245,8 +249,8 @@ class Scheduler:
 
     def due_ns(self, now_ns: int) -> int:
         """When the next Lane that is held open becomes due; 0 when none is held."""
-        heads = [(lane, lane.head()) for lane in self._lanes.values() if lane.live]
-        dues = [self._sizing.due_ns(lane, head, now_ns) for lane, head in heads if head is not None]
+        heads = ((lane, lane.head()) for lane in self._lanes.values())
+        dues = (self._sizing.due_ns(lane, head, now_ns) for lane, head in heads if head is not None)
         return min((due for due in dues if due > now_ns), default=0)
 
     def remove(self, request: InferRequest, now_ns: int = 0) -> None:
@@ -264,18 +268,14 @@ class Scheduler:
             gone += behind
         for each in gone:
             each.waiting = False
-            self.rows -= each.rows
-            self.nbytes -= each.nbytes
-        self.live -= len(gone)
+            self._count(each, -1)
         if not self.live:
             self._deadlines.clear()
 
     def nearest_deadline_ns(self) -> int:
         """When `expire` must be called next; 0 for never. May be early, never late. Any thread, no lock needed."""
         nearest_ns = self._deadlines.nearest_ns
-        if self.sequences is None:
-            return nearest_ns
-        idle_ns = self.sequences.idle_ns()
+        idle_ns = 0 if self.sequences is None else self.sequences.idle_ns()
         return min(nearest_ns or idle_ns, idle_ns or nearest_ns)
 
     def expire(self, now_ns: int) -> list[InferRequest]:
@@ -304,10 +304,8 @@ class Scheduler:
 
     def learn(self, key: Key, rows: int, ns: int, now_ns: int) -> None:
         """Note that a batch of `rows` took `ns`, gather and scatter included."""
-        if self._costs.observe(key, rows, ns, now_ns):
-            lane = self._lanes.get(key)
-            if lane is not None:
-                self._sizing.review(lane, promising=self._promising)
+        if self._costs.observe(key, rows, ns, now_ns) and (lane := self._lanes.get(key)) is not None:
+            self._sizing.review(lane, promising=self._promising)
 
     def resize(self, instances: int, fast_ns: int) -> None:
         """Go on for another number of Instances; no Lane becomes fast after `leave_loop`."""
@@ -320,9 +318,11 @@ class Scheduler:
         """Call no Lane fast any more, whatever is measured."""
         self.resize(self.promises.instances, 0)
 
-    def hurry(self) -> None:
-        """Hold nothing open any more: nobody else comes who could fill a batch."""
+    def hurry(self, now_ns: int, *, last: bool) -> None:
+        """Hold nothing open any more: nobody else comes who could fill a batch. `last`: as Sequences has it."""
         self._hold, self._held = 0, False
+        if self.sequences is not None:
+            self.sequences.hurry(now_ns, last=last)
 
     def drain(self) -> list[InferRequest]:
         """Take out everything that waits."""

@@ -8,13 +8,15 @@ from __future__ import annotations
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from penstock.backends.errors import Code, InferError
 
-from .places import Places
+from .controls import check_id
+from .iterations import Identities, go_on
+from .places import Places, pin
 from .request import NO_SEQUENCE
 from .under_way import Rows, UnderWay
 
@@ -42,7 +44,8 @@ class Sequences:
     the time, and its caller holds the model's lock. `backlog_requests` and `backlog_bytes` are what waits of sequences
     that have no place yet. `remembers`: what a model remembers is in its Instances (homes.py). Each runs the sequences
     that have their places there, and no others; the last part of such a request's Key is that Instance's seat.
-    `vacated`: what to call when at a seat the last sequence is over, and none can begin.
+    `vacated`: what to call when at a seat the last sequence is over, and none can begin. `identities`: of a model whose
+    sequences are requests that run again (iterations.py); such a sequence ends with its request.
     """
 
     def __init__(self, name: str, spec: SequenceSpec, rows: int, instances: int, *, remembers: bool = False) -> None:
@@ -61,6 +64,8 @@ class Sequences:
         self._hold_backlog = spec.hold_backlog
         self._all: set[UnderWay] = set()
         self._open: dict[int | str, UnderWay] = {}
+        text = self._corrid is not None and self._corrid.datatype == "BYTES"
+        self.identities = Identities(self._open, text=text) if spec.iterative else None
         self._backlog: OrderedDict[UnderWay, None] = OrderedDict()
         self._idle: OrderedDict[UnderWay, int] = OrderedDict()
         self._nearest_ns = 0
@@ -81,12 +86,12 @@ class Sequences:
         to = f"to model '{self._name}'"
         if request.rows != 1:
             raise _invalid(f"inference request {to} must specify batch-size 1 due to requirements of sequence batcher")
+        if not said.id and self.identities is not None:
+            return not self._places.free
         if not said.id:
             raise _invalid(f"inference request {to} must specify a non-zero or non-empty correlation ID")
-        corrid, given = self._corrid, "BYTES" if isinstance(said.id, str) else "UINT64"
-        if corrid is not None and (corrid.datatype == "BYTES") != (given == "BYTES"):
-            text = f"sequence batching control '{corrid.name}' data-type is '{given}', but model '{self._name}' expects"
-            raise _invalid(f"{text} '{corrid.datatype}'")
+        if self._corrid is not None:
+            check_id(self._name, self._corrid, said.id)
         one = self._open.get(said.id)
         if one is not None:
             return one.row < 0
@@ -98,6 +103,8 @@ class Sequences:
     def admit(self, request: InferRequest, now_ns: int) -> list[InferRequest]:
         """Take in a request that `check` has passed. Returns: what may go to its Lane now."""
         said = request.sequence or NO_SEQUENCE
+        if not said.id and self.identities is not None:
+            said = request.sequence = self.identities.next()
         one = self._open.get(said.id)
         if one is None:
             one = self._open[said.id] = UnderWay(said.id)
@@ -174,14 +181,18 @@ class Sequences:
         if last >= len(places) or self.remembers:
             batch.places, batch.span_rows = places, last + 1
 
-    def left(self, requests: Iterable[InferRequest], now_ns: int) -> list[InferRequest]:
-        """Note that requests have run or failed. Returns: what may go to its Lane now."""
+    def left(self, batch: Batch, now_ns: int) -> list[InferRequest]:
+        """Note that requests have run or failed, and which run again. Returns: what may go to its Lane now."""
         ready: list[InferRequest] = []
-        for request in requests:
+        for request in batch.requests:
             one = request.under_way
             one.current = None
             if self._rows is not None:
                 self._rows[one.instance].running -= 1
+            if request in batch.again:
+                go_on(request, now_ns, pinned=self.remembers)
+            elif self.identities is not None and not one.waiting:
+                self._close(one)
             ready += self._go_on(one, now_ns)
         return ready
 
@@ -194,9 +205,7 @@ class Sequences:
         Source: Triton; without one of its requests a sequence's state would be another.
         """
         one = request.under_way
-        first = 0
-        if one.row >= 0 and one.current is not request:
-            first = one.waiting.index(request)
+        first = one.waiting.index(request) if one.row >= 0 and one.current is not request else 0
         behind = [one.waiting.pop() for _ in range(len(one.waiting) - first)]
         behind.reverse()
         if one.row < 0:
@@ -216,6 +225,11 @@ class Sequences:
     def idle_ns(self) -> int:
         """Give when `reap` must be called next; 0 for never. Any thread, no lock needed."""
         return self._nearest_ns
+
+    def hurry(self, now_ns: int, *, last: bool) -> None:
+        """Hold no batch open any more. `last`: nor the place of an idle sequence, since nobody goes on with it."""
+        self._delay_ns, self._idle_ns = 0, 0 if last else self._idle_ns
+        self._wake_at(now_ns)
 
     def reap(self, now_ns: int) -> list[InferRequest]:
         """Forget sequences that were idle for too long, and give places on. Returns: what may go to its Lane now."""
@@ -328,11 +342,6 @@ class Sequences:
         if self.remembers:
             request.key = (*request.key, pin(one.instance))
         return request
-
-
-def pin(instance: int) -> tuple[int]:
-    """Give the part of a Key that says which Instance alone may run it."""
-    return (instance,)
 
 
 def _invalid(text: str) -> InferError:

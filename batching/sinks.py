@@ -1,4 +1,4 @@
-"""Sinks: handing finished requests out, and the sink behind `Engine.infer`."""
+"""Sinks: handing finished requests out, and awaiting one, as `Engine.infer` does, there and in front ends."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from .request import InferRequest
+from .request import InferRequest, Submits
 
 if TYPE_CHECKING:
     from .model import Model
@@ -26,6 +26,24 @@ class FutureSink:
                 future.set_exception(request.error)
             else:
                 future.set_result(request.outputs or [])
+
+
+FUTURES = FutureSink()
+
+
+async def answered(engine: Submits, request: InferRequest) -> list[Any]:
+    """Submit a request that has no sink yet and await its outputs; cancelling the awaiting task cancels it.
+
+    Raises: InferError. Threads: the event loop's.
+    """
+    future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+    request.sink, request.context = FUTURES, future
+    engine.submit(request)
+    try:
+        return await future
+    except asyncio.CancelledError:
+        engine.cancel(request)
+        raise
 
 
 def hand_out(requests: list[InferRequest]) -> None:

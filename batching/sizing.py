@@ -70,7 +70,7 @@ class Sizing:
         if most_ns:
             limit = min(limit, self._costs.rows_within(lane.key, most_ns) or unknown_rows or limit)
         # with a target, all that a batch may hold was promised to go in it: cut, a ResNet-50 on an H200 at 95% of its
-        # knee serves 90% within 10 ms, and 95% filled up (perf/simulation.py)
+        # knee serves 90% within 10 ms, and 95% filled up (perf/simulator/simulation.py)
         return self._cut(lane, limit) if self._allowed and not self._stated and not self.target_ns else limit
 
     def _wanted(self, lane: Lane, waiting_rows: int, now_ns: int) -> int:

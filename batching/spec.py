@@ -13,6 +13,8 @@ from typing import Any
 from penstock.backends.signature import Signature, TensorSpec
 
 DEFAULT_MAX_BATCH_ROWS = 64
+FIRST_RESPONSE_BOUNDS_MS = (100.0, 500.0, 2000.0, 5000.0)
+"""Source: Triton core, first_response_histogram's default buckets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +161,8 @@ class SequenceSpec:
     `idle_us` without a request after which a sequence is forgotten, `max_delay_us` that a batch may be held open, until
     `min_utilization` (0 to 1) of its rows are there (direct). `max_candidates`: the most sequences under way per
     Instance (oldest); 0: as many as a batch has rows. `hold_backlog`: where requests are held for a test, they are held
-    until so many wait for a place, too.
+    until so many wait for a place, too. `iterative`: a request is a sequence of its own, which runs until its model is
+    done with it (iterations.py).
     """
 
     direct: bool = True
@@ -170,6 +173,7 @@ class SequenceSpec:
     min_utilization: float = 0.0
     max_candidates: int = 0
     hold_backlog: int = 0
+    iterative: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +284,7 @@ class ModelSpec:
     ModelConfig as JSON, which such code is given. `frees_rows`: where the graph fixes the first axis of every tensor to
     1, that is made the axis of rows, if running the model shows that its answers stay the same (freeing.py).
     `fallback`: why a model that asked for a GPU runs on the CPU, as its configuration allows; "": it does not.
+    `first_response_ms`: the bounds of its histogram of first answers.
     """
 
     name: str
@@ -296,6 +301,7 @@ class ModelSpec:
     options: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     metric_tags: tuple[tuple[str, str], ...] = ()
+    first_response_ms: tuple[float, ...] = FIRST_RESPONSE_BOUNDS_MS
     signature: Signature | None = None
     bound: Signature | None = None
     sequence: SequenceSpec | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import floor
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from .answers import AnswerStatistics
 from .batch import Batch
 from .quantiles import WINDOW_NS, Quantiles
 from .request import InferRequest
+from .spec import FIRST_RESPONSE_BOUNDS_MS
 
 REJECTED = "REJECTED"
 CANCELED = "CANCELED"
@@ -36,8 +38,6 @@ LATENCY_BOUNDS_NS: tuple[int, ...] = tuple(
         1_000_000, 2_500_000, 5_000_000, 10_000_000,
     )
 )  # fmt: skip
-FIRST_RESPONSE_BOUNDS_NS = (100_000_000, 500_000_000, 2_000_000_000, 5_000_000_000)
-"""Source: Triton core, first_response_histogram's default buckets."""
 ROWS_BOUNDS: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 # What is not yet counted is bounded by this many requests; counting them then takes the loop about 0.25 ms.
@@ -144,7 +144,7 @@ class ModelStatistics:
     Threads: the event loop's only, reading included.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, first_response_ms: Sequence[float] = FIRST_RESPONSE_BOUNDS_MS) -> None:
         self._starts: list[int] = []
         self._queued: list[int] = []
         self._batches: list[int] = []
@@ -165,7 +165,7 @@ class ModelStatistics:
         self._queue = _Histogram(LATENCY_BOUNDS_NS)
         self._compute = _Histogram(LATENCY_BOUNDS_NS)
         self._total = _Histogram(LATENCY_BOUNDS_NS)
-        self._first_response = _Histogram(FIRST_RESPONSE_BOUNDS_NS)
+        self._first_response = _Histogram(tuple(floor(bound * 1e6) for bound in first_response_ms))
         self._rows = _Histogram(ROWS_BOUNDS)
         self._hooks = {hook: _Histogram(LATENCY_BOUNDS_NS) for hook in HOOKS}
         self._quantiles: dict[str, Quantiles] = {}

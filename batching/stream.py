@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from penstock.backends.errors import Code, InferError
 
 if TYPE_CHECKING:
-    from .request import InferRequest
+    from .request import InferRequest, Submits
 
 MOST_BYTES = 256 << 20
 """What may wait for a client that does not take its answers; its request fails then."""
@@ -36,18 +36,19 @@ class Told(NamedTuple):
     wrong: str = ""
 
 
-class Submits(Protocol):
-    """What is needed of the Engine."""
-
-    def submit(self, request: InferRequest) -> None: ...
-    def cancel(self, request: InferRequest) -> None: ...
+GoOn = Callable[[], None]
+Room = Callable[[GoOn], None]
+"""To be called with what is to be called when there is room for more answers."""
 
 
 class Tells(Protocol):
     """Where the answers of one request go, as they come."""
 
-    def tell(self, told: Told) -> None:
-        """Take an answer. Raises: InferError, which ends the request."""
+    def tell(self, told: Told) -> Room | None:
+        """Take an answer. Returns: what to wait for before the next, None: nothing. It is taken if it comes before.
+
+        Raises: InferError, which ends the request.
+        """
 
 
 class Answers:

@@ -140,10 +140,10 @@ class Turns:
             if model.holds:
                 # an ensemble holds the models of its steps
                 count_steps(batch)
-            if requests[0].error is None:
-                model.statistics.record_batch(batch, now_ns)
-            else:
+            if requests[0].error is not None:
                 model.statistics.record_failure(BACKEND, requests[0].start_ns, now_ns)
+            elif batch.runs:
+                model.statistics.record_batch(batch, now_ns)
             if self.trace is not None:
                 self.trace(model, batch, now_ns)
             self._left(model, len(requests))
@@ -159,12 +159,11 @@ class Turns:
         if nearest_ns:
             self.alarms.set(model, nearest_ns)
 
-    def hurry(self, model: Model) -> None:
-        """Let run what is held open: the model is closing, and nobody else comes."""
+    def hurry(self, model: Model, *, last: bool) -> None:
+        """Let run what is held open: nobody else comes. `last`: as Sequences has it."""
         with model.lock:
-            model.scheduler.hurry()
-        if model.scheduler.live and not model.dirty:
-            self.mark(model)
+            model.scheduler.hurry(time.monotonic_ns(), last=last)
+        self._ring(model)
 
     def _watch_hold(self, model: Model, now_ns: int) -> None:
         # the time that found nothing due: what becomes due after it must ring, be it past by now

@@ -24,13 +24,13 @@ from pathlib import Path
 from penstock.batching.spec import BatchPolicy
 
 from . import models
-from .arrivals import Arrivals, Kind
-from .frontend import simulate_server
 from .load import Process, penstock
 from .policies import OURS, TWO_SHAPES, Cell, Comparison, cells, compare_simulated, static_grid, table
 from .reality import MODEL, calibrate
-from .runtimes import RunTimes
-from .simulation import Result
+from .simulator.arrivals import Arrivals, Kind
+from .simulator.frontend import simulate_server
+from .simulator.runtimes import RunTimes
+from .simulator.simulation import Result
 from .variants import Run, Variant, knee_per_s, median, run, write
 
 KNEE_GUESS_PER_S = 4000.0

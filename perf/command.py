@@ -10,7 +10,7 @@ WORDS = {
     "report": "reports.command",
     "peers": "peers.command",
     "tune": "tuning.command",
-    "gate": "gate",
+    "gate": "gate.command",
 }
 """What else than driving one model is done, and the module whose `main(words)` does it."""
 USAGE_STATUS = 2

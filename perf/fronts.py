@@ -145,7 +145,7 @@ async def print_bare(path: Path) -> None:
     await published.publish("iris", [model])
     published.began()
     here, there = socket.socketpair()
-    remote = RemoteEngine(asyncio.get_running_loop())
+    remote = RemoteEngine()
     placed = asyncio.Event()
 
     def to_front(messages: list[Message]) -> None:

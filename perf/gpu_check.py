@@ -2,7 +2,7 @@
 
 Each part runs in a process of its own and has its time; one that fails, or runs out of it, is a row that says so. Rows
 are written as they come, to rows.jsonl, and all of them with the table at the end, to gpu_check.json and gpu_check.md:
-in $OUT where that is said, else in the folder it works in. docs/gpu.md has the calls that a machine is checked with.
+in $OUT where that is said, else in the folder it works in. docs/gpu-check.md has the calls that check one.
 
 `--device cpu --quick` tries the check itself on a machine without a GPU: what it prints says nothing of any GPU.
 """

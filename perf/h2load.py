@@ -1,4 +1,4 @@
-"""h2load (Debian: nghttp2-client), a closed loop: compiled, one thread. Called by grpc.py, seldon.py, truth_clients.py.
+"""h2load (Debian: nghttp2-client), a closed loop: compiled, one thread. Called by grpc.py, seldon.py, truth/clients.py.
 
 It does not read `grpc-status`: who calls it over gRPC has to see otherwise whether the answers were good.
 """

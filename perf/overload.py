@@ -24,9 +24,9 @@ import numpy as np
 from penstock.batching.room import LEAST_ROWS
 
 from . import models
-from .arrivals import constant
 from .bench import IRIS_64, MLP_32, Case, call
 from .load import Flooded, Load, Process, drive, flood, penstock
+from .simulator.arrivals import constant
 
 DEEP = Case("deep", "binary", 64, ((1, 64),))
 SOAKED = (IRIS_64, MLP_32)

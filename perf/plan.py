@@ -2,10 +2,10 @@
 
     penstock plan --costs http://127.0.0.1:8000/v2/models/mlp/stats --rate 50000 --target-ms 20
 
-Run times come from a server's statistics, and are simulated with the server's own Scheduler (simulation.py). The
-devices are split at random between: of Poisson arrivals each of n devices then gets Poisson arrivals of 1/n the rate,
-exactly, and of any others a random n-th; so one device is simulated, however many there are. The front end is not in
-it: it may need more processes than there are devices when requests are small.
+Run times come from a server's statistics, and are simulated with the server's own Scheduler (simulator/). The devices
+are split at random between: of Poisson arrivals each of n devices then gets Poisson arrivals of 1/n the rate, exactly,
+and of any others a random n-th; so one device is simulated, however many there are. The front end is not in it: it may
+need more processes than there are devices when requests are small.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ import numpy as np
 
 from penstock.batching.spec import BatchPolicy
 
-from .arrivals import SHAPELESS, Arrivals, Kind, bursty, poisson, recorded
-from .runtimes import RunTimes
-from .simulation import REFUSED, Result, simulate
+from .simulator.arrivals import SHAPELESS, Arrivals, Kind, bursty, poisson, recorded
+from .simulator.runtimes import RunTimes
+from .simulator.simulation import REFUSED, Result, simulate
 
 REQUESTS, MOST_REQUESTS = 20_000, 100_000
 """As many are simulated for each figure; more, up to the most, if they come in less than `LEAST_S`, which is forty

@@ -14,9 +14,9 @@ import numpy as np
 
 from penstock.batching.spec import DEFAULT_MAX_BATCH_ROWS, BatchPolicy
 
-from .arrivals import ONE_ROW, Arrivals, Kind, bursty, poisson
-from .runtimes import RunTimes
-from .simulation import Result, simulate
+from .simulator.arrivals import ONE_ROW, Arrivals, Kind, bursty, poisson
+from .simulator.runtimes import RunTimes
+from .simulator.simulation import Result, simulate
 
 CAPS = (1, 2, 4, 8, 16, 32, 64)
 DELAYS_US = (0, 200, 1000, 5000)

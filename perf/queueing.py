@@ -1,4 +1,4 @@
-"""Queueing: one server, one waiting line, first come first served, Poisson arrivals. Pure: what truth.py holds against.
+"""Queueing: one server, one waiting line, first come first served, Poisson arrivals. Pure: what truth/ holds against.
 
 `Mm1` and `Md1` are theory: how long requests stay (waiting and service) where service times are exponential, or all the
 same. `departures` is no theory: what such a server does with given arrivals and service times, to the nanosecond.

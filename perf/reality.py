@@ -28,12 +28,12 @@ import numpy as np
 from penstock.batching.spec import DEFAULT_MAX_BATCH_ROWS, BatchPolicy
 
 from . import models
-from .arrivals import SHAPELESS, Arrivals, poisson, recorded
 from .bench import Case, call
 from .calm import in_calm
-from .frontend import FrontCosts, simulate_server
 from .load import HOST, Call, Flooded, Process, flood, penstock
-from .runtimes import RunTimes, table
+from .simulator.arrivals import SHAPELESS, Arrivals, poisson, recorded
+from .simulator.frontend import FrontCosts, simulate_server
+from .simulator.runtimes import RunTimes, table
 
 MODEL = "mlp"
 SHARES = (0.15, 0.3, 0.45, 0.6, 0.75)

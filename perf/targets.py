@@ -22,10 +22,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from . import models
-from .arrivals import poisson
 from .load import Process, penstock
 from .overload import verdict
 from .policies import OURS
+from .simulator.arrivals import poisson
 from .variants import MANY, Run, Variant, knee_per_s, run, write
 
 CALM, TOO_MUCH = 0.8, 2.0

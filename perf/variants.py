@@ -19,12 +19,12 @@ import numpy as np
 from penstock.batching.spec import BatchPolicy
 
 from . import models
-from .arrivals import Arrivals, Kind, poisson
 from .bench import Case, call
 from .calm import CALM_CORES, Others, in_calm
 from .flood import OPENED
 from .load import Call, Flooded, Process, flood
 from .policies import Figures
+from .simulator.arrivals import Arrivals, Kind, poisson
 
 TOO_MUCH = 1.4
 """What the knee is looked for with, in knees: what is then answered is all that can be."""

@@ -1,20 +1,18 @@
-"""Serves: what dialects need of an Engine, which may be in another process (fronts/remote_engine.py)."""
+"""Serves and Infers: what dialects and hooks need of an Engine, which may be another process's (remote_engine.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.batching.request import NO_TERMS, Terms
+from penstock.batching.request import NO_TERMS, Submits, Terms
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
     from penstock.backends.errors import InferError
     from penstock.batching.model import Model
-    from penstock.batching.request import InferRequest
 
 
-class Serves(Protocol):
+class Serves(Submits, Protocol):
     """The Engine, or what stands for it. `generation` changes whenever what `model` answers may change."""
 
     generation: int
@@ -24,8 +22,10 @@ class Serves(Protocol):
     def hold(self, model: Model) -> None: ...
     def release(self, model: Model) -> None: ...
     def turn_away(self, model: Model) -> InferError | None: ...
-    def submit(self, request: InferRequest) -> None: ...
-    def cancel(self, request: InferRequest) -> None: ...
+
+
+class Infers(Protocol):
+    """What hooks need of the Engine."""
 
     async def infer(
         self,
@@ -35,6 +35,5 @@ class Serves(Protocol):
         wanted: tuple[int, ...] | None = None,
         terms: Terms = NO_TERMS,
         id: str = "",  # noqa: A002 - the protocol's word
-        parameters: Mapping[str, Any] | None = None,
     ) -> list[Any]:
         """Run one request through the batcher."""

@@ -11,6 +11,11 @@ def label_value(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
+def number(value: float) -> str:
+    """Write a number, a whole one without a point."""
+    return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
+
+
 def decimal(value: int, digits: int) -> str:
     """Write `value` divided by ten to the power `digits`, exactly and never in exponent form."""
     whole, part = divmod(value, 10**digits)

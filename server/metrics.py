@@ -15,7 +15,6 @@ from penstock.batching.model import Model
 from penstock.batching.request import Key
 from penstock.batching.statistics import (
     CACHE_LATENCIES,
-    FIRST_RESPONSE_BOUNDS_NS,
     LATENCIES,
     LATENCY_BOUNDS_NS,
     ROWS_BOUNDS,
@@ -27,6 +26,7 @@ from penstock.batching.statistics import (
 from .errors import error_body
 from .exposition import decimal as decimal  # noqa: PLC0414 - whoever adds lines to the page has both from here
 from .exposition import label_value as label_value  # noqa: PLC0414
+from .exposition import number
 from .families import FAMILIES
 from .hardware import Hardware, Sample
 from .metrics_config import MetricsConfig
@@ -97,8 +97,8 @@ class Metrics:
             await asyncio.sleep(0)
         for name, count in self._connections.items():
             lines[name].append(f"{name} {count()}")
-        for name, number in self.processes.items():
-            lines[name.partition("{")[0]].append(f"{name} {number}")
+        for name, total in self.processes.items():
+            lines[name.partition("{")[0]].append(f"{name} {total}")
         for name in ("nv_pinned_memory_pool_total_bytes", "nv_pinned_memory_pool_used_bytes"):
             lines[name].append(f"{name} 0")
         _add_sample(lines, sample)
@@ -124,7 +124,8 @@ class Metrics:
             self._add_summaries(lines, model, labels, counted)
         if config.histogram_latencies:
             name = "nv_inference_first_response_histogram_ms"
-            lines[name] += _histogram(name, labels, _FIRST_RESPONSE_EDGES, counted.first_response_histogram, 6)
+            edges = tuple(map(number, model.spec.first_response_ms))
+            lines[name] += _histogram(name, labels, edges, counted.first_response_histogram, 6)
         _add_state(lines, model, labels, counted)
         _add_events(lines, model, labels)
         _add_run_times(lines, model, labels)
@@ -164,7 +165,6 @@ def create_metrics_app(metrics: Metrics, path: str = "/metrics") -> ASGIApp:
 
 
 _LATENCY_EDGES = tuple(decimal(bound, 9) for bound in LATENCY_BOUNDS_NS)
-_FIRST_RESPONSE_EDGES = tuple(decimal(bound, 6) for bound in FIRST_RESPONSE_BOUNDS_NS)
 _ROWS_EDGES = tuple(str(bound) for bound in ROWS_BOUNDS)
 
 

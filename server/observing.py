@@ -48,6 +48,7 @@ class Observing:
             # a quarter of a second, which the first traced request should not take
             importlib.import_module(".tracing.otlp", __package__)
         self._tracer = Tracer(config, engine, open_sink)
+        self.context_for = self._tracer.context_for
         self.traces = TraceSettings(config, self._tracer, engine)
         self.logging = LogSettings(settings)
         self.http_restricted = Restricted.parse(settings.http_restricted_api)

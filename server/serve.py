@@ -9,8 +9,8 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -125,7 +125,7 @@ class Server:
         self.spent: Callable[[], None] = lambda: None
         self.metrics = made_metrics(settings, self.engine, self._connected, self.faults.counts())
         custom = CustomMetrics()
-        beside = Beside(self.engine, custom, self._models.hooks_of, self.control)
+        beside = Beside(self.engine, custom, self._models.hooks_of, self.control, self.observing.context_for)
         self.engine.outsides[PYTHON] = PythonModels(beside, self.environments, defaults)
         service = self._service()
         self.metrics.content_type = self._dialect.metrics_type or self.metrics.content_type
@@ -334,16 +334,3 @@ class Server:
         await asyncio.to_thread(self._sources.close)
         self.clouds.close()
         await self.observing.stop()
-
-
-@asynccontextmanager
-async def running_server(settings: Settings, loaders: Mapping[str, Loader] = LOADERS) -> AsyncIterator[Server]:
-    """Run a server with its models loaded, for as long as the block lasts; drain it in the end."""
-    server = Server(settings, loaders)
-    try:
-        await server.open()
-        await server.load()
-        yield server
-        await server.drain()
-    finally:
-        await server.close()

@@ -192,6 +192,31 @@ class Gate:
             raise TimeoutError("no run came to the gate")
 
 
+class Doors:
+    """A model's function that lets each run say that it is in, and waits until the test lets it out."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Semaphore(0)
+        self._out = threading.Semaphore(0)
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        self.entered.release()
+        if not self._out.acquire(timeout=PATIENCE_S):
+            raise TimeoutError("nobody let it out")
+        return list(inputs)
+
+    def wait_in(self) -> None:
+        assert self.entered.acquire(timeout=PATIENCE_S)
+
+    def let_out(self, count: int = 1) -> None:
+        self._out.release(count)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nobody has come in that has not been noticed."""
+        return not self.entered.acquire(blocking=False)
+
+
 class NoSink:
     """A Sink for requests that are never delivered."""
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ import uvloop
 
 from penstock.backends.backend import Loader
 from penstock.backends.loading import LOADERS
-from penstock.server.serve import Server, running_server
+from penstock.server.serve import Server
 from penstock.server.settings import Settings
 
 T = TypeVar("T")
@@ -65,6 +65,19 @@ def settings_for(*paths: Path, **settings: Any) -> Settings:
         "model_repository": tuple(str(path) for path in paths),
     }
     return Settings(**(fixed | settings))
+
+
+@asynccontextmanager
+async def running_server(settings: Settings, loaders: Mapping[str, Loader]) -> AsyncIterator[Server]:
+    """Run a server with its models loaded for as long as the block lasts, and drain it in the end."""
+    server = Server(settings, loaders)
+    try:
+        await server.open()
+        await server.load()
+        yield server
+        await server.drain()
+    finally:
+        await server.close()
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -90,8 +91,71 @@ def test_nothing_that_builds_is_in_the_last_stage(kind: str) -> None:
         "--from=build /usr/lib/locale/en_US.utf8 /usr/lib/locale/en_US.utf8",
     }  # fmt: skip
     assert not re.search(
-        r"\b(pip|gcc|binutils|build-essential|secret|venv)\b", str([rest for word, rest in last if word == "RUN"])
+        r"\b(pip|gcc|binutils|build-essential|secret|-m venv)\b", str([rest for word, rest in last if word == "RUN"])
     )
+
+
+def test_what_apt_keeps_for_itself_is_not_in_the_last_stage() -> None:
+    """Lists, and what it makes of them: 78 MB, unless the base has told apt to keep neither."""
+    (installing,) = [rest for word, rest in _last_stage("gpu") if word == "RUN" and "apt-get" in rest]
+
+    assert "rm -rf /var/lib/apt/lists/* /var/cache/apt/*" in installing
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_home_is_where_any_user_may_write_under_a_root_that_none_may(kind: str) -> None:
+    last = _last_stage(kind)
+
+    assert "HOME=/tmp" in dict(last)["ENV"].split()
+    assert dict(last)["WORKDIR"] == "/tmp"
+    assert [rest for word, rest in last if word == "RUN" and "--no-create-home --home-dir /tmp penstock" in rest]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_program_of_the_image_lends_the_rights_of_its_owner(kind: str) -> None:
+    last = _last_stage(kind)
+    (at,) = [at for at, (_, rest) in enumerate(last) if "find / -xdev -type f -perm /6000 -exec chmod a-s {} +" in rest]
+
+    assert [rest for word, rest in last[at + 1 :] if word == "RUN" and re.search(r"apt-get|useradd", rest)] == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_compiled_goes_by_no_times(kind: str) -> None:
+    """Layers may have whole seconds, by which half of what is compiled is older than its source, forever."""
+    commands = [command for word, rest in _dockerfile(kind) if word == "RUN" for command in rest.split("&&")]
+    installing = [command for command in commands if "--python /opt/penstock/bin/python install" in command]
+    (compiling,) = [command for command in commands if "compileall" in command and "/opt/penstock/lib" in command]
+
+    assert len(installing) == 2
+    assert all("--no-compile" in command for command in installing)
+    assert "--invalidation-mode unchecked-hash" in compiling
+    assert commands.index(compiling) > max(commands.index(command) for command in installing)
+
+
+def test_the_python_that_comes_without_compiled_modules_gets_them() -> None:
+    """docker.io/library/python has none, and the user of the image may write none."""
+    (compiling,) = [rest for word, rest in _last_stage("cpu") if word == "RUN" and "compileall" in rest]
+
+    assert 'get_path("stdlib")' in compiling
+
+
+def test_environments_of_workers_can_be_made_where_the_base_has_no_python() -> None:
+    assert [rest for word, rest in _last_stage("gpu") if word == "RUN" and " python3-venv " in rest]
+
+
+def test_what_kubernetes_is_told_is_what_the_images_have() -> None:
+    page = (ROOT / "docs" / "images.md").read_text()
+    spec = yaml.safe_load(page.partition("```yaml\n")[2].partition("```")[0])
+    (container,) = spec["containers"]
+    mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+
+    assert [str(each["containerPort"]) for each in container["ports"]] == dict(_last_stage("gpu"))["EXPOSE"].split()
+    assert set(mounts) == {each["name"] for each in spec["volumes"]}
+    assert {"/models", "/tmp", "/dev/shm"} == set(mounts.values())
+    assert {container[probe]["httpGet"]["path"] for probe in ("readinessProbe", "livenessProbe")} == {
+        "/v2/health/ready", "/v2/health/live",
+    }  # fmt: skip
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
 @pytest.mark.parametrize("kind", KINDS)

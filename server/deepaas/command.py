@@ -39,6 +39,7 @@ _NO_EFFECT = {
     "use_syslog": _STREAM,
     "use_journal": _STREAM,
     "syslog_log_facility": _STREAM,
+    "openwhisk_detect": "models are served over HTTP alone",
 }
 
 

@@ -55,7 +55,8 @@ def _literal(text: str) -> Any:
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError) as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list or dict as Python writes it: {error}") from None
+        why = str(error).partition(": <")[0]  # not which object of Python's parser, at which address
+        raise argparse.ArgumentTypeError(f"{text!r} is no list or dict as Python writes it: {why}") from None
 
 
 def _said_of(field: Any, default: Any) -> str:

@@ -1,6 +1,7 @@
 """Options: those of `deepaas-run`, each stated once. Read by command.py and cli.py.
 
-Source: deepaas 2.6.0, config.py and cmd/run.py; oslo.log's options; oslo.config's types.py for what a value may be.
+Source: deepaas 2.6.0, config.py and cmd/run.py, and 2.1.0, for what its images say; oslo.log's options; oslo.config's
+types.py for what a value may be.
 """
 
 from __future__ import annotations
@@ -84,6 +85,7 @@ OPTIONS = (
         ("-p",),
     ),
     Option("client_max_size", 0, "bytes that a request may have; 0: any number (0)", "Integer(min=0)", _number),
+    _truth("openwhisk_detect", False, "has no effect: of releases before 2.2", "-w"),
     _truth("debug", False, "log more", "-d"),
     _truth("use_json", False, "log JSON"),
     Option("log_config_append", "", "has no effect", aliases=("--log-config", "--log_config")),

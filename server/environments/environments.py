@@ -79,11 +79,11 @@ class Environments:
         recipe = recipe_of(spec.requirements, spec.packages, label)
         base = ask(spec.interpreter, (), spec.environment, label) if spec.interpreter else Python.own()
         if recipe.python and not f"{base.spelled}.".startswith(f"{recipe.python}."):
-            raise InferError(
-                Code.INVALID,
-                f"{label}: {recipe.source} asks for Python {recipe.python}, and its interpreter is {base.path}, "
-                f"{base.spelled}: name another one as `interpreter`",
-            )
+            # no more than a warning, as of pipenv: all that was written for the images of 2019 asks for 3.6
+            logger.warning(
+                "%s: %s asks for Python %s, and its interpreter is %s, %s: it may not be what it was written for",
+                label, recipe.source, recipe.python, base.path, base.spelled,
+            )  # fmt: skip
         folder = self._folder / self._key(recipe, base)
         if (kept := _kept(folder)) is None:
             kept = self._made(folder, recipe, base, label)

@@ -38,6 +38,8 @@ _ADVICE = {
     "Invalid requirement": "correct that line",
     "No space left on device": "make room, or keep environments elsewhere (--environments)",
 }
+_NOT_MAPPED = "failed to map segment from shared object"
+"""What the loader says of a library on a file system that is mounted noexec, as Docker's tmpfs are."""
 _UNREACHED = ("Failed to establish a new connection", "Temporary failure in name resolution", "Connection refused",
               "Read timed out", "ConnectTimeoutError", "NewConnectionError", "ProxyError", "SSLError")  # fmt: skip
 
@@ -81,6 +83,8 @@ class Making:
             missing = ask(path, needs, {}, self._label).missing
         if missing:
             said = "; ".join(f"{name}: {why}" for name, why in missing.items())
+            if _NOT_MAPPED in said:
+                said += "; nothing may run where environments are kept (noexec): keep them elsewhere (--environments)"
             raise InferError(Code.INVALID, f"{self._label}: in the environment of {self._recipe.source}: {said}")
         return path
 

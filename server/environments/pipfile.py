@@ -92,12 +92,25 @@ def _line(name: str, said: Mapping[str, Any], folder: Path) -> str:
     marker = f" ; {' and '.join(markers)}" if markers else ""
     if (place := _place(said, folder)) is not None:
         # editable or not: when what is there changes, so does the environment
-        return f"{name}{extras} @ {place}{marker}"
+        return f"{_called(name, extras, place, said, folder)}{marker}"
     version = str(said.get("version", "*")).strip()
     hashes = "".join(f" --hash={each}" for each in said.get("hashes", ()))
     if version and version != "*" and version[0] not in "=<>!~":
         raise ValueError(f"version {version!r}: wanted '*' or a comparison, as '==1.2'")
     return f"{name}{extras}{'' if version == '*' else version}{marker}{hashes}"
+
+
+def _called(name: str, extras: str, place: str, said: Mapping[str, Any], folder: Path) -> str:
+    """Write what comes from a place, by its name where pip has to have one.
+
+    pipenv calls what it is given as a folder or a file by any name, as `e1839a8`; pip takes the project's own or none.
+    """
+    if any(system in said for system in _SYSTEMS):
+        return f"{name}{extras} @ {place}"
+    if not extras:
+        return place
+    local = _local(said, folder)
+    return f"{local}{extras}" if local is not None and "subdirectory" not in said else f"{name}{extras} @ {place}"
 
 
 def _place(said: Mapping[str, Any], folder: Path) -> str | None:

@@ -92,7 +92,7 @@ class FrontServer:
         self._clock: asyncio.TimerHandle | None = None
         self._counted = [0, 0]
         self._joined = asyncio.Event()
-        self.engine = RemoteEngine(self._loop)
+        self.engine = RemoteEngine()
         if parse_tracing(settings.trace_config).mode == OPENTELEMETRY:
             self.engine.carried = trace_context
         self.health = Health(_Placed(self), self.engine)

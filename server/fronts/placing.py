@@ -18,7 +18,7 @@ from penstock.backends.node import Node
 from penstock.batching.model import Model
 from penstock.batching.spec import ModelSpec
 from penstock.batching.statistics import ModelStatistics
-from penstock.server.hooks.runner import Hooks
+from penstock.server.hooks.runner import Hooks, close_all
 
 from . import snapshot
 from .counted import Counted
@@ -218,15 +218,7 @@ class Placing:
         """Finish what was accepted, then end the hooks. Returns: how many models' had not finished."""
         for task in (*self._loading.values(), *self._tasks):
             task.cancel()
-        closing = [asyncio.ensure_future(hooks.close()) for hooks in self._hooks.values()]
-        unfinished = 0
-        if closing:
-            _, pending = await asyncio.wait(closing, timeout=grace_s)
-            unfinished = len(pending)
-            for task in pending:
-                task.cancel()
-            if pending:
-                await asyncio.wait(pending)
+        unfinished = await close_all(self._hooks.values(), grace_s)
         for key, model in self._models.items():
             self._tell_counted(model, key)
         self._hooks.clear()

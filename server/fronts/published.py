@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from penstock.backends.errors import Code, InferError
+from penstock.server.hooks.engine import opened
 from penstock.server.hooks.runner import Hooks
 
 from .kinds import ACKNOWLEDGED, GONE, MODELS
@@ -149,13 +150,7 @@ class PublishedEngine:
 
     async def open(self, spec: ModelSpec) -> Model:
         """Load a model, its hooks in every front end; nobody finds it before it is published. Raises: InferError."""
-        opening = asyncio.ensure_future(self._engine.open(spec))
-        try:
-            model = await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            # the thread that loads it cannot be stopped
-            opening.add_done_callback(self._unwanted)
-            raise
+        model = await opened(self._engine, spec, self.retire)
         start = time.monotonic()
         self._last_model += 1
         key = self._numbers[model] = self._last_model
@@ -221,10 +216,6 @@ class PublishedEngine:
         await self._engine.retire(model)
         self.models.pop(key, None)
         self._numbers.pop(model, None)
-
-    def _unwanted(self, opening: asyncio.Future[Model]) -> None:
-        if not opening.cancelled() and opening.exception() is None:
-            self.retire((opening.result(),))
 
     def hooks_of(self, model: Model) -> Hooks:
         """Give the Hooks of a model without any: front ends have the others. Raises: InferError (UNSUPPORTED)."""

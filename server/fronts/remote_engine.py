@@ -6,7 +6,6 @@ Models there are, `placing.py` sees to. The engine's half is `engine_service.py`
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -15,7 +14,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.admission import request_for
 from penstock.batching.loaded import STOPPING, Leaving, Loaded
 from penstock.batching.request import NO_TERMS, Terms
-from penstock.batching.sinks import FutureSink
+from penstock.batching.sinks import answered
 from penstock.batching.statistics import REJECTED
 
 from .kinds import ANSWER, CANCEL, DONE, FAILED, FORM, SUBMIT
@@ -54,15 +53,13 @@ class RemoteEngine:
     Threads: the event loop's.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def __init__(self) -> None:
         self._link: Link | None = None
         self._loaded = Loaded()
         self._forms: dict[tuple[Model, int, Key, tuple[int, ...]], tuple[int, bool]] = {}
         self._last_form = 0
         self._inflight: dict[int, InferRequest] = {}
         self._submitted = 0
-        self._future_sink = FutureSink()
         self._held = Leaving(lambda model: not model.holds)
         self._retiring = Leaving(lambda model: not model.inflight)
         self.numbers: dict[Model, int] = {}
@@ -226,15 +223,8 @@ class RemoteEngine:
     ) -> list[Any]:
         """Check, submit and await one request; as `Engine.infer`. Raises: InferError."""
         request = request_for(model, inputs, wanted, terms, parameters)
-        request.id, request.sink = id, self._future_sink
-        future: asyncio.Future[list[Any]] = self._loop.create_future()
-        request.context = future
-        self.submit(request)
-        try:
-            return await future
-        except asyncio.CancelledError:
-            self.cancel(request)
-            raise
+        request.id = id
+        return await answered(self, request)
 
     # -- answers -----------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.engine import Engine
@@ -13,7 +13,7 @@ from penstock.batching.resizing import Change
 from penstock.batching.spec import ModelSpec
 from penstock.server.environments.environments import Environments
 
-from .runner import Hooks
+from .runner import Hooks, close_all
 
 
 class HookedEngine:
@@ -31,13 +31,7 @@ class HookedEngine:
 
     async def open(self, spec: ModelSpec) -> Model:
         """Load a model and its hooks; nobody finds it before it is published. Raises: InferError."""
-        opening = asyncio.ensure_future(self._engine.open(spec))
-        try:
-            model = await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            # the thread that loads it cannot be stopped
-            opening.add_done_callback(self._unwanted)
-            raise
+        model = await opened(self._engine, spec, self.retire)
         start = time.monotonic()
         try:
             self._hooks[model] = await Hooks.load(self._engine, model, self.environments.interpreter)
@@ -78,10 +72,6 @@ class HookedEngine:
         await self._engine.retire(model)
         self._hooks.pop(model, None)
 
-    def _unwanted(self, opening: asyncio.Future[Model]) -> None:
-        if not opening.cancelled() and opening.exception() is None:
-            self.retire((opening.result(),))
-
     def hooks_of(self, model: Model) -> Hooks:
         """Give a model's Hooks, which may be none at all. Raises: InferError (NOT_READY) when it is gone."""
         hooks = self._hooks.get(model)
@@ -92,17 +82,27 @@ class HookedEngine:
     async def stop(self, grace_s: float) -> int:
         """Finish what was accepted, hooks first. Returns: how many requests were dropped."""
         deadline = time.monotonic() + grace_s
-        closing = [asyncio.ensure_future(hooks.close()) for hooks in self._hooks.values()]
-        unfinished = 0
-        if closing:
-            _, pending = await asyncio.wait(closing, timeout=grace_s)
-            unfinished = len(pending)
-            for task in pending:
-                task.cancel()
-            if pending:
-                await asyncio.wait(pending)
+        unfinished = await close_all(self._hooks.values(), grace_s)
         self._hooks.clear()
         dropped = await self._engine.stop(max(0.0, deadline - time.monotonic()))
         if self._retiring and not dropped:
             await asyncio.wait(self._retiring, timeout=max(0.0, deadline - time.monotonic()))
         return max(unfinished, dropped)
+
+
+async def opened(engine: Engine, spec: ModelSpec, retire: Callable[[Iterable[Model]], object]) -> Model:
+    """Load a model; `retire` gets it if nobody waits for it any more, as the thread that loads it cannot be stopped.
+
+    Raises: InferError.
+    """
+    opening = asyncio.ensure_future(engine.open(spec))
+
+    def unwanted(opening: asyncio.Future[Model]) -> None:
+        if not opening.cancelled() and opening.exception() is None:
+            retire((opening.result(),))
+
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        opening.add_done_callback(unwanted)
+        raise

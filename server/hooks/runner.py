@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from penstock.batching.answers import AnswerStatistics
 from penstock.batching.model import Model
 from penstock.batching.own_outputs import OwnAnswer, OwnOutputs, regular
 from penstock.batching.request import NO_TERMS, Terms
+from penstock.server.engines import Infers
 
 from .bound import Maker
 from .call import Call, Form
@@ -47,21 +48,6 @@ _NOT_ONE = (
 logger = logging.getLogger("penstock.hooks")
 
 
-class Inference(Protocol):
-    """What hooks need of the Engine."""
-
-    async def infer(
-        self,
-        model: Model,
-        inputs: list[Array | None],
-        *,
-        wanted: tuple[int, ...] | None = None,
-        terms: Terms = NO_TERMS,
-        id: str = "",  # noqa: A002 - the protocol's word
-    ) -> list[Any]:
-        """Run one request through the batcher."""
-
-
 @dataclass(slots=True)
 class _Trip:
     """What goes with one request from its sample to its answer. Units: `start_ns` is monotonic."""
@@ -89,7 +75,7 @@ class Hooks:
     Threads: the event loop's; hooks run on their replicas' threads only.
     """
 
-    def __init__(self, engine: Inference, model: Model) -> None:
+    def __init__(self, engine: Infers, model: Model) -> None:
         self._engine = engine
         self._model = model
         self._place: Place | None = None
@@ -121,7 +107,7 @@ class Hooks:
             model.statistics.answers = self._counted
 
     @classmethod
-    async def load(cls, engine: Inference, model: Model, interpreters: Interpreters = own_interpreter) -> Hooks:
+    async def load(cls, engine: Infers, model: Model, interpreters: Interpreters = own_interpreter) -> Hooks:
         """Load what the model's spec says of hooks; mistakes in the file fail here.
 
         `interpreters` gives the Python that workers run on. Raises: InferError (INVALID; EXPIRED when the file takes
@@ -338,3 +324,16 @@ def _is_big(value: Any) -> bool:
             return True
         value = value[0]
     return False
+
+
+async def close_all(every: Iterable[Hooks], grace_s: float) -> int:
+    """Close the Hooks of all models, which finish what they are at. Returns: how many had not after `grace_s`."""
+    closing = [asyncio.ensure_future(hooks.close()) for hooks in every]
+    if not closing:
+        return 0
+    _, pending = await asyncio.wait(closing, timeout=grace_s)
+    for task in pending:
+        task.cancel()
+    if pending:
+        await asyncio.wait(pending)
+    return len(pending)

@@ -48,7 +48,8 @@ class WorkerReplica:
     process ended while it ran, by `MovedError` where it had not begun, or by its own cancellation. A call past its
     limit ends the process. `waiting` counts the calls of its own line and those sent; `room` is
     how many more it is to be sent, where generators that take steps do not count: they give way to any call. `keeps`:
-    what pre_inference leaves in the parameters stays there for the request's post_inference.
+    what pre_inference leaves in the parameters stays there for the request's post_inference. `proved`: a call has been
+    answered.
     Threads: the event loop's.
     """
 
@@ -71,6 +72,7 @@ class WorkerReplica:
         self._doubted: Call | None = None
         self._takes: tuple[bool, ...] = (False, False)
         self.has_pre = self.has_post = self.yields = self.keeps = False
+        self.proved = False
         self.waiting = 0
         self.ready: asyncio.Future[None] = self._loop.create_future()
         self.ready.add_done_callback(lambda ready: ready.exception())
@@ -262,6 +264,7 @@ class WorkerReplica:
     def _read(self, call: Call, body: bytes, arrays: list[Array | None]) -> InferError | None:
         how, took_ns, ended_ns = REPLIED.unpack_from(body)
         text = body[_REPLIED_BYTES:]
+        self.proved = True
         name = _STATISTICS_NAME.get(call.hook)
         if name is not None:
             self._mean_ns = mean_ns = self._mean_ns + (took_ns - self._mean_ns) / 8

@@ -189,6 +189,8 @@ class WorkerReplicas(Replicas):
         for among in (self._live, self._free):
             if replica in among:
                 among.remove(replica)
+        if replica.proved:
+            backoff.forget()  # what ended it is one call: others are not to wait for it
         if not self._closing:
             after_s = max(backoff.ended(self._loop.time()), 0.001)  # what uvloop gives for 0 is no timer
             self._timers.add(self._loop.call_later(after_s, self._again, backoff))

@@ -37,7 +37,7 @@ class Link:
     gone or has sent what cannot be, which is also what `take` raises for; not after `close`.
     What it had sent before it went is taken first. Once closed, neither is held any more.
     Ownership: a descriptor that came with a message is closed after `take`, unless that took it off the message's list.
-    Invariant: whoever sends does not wait; `buffered_bytes` says how much the other side has not taken yet.
+    Invariant: whoever sends does not wait; `unsent_bytes` says how much the other side has not taken yet.
     Threads: the event loop's.
     """
 
@@ -69,11 +69,6 @@ class Link:
     def unsent_bytes(self) -> int:
         """How much of earlier loop turns the other side has not taken yet; cheap where that is nothing, as ever."""
         return sum(map(len, self._unsent)) if self._unsent else 0
-
-    @property
-    def buffered_bytes(self) -> int:
-        """How much waits for the other side to read."""
-        return sum(map(len, self._unsent)) + sum(map(len, self._wire.out))
 
     def send(
         self, kind: int, number: int, body: bytes = b"", arrays: Sequence[Array | None] | None = None,

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from penstock.backends.backend import Array
     from penstock.batching.engine import Engine
     from penstock.batching.model import Model
+    from penstock.batching.request import InferRequest
     from penstock.server.hooks.runner import Hooks
     from penstock.server.repository.control import ModelControl
     from penstock.server.workers.worker import Worker
@@ -49,12 +50,16 @@ _NO_DECOUPLED = (
 
 @dataclass(slots=True)
 class Beside:
-    """What the server is to its Python models. `control` and `hooks_of` are set by the composition root."""
+    """What the server is to its Python models. What may be None is set by the composition root.
+
+    `context_for` gives the `traceparent` and `tracestate` of what is done for a request, "" for none.
+    """
 
     engine: Engine
     metrics: CustomMetrics
     hooks_of: Callable[[Model], Hooks] | None = None
     control: ModelControl | None = None
+    context_for: Callable[[InferRequest], tuple[str, str]] | None = None
 
 
 def _log(said: Mapping[str, Any], about: Mapping[str, str]) -> None:
@@ -69,10 +74,17 @@ def _log(said: Mapping[str, Any], about: Mapping[str, str]) -> None:
 
 
 class Dealings:
-    """All that is under way for one worker, which is told how each ends. Threads: the event loop's."""
+    """All that is under way for one worker, which is told how each ends. Threads: the event loop's.
 
-    def __init__(self, worker: Worker, beside: Beside, about: Mapping[str, str]) -> None:
+    `requests` finds those that the worker has by their numbers.
+    """
+
+    def __init__(
+        self, worker: Worker, beside: Beside, about: Mapping[str, str],
+        requests: Callable[[int], InferRequest | None] = lambda _: None,
+    ) -> None:  # fmt: skip
         self._worker = worker
+        self._requests = requests
         self._beside = beside
         self._about = dict(about)
         self._calls: dict[int, asyncio.Task[None]] = {}
@@ -132,7 +144,8 @@ class Dealings:
         try:
             hooks, asked = hooks_of(model), said["request"]
             inputs = _checked(model, asked["inputs"], arrays, hooked=hooks.has_pre)
-            call = inputs, asked["id"], _terms(model, asked), asked["parameters"] or None
+            terms = _terms(model, asked)._replace(caller=self._requests(said["trace"]))
+            call = inputs, asked["id"], terms, asked["parameters"] or None
             wanted = _wanted(model, asked["outputs"])
             if not said["decoupled"]:
                 answered = await hooks.infer(*call)

@@ -19,7 +19,8 @@ from penstock.batching.stream import NOT_ONE, Told
 from penstock.server.workers.kept import Kept
 from penstock.server.workers.order import NotBegunError, Order
 
-from .messages import ANSWER, CANCEL, EXECUTE
+from .messages import ANSWER, CANCEL, EXECUTE, GO_ON, HOLD
+from .open_request import OpenRequest
 from .requests import Names, error_of
 
 if TYPE_CHECKING:
@@ -42,19 +43,8 @@ class Dealings(Protocol):
         """Let go of what is under way for it: it has ended."""
 
 
-class _Open:
-    """A request that has no final answer yet. `later`: its Batch has ended before it. `count`: its answers so far."""
-
-    __slots__ = ("answer", "batch", "count", "ended", "later", "number", "request", "since_ns")
-
-    def __init__(self, request: InferRequest, batch: Batch, number: int) -> None:
-        self.request = request
-        self.batch = batch
-        self.number = number
-        self.count = 0
-        self.later = self.ended = False
-        self.answer: tuple[dict[str, Array], dict[str, Any], str] = {}, {}, ""
-        self.since_ns = batch.exec_start_ns
+Deal = Callable[["Worker", Callable[[int], "InferRequest | None"]], Dealings]
+"""Makes the Dealings of a worker, which can find the requests that it has by their numbers."""
 
 
 class Host:
@@ -62,10 +52,10 @@ class Host:
 
     `deal` makes the Dealings of each worker. Units: `limit_s` for a Batch, seconds, 0 for none.
     Invariant: of each request that it has taken, the end is told once: with its Batch, after it, or when the worker has
-    ended. Threads: the event loop's.
+    ended. One that is to run again keeps its number. Threads: the event loop's.
     """
 
-    def __init__(self, order: Order, names: Names, deal: Callable[[Worker], Dealings], limit_s: float = 0.0) -> None:
+    def __init__(self, order: Order, names: Names, deal: Deal, limit_s: float = 0.0) -> None:
         self._order = order
         self._kept = Kept(order, self)
         self._names = names
@@ -75,7 +65,7 @@ class Host:
         self._takes: Takes | None = None
         self._dealings: Dealings | None = None
         self._last = 0
-        self._open: dict[int, _Open] = {}
+        self._open: dict[int, OpenRequest] = {}
         self._numbers: dict[InferRequest, int] = {}
         self._unbegun: Batch | None = None
 
@@ -101,8 +91,7 @@ class Host:
 
     def begin(self, batch: Batch) -> None:
         """Run a Batch."""
-        opened = [_Open(request, batch, self._last + at) for at, request in enumerate(batch.requests, 1)]
-        self._last += len(opened)
+        opened = [self._opened(request, batch) for request in batch.requests]
         try:
             body, arrays = self._names.packed(batch, [each.number for each in opened])
             if self._kept.worker is None:
@@ -124,6 +113,15 @@ class Host:
         batch.compute_start_ns = time.monotonic_ns()
         called.add_done_callback(partial(self._called, batch, opened))
 
+    def _opened(self, request: InferRequest, batch: Batch) -> OpenRequest:
+        number = self._numbers.get(request)
+        if number is None:
+            self._last += 1
+            return OpenRequest(request, batch, self._last)
+        each = self._open[number]
+        each.runs_in(batch)
+        return each
+
     def most_ns(self, key: Key) -> int:
         """Take as much as there is."""
         return 0
@@ -131,10 +129,16 @@ class Host:
     def abandon(self, request: InferRequest) -> None:
         """Tell the worker that nobody takes a request's answers any more."""
         number = self._numbers.get(request)
-        if number is not None and self._kept.worker is not None:
+        if number is None:
+            return
+        if self._kept.worker is not None:
             self._kept.worker.tell(CANCEL, number)
+        each = self._open[number]
+        each.left = True
+        if each.waits:
+            self._forget(each)
 
-    def _called(self, batch: Batch, opened: list[_Open], called: asyncio.Future[Any]) -> None:
+    def _called(self, batch: Batch, opened: list[OpenRequest], called: asyncio.Future[Any]) -> None:
         """Take the end of a call."""
         batch.compute_end_ns = time.monotonic_ns()
         error = called.exception()
@@ -158,26 +162,39 @@ class Host:
             if self._kept.worker is not None:
                 self._kept.worker.kill(f"{self._order.label} gave an answer that cannot be read")
         else:
+            self._kept.proved()
             self._free(batch, opened, None)
 
-    def _take_answers(self, opened: list[_Open], body: bytes, arrays: list[Array | None]) -> None:
+    def _take_answers(self, opened: list[OpenRequest], body: bytes, arrays: list[Array | None]) -> None:
         """Take what a call has been answered with. Raises: InferError; anything for what cannot be read."""
-        answers = orjson.loads(body)["answers"]
+        said_of_all = orjson.loads(body)
+        answers, again = said_of_all["answers"], frozenset(said_of_all.get("again", ()))
         if len(answers) != len(opened):
             raise InferError(Code.INTERNAL, _wrong_count(len(opened), len(answers)))
         tensors = iter(arrays)
         for each, said in zip(opened, answers, strict=True):
             if said is not None:
                 self._answer(each, said, tensors)
+            if said is not None or each.final:
                 self._end(each)
+            elif each.number in again and not each.ended:
+                self._wait(each)
 
-    def _free(self, batch: Batch, opened: Sequence[_Open], failure: InferError | None) -> None:
+    def _wait(self, each: OpenRequest) -> None:
+        """Have a request run again, unless nobody waits for it."""
+        if each.left:
+            self._end(each, InferError(Code.CANCELLED, "the request was cancelled while it ran"))
+        else:
+            each.waits = True
+
+    def _free(self, batch: Batch, opened: Sequence[OpenRequest], failure: InferError | None) -> None:
         """Give a Batch back, with those of its requests that are answered, or all of them with what went wrong."""
         if failure is not None:
             for each in opened:
                 self._end(each, failure)
         for each in opened:
             each.later = not each.ended
+        batch.again = [each.request for each in opened if each.waits]
         batch.exec_end_ns = time.monotonic_ns()
         if self._takes is not None:
             self._takes.freed(batch, [each.request for each in opened if each.ended])
@@ -201,10 +218,12 @@ class Host:
         said = orjson.loads(body)
         if said.get("outputs") or said.get("error"):
             self._answer(each, said, iter(arrays))
-        if said["final"]:
+        if said["final"] and each.waits:
+            each.final = True
+        elif said["final"]:
             self._end(each)
 
-    def _answer(self, each: _Open, said: dict[str, Any], tensors: Iterator[Array | None]) -> None:
+    def _answer(self, each: OpenRequest, said: dict[str, Any], tensors: Iterator[Array | None]) -> None:
         """Take one answer; what is wrong with it is its error."""
         request, names = each.request, said["outputs"]
         taken = [next(tensors, None) for _ in names]
@@ -228,12 +247,22 @@ class Host:
         told = Told(found, error, said["final"], said.get("parameters") or None, now_ns - each.since_ns, wrong)
         each.since_ns = now_ns
         try:
-            answers.tell(told)
+            room = answers.tell(told)
         except InferError as full:
             request.error = full
             self.abandon(request)
+            return
+        if room is not None and not each.held:
+            self._hold(each, HOLD)
+            room(partial(self._hold, each, GO_ON))
 
-    def _end(self, each: _Open, failure: InferError | None = None) -> None:
+    def _hold(self, each: OpenRequest, kind: int) -> None:
+        """Have the model wait with a request's next answer, or wait no more."""
+        each.held = kind == HOLD
+        if self._kept.worker is not None:
+            self._kept.worker.tell(kind, each.number)
+
+    def _end(self, each: OpenRequest, failure: InferError | None = None) -> None:
         """Note a request's last answer; hand it out if its Batch is gone by now."""
         if each.ended:
             return
@@ -248,7 +277,7 @@ class Host:
         if each.later and self._takes is not None:
             self._takes.late(each.batch, [request])
 
-    def _complete(self, each: _Open, request: InferRequest) -> None:
+    def _complete(self, each: OpenRequest, request: InferRequest) -> None:
         if getattr(request, "answers", None) is not None:
             request.outputs = []
             return
@@ -259,7 +288,11 @@ class Host:
         except InferError as wrong:
             request.error = wrong
 
-    def _forget(self, each: _Open) -> None:
+    def _request(self, number: int) -> InferRequest | None:
+        each = self._open.get(number)
+        return None if each is None else each.request
+
+    def _forget(self, each: OpenRequest) -> None:
         self._open.pop(each.number, None)
         self._numbers.pop(each.request, None)
 
@@ -267,7 +300,7 @@ class Host:
 
     def moved_in(self, worker: Worker) -> None:
         """Have somebody for what the worker has to do with the server."""
-        self._dealings = self._deal(worker)
+        self._dealings = self._deal(worker, self._request)
 
     def moved_out(self) -> None:
         """Let go of that."""
@@ -281,7 +314,9 @@ class Host:
             self._takes.down(failure, hopeless=False)
         self._hand_back()
         for each in list(self._open.values()):
-            if each.later:
+            if each.waits:
+                self._forget(each)
+            elif each.later:
                 self._end(each, failure)
 
     def hopeless(self, failure: InferError) -> None:

@@ -67,7 +67,7 @@ class PythonModels:
 
     async def _started(self, spec: ModelSpec, interpreter: str, seats: Iterable[tuple[InstanceGroup, str]]) -> Opened:
         """Start a worker for each of some Instances, by their groups and names."""
-        names = Names(spec)
+        names = Names(spec, self._beside.context_for)
         orders = [_order(spec, interpreter, instance, None, group) for group, instance in seats]
         hosts = [Host(order, names, self._deals(order), spec.worker.timeout_s) for order in orders]
         try:
@@ -78,7 +78,7 @@ class PythonModels:
         return Opened(spec, list(hosts), PYTHON)
 
     def _deals(self, order: Order) -> Any:
-        return lambda worker: Dealings(worker, self._beside, order.about)
+        return lambda worker, requests: Dealings(worker, self._beside, order.about, requests)
 
     async def _completed(self, spec: ModelSpec, interpreter: str) -> ModelSpec:
         """Have the model's own code complete its configuration, and read the spec from that. Raises: InferError."""

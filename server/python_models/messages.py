@@ -3,10 +3,11 @@
 Bodies are JSON, but for none at all. The tensors of several requests or answers follow one another in one list; each
 says the names of its own.
 
-A request is {"id": str, "number": int, "inputs": [name], "outputs": [name] (those requested), "correlation": int | str,
-"flags": int (1 sequence start, 2 sequence end), "timeout_us": int, "priority": int, "parameters": {}}. `number` is the
-server's, and names it in what is told. An answer is {"outputs": [name], "error": null or {"code": a name of Code,
-"message": str}, "parameters": {}, "final": bool}. One that a model of another gets has "bf16", too: which outputs are.
+A request is {"id": str, "number": int, "inputs": [name], "outputs": [name] (those requested), "correlation": int |
+str, "flags": int (1 sequence start, 2 sequence end), "timeout_us": int, "priority": int, "parameters": {}}. `number`
+is the server's, and names it in what is told. Where it is traced it has "context", too: [traceparent, tracestate]. An
+answer is {"outputs": [name], "error": null or {"code": a name of Code, "message": str}, "parameters": {}, "final":
+bool}. One that a model of another gets has "bf16", too: which outputs are.
 
 The service is `penstock.server.python_models.inside.service`. Its settings: {"file": path of model.py, "args": what
 Triton gives `initialize`, all strings, "complete": null, or a model's configuration: then only `auto_complete_config`
@@ -21,7 +22,9 @@ from __future__ import annotations
 import re
 
 EXECUTE = 32
-"""Call. {"requests": [request]}; answered by {"answers": [answer or null]}, null for one whose answers are told."""
+"""Call. {"requests": [request]}; answered by {"answers": [answer or null], "again": [number]}: null for one whose
+answers are told, and for one of `again`, which is to be executed once more, by the same number, or cancelled. Without
+`again` there is none such."""
 
 ANSWER = 64
 """Told by the worker, number: the request's. One answer; `final` says that there are no more, and without `outputs` and
@@ -29,7 +32,8 @@ ANSWER = 64
 CANCEL = 65
 """Told by the server, number: the request's. Nobody takes its answers any more."""
 CALL = 66
-"""Told by the worker, number: its own. {"model", "version": str, "decoupled": bool, "request": request}: infer."""
+"""Told by the worker, number: its own. {"model", "version": str, "decoupled": bool, "trace": the number of a request
+that it is made for, 0: none, "request": request}: infer."""
 CALLED = 67
 """Told by the server, number: as CALL. One answer of that model."""
 LEAVE = 68
@@ -44,6 +48,10 @@ METRIC = 71
 "increment" | "set" | "observe" | "drop family", "value": float, "buckets": [float]}."""
 LOG = 72
 """Told by the worker. {"level": "info" | "warning" | "error" | "verbose", "message", "file", "line"}."""
+HOLD = 73
+"""Told by the server, number: the request's. Its answers come faster than they are taken: the next is to wait."""
+GO_ON = 74
+"""Told by the server, number: as HOLD. There is room again."""
 TRACEBACK = "\nTraceback (most recent call last):\n"
 """What parts a LOG's message from the traceback after it."""
 

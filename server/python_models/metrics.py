@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from penstock.server.exposition import number
 from penstock.server.families import FAMILIES
 from penstock.server.metrics import label_value
 
@@ -125,16 +126,12 @@ def _apply(metric: _Metric, do: str, value: float) -> None:
 def _lines(name: str, kind: str, labels: Labels, metric: _Metric) -> Iterator[str]:
     written = ",".join(f'{key}="{label_value(value)}"' for key, value in labels)
     if kind != "histogram":
-        yield f"{name}{{{written}}} {_number(metric.value)}" if written else f"{name} {_number(metric.value)}"
+        yield f"{name}{{{written}}} {number(metric.value)}" if written else f"{name} {number(metric.value)}"
         return
     below, comma = 0, "," if written else ""
-    for bound, count in zip((*map(_number, metric.buckets), "+Inf"), metric.counts, strict=True):
+    for bound, count in zip((*map(number, metric.buckets), "+Inf"), metric.counts, strict=True):
         below += count
         yield f'{name}_bucket{{{written}{comma}le="{bound}"}} {below}'
     braces = f"{{{written}}}" if written else ""
-    yield f"{name}_sum{braces} {_number(metric.value)}"
+    yield f"{name}_sum{braces} {number(metric.value)}"
     yield f"{name}_count{braces} {below}"
-
-
-def _number(value: float) -> str:
-    return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)

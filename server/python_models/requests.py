@@ -5,7 +5,7 @@ Source of the texts: python_backend and Triton's core, where they have any.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,9 +29,14 @@ _NONE: Mapping[str, Any] = {}
 
 
 class Names:
-    """How the tensors of one version are named in messages. It remembers shapes of answers that were right."""
+    """How the tensors of one version are named in messages. It remembers shapes of answers that were right.
 
-    def __init__(self, spec: ModelSpec) -> None:
+    `context_for` as Beside has it.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, context_for: Callable[[InferRequest], tuple[str, str]] | None = None
+    ) -> None:  # fmt: skip
         signature = spec.signature
         if signature is None:
             raise ValueError("the spec must be completed first")
@@ -43,6 +48,7 @@ class Names:
         self._bound = {each.name: each for each in bound.outputs}
         self._positions = {name: position for position, name in enumerate(self.outputs)}
         self._forms = forms_of(spec)
+        self._context_for = context_for
         self._passed: set[Any] = set()
         self._all = (tuple(range(len(self.outputs))), tuple(self.outputs))
 
@@ -76,7 +82,7 @@ class Names:
             outputs = tuple([self.outputs[position] for position in request.wanted])
         sequence = request.sequence
         timeout_us = (request.deadline_ns - request.start_ns) // 1000 if request.deadline_ns else 0
-        return {
+        said = {
             "id": request.id,
             "number": number,
             "inputs": names,
@@ -87,6 +93,9 @@ class Names:
             "priority": request.priority,
             "parameters": dict(getattr(request, "parameters", _NONE)),
         }
+        if self._context_for is not None and (context := self._context_for(request))[0]:
+            said["context"] = context
+        return said
 
     @staticmethod
     def _derived(forms: Forms, batch: Batch) -> dict[str, Array]:

@@ -325,6 +325,8 @@ def _terms(policy: BatchPolicy) -> list[str]:
 
 def _sequences(said: SequenceSpec) -> str:
     parts = ["direct" if said.direct else "oldest", f"forgotten after {said.idle_us / 1e6:g} s"]
+    if said.iterative:
+        parts.append("a request each, run until the model is done with it")
     if said.controls:
         parts.append(f"told {', '.join(control.name for control in said.controls)}")
     if said.states:

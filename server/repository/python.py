@@ -91,6 +91,10 @@ def as_python(spec: ModelSpec, stated: Statement, config: Any) -> ModelSpec:
     asked = (HELD, "batching.preferred", "batching.max_queue_delay_us", "batching.cap")
     if not any(name in stated.values for name in asked):
         policy = replace(policy, cap_rows=1)
+    sequence = stated.get("sequence")
+    if sequence is not None and sequence.iterative and not policy.cap_rows:
+        # all that go on are there by now: sizes that are learned leave room for those that are being answered
+        policy = replace(policy, cap_rows=policy.max_batch_rows)
     declared = orjson.dumps(to_json(config)).decode()
     return replace(spec, policy=policy, declared=declared, worker=worker(stated), backend=PYTHON)
 

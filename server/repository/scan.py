@@ -215,7 +215,7 @@ def _single(path: Path, defaults: Defaults) -> tuple[list[Entry], list[Finding]]
     ]
     config = model_config_pb2().ModelConfig(name=name, default_model_filename=path.name)
     say_policy(config, Statement(path))
-    spec = _spec(name, path, stated, defaults)
+    spec = said.spec(name, path, stated, defaults)
     if path.is_dir():
         spec = tensorflow.as_tensorflow(spec, stated, *defaults.of_tensorflow)
     spec = _placed(spec, stated, defaults, findings)
@@ -237,7 +237,7 @@ def read_folder(folder: Path, defaults: Defaults, given: Any = None) -> Entry | 
     filename = stated.get("model.file") or _file_name(folder, backend)
     config.name, config.default_model_filename = folder.name, filename
     say_policy(config, stated)
-    spec = _spec(folder.name, folder, stated, defaults)
+    spec = said.spec(folder.name, folder, stated, defaults)
     findings += misfits(spec, stated)
     if backend == PYTHON:
         spec = python.as_python(spec, stated, config)
@@ -313,38 +313,11 @@ def _placed(spec: ModelSpec, stated: Statement, defaults: Defaults, findings: li
     return spec
 
 
-def _spec(name: str, path: Path, stated: Statement, defaults: Defaults) -> ModelSpec:
-    """Give what is said about all versions. `path` is the model's folder, or the file that is the model."""
-    return ModelSpec(
-        name,
-        0,
-        path,
-        backend=stated.get("model.backend", BACKEND),
-        inputs=stated.get("inputs", ()),
-        outputs=stated.get("outputs", ()),
-        policy=said.policy(stated, defaults.max_batch_rows, defaults.hold_requests),
-        memory_budget_bytes=stated.get("instances.memory_budget_mb", 0),
-        padding=stated.get("padding", ()),
-        hooks=said.hooks(stated),
-        options=said.options(stated),
-        labels=stated.get("labels", {}),
-        metric_tags=stated.get("metrics.tags", ()),
-        sequence=stated.get("sequence") and replace(stated.get("sequence"), hold_backlog=defaults.hold_backlog),
-        ensemble=stated.get("ensemble"),
-        batch_inputs=stated.get("batch_inputs", ()),
-        batch_outputs=stated.get("batch_outputs", ()),
-        samples=stated.get("samples", ()),
-        cached=stated.get("cached", False),
-        decoupled=stated.get("decoupled", False),
-        device_priority=stated.get("device_priority", 1.0),
-        auto_complete=defaults.auto_complete,
-    )
-
-
 def _entry(
     spec: ModelSpec, stated: Statement, config: Any, located: list[tuple[int, Path]], findings: list[Finding]
 ) -> Entry:
     whole = any(finding.mistake and not finding.version for finding in findings)
     specs = () if whole else tuple(replace(spec, version=version, path=path) for version, path in located)
     specs = with_libraries(specs, stated, spec.path, findings)
-    return Entry(spec.name, spec.path, specs, config, tuple(e.about(spec.name) for e in findings), stated.places)
+    about = tuple(finding.about(spec.name) for finding in findings)
+    return Entry(spec.name, spec.path, specs, config, about, stated.places)

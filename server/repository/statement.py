@@ -6,13 +6,15 @@ Made by model_config.py and penstock_toml.py; called by scan.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from penstock.batching.spec import BatchPolicy, HookSpec, InstanceGroup, WorkerSpec
+from penstock.batching.spec import FIRST_RESPONSE_BOUNDS_MS, BatchPolicy, HookSpec, InstanceGroup, ModelSpec, WorkerSpec
 
+from .defaults import Defaults
 from .fields.batching import HELD
+from .fields.identity import BACKEND
 from .findings import Finding
 
 POLICY_FIELDS = {
@@ -98,6 +100,36 @@ def shown(value: Any) -> str:
 def _place(statement: Statement, name: str) -> str:
     path, line = statement.places.get(name, (statement.path, 0))
     return f"{path.name}:{line}" if line else path.name
+
+
+def spec(name: str, path: Path, statement: Statement, defaults: Defaults) -> ModelSpec:
+    """Give what is said about all versions. `path` is the model's folder, or the file that is the model."""
+    sequence = statement.get("sequence")
+    return ModelSpec(
+        name,
+        0,
+        path,
+        backend=statement.get("model.backend", BACKEND),
+        inputs=statement.get("inputs", ()),
+        outputs=statement.get("outputs", ()),
+        policy=policy(statement, defaults.max_batch_rows, defaults.hold_requests),
+        memory_budget_bytes=statement.get("instances.memory_budget_mb", 0),
+        padding=statement.get("padding", ()),
+        hooks=hooks(statement),
+        options=options(statement),
+        labels=statement.get("labels", {}),
+        metric_tags=statement.get("metrics.tags", ()),
+        first_response_ms=statement.get("metrics.first_response_ms", FIRST_RESPONSE_BOUNDS_MS),
+        sequence=sequence and replace(sequence, hold_backlog=defaults.hold_backlog),
+        ensemble=statement.get("ensemble"),
+        batch_inputs=statement.get("batch_inputs", ()),
+        batch_outputs=statement.get("batch_outputs", ()),
+        samples=statement.get("samples", ()),
+        cached=statement.get("cached", False),
+        decoupled=statement.get("decoupled", False),
+        device_priority=statement.get("device_priority", 1.0),
+        auto_complete=defaults.auto_complete,
+    )
 
 
 def policy(statement: Statement, default_max_batch_rows: int, hold_requests: int = 0) -> BatchPolicy:

@@ -95,11 +95,6 @@ class Fleet:
         far = [_ORDER[each.state] >= _ORDER[state] and each.state != DRAINING for each in (*engines, *fronts)]
         return len(engines) == 1 and len(fronts) == self.fronts and all(far)
 
-    @property
-    def next_due_s(self) -> float | None:
-        """When `tick` has something to do."""
-        return min((due.at_s for due in self._due), default=None)
-
     # -- events ------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:

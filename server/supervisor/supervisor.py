@@ -170,10 +170,6 @@ class Supervisor:
             self._changed.clear()
             await self._changed.wait()
 
-    def pid_of(self, member: Member) -> int:
-        """Give the id of a process."""
-        return self._children[member.number].pid
-
     # -- what the fleet asks for -------------------------------------------------------------------------------
 
     def _start(self, member: Member, early: bool) -> None:

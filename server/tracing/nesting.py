@@ -1,16 +1,19 @@
 """Nesting: what is traced of an ensemble's steps, gathered until its request is delivered. Used by the Tracer.
 
-Source: Triton core, infer_trace.cc (a step's trace is a child of its ensemble's, and sampled with it).
+What a Python model asks of others for a request, and says so, is a step of that request here.
+Source: Triton core, infer_trace.cc (a step's trace is a child of its ensemble's, and sampled with it), and
+python_backend, request_executor.cc.
 """
 
 from __future__ import annotations
 
+from random import getrandbits
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.batching.passage import Passage
 
 from .config import Sampling
-from .trace import Trace
+from .trace import Trace, trace_id_of
 
 if TYPE_CHECKING:
     from penstock.batching.request import InferRequest
@@ -19,13 +22,15 @@ if TYPE_CHECKING:
 class Mark:
     """Stands for a step, and `parent` for what it is a step of; None: for the request of a client.
 
-    A request is not kept for its trace: its tensors would be kept with it.
+    A request is not kept for its trace: its tensors would be kept with it. `span_id` is that of its span, where user
+    code was told of it before there is one; 0: it was not.
     """
 
-    __slots__ = ("parent",)
+    __slots__ = ("parent", "span_id")
 
     def __init__(self, parent: Mark | None = None) -> None:
         self.parent = parent
+        self.span_id = 0
 
 
 class Step(NamedTuple):
@@ -36,21 +41,32 @@ class Step(NamedTuple):
 
 
 class Chosen(Mark):
-    """That a client's request is traced, and how; `context` is its W3C one. `steps` stand as they have ended."""
+    """That a client's request is traced, and how; `context` is its W3C one. `steps` stand as they have ended.
 
-    __slots__ = ("context", "sampling", "steps")
+    `trace_id` is that of a trace which begins with the request, likewise.
+    """
+
+    __slots__ = ("context", "sampling", "steps", "trace_id")
 
     def __init__(self, sampling: Sampling, context: tuple[str, str] = ("", "")) -> None:
         super().__init__()
         self.sampling = sampling
         self.context = context
         self.steps: list[Step] = []
+        self.trace_id = 0
+
+
+def maker_of(request: InferRequest) -> InferRequest | None:
+    """Give the request that another is made for, by an ensemble or by user code; None: it is a client's own."""
+    if type(request.context) is Passage:
+        return request.context.parent
+    return getattr(request, "caller", None)
 
 
 def root_of(request: InferRequest) -> InferRequest:
     """Give the request of a client that a step, of an ensemble in an ensemble too, is made for."""
-    while type(request.context) is Passage:
-        request = request.context.parent
+    while (maker := maker_of(request)) is not None:
+        request = maker
     return request
 
 
@@ -59,7 +75,8 @@ def mark_of(request: InferRequest) -> Mark:
     try:
         mark: Mark = request.traced
     except AttributeError:
-        mark = request.traced = Mark(mark_of(request.context.parent))
+        maker = maker_of(request)
+        mark = request.traced = Mark(None if maker is None else mark_of(maker))
     return mark
 
 
@@ -76,5 +93,17 @@ def nested(trace: Trace, chosen: Chosen, number: int) -> Trace:
             # an ensemble within another that has failed was taken back, and is not traced
             parent = parent.parent
         numbers[step.mark] = number + len(numbers)
-        steps.append(step.trace._replace(number=numbers[step.mark], parent_number=numbers[parent]))
-    return trace._replace(number=number, steps=tuple(steps))
+        its = numbers[step.mark], numbers[parent], step.mark.span_id
+        steps.append(step.trace._replace(number=its[0], parent_number=its[1], span_id=its[2]))
+    return trace._replace(number=number, steps=tuple(steps), span_id=chosen.span_id, trace_id=chosen.trace_id)
+
+
+def context_in(chosen: Chosen, mark: Mark) -> tuple[str, str]:
+    """Give the `traceparent` and `tracestate` of what is done within the span of a request, which is yet to be made."""
+    parent, state = chosen.context
+    trace_id = trace_id_of(parent)
+    if not trace_id:
+        chosen.trace_id = chosen.trace_id or getrandbits(128) or 1
+        trace_id, state = f"{chosen.trace_id:032x}", ""
+    mark.span_id = mark.span_id or getrandbits(64) or 1
+    return f"00-{trace_id}-{mark.span_id:016x}-01", state

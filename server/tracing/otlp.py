@@ -16,6 +16,7 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -28,6 +29,20 @@ _SERVICE = "triton-inference-server"
 _COMPUTE = ("COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END")
 
 
+class _Ids(RandomIdGenerator):
+    """Random ids, but for those that somebody was told before there is a span: the next ones, 0 for any."""
+
+    trace_id = span_id = 0
+
+    def generate_trace_id(self) -> int:
+        found, self.trace_id = self.trace_id, 0
+        return found or super().generate_trace_id()
+
+    def generate_span_id(self) -> int:
+        found, self.span_id = self.span_id, 0
+        return found or super().generate_span_id()
+
+
 class OtlpSpans:
     """Makes three spans of a trace: `InferRequest`, in it one named as the model, and in that `compute`, if it was run.
 
@@ -36,7 +51,10 @@ class OtlpSpans:
 
     def __init__(self, config: TraceConfig, exporter: SpanExporter | None = None) -> None:
         settings = dict(config.batching)
-        self._provider = TracerProvider(sampler=ALWAYS_ON, resource=_resource(config), shutdown_on_exit=False)
+        self._ids = _Ids()
+        self._provider = TracerProvider(
+            sampler=ALWAYS_ON, resource=_resource(config), shutdown_on_exit=False, id_generator=self._ids
+        )
         self._provider.add_span_processor(
             BatchSpanProcessor(
                 exporter or OTLPSpanExporter(endpoint=config.url),
@@ -61,6 +79,7 @@ class OtlpSpans:
 
     def _write(self, trace: Trace, epoch_offset_ns: int) -> None:
         carrier = {"traceparent": trace.parent, "tracestate": trace.state} if trace.parent else {}
+        self._ids.trace_id = trace.trace_id
         root = self._span("InferRequest", self._propagator.extract(carrier), trace.start_ns + epoch_offset_ns, {})
         if trace.failed:
             root.set_status(Status(StatusCode.ERROR))
@@ -72,6 +91,7 @@ class OtlpSpans:
     def _write_request(self, trace: Trace, parent: Any, epoch_offset_ns: int) -> Any:
         """Make the span of what one model was asked, and of its run, if there was one. Returns: the first."""
         stamps = {name: ns + epoch_offset_ns for name, ns in trace.stamps}
+        self._ids.span_id = trace.span_id
         request = self._span(trace.model, set_span_in_context(parent), stamps["REQUEST_START"], _attributes(trace))
         for name in ("REQUEST_START", "QUEUE_START", "REQUEST_END"):
             request.add_event(name, timestamp=stamps[name])

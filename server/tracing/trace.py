@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 QUEUE_INPUT, BACKEND_OUTPUT = "TENSOR_QUEUE_INPUT", "TENSOR_BACKEND_OUTPUT"
 
 # Source: W3C Trace Context, level 1: version, trace id, parent id, flags; a later version may say more.
-_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]([0-9a-f])(?:-.*)?")
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]([0-9a-f])(?:-.*)?")
 
 
 class Tensor(NamedTuple):
@@ -39,7 +39,8 @@ class Trace(NamedTuple):
 
     `failed` is whether it was not served; then there are no stamps of computing. `parent` and `state` are the request's
     `traceparent` and `tracestate`, "" for none. `steps` are those of an ensemble's request, and those of ensembles in
-    it: each after the one whose `number` is its `parent_number`, and without steps of its own.
+    it: each after the one whose `number` is its `parent_number`, and without steps of its own. `span_id` and `trace_id`
+    are those that somebody was told before there is a span; 0: any.
     """
 
     number: int
@@ -55,6 +56,8 @@ class Trace(NamedTuple):
     tensors: tuple[Tensor, ...]
     parent_number: int = 0
     steps: tuple[Trace, ...] = ()
+    span_id: int = 0
+    trace_id: int = 0
 
     @property
     def start_ns(self) -> int:
@@ -113,7 +116,13 @@ def context_of(carrier: Any) -> tuple[str, str]:
 def asks_for_trace(parent: str) -> bool:
     """Whether a `traceparent` is one, and says that its trace is recorded."""
     found = _TRACEPARENT.fullmatch(parent)
-    return found is not None and int(found[1], 16) & 1 == 1
+    return found is not None and int(found[2], 16) & 1 == 1
+
+
+def trace_id_of(parent: str) -> str:
+    """Give the trace that a `traceparent` is of, "" for none."""
+    found = _TRACEPARENT.fullmatch(parent)
+    return "" if found is None else found[1]
 
 
 def tensors_of(model: Model, request: InferRequest, level: Sequence[str]) -> tuple[Tensor, ...]:

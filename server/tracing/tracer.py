@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from .config import OPENTELEMETRY, Sampling, TraceConfig
-from .nesting import Chosen, Step, mark_of, nested, root_of
+from .nesting import Chosen, Step, context_in, mark_of, nested, root_of
 from .trace import Trace, TraceSink, asks_for_trace, context_of, stamps_of, tensors_of
 
 if TYPE_CHECKING:
@@ -103,20 +103,34 @@ class Tracer:
         scopes = (self._all, *self._by_model.values())
         self._traced.trace = self.record if any(scope.sampling.level for scope in scopes) else None
 
+    def context_for(self, request: InferRequest) -> tuple[str, str]:
+        """Choose whether a request that user code is about to run is traced, and give the W3C context of its span.
+
+        Returns: its `traceparent` and `tracestate`, "" where it has none: in mode triton, and of a sample of a warm-up.
+        """
+        if not self._propagates or self._traced.trace is None or not request.queue_ns:
+            return "", ""
+        chosen = self._chosen_for(root_of(request))
+        return ("", "") if chosen is None else context_in(chosen, mark_of(request))
+
     def record(self, model: Model, batch: Batch, end_ns: int) -> None:
         """Keep the traces of a batch that is being delivered at `end_ns`."""
-        requests = batch.requests
+        requests: Sequence[InferRequest] = batch.requests
         if model.holds:
-            # an ensemble holds the models of its steps
+            # an ensemble holds the models of its steps, and user code those that it asks
             requests = self._gather(model, batch, end_ns)
-        if model.ensemble is None:
-            for request, chosen in self._choose(model, requests):
-                self._keep(model, batch, request, end_ns, chosen)
-            return
-        for request in requests:
-            begun = self._chosen_for(request)
-            if begun is not None:
-                self._keep(model, batch, request, end_ns, begun)
+        begun: Sequence[InferRequest] = ()
+        if model.ensemble is not None:
+            requests, begun = (), requests
+        elif model.outsides:
+            begun = [request for request in requests if hasattr(request, "traced")]
+            requests = [request for request in requests if not hasattr(request, "traced")]
+        for request, chosen in self._choose(model, requests):
+            self._keep(model, batch, request, end_ns, chosen)
+        for request in begun:
+            found = self._chosen_for(request)
+            if found is not None:
+                self._keep(model, batch, request, end_ns, found)
 
     def _gather(self, model: Model, batch: Batch, end_ns: int) -> list[InferRequest]:
         """Keep the traces of steps for those of their ensembles. Returns: the requests that are no steps."""
@@ -132,7 +146,7 @@ class Tracer:
         return others
 
     def _chosen_for(self, root: InferRequest) -> Chosen | None:
-        """Give what was chosen for an ensemble's request, when the first of its steps had ended, or choose now."""
+        """Give what was chosen for a request, when the first of its steps had ended, or choose now."""
         try:
             chosen: Chosen | None = root.traced
         except AttributeError:

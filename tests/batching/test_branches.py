@@ -25,6 +25,7 @@ from tests.batching.ensembles import ROWS, House, ensemble_spec, house, step, te
 from tests.fakes import Gate
 
 pytestmark = pytest.mark.anyio
+MOST = branches.MOST_AT_ONCE
 
 SPREAD = ensemble_spec("spread", "in", "out", step("many", "x=in", "y=mid"), step("plus", "x=mid", "y=out"))
 BARE = ensemble_spec("bare", "in", "out", step("many", "x=in", "y=out"))
@@ -387,6 +388,86 @@ async def test_thousands_of_answers_wait_for_their_turn_and_refuse_nobody() -> N
 
         assert await client.task == list(range(1, 3001))
         assert await bare.task == list(range(3000))
+
+
+async def test_a_step_whose_answers_wait_is_to_wait_until_half_of_them_are_gone() -> None:
+    async with served(SPREAD) as (kept, many):
+        kept.gates["plus"].close()
+        client = Client(kept, "spread", 1)
+        (asked,) = await many.holds(1)
+        went_on = asyncio.Event()
+        rooms = [asked.answers.tell(Told({"y": np.ones((1, 4), np.float32)})) for _ in range(2 * MOST)]
+        assert [each is None for each in rooms] == [True] * (2 * MOST - 1) + [False]
+        (room,) = (each for each in rooms if each is not None)
+        room(went_on.set)
+        assert not went_on.is_set()
+        kept.gates["plus"].open()
+        await went_on.wait()
+
+        assert MOST // 2 < len(client.came) < 2 * MOST
+        many.end(asked)
+        assert len(await client.task) == 2 * MOST
+
+
+async def test_few_large_answers_are_enough_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(branches, "ENOUGH_BYTES", 20)
+    async with served(SPREAD) as (kept, many):
+        kept.gates["plus"].close()
+        client = Client(kept, "spread", 1)
+        (asked,) = await many.holds(1)
+        rooms = [asked.answers.tell(Told({"y": np.ones((1, 4), np.float32)})) for _ in range(2)]
+        assert [each is None for each in rooms] == [True, False]
+        many.end(asked)
+        kept.gates["plus"].open()
+
+        assert await client.task == [2, 2]
+
+
+async def test_a_step_of_a_nested_ensemble_waits_for_the_outer_one() -> None:
+    async with served(SPREAD, NESTED) as (kept, many):
+        kept.gates["double"].close()
+        client = Client(kept, "nested", 1)
+        (asked,) = await many.holds(1)
+        room = None
+        went_on = asyncio.Event()
+        count = 0
+        while room is None:
+            room = asked.answers.tell(Told({"y": np.ones((1, 4), np.float32)}))
+            count += 1
+            await asyncio.sleep(0)
+        room(went_on.set)
+        assert not client.came
+        kept.gates["double"].open()
+        await went_on.wait()
+        many.end(asked)
+
+        assert await client.task == [4] * count
+
+
+async def test_who_overtakes_keeps_its_place_until_it_is_handed_out() -> None:
+    async with house() as kept:
+        loader = kept.engine.outsides["told"] = TellerLoader()
+        await kept.engine.load(told_spec("many"))
+        await kept.serve("plus", plus_one, count=2, cap_rows=1)
+        await kept.engine.load(SPREAD)
+        first = Gate(plus_one)
+
+        def first_or_plus_one(inputs: list[Any]) -> list[Any]:
+            return first(inputs) if inputs[0].flat[0] == 10 else plus_one(inputs)
+
+        kept.backends["plus"].function = first_or_plus_one
+        first.close()
+        client = Client(kept, "spread", 1)
+        many = loader.tellers["many"]
+        (asked,) = await many.holds(1)
+        many.tell(asked, 10, *range(20, 20 + 2 * MOST))
+        while kept.engine.model("plus").inflight > 1:  # noqa: ASYNC110 - a fake tells nobody
+            await asyncio.sleep(0)
+        assert len(kept.backends["plus"].runs) <= MOST
+        first.open()
+        many.end(asked)
+
+        assert await client.task == [11, *range(21, 21 + 2 * MOST)]
 
 
 async def test_answers_that_nobody_can_keep_end_the_request(monkeypatch: pytest.MonkeyPatch) -> None:

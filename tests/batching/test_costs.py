@@ -254,22 +254,12 @@ class TestRunTimes:
         assert CostModel().run_times() == []
 
     @settings(deadline=None, max_examples=50)
-    @given(st.lists(st.tuples(st.integers(1, 64), st.integers(1, 10**9)), min_size=1, max_size=200))
-    def test_a_model_made_from_them_predicts_the_same(self, runs: list[tuple[int, int]]) -> None:
+    @given(st.lists(st.tuples(st.integers(1, 8), st.integers(1, 10**9)), min_size=1, max_size=200))
+    def test_every_size_that_is_not_rounded_has_what_is_predicted_for_it(self, runs: list[tuple[int, int]]) -> None:
         costs = CostModel()
         for rows, ns in runs:
             costs.observe(KEY, rows, ns, 1)
-        table = costs.run_times()
-        replayed = CostModel.from_run_times(table)
 
-        assert replayed.run_times() == table
-        for known in table:
-            assert replayed.predict_ns(KEY, known.rows) == pytest.approx(known.mean_ns)
-            assert replayed.p95_ns(KEY, known.rows) == pytest.approx(known.p95_ns)
-
-    def test_a_model_made_from_them_goes_on_learning(self) -> None:
-        replayed = CostModel.from_run_times([RunTime(KEY, 4, 1000, 100, 120)])
-        for run in range(32):
-            replayed.observe(KEY, 4, 300, 10**12 + run * 10**8)
-
-        assert replayed.predict_ns(KEY, 4) == pytest.approx(300)
+        for known in costs.run_times():
+            assert costs.predict_ns(KEY, known.rows) == pytest.approx(known.mean_ns, abs=0.5)
+            assert costs.p95_ns(KEY, known.rows) == pytest.approx(known.p95_ns, abs=0.5)

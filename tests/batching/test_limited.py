@@ -26,7 +26,7 @@ from penstock.batching.placement import Devices, spread
 from penstock.batching.rates import Claim, RateLimiter
 from penstock.batching.request import InferRequest
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec, Resource
-from tests.fakes import PATIENCE_S, FakeBackend, Function, fake_loader, fake_request
+from tests.fakes import PATIENCE_S, Doors, FakeBackend, Function, fake_loader, fake_request
 
 ROWS = Signature((TensorSpec("x", "FP32", (-1, 4)),), (TensorSpec("y", "FP32", (-1, 4)),), batched=True)
 ONE = (Resource("R1", 1),)
@@ -50,31 +50,6 @@ class House:
 
     def next(self) -> Batch:
         return self.finished.get(timeout=PATIENCE_S)
-
-
-class Doors:
-    """A model's function that lets each run say that it is in, and waits until the test lets it out."""
-
-    def __init__(self) -> None:
-        self.entered = threading.Semaphore(0)
-        self._out = threading.Semaphore(0)
-
-    def __call__(self, inputs: list[Any]) -> list[Any]:
-        self.entered.release()
-        if not self._out.acquire(timeout=PATIENCE_S):
-            raise TimeoutError("nobody let it out")
-        return list(inputs)
-
-    def wait_in(self) -> None:
-        assert self.entered.acquire(timeout=PATIENCE_S)
-
-    def let_out(self, count: int = 1) -> None:
-        self._out.release(count)
-
-    @property
-    def empty(self) -> bool:
-        """Whether nobody has come in that has not been noticed."""
-        return not self.entered.acquire(blocking=False)
 
 
 @contextmanager

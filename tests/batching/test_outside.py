@@ -29,9 +29,10 @@ GUARD_S = 20.0
 
 
 class Elsewhere:
-    """An executor that does what it is told with each Batch: `answer`, `late`, `fail`, `die` or `unbegun`.
+    """An executor that does what it is told with each Batch: `answer`, `late`, `fail`, `die`, `unbegun` or `again`.
 
-    It needs some loop `turns` for each, and some to come back.
+    The last of these answers every second request, and has the others run again. It needs some loop `turns` for each,
+    and some to come back.
     """
 
     def __init__(self, plan: Callable[[], str], hopeless: bool = False, turns: int = 3) -> None:
@@ -83,6 +84,11 @@ class Elsewhere:
             for request in batch.requests:
                 request.error = InferError(Code.NOT_READY, "died")
             takes.freed(batch, batch.requests)
+        elif what == "again":
+            batch.again, answered = batch.requests[::2], batch.requests[1::2]
+            for request in answered:
+                _settle(request, fails=False)
+            takes.freed(batch, answered)
         elif what == "late":
             takes.freed(batch, [])
             for request in batch.requests:
@@ -295,6 +301,68 @@ def test_sequences_are_answered_whatever_happens_to_who_runs_them(seed: int) -> 
     ends = {end for (end,) in ledger.ends.values() if "must specify the START flag" not in end}
     assert ends <= {"right", "failed", "died"}
     assert [each.strangers for each in outsides] == [[], []]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_requests_that_run_again_are_answered_whatever_happens_to_who_runs_them(seed: int) -> None:
+    chance = random.Random(seed)
+    plans = ["again", "again", "again", "answer", "late", "fail", "die", "unbegun"]
+    outsides = [Remembers(lambda: chance.choice(plans)) for _ in range(chance.randint(1, 2))]
+    ledger = Ledger()
+
+    async def scene(engine: Engine, model: Model) -> None:
+        await submit_all(engine, model, 40, ledger)
+        assert (model.waiting_requests, model.waiting_rows, model.scheduler.nbytes) == (0, 0, 0)
+
+    run(outsides, scene, sequence=SequenceSpec(direct=bool(seed % 2), iterative=True))
+
+    assert len(ledger.ends) == 40
+    ends = {end for (end,) in ledger.ends.values() if "that had begun the request was lost" not in end}
+    assert ends <= {"right", "failed", "died"}
+    assert [each.strangers for each in outsides] == [[]] * len(outsides)
+
+
+@pytest.mark.parametrize(("direct", "sizes"), [(True, [(1, 2), (3, 1), (4, 1)]), (False, [(1, 2), (2, 1), (4, 1)])])
+def test_each_run_of_a_request_counts_and_a_batch_counts_once(direct: bool, sizes: list[tuple[int, int]]) -> None:
+    plans = iter(["again", "again", "again"])
+    outside = Elsewhere(lambda: next(plans, "answer"))
+    before = time.monotonic_ns()
+
+    async def scene(engine: Engine, model: Model) -> None:
+        await submit_all(engine, model, 4, Ledger())  # 4, 2 and 1 of them run, and the last once more
+        counted = model.statistics.snapshot()
+
+        assert [(each.rows, each.count) for each in counted.batch_stats] == sizes
+        assert (counted.inference_count, counted.execution_count) == (8, 4)
+        assert (counted.success.count, counted.queue.count, counted.fail.count) == (8, 8, 0)
+        assert counted.queue.ns <= 8 * (time.monotonic_ns() - before)
+
+    run([outside], scene, sequence=SequenceSpec(direct=direct, iterative=True))
+
+
+def test_one_that_is_to_run_again_may_be_taken_back() -> None:
+    plans = iter(["again"] * 4)
+    outside = Elsewhere(lambda: next(plans, "answer"))
+    ledger = Ledger()
+
+    async def scene(engine: Engine, model: Model) -> None:
+        ledger.expected = 1
+        requests = [request_for(model, x(number)) for number in range(2)]
+        for number, request in enumerate(requests):
+            request.id, request.sink = str(number), ledger
+            engine.submit(request)
+        for _ in range(3):  # they take turns: the second has run, and waits while the first runs again
+            await outside.seen.wait()
+            outside.seen.clear()
+        engine.cancel(requests[1])
+        await ledger.done.wait()
+        assert model.statistics.snapshot().failures["CANCELED"] == 1
+
+    spec = SequenceSpec(direct=False, max_candidates=2, iterative=True)
+    run([outside], scene, sequence=spec, policy=BatchPolicy(1, cap_rows=1))
+
+    assert outside.begun == [["0"], ["1"], ["0"], ["0"], ["0"]]
+    assert (outside.abandoned, ledger.ends) == (["1"], {"0": ["right"]})
 
 
 def test_no_sequence_begins_with_one_that_never_comes_back() -> None:

@@ -19,6 +19,7 @@ from penstock.batching.cache import ENTRY_BYTES, Cache
 from penstock.batching.engine import Engine
 from penstock.batching.model import Model
 from penstock.batching.spec import BatchPolicy, EnsembleSpec, ModelSpec, Step
+from penstock.batching.statistics import CANCELED
 from tests.fakes import FakeBackend, Gate, ListSink, fake_loader, fake_request
 
 pytestmark = pytest.mark.anyio
@@ -198,6 +199,23 @@ async def test_a_large_request_is_hashed_on_a_thread_and_served_all_the_same(mon
         assert first.outputs[0].tolist() == found.outputs[0].tolist()
         assert s.counts() == (2, 1, 1)
         assert s.model.holds == 0
+
+
+async def test_a_large_request_that_is_taken_back_before_it_is_found_or_not_never_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(remembering, "HERE_BYTES", 0)
+    async with serving() as s:
+        gone = s.submit(1)
+        s.engine.cancel(gone)
+        found = await s.serve(2)
+
+        assert found.outputs[0].tolist() == [[3, 3, 3, 3]]
+        assert len(s.backend.runs) == 1
+        assert s.sink.requests == [found]
+        assert s.model.statistics.snapshot().failures[CANCELED] == 1
+        assert (s.counts(), s.engine.inflight) == ((1, 0, 1), 0)
+        await s.engine.unheld(s.model)
 
 
 async def test_a_large_request_that_the_queue_refuses_is_answered_with_that(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -445,3 +445,34 @@ class TestIdleness:
         scheduler.expire(51 * US)
 
         assert len(scheduler.sequences or ()) == 2
+
+
+class TestHurry:
+    """What is held for who may come, once nobody comes any more."""
+
+    def test_rows_that_wait_for_more_sequences_run(self) -> None:
+        scheduler = scheduler_of(SequenceSpec(max_delay_us=10, min_utilization=0.5))
+        add(scheduler, 1, "s")
+        assert scheduler.take(1) is None
+
+        scheduler.hurry(2, last=False)
+        scheduler.expire(2)
+
+        assert run(scheduler, 2) == [1]
+        assert len(scheduler.sequences or ()) == 1
+
+    def test_a_sequence_that_is_idle_gives_its_place_on(self) -> None:
+        scheduler = scheduler_of(SequenceSpec(), rows=1)
+        add(scheduler, 1, "s")
+        run(scheduler, 1)
+        add(scheduler, 2, "s")
+        add(scheduler, 3, "s")
+
+        scheduler.hurry(2, last=True)
+        scheduler.expire(2)
+        assert run(scheduler, 3) == [2]
+        scheduler.expire(3)
+        assert run(scheduler, 4) == [3]
+        scheduler.expire(4)
+
+        assert (len(scheduler.sequences or ()), scheduler.nearest_deadline_ns()) == (0, 0)

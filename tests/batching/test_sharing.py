@@ -25,7 +25,7 @@ from penstock.batching.model import Model
 from penstock.batching.placement import Placement
 from penstock.batching.request import InferRequest
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
-from tests.fakes import PATIENCE_S, FakeBackend, Function, fake_loader, fake_request
+from tests.fakes import PATIENCE_S, Doors, FakeBackend, Function, fake_loader, fake_request
 
 ROWS = Signature((TensorSpec("x", "FP32", (-1, 4)),), (TensorSpec("y", "FP32", (-1, 4)),), batched=True)
 GRAPH = Signature(ROWS.inputs, ROWS.outputs)
@@ -57,26 +57,6 @@ class House:
         missing = {id(request) for request in requests}
         while missing:
             missing -= {id(request) for request in self.next().requests}
-
-
-class Doors:
-    """A model's function that lets each run say that it is in, and waits until the test lets it out."""
-
-    def __init__(self) -> None:
-        self.entered = threading.Semaphore(0)
-        self._out = threading.Semaphore(0)
-
-    def __call__(self, inputs: list[Any]) -> list[Any]:
-        self.entered.release()
-        if not self._out.acquire(timeout=PATIENCE_S):
-            raise TimeoutError("nobody let it out")
-        return list(inputs)
-
-    def wait_in(self) -> None:
-        assert self.entered.acquire(timeout=PATIENCE_S)
-
-    def let_out(self, count: int = 1) -> None:
-        self._out.release(count)
 
 
 class Waiting(FakeBackend):

@@ -18,6 +18,10 @@ _SEQUENCES = "test_sequences"
 _STREAM = "test_decoupled"
 _INSTANCES = "test_instances"
 _CONTROL = "server/test_model_control"
+_BATCHES = "test_sequence_batches"
+_TOGETHER = "test_combinations"
+_LOADING = "test_loading"
+_CALLS = "test_python_calls"
 
 SCHEDULING: dict[str, Row] = {
     "max batch": {
@@ -33,8 +37,8 @@ SCHEDULING: dict[str, Row] = {
         "max_queue_delay_microseconds": (
             f"{_DYNAMIC}::TestPreferredSizes::test_one_request_of_another_size_waits_for_the_delay",
         ),
-        "preserve_ordering": (f"{_DYNAMIC}::TestPreservedOrder",),
-        "priority_levels": (f"{_DYNAMIC}::TestPriorities",),
+        "preserve_ordering": (f"{_DYNAMIC}::TestPreservedOrder", f"{_TOGETHER}::TestOrder"),
+        "priority_levels": (f"{_DYNAMIC}::TestPriorities", f"{_TOGETHER}::TestLevels", _REFUSED),
         "default_priority_level": (f"{_DYNAMIC}::TestPriorities",),
         "default_queue_policy": (f"{_DYNAMIC}::TestTimeouts",),
         "priority_queue_policy": (f"{_DYNAMIC}::TestTimeouts::test_each_level_has_its_own_policy",),
@@ -62,35 +66,47 @@ SCHEDULING: dict[str, Row] = {
         "input.allow_ragged_batch": (
             f"{_FORMS}::TestRagged::test_all_requests_share_one_run_and_the_model_is_told_of_each",
         ),
-        "BATCH_ELEMENT_COUNT": (f"{_FORMS}::TestRagged",),
+        "BATCH_ELEMENT_COUNT": (
+            f"{_FORMS}::TestRagged",
+            f"{_TOGETHER}::TestRagged::test_strings_of_other_lengths_share_a_run_and_are_remembered_apart",
+        ),
         "BATCH_ACCUMULATED_ELEMENT_COUNT": (f"{_FORMS}::TestRagged",),
         "BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO": (f"{_FORMS}::TestRagged",),
         "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE": (
             f"{_FORMS}::TestRagged::test_a_ragged_input_is_flat_and_a_count_may_be_a_shape",
         ),
-        "BATCH_ITEM_SHAPE": (f"{_FORMS}::TestRagged::test_item_shapes_are_told_row_by_row",),
+        "BATCH_ITEM_SHAPE": (
+            f"{_FORMS}::TestRagged::test_item_shapes_are_told_row_by_row",
+            f"{_TOGETHER}::TestRagged::test_those_of_higher_levels_come_first_in_the_run_whatever_their_rows",
+        ),
         "BATCH_ITEM_SHAPE_FLATTEN": (f"{_FORMS}::TestRagged::test_flat_item_shapes_are_those_of_all_items",),
         "BATCH_SCATTER_WITH_INPUT_SHAPE": (
             f"{_FORMS}::TestRagged::test_a_flat_output_is_cut_by_the_shapes_that_were_sent",
         ),
     },
     "shape tensor": {"input.is_shape_tensor": (f"{_FORMS}::TestShapeTensors",)},
-    "optional inputs": {"input.optional": (f"{_FORMS}::TestOptional",)},
+    "optional inputs": {"input.optional": (f"{_FORMS}::TestOptional", f"{_TOGETHER}::TestOptional")},
     "reshape": {
         "input.reshape.shape": (f"{_FORMS}::TestReshape",),
         "output.reshape.shape": (f"{_FORMS}::TestReshape",),
     },
     "sequence batcher": {
-        "direct": (f"{_SEQUENCES}::TestAnswers",),
+        "direct": (f"{_SEQUENCES}::TestAnswers", f"{_BATCHES}::TestBatches"),
         "direct.minimum_slot_utilization": ("test_features::TestSlots",),
-        "oldest.max_candidate_sequences": (f"{_SEQUENCES}::TestAnswers",),
+        "oldest.max_candidate_sequences": (f"{_SEQUENCES}::TestAnswers", f"{_BATCHES}::TestBatches"),
         "control_input START": (f"{_SEQUENCES}::TestAnswers::test_a_model_is_told_of_its_sequences",),
         "control_input READY": (f"{_SEQUENCES}::TestAnswers::test_empty_rows_count_for_nothing",),
         "control_input END": (f"{_SEQUENCES}::TestAnswers::test_a_model_is_told_of_its_sequences",),
-        "control_input CORRID": (f"{_SEQUENCES}::TestAnswers::test_a_model_may_take_ids_that_are_strings",),
+        "control_input CORRID": (
+            f"{_SEQUENCES}::TestAnswers::test_a_model_may_take_ids_that_are_strings",
+            f"{_SEQUENCES}::TestAnswers::test_ids_may_be_numbers_of_another_type_and_flags_truths",
+        ),
         "state": (f"{_SEQUENCES}::TestAnswers::test_a_state_goes_on_from_request_to_request",),
-        "max_sequence_idle_microseconds": (f"{_SEQUENCES}::TestRefusals::test_a_sequence_that_was_idle_for_too_long",),
-        "iterative_sequence": (_REFUSED,),
+        "max_sequence_idle_microseconds": (
+            f"{_SEQUENCES}::TestRefusals::test_a_sequence_that_was_idle_for_too_long",
+            f"{_BATCHES}::TestEnding",
+        ),
+        "iterative_sequence": (_REFUSED, "server/python_models/test_live_iterative::TestAnswers"),
     },
     "decoupled": {
         "model_transaction_policy.decoupled": (f"{_STREAM}::test_the_configuration_says_so",),
@@ -107,12 +123,23 @@ SCHEDULING: dict[str, Row] = {
         "step[].model_namespace": (_REFUSED,),
         "max_inflight_requests": ("test_features::test_an_ensemble_may_bound_what_is_under_way_at_a_step",),
     },
-    "BLS": {"python backend": (_REFUSED,)},
+    "BLS": {
+        "python backend": (_CALLS, "server/python_models/test_live"),
+        "pb_utils.InferenceRequest.exec": (_CALLS, "test_python_models::test_a_model_asks_another"),
+        "async_exec": ("test_python_models::test_a_coroutine_asks_three_at_once",),
+    },
     "instance groups": {
         "count": (f"{_INSTANCES}::TestCounts",),
-        "kind": (f"{_INSTANCES}::TestCounts::test_groups_are_reported_as_they_were_completed",),
+        "kind": (
+            f"{_INSTANCES}::TestKinds",
+            f"{_INSTANCES}::TestCounts::test_groups_are_reported_as_they_were_completed",
+            "server/repository/test_placing",
+        ),
         "gpus": ("server/repository/test_model_config::test_kind_auto_takes_the_gpus_that_are_there",),
-        "rate_limiter.resources": (f"{_INSTANCES}::TestOneModelOfSeveralGroups",),
+        "rate_limiter.resources": (
+            f"{_INSTANCES}::TestOneModelOfSeveralGroups",
+            f"{_TOGETHER}::TestLevels::test_who_runs_when_the_rate_limiter_lets_them_is_the_highest",
+        ),
         "rate_limiter.priority": (f"{_INSTANCES}::TestCrossModelPriority",),
         "profile": (_REFUSED,),
         "passive": (f"{_INSTANCES}::TestPassive",),
@@ -145,7 +172,11 @@ SCHEDULING: dict[str, Row] = {
             "test_cache::TestModels::test_a_model_that_does_not_ask_for_it_is_not_cached",
             "test_cache::TestModels::test_without_a_cache_the_configuration_changes_nothing",
         ),
-        "key": ("test_cache::TestHits::test_one_bit_runs_again", "test_cache::TestModels"),
+        "key": (
+            "test_cache::TestHits::test_one_bit_runs_again",
+            "test_cache::TestModels",
+            f"{_TOGETHER}::TestOptional::test_ensembles_of_ensembles_remember_what_was_sent_and_what_was_not",
+        ),
     },
     "warmup": {
         "model_warmup[]": ("test_warmup_samples::test_zeros_random_values_and_a_file_run_before_it_is_ready",),
@@ -214,21 +245,35 @@ LIFECYCLE: dict[str, Row] = {
             f"{_CONTROL}::TestModes::test_all_models_can_be_loaded_at_start",
             "server/repository/test_control::TestStarting",
         ),
-        "load returns UNAVAILABLE (503)": (f"{_CONTROL}::TestModes::test_only_explicit_lets_models_be_loaded_by_name",),
+        "load returns UNAVAILABLE (503)": (
+            f"{_CONTROL}::TestModes::test_only_explicit_lets_models_be_loaded_by_name",
+            f"{_LOADING}::TestSeveral::test_only_mode_explicit_takes_them",
+        ),
     },
     "load-time override": {
-        "config": (f"{_CONTROL}::TestTritonclient::test_a_configuration_is_taken_for_this_load_alone",),
-        "file:<rel path>": (f"{_CONTROL}::TestTritonclient::test_files_are_a_model_of_their_own",),
+        "config": (
+            f"{_CONTROL}::TestTritonclient::test_a_configuration_is_taken_for_this_load_alone",
+            f"{_LOADING}::TestAnotherConfiguration",
+        ),
+        "file:<rel path>": (
+            f"{_CONTROL}::TestTritonclient::test_files_are_a_model_of_their_own",
+            f"{_CONTROL}::TestTritonclientGrpc",
+        ),
     },
     "parallel load": {
         "--model-load-thread-count": (
+            f"{_LOADING}::TestSeveral::test_as_many_models_load_at_once_as_there_are_threads",
             "server/repository/test_repository::TestStates::test_few_models_load_at_the_same_time",
             "server/repository/test_control::TestAtOnce",
         ),
         "--model-load-retry-count": (
+            f"{_LOADING}::TestSeveral::test_a_load_that_fails_is_tried_so_often_again",
             "server/repository/test_control::TestLoading::test_a_version_that_does_not_load_is_tried_again",
         ),
-        "--model-load-gpu-limit": (_FLAGS,),
+        "--model-load-gpu-limit": (
+            "server/repository/test_gpus::TestSettings",
+            "server/repository/test_placing::TestOptions",
+        ),
     },
     "auto-complete": {
         "on by default": (f"{_LIFE}::TestCompletion::test_a_silent_configuration_is_completed_whole",),
@@ -247,6 +292,13 @@ LIFECYCLE: dict[str, Row] = {
     "namespacing": {"--model-namespacing": (_FLAGS,)},
     "repo agents": {"model_repository_agents": (_REFUSED,)},
     "metric tags": {"metric_tags{k:v}": (f"{_LIFE}::test_tags_are_labels_of_the_model_s_metrics",)},
-    "TensorFlow": {"platform tensorflow_savedmodel": (_REFUSED,)},
+    "TensorFlow": {
+        "platform tensorflow_savedmodel": (
+            "test_tensorflow::TestTensors",
+            "test_tensorflow::TestRunning",
+            "test_tensorflow::TestLoading",
+        ),
+        "platform tensorflow_graphdef": (_REFUSED,),
+    },
 }
 """The table "Models, config, lifecycle"."""

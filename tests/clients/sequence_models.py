@@ -7,7 +7,7 @@ from pathlib import Path
 from onnx import TensorProto
 
 from tests.backends.onnx_models import FLOAT, floats, ints, node
-from tests.clients.models import INT32, Axes, write
+from tests.clients.models import INT32, Axes, Tensors, write
 
 UINT64, TEXT = TensorProto.UINT64, TensorProto.STRING
 
@@ -75,3 +75,25 @@ def write_growing(root: Path, name: str, text: str) -> None:
     write(root, name, nodes, ({"x": (FLOAT, one), "STATE": (FLOAT, ["N", "K"])},
                               {"y": (FLOAT, one), "STATE_OUT": (FLOAT, ["N", "L"])}),
           {"axis": ints([1])}, config=text)  # fmt: skip
+
+
+def write_truths(root: Path, name: str, kind: str) -> None:
+    """Write a model that gives `x` back as `y`, and its controls, which are truths, and an id of this datatype."""
+    flags = {"START": "start", "END": "end", "READY": "ready"}
+    code: int = getattr(TensorProto, kind)
+    axes: Axes = ["N", 1]
+    truths = [
+        f'{{ name: "{each}" control [ {{ kind: CONTROL_SEQUENCE_{each} bool_false_true: [ false, true ] }} ] }}'
+        for each in flags
+    ]
+    told = f'{{ name: "CORRID" control [ {{ kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_{kind} }} ] }}'
+    shown = [f'{{ name: "{each}" data_type: TYPE_BOOL dims: [ 1 ] }}' for each in flags.values()]
+    more = f'output [ {", ".join(shown)}, {{ name: "id" data_type: TYPE_{kind} dims: [ 1 ] }} ]'
+    inputs: Tensors = {"x": (FLOAT, axes), **dict.fromkeys(flags, (TensorProto.BOOL, axes)), "CORRID": (code, axes)}
+    outputs: Tensors = {
+        "y": (FLOAT, axes), **dict.fromkeys(flags.values(), (TensorProto.BOOL, axes)), "id": (code, axes),
+    }  # fmt: skip
+    nodes = [node("Identity", [each], [gives]) for each, gives in zip(inputs, outputs, strict=True)]
+    write(
+        root, name, nodes, (inputs, outputs), config=config(4, f"control_input [ {', '.join((*truths, told))} ]", more)
+    )

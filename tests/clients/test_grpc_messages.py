@@ -27,15 +27,6 @@ PATIENCE_S = 10.0
 
 
 @pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    root = tmp_path_factory.mktemp("repository")
-    for write in (models.write_examples, models.write_identities, models.write_shapes):
-        write(root)
-    with live_server(root) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def channel(live: Live) -> Iterator[grpc.Channel]:
     with grpc.insecure_channel(live.grpc_address) as made:
         yield made

@@ -16,6 +16,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
+from penstock.server.repository.gpus import Found, Gpus
 from tests.clients import models, sequence_models
 from tests.clients.asking import Asking, answers
 from tests.clients.gated import Gated
@@ -288,6 +289,43 @@ class TestCounts:
         assert [each.get("global", False) for each in mine["rate_limiter"]["resources"]] == [False, True]
         assert (other["name"], other["kind"], other["count"], other["passive"]) == ("m_1", "KIND_CPU", 1, True)
         assert config["optimization"]["priority"] == "PRIORITY_MAX"
+
+
+class TestKinds:
+    @pytest.fixture(autouse=True)
+    def _no_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Find none, whatever the machine has."""
+        monkeypatch.setattr(Gpus, "_look", lambda _: Found((), "no driver"))
+
+    @pytest.mark.parametrize(
+        ("said", "kind", "count"),
+        [
+            ("", "KIND_CPU", 1),
+            ("instance_group { }", "KIND_CPU", 1),
+            ("instance_group { kind: KIND_AUTO count: 2 }", "KIND_CPU", 2),
+            ("instance_group { kind: KIND_CPU count: 0 }", "KIND_CPU", 1),
+            ("instance_group { kind: KIND_MODEL }", "KIND_MODEL", 1),
+        ],
+    )
+    def test_without_a_gpu_a_model_that_asks_for_none_is_on_the_cpu(
+        self, tmp_path: Path, triton: Any, said: str, kind: str, count: int
+    ) -> None:
+        write(tmp_path, "m", said)
+        with served(tmp_path) as (live, _), Asking(live, triton, "m") as asking:
+            (group,) = config_of(live, triton, "m")["instance_group"]
+            assert answers([asking.ask()])[0].error == ""
+
+        assert (group["kind"], group["count"], group.get("gpus", [])) == (kind, count, [])
+
+    @pytest.mark.parametrize("gpus", ["", "gpus: [ 0 ]"])
+    def test_without_a_gpu_a_model_that_asks_for_one_is_not_served(
+        self, tmp_path: Path, triton: Any, gpus: str
+    ) -> None:
+        write(tmp_path, "m", f"instance_group {{ kind: KIND_GPU {gpus} }}")
+        with served(tmp_path) as (live, _):
+            reason = reasons(live, triton)["m"]
+
+        assert "instance group m_0 of model m has kind KIND_GPU but no GPUs are available" in reason
 
 
 class TestHostPolicies:

@@ -316,7 +316,7 @@ REFUSED = {
     "has_agents": ('model_repository_agents { agents [ { name: "checksum" } ] }', "model_repository_agents"),
     "iterates": (
         "sequence_batching { iterative_sequence: true oldest { max_candidate_sequences: 1 } }",
-        "field 'sequence_batching.iterative_sequence' is not supported",
+        "field 'sequence_batching.iterative_sequence' is for Python models",
     ),
     "in_a_namespace": (
         (
@@ -331,6 +331,38 @@ REFUSED = {
         "field 'instance_group.secondary_devices' is not supported",
     ),
     "another_name": ('name: "not_the_folder"', "not_the_folder"),
+    "too_large_a_size": (
+        "max_batch_size: 4 dynamic_batching { preferred_batch_size: [ 5 ] }",
+        "dynamic batching preferred size must be <= max batch size for too_large_a_size",
+    ),
+    "no_default_level": (
+        "max_batch_size: 4 dynamic_batching { priority_levels: 2 }",
+        "default priority level must be in range [1, 2] for no_default_level",
+    ),
+    "a_policy_of_no_level": (
+        (
+            "max_batch_size: 4 dynamic_batching { priority_levels: 2 default_priority_level: 1 "
+            "priority_queue_policy { key: 3 value { } } }"
+        ),
+        "priority queue policy must have priority level in range [1, 2] for a_policy_of_no_level",
+    ),
+    "in_order_by_levels": (
+        "max_batch_size: 4 dynamic_batching { preserve_ordering: true priority_levels: 2 default_priority_level: 1 }",
+        "Only one priority level is allowed when 'preserve_ordering' is true for in_order_by_levels",
+    ),
+    "in_order_and_delayed": (
+        (
+            "max_batch_size: 4 dynamic_batching { preserve_ordering: true "
+            "default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 5 } }"
+        ),
+        "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for in_order_and_delayed",
+    ),
+    "of_two_schedulers": ("max_batch_size: 4 dynamic_batching { } sequence_batching { }", "scheduling_choice"),
+    "cpu_with_gpus": (
+        "instance_group { kind: KIND_CPU gpus: [ 0 ] }",
+        "instance group cpu_with_gpus_0 of model cpu_with_gpus has kind KIND_CPU but specifies one or more GPUs",
+    ),
+    "less_than_none": ("instance_group { count: -1 }", "count must be from 1 to 1024"),
 }
 """Configurations that no model is served with, and the words that the reason has."""
 

@@ -21,6 +21,12 @@ pytestmark = pytest.mark.slow
 
 SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{((?:[a-z_]+=\"(?:[^\"\\]|\\.)*\",?)*)\})? (\S+)\Z")
 TYPES = {"counter", "gauge", "histogram", "summary"}
+BOUNDS = """
+model_metrics { metric_control [ {
+  metric_identifier { family: "nv_inference_first_response_histogram_ms" }
+  histogram_options { buckets: [ -1, 0.0, 1, 60000.5 ] }
+} ] }
+"""
 Page = dict[tuple[str, str], float]
 
 
@@ -29,6 +35,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     root = tmp_path_factory.mktemp("repository")
     models.write_shapes(root)
     models.write_identity(root, 'odd "name"\\', "")
+    models.write_identity(root, "bounded", BOUNDS)
     shown = ("summary_latencies=true", "histogram_latencies=true", "summary_quantiles=0.5:0.05,0.99:0.001")
     with live_server(root, metrics_config=shown) as server:
         yield server
@@ -131,6 +138,17 @@ def test_summaries_and_the_first_response_histogram_count_what_was_served(live: 
         assert page[f"{name}_count", labels] == page["nv_inference_request_success", labels]
     name = "nv_inference_first_response_histogram_ms"
     assert page[f"{name}_bucket", f'{labels},le="+Inf"'] == page[f"{name}_count", labels] > 0
+
+
+def test_a_model_may_have_bounds_of_its_own(live: Live) -> None:
+    infer(live, "bounded", np.ones((1, 4), np.float32))
+    page = parsed(scrape(live))
+    name, labels = "nv_inference_first_response_histogram_ms_bucket", 'model="bounded",version="1"'
+    found = {key.removeprefix(f"{labels},"): value for (family, key), value in page.items() if family == name}
+    own = {edge: value for edge, value in found.items() if edge.startswith("le=")}
+
+    assert list(own) == [f'le="{edge}"' for edge in ("-1", "0", "1", "60000.5", "+Inf")]
+    assert (own['le="0"'], own['le="60000.5"']) == (0, 1)
 
 
 def test_connections_of_either_port_are_counted(live: Live) -> None:

@@ -29,15 +29,6 @@ expected 2 inputs but got {got} inputs for model 'simple'. Got input(s) [{named}
 
 
 @pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    root = tmp_path_factory.mktemp("repository")
-    for write in (models.write_examples, models.write_identities, models.write_shapes):
-        write(root)
-    with live_server(root) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def client(live: Live) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=live.url, timeout=20, headers={"accept-encoding": "identity"}) as made:
         yield made

@@ -23,7 +23,16 @@ import tritonclient.http.aio as http_aio
 from tritonclient import http
 from tritonclient.utils import InferenceServerException
 
-from tests.clients.sequence_models import CONTROLS, STATE, TOLD, config, write_accumulator, write_growing, write_teller
+from tests.clients.sequence_models import (
+    CONTROLS,
+    STATE,
+    TOLD,
+    config,
+    write_accumulator,
+    write_growing,
+    write_teller,
+    write_truths,
+)
 from tests.live import Live, live_server
 
 SEQUENCES = int(os.environ.get("SEQUENCES", "120"))
@@ -58,6 +67,8 @@ def write_all(root: Path) -> Path:
     write_growing(root, "growing", config(4, "oldest {}" + (STATE % "").replace("[ 1 ]", "[ -1 ]")))
     for name, kind in (("teller", "TYPE_UINT64"), ("text_teller", "TYPE_STRING")):
         write_teller(root, name, config(4, "direct {}" + TOLD % kind, MORE.format(kind)), string="text" in name)
+    for kind in ("INT64", "UINT32", "INT32"):
+        write_truths(root, f"teller_{kind}", kind)
     return root
 
 
@@ -145,6 +156,16 @@ class TestAnswers:
             told.append((result.as_numpy("flags").item(), result.as_numpy("id").item()))
 
         assert told == [(5, 1 << 40), (4, 1 << 40), (6, 1 << 40)]
+
+    @pytest.mark.parametrize("kind", ["INT64", "UINT32", "INT32"])
+    def test_ids_may_be_numbers_of_another_type_and_flags_truths(self, client: Any, kind: str) -> None:
+        identity, told = (1 << 40) + 9, []
+        for flags in ({"sequence_start": True}, {}, {"sequence_end": True}):
+            result = client.infer(f"teller_{kind}", number(client, 0), sequence_id=identity, **flags)
+            told.append([result.as_numpy(name).item() for name in ("start", "end", "ready", "id")])
+
+        kept = identity if kind == "INT64" else 9  # an id that is too long loses its upper bits, as in Triton
+        assert told == [[True, False, True, kept], [False, False, True, kept], [False, True, True, kept]]
 
     def test_a_model_may_take_ids_that_are_strings(self, client: Any) -> None:
         result = client.infer(

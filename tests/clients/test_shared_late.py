@@ -67,7 +67,7 @@ class Sharing(Asking):
     def ask_shared(self, name: str) -> Future[Any]:
         """Ask with a region; once it waits, give what will be answered: a number, or what is wrong."""
         before = self.waiting()
-        sent = self._pool.submit(self.asked, name)
+        sent = self.pool.submit(self.asked, name)
         self.until_waiting(before + 1)
         return sent
 

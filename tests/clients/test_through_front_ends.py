@@ -21,6 +21,8 @@ CHOSEN = (
     "test_grpc_messages.py::test_a_watcher_learns_of_the_end",
     "test_grpc_messages.py::test_an_idle_stream_does_not_keep_a_server_from_ending",
     "test_dynamic_batching.py::TestEnding",
+    "test_sequence_batches.py::TestEnding",
+    "test_combinations.py::TestEnding",
     "test_decoupled.py::test_a_server_that_exits_finishes_what_it_has_begun",
     "test_decoupled.py::test_a_model_is_unloaded_when_its_generators_have_ended",
 )

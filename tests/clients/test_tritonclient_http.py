@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,24 +11,14 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
-from tests.clients import models
 from tests.clients.tensors import ONLY_BINARY, VALUES, asked, given, pair, same, texts
-from tests.live import Live, live_server
+from tests.live import Live
 
 pytestmark = pytest.mark.slow
 
 ASCENDING = np.arange(16, dtype=np.int32).reshape(1, 16)
 MINUS_ONES = np.full((1, 16), -1, np.int32)
 WAYS = [None, "gzip", "deflate"]
-
-
-@pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    root: Path = tmp_path_factory.mktemp("repository")
-    for write in (models.write_examples, models.write_identities, models.write_shapes):
-        write(root)
-    with live_server(root) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

@@ -238,6 +238,29 @@ output { name: "y" data_type: TYPE_FP32 dims: [ 2, 3 ] }
     assert len(ran(caplog)) == 4
 
 
+@pytest.mark.parametrize(("first", "why"), [(1, ""), (2, "failed to run warmup sample 'regular sample': shape tensor")])
+def test_a_shape_tensors_sample_begins_with_its_one_row(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, first: int, why: str
+) -> None:
+    shapes = """
+max_batch_size: 4
+input [ { name: "x" data_type: TYPE_FP32 dims: 4 }, { name: "v" data_type: TYPE_INT64 dims: 2 is_shape_tensor: true } ]
+output { name: "y" data_type: TYPE_FP32 dims: [ -1, -1 ] }
+"""
+    sample = warmup(data(RANDOM, dims="4"), data(FILE, "v", "TYPE_INT64"), rows=3)
+    tensors: models.Tensors = {"x": (FLOAT, ["N", 4]), "v": (INT64, [3])}
+    models.write(tmp_path, "m", [node("Reshape", ["x", "v"], ["y"])], (tensors, {"y": (FLOAT, ["N", "A", "B"])}),
+                 config=shapes + sample)  # fmt: skip
+    (tmp_path / "m" / "warmup").mkdir()
+    (tmp_path / "m" / "warmup" / "raw").write_bytes(np.array([first, 2, 2], np.int64).tobytes())
+    with caplog.at_level(logging.DEBUG, "penstock.batching"), live_server(tmp_path) as live:
+        (entry,) = httpx.post(f"{live.url}/v2/repository/index").json()
+
+    assert entry["state"] == ("UNAVAILABLE" if why else "READY")
+    assert why in entry.get("reason", "")
+    assert len(ran(caplog)) == (1 if why else 2)
+
+
 def test_states_of_sequences_begin_anew_after_a_sample(tmp_path: Path) -> None:
     tensors: models.Tensors = {"INPUT": (INT32, ["N", 1]), "before": (INT32, ["N", 1])}
     nodes = [node("Add", ["INPUT", "before"], ["OUTPUT"]), node("Add", ["INPUT", "before"], ["after"])]

@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.perf.arrivals import (
+from penstock.perf.simulator.arrivals import (
     Arrivals,
     Bursts,
     Kind,
-    alternating,
     bursty,
     constant,
     giants,
@@ -89,7 +88,6 @@ def test_a_random_split_of_poisson_arrivals_is_poisson_arrivals() -> None:
 def test_the_worst_cases_are_what_they_say() -> None:
     assert volleys(3, 0.001, 0.002).at_ns.tolist() == [0, 0, 0, 1_000_000, 1_000_000, 1_000_000]
     assert just_missed(2, 0.001, 0.002, 5).at_ns.tolist() == [0, 5, 5, 1_000_000, 1_000_005, 1_000_005]
-    assert alternating(1000, 0.004, (A, B)).which.tolist() == [0, 1, 0, 1]
     assert giants(1000, 1, Kind(64), 10).rows.tolist()[:20] == [*[1] * 9, 64, *[1] * 9, 64]
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.perf import bare
 from penstock.perf.bare import AtOnce, Http1, Http2
-from penstock.perf.truth_server import message, payloads
+from penstock.perf.truth.server import message, payloads
 from penstock.server.http2 import frames
 from penstock.server.protobuf import service_pb2
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from penstock.perf import variants
-from penstock.perf.arrivals import Arrivals, Kind
 from penstock.perf.batching import FIRST_GUESS, TWIN, Field, Fields, costs, promising, verdicts
 from penstock.perf.flood import RECORD, SKIPPED
 from penstock.perf.load import Flooded
 from penstock.perf.policies import FOUR_SIZES, OURS, TWO_SHAPES, Comparison, Figures, cells, static_grid
+from penstock.perf.simulator.arrivals import Arrivals, Kind
 from penstock.perf.variants import Run, Variant, knee_per_s, median, toml
 from penstock.server.repository.penstock_toml import read_toml
 

@@ -10,8 +10,8 @@ from penstock.perf import command
 def test_the_gate_says_what_it_misses_where_penstock_is_only_installed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "penstock.perf.gate", raising=False)
-    monkeypatch.setitem(sys.modules, "penstock.perf.gate_measures", None)
+    monkeypatch.delitem(sys.modules, "penstock.perf.gate.command", raising=False)
+    monkeypatch.setitem(sys.modules, "penstock.perf.gate.measures", None)
 
     assert command.main(["gate"]) == command.USAGE_STATUS
     assert "pip install 'penstock[dev]'" in capsys.readouterr().err

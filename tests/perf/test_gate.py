@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.perf import gate, gate_measures
-from penstock.perf.gate_budgets import Budget, BudgetError, Verdict, read, report, updated, written
+from penstock.perf.gate import command as gate
+from penstock.perf.gate import measures as gate_measures
+from penstock.perf.gate.budgets import Budget, BudgetError, Verdict, read, report, updated, written
 
 DAY = dt.date(2026, 11, 23)
 MEASURES = ("http_cpu", "grpc_cpu")

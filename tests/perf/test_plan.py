@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from penstock.perf import plan
-from penstock.perf.arrivals import SHAPELESS
 from penstock.perf.plan import Load, Plan, PlanError, load_of, read_costs
+from penstock.perf.simulator.arrivals import SHAPELESS
 from penstock.server import cli
 from tests.live import live_server
 

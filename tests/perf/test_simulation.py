@@ -7,11 +7,21 @@ from hypothesis import strategies as st
 
 from penstock.batching.scheduler import Scheduler
 from penstock.batching.spec import BatchPolicy
-from penstock.perf.arrivals import SHAPELESS, Arrivals, Kind, constant, giants, just_missed, poisson, recorded, volleys
-from penstock.perf.frontend import FrontCosts, simulate_server
 from penstock.perf.policies import Comparison, Figures, cells, compare_simulated, static_grid
-from penstock.perf.runtimes import RunTimes, linear, table
-from penstock.perf.simulation import EXPIRED, REFUSED, SERVED, Result, simulate
+from penstock.perf.simulator.arrivals import (
+    SHAPELESS,
+    Arrivals,
+    Kind,
+    constant,
+    giants,
+    just_missed,
+    poisson,
+    recorded,
+    volleys,
+)
+from penstock.perf.simulator.frontend import FrontCosts, simulate_server
+from penstock.perf.simulator.runtimes import RunTimes, linear, table
+from penstock.perf.simulator.simulation import EXPIRED, REFUSED, SERVED, Result, simulate
 
 MS = 1_000_000
 POLICY = BatchPolicy(max_batch_rows=16)

@@ -4,9 +4,9 @@ import subprocess
 
 import pytest
 
-from penstock.perf.census import Seen, census, is_there
-from penstock.perf.ledger import BROKEN, LOST, REFUSED, RIGHT, WRONG, Ledger
-from penstock.perf.soak import Fault, Soak
+from penstock.perf.soak.census import Seen, census, is_there
+from penstock.perf.soak.command import Fault, Soak
+from penstock.perf.soak.ledger import BROKEN, LOST, REFUSED, RIGHT, WRONG, Ledger
 
 TURNS = (("kill", "worker"),)
 

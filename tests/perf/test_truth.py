@@ -1,4 +1,4 @@
-"""What truth.py holds the generator against, without running anything: draws, what other clients print, verdicts."""
+"""What truth/ holds the generator against, without running anything: draws, what other clients print, verdicts."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from penstock.perf import truth_analyzer, truth_theory
 from penstock.perf.generator.orders import Window
 from penstock.perf.queueing import DETERMINISTIC, EXPONENTIAL, departures
-from penstock.perf.truth_analyzer import FIGURES, Figures
-from penstock.perf.truth_theory import SEEDS, Draw
+from penstock.perf.truth import analyzer, theory
+from penstock.perf.truth.analyzer import FIGURES, Figures
+from penstock.perf.truth.theory import SEEDS, Draw
 
 
 def seen(draw: Draw, times: float = 1.0, late_ns: int = 0) -> Window:
@@ -28,19 +28,19 @@ def seen(draw: Draw, times: float = 1.0, late_ns: int = 0) -> Window:
 
 @pytest.mark.parametrize(("law", "load"), SEEDS)
 def test_the_draws_that_are_sent_are_close_to_theory(law: str, load: float) -> None:
-    assert truth_theory.off(Draw(law, load, SEEDS[law, load])) < 0.015
+    assert theory.off(Draw(law, load, SEEDS[law, load])) < 0.015
 
 
 def test_a_draw_is_chosen_for_being_close() -> None:
-    chosen = truth_theory.chosen(EXPONENTIAL, 0.7, seconds=5, tries=20)
+    chosen = theory.chosen(EXPONENTIAL, 0.7, seconds=5, tries=20)
 
-    assert truth_theory.off(chosen) == min(truth_theory.off(Draw(EXPONENTIAL, 0.7, seed, 5)) for seed in range(20))
+    assert theory.off(chosen) == min(theory.off(Draw(EXPONENTIAL, 0.7, seed, 5)) for seed in range(20))
 
 
 @pytest.mark.parametrize(("law", "load"), SEEDS)
 def test_what_the_queue_does_holds(law: str, load: float) -> None:
     draw = Draw(law, load, SEEDS[law, load])
-    written = truth_theory.lines(draw, seen(draw, late_ns=200_000), "HTTP")
+    written = theory.lines(draw, seen(draw, late_ns=200_000), "HTTP")
 
     assert [line.rsplit(": ", 1)[1] for line in written] == ["holds", "holds"]
     assert all("+200 us of the draw" in line for line in written)
@@ -49,15 +49,15 @@ def test_what_the_queue_does_holds(law: str, load: float) -> None:
 def test_a_measurement_a_tenth_off_does_not_hold() -> None:
     draw = Draw(DETERMINISTIC, 0.7, SEEDS[DETERMINISTIC, 0.7])
 
-    assert all(line.endswith("DOES NOT HOLD") for line in truth_theory.lines(draw, seen(draw, times=0.9), "gRPC"))
+    assert all(line.endswith("DOES NOT HOLD") for line in theory.lines(draw, seen(draw, times=0.9), "gRPC"))
 
 
 def test_a_draw_that_was_not_answered_whole_does_not_hold() -> None:
     draw = Draw(DETERMINISTIC, 0.5, SEEDS[DETERMINISTIC, 0.5])
     window = seen(draw)
     window.errors = Counter({"503: busy": 1})
-    (failed,) = truth_theory.lines(draw, window, "HTTP")
-    (short,) = truth_theory.lines(draw, Window(0, 1), "HTTP")
+    (failed,) = theory.lines(draw, window, "HTTP")
+    (short,) = theory.lines(draw, Window(0, 1), "HTTP")
 
     assert "503: busy" in failed
     assert failed.endswith("DOES NOT HOLD")
@@ -71,7 +71,7 @@ def test_both_tables_are_read_alike() -> None:
         "4,205.4,111,13762,65,4695,50,19070,20976,21553,25390,19260\n"
     )
 
-    assert truth_analyzer.figures(table) == {
+    assert analyzer.figures(table) == {
         "requests/s": 205.4, "avg": 19260, "p50": 19070, "p90": 20976, "p95": 21553, "p99": 25390,
         "server": 18572,
     }  # fmt: skip
@@ -88,12 +88,12 @@ def turns(*shares: float) -> Iterator[tuple[Figures, Figures]]:
     [((0.04,), 1, 104), ((0.3, 0.01, 0.02), 3, 102), ((0.3, 0.3, -0.1), 3, 130), ((-0.06, -0.07, 0.0), 3, 94)],
 )
 def test_what_is_apart_is_measured_again_and_medians_count(shares: tuple[float, ...], taken: int, p99: float) -> None:
-    mine, theirs, count = truth_analyzer.compared(turns(*shares).__next__, 3)
+    mine, theirs, count = analyzer.compared(turns(*shares).__next__, 3)
 
     assert (count, theirs["p99"]) == (taken, 100)
     assert mine["p99"] == pytest.approx(p99)
 
 
 def test_each_mode_has_its_own_name_and_words() -> None:
-    assert len({case.name for case in truth_analyzer.CASES}) == len(truth_analyzer.CASES)
-    assert len({(case.words, case.grpc, case.intervals) for case in truth_analyzer.CASES}) == len(truth_analyzer.CASES)
+    assert len({case.name for case in analyzer.CASES}) == len(analyzer.CASES)
+    assert len({(case.words, case.grpc, case.intervals) for case in analyzer.CASES}) == len(analyzer.CASES)

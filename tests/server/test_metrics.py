@@ -326,6 +326,16 @@ def test_the_first_response_histogram_is_shown_when_it_is_asked_for() -> None:
     assert '\nnv_inference_first_response_histogram_ms_sum{model="iris",version="1"} 1\n' in page
 
 
+def test_the_bounds_of_that_may_be_a_model_s_own() -> None:
+    spec = replace(fake_model("iris").spec, first_response_ms=(-1.5, 0.0, 0.5, 2500.25))
+    model = Model(spec, (), lambda *_: None)
+    page = _page_with(model, "histogram_latencies=true")
+    buckets = _values(page, "nv_inference_first_response_histogram_ms_bucket")
+
+    assert list(buckets.values()) == ["0", "0", "2", "2", "2"]
+    assert [re.findall('le="(.*)"', labels)[0] for labels in buckets] == ["-1.5", "0", "0.5", "2500.25", "+Inf"]
+
+
 def test_neither_is_there_unasked_and_counters_can_be_left_out() -> None:
     page = _page(fake_model("iris"))
     assert "summary_us" not in page

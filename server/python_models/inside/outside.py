@@ -16,12 +16,13 @@ from typing import Any
 
 from penstock.backends.backend import Array
 from penstock.server.ipc.channel import Channel
-from penstock.server.python_models.messages import CALL, CANCEL, CONTROL, LEAVE, LOG
+from penstock.server.python_models.messages import CALL, CANCEL, CONTROL, GO_ON, HOLD, LEAVE, LOG
 
 from .errors import TritonModelException, clean
 
 Take = Callable[[dict[str, Any], list[Array | None]], None]
 _MOST_CANCELLED = 4096
+_LOOKS_S = 1.0
 
 
 def _json() -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
@@ -42,10 +43,11 @@ class Outside:
     """The server, as a model sees it.
 
     `serving`: whether requests may be made, which is between `initialize` and `finalize`. `ending`: the server takes no
-    more questions. `cancelled` are the numbers
-    of requests that nobody waits for any more, of the latest _MOST_CANCELLED ones. `making` is held while something is
-    made that there is to be one of, such as a family of metrics: `families`, by name. Without a `channel` there is no
-    server: this is a process that model.py has started. One that it has forked is `elsewhere`, and has none either.
+    more questions. `cancelled` are the numbers of requests that nobody waits for any more, of the latest
+    _MOST_CANCELLED ones. `kept` are the senders, by number, of requests that are to be executed again. `making` is held
+    while something is made that there is to be one of, such as a family of metrics: `families`, by name. Without a
+    `channel` there is no server: this is a process that model.py has started. One that it has forked is `elsewhere`,
+    and has none either.
     """
 
     def __init__(self, channel: Channel | None) -> None:
@@ -59,6 +61,8 @@ class Outside:
         self.serving = False
         self.ending = False
         self.cancelled: dict[int, None] = {}
+        self.kept: dict[int, Any] = {}
+        self._held: dict[int, threading.Event] = {}
         self.families: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
     @property
@@ -71,6 +75,12 @@ class Outside:
         if self.elsewhere or self._channel is None:
             raise TritonModelException("The server is reached from the model's own process only.")
         self._channel.send(kind, number, dumps(said), arrays)
+
+    def await_room(self, number: int) -> None:
+        """Wait until the server takes more answers to a request; not for a server that ends."""
+        held = self._held.get(number)
+        while held is not None and not self.ending and not held.wait(_LOOKS_S):
+            pass
 
     def later(self, kind: int, number: int, said: dict[str, Any]) -> None:
         """Tell the server something from where the collector runs, which may be amid a `tell`."""
@@ -124,8 +134,17 @@ class Outside:
 
     def told(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
         """Take what the server tells."""
+        if kind == HOLD:
+            self._held[number] = threading.Event()
+            return
+        if kind in {GO_ON, CANCEL} and (held := self._held.pop(number, None)) is not None:
+            held.set()
+        if kind == GO_ON:
+            return
         if kind == CANCEL:
             self.cancelled[number] = None
+            if (sender := self.kept.pop(number, None)) is not None:
+                sender.close()
             if len(self.cancelled) > _MOST_CANCELLED:
                 self.cancelled.pop(next(iter(self.cancelled)), None)
             return

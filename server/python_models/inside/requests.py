@@ -39,11 +39,18 @@ class PreferredMemory:
 
 
 class InferenceTrace:
-    """What links a request to the one it is made for."""
+    """What links a request to the one it is made for, whose `number` it has; 0: to none."""
+
+    def __init__(self, number: int = 0, context: Sequence[str] = ()) -> None:
+        self.number = number
+        self._context = context
 
     def get_context(self) -> str | None:
-        """Give the context of OpenTelemetry: none is passed to workers."""
-        return None
+        """Give the W3C context of the request's span as JSON; None where it has none."""
+        found = {
+            name: value for name, value in zip(("traceparent", "tracestate"), self._context, strict=False) if value
+        }
+        return json.dumps(found) if found else None
 
 
 class InferenceRequest:
@@ -68,6 +75,8 @@ class InferenceRequest:
         self._inputs: list[Tensor] | None = checked_tensors(inputs, f"Input tensor {whose}")
         if not all(isinstance(name, str) for name in requested_output_names):
             raise TypeError("InferenceRequest: requested_output_names are str")
+        if trace is not None and not isinstance(trace, InferenceTrace):
+            raise TypeError(f"InferenceRequest: trace is a pb_utils.InferenceTrace, not {type(trace)}")
         if "" in requested_output_names:
             raise TritonModelException(f"Requested output name {whose}")
         self._model = str(model_name)
@@ -125,8 +134,8 @@ class InferenceRequest:
         if not self._outside.serving:
             raise TritonModelException("BLS is only supported during the 'execute' function.")
         version = str(self._version) if self._version >= 0 else ""
-        said = {"model": self._model, "version": version, "decoupled": decoupled, "request": self._said}
-        return said, [tensor.outgoing for tensor in self.inputs()]
+        said = {"model": self._model, "version": version, "decoupled": decoupled, "trace": self.trace().number}
+        return said | {"request": self._said}, [tensor.outgoing for tensor in self.inputs()]
 
     def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
         """Ask the model, and wait for its answer, or for the first of them. Threads: any."""
@@ -174,10 +183,10 @@ class InferenceRequest:
 class Received(InferenceRequest):
     """A request that the model is given. Its tensors are made when they are asked for.
 
-    `ended`: the last answer has been sent with those of its batch.
+    `ended`: the last answer has been sent with those of its batch. `again`: it is to be executed once more.
     """
 
-    __slots__ = ("_arrays", "_at", "ended", "sender")
+    __slots__ = ("_arrays", "_at", "again", "ended", "sender")
     _datatypes: ClassVar[dict[str, int]]
     _outputs: ClassVar[frozenset[str]]
     _decoupled: ClassVar[bool]
@@ -188,7 +197,7 @@ class Received(InferenceRequest):
         self._at = at
         self._inputs = self._trace = None
         self.sender: ResponseSender | None = None
-        self.ended = False
+        self.ended = self.again = False
 
     # a request may be passed on with exec(): to nowhere
     _model = ""
@@ -220,6 +229,9 @@ class Received(InferenceRequest):
     def requested_output_names(self) -> set[str]:
         return set(self._said["outputs"]) or set(self._outputs)
 
+    def trace(self) -> InferenceTrace:
+        return InferenceTrace(self.number, self._said.get("context") or ())
+
     def is_cancelled(self) -> bool:
         return self.number in self._outside.cancelled
 
@@ -231,8 +243,5 @@ class Received(InferenceRequest):
             return self.sender
 
     def set_release_flags(self, flags: int) -> None:
-        """Say how it leaves `execute`. Raises: TritonModelException: it is not executed again."""
-        if flags != RELEASE_ALL:
-            raise TritonModelException(
-                "Rescheduling is not served: a request is given to `execute` once, and answered there or by its sender."
-            )
+        """Say how it leaves `execute`: for good, or to be given to it again. Of no effect once it has left."""
+        self.again = bool(flags & RELEASE_RESCHEDULE)

@@ -126,7 +126,10 @@ class ResponseSender:
         outside.sweep()
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """Send an answer, none, or the last: FINAL. Raises: TritonModelException for one that may not be sent."""
+        """Send an answer, none, or the last: FINAL. Waits while an ensemble has more of them than it can take.
+
+        Raises: TritonModelException for one that may not be sent.
+        """
         if flags not in {0, FINAL}:
             raise TritonModelException("Unable to send response. Unsupported flag provided.")
         if flags == 0 and response is None:
@@ -139,6 +142,7 @@ class ResponseSender:
         arrays: list[Array] | None = None
         if response is not None:
             said, arrays = response.written(self._wanted, final=bool(flags))
+            self._outside.await_room(self._number)
         with self._lock:
             self._check(response is not None, flags)
             self._outside.tell(ANSWER, self._number, said, arrays)
@@ -168,11 +172,20 @@ class ResponseSender:
         if flags == FINAL:
             self.closed = True
             self._outside.cancelled.pop(self._number, None)
+            self._outside.kept.pop(self._number, None)
+
+    def keep(self) -> bool:
+        """Stay for when its request is executed again. Returns: False if the last answer has been sent."""
+        with self._lock:
+            if not self.closed:
+                self._outside.kept[self._number] = self
+            return not self.closed
 
     def close(self) -> bool:
         """Have nothing sent any more. Returns: whether the last answer had not been."""
         with self._lock:
             was, self.closed = self.closed, True
+            self._outside.kept.pop(self._number, None)
         return not was
 
     def is_cancelled(self) -> bool:

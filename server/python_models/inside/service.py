@@ -20,7 +20,7 @@ from penstock.backends.errors import Code, InferError
 from penstock.server.ipc.channel import Channel
 from penstock.server.python_models.messages import ANSWER, EXECUTE
 
-from .errors import WrongAnswerError, failure_text, line_in, traceback_text, written_error
+from .errors import ErrorCode, WrongAnswerError, failure_text, line_in, traceback_text, written_error
 from .loading import load_class
 from .model_config import ModelConfig
 from .module import make_module, received
@@ -29,6 +29,11 @@ from .requests import Received
 from .responses import InferenceResponse
 
 Reply = tuple[bytes, list[Array | None] | None]
+NOT_AGAIN = (
+    "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to handle "
+    "such a flag."
+)
+"""Source: Triton core, infer_request.cc."""
 
 
 def open_service(settings: dict[str, Any], channel: Channel) -> PythonModel:
@@ -54,6 +59,7 @@ class PythonModel:
         config = self._complete or json.loads(self._args["model_config"])
         self._received = received(self._module, config)
         self._decoupled = self._received._decoupled  # noqa: SLF001 - its own class
+        self._iterative = bool(config.get("sequence_batching", {}).get("iterative_sequence"))
         self._name = self._args["model_instance_name"]
         self._model: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -116,12 +122,14 @@ class PythonModel:
         for said in loads(body)["requests"]:
             requests.append(kind_of_request(said, arrays, at))
             at += len(said["inputs"])
+        for request in requests if self._outside.kept else ():
+            request.sender = self._outside.kept.pop(request.number, None)
         answers: dict[int, InferenceResponse] = {}
         error = self._run(requests, answers)
         try:
-            return _written(requests, answers, error)
+            return self._written(requests, answers, error)
         except (TypeError, ValueError) as wrong:  # parameters that are no JSON
-            return _written(requests, {}, self._failed(wrong))
+            return self._written(requests, {}, self._failed(wrong))
 
     def _run(self, requests: list[Received], answers: dict[int, InferenceResponse]) -> dict[str, Any] | None:
         """Have requests executed. Returns: the answer to all that have none if that failed."""
@@ -141,7 +149,32 @@ class PythonModel:
     def _failed(self, error: BaseException) -> dict[str, Any]:
         what = f"Failed to process the request(s) for model '{self._name}', message: "
         self._log("error", error, what)
-        return {"outputs": [], "error": written_error(what + failure_text(error)), "parameters": {}, "final": True}
+        return _failure(written_error(what + failure_text(error)))
+
+    def _written(
+        self, requests: list[Received], answers: dict[int, InferenceResponse], error: dict[str, Any] | None
+    ) -> Reply:
+        """Give the reply to a call: each request's answer, `error` for those without a last one, nothing if it is told.
+
+        Those that leave to come back are named, unless the last answer has been told.
+        """
+        answered: list[dict[str, Any] | None] = []
+        outgoing: list[Array | None] = []
+        again: list[int] = []
+        for request in requests:
+            response, said = answers.get(request.number), error
+            if response is not None:
+                said, tensors = response.written(request.wanted, final=True)
+                outgoing += tensors
+            elif error is None and request.again and self._iterative:
+                if request.get_response_sender().keep():
+                    again.append(request.number)
+            elif (error is not None or request.again) and _left_open(request):
+                said = error or _failure(written_error(NOT_AGAIN, ErrorCode.INVALID_ARG))
+            else:
+                said = None
+            answered.append(said)
+        return dumps({"answers": answered, "again": again} if again else {"answers": answered}), outgoing
 
     def _execute(self, requests: list[Received]) -> list[Any] | None:
         """Call `execute`. Returns: its answers, None when they are told. Raises: what it raises; WrongAnswerError."""
@@ -189,12 +222,21 @@ class PythonModel:
                     self._outside.tell(ANSWER, request.number, failed)
 
 
+def _failure(error: dict[str, Any]) -> dict[str, Any]:
+    return {"outputs": [], "error": error, "parameters": {}, "final": True}
+
+
 def _take(requests: list[Received], responses: list[Any], answers: dict[int, InferenceResponse]) -> None:
     """Take what `execute` has returned. Raises: WrongAnswerError; TritonModelException for one answer too many."""
     taken: dict[int, InferenceResponse] = {}
     for request, response in zip(requests, responses, strict=True):
         if response is None:
             continue
+        if request.again:
+            raise WrongAnswerError(
+                "Expected a None object in the execute function return list for reschduled request, found type "
+                f"'{type(response)}'."
+            )
         if not isinstance(response, InferenceResponse):
             raise WrongAnswerError(
                 "Expected an 'InferenceResponse' object in the execute function return list, found type "
@@ -213,18 +255,3 @@ def _left_open(request: Received) -> bool:
         return request.sender.close() or request.ended
     request.ended = True
     return True
-
-
-def _written(requests: list[Received], answers: dict[int, InferenceResponse], error: dict[str, Any] | None) -> Reply:
-    """Give the reply to a call: each request's answer, `error` for those without a last one, nothing if it is told."""
-    answered: list[dict[str, Any] | None] = []
-    outgoing: list[Array | None] = []
-    for request in requests:
-        response = answers.get(request.number)
-        if response is not None:
-            said, tensors = response.written(request.wanted, final=True)
-            answered.append(said)
-            outgoing += tensors
-        else:
-            answered.append(error if error is not None and _left_open(request) else None)
-    return dumps({"answers": answered}), outgoing

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
+from math import isfinite
 from typing import Any
 
 from penstock.server.repository.takes import is_file_name
@@ -10,14 +12,18 @@ from penstock.server.repository.takes import is_file_name
 from .ensembles import PLATFORM as ENSEMBLE
 from .notes import Notes
 
-HONOURED = ("name", "platform", "backend", "version_policy", "default_model_filename", "metric_tags")
-REFUSED = ("runtime", "cc_model_filenames", "model_repository_agents", "model_metrics")
+HONOURED = (
+    "name", "platform", "backend", "version_policy", "default_model_filename", "metric_tags",
+    "model_metrics.metric_control",
+)  # fmt: skip
+REFUSED = ("runtime", "cc_model_filenames", "model_repository_agents")
 
 PLATFORM, BACKEND, PYTHON = "onnxruntime_onnx", "onnxruntime", "python"
 SAVED_MODEL, GRAPHDEF, TENSORFLOW = "tensorflow_savedmodel", "tensorflow_graphdef", "tensorflow"
 
 _BACKENDS = {PLATFORM: BACKEND, SAVED_MODEL: TENSORFLOW, GRAPHDEF: TENSORFLOW}
 """The backend of each platform that is known."""
+FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
 _AS_SAVED_MODEL = "save the graph as a SavedModel, and say tensorflow_savedmodel (docs/tensorflow.md, GraphDefs)"
 
 
@@ -35,6 +41,7 @@ def read(notes: Notes) -> None:
         notes.say("model.file", config.default_model_filename, "default_model_filename")
     _versions(notes)
     _tags(notes)
+    _metrics(notes)
 
 
 def is_platform_handler(config: Any) -> bool:
@@ -91,3 +98,17 @@ def _tags(notes: Notes) -> None:
             notes.mistake("metric_tags", f"metric tag '{name}' cannot be a label: letters, digits and _ only")
     if tags:
         notes.say("metrics.tags", tags, "metric_tags")
+
+
+def _metrics(notes: Notes) -> None:
+    """Read the bounds of histograms; the last for a family counts. Source: Triton core, metric_model_reporter.cc."""
+    for control in notes.config.model_metrics.metric_control:
+        family, bounds = control.metric_identifier.family, tuple(control.histogram_options.buckets)
+        if family != FIRST_RESPONSE:
+            text = f"Metric family '{family}' in 'metric_identifier' is not customizable, {FIRST_RESPONSE} is"
+            notes.warn("model_metrics.metric_control.metric_identifier.family", text)
+        elif not all(map(isfinite, bounds)) or any(low >= high for low, high in pairwise(bounds)):
+            field = "model_metrics.metric_control.histogram_options.buckets"
+            notes.mistake(field, f"'buckets' of '{family}' must be finite, each above the one before it")
+        else:
+            notes.say("metrics.first_response_ms", bounds, "model_metrics")

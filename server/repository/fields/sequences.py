@@ -12,15 +12,16 @@ from penstock.batching.controls import CORRIDS
 from penstock.batching.spec import Control, SequenceSpec, State
 from penstock.server.repository.findings import inside
 
+from .identity import PYTHON, is_platform_handler
 from .notes import Notes, enum_name
 
 HONOURED = (
     "sequence_batching.direct", "sequence_batching.oldest", "sequence_batching.max_sequence_idle_microseconds",
     "sequence_batching.control_input", "sequence_batching.state.input_name", "sequence_batching.state.output_name",
     "sequence_batching.state.data_type", "sequence_batching.state.dims", "sequence_batching.state.initial_state",
-    "sequence_batching.state.use_same_buffer_for_input_output",
+    "sequence_batching.state.use_same_buffer_for_input_output", "sequence_batching.iterative_sequence",
 )  # fmt: skip
-REFUSED = ("sequence_batching.iterative_sequence", "sequence_batching.state.use_growable_memory")
+REFUSED = ("sequence_batching.state.use_growable_memory",)
 
 HOLD_BACKLOG = "TRITONSERVER_BACKLOG_DELAY_SCHEDULER"
 """The environment name of Triton's tests, beside that of batching.py: so many have to wait for a place, too."""
@@ -54,7 +55,11 @@ def read(notes: Notes) -> None:
         max_delay_us=direct.max_queue_delay_microseconds,
         min_utilization=direct.minimum_slot_utilization,
         max_candidates=oldest.max_candidate_sequences,
+        iterative=batching.iterative_sequence,
     )
+    if batching.iterative_sequence and (config.backend != PYTHON or is_platform_handler(config)):
+        field = "sequence_batching.iterative_sequence"
+        notes.mistake(field, f"field '{field}' is for Python models: no other backend has a request run again")
     notes.say("sequence", spec, "sequence_batching")
     _oldest(notes, oldest)
 

@@ -77,7 +77,6 @@ class SeldonInside:
         from .endpoints import Rest
         from .metadata import metadata_of
 
-        self._user = user
         custom = getattr(user, "custom_service", None)
         if callable(custom) and settings.get("custom_service", True):
             _run_apart(custom, channel)

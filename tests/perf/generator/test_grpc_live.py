@@ -20,9 +20,9 @@ from penstock.server.http2.limits import Http2Limits
 from penstock.server.protobuf import service_pb2
 from penstock.server.settings import Settings
 from tests.fakes import FakeBackend, fake_loader
+from tests.keys import certificate
 from tests.live import Live, live_server
 from tests.perf.generator.grpc_peer import FakeSlot, message
-from tests.perf.generator.keys import certificate
 from tests.server.grpc import served
 from tests.server.http2.wire import ECHO
 

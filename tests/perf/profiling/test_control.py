@@ -21,8 +21,8 @@ from penstock.perf.generator.orders import GrpcCall, Target, Tls
 from penstock.perf.profiling import control as controls
 from penstock.perf.profiling.control import Control, ControlError, RefusedError, control_for
 from tests.fakes import FakeBackend, fake_loader
+from tests.keys import certificate
 from tests.live import live_server
-from tests.perf.generator.keys import certificate
 
 GRAPH = Signature((TensorSpec("x", "FP32", (-1, 4)),), (TensorSpec("y", "FP32", (-1, 4)),))
 NAME = "m #1"

@@ -163,6 +163,10 @@ USAGE = "deepaas-cli [NAME=package.module[:attr]] [--FLAG VALUE ...] METHOD [--A
     ("words", "last"),
     [
         (["predict", "--int", "x"], "deepaas-cli predict: error: argument --int: invalid int value: 'x'"),
+        (
+            ["predict", "--list", "[x]"],
+            "argument --list: '[x]' is no list or dict as Python writes it: malformed node or string on line 1",
+        ),
         (["train"], "deepaas-cli train: error: the following arguments are required: --epochs"),
         (["predict", "--nonsense", "1"], "deepaas-cli: error: unrecognized arguments: --nonsense 1"),
         (["predict", "--deepaas_method_output", "y"], "error: unrecognized arguments: --deepaas_method_output y"),
@@ -172,7 +176,7 @@ USAGE = "deepaas-cli [NAME=package.module[:attr]] [--FLAG VALUE ...] METHOD [--A
         ),
         (["explain"], "(choose from 'get_metadata', 'warm', 'predict', 'train')"),
     ],
-    ids=["no number", "missing", "unknown", "after the method", "a model after flags", "no method"],
+    ids=["no number", "no list", "missing", "unknown", "after the method", "a model after flags", "no method"],
 )
 def test_a_wrong_command_line_ends_with_status_2(
     words: list[str], last: str, capsys: pytest.CaptureFixture[str]

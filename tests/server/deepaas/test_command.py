@@ -149,6 +149,13 @@ def test_what_has_no_effect_is_told_of(home: Path) -> None:
     assert [note.split(" has no effect")[0] for note in notes] == ["--log-file", "--use-syslog"]
 
 
+def test_the_command_of_an_older_image_is_taken_as_it_is(home: Path) -> None:
+    found = asked(home, "--openwhisk-detect", "--listen-ip", "0.0.0.0", "--listen-port", "5001")
+
+    assert (found.settings.http_address, found.settings.http_port) == ("0.0.0.0", 5001)
+    assert found.notes == ["--openwhisk-detect has no effect: models are served over HTTP alone"]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

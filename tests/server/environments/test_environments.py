@@ -138,6 +138,15 @@ def test_an_environment_without_what_workers_need_is_not_kept(kept: Path, spec: 
     assert made(kept) == []
 
 
+def test_where_no_library_can_be_mapped_it_is_said_that_environments_go_elsewhere(
+    kept: Path, spec: WorkerSpec, python: FakePython
+) -> None:
+    python.write(missing='{"numpy": "ImportError: n.so: failed to map segment from shared object"}')
+
+    with pytest.raises(InferError, match=r"from shared object; .* \(noexec\): keep them elsewhere \(--environments\)$"):
+        Environments(kept).interpreter(spec, LABEL)
+
+
 def test_another_requirement_another_need_and_another_python_are_other_environments(
     kept: Path, spec: WorkerSpec, python: FakePython
 ) -> None:
@@ -269,13 +278,16 @@ def test_offline_one_that_is_kept_serves_and_another_one_is_a_mistake(
     assert Environments(kept, offline=True).interpreter(spec, LABEL) == path
 
 
-def test_a_python_of_another_version_than_the_pipfile_asks_for_is_refused(
-    tmp_path: Path, kept: Path, python: FakePython
+def test_a_python_of_another_version_than_the_pipfile_asks_for_is_warned_of(
+    tmp_path: Path, kept: Path, python: FakePython, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "Pipfile").write_text('[requires]\npython_version = "3.1"\n')
+    (tmp_path / "Pipfile").write_text('[requires]\npython_version = "3.6"\n')
 
-    with pytest.raises(InferError, match=r"asks for Python 3.1, and its interpreter is .*, 3.11.7"):
-        Environments(kept).interpreter(WorkerSpec(str(python.path), tmp_path / "Pipfile"), LABEL)
+    with caplog.at_level("WARNING", "penstock.environments"):
+        path = Environments(kept).interpreter(WorkerSpec(str(python.path), tmp_path / "Pipfile"), LABEL)
+
+    assert Path(path).exists()
+    assert "asks for Python 3.6, and its interpreter is" in caplog.text
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, spec: WorkerSpec) -> None:

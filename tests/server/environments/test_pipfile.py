@@ -29,9 +29,13 @@ def lines(recipe: Recipe) -> list[str]:
      "six ; sys_platform == 'linux' and python_version > '3'"),
     ('{git = "https://x/six.git", ref = "v1"}', "six @ git+https://x/six.git@v1"),
     ('{git = "git+ssh://x/six.git", subdirectory = "sub"}', "six @ git+ssh://x/six.git#subdirectory=sub"),
-    ('{file = "https://x/six.whl"}', "six @ https://x/six.whl"),
-    ('{path = "./mine", extras = ["a"]}', "six[a] @ file://FOLDER/mine"),
-    ('{path = "mine", editable = true}', "six @ file://FOLDER/mine"),
+    ('{git = "https://x/six.git", extras = ["a"]}', "six[a] @ git+https://x/six.git"),
+    ('{file = "https://x/six.whl"}', "https://x/six.whl"),
+    ('{file = "https://x/six.whl", extras = ["a"]}', "six[a] @ https://x/six.whl"),
+    ('{path = "./mine", extras = ["a"]}', "FOLDER/mine[a]"),
+    ('{path = "mine", editable = true}', "file://FOLDER/mine"),
+    ('{path = "mine", subdirectory = "sub", extras = ["a"]}', "six[a] @ file://FOLDER/mine#subdirectory=sub"),
+    ('{path = "mine", os_name = "== \'posix\'"}', "file://FOLDER/mine ; os_name == 'posix'"),
 ])  # fmt: skip
 def test_an_entry_becomes_a_line_for_pip(tmp_path: Path, entry: str, line: str) -> None:
     (tmp_path / "mine").mkdir()

@@ -91,12 +91,12 @@ def test_requirements_are_pips_own_and_packages_go_beside_them_or_alone(tmp_path
 def test_a_locked_pipfile_with_a_project_beside_it(tmp_path: Path, wheels: Path) -> None:
     wheel = wheels / "tiny-1.0-py3-none-any.whl"
     mine = write_wheel(tmp_path / "lib", "mine", "1.0", "VALUE = 'mine'\n")
-    (tmp_path / "Pipfile").write_text('[packages]\ntiny = "*"\nmine = {path = "lib/mine-1.0-py3-none-any.whl"}\n')
+    (tmp_path / "Pipfile").write_text('[packages]\ntiny = "*"\ne1839a8 = {path = "lib/mine-1.0-py3-none-any.whl"}\n')
     lock = {
         "_meta": {"requires": {}, "sources": [{"url": "https://pypi.org/simple", "verify_ssl": True, "name": "pypi"}]},
         "default": {
             "tiny": {"version": "==1.0", "hashes": [f"sha256:{sha256_of(wheel)}"]},
-            "mine": {"path": str(mine.relative_to(tmp_path))},
+            "e1839a8": {"path": str(mine.relative_to(tmp_path))},  # as pipenv calls what it is given without a name
         },
     }
     (tmp_path / "Pipfile.lock").write_text(json.dumps(lock))

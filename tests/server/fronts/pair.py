@@ -71,7 +71,7 @@ class FrontSide:
     """A front end's engine and models, with one engine at a time."""
 
     def __init__(self) -> None:
-        self.engine = RemoteEngine(asyncio.get_running_loop())
+        self.engine = RemoteEngine()
         self.placed = asyncio.Event()
         self.link: Link | None = None
         self.placing: Placing | None = None

@@ -20,6 +20,7 @@ from penstock.server.grpc.limits import GrpcLimits
 from penstock.server.grpc.tls import TlsError, context_for
 from penstock.server.http2.limits import Http2Limits
 from penstock.server.settings import Settings
+from tests.keys import certificate
 from tests.server.http2.wire import BIDI, ECHO, GIVE, HOLD
 
 from .served import Live, served
@@ -249,19 +250,6 @@ def test_http_1_is_told_what_it_has_reached(live: Live) -> None:
 
 
 # -- TLS -------------------------------------------------------------------------------------------------------
-
-
-def certificate(folder: Path, name: str) -> tuple[str, str]:
-    """Make a certificate for this machine that vouches for itself."""
-    key, made = folder / f"{name}.key", folder / f"{name}.pem"
-    subprocess.run(
-        [
-            "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days",
-            "2", "-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", made,
-        ],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    return str(made), str(key)
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import logging
 import os
@@ -15,7 +16,9 @@ import pytest
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.spec import WorkerSpec
+from penstock.server.hooks import worker_replicas
 from penstock.server.hooks.runner import Hooks
+from penstock.server.workers.backoff import Backoff
 from tests.processes import children, descriptors
 from tests.server.hooks.stage import PuppetEngine, Stage, refusal
 from tests.server.hooks.test_in_workers import worker_pids
@@ -234,6 +237,24 @@ def test_every_worker_killed_again_and_again_harms_only_what_ran(act: Callable[[
         assert all(error.code is Code.NOT_READY for error in harmed.values())
         await is_whole(hooks, 2)
         assert not killed & set(worker_pids(hooks))
+
+    act(scene)
+
+
+@pytest.mark.parametrize("replicas", [SHARED, None], ids=["shared", "one request each"])
+def test_a_client_that_ends_the_worker_again_and_again_keeps_nobody_waiting(
+    act: Callable[[Scene], None], replicas: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never = functools.partial(Backoff, first_s=10 * GUARD_S, most_s=10 * GUARD_S)
+    monkeypatch.setattr(worker_replicas, "Backoff", never)  # once it does not start again at once
+
+    async def scene(stage: Stage) -> None:
+        hooks = await stage.load(FAULTY, workers=1, replicas=replicas)
+        ledger = Ledger(hooks)
+        for number in range(6):
+            await ledger.ask(number, **({"fault": "exit"} if number % 2 else {}))
+
+        assert set(ledger.harmed()) == {1, 3, 5}
 
     act(scene)
 

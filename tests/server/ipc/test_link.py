@@ -148,8 +148,8 @@ def test_a_peer_that_does_not_read_holds_nobody_up_and_gets_it_all_later() -> No
         here = End(mine, arena_bytes=0)
         for number in range(50):
             here.link.send(FIRST_KIND, number, b"", [np.full(1_000_000, number, np.uint8)])
-        await turns(lambda: here.link.buffered_bytes < 51_000_000 and not here.link._wire.out)
-        assert here.link.buffered_bytes > 40_000_000
+        await turns(lambda: here.link.unsent_bytes < 51_000_000 and not here.link._wire.out)
+        assert here.link.unsent_bytes > 40_000_000
         for number in range(50, 100):  # behind what waits
             here.link.send(FIRST_KIND, number, b"small")
             await asyncio.sleep(0)
@@ -158,7 +158,7 @@ def test_a_peer_that_does_not_read_holds_nobody_up_and_gets_it_all_later() -> No
         come = await there.message(100)
         assert [message[1] for message in come] == list(range(100))
         assert all(set(message[3][0][::9999].tolist()) == {number} for number, message in enumerate(come[:50]))  # type: ignore[index]
-        assert here.link.buffered_bytes == 0
+        assert here.link.unsent_bytes == 0
         here.link.close()
         there.link.close()
 
@@ -225,7 +225,7 @@ def test_a_link_whose_peer_does_not_read_leaves_nothing_when_it_is_closed() -> N
         here.link.send(FIRST_KIND, 1, b"", [np.zeros(100_000)], [0])
         await asyncio.sleep(0)
         here.link.close()
-        assert here.link.buffered_bytes == 0
+        assert here.link.unsent_bytes == 0
         here.link.send(FIRST_KIND, 2, b"to nobody")
         await asyncio.sleep(0)
         assert here.lost == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import threading
@@ -16,6 +17,8 @@ import pytest
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
+from penstock.server.workers import kept
+from penstock.server.workers.backoff import Backoff
 from tests.live import Live, live_server
 from tests.processes import descriptors
 from tests.server.python_models.repositories import ONE, left_behind, write_model
@@ -227,6 +230,19 @@ def test_a_server_ends_though_a_model_does_not(tmp_path: Path) -> None:
         assert hangs.result().status_code == 503
 
     assert left_behind() == before
+
+
+def test_a_client_that_ends_the_worker_again_and_again_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never = functools.partial(Backoff, first_s=10 * GUARD_S, most_s=10 * GUARD_S)
+    monkeypatch.setattr(kept, "Backoff", never)  # once it does not start again at once
+    write_model(tmp_path, "triple", TRIPLE, ONE)
+    with live_server(tmp_path) as live, triton_http.InferenceServerClient(live.address) as client:
+        for _ in range(4):
+            assert ask(client, "triple", 2) == 6
+            with pytest.raises(InferenceServerException, match="ended: signal 11"):
+                ask(client, "triple", -2)
 
 
 def test_a_killed_worker_ends_the_streams_it_had(tmp_path: Path) -> None:

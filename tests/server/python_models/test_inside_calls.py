@@ -31,7 +31,7 @@ def test_a_model_asks_another_and_waits(opened: Open) -> None:
     assert arrays[0].tolist() == [1, 2]
     ((said, _),) = stage.called
     assert said == {
-        "model": "m", "version": "", "decoupled": False,
+        "model": "m", "version": "", "decoupled": False, "trace": 1,
         "request": {
             "id": "a", "number": 0, "inputs": ["IN"], "outputs": ["OUT"], "correlation": "s", "flags": 1,
             "timeout_us": 5_000_000, "priority": 0, "parameters": {"from": "caller"},

@@ -216,12 +216,6 @@ def test_a_completion_that_contradicts_the_configuration_is_refused() -> None:
         Stage("completing", complete=known)
 
 
-def test_rescheduling_is_refused(opened: Open) -> None:
-    said, _ = opened("rescheduling").ask({"IN": np.array([3])})
-
-    assert "TritonModelException: Rescheduling is not served" in said["error"]["message"]
-
-
 def test_a_bf16_input_goes_by_dlpack_only(opened: Open) -> None:
     stage = opened("identity", {"input": [{"name": "IN", "data_type": "TYPE_BF16", "dims": [2]}]})
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.server.python_models.messages import LOG
+from penstock.server.python_models.messages import CANCEL, GO_ON, HOLD, LOG
 from tests.server.python_models.inside_stage import Open
 
 DECOUPLED = {"model_transaction_policy": {"decoupled": True}}
@@ -28,6 +28,19 @@ def test_a_decoupled_model_answers_from_its_own_thread_until_the_last_mark(opene
     assert [[array.tolist() for array in arrays] for _, arrays in told] == [[[4], [0]], [[2], [1]], []]
     assert [said["final"] for said, _ in told] == [False, False, True]
     assert [said["outputs"] for said, _ in stage.answers_to(6)] == [[]]
+
+
+@pytest.mark.parametrize("kind", [GO_ON, CANCEL])
+def test_a_request_that_is_held_waits_with_its_answers_and_no_other_does(opened: Open, kind: int) -> None:
+    stage = opened("repeat", DECOUPLED)
+    stage.here.send(HOLD, 5)
+
+    stage.execute([stage.request(5, ["IN"]), stage.request(6, ["IN"])], [ints(4, 2), ints(3, 1)])
+
+    assert len(stage.answers_to(6)) == 3
+    assert [number for _, number, _, _ in stage.told if number == 5] == []
+    stage.here.send(kind, 5)
+    assert len(stage.answers_to(5)) == 3
 
 
 def test_an_async_decoupled_model_answers_after_its_call(opened: Open) -> None:

@@ -237,7 +237,7 @@ def test_sequences_go_on_where_they_began_and_their_instance_is_ended_after_them
     def load(count: int) -> tuple[int, int]:
         stage.configure(cpu(count))
         with (stage.root / "m" / "config.pbtxt").open("a") as file:
-            file.write(f"sequence_batching {{ {strategy} }}")
+            file.write(f"sequence_batching {{ max_sequence_idle_microseconds: 60000000 {strategy} }}")
         stage.client.load_model("m")
         return stage.counts
 

@@ -115,7 +115,7 @@ def test_every_mistake_is_found_with_its_place(tmp_path: Path) -> None:
         "bad_shape/1/model.onnx",
         "bad_hook/1/model.onnx",
         "notes/readme",
-        bad_field="\nmodel_metrics { }",
+        bad_field='\nruntime: "r"',
         bad_shape='max_batch_size: 4 input { name: "q" data_type: TYPE_FP32 dims: 4 }',
     )
     (tmp_path / "bad_hook" / "handler.py").write_text("\ndef pre_inference(a):\n    pass\n")
@@ -123,7 +123,7 @@ def test_every_mistake_is_found_with_its_place(tmp_path: Path) -> None:
     report = check([tmp_path], {"onnxruntime": Loads("bad_file")})
     lines = str(report).splitlines()
 
-    assert f"{tmp_path}/bad_field/config.pbtxt:2: field 'model_metrics' is not supported" in lines
+    assert f"{tmp_path}/bad_field/config.pbtxt:2: field 'runtime' is not supported" in lines
     assert f"{tmp_path}/bad_file/1/model.onnx: onnx runtime error 7: no graph" in lines
     assert f"{tmp_path}/bad_shape/config.pbtxt:1: unexpected inference input 'q', allowed inputs are: x" in lines
     assert any(line.startswith(f"{tmp_path}/bad_hook/handler.py:2: ") for line in lines)

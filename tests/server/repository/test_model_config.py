@@ -82,20 +82,44 @@ def test_every_field_and_parameter_is_in_the_docs(name: str) -> None:
         ("optimization.cuda.busy_wait_events", "optimization { cuda { graphs: true busy_wait_events: true } }"),
         ("optimization.eager_batching", "optimization { eager_batching: true }"),
         ("optimization.gather_kernel_buffer_threshold", "optimization { gather_kernel_buffer_threshold: 3 }"),
-        ("sequence_batching.iterative_sequence", "sequence_batching { iterative_sequence: true }"),
         (
             "ensemble_scheduling.step.model_namespace",
             'ensemble_scheduling { step [ { model_name: "a" model_version: -1 model_namespace: "b" } ] }',
         ),
         ("instance_group.profile", 'instance_group [ { count: 1 }, { profile: "1" } ]'),
         ("instance_group.secondary_devices", "instance_group { secondary_devices { device_id: 1 } }"),
-        ("model_metrics", "model_metrics { }"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name_and_line(field: str, text: str) -> None:
     _, findings = read("\n\n" + text)
 
     assert (3, f"field '{field}' is not supported") in [(finding.line, finding.message) for finding in findings]
+
+
+METRIC = 'model_metrics { metric_control { metric_identifier { family: "%s" } histogram_options { buckets: [ %s ] } } }'
+FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
+
+
+@pytest.mark.parametrize(("said", "bounds"), [("-1, 0.0, 2.5", (-1, 0, 2.5)), ("", ())])
+def test_the_bounds_of_a_histogram_may_be_said(said: str, bounds: tuple[float, ...]) -> None:
+    statement, findings = read(METRIC % (FIRST_RESPONSE, said))
+
+    assert (statement.get("metrics.first_response_ms"), findings) == (bounds, [])
+
+
+@pytest.mark.parametrize("said", ["1, 1", "2, 1", "1, inf", "nan"])
+def test_bounds_ascend(said: str) -> None:
+    statement, [finding] = read("\n" + METRIC % (FIRST_RESPONSE, said))
+
+    assert (finding.line, finding.mistake, "each above the one before it" in finding.message) == (2, True, True)
+    assert statement.get("metrics.first_response_ms") is None
+
+
+def test_a_metric_that_is_not_customizable_is_told_as_a_warning() -> None:
+    _, [finding] = read("\n" + METRIC % ("nv_inference_count", "1"))
+
+    assert (finding.line, finding.mistake) == (2, False)
+    assert "Metric family 'nv_inference_count' in 'metric_identifier' is not customizable" in finding.message
 
 
 def test_what_is_switched_off_is_accepted() -> None:

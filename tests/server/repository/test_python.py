@@ -81,6 +81,14 @@ def test_requests_run_alone_unless_a_scheduler_is_asked_for(tmp_path: Path) -> N
     assert (alone.policy.cap_rows, batched.policy.cap_rows) == (1, None)
 
 
+def test_a_batch_holds_all_requests_that_run_again(tmp_path: Path) -> None:
+    said = CONFIG + "sequence_batching { iterative_sequence: true oldest {} }"
+    (spec,) = read(written(tmp_path / "a", said)).specs
+    (capped,) = read(written(tmp_path / "b", said, "[batching]\ncap = 3\n")).specs
+
+    assert (spec.policy.cap_rows, capped.policy.cap_rows) == (8, 3)
+
+
 @pytest.mark.parametrize(
     ("config", "toml", "text"),
     [

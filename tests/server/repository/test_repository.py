@@ -84,9 +84,9 @@ class TestStates:
         assert list(engine.served) == ["b"]
 
     def test_a_model_that_cannot_be_read_is_unavailable_with_its_place(self, tmp_path: Path) -> None:
-        make(tmp_path, "a/1/model.onnx", "b/1/model.onnx", a="model_metrics { }")
+        make(tmp_path, "a/1/model.onnx", "b/1/model.onnx", a='runtime: "r"')
         repository, _, reasons = loaded(tmp_path)
-        reason = "config.pbtxt:1: field 'model_metrics' is not supported"
+        reason = "config.pbtxt:1: field 'runtime' is not supported"
 
         assert reasons == [f"model 'a': {reason}"]
         assert repository.index()[0] == {"name": "a", "state": "UNAVAILABLE", "reason": reason}

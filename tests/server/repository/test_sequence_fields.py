@@ -82,7 +82,7 @@ class TestReading:
 @pytest.mark.parametrize(
     ("inside", "text"),
     [
-        ("iterative_sequence: true", "field 'sequence_batching.iterative_sequence' is not supported"),
+        ("iterative_sequence: true", "field 'sequence_batching.iterative_sequence' is for Python models"),
         (STATE % "use_growable_memory: true", "field 'sequence_batching.state.use_growable_memory' is not supported"),
         ("direct { minimum_slot_utilization: 1.5 }",
          "sequence batching minimum slot utilization must be in range (0.0, 1.0] for m"),

@@ -63,7 +63,7 @@ def port_of(supervisor: Supervisor) -> int:
 
 def pids(supervisor: Supervisor, role: str) -> list[int]:
     fleet = supervisor.fleet
-    return [supervisor.pid_of(each) for each in fleet.of(fleet.generation, role)]
+    return [supervisor._children[each.number].pid for each in fleet.of(fleet.generation, role)]
 
 
 async def ask(port: int) -> list[str]:

@@ -7,4 +7,5 @@ class TritonPythonModel:
     def execute(self, requests):
         for request in requests:
             request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
-        return [None] * len(requests)
+        answers = "answers" in requests[0].parameters()
+        return [pb_utils.InferenceResponse() if answers else None for _ in requests]

@@ -1,4 +1,4 @@
-"""Ledger: what became of each request of a load, by its id: one end each. `callers.py` writes it, `soak.py` reads."""
+"""Ledger: what became of each request of a load, by its id: one end each. Written by callers.py, read by command.py."""
 
 from __future__ import annotations
 

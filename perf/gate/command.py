@@ -1,4 +1,4 @@
-"""`make bench-gate`: has the tree become slower? Ratios, measured in turns, against perf/budgets.toml.
+"""`make bench-gate`: has the tree become slower? Ratios, measured in turns, against budgets.toml.
 
 A few minutes; nothing but this package and what its tests need is used. Others may use the machine meanwhile: each
 ratio is of two things measured within a second of each other, and the median of the rounds counts.
@@ -12,10 +12,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from .gate_budgets import Budget, BudgetError, Verdict, read, report, updated, written
-from .gate_measures import MEASURES
-from .gate_world import world
-from .profiling import environment
+from penstock.perf.profiling import environment
+
+from .budgets import Budget, BudgetError, Verdict, read, report, updated, written
+from .measures import MEASURES
+from .world import world
 
 BUDGETS = Path(__file__).with_name("budgets.toml")
 ROUNDS = 5
@@ -85,7 +86,3 @@ def here() -> str:
 
 def _say(words: str) -> None:
     print(words, flush=True)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

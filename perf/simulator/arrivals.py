@@ -149,12 +149,6 @@ def just_missed(
     return Arrivals(times, np.arange(len(times)) % len(kinds), tuple(kinds), seconds)
 
 
-def alternating(rate_per_s: float, seconds: float, kinds: Sequence[Kind]) -> Arrivals:
-    """Let the kinds take turns at equal distances: two shapes never stand beside their like."""
-    times = np.arange(int(rate_per_s * seconds)) / rate_per_s
-    return Arrivals(_ns(times), np.arange(len(times)) % len(kinds), tuple(kinds), seconds)
-
-
 def giants(rate_per_s: float, seconds: float, giant: Kind, every: int = 50, seed: int = 0) -> Arrivals:
     """Let every so manieth of many requests of one row be a giant."""
     small = poisson(rate_per_s, seconds, (Kind(), giant), seed)

@@ -24,15 +24,15 @@ import uvloop
 from penstock.backends.loading import LOADERS
 from penstock.batching.engine import Engine
 from penstock.batching.spec import BatchPolicy, ModelSpec
+from penstock.perf import bench, micro, micro_rpc, policies
+from penstock.perf.simulator.arrivals import ONE_ROW
+from penstock.perf.simulator.runtimes import RunTimes
+from penstock.perf.simulator.simulation import simulate
 from penstock.server.hooks.runner import Hooks
 from penstock.server.v2.rpc.encode import Encoder, before
 from penstock.server.v2.rpc.inference import RpcInference
 
-from . import bench, micro, micro_rpc, policies
-from .arrivals import ONE_ROW
-from .gate_world import CONCURRENCY, World, penstock
-from .runtimes import RunTimes
-from .simulation import simulate
+from .world import CONCURRENCY, World, penstock
 
 MANY = 128
 _ROUNDS, _TURNS = 15, 4

@@ -1,4 +1,4 @@
-"""Truth, part 3: `penstock perf` beside perf_analyzer, the same words at the same server. Called by truth.py.
+"""Truth, part 3: `penstock perf` beside perf_analyzer, the same words at the same server. Called by command.py.
 
 perf_analyzer is a compiled client that takes much of the cores that the server needs, so the server is one that needs
 none: PLACES instances of a Python model that sleeps. Both write perf_analyzer's own CSV, which is read alike. The two
@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from .load import HOST, free_port, running
-from .overload import verdict
+from penstock.perf.load import HOST, free_port, running
+from penstock.perf.overload import verdict
 
 WITHIN = 0.05
 PLACES, SLEEP_S = 8, 0.02

@@ -1,4 +1,4 @@
-"""Callers: clients that each send one kind of request, over and over, and check every answer. Started by `soak.py`."""
+"""Callers: clients that each send one kind of request, over and over, and check every answer. Used by `command.py`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from . import models
+from penstock.perf import models
+from penstock.perf.load import HOST
+
 from .ledger import BROKEN, FAILED, LOST, REFUSED, RIGHT, WRONG, Ledger
-from .load import HOST
 
 PATIENCE_S = 10.0
 PAUSE_S = 0.02

@@ -23,10 +23,11 @@ from pathlib import Path
 
 import numpy as np
 
+from penstock.perf.load import HOST, Process, free_port
+
 from .callers import Answers, Caller, callers, calling, write_repository
 from .census import Seen, census, is_there
 from .ledger import BROKEN, ENDS, REFUSED, RIGHT, End, Ledger
-from .load import HOST, Process, free_port
 
 READY_WITHIN_S = 120.0
 SETTLE_S = 3.0
@@ -297,7 +298,3 @@ def main() -> int:
     args = parser.parse_args()
     passed = [soak(args, fronts) for fronts in args.http_workers]
     return 0 if all(passed) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

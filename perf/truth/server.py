@@ -1,4 +1,4 @@
-"""The bare server as the parts of truth.py use it: started, and asked for what its clients send."""
+"""The bare server as the parts use it: started, and asked for what its clients send."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import socket
 import sys
 from collections.abc import Iterator
 
+from penstock.perf.generator.orders import GrpcCall, Target
+from penstock.perf.load import HOST, Call, Process, prefixed, running
+from penstock.perf.payloads.repeated import Repeated
 from penstock.server.protobuf import service_pb2
-
-from .generator.orders import GrpcCall, Target
-from .load import HOST, Call, Process, prefixed, running
-from .payloads.repeated import Repeated
 
 MODEL = "bare"
 PATH = f"/v2/models/{MODEL}/infer"

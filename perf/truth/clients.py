@@ -1,4 +1,4 @@
-"""Truth, parts 2 and 4: the closed loop beside wrk and h2load, and how fast one process can be. Called by truth.py.
+"""Truth, parts 2 and 4: the closed loop beside wrk and h2load, and how fast one process can be. Called by command.py.
 
 Where a server that does its best shares two cores with its client, requests/s are those of the client as much as of the
 server: so what must agree is measured on servers that hold answers back and leave the cores idle. One has a place for
@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from . import h2load
-from .generator import orders
-from .generator.fleet import Fleet, fleet
-from .h2load import Posts
-from .load import Load, Process, drive, needs
-from .overload import verdict
-from .truth_server import CALL, METHOD, PATH, PROTOCOLS, bare, message, payloads, target
+from penstock.perf import h2load
+from penstock.perf.generator import orders
+from penstock.perf.generator.fleet import Fleet, fleet
+from penstock.perf.h2load import Posts
+from penstock.perf.load import Load, Process, drive, needs
+from penstock.perf.overload import verdict
+
+from .server import CALL, METHOD, PATH, PROTOCOLS, bare, message, payloads, target
 
 WITHIN = 0.05
 LEAST_PER_S = 40_000

@@ -1,4 +1,4 @@
-"""Truth, part 1: an open loop against a virtual queue (bare.py), whose stays theory knows. Called by truth.py.
+"""Truth, part 1: an open loop against a virtual queue (bare.py), whose stays theory knows. Called by command.py.
 
 A minute at 90% load is too short for its own p99: another draw of the same arrivals gives a fifth more or less, of
 however exact a measurement. So the draws are chosen: SEEDS are those, of the first TRIES, whose exact replay comes
@@ -20,12 +20,13 @@ from itertools import islice
 
 import numpy as np
 
-from .generator.fleet import Fleet, fleet
-from .generator.orders import Load, Part, Window
-from .generator.schedule import due_ns
-from .overload import verdict
-from .queueing import DETERMINISTIC, EXPONENTIAL, Floats, Ints, departures, services_ns, theory
-from .truth_server import bare, payloads, target
+from penstock.perf.generator.fleet import Fleet, fleet
+from penstock.perf.generator.orders import Load, Part, Window
+from penstock.perf.generator.schedule import due_ns
+from penstock.perf.overload import verdict
+from penstock.perf.queueing import DETERMINISTIC, EXPONENTIAL, Floats, Ints, departures, services_ns, theory
+
+from .server import bare, payloads, target
 
 MEAN_US = 20_000
 SECONDS = 60.0

@@ -1,12 +1,12 @@
-"""Census: the processes of a server as the system sees them: who they are, and what they hold. Read by `soak.py`."""
+"""Census: the processes of a server as the system sees them: who they are, and what they hold. Read by `command.py`."""
 
 from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
 
-from . import processes
-from .processes import PROC, ZOMBIE, Stat
+from penstock.perf import processes
+from penstock.perf.processes import PROC, ZOMBIE, Stat
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from . import bench, grpc, load, models
-from .generator.fleet import Fleet, fleet
-from .generator.orders import GrpcCall, Load, Target, Window
-from .payloads.repeated import Repeated
+from penstock.perf import bench, grpc, load, models
+from penstock.perf.generator.fleet import Fleet, fleet
+from penstock.perf.generator.orders import GrpcCall, Load, Target, Window
+from penstock.perf.payloads.repeated import Repeated
 
 WARM_UP_S, MEASURED_S, TURNS = 0.15, 0.7, 2
 CONCURRENCY = 32
@@ -152,6 +152,6 @@ def world() -> Iterator[World]:
     Starts are measured with bytecode, which an installation has, and a checkout may not: PYTHONDONTWRITEBYTECODE.
     """
     for package in ("server", "batching", "backends", "perf"):
-        compileall.compile_dir(Path(__file__).parents[1] / package, quiet=2)
+        compileall.compile_dir(Path(__file__).parents[2] / package, quiet=2)
     with contextlib.ExitStack() as stack:
         yield World(stack)

@@ -10,26 +10,25 @@ from __future__ import annotations
 import argparse
 import itertools
 import signal
-import sys
 from collections.abc import Callable, Iterator
 
-from . import truth_analyzer, truth_clients, truth_theory
-from .truth_server import PROTOCOLS
+from . import analyzer, clients, theory
+from .server import PROTOCOLS
 
 DOES_NOT_HOLD = "DOES NOT HOLD"
 
 
 def _parts(quick: bool) -> dict[str, Callable[[], Iterator[str]]]:
     return {
-        "theory": lambda: truth_theory.report(PROTOCOLS, 4.0 if quick else truth_theory.SECONDS),
-        "clients": lambda: truth_clients.clients(*((1, 1) if quick else (3, 3))),
-        "analyzer": lambda: truth_analyzer.report(quick=quick),
-        "speed": lambda: truth_clients.speed(*((3, 0.5) if quick else (9, 1.0))),
+        "theory": lambda: theory.report(PROTOCOLS, 4.0 if quick else theory.SECONDS),
+        "clients": lambda: clients.clients(*((1, 1) if quick else (3, 3))),
+        "analyzer": lambda: analyzer.report(quick=quick),
+        "speed": lambda: clients.speed(*((3, 0.5) if quick else (9, 1.0))),
     }
 
 
-def main() -> None:
-    """Print the lines as they come."""
+def main() -> int:
+    """Print the lines as they come; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m penstock.perf.truth", description=__doc__)
     names = tuple(_parts(quick=False))
     parser.add_argument("--only", nargs="+", choices=names, default=names, help="the parts to run")
@@ -41,8 +40,4 @@ def main() -> None:
     for line in itertools.chain.from_iterable(parts[name]() for name in args.only):
         print(line, flush=True)
         broken += DOES_NOT_HOLD in line
-    sys.exit(1 if broken else 0)
-
-
-if __name__ == "__main__":
-    main()
+    return 1 if broken else 0

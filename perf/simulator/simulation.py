@@ -5,15 +5,15 @@ has to learn. The front end is left out here: a request is submitted as it arriv
 (frontend.py adds what decoding, loop turns and threads cost). About 5 us of CPU per simulated request.
 
     from penstock.batching.spec import BatchPolicy
-    from penstock.perf.arrivals import SHAPELESS, Kind, poisson
-    from penstock.perf.runtimes import linear
-    from penstock.perf.simulation import REFUSED, simulate
+    from penstock.perf.simulator.arrivals import SHAPELESS, Kind, poisson
+    from penstock.perf.simulator.runtimes import linear
+    from penstock.perf.simulator.simulation import REFUSED, simulate
 
     truth = linear(500_000, 50_000, noise=0.1)             # 0.5 ms a batch and 0.05 ms a row
     _, knee_per_s = truth.best(SHAPELESS, 64)              # rows/s that it can do at most
     load = poisson(0.8 * knee_per_s, 10, [Kind(target_ns=20_000_000)], seed=1)
     result = simulate(load, BatchPolicy(max_batch_rows=64, latency_target_us=20_000), truth, seed=1)
-    print(result.quantile_ms(0.5, 0.99), result.in_time_share(20_000_000), result.count(REFUSED), result.rows_per_batch)
+    print(result.quantile_ms(0.5, 0.99), result.goodput_per_s(20_000_000), result.count(REFUSED), result.rows_per_batch)
 
 A Kind's `target_ns` and `deadline_ns`, and the target of the policy, are put on requests as the Engine does. The
 Scheduler is told and asked what Model, Engine and Turns do: late, add, take, due_ns, nearest_deadline_ns, finished,
@@ -94,12 +94,6 @@ class Result:
         """Give the rows served within `within_ns` of their arrival, per second."""
         good = (self.ended == SERVED) & (self.end_ns - self.arrivals.at_ns <= within_ns)
         return float(self.arrivals.rows[good].sum()) / self.span_s
-
-    def in_time_share(self, within_ns: float) -> float:
-        """Give the share of the accepted that were served within `within_ns` of their arrival."""
-        accepted = self.ended != REFUSED
-        good = (self.ended == SERVED) & (self.end_ns - self.arrivals.at_ns <= within_ns)
-        return float(good.sum()) / max(int(accepted.sum()), 1)
 
     @property
     def rows_per_batch(self) -> float:

@@ -1,0 +1,1 @@
+"""Truth: the load generator held against theory and other clients. `python -m penstock.perf.truth`."""

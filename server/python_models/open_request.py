@@ -1,0 +1,47 @@
+"""OpenRequest: a request that a worker with a Python model has been given, and has not ended. Held by Host."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.backends.backend import Array
+    from penstock.batching.batch import Batch
+    from penstock.batching.request import InferRequest
+
+
+class OpenRequest:
+    """One that has no final answer yet. `later`: its Batch has ended before it. `count`: its answers so far.
+
+    `waits`: it is to run again, and has not begun to. `final`: its last answer has come meanwhile. `left`: nobody takes
+    its answers any more. `held`: its model waits with the next answer.
+    """
+
+    __slots__ = (
+        "answer",
+        "batch",
+        "count",
+        "ended",
+        "final",
+        "held",
+        "later",
+        "left",
+        "number",
+        "request",
+        "since_ns",
+        "waits",
+    )
+
+    def __init__(self, request: InferRequest, batch: Batch, number: int) -> None:
+        self.request = request
+        self.number = number
+        self.count = 0
+        self.ended = self.final = self.left = self.held = False
+        self.answer: tuple[dict[str, Array], dict[str, Any], str] = {}, {}, ""
+        self.since_ns = batch.exec_start_ns
+        self.runs_in(batch)
+
+    def runs_in(self, batch: Batch) -> None:
+        """Note that it runs, for the first time or again."""
+        self.batch = batch
+        self.later = self.waits = False

@@ -1,0 +1,161 @@
+"""Sequences that are one request, which runs until its model is done with it, in a Scheduler. No clock, no threads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from penstock.backends.errors import InferError
+from penstock.batching.batch import Batch
+from penstock.batching.costs import CostModel
+from penstock.batching.iterations import Identities
+from penstock.batching.request import InferRequest, InSequence
+from penstock.batching.scheduler import Scheduler
+from penstock.batching.sequences import Sequences
+from penstock.batching.spec import BatchPolicy, Control, SequenceSpec
+from tests.fakes import fake_model, fake_request
+
+A = ((4,),)
+MODEL = fake_model()
+DIRECT = SequenceSpec(iterative=True)
+OLDEST = SequenceSpec(direct=False, iterative=True)
+IDLE_NS = DIRECT.idle_us * 1000
+both = pytest.mark.parametrize("spec", [DIRECT, OLDEST], ids=["direct", "oldest"])
+
+
+def scheduler_of(spec: SequenceSpec, rows: int = 2, instances: int = 1, *, remembers: bool = False) -> Scheduler:
+    sequences = Sequences("m", spec, rows, instances, remembers=remembers)
+    return Scheduler(BatchPolicy(max_batch_rows=rows), CostModel(), 0, instances, sequences)
+
+
+def add(scheduler: Scheduler, sequence: InSequence | None = None, now_ns: int = 1) -> InferRequest:
+    request = fake_request(MODEL, 1, A)
+    request.queue_ns = request.start_ns = now_ns
+    request.sequence = sequence
+    scheduler.add(request)
+    return request
+
+
+def run(scheduler: Scheduler, *again: InferRequest, now_ns: int = 1, own: tuple[int] | None = None) -> Batch:
+    """Run a batch, of which some are to run again."""
+    batch = scheduler.take(now_ns, own=own)
+    assert batch is not None
+    batch.again = again
+    scheduler.finished(batch, now_ns)
+    return batch
+
+
+@both
+def test_a_request_that_says_no_sequence_is_one(spec: SequenceSpec) -> None:
+    scheduler = scheduler_of(spec)
+
+    requests = [add(scheduler), add(scheduler)]
+
+    assert [request.sequence for request in requests] == [InSequence(1, start=True), InSequence(2, start=True)]
+    assert run(scheduler).requests == requests
+
+
+@both
+def test_it_runs_again_neither_as_the_first_nor_as_the_last(spec: SequenceSpec) -> None:
+    scheduler = scheduler_of(spec)
+    request = add(scheduler, InSequence(7, start=True, end=True))
+
+    run(scheduler, request, now_ns=5)
+
+    assert (request.sequence, request.queue_ns, request.waiting) == (InSequence(7), 5, True)
+    assert (scheduler.live, scheduler.rows) == (1, 1)
+    assert run(scheduler).requests == [request]
+    assert (scheduler.live, scheduler.rows, len(scheduler.sequences or "")) == (0, 0, 0)
+
+
+@both
+def test_a_run_has_those_that_go_on_and_those_that_are_new(spec: SequenceSpec) -> None:
+    scheduler = scheduler_of(spec)
+    first = add(scheduler)
+    run(scheduler, first)
+
+    second = add(scheduler)
+
+    assert set(run(scheduler, first, second).requests) == {first, second}
+    assert set(run(scheduler, second).requests) == {first, second}
+    assert run(scheduler).requests == [second]
+
+
+@both
+def test_its_place_is_another_s_once_it_is_done(spec: SequenceSpec) -> None:
+    scheduler = scheduler_of(spec, rows=1)
+    first, second = add(scheduler), add(scheduler)
+    run(scheduler, first)
+    run(scheduler, first)
+
+    assert run(scheduler).requests == [first]
+    assert run(scheduler).requests == [second]
+
+
+@both
+def test_it_stays_with_the_instance_that_remembers_it(spec: SequenceSpec) -> None:
+    scheduler = scheduler_of(spec, rows=1, instances=2, remembers=True)
+    here, there = add(scheduler), add(scheduler)
+
+    for _ in range(3):
+        assert run(scheduler, here, own=(0,)).requests == [here]
+        assert run(scheduler, there, own=(1,)).requests == [there]
+
+    assert here.key == (*A, (0,))
+
+
+@both
+def test_it_is_never_idle_and_is_forgotten_when_it_is_done(spec: SequenceSpec) -> None:
+    scheduler = scheduler_of(spec)
+    request = add(scheduler)
+    run(scheduler, request)
+
+    scheduler.expire(1 + 2 * IDLE_NS)
+    assert run(scheduler).requests == [request]
+
+    with pytest.raises(InferError, match="must specify the START flag"):
+        add(scheduler, request.sequence)
+
+
+@both
+def test_one_that_is_taken_back_between_two_runs_leaves_its_place(spec: SequenceSpec) -> None:
+    scheduler = scheduler_of(spec, rows=1)
+    first, second = add(scheduler), add(scheduler)
+    run(scheduler, first)
+
+    scheduler.remove(first, 2)
+
+    assert (first.waiting, scheduler.live) == (False, 1)
+    assert run(scheduler).requests == [second]
+
+
+@both
+def test_a_timeout_counts_until_it_runs_for_the_first_time(spec: SequenceSpec) -> None:
+    scheduler = scheduler_of(spec, rows=1)
+    request = fake_request(MODEL, 1, A)
+    request.queue_ns, request.deadline_ns = 1, 10
+    scheduler.add(request)
+    run(scheduler, request)
+
+    assert scheduler.expire(20) == []
+    assert run(scheduler, now_ns=20).requests == [request]
+
+
+def test_answers_in_order_wait_for_one_that_goes_on() -> None:
+    sequences = Sequences("m", OLDEST, 2, 1)
+    scheduler = Scheduler(BatchPolicy(max_batch_rows=2, preserve_ordering=True), CostModel(), 0, 1, sequences)
+    first, second = add(scheduler), add(scheduler)
+    run(scheduler, first)
+    assert scheduler.ordering is not None
+    assert scheduler.ordering.leave([second]) == []
+
+    run(scheduler)
+
+    assert scheduler.ordering.leave([first]) == [first, second]
+
+
+def test_ids_are_none_of_those_under_way_and_text_where_the_model_takes_text() -> None:
+    assert [Identities({2}, text=False).next().id, Identities({"1"}, text=True).next().id] == [1, "2"]
+    spec = replace(OLDEST, controls=(Control("c", "corrid", "BYTES"),))
+    assert add(scheduler_of(spec)).sequence == InSequence("1", start=True)

@@ -1,0 +1,192 @@
+"""Traces of what Python models ask of others: within those of the requests that they ask for, as in Triton."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.clients import models
+from tests.live import Live, live_server
+from tests.server.python_models.repositories import write_model
+from tests.server.test_trace_otel import SPAN_ID, TRACE_ID, collector
+
+pytestmark = pytest.mark.slow
+
+PARENT = f"00-{TRACE_ID}-{SPAN_ID}-01"
+ASKS = """
+import json
+import threading
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    '''Asks the model of the parameter `model`, in the way of the parameter `how`.'''
+
+    def execute(self, requests):
+        return [self.one(request) for request in requests]
+
+    def one(self, request):
+        said = json.loads(request.parameters())
+        path = said["model"].split("/")
+        asked = pb_utils.InferenceRequest(
+            model_name=path[0], requested_output_names=["y"], inputs=request.inputs(),
+            trace=None if said.get("how") == "apart" else request.trace(),
+            parameters={"model": "/".join(path[1:])} if len(path) > 1 else {},
+        )
+        if said.get("how") == "twice":
+            asked.exec()
+        response = list(asked.exec(decoupled=True))[0] if said.get("how") == "several" else asked.exec()
+        if response.has_error():
+            return pb_utils.InferenceResponse(error=response.error())
+        return pb_utils.InferenceResponse([pb_utils.get_output_tensor_by_name(response, "y")])
+"""
+CONFIG = """
+backend: "python"
+max_batch_size: 4
+input [ { name: "x" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ -1 ] } ]
+"""
+ENSEMBLE = """
+platform: "ensemble"
+max_batch_size: 4
+input [ { name: "x" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ -1 ] } ]
+ensemble_scheduling { step [ { model_name: "MODEL" model_version: -1
+  input_map { key: "x" value: "x" } output_map { key: "y" value: "y" } } ] }
+"""
+SEVERAL = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            y = pb_utils.Tensor("y", request.inputs()[0].as_numpy())
+            request.get_response_sender().send(
+                pb_utils.InferenceResponse([y]), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+            )
+"""
+
+
+CONTEXT = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        texts = [request.trace().get_context() or "none" for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", np.array([[text]], object))]) for text in texts]
+"""
+WARM = """
+model_warmup [ { name: "w" batch_size: 1
+  inputs { key: "x" value { data_type: TYPE_FP32 dims: [ 2 ] zero_data: true } } } ]
+"""
+
+
+def repository(root: Path) -> Path:
+    write_model(root, "tells", CONTEXT, CONFIG.replace('"y" data_type: TYPE_FP32', '"y" data_type: TYPE_STRING') + WARM)
+    write_model(root, "asks_tells", ASKS, CONFIG.replace('"y" data_type: TYPE_FP32', '"y" data_type: TYPE_STRING'))
+    models.write_identity(root, "same", "")
+    write_model(root, "asks", ASKS, CONFIG)
+    write_model(root, "asks_too", ASKS, CONFIG)
+    write_model(root, "several", SEVERAL, CONFIG + "model_transaction_policy { decoupled: true }")
+    for name, model in (("over_same", "same"), ("over_asks", "asks")):
+        (root / name / "1").mkdir(parents=True)
+        (root / name / "config.pbtxt").write_text(ENSEMBLE.replace("MODEL", model))
+    return root
+
+
+def ask(live: Live, name: str, status: int = 200, headers: Mapping[str, str] | None = None, **said: Any) -> list[Any]:
+    inputs = [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]
+    body = {"inputs": inputs, "parameters": said}
+    answer = httpx.post(f"{live.url}/v2/models/{name}/infer", json=body, headers=headers or {})
+    assert answer.status_code == status, answer.text
+    return answer.json().get("outputs", [{"data": []}])[0]["data"]  # type: ignore[no-any-return]
+
+
+def tree(path: Path) -> list[tuple[str, str]]:
+    """Give the models of a trace file, each with the one that its parent is."""
+    whose = [entry for entry in json.loads(path.read_text()) if "model_name" in entry]
+    names = {entry["id"]: entry["model_name"] for entry in whose}
+    return [(entry["model_name"], names.get(entry.get("parent_id"), "")) for entry in whose]
+
+
+def traced(root: Path, name: str, *rules: str, **said: Any) -> list[tuple[str, str]]:
+    path = root / "trace.json"
+    rules = rules or ("rate=1",)
+    with live_server(repository(root / "m"), trace_config=("level=TIMESTAMPS", f"triton,file={path}", *rules)) as live:
+        ask(live, name, **said)
+    return tree(path)
+
+
+@pytest.mark.parametrize(
+    ("model", "said", "found"),
+    [
+        ("asks", {"model": "same"}, [("asks", ""), ("same", "asks")]),
+        ("asks", {"model": "same", "how": "twice"}, [("asks", ""), ("same", "asks"), ("same", "asks")]),
+        ("asks", {"model": "several", "how": "several"}, [("asks", ""), ("several", "asks")]),
+        ("asks", {"model": "asks_too/same"}, [("asks", ""), ("asks_too", "asks"), ("same", "asks_too")]),
+        ("asks", {"model": "over_same"}, [("asks", ""), ("over_same", "asks"), ("same", "over_same")]),
+        ("over_asks", {"model": "same"}, [("over_asks", ""), ("asks", "over_asks"), ("same", "asks")]),
+        ("asks", {"model": "same", "how": "apart"}, [("same", ""), ("asks", "")]),
+    ],
+    ids=["one", "two", "several answers", "one that asks", "an ensemble", "in an ensemble", "without its trace"],
+)
+def test_what_a_model_asks_is_in_the_trace_of_the_request(
+    tmp_path: Path, model: str, said: dict[str, Any], found: list[tuple[str, str]]
+) -> None:
+    assert traced(tmp_path, model, **said) == found
+
+
+def test_it_is_sampled_with_the_request_and_not_by_itself(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    rules = ("level=TIMESTAMPS", f"triton,file={path}", "rate=2", "count=1")
+    with live_server(repository(tmp_path / "m"), trace_config=rules) as live:
+        for _ in range(4):
+            ask(live, "asks", model="same")
+
+    assert tree(path) == [("asks", ""), ("same", "asks")]
+
+
+def test_one_that_fails_is_in_the_trace_of_the_request_that_fails_with_it(tmp_path: Path) -> None:
+    assert traced(tmp_path, "asks", status=404, model="asks_too/nobody") == [("asks", ""), ("asks_too", "asks")]
+
+
+@pytest.mark.parametrize("name", ["tells", "asks_tells"])
+@pytest.mark.parametrize("parent", ["", PARENT])
+def test_user_code_may_have_spans_of_its_own_in_that_of_its_model(tmp_path: Path, name: str, parent: str) -> None:
+    with collector() as (url, got):
+        rules = ("mode=opentelemetry", "level=TIMESTAMPS", "rate=2", f"opentelemetry,url={url}")
+        with live_server(repository(tmp_path), trace_config=rules) as live:
+            unchosen = ask(live, name, model="tells")
+            (told,) = ask(live, name, model="tells", headers={"traceparent": parent} if parent else {})
+        _, _, sent = got.get(timeout=10)
+    spans = [span for resource in sent.resource_spans for scope in resource.scope_spans for span in scope.spans]
+
+    context = json.loads(told)["traceparent"].split("-")
+    (span,) = [each for each in spans if each.name == "tells"]
+    assert unchosen == ["none"]
+    assert context == ["00", span.trace_id.hex(), span.span_id.hex(), "01"]
+    assert {each.trace_id for each in spans} == {span.trace_id}
+    assert not parent or span.trace_id.hex() == TRACE_ID
+
+
+def test_its_spans_are_in_the_span_of_the_model_that_asks(tmp_path: Path) -> None:
+    with collector() as (url, got):
+        rules = ("mode=opentelemetry", "level=TIMESTAMPS", "rate=0", f"opentelemetry,url={url}")
+        with live_server(repository(tmp_path), trace_config=rules) as live:
+            ask(live, "asks", model="same", headers={"traceparent": PARENT})
+        _, _, sent = got.get(timeout=10)
+    spans = [span for resource in sent.resource_spans for scope in resource.scope_spans for span in scope.spans]
+
+    names = {span.span_id: span.name for span in spans}
+    assert sorted((names.get(span.parent_span_id, span.parent_span_id.hex()), span.name) for span in spans) == [
+        (SPAN_ID, "InferRequest"), ("InferRequest", "asks"), ("asks", "compute"), ("asks", "same"), ("same", "compute"),
+    ]  # fmt: skip
+    assert {span.trace_id.hex() for span in spans} == {TRACE_ID}
