@@ -496,3 +496,27 @@ class TestSequences:
         assert len(ledger.ends) == 40
         assert {end for (end,) in ledger.ends.values()} <= {"right", "failed"}
         assert all(each.strangers == [] for each in more.opened if isinstance(each, Remembers))
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_requests_that_run_again_keep_their_instance_until_they_are_done(seed: int) -> None:
+    chance = random.Random(seed)
+    more = More(lambda: chance.choice(["again", "again", "answer", "late", "fail"]))
+    sequence = SequenceSpec(direct=bool(seed % 2), iterative=True)
+    async with elsewhere(2, more, sequence) as (engine, model):
+        ledger = Ledger()
+
+        async def come_and_go() -> None:
+            while not ledger.done.is_set():
+                for _ in range(chance.randrange(6)):
+                    await asyncio.sleep(0)
+                await resize(engine, model, chance.randint(1, 4))
+
+        changing = asyncio.ensure_future(come_and_go())
+        await test_outside.submit_all(engine, model, 60, ledger)
+        await changing
+        await asyncio.gather(*model.leaving)
+        assert len([each for each in more.opened if not each.closed]) == len(model.outsides)
+
+    assert len(ledger.ends) == 60
+    assert {end for (end,) in ledger.ends.values()} <= {"right", "failed"}
