@@ -95,9 +95,10 @@ class Layouts:
             if not message.startswith(head, start + offset):
                 return None
         try:
-            inputs: list[Array | None]
+            inputs: list[Array | None] = []
             if layout.views is not None:
-                inputs = [np.ndarray(shape, dtype, message, start + at) for at, dtype, shape in layout.views]
+                for at, dtype, shape in layout.views:  # as in execution.py, cheaper than a comprehension
+                    inputs.append(np.ndarray(shape, dtype, message, start + at))  # noqa: PERF401
             else:
                 inputs = [
                     None if place is None else self._array(model, message, start, place) for place in layout.places
