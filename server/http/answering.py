@@ -22,13 +22,12 @@ class Answering(Connection):
 
     def answer_ok(self, body: bytes, json_bytes: int = 0) -> None:
         """Answer 200 with a JSON body, or so much JSON and tensors behind it: the usual answers, in one write."""
-        head = self.head
+        head, shared = self.head, self.shared
         if self._state != BUSY or head is None:
             return
-        if not head.keep_alive or head.old or self.shared.draining or self._half_closed:
+        if not head.keep_alive or head.old or shared.draining or self._half_closed:
             self._answer_ok(body, json_bytes)
             return
-        shared = self.shared
         self.transport.write(shared.answers.ok(self.server_state.default_headers, len(body), json_bytes) + body)
         self._lived = True
         self._state = HEAD

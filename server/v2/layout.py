@@ -40,6 +40,8 @@ _DATA = b'"data":'
 _PLAIN_ID = re.compile(rb'\{"id": ?"([ !#-\[\]-~]{1,128})"')
 _Kept = TypeVar("_Kept")
 _MARK = b"a mark that no request has for its id"
+_view = np.ndarray
+"""CPython keeps no place for names in numpy, and looks for each at length."""
 _FLOATS = {"FP32", "FP64"}
 _R, _S = b"rs"
 """No number is written with these letters: where neither is, nothing is true or false."""
@@ -121,7 +123,7 @@ class Layouts:
             inputs: list[Array | None] = []
             if binary.views is not None:
                 for at, dtype, shape in binary.views:  # as in execution.py, cheaper than a comprehension
-                    inputs.append(np.ndarray(shape, dtype, body, header_bytes + at))  # noqa: PERF401
+                    inputs.append(_view(shape, dtype, body, header_bytes + at))
             else:
                 inputs = self._inputs(model, body, header_bytes, binary.places)
             self._misses = 0
@@ -253,7 +255,7 @@ def _few(text: bytes, row: _Row) -> Array | None:
         return None
     try:
         values = orjson.loads(text)
-        return np.ndarray(row.shape, row.dtype, row.pack(*values)) if type(values) is list else None
+        return _view(row.shape, row.dtype, row.pack(*values)) if type(values) is list else None
     except (orjson.JSONDecodeError, struct.error, OverflowError):
         return None
 
