@@ -198,8 +198,9 @@ class Engine:
             request.start_ns = now_ns
         if model.detours and self._detour(request):
             return
-        if model.scheduler.target_ns:
-            self._door.aim(request, model.scheduler.target_ns, now_ns)
+        scheduler = model.scheduler
+        if scheduler.target_ns:
+            self._door.aim(request, scheduler.target_ns, now_ns)
         if (self.stopping or model.closing) and not is_step(request):
             raise self._refused(request, now_ns, STOPPING)
         parts = 1
@@ -208,14 +209,14 @@ class Engine:
                 parts = add_parts(model, request, self.cancel)
             else:
                 with model.lock:
-                    model.scheduler.add(request)
+                    scheduler.add(request)
         except InferError as error:
             model.statistics.record_failure(REJECTED, request.start_ns, now_ns)
             if error.retry_after_ns:
                 model.count(LATE)
             raise
         model.inflight += parts
-        if request.deadline_ns or model.scheduler.sequences is not None:
+        if request.deadline_ns or scheduler.sequences is not None:
             self._turns.watch(model)
         if not model.dirty:
             self._turns.mark(model)

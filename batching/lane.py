@@ -175,17 +175,21 @@ def _draw(
 ) -> int:
     """Move into `taken`, which has `rows`, what fits of those that came until then. Returns: the rows it has then."""
     passed: list[InferRequest] = []
-    while line and (rows < limit_rows or not taken) and len(passed) < LOOK_AHEAD:
-        if line[0].queue_ns > until_ns:
+    while line and (rows < limit_rows or not taken):
+        request = line[0]
+        if request.queue_ns > until_ns:
             break
-        request = line.popleft()
+        line.popleft()
         if not request.waiting:
             continue
-        if taken and rows + request.rows > limit_rows:
+        more = rows + request.rows
+        if more > limit_rows and taken:
             passed.append(request)
+            if len(passed) == LOOK_AHEAD:
+                break
             continue
         request.waiting = False
         taken.append(request)
-        rows += request.rows
+        rows = more
     line.extendleft(reversed(passed))
     return rows

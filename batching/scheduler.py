@@ -67,11 +67,11 @@ class Scheduler:
         if self.sequences is not None:
             self._add_to_sequence(request, self.sequences)
             return
-        room, nbytes = self.room, self.nbytes + request.nbytes
+        room, rows, nbytes = self.room, self.rows + request.rows, self.nbytes + request.nbytes
         if self.levels is not None:
             self.levels.admit(request)
         elif (
-            self.rows + request.rows > room.rows
+            rows > room.rows
             or (nbytes > room.nbytes and nbytes > room.bytes_for(request))
             or self.live >= room.requests
         ) and self.live:
@@ -85,7 +85,7 @@ class Scheduler:
         lane.add(request)
         if self._promising:
             self.promises.reckon(lane)
-        self.rows += request.rows
+        self.rows = rows
         self.nbytes = nbytes
         self.live += 1
         if deadline_ns:
@@ -168,8 +168,10 @@ class Scheduler:
         self._late = None
         self.rows -= rows
         self.live -= len(requests)
+        nbytes = self.nbytes
         for request in requests:
-            self.nbytes -= request.nbytes
+            nbytes -= request.nbytes
+        self.nbytes = nbytes
         batch = Batch(requests, rows, lane.key, now_ns)
         batch.free_ns = free_ns
         if self.sequences is not None:

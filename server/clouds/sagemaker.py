@@ -91,7 +91,7 @@ class SageMakerInference(Inference):
         if json_bytes:
             connection.answer(200, body, MIME + b"%d" % json_bytes)
         else:
-            connection.answer_json(body)
+            connection.answer_ok(body)
 
     @staticmethod
     def refuse(connection: FastLane, error: InferError) -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock.grpc")
 
+_head_of = PREFIX.unpack_from
 _LARGE_BYTES = 32768
 """Compressed messages from here on are decompressed on a thread: at most they grow a thousandfold."""
 
@@ -74,7 +75,7 @@ class GrpcCall(Answering):
             and request.unary is not None
             and not self.ended
         ):
-            flag, length = PREFIX.unpack_from(payload)
+            flag, length = _head_of(payload)
             if length == size and not flag and (request.length < 0 or request.length == len(payload)):
                 self.remote_ended = True
                 try:

@@ -23,9 +23,9 @@ class QuietFastLane(FastLane):
 class LoggedFastLane(FastLane):
     """A connection that logs each request as it is answered: one that uvicorn answers is logged by uvicorn."""
 
-    def answer_json(self, body: bytes) -> None:
-        """Answer 200 with a JSON body, by the way that logs."""
-        self.answer(200, body, b"application/json")
+    def answer_ok(self, body: bytes, json_bytes: int = 0) -> None:
+        """Answer 200 by the way that logs."""
+        self._answer_ok(body, json_bytes)
 
     def answer(self, status: int, body: bytes, content_type: bytes, extra: bytes = b"") -> None:
         """Log and answer."""

@@ -20,19 +20,24 @@ class Answering(Connection):
         super().__init__(*args, **kwargs)
         self.head: Head | None = None
 
-    def answer_json(self, body: bytes) -> None:
-        """Answer 200 with a JSON body: the usual answer, in one write."""
-        head = self.head
+    def answer_ok(self, body: bytes, json_bytes: int = 0) -> None:
+        """Answer 200 with a JSON body, or so much JSON and tensors behind it: the usual answers, in one write."""
+        head, shared = self.head, self.shared
         if self._state != BUSY or head is None:
             return
-        if not head.keep_alive or head.old or self.shared.draining or self._half_closed:
-            self.answer(200, body, b"application/json")
+        if not head.keep_alive or head.old or shared.draining or self._half_closed:
+            self._answer_ok(body, json_bytes)
             return
-        self.transport.write(self.shared.answers.ok_json(self.server_state.default_headers) % len(body) + body)
+        self.transport.write(shared.answers.ok(self.server_state.default_headers, len(body), json_bytes) + body)
         self._lived = True
         self._state = HEAD
         if self._buffer or self.flow.read_paused:
             self._continue()
+
+    def _answer_ok(self, body: bytes, json_bytes: int) -> None:
+        """Answer the same by the way of all others."""
+        extra = b"inference-header-content-length: %d\r\n" % json_bytes if json_bytes else b""
+        self.answer(200, body, b"application/octet-stream" if json_bytes else b"application/json", extra)
 
     def answer(self, status: int, body: bytes, content_type: bytes, extra: bytes = b"") -> None:
         """Answer the request under way; `extra` is whole header lines. A second answer is ignored.

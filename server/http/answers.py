@@ -5,27 +5,30 @@ from __future__ import annotations
 from http import HTTPStatus
 
 Fields = list[tuple[bytes, bytes]]
+_KEPT_SIZES = 1024
 
 
 class Answers:
     """Status lines and default header fields of one server.
 
     uvicorn keeps the default fields (the date, for one) in a list that it replaces every second; what is made from it
-    here is made again when the list is another one. `loud`: reason phrases are in capitals, as WSGI servers of
-    Werkzeug's applications send them, and some clients quote them.
+    here is made again when the list is another one. The answers of a model have few sizes, so what is before a body is
+    kept for each: to write its length anew takes twice the time. `loud`: reason phrases are in capitals, as WSGI
+    servers of Werkzeug's applications send them, and some clients quote them.
     """
 
     def __init__(self, *, loud: bool = False) -> None:
         self._loud = loud
         self._fields: Fields | None = None
         self._heads: dict[int, bytes] = {}
-        self._ok_json = b""
+        self._oks: dict[int | tuple[int, int], bytes] = {}
 
-    def ok_json(self, fields: Fields) -> bytes:
-        """Give a 200 answer with a JSON body, up to the body; its length goes in with `%`."""
+    def ok(self, fields: Fields, size: int, json_bytes: int = 0) -> bytes:
+        """Give a 200 answer with a body of `size`, up to the body: JSON, or so much of it and tensors behind it."""
         if fields is not self._fields:
             self._renew(fields)
-        return self._ok_json
+        key = (size, json_bytes) if json_bytes else size
+        return self._oks.get(key) or self._ok(key, fields, size, json_bytes)
 
     def head(self, status: int, fields: Fields) -> bytes:
         """Give the status line and the default fields, each line ended."""
@@ -46,5 +49,15 @@ class Answers:
     def _renew(self, fields: Fields) -> None:
         self._fields = fields
         self._heads.clear()
-        escaped = self.head(200, fields).replace(b"%", b"%%")
-        self._ok_json = escaped + b"content-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        self._oks.clear()
+
+    def _ok(self, key: int | tuple[int, int], fields: Fields, size: int, json_bytes: int) -> bytes:
+        lines = self.head(200, fields)
+        if json_bytes:
+            lines += b"inference-header-content-length: %d\r\ncontent-type: application/octet-stream\r\n" % json_bytes
+        else:
+            lines += b"content-type: application/json\r\n"
+        if len(self._oks) >= _KEPT_SIZES:
+            self._oks.clear()
+        lines = self._oks[key] = lines + b"content-length: %d\r\n\r\n" % size
+        return lines

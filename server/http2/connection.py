@@ -93,9 +93,9 @@ class Http2Connection(Taking):
         """Take every whole frame. Returns: where the rest begins."""
         at, size = self._go_on(data) if self._rest and data else 0, len(data)
         streams, headers = self.streams, self._headers
-        known = headers.known
+        known, unpack = headers.known, HEAD.unpack_from
         while size - at >= HEAD_BYTES:
-            word, flags, stream_id = HEAD.unpack_from(data, at)
+            word, flags, stream_id = unpack(data, at)
             start = at + HEAD_BYTES
             end = start + (word >> 8)
             if end > size:

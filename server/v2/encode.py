@@ -41,7 +41,7 @@ class Encoder:
         self._open = b"{" + self._names + b'"outputs":['
         self._binaries: dict[tuple[Any, ...], bytes] = {}
         self._packed: dict[tuple[int, tuple[int, ...]], bytes] = {}
-        self._singles: dict[tuple[int, tuple[int, ...]], bytes] = {}
+        self._singles: dict[tuple[int, tuple[int, ...]], tuple[bytes, str, str]] = {}
         self._prefixes: dict[tuple[str, str, tuple[int, ...]], bytes] = {}
 
     def json(self, request_id: str, wanted: tuple[int, ...], outputs: list[Any]) -> bytes:
@@ -53,8 +53,7 @@ class Encoder:
             # the usual answer: everything before the numbers is one kept prefix
             array = outputs[0]
             key = (wanted[0], array.shape)
-            prefix = self._singles.get(key) or self._single(key)
-            name, datatype = self._outputs[wanted[0]]
+            prefix, name, datatype = self._singles.get(key) or self._single(key)
             return prefix + to_json(datatype, name, array) + b"}]}"
         return self._text(request_id, wanted, outputs, [None] * len(outputs))
 
@@ -136,12 +135,12 @@ class Encoder:
             self._packed.clear()
         self._binaries[key] = text
 
-    def _single(self, key: tuple[int, tuple[int, ...]]) -> bytes:
-        prefix = self._open + self._prefix(*self._outputs[key[0]], key[1])
+    def _single(self, key: tuple[int, tuple[int, ...]]) -> tuple[bytes, str, str]:
+        name, datatype = self._outputs[key[0]]
         if len(self._singles) >= _KEPT_PREFIXES:
             self._singles.clear()
-        self._singles[key] = prefix
-        return prefix
+        single = self._singles[key] = self._open + self._prefix(name, datatype, key[1]), name, datatype
+        return single
 
     def stored(self, request: InferRequest, plan: Ways) -> bytes:
         """Write all outputs into shared memory, and encode what there is to say of them. Raises: as `mixed`."""

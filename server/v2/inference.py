@@ -147,7 +147,7 @@ class Inference:
                 # the route may lead to another version by now than the one that ran
                 encoder = (route.encoder if route.model is request.model else None) or self._encoder(request.model)
                 if connection.plan is None and not claim.accept and not claim.route.bulky:
-                    connection.answer_json(encoder.json(request.id, request.wanted, request.outputs or []))
+                    connection.answer_ok(encoder.json(request.id, request.wanted, request.outputs or []))
                 else:
                     self._answer_outputs(connection, claim, encoder, request)
             except InferError as failed:
@@ -206,7 +206,7 @@ class Inference:
             work = self._answer_later(connection, claim, request, encode)
             connection.task = asyncio.get_running_loop().create_task(work)
         elif plan is None and not claim.accept and not own:
-            connection.answer_json(encoder.json(request.id, request.wanted, outputs))
+            connection.answer_ok(encoder.json(request.id, request.wanted, outputs))
         else:
             self._answer_body(connection, claim, *encode())
 
@@ -225,15 +225,12 @@ class Inference:
             off_task(connection)
 
     def _answer_body(self, connection: FastLane, claim: Claim, body: bytes, json_bytes: int) -> None:
-        if not json_bytes and not claim.accept:
-            connection.answer_json(body)
+        if not claim.accept:
+            connection.answer_ok(body, json_bytes)
             return
         content_type = b"application/octet-stream" if json_bytes else b"application/json"
         extra = b"inference-header-content-length: %d\r\n" % json_bytes if json_bytes else b""
-        if claim.accept:
-            answer_coded(connection, body, content_type, extra, claim.accept)
-        else:
-            connection.answer(200, body, content_type, extra)
+        answer_coded(connection, body, content_type, extra, claim.accept)
 
     @staticmethod
     def refuse(connection: FastLane, error: InferError) -> None:

@@ -137,7 +137,7 @@ class Own:
 
     def let_go(self, text: bytes = b"{}") -> None:
         """Answer the request that waits longest."""
-        self.waiting.pop(0).answer_json(text)
+        self.waiting.pop(0).answer_ok(text)
 
 
 @dataclass

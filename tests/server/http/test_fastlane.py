@@ -294,7 +294,7 @@ class TestConnections:
             lane = Lane(LIMITS, Own(hold=True))
             lane.feed(request("/own"))
             lane.own.let_go(answer)
-            lane.protocol.answer_json(b"again")
+            lane.protocol.answer_ok(b"again")
             lane.protocol.answer(500, b"again", b"text/plain")
 
             assert lane.bodies == [answer]
