@@ -80,7 +80,8 @@ class Scheduler:
         lane = self._lanes.get(request.key) or self._new_lane(request.key)
         if deadline_ns or request.target_ns:
             if not self._promising:
-                self._begin_promising()
+                self._promising = True
+                self._review()
             self.promises.check(request, lane)
         lane.add(request)
         if self._promising:
@@ -300,9 +301,8 @@ class Scheduler:
                 self.remove(request, now_ns)
                 gone.append(request)
         self._enter(sequences.reap(now_ns))
-        gone += self.cut
-        self.cut = before
-        return gone
+        behind, self.cut = self.cut, before
+        return gone + behind
 
     def learn(self, key: Key, rows: int, ns: int, now_ns: int) -> None:
         """Note that a batch of `rows` took `ns`, gather and scatter included."""
@@ -313,8 +313,7 @@ class Scheduler:
         """Go on for another number of Instances; no Lane becomes fast after `leave_loop`."""
         self.promises.instances = instances
         self._sizing.fast_ns = self._sizing.fast_ns and fast_ns
-        for lane in self._lanes.values():
-            self._sizing.review(lane, promising=self._promising)
+        self._review()
 
     def leave_loop(self) -> None:
         """Call no Lane fast any more, whatever is measured."""
@@ -346,7 +345,6 @@ class Scheduler:
         self._sizing.review(lane, promising=self._promising)
         return lane
 
-    def _begin_promising(self) -> None:
-        self._promising = True
+    def _review(self) -> None:
         for lane in self._lanes.values():
-            self._sizing.review(lane, promising=True)
+            self._sizing.review(lane, promising=self._promising)
