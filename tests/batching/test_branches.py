@@ -26,6 +26,7 @@ from tests.fakes import Gate
 
 pytestmark = pytest.mark.anyio
 MOST = branches.MOST_AT_ONCE
+SLOW = 10
 
 SPREAD = ensemble_spec("spread", "in", "out", step("many", "x=in", "y=mid"), step("plus", "x=mid", "y=out"))
 BARE = ensemble_spec("bare", "in", "out", step("many", "x=in", "y=out"))
@@ -144,6 +145,24 @@ async def served(*specs: ModelSpec) -> AsyncIterator[tuple[House, Teller]]:
             await asyncio.sleep(0)
 
 
+@asynccontextmanager
+async def overtaken() -> AsyncIterator[tuple[House, Teller, Gate]]:
+    """Serve `spread` with a second step that two Instances run: a row of SLOW is run when its Gate is opened."""
+    async with house() as kept:
+        loader = kept.engine.outsides["told"] = TellerLoader()
+        await kept.engine.load(told_spec("many"))
+        await kept.serve("plus", plus_one, count=2, cap_rows=1)
+        await kept.engine.load(SPREAD)
+        slow = Gate(plus_one)
+
+        def slowly_or_at_once(inputs: list[Any]) -> list[Any]:
+            return slow(inputs) if inputs[0].flat[0] == SLOW else plus_one(inputs)
+
+        kept.backends["plus"].function = slowly_or_at_once
+        slow.close()
+        yield kept, loader.tellers["many"], slow
+
+
 class Client:
     """Takes the answers of one request as they come."""
 
@@ -211,30 +230,19 @@ async def test_the_last_answer_says_so_if_the_step_has_ended_before_it() -> None
 
 
 async def test_answers_come_in_the_order_of_the_step_whatever_overtakes() -> None:
-    async with house() as kept:
-        loader = kept.engine.outsides["told"] = TellerLoader()
-        await kept.engine.load(told_spec("many"))
-        await kept.serve("plus", plus_one, count=2, cap_rows=1)
-        await kept.engine.load(SPREAD)
-        first = Gate(plus_one)
-
-        def first_or_plus_one(inputs: list[Any]) -> list[Any]:
-            return first(inputs) if inputs[0].flat[0] == 10 else plus_one(inputs)
-
-        kept.backends["plus"].function = first_or_plus_one
-        first.close()
+    async with overtaken() as (kept, many, first):
         client = Client(kept, "spread", 1)
-        (asked,) = await loader.tellers["many"].holds(1)
-        loader.tellers["many"].tell(asked, 10)
+        (asked,) = await many.holds(1)
+        many.tell(asked, SLOW)
         await first.entered()
-        loader.tellers["many"].tell(asked, 20, 30)
-        loader.tellers["many"].end(asked)
+        many.tell(asked, 20, 30)
+        many.end(asked)
         while len(kept.backends["plus"].runs) < 3:  # noqa: ASYNC110 - a fake tells nobody
             await asyncio.sleep(0)
         assert client.came == []
         first.open()
 
-        assert await client.task == [11, 21, 31]
+        assert await client.task == [SLOW + 1, 21, 31]
 
 
 async def test_answers_may_be_outputs_as_they_are() -> None:
@@ -445,29 +453,17 @@ async def test_a_step_of_a_nested_ensemble_waits_for_the_outer_one() -> None:
 
 
 async def test_who_overtakes_keeps_its_place_until_it_is_handed_out() -> None:
-    async with house() as kept:
-        loader = kept.engine.outsides["told"] = TellerLoader()
-        await kept.engine.load(told_spec("many"))
-        await kept.serve("plus", plus_one, count=2, cap_rows=1)
-        await kept.engine.load(SPREAD)
-        first = Gate(plus_one)
-
-        def first_or_plus_one(inputs: list[Any]) -> list[Any]:
-            return first(inputs) if inputs[0].flat[0] == 10 else plus_one(inputs)
-
-        kept.backends["plus"].function = first_or_plus_one
-        first.close()
+    async with overtaken() as (kept, many, first):
         client = Client(kept, "spread", 1)
-        many = loader.tellers["many"]
         (asked,) = await many.holds(1)
-        many.tell(asked, 10, *range(20, 20 + 2 * MOST))
+        many.tell(asked, SLOW, *range(20, 20 + 2 * MOST))
         while kept.engine.model("plus").inflight > 1:  # noqa: ASYNC110 - a fake tells nobody
             await asyncio.sleep(0)
         assert len(kept.backends["plus"].runs) <= MOST
         first.open()
         many.end(asked)
 
-        assert await client.task == [11, *range(21, 21 + 2 * MOST)]
+        assert await client.task == [SLOW + 1, *range(21, 21 + 2 * MOST)]
 
 
 async def test_answers_that_nobody_can_keep_end_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
