@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from penstock.backends.errors import Code, InferError
 
-from .request import InferRequest
+from .request import InferRequest, Submits
 from .sequels import Sequels
 from .steps import link
 
@@ -18,14 +18,12 @@ if TYPE_CHECKING:
     from .passage import Passage
 
 
-class Submits(Protocol):
+class Carries(Submits, Protocol):
     """What is needed of the Engine."""
 
     stopping: bool
     trace: Callable[[Model, Batch, int], None] | None
 
-    def submit(self, request: InferRequest) -> None: ...
-    def cancel(self, request: InferRequest) -> None: ...
     def make_room(self, model: Model) -> None: ...
     def model(self, name: str, version: str = "") -> Model: ...
     def hold(self, model: Model) -> None: ...
@@ -40,7 +38,7 @@ class Ensemble:
     Threads: the event loop's.
     """
 
-    def __init__(self, model: Model, engine: Submits) -> None:
+    def __init__(self, model: Model, engine: Carries) -> None:
         self.model = model
         self._engine = engine
         self._links: Links | None = None

@@ -17,7 +17,7 @@ from penstock.backends.errors import Code, InferError
 
 from .admission import admitted
 from .branches import Branches, Spread
-from .ensemble import Ensemble, Submits
+from .ensemble import Carries, Ensemble
 from .loaded import STOPPING
 from .passage import Passage, count_steps, is_step
 from .request import InferRequest, bytes_of
@@ -41,7 +41,7 @@ class Ensembles:
     `left` is told how many requests of a model have come to their end. Threads: the event loop's.
     """
 
-    def __init__(self, engine: Submits, left: Callable[[Model, int], None]) -> None:
+    def __init__(self, engine: Carries, left: Callable[[Model, int], None]) -> None:
         self._engine = engine
         self._left = left
         self._open: set[Ensemble] = set()
