@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from penstock.backends.errors import Code, InferError
 
 from .alarms import Alarms
+from .awake import LONE_TURNS, Awake
 from .batch import Batch
 from .passage import count_steps
 from .promise import EXPIRED
@@ -49,6 +50,7 @@ class Turns:
         self._delivery_due = False
         self._busy_ns = self._latest_ns = self._turn_ns = self._turn_before_ns = 0
         self.alarms = Alarms(loop, self._ring)
+        self._awake = Awake(loop)
         self.trace: Callable[[Model, Batch, int], None] | None = None
 
     def arrived_ns(self, now_ns: int) -> int:
@@ -79,6 +81,8 @@ class Turns:
     def _turn(self) -> None:
         self._turn_before_ns, self._turn_ns = self._turn_ns, time.monotonic_ns()
         self._turn_due, self._serving = False, True
+        if self._awake.looking:
+            self._awake.came()
         try:
             while self._dirty:
                 dirty, self._dirty = self._dirty, []
@@ -92,6 +96,8 @@ class Turns:
             self._again.clear()
             if self._dirty:
                 self._look()
+        if self._awake.lone >= LONE_TURNS:
+            self._awake.stay()
 
     def _serve(self, model: Model) -> None:
         """Let a model run once in this turn, and again in the next if it has more to run."""
@@ -106,6 +112,7 @@ class Turns:
             self.expire(model)
         if ran:
             self.deliver(model, ran)
+            self._awake.lone = self._awake.lone + 1 if len(ran) == 1 and len(ran[0].requests) == 1 else 0
         elif model.held and model.scheduler.live:
             self._watch_hold(model, now_ns)
 
