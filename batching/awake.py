@@ -1,8 +1,8 @@
-"""Awake: where requests come one by one, the loop looks for the next one for a moment before it sleeps. Told by turns.py.
+"""Awake: where requests come one by one, the loop looks for the next one before it sleeps. Told by turns.py.
 
-A client that asks one thing after another sends the next as soon as it has read an answer. A loop that sleeps until then
-is woken by the kernel and works with cold caches: lone requests of a small model take a third longer, and more CPU time
-than the looking (docs/adr/0002-pull-scheduling-two-executors.md).
+A client that asks one thing after another sends the next as soon as it has read an answer. A loop that sleeps until
+then is woken by the kernel and works with cold caches: lone requests of a small model take a third longer, and more
+CPU time than the looking (docs/adr/0002-pull-scheduling-two-executors.md).
 """
 
 from __future__ import annotations

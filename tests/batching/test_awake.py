@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, cast
 
 import pytest
@@ -71,7 +72,7 @@ def test_it_looks_for_a_moment_and_then_the_loop_sleeps(loop: Loop) -> None:
 def test_after_looks_in_vain_it_looks_half_as_often_each_time_but_never_gives_up(loop: Loop) -> None:
     looked = looks_in_vain(Awake(cast(Any, loop)), loop, 400)
 
-    pauses = [after - before - 1 for before, after in zip(looked, looked[1:], strict=False)]
+    pauses = [after - before - 1 for before, after in pairwise(looked)]
     assert pauses[:6] == [1, 2, 4, 8, 16, 32]
     assert set(pauses[6:]) == {MOST_SKIPPED}
 
