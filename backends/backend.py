@@ -18,7 +18,7 @@ Array = np.ndarray[Any, Any]
 
 FREE_ROWS = "penstock.free_rows"
 """The option of a Loader, "1", for a model whose graph fixes the first axis of every tensor to 1: it is loaded with
-that axis free. Whether its answers stay the same is for the caller to find out (batching/freeing.py)."""
+that axis free. Whether its answers stay the same is for the caller to find out (batching/loading/freeing.py)."""
 
 
 class Binding(Protocol):

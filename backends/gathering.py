@@ -3,8 +3,8 @@
 NumPy lets go of the GIL for each array of more than 500 elements, and the thread of an Instance has it back when the
 event loop next lets go of it, up to half a millisecond later: beside a thread that computes, 64 rows of 512 floats took
 2.5 ms instead of 17 us, and 64 images of 600 kB 46 ms instead of 3.3. So what is little is copied with the GIL held,
-and what is much without it, once for all: 0.06 and 8.9 ms (perf/gathering.py). Called by batching/execution.py and the
-Bindings.
+and what is much without it, once for all: 0.06 and 8.9 ms (perf/gathering.py). Called by the
+Bindings and batching/running/execution.py.
 
 Parts may lie in memory that their clients can take away while they are copied: that is for the kernel to read, whose
 copies come up short where a load would end the process (docs/adr/0008-shared-memory.md).

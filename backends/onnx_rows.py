@@ -1,7 +1,7 @@
 """Free rows: an ONNX model whose graph fixes the first axis of every tensor to 1, with that axis made free.
 
 Called by `onnx.py` for the option FREE_ROWS. Whether the answers stay the same is for the caller to find out: a graph
-may have the 1 in its nodes as well (batching/freeing.py).
+may have the 1 in its nodes as well (batching/loading/freeing.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Free rows: a SavedModel whose signature fixes the first axis of every tensor to 1, with that axis made free.
 
 Called by tensorflow.py for the option FREE_ROWS. Whether the answers stay the same is for the caller to find out: a
-graph may have the 1 in its operations as well (batching/freeing.py). It needs no TensorFlow.
+graph may have the 1 in its operations as well (batching/loading/freeing.py). It needs no TensorFlow.
 """
 
 from __future__ import annotations

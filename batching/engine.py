@@ -11,26 +11,26 @@ from typing import Any
 from penstock.backends.backend import Array, Loader
 from penstock.backends.errors import Code, InferError
 
-from .admission import request_for, values_key
-from .batch import Batch
-from .cache import Cache
-from .device import Device
-from .door import LATE, Door
-from .ensembles import Ensembles
+from .caching.cache import Cache
+from .caching.remembering import remember
+from .devices.device import Device
+from .ensembles.ensembles import Ensembles
+from .ensembles.passage import is_step
 from .loaded import STOPPING, Leaving, Loaded
+from .loading.opening import open_ensemble, open_model
+from .loading.resizing import Change, change_to, close
 from .model import Model
-from .opening import open_ensemble, open_model
-from .outsides import OutsideLoader, close_outsides, open_outside
-from .passage import is_step
-from .remembering import remember
 from .request import NO_TERMS, InferRequest, Terms
-from .resizing import Change, change_to, close
+from .running.batch import Batch
+from .running.outsides import OutsideLoader, close_outsides, open_outside
+from .running.watchdog import Watchdog
+from .scheduling.admission import request_for, values_key
+from .scheduling.door import LATE, Door
+from .shapes.splitting import add_parts
 from .sinks import answered, let_go, withdraw
 from .spec import ModelSpec
-from .splitting import add_parts
 from .statistics import CANCELED, REJECTED
 from .turns import Turns
-from .watchdog import Watchdog
 
 logger = logging.getLogger("penstock.batching")
 

@@ -9,34 +9,34 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from .closing import patiently
-from .costs import CostModel
-from .forms import forms_of
-from .homes import sequences_of
-from .in_place import devices_of, unread
-from .instance import ThreadInstance
-from .isolation import LostBatch, execute, refuse
-from .memory import usable_bytes
-from .padding import Padding
-from .placement import Placement, Reopen, needs_threads, place
-from .room import whole_rows
-from .scheduler import Scheduler
-from .sizing import fast_ns
+from .devices.memory import usable_bytes
+from .devices.placement import Placement, Reopen, needs_threads, place
+from .loading.closing import patiently
+from .running.in_place import devices_of, unread
+from .running.instance import ThreadInstance
+from .running.isolation import LostBatch, execute, refuse
+from .scheduling.costs import CostModel
+from .scheduling.room import whole_rows
+from .scheduling.scheduler import Scheduler
+from .scheduling.sizing import fast_ns
+from .scheduling.timeouts import is_timed
+from .sequences.homes import sequences_of
+from .shapes.forms import forms_of
+from .shapes.padding import Padding
 from .statistics import ModelStatistics
-from .timeouts import is_timed
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Backend, Binding
     from penstock.backends.signature import Signature
 
-    from .batch import Batch
-    from .device import Device
-    from .ensemble import Ensemble
-    from .outside import Outside, OutsideInstance
-    from .remembering import Remembering
+    from .caching.remembering import Remembering
+    from .devices.device import Device
+    from .ensembles.ensemble import Ensemble
     from .request import Key
+    from .running.batch import Batch
+    from .running.outside import Outside, OutsideInstance
+    from .running.watchdog import Watchdog
     from .spec import ModelSpec
-    from .watchdog import Watchdog
 
 logger = logging.getLogger("penstock.batching")
 

@@ -12,11 +12,11 @@ from penstock.backends.device_array import HOST, DeviceArray
 from penstock.backends.errors import InferError
 
 if TYPE_CHECKING:
-    from .course import Passed
+    from .caching.remembering import Miss
+    from .ensembles.course import Passed
     from .model import Model
-    from .remembering import Miss
+    from .sequences.under_way import UnderWay
     from .stream import Tells
-    from .under_way import UnderWay
 
 Key = tuple[tuple[int, ...] | None, ...]
 """What must be equal to share a batch: per input, in the Signature's order, its shape without rows; None if absent.

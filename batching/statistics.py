@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from .answers import AnswerStatistics
-from .batch import Batch
-from .quantiles import WINDOW_NS, Quantiles
 from .request import InferRequest
+from .running.batch import Batch
+from .scheduling.quantiles import WINDOW_NS, Quantiles
 from .spec import FIRST_RESPONSE_BOUNDS_MS
 
 REJECTED = "REJECTED"

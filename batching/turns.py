@@ -12,12 +12,12 @@ from penstock.backends.errors import Code, InferError
 
 from .alarms import Alarms
 from .awake import LONE_TURNS, Awake
-from .batch import Batch
-from .passage import count_steps
-from .promise import EXPIRED
+from .ensembles.passage import count_steps
 from .request import InferRequest
-from .sequences import CUT
-from .sequences import EXPIRED as SEQUENCE_EXPIRED
+from .running.batch import Batch
+from .scheduling.promise import EXPIRED
+from .sequences.sequences import CUT
+from .sequences.sequences import EXPIRED as SEQUENCE_EXPIRED
 from .sinks import hand_out
 from .statistics import BACKEND, CANCELED, OTHER, REJECTED
 

@@ -24,11 +24,11 @@ from uvicorn.server import ServerState
 
 from penstock.backends.loading import LOADERS
 from penstock.backends.signature import TensorSpec
-from penstock.batching.batch import Batch
-from penstock.batching.cache import Cache
+from penstock.batching.caching.cache import Cache
 from penstock.batching.engine import Engine
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
+from penstock.batching.running.batch import Batch
 from penstock.batching.spec import BatchPolicy, ModelSpec
 from penstock.server.hooks.runner import Hooks
 from penstock.server.http.fastlane import FastLane

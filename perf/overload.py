@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.batching.room import LEAST_ROWS
+from penstock.batching.scheduling.room import LEAST_ROWS
 
 from . import models
 from .bench import IRIS_64, MLP_32, Case, call

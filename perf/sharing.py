@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from penstock.backends.loading import LOADERS
-from penstock.batching.device import Device, device_of
+from penstock.batching.devices.device import Device, device_of
 from penstock.batching.engine import Engine
 from penstock.batching.model import Model
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec

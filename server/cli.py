@@ -17,8 +17,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
-from .foreign_flags import foreign
-from .setting import Setting, shown
+from .options.foreign_flags import foreign
+from .options.setting import Setting, shown
 from .settings import FALSE_WORDS, TRUE_WORDS, SettingError, Settings, known_settings, nearest, resolve
 
 USAGE_STATUS = 2
@@ -243,8 +243,8 @@ def _told_once() -> Iterator[None]:
 
 def _check(settings: Settings, invariance: bool) -> int:
     from .dialects import dialect_of
+    from .options.starting import obstacles
     from .repository.remote import RemoteError
-    from .starting import obstacles
 
     try:
         report, status = dialect_of(settings).check(invariance=invariance)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from .dialect_settings import DIALECTS
 from .errors import error_body
+from .options.dialect_settings import DIALECTS
 from .repository.mirrors import Mirrors, defaults_of
 
 if TYPE_CHECKING:
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from .hooks.runner import Hooks
     from .http.head import HttpError
     from .http.service import Service
-    from .listener import Port
-    from .metrics import ASGIApp
+    from .listening.listener import Port
     from .repository.findings import Finding
     from .repository.repository import Repository
     from .repository.scan import Defaults
     from .restricted import Restricted
     from .settings import Settings
+    from .telemetry.metrics import ASGIApp
     from .v2.inference import Inference
 
 

@@ -16,7 +16,7 @@ from typing import Never
 from penstock.backends.backend import Loader
 from penstock.backends.errors import Code, InferError
 from penstock.batching.engine import Engine
-from penstock.batching.passage import is_step
+from penstock.batching.ensembles.passage import is_step
 from penstock.batching.request import InferRequest
 
 from .chaos import Chaos, parse

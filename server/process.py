@@ -20,10 +20,10 @@ from typing import Any, Protocol
 
 import uvloop
 
-from .listener import StartError
-from .logs import Logs
+from .listening.listener import StartError
 from .settings import Settings
 from .signals import listen
+from .telemetry.logs import Logs
 
 logger = logging.getLogger("penstock.serve")
 

@@ -18,9 +18,8 @@ import numpy as np
 
 from penstock.backends.backend import Loader
 from penstock.backends.loading import LOADERS
-from penstock.batching.cache import Cache
+from penstock.batching.caching.cache import Cache
 
-from .cache_config import parse as parse_cache
 from .clouds.clouds import CloudParts, Clouds
 from .dialects import Parts, dialect_of
 from .environments.environments import Environments
@@ -29,10 +28,11 @@ from .grpc.tls import TlsError, context_for
 from .health import Health
 from .hooks.engine import HookedEngine
 from .isolated.loader import with_isolated
-from .lanes import grpc_lane, http_lane, metrics_lane
-from .listener import ListenError, Port, StartError
-from .metrics import create_metrics_app
-from .observing import Observing, made_metrics
+from .listening.listener import ListenError, Port, StartError
+from .listening.ports import grpc_lane, http_lane, metrics_lane
+from .options.cache_config import parse as parse_cache
+from .options.sharing import devices_of
+from .options.starting import obstacles
 from .python_models.dealings import Beside
 from .python_models.loading import PythonModels
 from .python_models.metrics import CustomMetrics
@@ -45,8 +45,8 @@ from .repository.mirrors import defaults_of
 from .repository.remote import RemoteError
 from .repository.transitions import Opens
 from .settings import Settings
-from .sharing import devices_of
-from .starting import obstacles
+from .telemetry.metrics import create_metrics_app
+from .telemetry.observing import Observing, made_metrics
 from .v2.control import EXTENSIONS, create_app
 from .v2.forwarding import Forwarding
 from .v2.generate import Generate
@@ -67,8 +67,8 @@ if TYPE_CHECKING:
     from .grpc.method import Method
     from .hooks.runner import Hooks
     from .http.service import Service
-    from .listener import Listener
-    from .observing import Port as Connected
+    from .listening.listener import Listener
+    from .telemetry.observing import Port as Connected
 
 logger = logging.getLogger("penstock.serve")
 

@@ -17,18 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from . import chaos
-from .backend_config import ONNX, rows_of
-from .backend_config import parse as parse_backend
-from .cache_config import parse as parse_cache
-from .cloud_settings import CLOUD_RULES, said_by_clouds
-from .dialect_settings import lacks
-from .gpu_settings import GPU_RULES
 from .http.limits import Limits
-from .metrics_config import parse as parse_metrics
-from .process_settings import ProcessSettings
+from .options.backend_config import ONNX, rows_of
+from .options.backend_config import parse as parse_backend
+from .options.cache_config import parse as parse_cache
+from .options.cloud_settings import CLOUD_RULES, said_by_clouds
+from .options.dialect_settings import lacks
+from .options.gpu_settings import GPU_RULES
+from .options.metrics_config import parse as parse_metrics
+from .options.process_settings import ProcessSettings
+from .options.setting import COUNT, PORTS, PREFIX, SECONDS, Setting, setting, shown
+from .options.sharing import parse_host_policies, parse_resources
 from .restricted import GRPC_PREFIX, Restricted
-from .setting import COUNT, PORTS, PREFIX, SECONDS, Setting, setting, shown
-from .sharing import parse_host_policies, parse_resources
 from .tracing.config import parse as parse_tracing
 from .v2.forwarding import Forwarding
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.backends.backend import Array, Binding, Overlapping, overlaps
 from penstock.backends.loading import load_onnx
-from penstock.batching.completion import complete
+from penstock.batching.loading.completion import complete
 
 from .correct import TOLERANCE, off_by, on_cpu
 from .engines import How, spec_of

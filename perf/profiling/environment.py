@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.backends import cpus
-from penstock.batching.memory import limit_bytes
+from penstock.batching.devices.memory import limit_bytes
 
 from . import energy
 from .sampling_looking import within

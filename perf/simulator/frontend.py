@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from penstock.batching.batch import Batch
+from penstock.batching.running.batch import Batch
 from penstock.batching.spec import BatchPolicy
 
 from .arrivals import Arrivals

@@ -29,12 +29,12 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.batch import Batch
-from penstock.batching.costs import CostModel
+from penstock.batching.loading.warmup import RUNS
 from penstock.batching.request import InferRequest, Sink
-from penstock.batching.scheduler import Scheduler
+from penstock.batching.running.batch import Batch
+from penstock.batching.scheduling.costs import CostModel
+from penstock.batching.scheduling.scheduler import Scheduler
 from penstock.batching.spec import BatchPolicy
-from penstock.batching.warmup import RUNS
 
 from .arrivals import Arrivals, Ints
 from .runtimes import RunTimes

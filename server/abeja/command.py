@@ -10,8 +10,8 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from penstock.server.own_flags import own_flags
-from penstock.server.setting import PREFIX
+from penstock.server.options.own_flags import own_flags
+from penstock.server.options.setting import PREFIX
 from penstock.server.settings import SettingError, Settings, resolve
 
 NAME = "penstock abeja"

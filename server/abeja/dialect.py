@@ -16,8 +16,8 @@ from .service import AbejaService
 
 if TYPE_CHECKING:
     from penstock.server.http.head import HttpError
-    from penstock.server.listener import Port
-    from penstock.server.metrics import ASGIApp
+    from penstock.server.listening.listener import Port
+    from penstock.server.telemetry.metrics import ASGIApp
 
 
 class Abeja(Dialect):
@@ -53,7 +53,7 @@ class Abeja(Dialect):
     def ports(self, app: ASGIApp) -> Iterable[Port]:
         """Make the port that has the health of the handler, and what is Penstock's own."""
         # this module is reached from the command line, which does not wait for uvicorn
-        from penstock.server.lanes import listener_of, shared_of
+        from penstock.server.listening.ports import listener_of, shared_of
 
         settings = self.settings
         service = HealthService(self._parts.ready, self._parts.inference, app.routes)  # type: ignore[attr-defined]

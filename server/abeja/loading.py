@@ -14,7 +14,7 @@ from penstock.server.workers.order import Order
 from .folder import ABEJA
 
 if TYPE_CHECKING:
-    from penstock.batching.outsides import Opened
+    from penstock.batching.running.outsides import Opened
     from penstock.batching.spec import ModelSpec, WorkerSpec
     from penstock.server.environments.environments import Environments
 

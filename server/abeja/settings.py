@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.server.deepaas.settings import DeepaasSettings
-from penstock.server.setting import setting
+from penstock.server.options.setting import setting
 
 GROUP = "ABEJA"
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from penstock.backends.backend import Array
-    from penstock.batching.outside import Takes
     from penstock.batching.request import InferRequest
+    from penstock.batching.running.outside import Takes
     from penstock.server.workers.worker import Worker
 
 SEATS = 2

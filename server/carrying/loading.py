@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.backends.signature import Signature
-from penstock.batching.outsides import Opened
+from penstock.batching.running.outsides import Opened
 
 from .hosts import SEATS, Crew, Host
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from penstock.batching.outside import Outside
+    from penstock.batching.running.outside import Outside
     from penstock.batching.spec import ModelSpec
     from penstock.server.workers.order import Order
 

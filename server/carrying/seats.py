@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.backends.backend import Array
-    from penstock.batching.batch import Batch
-    from penstock.batching.outside import Takes
     from penstock.batching.request import InferRequest, Key
+    from penstock.batching.running.batch import Batch
+    from penstock.batching.running.outside import Takes
 
     from .hosts import Host
 

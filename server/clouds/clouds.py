@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import InferError
 from penstock.server.http.service import Shared
-from penstock.server.lanes import listener_of
+from penstock.server.listening.ports import listener_of
 from penstock.server.v2.inference import Inference
 
 from .archives import Archives, Shelf
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.batching.engine import Engine
-    from penstock.server.listener import Listener
-    from penstock.server.metrics import ASGIApp
+    from penstock.server.listening.listener import Listener
     from penstock.server.repository.control import ModelControl
     from penstock.server.repository.repository import Repository
     from penstock.server.settings import Settings
+    from penstock.server.telemetry.metrics import ASGIApp
 
 
 @dataclass(frozen=True, slots=True)

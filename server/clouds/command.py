@@ -11,9 +11,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from penstock.server.own_flags import own_flags
+from penstock.server.options.own_flags import own_flags
+from penstock.server.options.setting import PREFIX
 from penstock.server.repository.scan import CONFIG_FILE
-from penstock.server.setting import PREFIX
 from penstock.server.settings import SettingError, Settings, resolve
 
 NAME = "penstock sagemaker"

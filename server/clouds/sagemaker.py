@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from penstock.batching.request import InferRequest
     from penstock.server.http.fastlane import FastLane
     from penstock.server.http.head import Head
-    from penstock.server.metrics import ASGIApp
     from penstock.server.restricted import Restricted
     from penstock.server.settings import Settings
+    from penstock.server.telemetry.metrics import ASGIApp
     from penstock.server.v2.claims import Claim
 
     from .archives import Archives

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock.server.own_flags import own_flags
-from penstock.server.setting import PREFIX
+from penstock.server.options.own_flags import own_flags
+from penstock.server.options.setting import PREFIX
 from penstock.server.settings import SettingError, Settings, resolve
 
 from .ini import default_files, default_folders, files_in, read_ini, substituted

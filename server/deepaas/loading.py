@@ -24,7 +24,7 @@ from .store import Store, file_of
 from .trainer import Trainer
 
 if TYPE_CHECKING:
-    from penstock.batching.outsides import Opened
+    from penstock.batching.running.outsides import Opened
     from penstock.batching.spec import ModelSpec
     from penstock.server.environments.environments import Environments
     from penstock.server.settings import Settings

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.server.running_settings import RunningSettings
-from penstock.server.setting import setting
+from penstock.server.options.running_settings import RunningSettings
+from penstock.server.options.setting import setting
 
 GROUP = "DEEPaaS"
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from penstock.backends.cpus import affinity, cgroup_cpus, decide
-from penstock.batching.memory import free_bytes, limit_bytes
+from penstock.batching.devices.memory import free_bytes, limit_bytes
 
 from .facts import Limit, Machine
 

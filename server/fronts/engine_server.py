@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from penstock.server.environments.environments import Environments
     from penstock.server.grpc.method import Method
     from penstock.server.ipc.wire import Message
-    from penstock.server.logs import Levels
     from penstock.server.settings import Settings
+    from penstock.server.telemetry.logs import Levels
 
 logger = logging.getLogger("penstock.fronts")
 

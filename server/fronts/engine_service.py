@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.own_outputs import OwnOutputs
 from penstock.batching.request import InferRequest
+from penstock.batching.running.own_outputs import OwnOutputs
 from penstock.batching.stream import Answers
 
 from .counted import count

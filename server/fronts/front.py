@@ -24,8 +24,8 @@ from penstock.server.faults import Faults, own_workers
 from penstock.server.grpc.tls import TlsError, context_for
 from penstock.server.health import Health
 from penstock.server.ipc.link import Link
-from penstock.server.lanes import grpc_lane, http_lane
-from penstock.server.listener import ListenError, Port, StartError
+from penstock.server.listening.listener import ListenError, Port, StartError
+from penstock.server.listening.ports import grpc_lane, http_lane
 from penstock.server.restricted import GRPC_PREFIX, Restricted
 from penstock.server.tracing.config import OPENTELEMETRY
 from penstock.server.tracing.config import parse as parse_tracing
@@ -52,9 +52,9 @@ if TYPE_CHECKING:
     from penstock.server.grpc.method import Method
     from penstock.server.hooks.runner import Hooks
     from penstock.server.ipc.wire import Message
-    from penstock.server.logs import Levels
-    from penstock.server.metrics import ASGIApp
     from penstock.server.settings import Settings
+    from penstock.server.telemetry.logs import Levels
+    from penstock.server.telemetry.metrics import ASGIApp
 
     from .spreading import Spread
 

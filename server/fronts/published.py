@@ -23,8 +23,8 @@ from .submission import error_of
 
 if TYPE_CHECKING:
     from penstock.batching.engine import Engine
+    from penstock.batching.loading.resizing import Change
     from penstock.batching.model import Model
-    from penstock.batching.resizing import Change
     from penstock.batching.spec import ModelSpec
     from penstock.server.environments.environments import Environments
     from penstock.server.ipc.link import Link

@@ -11,9 +11,9 @@ import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.admission import request_for
 from penstock.batching.loaded import STOPPING, Leaving, Loaded
 from penstock.batching.request import NO_TERMS, Terms
+from penstock.batching.scheduling.admission import request_for
 from penstock.batching.sinks import answered
 from penstock.batching.statistics import REJECTED
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.logs import Levels
+from penstock.server.telemetry.logs import Levels
 from penstock.server.v2.regions import CUDA, SYSTEM, Region
 
 from .kinds import IN_PLACE, STATE

@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from penstock.server.listener import Port
+    from penstock.server.listening.listener import Port
 
 logger = logging.getLogger("penstock.fronts")
 

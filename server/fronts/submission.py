@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.own_outputs import OwnOutputs
 from penstock.batching.request import InSequence
+from penstock.batching.running.own_outputs import OwnOutputs
 from penstock.batching.stream import Told
 from penstock.server.tracing.trace import context_of
 

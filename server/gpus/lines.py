@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from penstock.server.exposition import decimal, label_value
+from penstock.server.telemetry.exposition import decimal, label_value
 
 from .energy import Account
 from .nvml import Gpu

@@ -9,7 +9,7 @@ import struct
 import zlib
 from collections import deque
 
-from penstock.server.landing import LARGE_BYTES, Landing
+from penstock.server.listening.landing import LARGE_BYTES, Landing
 
 from .method import Status
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Collection
 from typing import Any
 
-from penstock.server.listener import Port
+from penstock.server.listening.listener import Port
 
 from .connection import GrpcConnection, GrpcShared
 

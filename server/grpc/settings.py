@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.server.http2.limits import Http2Limits
-from penstock.server.setting import COUNT, PORTS, SECONDS, setting
+from penstock.server.options.setting import COUNT, PORTS, SECONDS, setting
 
 from .limits import INT32_MAX, GrpcLimits
 

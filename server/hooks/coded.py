@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.backends.backend import Array
 from penstock.backends.errors import InferError
-from penstock.batching.admission import request_for
 from penstock.batching.request import NO_TERMS, Terms
+from penstock.batching.scheduling.admission import request_for
 from penstock.batching.stream import size_of, stream
 
 from .convert import to_inputs

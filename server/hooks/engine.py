@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.engine import Engine
+from penstock.batching.loading.resizing import Change
 from penstock.batching.model import Model
-from penstock.batching.resizing import Change
 from penstock.batching.spec import ModelSpec
 from penstock.server.environments.environments import Environments
 

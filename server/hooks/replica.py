@@ -8,7 +8,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.memory import resident_bytes
+from penstock.batching.devices.memory import resident_bytes
 from penstock.batching.model import Model
 from penstock.batching.spec import HookSpec
 

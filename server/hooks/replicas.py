@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
-from penstock.batching.room import queue_rows
+from penstock.batching.scheduling.room import queue_rows
 from penstock.batching.spec import HookSpec
 
 from .bench import Bench

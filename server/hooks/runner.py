@@ -16,8 +16,8 @@ from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
 from penstock.batching.answers import AnswerStatistics
 from penstock.batching.model import Model
-from penstock.batching.own_outputs import OwnAnswer, OwnOutputs, regular
 from penstock.batching.request import NO_TERMS, Terms
+from penstock.batching.running.own_outputs import OwnAnswer, OwnOutputs, regular
 from penstock.server.engines import Infers
 
 from .bound import Maker

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.batching.loaded import STOPPING
 from penstock.server.health import EXITING
-from penstock.server.landing import LARGE_BYTES, Landing, Straight
+from penstock.server.listening.landing import LARGE_BYTES, Landing, Straight
 
 from .answering import Answering
 from .chunks import ChunkedBody, too_large

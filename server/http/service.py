@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.server.errors import error_body
-from penstock.server.landing import SCRATCH_BYTES
+from penstock.server.listening.landing import SCRATCH_BYTES
 
 from .answers import Answers
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 
-from penstock.server.landing import Straight
+from penstock.server.listening.landing import Straight
 
 from .frames import (
     DATA,

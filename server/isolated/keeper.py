@@ -75,7 +75,7 @@ class Keeper:
 
 
 def _main(loop: asyncio.AbstractEventLoop) -> None:
-    # whoever was first may be kept to some CPUs (batching/placement.py), which are not meant for this
+    # whoever was first may be kept to some CPUs (batching/devices/placement.py), which are not meant for this
     with contextlib.suppress(OSError):
         os.sched_setaffinity(0, os.sched_getaffinity(os.getpid()))
     asyncio.set_event_loop(loop)

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.admission import admit
 from penstock.batching.request import InSequence, Terms
+from penstock.batching.scheduling.admission import admit
+from penstock.batching.scheduling.timeouts import due_ns
 from penstock.batching.stream import Told
-from penstock.batching.timeouts import due_ns
 from penstock.server.v2.decode import wrong_inputs
 
 from .messages import CALL, CALLED, CONTROL, CONTROLLED, LEAVE, LOG, METRIC, TRACEBACK

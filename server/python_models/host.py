@@ -25,9 +25,9 @@ from .requests import Names, error_of
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
-    from penstock.batching.batch import Batch
-    from penstock.batching.outside import Takes
     from penstock.batching.request import InferRequest, Key
+    from penstock.batching.running.batch import Batch
+    from penstock.batching.running.outside import Takes
     from penstock.server.workers.worker import Worker
 
 logger = logging.getLogger("penstock.python_models")

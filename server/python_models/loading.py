@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.outsides import Opened, active, complete_outside
+from penstock.batching.running.outsides import Opened, active, complete_outside
 from penstock.server.repository.completed import completed, to_json
 from penstock.server.repository.fields.identity import PYTHON
 from penstock.server.repository.pbtxt import message_of

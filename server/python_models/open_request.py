@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
-    from penstock.batching.batch import Batch
     from penstock.batching.request import InferRequest
+    from penstock.batching.running.batch import Batch
 
 
 class OpenRequest:

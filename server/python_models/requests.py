@@ -13,14 +13,14 @@ import orjson
 
 from penstock.backends.datatypes import DATATYPES
 from penstock.backends.errors import Code, InferError
-from penstock.batching.admission import dims_text
-from penstock.batching.forms import Forms, forms_of, spans
-from penstock.batching.own_outputs import OwnOutputs
+from penstock.batching.running.own_outputs import OwnOutputs
+from penstock.batching.scheduling.admission import dims_text
+from penstock.batching.shapes.forms import Forms, forms_of, spans
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
-    from penstock.batching.batch import Batch
     from penstock.batching.request import InferRequest
+    from penstock.batching.running.batch import Batch
     from penstock.batching.spec import ModelSpec
 
 START, END = 1, 2

@@ -14,16 +14,16 @@ from typing import Any
 from penstock.backends.backend import Backend, Loader
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import TensorSpec
-from penstock.batching.completion import complete
-from penstock.batching.fallback import CPU_FALLBACK, falls_back, moved
-from penstock.batching.invariance import probe
+from penstock.batching.devices.fallback import CPU_FALLBACK, falls_back, moved
+from penstock.batching.ensembles.steps import link
+from penstock.batching.loading.completion import complete
+from penstock.batching.loading.invariance import probe
+from penstock.batching.loading.opening import complete_ensemble
+from penstock.batching.loading.samples import check_samples
 from penstock.batching.model import Model
-from penstock.batching.opening import complete_ensemble
-from penstock.batching.outsides import complete_outside
-from penstock.batching.room import queue_rows
-from penstock.batching.samples import check_samples
+from penstock.batching.running.outsides import complete_outside
+from penstock.batching.scheduling.room import queue_rows
 from penstock.batching.spec import BatchPolicy, ModelSpec, PaddedAxis, SequenceSpec, WorkerSpec
-from penstock.batching.steps import link
 from penstock.server.hooks.loading import check_file
 from penstock.server.hooks.plan import plan
 

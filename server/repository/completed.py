@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.backends.signature import TensorSpec
-from penstock.batching.fallback import CPU_FALLBACK
+from penstock.batching.devices.fallback import CPU_FALLBACK
 from penstock.batching.spec import ModelSpec
 
 from .fields import sequences

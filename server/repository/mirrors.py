@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.server.backend_config import TENSORFLOW, rows_of, tensorflow_options
-from penstock.server.gpu_settings import parse_devices, parse_limits
+from penstock.server.options.backend_config import TENSORFLOW, rows_of, tensorflow_options
+from penstock.server.options.gpu_settings import parse_devices, parse_limits
 from penstock.server.settings import Settings
 
 from .address import is_remote

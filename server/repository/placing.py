@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from penstock.batching.fallback import CPU_FALLBACK, moved
-from penstock.batching.run_sizes import run_sizes
+from penstock.batching.devices.fallback import CPU_FALLBACK, moved
+from penstock.batching.loading.run_sizes import run_sizes
 from penstock.batching.spec import InstanceGroup, ModelSpec
 
 from .fields.accelerators import CUDA, OPTIONS, PLACES, TENSORRT

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from penstock.backends.errors import Code, InferError
+from penstock.batching.loading.resizing import Change
 from penstock.batching.model import Model
-from penstock.batching.resizing import Change
 from penstock.batching.spec import ModelSpec
 
 from . import changes, overrides

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from penstock.server.own_flags import own_flags
-from penstock.server.setting import PREFIX
+from penstock.server.options.own_flags import own_flags
+from penstock.server.options.setting import PREFIX
 from penstock.server.settings import SettingError, Settings, resolve
 
 from .environ import truth

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.batching.outsides import Opened
+from penstock.batching.running.outsides import Opened
 from penstock.server.carrying.hosts import Host
 from penstock.server.carrying.loading import AT_ONCE, as_carried
 from penstock.server.workers.order import Order
@@ -24,7 +24,7 @@ from .seats import SeldonCrew
 from .tensors import Tensors, signature_of
 
 if TYPE_CHECKING:
-    from penstock.batching.outside import Outside
+    from penstock.batching.running.outside import Outside
     from penstock.batching.spec import ModelSpec
     from penstock.server.environments.environments import Environments
 

@@ -23,8 +23,8 @@ from .messages import APART, ROWS, TENSORS, Endpoint
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Array
-    from penstock.batching.batch import Batch
     from penstock.batching.request import InferRequest, Key
+    from penstock.batching.running.batch import Batch
     from penstock.server.carrying.hosts import Host
 
     from .batching import Sharing

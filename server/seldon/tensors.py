@@ -18,7 +18,7 @@ import orjson
 from penstock.backends.datatypes import DATATYPES
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching.own_outputs import OwnOutputs
+from penstock.batching.running.own_outputs import OwnOutputs
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Array

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 from penstock.server.ipc.link import Link
-from penstock.server.listener import StartError
+from penstock.server.listening.listener import StartError
 from penstock.server.signals import listen
 
 from .fleet import ANSWERS, READY
@@ -46,7 +46,7 @@ from .kinds import (
 
 if TYPE_CHECKING:
     from penstock.server.ipc.wire import Message
-    from penstock.server.logs import Logs
+    from penstock.server.telemetry.logs import Logs
 
     from .journal import Kept
     from .roles import Role
@@ -155,8 +155,8 @@ class _Process:
         except asyncio.CancelledError:
             return 1  # the supervisor has gone
         from penstock.server import process
-        from penstock.server.logs import Logs
         from penstock.server.settings import Settings
+        from penstock.server.telemetry.logs import Logs
 
         _name(assigned["name"])
         sys.path[:] = assigned["path"]

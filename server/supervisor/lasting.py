@@ -15,7 +15,7 @@ from penstock.server.v2.regions import SYSTEM
 
 if TYPE_CHECKING:
     from penstock.server.fronts.engine_server import EngineServer
-    from penstock.server.logs import Levels
+    from penstock.server.telemetry.logs import Levels
     from penstock.server.v2.regions import Region
 
     from .child import Told

@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.server.ipc.wire import Message
-from penstock.server.listener import ListenError, StartError
+from penstock.server.listening.listener import ListenError, StartError
 from penstock.server.settings import Settings
 
 from .children import Child, told_end

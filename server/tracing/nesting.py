@@ -10,7 +10,7 @@ from __future__ import annotations
 from random import getrandbits
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.batching.passage import Passage
+from penstock.batching.ensembles.passage import Passage
 
 from .config import Sampling
 from .trace import Trace, trace_id_of

@@ -15,9 +15,9 @@ from .config import TENSORS
 
 if TYPE_CHECKING:
     from penstock.backends.signature import TensorSpec
-    from penstock.batching.batch import Batch
     from penstock.batching.model import Model
     from penstock.batching.request import InferRequest
+    from penstock.batching.running.batch import Batch
 
 QUEUE_INPUT, BACKEND_OUTPUT = "TENSOR_QUEUE_INPUT", "TENSOR_BACKEND_OUTPUT"
 

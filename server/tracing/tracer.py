@@ -18,9 +18,9 @@ from .nesting import Chosen, Step, context_in, mark_of, nested, root_of
 from .trace import Trace, TraceSink, asks_for_trace, context_of, stamps_of, tensors_of
 
 if TYPE_CHECKING:
-    from penstock.batching.batch import Batch
     from penstock.batching.model import Model
     from penstock.batching.request import InferRequest
+    from penstock.batching.running.batch import Batch
 
 logger = logging.getLogger("penstock.tracing")
 

@@ -21,9 +21,9 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
 from penstock.server.errors import HTTP_STATUS, error_body, retry_after_s
 from penstock.server.health import EXITING, Health
-from penstock.server.metrics import CONTENT_TYPE as METRICS_TYPE
-from penstock.server.metrics import Metrics
 from penstock.server.restricted import guarded
+from penstock.server.telemetry.metrics import CONTENT_TYPE as METRICS_TYPE
+from penstock.server.telemetry.metrics import Metrics
 
 from . import openapi
 from .metadata import model_metadata, model_statistics, run_times

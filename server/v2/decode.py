@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.admission import admitted
 from penstock.batching.request import InferRequest
+from penstock.batching.scheduling.admission import admitted
 
 from . import said
 from .parsing import parse

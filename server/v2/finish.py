@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.backends.device_array import DeviceArray
 from penstock.backends.errors import Code, InferError
-from penstock.batching.own_outputs import own_datatype
+from penstock.batching.running.own_outputs import own_datatype
 
 from .regions import Lease
 from .said import BINARY, JSON, MAX_CLASSES, Classes, Ways
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from penstock.backends.backend import Array
     from penstock.batching.model import Model
-    from penstock.batching.own_outputs import OwnOutputs
     from penstock.batching.request import InferRequest
+    from penstock.batching.running.own_outputs import OwnOutputs
 
     from .said import Plan, Way
 

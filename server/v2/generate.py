@@ -21,8 +21,8 @@ from fastapi import Request, Response
 
 from penstock.backends.datatypes import DATATYPES
 from penstock.backends.errors import Code, InferError
-from penstock.batching.admission import admit
 from penstock.batching.model import Model
+from penstock.batching.scheduling.admission import admit
 from penstock.server.errors import HTTP_STATUS, error_body
 
 from . import said

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.own_outputs import OwnOutputs
+from penstock.batching.running.own_outputs import OwnOutputs
 from penstock.server.answering import LARGE_BYTES, answer_coded, internal, off_loop, off_task, on_task
 from penstock.server.errors import HTTP_STATUS, error_body, retry_after_line
 from penstock.server.http.coding import decompress

@@ -14,8 +14,8 @@ from typing import Any
 from fastapi import Request, Response
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.logs import Levels
 from penstock.server.settings import Settings
+from penstock.server.telemetry.logs import Levels
 
 from .parsing import parse
 from .routes import MAX_JSON_DEPTH, Route, body_of, json_answer

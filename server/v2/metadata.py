@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from penstock.backends.signature import TensorSpec
-from penstock.batching.costs import RunTime
 from penstock.batching.model import Model
+from penstock.batching.scheduling.costs import RunTime
 from penstock.batching.statistics import BatchSizeStatistics, Duration
 
 SHOWN_KEYS = 32

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InSequence, Terms
-from penstock.batching.timeouts import due_ns
+from penstock.batching.scheduling.timeouts import due_ns
 
 from .regions import OFF, Lease
 

@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.admission import dims_text
+from penstock.batching.scheduling.admission import dims_text
 
 if TYPE_CHECKING:
     from penstock.backends.backend import Array

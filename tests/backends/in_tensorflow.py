@@ -28,7 +28,7 @@ from penstock.backends.errors import Code, InferError, RunStopped
 from penstock.backends.loading import ISOLATED
 from penstock.backends.tensorflow import MAX_CALLABLES, TensorflowBackend, load, session_config
 from penstock.backends.tensorflow_binding import MAX_PLANS, TensorflowBinding
-from penstock.batching.freeing import obstacle
+from penstock.batching.loading.freeing import obstacle
 from tests.backends.contract import ENDLESS, PATIENCE_S, BackendContract, batched, infer
 
 SAMPLE = {"sepal_length": 5.2, "sepal_width": 3.6, "petal_length": 1.4, "petal_width": 0.3}

@@ -18,7 +18,7 @@ from penstock.backends.cpus import usable_cpus
 from penstock.backends.datatypes import DATATYPES
 from penstock.backends.errors import Code, InferError
 from penstock.backends.onnx import OnnxBackend, load, session_options
-from penstock.batching.memory import resident_bytes
+from penstock.batching.devices.memory import resident_bytes
 from tests.backends import gil
 from tests.backends.contract import BackendContract, batched, float_rows, infer
 from tests.backends.onnx_models import BFLOAT16, FLOAT, INT64, STRING, contract_model, floats, ints, node, save, value

@@ -15,11 +15,11 @@ import numpy as np
 from penstock.backends.backend import Array, Binding
 from penstock.backends.errors import Code, DeviceLost, RunStopped
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching.batch import Batch
-from penstock.batching.device import Device
+from penstock.batching.devices.device import Device
+from penstock.batching.devices.placement import Devices, Reopen
 from penstock.batching.model import Model
-from penstock.batching.placement import Devices, Reopen
 from penstock.batching.request import InferRequest
+from penstock.batching.running.batch import Batch
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
 from tests.fakes import PATIENCE_S, FakeBackend, fake_request
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching.admission import Shape, admit, dims_text
-from penstock.batching.padding import Padding
+from penstock.batching.scheduling.admission import Shape, admit, dims_text
+from penstock.batching.shapes.padding import Padding
 from penstock.batching.spec import ModelSpec, PaddedAxis
 
 PAIR = Signature(

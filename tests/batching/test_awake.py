@@ -10,7 +10,7 @@ import pytest
 
 from penstock.batching import awake
 from penstock.batching.awake import AWAKE_NS, LONE_TURNS, MOST_SKIPPED, Awake
-from penstock.batching.batch import Batch
+from penstock.batching.running.batch import Batch
 from penstock.batching.turns import Turns
 
 

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from penstock.backends.errors import InferError
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching.batch import Batch
-from penstock.batching.bound import reshaped_signature
-from penstock.batching.completion import complete
-from penstock.batching.execution import run_batch
+from penstock.batching.loading.completion import complete
+from penstock.batching.loading.rehearsal import rehearsal, rehearsed_key, smallest_tails
 from penstock.batching.model import Model
-from penstock.batching.ragged import KINDS, SCATTER
-from penstock.batching.rehearsal import rehearsal, rehearsed_key, smallest_tails
 from penstock.batching.request import InferRequest
+from penstock.batching.running.batch import Batch
+from penstock.batching.running.execution import run_batch
+from penstock.batching.shapes.bound import reshaped_signature
+from penstock.batching.shapes.ragged import KINDS, SCATTER
 from penstock.batching.spec import BatchPolicy, BatchTensor, ModelSpec
 from tests.fakes import FakeBackend, NoSink
 

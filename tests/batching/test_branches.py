@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching import branches
-from penstock.batching.batch import Batch
-from penstock.batching.outside import Takes
-from penstock.batching.outsides import Opened, complete_outside
+from penstock.batching.ensembles import branches
 from penstock.batching.request import InferRequest, Key
+from penstock.batching.running.batch import Batch
+from penstock.batching.running.outside import Takes
+from penstock.batching.running.outsides import Opened, complete_outside
 from penstock.batching.spec import BatchPolicy, EnsembleSpec, ModelSpec
 from penstock.batching.statistics import BACKEND, CANCELED
 from penstock.batching.stream import NOT_ONE, Told, stream

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from penstock.backends.backend import Array
 from penstock.backends.datatypes import DATATYPES
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching.cache import ARRAY_BYTES, ENTRY_BYTES, Cache, Keys, size_of
+from penstock.batching.caching.cache import ARRAY_BYTES, ENTRY_BYTES, Cache, Keys, size_of
 from tests.clients.tensors import VALUES
 
 ONE = ENTRY_BYTES + ARRAY_BYTES + 4

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.batching.batch import Batch
 from penstock.batching.request import InferRequest
+from penstock.batching.running.batch import Batch
 from penstock.batching.statistics import CACHE_LATENCIES, LATENCIES, Duration, ModelStatistics
 from tests.fakes import fake_model, fake_request
 

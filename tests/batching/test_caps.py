@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.batching.caps import RECOVER_NS, MemoryCap
+from penstock.batching.scheduling.caps import RECOVER_NS, MemoryCap
 
 
 def test_there_is_no_limit_before_anything_did_not_fit() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.batching import closing
+from penstock.batching.loading import closing
 from tests.batching.overlapping import ROWS, Stream, opened
 from tests.fakes import PATIENCE_S
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching.completion import complete
+from penstock.batching.loading.completion import complete
 from penstock.batching.spec import DEFAULT_MAX_BATCH_ROWS, BatchPolicy, ModelSpec
 
 X = TensorSpec("x", "FP32", (-1, 4))

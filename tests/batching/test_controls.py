@@ -13,12 +13,12 @@ import pytest
 from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching.batch import Batch
-from penstock.batching.controls import ControlInput, check_sequence
 from penstock.batching.request import InSequence
+from penstock.batching.running.batch import Batch
+from penstock.batching.sequences.controls import ControlInput, check_sequence
+from penstock.batching.sequences.states import StateInput, StatesKept
+from penstock.batching.sequences.under_way import UnderWay
 from penstock.batching.spec import BatchPolicy, Control, InstanceGroup, ModelSpec, PaddedAxis, SequenceSpec, State
-from penstock.batching.states import StateInput, StatesKept
-from penstock.batching.under_way import UnderWay
 from tests.fakes import fake_model, fake_request
 
 MODEL = fake_model()

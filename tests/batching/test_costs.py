@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.batching.costs import MAX_KEYS, CostModel, RunTime
-from penstock.batching.curve import REVIEW_NS, REVIEW_RUNS
 from penstock.batching.request import Key
+from penstock.batching.scheduling.costs import MAX_KEYS, CostModel, RunTime
+from penstock.batching.scheduling.curve import REVIEW_NS, REVIEW_RUNS
 
 KEY: Key = ((4,),)
 OTHER: Key = ((5,),)

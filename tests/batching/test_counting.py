@@ -12,9 +12,10 @@ import pytest
 
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching import counting, memory, opening
-from penstock.batching.counting import Split, Trial, Trials, choose, count_instances, splits, together
-from penstock.batching.instance import ThreadInstance
+from penstock.batching.devices import memory
+from penstock.batching.loading import counting, opening
+from penstock.batching.loading.counting import Split, Trial, Trials, choose, count_instances, splits, together
+from penstock.batching.running.instance import ThreadInstance
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
 from tests.fakes import FakeBackend, Function
 

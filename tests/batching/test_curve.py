@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.batching.curve import FRESH_NS, KEPT_RUNS, KNOWN_RUNS, PACE_RUNS, REVIEW_RUNS, Curve
+from penstock.batching.scheduling.curve import FRESH_NS, KEPT_RUNS, KNOWN_RUNS, PACE_RUNS, REVIEW_RUNS, Curve
 
 MS = 1_000_000
 S = 1_000_000_000

@@ -8,8 +8,8 @@ import weakref
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.batching.deadlines import SPARE, Deadlines
 from penstock.batching.request import InferRequest
+from penstock.batching.scheduling.deadlines import SPARE, Deadlines
 from tests.fakes import fake_model, fake_request
 
 MODEL = fake_model()

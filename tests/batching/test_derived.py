@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching.batch import Batch
-from penstock.batching.completion import complete
-from penstock.batching.counting import Split, Trials
-from penstock.batching.derived import derived_names, kept_names
-from penstock.batching.execution import run_batch
-from penstock.batching.invariance import probe, settle
-from penstock.batching.isolation import execute
+from penstock.batching.loading.completion import complete
+from penstock.batching.loading.counting import Split, Trials
+from penstock.batching.loading.invariance import probe, settle
+from penstock.batching.loading.rehearsal import rehearsal, rehearsed_key, smallest_tails
+from penstock.batching.loading.warmup import sweep
 from penstock.batching.model import Model
-from penstock.batching.rehearsal import rehearsal, rehearsed_key, smallest_tails
 from penstock.batching.request import InferRequest, InSequence
+from penstock.batching.running.batch import Batch
+from penstock.batching.running.execution import run_batch
+from penstock.batching.running.isolation import execute
+from penstock.batching.shapes.derived import derived_names, kept_names
 from penstock.batching.spec import BatchPolicy, BatchTensor, Control, ModelSpec, SequenceSpec, State
-from penstock.batching.warmup import sweep
 from tests.fakes import FakeBackend, Function, fake_request
 
 X = TensorSpec("x", "FP32", (-1, 4))

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.backends import cpus
-from penstock.batching.device import AT_ONCE, BRIEF_NS, LEAST_NS, WAITED_FOR, Device, Share, device_of, width_of
+from penstock.batching.devices.device import AT_ONCE, BRIEF_NS, LEAST_NS, WAITED_FOR, Device, Share, device_of, width_of
 
 MS = 1_000_000
 
@@ -290,7 +290,7 @@ class TestBriefRuns:
 
 class TestWidths:
     def test_a_run_on_a_cpu_takes_its_sessions_threads(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("penstock.batching.device.usable_cpus", lambda: 8)
+        monkeypatch.setattr("penstock.batching.devices.device.usable_cpus", lambda: 8)
 
         widths = [
             width_of("cpu", count, threads) for count, threads in ((1, 0), (1, 3), (2, 0), (8, 1), (4, 5), (1, 99))

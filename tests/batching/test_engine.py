@@ -21,12 +21,12 @@ from penstock.backends.backend import Array, Backend, Binding
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching import engine as engine_module
-from penstock.batching import instance as instance_module
-from penstock.batching import opening, warmup
 from penstock.batching.engine import Engine
-from penstock.batching.instance import ThreadInstance
+from penstock.batching.loading import opening, warmup
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest, Terms
+from penstock.batching.running import instance as instance_module
+from penstock.batching.running.instance import ThreadInstance
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
 from penstock.batching.statistics import BACKEND, CANCELED, REJECTED
 from tests.fakes import PATIENCE_S, FakeBackend, Function, Gate, ListSink, fake_loader, fake_request

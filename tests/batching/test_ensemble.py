@@ -16,12 +16,12 @@ import pytest
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching import turns
-from penstock.batching.cache import Cache
+from penstock.batching.caching.cache import Cache
+from penstock.batching.ensembles.steps import check_flow
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest, InSequence
 from penstock.batching.spec import HookSpec, ModelSpec, SequenceSpec, Step
 from penstock.batching.statistics import BACKEND, CANCELED, OTHER, REJECTED
-from penstock.batching.steps import check_flow
 from tests.batching.ensembles import ROWS, House, ensemble_spec, house, step, tensors, values_of
 from tests.fakes import ListSink
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching.batch import Batch
-from penstock.batching.execution import device_ns, run_batch
 from penstock.batching.model import Model
-from penstock.batching.padding import smallest_fit
 from penstock.batching.request import InferRequest
+from penstock.batching.running.batch import Batch
+from penstock.batching.running.execution import device_ns, run_batch
+from penstock.batching.shapes.padding import smallest_fit
 from penstock.batching.spec import BatchPolicy, ModelSpec
 from tests.fakes import FakeBackend, Function, fake_request
 

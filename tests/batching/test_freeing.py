@@ -13,9 +13,9 @@ from onnx import TensorProto, helper
 
 from penstock.backends.backend import FREE_ROWS
 from penstock.backends.loading import LOADERS, load_onnx
-from penstock.batching import freeing
-from penstock.batching.freeing import freed
-from penstock.batching.opening import close_model, open_model
+from penstock.batching.loading import freeing
+from penstock.batching.loading.freeing import freed
+from penstock.batching.loading.opening import close_model, open_model
 from penstock.batching.spec import ModelSpec
 
 FLOAT, INT64, STRING = TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING

@@ -16,11 +16,11 @@ from penstock.backends.backend import Array
 from penstock.backends.device_array import DeviceArray
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching.batch import Batch
-from penstock.batching.in_place import devices_of
-from penstock.batching.isolation import execute
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
+from penstock.batching.running.batch import Batch
+from penstock.batching.running.in_place import devices_of
+from penstock.batching.running.isolation import execute
 from penstock.batching.spec import BatchPolicy, HookSpec, ModelSpec
 from tests.fakes import FakeBackend, FakeBinding, fake_request
 from tests.shared import SharedArrays

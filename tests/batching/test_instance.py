@@ -13,9 +13,9 @@ import pytest
 
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching.batch import Batch
 from penstock.batching.model import HELD_NS, Model
 from penstock.batching.request import InferRequest
+from penstock.batching.running.batch import Batch
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
 from tests.fakes import PATIENCE_S, FakeBackend, Function, fake_request
 

@@ -20,13 +20,13 @@ from penstock.backends import onnx as onnx_backend
 from penstock.backends.backend import Array, Backend
 from penstock.backends.loading import LOADERS
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching import invariance
-from penstock.batching.batch import Batch
-from penstock.batching.completion import complete
 from penstock.batching.engine import Engine
-from penstock.batching.execution import run_batch
-from penstock.batching.invariance import Probed, probe, settle
+from penstock.batching.loading import invariance
+from penstock.batching.loading.completion import complete
+from penstock.batching.loading.invariance import Probed, probe, settle
 from penstock.batching.model import Model
+from penstock.batching.running.batch import Batch
+from penstock.batching.running.execution import run_batch
 from penstock.batching.spec import BatchPolicy, ModelSpec
 from penstock.server import cli
 from tests.backends.onnx_models import floats, ints, node, save, value

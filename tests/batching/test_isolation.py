@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from penstock.backends.backend import Array, Binding
 from penstock.backends.errors import Code, DeviceLost, InferError, OutOfMemory, RunStopped
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching.batch import Batch
-from penstock.batching.isolation import LostBatch, cut, execute, execute_alone, refuse
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
+from penstock.batching.running.batch import Batch
+from penstock.batching.running.isolation import LostBatch, cut, execute, execute_alone, refuse
 from penstock.batching.spec import BatchPolicy, ModelSpec
 from tests.fakes import FakeBackend, Function, fake_request
 

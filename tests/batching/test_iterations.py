@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from penstock.backends.errors import InferError
-from penstock.batching.batch import Batch
-from penstock.batching.costs import CostModel
-from penstock.batching.iterations import Identities
 from penstock.batching.request import InferRequest, InSequence
-from penstock.batching.scheduler import Scheduler
-from penstock.batching.sequences import Sequences
+from penstock.batching.running.batch import Batch
+from penstock.batching.scheduling.costs import CostModel
+from penstock.batching.scheduling.scheduler import Scheduler
+from penstock.batching.sequences.iterations import Identities
+from penstock.batching.sequences.sequences import Sequences
 from penstock.batching.spec import BatchPolicy, Control, SequenceSpec
 from tests.fakes import fake_model, fake_request
 

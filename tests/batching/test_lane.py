@@ -7,8 +7,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.batching.lane import LOOK_AHEAD, PATIENCE_NS, Lane
 from penstock.batching.request import InferRequest
+from penstock.batching.scheduling.lane import LOOK_AHEAD, PATIENCE_NS, Lane
 from tests.fakes import fake_model, fake_request
 
 KEY = ((4,),)

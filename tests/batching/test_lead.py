@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.batching.lead import MOST_RUNS, WAKE_NS, Lead, ended_ns
+from penstock.batching.running.lead import MOST_RUNS, WAKE_NS, Lead, ended_ns
 
 NS = st.integers(0, 1 << 50)
 MS = 1_000_000

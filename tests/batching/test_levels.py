@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.costs import CostModel
-from penstock.batching.lane import LOOK_AHEAD
-from penstock.batching.levels import STARVED_NS, LevelLane, Levels
 from penstock.batching.request import InferRequest, Key
-from penstock.batching.room import Room
-from penstock.batching.scheduler import Scheduler
+from penstock.batching.scheduling.costs import CostModel
+from penstock.batching.scheduling.lane import LOOK_AHEAD
+from penstock.batching.scheduling.levels import STARVED_NS, LevelLane, Levels
+from penstock.batching.scheduling.room import Room
+from penstock.batching.scheduling.scheduler import Scheduler
 from penstock.batching.spec import BatchPolicy, QueuePolicy
 from tests.fakes import fake_model, fake_request
 

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.batch import Batch
-from penstock.batching.costs import CostModel
-from penstock.batching.levels import STARVED_NS
-from penstock.batching.preferred import walk
 from penstock.batching.request import InferRequest, Key
-from penstock.batching.scheduler import Scheduler
+from penstock.batching.running.batch import Batch
+from penstock.batching.scheduling.costs import CostModel
+from penstock.batching.scheduling.levels import STARVED_NS
+from penstock.batching.scheduling.preferred import walk
+from penstock.batching.scheduling.scheduler import Scheduler
+from penstock.batching.scheduling.timeouts import due_ns, level_of
 from penstock.batching.spec import BatchPolicy, QueuePolicy
-from penstock.batching.timeouts import due_ns, level_of
 from tests.fakes import fake_model, fake_request
 
 A, B, C = ((4,),), ((5,),), ((6,),)

@@ -16,15 +16,15 @@ import pytest
 
 from penstock.backends.errors import Code, DeviceLost, InferError
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching import instance as instance_module
-from penstock.batching.batch import Batch
-from penstock.batching.device import Device, Share, Waiter
+from penstock.batching.devices.device import Device, Share, Waiter
+from penstock.batching.devices.placement import Devices, spread
+from penstock.batching.devices.rates import Claim, RateLimiter
 from penstock.batching.engine import Engine
+from penstock.batching.loading.opening import open_model
 from penstock.batching.model import Model
-from penstock.batching.opening import open_model
-from penstock.batching.placement import Devices, spread
-from penstock.batching.rates import Claim, RateLimiter
 from penstock.batching.request import InferRequest
+from penstock.batching.running import instance as instance_module
+from penstock.batching.running.batch import Batch
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec, Resource
 from tests.fakes import PATIENCE_S, Doors, FakeBackend, Function, fake_loader, fake_request
 

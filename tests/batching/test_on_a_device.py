@@ -17,13 +17,15 @@ import pytest
 from penstock.backends.backend import Backend
 from penstock.backends.errors import Code, DeviceLost, InferError, OutOfMemory
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching import counting, fallback, instance, opening
-from penstock.batching.counting import GPU_MEMORY, Split, Trials, count_instances
+from penstock.batching.devices import fallback
+from penstock.batching.devices.placement import spread
 from penstock.batching.engine import Engine
+from penstock.batching.loading import counting, opening
+from penstock.batching.loading.counting import GPU_MEMORY, Split, Trials, count_instances
+from penstock.batching.loading.run_sizes import SIZES
 from penstock.batching.model import Model
-from penstock.batching.placement import spread
 from penstock.batching.request import InSequence, Terms
-from penstock.batching.run_sizes import SIZES
+from penstock.batching.running import instance
 from penstock.batching.spec import (
     BatchPolicy,
     BatchTensor,

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from penstock.backends.errors import InferError
-from penstock.batching import instance
+from penstock.batching.devices.placement import Devices
 from penstock.batching.engine import Engine
+from penstock.batching.loading.opening import close_model, open_model
 from penstock.batching.model import Model
-from penstock.batching.opening import close_model, open_model
-from penstock.batching.placement import Devices
+from penstock.batching.running import instance
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
 from tests.backends.fake_cuda import FakeRuntime
 from tests.backends.fake_session import fake_cuda_loader

@@ -18,8 +18,8 @@ from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.engine import Engine
 from penstock.batching.model import Model
-from penstock.batching.ordering import Ordering
 from penstock.batching.request import InferRequest
+from penstock.batching.scheduling.ordering import Ordering
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
 from tests.fakes import FakeBackend, Gate, ListSink, fake_loader, fake_model, fake_request
 

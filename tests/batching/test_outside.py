@@ -13,15 +13,15 @@ import pytest
 
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import TensorSpec
-from penstock.batching.admission import request_for
-from penstock.batching.batch import Batch
+from penstock.batching.devices.placement import Devices
+from penstock.batching.devices.rates import RateLimiter
 from penstock.batching.engine import Engine
 from penstock.batching.model import Model
-from penstock.batching.outside import Outside, Takes, parted
-from penstock.batching.outsides import Opened, complete_outside
-from penstock.batching.placement import Devices
-from penstock.batching.rates import RateLimiter
 from penstock.batching.request import InferRequest, InSequence, Key, Terms
+from penstock.batching.running.batch import Batch
+from penstock.batching.running.outside import Outside, Takes, parted
+from penstock.batching.running.outsides import Opened, complete_outside
+from penstock.batching.scheduling.admission import request_for
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec, Resource, SequenceSpec
 from penstock.batching.stream import Told, stream
 

@@ -17,17 +17,17 @@ from hypothesis import strategies as st
 from penstock.backends.backend import Binding
 from penstock.backends.errors import Code, DeviceLost, InferError, OutOfMemory, ProcessLost
 from penstock.backends.signature import Signature
-from penstock.batching import instance
-from penstock.batching.costs import CostModel
-from penstock.batching.device import Device
-from penstock.batching.lead import Lead
-from penstock.batching.overlap import Step, next_step
-from penstock.batching.placement import Devices
-from penstock.batching.rates import RateLimiter
+from penstock.batching.devices.device import Device
+from penstock.batching.devices.placement import Devices
+from penstock.batching.devices.rates import RateLimiter
 from penstock.batching.request import InferRequest, Key
-from penstock.batching.scheduler import Scheduler
+from penstock.batching.running import instance
+from penstock.batching.running.lead import Lead
+from penstock.batching.running.overlap import Step, next_step
+from penstock.batching.running.watchdog import Watchdog
+from penstock.batching.scheduling.costs import CostModel
+from penstock.batching.scheduling.scheduler import Scheduler
 from penstock.batching.spec import BatchPolicy, InstanceGroup, Resource
-from penstock.batching.watchdog import Watchdog
 from tests.batching.overlapping import LONG_NS, ROWS, House, Stream, opened
 from tests.fakes import PATIENCE_S, fake_model, fake_request
 

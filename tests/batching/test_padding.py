@@ -18,14 +18,14 @@ from penstock.backends.backend import Array, Backend
 from penstock.backends.errors import Code, InferError
 from penstock.backends.loading import LOADERS
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching.admission import admit
-from penstock.batching.batch import Batch
-from penstock.batching.completion import complete
 from penstock.batching.engine import Engine
-from penstock.batching.execution import run_batch
+from penstock.batching.loading.completion import complete
 from penstock.batching.model import Model
-from penstock.batching.padding import Padding, bucket
 from penstock.batching.request import InferRequest
+from penstock.batching.running.batch import Batch
+from penstock.batching.running.execution import run_batch
+from penstock.batching.scheduling.admission import admit
+from penstock.batching.shapes.padding import Padding, bucket
 from penstock.batching.spec import BatchPolicy, ModelSpec, PaddedAxis
 from penstock.perf.padding import masked
 from penstock.server.v2.layout import Layouts

@@ -10,8 +10,8 @@ import pytest
 from penstock.backends.backend import Binding
 from penstock.backends.errors import Code, DeviceLost, InferError
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching.placement import Devices, Placement, place
-from penstock.batching.rates import RateLimiter
+from penstock.batching.devices.placement import Devices, Placement, place
+from penstock.batching.devices.rates import RateLimiter
 from penstock.batching.spec import InstanceGroup, ModelSpec, Resource
 from tests.fakes import FakeBackend
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.batching.preferred import walk
+from penstock.batching.scheduling.preferred import walk
 
 
 def goes(rows: list[int], sizes: set[int], max_rows: int, *, over: bool = False) -> int:

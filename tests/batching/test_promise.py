@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.backends.errors import InferError
-from penstock.batching.batch import Batch
-from penstock.batching.costs import CostModel
-from penstock.batching.lane import Lane
-from penstock.batching.promise import MOST, PROBE_NS, QUANTILE, Margin, Promises
 from penstock.batching.request import Key
+from penstock.batching.running.batch import Batch
+from penstock.batching.scheduling.costs import CostModel
+from penstock.batching.scheduling.lane import Lane
+from penstock.batching.scheduling.promise import MOST, PROBE_NS, QUANTILE, Margin, Promises
 from tests.fakes import fake_model, fake_request
 
 KEY = ((4,),)

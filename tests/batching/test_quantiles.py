@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.batching.quantiles import WINDOW_NS, WINDOWS, Quantiles, Sketch
+from penstock.batching.scheduling.quantiles import WINDOW_NS, WINDOWS, Quantiles, Sketch
 
 QUANTILES = (0.0, 0.01, 0.5, 0.9, 0.99, 0.999, 1.0)
 

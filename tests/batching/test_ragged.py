@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching.admission import admit, values_key
-from penstock.batching.batch import Batch
-from penstock.batching.completion import complete
-from penstock.batching.execution import run_batch
-from penstock.batching.isolation import execute
+from penstock.batching.loading.completion import complete
 from penstock.batching.model import Model
-from penstock.batching.ragged import KINDS, RAGGED, SCATTER
 from penstock.batching.request import InferRequest
+from penstock.batching.running.batch import Batch
+from penstock.batching.running.execution import run_batch
+from penstock.batching.running.isolation import execute
+from penstock.batching.scheduling.admission import admit, values_key
+from penstock.batching.shapes.ragged import KINDS, RAGGED, SCATTER
 from penstock.batching.spec import BatchPolicy, BatchTensor, ModelSpec, PaddedAxis, SequenceSpec
 from tests.fakes import FakeBackend, Function, NoSink
 

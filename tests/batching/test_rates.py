@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.rates import OWED, Claim, RateLimiter, device_number
+from penstock.batching.devices.rates import OWED, Claim, RateLimiter, device_number
 from penstock.batching.spec import Resource
 
 

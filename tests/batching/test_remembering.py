@@ -14,8 +14,8 @@ import pytest
 
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching import remembering
-from penstock.batching.cache import ENTRY_BYTES, Cache
+from penstock.batching.caching import remembering
+from penstock.batching.caching.cache import ENTRY_BYTES, Cache
 from penstock.batching.engine import Engine
 from penstock.batching.model import Model
 from penstock.batching.spec import BatchPolicy, EnsembleSpec, ModelSpec, Step

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching.batch import Batch
-from penstock.batching.completion import complete
-from penstock.batching.execution import run_batch
+from penstock.batching.loading.completion import complete
 from penstock.batching.model import Model
-from penstock.batching.reshape import Dims, Reshape, check_reshape
+from penstock.batching.running.batch import Batch
+from penstock.batching.running.execution import run_batch
+from penstock.batching.shapes.reshape import Dims, Reshape, check_reshape
 from penstock.batching.spec import BatchPolicy, ModelSpec, PaddedAxis
 from tests.fakes import FakeBackend, Function, fake_request
 

@@ -15,14 +15,14 @@ import pytest
 from penstock.backends.backend import Backend, Binding
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature
+from penstock.batching.devices.placement import Devices
+from penstock.batching.devices.rates import RateLimiter
 from penstock.batching.engine import Engine
+from penstock.batching.loading.resizing import match
 from penstock.batching.model import Model
-from penstock.batching.outside import Outside
-from penstock.batching.outsides import Opened, complete_outside, singles
-from penstock.batching.placement import Devices
-from penstock.batching.rates import RateLimiter
 from penstock.batching.request import InSequence, Terms
-from penstock.batching.resizing import match
+from penstock.batching.running.outside import Outside
+from penstock.batching.running.outsides import Opened, complete_outside, singles
 from penstock.batching.spec import InstanceGroup, ModelSpec, Resource, SequenceSpec
 from tests.batching import test_engine, test_outside
 from tests.batching.test_outside import Elsewhere, Ledger, Remembers, x

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from penstock.backends.errors import InferError
-from penstock.batching.costs import CostModel
-from penstock.batching.memory import limit_bytes, usable_bytes
+from penstock.batching.devices.memory import limit_bytes, usable_bytes
 from penstock.batching.request import InferRequest
-from penstock.batching.room import FULL_BATCHES, LEAST_BYTES, LEAST_ROWS, SHARE, Room, queue_rows
-from penstock.batching.scheduler import Scheduler
+from penstock.batching.scheduling.costs import CostModel
+from penstock.batching.scheduling.room import FULL_BATCHES, LEAST_BYTES, LEAST_ROWS, SHARE, Room, queue_rows
+from penstock.batching.scheduling.scheduler import Scheduler
 from penstock.batching.spec import BatchPolicy
 from tests.fakes import fake_model, fake_request
 

@@ -11,8 +11,8 @@ from onnx import TensorProto
 from penstock.backends.errors import Code, InferError, OutOfMemory
 from penstock.backends.loading import LOADERS
 from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching.loading.opening import close_model, open_model
 from penstock.batching.model import Model
-from penstock.batching.opening import close_model, open_model
 from penstock.batching.spec import BatchPolicy, ModelSpec
 from tests.backends.onnx_models import node, save, value
 from tests.fakes import FakeBackend, Function, fake_loader

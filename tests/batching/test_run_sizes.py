@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching.run_sizes import SIZES, run_sizes, with_run_sizes
+from penstock.batching.loading.run_sizes import SIZES, run_sizes, with_run_sizes
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec, SequenceSpec
 
 ON_GPU, ON_CPU = InstanceGroup(devices=("cuda:0",)), InstanceGroup(devices=("cpu",))

@@ -14,10 +14,10 @@ import pytest
 from penstock.backends.datatypes import DATATYPES
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching import warmup
+from penstock.batching.loading import warmup
+from penstock.batching.loading.opening import close_model, open_model
+from penstock.batching.loading.samples import _random
 from penstock.batching.model import Model
-from penstock.batching.opening import close_model, open_model
-from penstock.batching.samples import _random
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec, Sample, SampleInput
 from tests.fakes import FakeBackend, FakeRun, fake_loader
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.costs import CostModel
-from penstock.batching.lane import PATIENCE_NS, Lane
 from penstock.batching.request import InferRequest, Key
-from penstock.batching.scheduler import KEPT_LANES, Scheduler
-from penstock.batching.sizing import LOOK_AGAIN
+from penstock.batching.scheduling.costs import CostModel
+from penstock.batching.scheduling.lane import PATIENCE_NS, Lane
+from penstock.batching.scheduling.scheduler import KEPT_LANES, Scheduler
+from penstock.batching.scheduling.sizing import LOOK_AGAIN
 from penstock.batching.spec import BatchPolicy
 from tests.fakes import fake_model, fake_request
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.batch import Batch
-from penstock.batching.costs import CostModel
-from penstock.batching.lane import LOOK_AHEAD, PATIENCE_NS
 from penstock.batching.request import InferRequest, Key
-from penstock.batching.scheduler import Scheduler
+from penstock.batching.running.batch import Batch
+from penstock.batching.scheduling.costs import CostModel
+from penstock.batching.scheduling.lane import LOOK_AHEAD, PATIENCE_NS
+from penstock.batching.scheduling.scheduler import Scheduler
 from penstock.batching.spec import BatchPolicy
 from tests.fakes import fake_model, fake_request
 

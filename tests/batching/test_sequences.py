@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.batch import Batch
-from penstock.batching.costs import CostModel
 from penstock.batching.request import InferRequest, InSequence, Key
-from penstock.batching.scheduler import Scheduler
-from penstock.batching.sequences import Sequences
+from penstock.batching.running.batch import Batch
+from penstock.batching.scheduling.costs import CostModel
+from penstock.batching.scheduling.scheduler import Scheduler
+from penstock.batching.sequences.sequences import Sequences
 from penstock.batching.spec import BatchPolicy, Control, SequenceSpec, State
 from tests.fakes import fake_model, fake_request
 

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.batch import Batch
-from penstock.batching.costs import CostModel
 from penstock.batching.request import InferRequest, InSequence, Key
-from penstock.batching.scheduler import Scheduler
-from penstock.batching.sequences import Sequences
+from penstock.batching.running.batch import Batch
+from penstock.batching.scheduling.costs import CostModel
+from penstock.batching.scheduling.scheduler import Scheduler
+from penstock.batching.sequences.sequences import Sequences
 from penstock.batching.spec import BatchPolicy, SequenceSpec
 from tests.fakes import fake_model, fake_request
 

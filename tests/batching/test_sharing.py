@@ -17,13 +17,13 @@ import pytest
 from penstock.backends.backend import Binding
 from penstock.backends.errors import Code, DeviceLost, DeviceTaken, InferError
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching import instance as instance_module
-from penstock.batching.batch import Batch
-from penstock.batching.device import Device
+from penstock.batching.devices.device import Device
+from penstock.batching.devices.placement import Placement
 from penstock.batching.engine import Engine
 from penstock.batching.model import Model
-from penstock.batching.placement import Placement
 from penstock.batching.request import InferRequest
+from penstock.batching.running import instance as instance_module
+from penstock.batching.running.batch import Batch
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
 from tests.fakes import PATIENCE_S, Doors, FakeBackend, Function, fake_loader, fake_request
 
@@ -95,7 +95,7 @@ def opened(
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     """Room for one run at a time."""
-    monkeypatch.setattr("penstock.batching.placement.width_of", lambda name, instances, threads: 1)
+    monkeypatch.setattr("penstock.batching.devices.placement.width_of", lambda name, instances, threads: 1)
     return Device(1)
 
 

@@ -19,8 +19,8 @@ from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.engine import Engine
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
+from penstock.batching.shapes.splitting import split
 from penstock.batching.spec import BatchPolicy, ModelSpec
-from penstock.batching.splitting import split
 from penstock.batching.statistics import BACKEND, CANCELED, REJECTED
 from tests.fakes import FakeBackend, Function, Gate, ListSink, NoSink, fake_loader, fake_model, fake_request
 

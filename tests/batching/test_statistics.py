@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.batching.batch import Batch
 from penstock.batching.request import InferRequest
+from penstock.batching.running.batch import Batch
 from penstock.batching.statistics import (
     BACKEND,
     CANCELED,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.batching.suspects import Suspects
+from penstock.batching.running.suspects import Suspects
 
 
 def settle(guilt: list[bool], *, cheap: bool = False) -> tuple[list[int], list[int]]:

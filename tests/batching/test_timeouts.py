@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.batching.scheduling.timeouts import due_ns, is_timed, level_of
 from penstock.batching.spec import BatchPolicy, QueuePolicy
-from penstock.batching.timeouts import due_ns, is_timed, level_of
 
 FREE = BatchPolicy()
 FIXED = BatchPolicy(default_timeout_us=100, allow_timeout_override=False)

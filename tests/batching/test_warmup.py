@@ -10,7 +10,7 @@ import pytest
 
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching import preparing, warmup
+from penstock.batching.loading import preparing, warmup
 from penstock.batching.model import Model
 from penstock.batching.spec import BatchPolicy, ModelSpec, PaddedAxis
 from tests.fakes import FakeBackend, Function, fake_model, fake_request

@@ -16,11 +16,11 @@ from penstock.backends.backend import Array, Binding
 from penstock.backends.errors import Code, InferError
 from penstock.backends.loading import LOADERS
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching import watchdog as watchdog_module
 from penstock.batching.engine import Engine
 from penstock.batching.request import InferRequest
+from penstock.batching.running import watchdog as watchdog_module
+from penstock.batching.running.watchdog import AGAIN_NS, Runs, Watchdog
 from penstock.batching.spec import BatchPolicy, ModelSpec
-from penstock.batching.watchdog import AGAIN_NS, Runs, Watchdog
 from tests.backends.contract import ENDLESS
 from tests.backends.onnx_models import contract_model
 from tests.fakes import PATIENCE_S, FakeBackend, ListSink, fake_loader

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.batching.scheduler import Scheduler
+from penstock.batching.scheduling.scheduler import Scheduler
 from penstock.batching.spec import BatchPolicy
 from penstock.perf.policies import Comparison, Figures, cells, compare_simulated, static_grid
 from penstock.perf.simulator.arrivals import (

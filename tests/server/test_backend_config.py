@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from penstock.server.backend_config import parse, rows_of, tensorflow_options
+from penstock.server.options.backend_config import parse, rows_of, tensorflow_options
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.server import cli
-from penstock.server.foreign_flags import FOREIGN, foreign
+from penstock.server.options.foreign_flags import FOREIGN, foreign
 from penstock.server.settings import known_settings
 
 TRITON = """

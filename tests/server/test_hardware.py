@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from penstock.server import hardware
 from penstock.server.gpus.device_times import Used
-from penstock.server.hardware import Hardware, Sample, Watch
-from penstock.server.metrics import Metrics
+from penstock.server.telemetry import hardware
+from penstock.server.telemetry.hardware import Hardware, Sample, Watch
+from penstock.server.telemetry.metrics import Metrics
 
 
 class FakeClock:

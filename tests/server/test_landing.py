@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.server.landing import Landing
+from penstock.server.listening.landing import Landing
 
 MIB = 1 << 20
 

@@ -27,9 +27,9 @@ import pytest
 import tritonclient.grpc as grpc_client
 from tritonclient.utils import InferenceServerException
 
-from penstock.server.logs import Logs
 from penstock.server.restricted import GRPC_CATEGORIES
 from penstock.server.settings import Settings
+from penstock.server.telemetry.logs import Logs
 from tests.clients import models
 from tests.clients.tensors import document
 from tests.live import Live, live_server

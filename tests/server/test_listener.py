@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from penstock.server.listener import Listener, ListenError, make_config
+from penstock.server.listening.listener import Listener, ListenError, make_config
 from tests.server.http.lane import turns
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from penstock.backends.errors import Code, InferError
-from penstock.server.logs import Levels, Logs
 from penstock.server.settings import Settings, resolve
+from penstock.server.telemetry.logs import Levels, Logs
 from penstock.server.v2.logging_settings import LogSettings, settings_object
 
 logger = logging.getLogger("penstock.test")

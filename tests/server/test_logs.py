@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.server.logs import MAX_TEXT_CHARS, QUEUE_RECORDS, Logs, escaped
 from penstock.server.settings import Settings
+from penstock.server.telemetry.logs import MAX_TEXT_CHARS, QUEUE_RECORDS, Logs, escaped
 
 logger = logging.getLogger("penstock.test")
 

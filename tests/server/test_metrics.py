@@ -14,16 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.batching.batch import Batch
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest, Key
+from penstock.batching.running.batch import Batch
 from penstock.batching.spec import HookSpec
 from penstock.batching.statistics import REJECTED
-from penstock.server.families import FAMILIES
-from penstock.server.hardware import Hardware
-from penstock.server.metrics import SHOWN_KEYS, Metrics, create_metrics_app, decimal, label_value
-from penstock.server.metrics_config import DEFAULT_QUANTILES, parse
+from penstock.server.options.metrics_config import DEFAULT_QUANTILES, parse
 from penstock.server.settings import SettingError, Settings
+from penstock.server.telemetry.families import FAMILIES
+from penstock.server.telemetry.hardware import Hardware
+from penstock.server.telemetry.metrics import SHOWN_KEYS, Metrics, create_metrics_app, decimal, label_value
 from tests.fakes import fake_model
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"

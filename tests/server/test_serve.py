@@ -21,7 +21,7 @@ import uvloop
 from penstock.backends.backend import Array, Backend, Loader
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.server.listener import StartError
+from penstock.server.listening.listener import StartError
 from penstock.server.serve import Server
 from tests.fakes import FakeBackend, fake_loader
 from tests.live import live_server, settings_for

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.batching.spec import DEFAULT_MAX_BATCH_ROWS
 from penstock.server.http.limits import Limits
-from penstock.server.setting import Setting
+from penstock.server.options.setting import Setting
 from penstock.server.settings import SettingError, Settings, known_settings, page, resolve
 
 

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
+from penstock.server.options.sharing import devices_of, parse_host_policies, parse_resources
 from penstock.server.settings import SettingError, Settings, resolve
-from penstock.server.sharing import devices_of, parse_host_policies, parse_resources
 
 
 class TestResources:

@@ -18,11 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.batch import Batch
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
-from penstock.server.observing import open_sink
+from penstock.batching.running.batch import Batch
 from penstock.server.settings import SettingError, Settings, resolve
+from penstock.server.telemetry.observing import open_sink
 from penstock.server.tracing.config import Sampling, TraceConfig, parse
 from penstock.server.tracing.file import TraceFile
 from penstock.server.tracing.trace import Trace, asks_for_trace, context_of

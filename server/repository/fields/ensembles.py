@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.backends.errors import InferError
+from penstock.batching.ensembles.steps import check_flow
 from penstock.batching.spec import EnsembleSpec, Step
-from penstock.batching.steps import check_flow
 
 from .notes import Notes
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from penstock.batching.fallback import CPU_FALLBACK
+from penstock.batching.devices.fallback import CPU_FALLBACK
 
 from . import accelerators
 from .accelerators import CUDA, CUDA_OPTIONS, TENSORRT, TITLES, flag

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable
 from pathlib import Path
 
-from penstock.batching.fallback import CPU_FALLBACK
+from penstock.batching.devices.fallback import CPU_FALLBACK
 from penstock.server.repository.libraries import LIBRARIES
 
 from . import gpu

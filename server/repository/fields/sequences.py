@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.backends.datatypes import BY_CONFIG_NAME
-from penstock.batching.controls import CORRIDS
+from penstock.batching.sequences.controls import CORRIDS
 from penstock.batching.spec import Control, SequenceSpec, State
 from penstock.server.repository.findings import inside
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from penstock.backends.datatypes import BY_CONFIG_NAME
 from penstock.backends.signature import TensorSpec
-from penstock.batching.ragged import KINDS as BATCH_INPUTS
-from penstock.batching.ragged import SCATTER
+from penstock.batching.shapes.ragged import KINDS as BATCH_INPUTS
+from penstock.batching.shapes.ragged import SCATTER
 from penstock.batching.spec import BatchTensor
 from penstock.server.repository.findings import MistakeError, inside, read_text
 
@@ -58,7 +58,7 @@ def _tensor(notes: Notes, kind: str, tensor: Any) -> TensorSpec | None:
         notes.mistake(f"{kind}.name", f"model {kind} must specify 'name' for {notes.name}")
         return None
     datatype = BY_CONFIG_NAME.get(enum_name(tensor, "data_type"))
-    # of such a model it is completed (batching/autofill.py)
+    # of such a model it is completed (batching/loading/autofill.py)
     completed = notes.values.get("model.backend") == TENSORFLOW
     if datatype is None and (tensor.data_type or not completed):
         notes.mistake(kind, f"model {kind} '{tensor.name}' must specify 'data_type' for {notes.name}")

@@ -9,8 +9,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 
-from penstock.server.metrics import decimal, label_value
 from penstock.server.seldon.messages import Endpoint
+from penstock.server.telemetry.metrics import decimal, label_value
 
 from .nodes import Node, Predictor
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.admission import admitted
 from penstock.batching.request import InferRequest
+from penstock.batching.scheduling.admission import admitted
 from penstock.server.v2 import said
 from penstock.server.v2.decode import wrong_datatype, wrong_inputs
 from penstock.server.v2.said import PLAIN, Options, Ways, invalid

@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.datatypes import DATATYPES
-from penstock.batching.own_outputs import own_datatype
+from penstock.batching.running.own_outputs import own_datatype
 from penstock.server.hooks.convert import datatype_of
 from penstock.server.protobuf import service_pb2
 from penstock.server.v2.finish import finish, finish_own, store_all, ways_of

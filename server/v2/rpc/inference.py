@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, InferError
-from penstock.batching.own_outputs import OwnOutputs
+from penstock.batching.running.own_outputs import OwnOutputs
 from penstock.server.protobuf import service_pb2
 from penstock.server.v2.finish import finish_all, ways_of
 from penstock.server.v2.regions import INLINE_BYTES, InlineRegions, Lease, Regions

@@ -17,8 +17,8 @@ import pytest
 from penstock.backends.errors import Code
 from penstock.batching.engine import Engine
 from penstock.batching.model import Model
-from penstock.batching.outsides import Opened
 from penstock.batching.request import InferRequest
+from penstock.batching.running.outsides import Opened
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
 from penstock.server.carrying.calls import RawCall
 from penstock.server.carrying.hosts import Crew

@@ -17,7 +17,7 @@ from penstock.server.carrying.service import CarryingService
 from penstock.server.deepaas.service import DeepaasService
 from penstock.server.dialects import dialect_of
 from penstock.server.http.service import Shared
-from penstock.server.lanes import http_lane
+from penstock.server.listening.ports import http_lane
 from penstock.server.restricted import Restricted
 from penstock.server.seldon.current import Current
 from penstock.server.seldon.messages import ANSWER

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from penstock.server.cloud_settings import parse_range
+from penstock.server.options.cloud_settings import parse_range
+from penstock.server.options.starting import obstacles
 from penstock.server.settings import SettingError, Settings, resolve
-from penstock.server.starting import obstacles
 
 VERTEX = {
     "AIP_MODE": "PREDICTION", "AIP_HTTP_PORT": "5234", "AIP_HEALTH_ROUTE": "/health", "AIP_PREDICT_ROUTE": "/predict",

@@ -18,7 +18,7 @@ from penstock.server.deepaas.dialect import Deepaas
 from penstock.server.deepaas.messages import METADATA, Description
 from penstock.server.deepaas.service import DeepaasService
 from penstock.server.http.service import Shared
-from penstock.server.lanes import http_lane
+from penstock.server.listening.ports import http_lane
 from penstock.server.restricted import Restricted
 from penstock.server.settings import Settings
 from penstock.server.workers.order import WorkerLost

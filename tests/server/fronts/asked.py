@@ -18,9 +18,9 @@ from penstock.server.fronts.shared_state import SharedState, StateCopy
 from penstock.server.grpc.method import Method
 from penstock.server.ipc.link import Link
 from penstock.server.ipc.wire import Message
-from penstock.server.logs import Levels
 from penstock.server.restricted import Restricted
 from penstock.server.serve import Server
+from penstock.server.telemetry.logs import Levels
 from penstock.server.v2.shared_memory import SharedMemory
 from tests.fakes import FakeBackend, fake_loader
 from tests.live import settings_for

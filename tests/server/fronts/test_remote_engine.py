@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
-from penstock.batching.own_outputs import OwnOutputs
 from penstock.batching.request import InferRequest, InSequence
+from penstock.batching.running.own_outputs import OwnOutputs
 from penstock.batching.spec import BatchPolicy, HookSpec
 from penstock.server.fronts.kinds import ANSWER, DONE, FAILED
 from penstock.server.fronts.remote_engine import LOST, NO_ENGINE, UNREADABLE

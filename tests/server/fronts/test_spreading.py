@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import uvloop
 
-from penstock.server import accepting
 from penstock.server.fronts.spreading import MOST_WAITING, SLOW_S, Board, Spread, board_bytes, chosen
-from penstock.server.listener import Port
+from penstock.server.listening import accepting
+from penstock.server.listening.listener import Port
 from tests.processes import descriptors
 
 HTTP = 0

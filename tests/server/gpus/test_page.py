@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from penstock.batching.model import Model
-from penstock.server import hardware
-from penstock.server.observing import made_metrics
 from penstock.server.settings import Settings
+from penstock.server.telemetry import hardware
+from penstock.server.telemetry.observing import made_metrics
 from tests.fakes import fake_model
 from tests.server.gpus.stub import H200, L4, Stub
 

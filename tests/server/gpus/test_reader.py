@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from penstock.server.families import FAMILIES
 from penstock.server.gpus.lines import Lines
 from penstock.server.gpus.nvml import Nvml
 from penstock.server.gpus.reader import RETRY_S, GpuReader
+from penstock.server.telemetry.families import FAMILIES
 from tests.server.gpus.stub import DRIVER_NOT_LOADED, H200, L4, LOST, MISMATCH, SLICES, Stub
 
 A, B = 'model="a",version="1"', 'model="b",version="1"'

@@ -15,7 +15,7 @@ from penstock.server.http.fastlane import FastLane
 from penstock.server.http.head import Head
 from penstock.server.http.limits import Limits
 from penstock.server.http.service import Shared
-from penstock.server.listener import make_config
+from penstock.server.listening.listener import make_config
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:

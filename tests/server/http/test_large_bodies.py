@@ -15,8 +15,8 @@ from penstock.server.http.connection import REFUSED_LINGER_S
 from penstock.server.http.fastlane import FastLane
 from penstock.server.http.limits import Limits
 from penstock.server.http.service import Shared
-from penstock.server.landing import LARGE_BYTES, SCRATCH_BYTES
-from penstock.server.listener import make_config
+from penstock.server.listening.landing import LARGE_BYTES, SCRATCH_BYTES
+from penstock.server.listening.listener import make_config
 from tests.server.http.lane import App, Lane, Own, in_chunks, read_answers, request, run, turns
 
 LIMITS = Limits(max_body_bytes=4 << 20, receive_timeout_s=10)

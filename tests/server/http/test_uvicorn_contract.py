@@ -16,7 +16,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from penstock.server.listener import make_config
+from penstock.server.listening.listener import make_config
 from tests.server.http.lane import App, FakeTransport, read_answers, run, turns
 
 ROOT = Path(__file__).parents[3]

@@ -16,10 +16,10 @@ import pytest
 import uvloop
 
 from penstock.backends.errors import InferError
-from penstock.batching import instance as instance_module
 from penstock.batching.engine import Engine
-from penstock.batching.instance import ThreadInstance
 from penstock.batching.model import Model
+from penstock.batching.running import instance as instance_module
+from penstock.batching.running.instance import ThreadInstance
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
 from penstock.server.faults import own_workers
 from penstock.server.isolated.backend import IsolatedBackend

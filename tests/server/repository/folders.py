@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching.completion import complete
+from penstock.batching.loading.completion import complete
 from penstock.batching.spec import InstanceGroup, ModelSpec
 from penstock.server.repository.repository import Repository
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from penstock.backends.errors import Code, InferError
+from penstock.batching.loading.opening import close_model, open_model
 from penstock.batching.model import Model
-from penstock.batching.opening import close_model, open_model
 from penstock.server.repository.completed import completed, to_json
 from penstock.server.repository.gpus import Gpus, Machine
 from penstock.server.repository.scan import Defaults, Entry, read_folder

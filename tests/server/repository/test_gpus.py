@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.backends.cuda import CudaError, Runtime
-from penstock.server.gpu_settings import parse_devices, parse_limits
+from penstock.server.options.gpu_settings import parse_devices, parse_limits
 from penstock.server.repository.gpus import Gpus, Machine
 
 

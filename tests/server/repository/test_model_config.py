@@ -8,7 +8,7 @@ import pytest
 from google.protobuf import text_format
 
 from penstock.backends.signature import TensorSpec
-from penstock.batching.fallback import CPU_FALLBACK
+from penstock.batching.devices.fallback import CPU_FALLBACK
 from penstock.batching.spec import InstanceGroup
 from penstock.server.repository.fields import gpu
 from penstock.server.repository.fields.optimization import ENTRIES, PARAMETERS

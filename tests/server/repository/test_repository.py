@@ -12,7 +12,7 @@ from google.protobuf import text_format
 
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching.completion import complete
+from penstock.batching.loading.completion import complete
 from penstock.batching.spec import InstanceGroup, ModelSpec
 from penstock.server.repository.control import Choices, ModelControl
 from penstock.server.repository.pbtxt import model_config_pb2

@@ -8,7 +8,7 @@ import pytest
 from google.protobuf import text_format
 
 from penstock.backends.signature import TensorSpec
-from penstock.batching.ragged import KINDS
+from penstock.batching.shapes.ragged import KINDS
 from penstock.batching.spec import BatchTensor
 from penstock.server.repository.model_config import read
 from penstock.server.repository.pbtxt import field_lines, model_config_pb2

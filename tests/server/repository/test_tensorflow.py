@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching.completion import complete
-from penstock.batching.fallback import CPU_FALLBACK
+from penstock.batching.devices.fallback import CPU_FALLBACK
+from penstock.batching.loading.completion import complete
 from penstock.batching.spec import ModelSpec
 from penstock.server.repository.changes import fingerprint
 from penstock.server.repository.check import check

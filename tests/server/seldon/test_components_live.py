@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from penstock.server.listener import StartError
+from penstock.server.listening.listener import StartError
 from penstock.server.serve import Server
 from tests.live import Live, live_server, settings_for
 

@@ -16,8 +16,8 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
 from penstock.server.answering import LARGE_BYTES
 from penstock.server.http.service import Shared
-from penstock.server.lanes import http_lane
-from penstock.server.listener import Listener
+from penstock.server.listening.listener import Listener
+from penstock.server.listening.ports import http_lane
 from penstock.server.restricted import Restricted
 from penstock.server.seldon import openapi, pages
 from penstock.server.seldon.batching import Sharing

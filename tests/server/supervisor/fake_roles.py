@@ -11,7 +11,7 @@ from typing import Any
 from penstock.server.fronts.spreading import Spread
 from penstock.server.ipc.link import Link
 from penstock.server.ipc.wire import Message
-from penstock.server.listener import Port, StartError
+from penstock.server.listening.listener import Port, StartError
 from penstock.server.settings import Settings
 from penstock.server.supervisor.child import Told
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from penstock.server.listener import ListenError, bind_one
+from penstock.server.listening.listener import ListenError, bind_one
 from penstock.server.supervisor.ports import Ports
 
 

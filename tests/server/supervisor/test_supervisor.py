@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from penstock.server.listener import StartError
+from penstock.server.listening.listener import StartError
 from penstock.server.supervisor.fleet import ENGINE, FRONT, READY
 from penstock.server.supervisor.supervisor import Supervisor
 from tests.live import settings_for

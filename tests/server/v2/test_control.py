@@ -16,13 +16,13 @@ from fastapi import FastAPI
 
 from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.batching.batch import Batch
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
-from penstock.server.hardware import Hardware
+from penstock.batching.running.batch import Batch
 from penstock.server.health import Health
-from penstock.server.metrics import Metrics
 from penstock.server.repository.control import NOT_ALLOWED
+from penstock.server.telemetry.hardware import Hardware
+from penstock.server.telemetry.metrics import Metrics
 from penstock.server.v2.control import create_app
 from penstock.server.v2.repository import RepositoryEndpoints
 from tests.fakes import fake_model

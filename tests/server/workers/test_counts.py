@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 
 from penstock.server.fronts.counted import Counted, count
-from penstock.server.hardware import Hardware
-from penstock.server.metrics import Metrics
+from penstock.server.telemetry.hardware import Hardware
+from penstock.server.telemetry.metrics import Metrics
 from penstock.server.workers.order import ENDED, STARTED, WorkerLost
 from penstock.server.workers.worker import Worker
 from tests.fakes import fake_model

@@ -1,0 +1,228 @@
+"""Remembering: one model's place in the Cache: looks its requests up, and keeps the answers of those not found.
+
+Made for the Engine, whose `submit` asks it first. Source: Triton core, dynamic_batch_scheduler.cc (when it is looked up
+and inserted) and infer_stats.cc (what is counted).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+from weakref import ReferenceType, ref
+
+from penstock.backends.errors import Code, InferError
+from penstock.batching.running.batch import Batch
+from penstock.batching.running.own_outputs import OwnOutputs
+from penstock.batching.sinks import hand_out
+from penstock.batching.statistics import CANCELED
+
+if TYPE_CHECKING:
+    from penstock.batching.model import Model
+    from penstock.batching.request import InferRequest, Sink
+
+    from .cache import Cache
+
+logger = logging.getLogger("penstock.batching")
+
+HERE_BYTES = 256 << 10
+"""Requests above this are hashed on a thread: blake2b takes 1.5 us per KiB, and holds the loop for as long."""
+_A_TURN = 512
+"""How many answers of a model that has gone are dropped in one turn of the loop."""
+
+
+class Miss(NamedTuple):
+    """What is known of a request that was looked up and not found: its key, how long it took, and its own sink."""
+
+    key: bytes
+    lookup_ns: int
+    sink: Sink
+
+
+class Owner(Protocol):
+    """What is needed of the Engine."""
+
+    stopping: bool
+    generation: int
+
+    @property
+    def trace(self) -> Callable[[Model, Batch, int], None] | None: ...
+
+    def submit(self, request: InferRequest) -> None: ...
+
+    def hold(self, model: Model) -> None: ...
+
+    def release(self, model: Model) -> None: ...
+
+
+def remember(cache: Cache | None, model: Model, engine: Owner, loop: asyncio.AbstractEventLoop) -> None:
+    """Remember a model's answers from now on, if there is a cache."""
+    if cache is None:
+        text = "model %s enables its response cache, and the server has none: --cache-config local,size=BYTES"
+        logger.warning(text, model.name)
+        return
+    model.cache = Remembering(cache, model, engine, loop)
+    model.detours = True
+
+
+class Remembering:
+    """What one load of a model version has answered. It is the sink of requests that were not found.
+
+    Two equal requests at once both run; the second to be answered is no miss, as in Triton. Failures are not kept.
+    What an ensemble has answered is found until one of its steps is another load of its model.
+    Threads: the event loop's.
+    """
+
+    def __init__(self, cache: Cache, model: Model, engine: Owner, loop: asyncio.AbstractEventLoop) -> None:
+        self._cache = cache
+        self._model = model
+        self._engine = engine
+        self._loop = loop
+        self._keys = cache.keys_of(model.name, model.version, model.signature)
+        self._generation = -1
+        self._steps: list[ReferenceType[Model]] = []
+        self._kept: set[bytes] = set()
+        self._warned = False
+        self._hits: list[InferRequest] = []
+        self._sought: set[InferRequest] = set()
+
+    def takes(self, request: InferRequest) -> bool:
+        """Answer a request that is remembered, in this turn of the loop.
+
+        Returns: False if it is not remembered: it has to run then, and its answer passes through here. True also for
+        one that is large, and looked up later: the Engine gets it again if it is not found.
+        """
+        if request.miss is not None or self._engine.stopping or self._model.closing:
+            return False
+        start_ns = time.monotonic_ns()
+        if self._model.ensemble is not None and self._generation != self._engine.generation and not self._renewed():
+            return False
+        if request.nbytes > HERE_BYTES and self._model.scheduler.ordering is None:
+            self._engine.hold(self._model)
+            self._sought.add(request)
+            key = self._loop.run_in_executor(None, self._keys.of, request.inputs, request.wanted)
+            key.add_done_callback(partial(self._go_on, request, start_ns))
+            return True
+        return self._answered(request, self._keys.of(request.inputs, request.wanted), start_ns)
+
+    def gives_up(self, request: InferRequest) -> bool:
+        """Take a request back that is being looked up on a thread: it gets no answer. Returns: False for any other."""
+        if request not in self._sought:
+            return False
+        self._sought.remove(request)
+        self._model.statistics.record_failure(CANCELED, request.start_ns, time.monotonic_ns())
+        return True
+
+    def _renewed(self) -> bool:
+        """Make other keys if an ensemble's steps are others by now.
+
+        Returns: False if they cannot serve, or if one of them, however deep, answers as its sequence has it.
+        """
+        try:
+            steps = list(_steps_of(self._model))
+        except InferError:
+            return False
+        if [step() for step in self._steps] != steps:
+            self._keys = self._cache.keys_of(self._model.name, self._model.version, self._model.signature)
+            self._steps = [ref(step) for step in steps]
+        if any(step.spec.sequence is not None for step in steps):
+            return False
+        self._generation = self._engine.generation
+        return True
+
+    def _answered(self, request: InferRequest, key: bytes, start_ns: int) -> bool:
+        outputs = self._cache.find(key)
+        end_ns = time.monotonic_ns()
+        if outputs is None:
+            request.miss = Miss(key, end_ns - start_ns, request.sink)
+            request.sink = self
+            return False
+        self._model.statistics.record_hit(request, start_ns, end_ns)
+        request.outputs = outputs
+        trace = self._engine.trace
+        if trace is not None:
+            trace(self._model, Batch([request], request.rows, request.key, 0), end_ns)
+        ordering = self._model.scheduler.ordering
+        if ordering is not None:
+            ordering.enter(request)
+        if not self._hits:
+            self._engine.hold(self._model)
+            self._loop.call_soon(self._hand_out)
+        self._hits.append(request)
+        return True
+
+    def _hand_out(self) -> None:
+        """Hand out the hits of a loop turn, all at once as a batch is."""
+        # who is answered while the loop still reads asks again at once, and each turn has less to read: a hit with 64
+        # clients took 31 us of CPU, and takes 24 (perf/cache.py)
+        hits, self._hits = self._hits, []
+        try:
+            hand_out(hits)
+        finally:
+            self._engine.release(self._model)
+
+    def _go_on(self, request: InferRequest, start_ns: int, key: asyncio.Future[bytes]) -> None:
+        """Look up what was hashed on a thread, and queue it if it is not there, unless it was taken back meanwhile."""
+        try:
+            if request not in self._sought:
+                return
+            self._sought.remove(request)
+            if not self._answered(request, key.result(), start_ns):
+                self._engine.submit(request)
+        except InferError as error:
+            request.error = error
+            hand_out([request])
+        except Exception as error:
+            logger.exception("model %s: no key could be made", self._model.name, extra={"request_id": request.id})
+            request.error = InferError(
+                Code.INTERNAL, f"inference failed in '{self._model.name}': {type(error).__name__}"
+            )
+            hand_out([request])
+        finally:
+            self._engine.release(self._model)
+
+    # -- the sink ----------------------------------------------------------------------------------------------
+
+    def deliver(self, requests: Sequence[InferRequest]) -> None:
+        """Hand the answers on, and keep them: nobody waits for that."""
+        missed = [(request, request.miss) for request in requests if request.miss is not None]
+        for request, miss in missed:
+            request.sink = miss.sink
+        hand_out(list(requests))
+        for request, miss in missed:
+            if request.error is None and miss.key not in self._cache:
+                self._keep(request, miss)
+
+    def _keep(self, request: InferRequest, miss: Miss) -> None:
+        start_ns = time.monotonic_ns()
+        try:
+            outputs = request.outputs or []
+            # what a model says with one answer is not said with another
+            kept = type(outputs) is OwnOutputs or self._cache.keep(miss.key, outputs, self._kept)
+        except MemoryError:
+            kept = False
+        end_ns = time.monotonic_ns()
+        self._model.statistics.record_miss(miss.lookup_ns, end_ns - start_ns, end_ns)
+        if not kept and not self._warned:
+            self._warned = True
+            text = "model %s: Failed to insert key %s into response cache: the answer does not fit %d bytes, or is no "
+            text += "tensor; others like it are not logged"
+            logger.warning(text, self._model.name, miss.key.hex(), self._cache.size_bytes)
+
+    async def forget(self) -> None:
+        """Drop all that is kept of this load, in several turns of the loop if it is much."""
+        more = True
+        while more:
+            more = self._cache.forget(self._kept, _A_TURN)
+            await asyncio.sleep(0)
+
+
+def _steps_of(model: Model) -> Iterator[Model]:
+    """Give the models that an ensemble is made of now, and those that they are made of. Raises: InferError."""
+    if model.ensemble is not None:
+        for step in model.ensemble.links().steps:
+            yield step.model
+            yield from _steps_of(step.model)

@@ -1,0 +1,332 @@
+"""Placement: a Model on one device: the Backend loaded there, its Share of the Device, and how it is loaded again.
+
+Made by opening.py; its Instances bind to it, and ask it for another Binding when the device has lost the old one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from penstock.backends.backend import needs_thread, tell_loss
+from penstock.backends.errors import Code, DeviceLost, InferError
+from penstock.batching.spec import InstanceGroup
+
+from .device import Device, Share, TurnGiver, device_of, width_of
+from .rates import Claim, RateLimiter
+
+if TYPE_CHECKING:
+    from penstock.backends.backend import Backend, Binding
+    from penstock.backends.signature import Signature
+    from penstock.batching.spec import ModelSpec
+
+logger = logging.getLogger("penstock.batching")
+
+Reopen = Callable[[int], "Backend"]
+"""Loads the model once more for the Placement at this position. Raises: InferError."""
+
+
+class Devices(dict[str, Device]):
+    """The Devices of one Engine by name, and who may run on them: the RateLimiter, and the CPUs of host policies.
+
+    `lost`: why nothing runs on one of them any more before the process has been started anew (`ProcessLost`), "" while
+    that is not so; `tell_lost` is called when it becomes so, on whichever thread has found out.
+    """
+
+    def __init__(
+        self, limiter: RateLimiter | None = None, host_policies: Mapping[str, frozenset[int]] | None = None
+    ) -> None:
+        super().__init__()
+        self.limiter = limiter
+        self.lost = ""
+        self.tell_lost: Callable[[], None] | None = None
+        self._host_policies = dict(host_policies or {})
+        self._lock = threading.Lock()
+
+    def lose(self, why: str) -> None:
+        """Say, once, that a device is lost for the whole process: only another process can serve there again."""
+        with self._lock:
+            first, self.lost = not self.lost, self.lost or why
+        if first:
+            logger.critical("%s; nothing runs there again in this process, it has to be started anew", why)
+            if self.tell_lost is not None:
+                self.tell_lost()
+
+    def cpus(self, group: InstanceGroup, device: str) -> frozenset[int]:
+        """Give the CPUs that the threads of a group are kept to; none: all."""
+        return self._host_policies.get(group.host_policy or device.replace("cuda:", "gpu_"), frozenset())
+
+
+class Placement:
+    """Where some Instances of a Model run: those of one group, on one device, whose `name` is "cpu", "cuda:0", ...
+
+    `joined`: it is the first of its Model there, and leaves the Device for all of them. `group` is theirs.
+    Invariant: a Backend that was replaced is closed when the last of its Bindings has been given back, since another
+    Instance may still be at its last run. On other devices than a CPU, where each Instance has its own, it is closed
+    before the next one is loaded, which may need the room.
+    Threads: `bind` and `replace` may be called on any; `replace` blocks while the model is loaded.
+    """
+
+    def __init__(
+        self, name: str, backend: Backend, device: Device, share: Share, reopen: Callable[[], Backend]
+    ) -> None:
+        self.name = name
+        self.device = device
+        self.share = share
+        self.joined = True
+        self.backend = backend
+        self.group = InstanceGroup(0, (name,))
+        self.limiter: RateLimiter | None = None
+        self.claims: list[Claim] = []
+        self.cpus: frozenset[int] = frozenset()
+        self.devices = Devices()
+        self._reopen = reopen
+        self.bound: list[Binding] = []
+        self._closed = False
+        self._replaced: list[tuple[Backend, list[Binding]]] = []
+        self._lock = threading.Lock()
+        self._told: Callable[[Backend], None] | None = None
+        self.trial = threading.Lock()
+        """Held by the Instance that runs again what the device was lost under: of what else runs here nothing was."""
+
+    @property
+    def single(self) -> InstanceGroup:
+        """The group of one Instance here."""
+        return replace(self.group, count=1)
+
+    def furnish(self, group: InstanceGroup, devices: Devices) -> None:
+        """Take the group whose Instances run here. Raises: InferError where the RateLimiter would never let one run."""
+        self.group, self.devices = group, devices
+        self.cpus = devices.cpus(group, self.name)
+        self.limiter = limiter_of(group, devices)
+        for _ in range(group.count):
+            self.add_claim()
+
+    def add_claim(self) -> int:
+        """Have one Instance more counted by the RateLimiter, if there is one. Returns: the number of its seat."""
+        if self.limiter is not None:
+            self.claims.append(self.limiter.join(self.name, self.group.resources, self.group.rate_priority))
+        return len(self.claims) - 1
+
+    def release(self, bindings: Sequence[Binding], share: Any) -> None:
+        """Forget what an Instance had here that has ended: its Bindings, and its `share` of who gave its turns."""
+        with self._lock:
+            self.bound[:] = [each for each in self.bound if not _is_in(each, bindings)]
+        for binding in bindings:
+            self.give_back(binding)
+        if self.limiter is not None:
+            self.claims.remove(share)
+            self.limiter.leave(share)
+
+    def seat(self, number: int) -> tuple[TurnGiver, Any]:
+        """Give who gives the Instance of this number here its turns, and what it is known there by."""
+        return (self.device, self.share) if self.limiter is None else (self.limiter, self.claims[number])
+
+    def bind(self, signature: Signature, capacity_rows: int) -> Binding:
+        """Allocate a Binding on what is loaded now."""
+        with self._lock:
+            return self._bind(signature, capacity_rows)
+
+    def watch(self, told: Callable[[Backend], None]) -> None:
+        """Tell of a Backend here, the one that is loaded now or a later one, that is lost while nothing runs."""
+        with self._lock:
+            self._told = told
+            tell_loss(self.backend, partial(told, self.backend))
+
+    def is_bound(self, backend: Backend, binding: Binding) -> bool:
+        """Tell whether a Binding is one of a Backend that is or was here."""
+        with self._lock:
+            held = [(self.backend, self.bound), *self._replaced]
+            return any(_is_in(binding, bound) for at, bound in held if at is backend)
+
+    def replace(self, lost: Sequence[Binding], signature: Signature, capacity_rows: int) -> list[Binding]:
+        """Give Bindings in the place of an Instance's, whose Backend is lost: it is loaded again unless it has been.
+
+        Raises: whatever loading and binding raise; the lost Bindings can then be brought again.
+        """
+        with self._lock:
+            if self._closed or any(_is_in(binding, self.bound) for binding in lost):
+                self._renew()
+            try:
+                bindings = self._bind_all(len(lost), signature, capacity_rows)
+            except DeviceLost:  # once more, before all of its Instances were back
+                self._renew()
+                bindings = self._bind_all(len(lost), signature, capacity_rows)
+        for binding in lost:
+            self.give_back(binding)
+        return bindings
+
+    def _renew(self) -> None:
+        if self.name != "cpu":
+            self._closed, self.bound = True, []
+            self.backend.close()
+        backend = self._reopen()
+        if self._closed:
+            self._closed = False
+        else:
+            self._replaced.append((self.backend, self.bound))
+        self.backend, self.bound = backend, []
+        if self._told is not None:
+            tell_loss(backend, partial(self._told, backend))
+
+    def give_back(self, lost: Binding) -> None:
+        """Note that a Binding of a lost Backend is not used any more."""
+        with self._lock:
+            ended = []
+            for entry in self._replaced:
+                entry[1][:] = [binding for binding in entry[1] if binding is not lost]
+                if not entry[1]:
+                    ended.append(entry)
+            for entry in ended:
+                self._replaced.remove(entry)
+        for backend, _ in ended:
+            backend.close()
+
+    def leave(self) -> None:
+        """Have its Instances wait for turns no more."""
+        if self.joined:
+            self.device.leave(self.share)
+        if self.limiter is not None:
+            for claim in self.claims:
+                self.limiter.leave(claim)
+            self.claims.clear()
+
+    def close(self) -> None:
+        """Free the model and leave the device. No Binding may be in use."""
+        self.leave()
+        for backend in (self.backend, *(backend for backend, _ in self._replaced)):
+            backend.close()
+        self.bound.clear()
+        self._replaced.clear()
+
+    def _bind(self, signature: Signature, capacity_rows: int) -> Binding:
+        binding = self.backend.bind(signature, capacity_rows)
+        self.bound.append(binding)
+        return binding
+
+    def _bind_all(self, count: int, signature: Signature, capacity_rows: int) -> list[Binding]:
+        before = len(self.bound)
+        try:
+            return [self._bind(signature, capacity_rows) for _ in range(count)]
+        except BaseException:
+            del self.bound[before:]
+            raise
+
+
+def _is_in(binding: Binding, bindings: Sequence[Binding]) -> bool:
+    return any(each is binding for each in bindings)
+
+
+def spread(groups: Sequence[InstanceGroup]) -> list[InstanceGroup]:
+    """Give the group of each Backend of a Model whose groups are on one device each.
+
+    All Instances of a group share one on a CPU. On any other device each has its own session and stream, so that none
+    waits for what another has queued.
+    """
+    shared = [group.passive or group.devices == ("cpu",) for group in groups]
+    each = zip(groups, shared, strict=True)
+    return [one for group, whole in each for one in ([group] if whole else [replace(group, count=1)] * group.count)]
+
+
+def place(spec: ModelSpec, backends: Sequence[Backend], devices: dict[str, Device], reopen: Reopen) -> list[Placement]:
+    """Give each Backend its Placement, and the Model its Share of each Device, which is made if need be.
+
+    Raises: InferError where the RateLimiter would never let an Instance run. Nothing is left behind then.
+    """
+    shared = whole_devices(devices)
+    shares: dict[str, Share] = {}
+    placements: list[Placement] = []
+    try:
+        for position, (backend, group) in enumerate(zip(backends, spread(spec.instances), strict=True)):
+            (name,) = group.devices
+            device = devices.setdefault(name, device_of(name))
+            joins = name not in shares
+            if joins:
+                shares[name] = _join(spec, device, name, shared)
+            at = Placement(name, backend, device, shares[name], partial(reopen, position))
+            placements.append(at)
+            at.joined = joins
+            at.furnish(group, shared)
+    except BaseException:
+        for at in placements:
+            at.leave()
+        raise
+    return placements
+
+
+def _join(spec: ModelSpec, device: Device, name: str, shared: Devices) -> Share:
+    """Take part in a Device. Instances that the RateLimiter counts take no turns there, and passive ones never run."""
+    return device.join(*_part_of(spec, name, shared), spec.device_priority)
+
+
+def _part_of(spec: ModelSpec, name: str, shared: Devices) -> tuple[int, int]:
+    """Tell how many Instances take turns on a Device, and how wide a run is there."""
+    said = spec.options.get("intra_op_thread_count", "")
+    threads = int(said) if said.isdecimal() else 0
+    here = [group for group in spec.instances if group.devices == (name,)]
+    in_turn = sum(group.count for group in here if not group.passive and limiter_of(group, shared) is None)
+    return in_turn, max(width_of(name, group.count, threads) for group in here)
+
+
+def resize_shares(spec: ModelSpec, placements: Sequence[Placement]) -> None:
+    """Tell the Devices how many Instances a Model has there now. Those that it leaves altogether are told by that."""
+    for name in {device for group in spec.instances for device in group.devices}:
+        at = next(each for each in placements if each.name == name)
+        at.device.resize(at.share, *_part_of(spec, name, at.devices))
+
+
+def limiter_of(group: InstanceGroup, shared: Devices) -> RateLimiter | None:
+    """Give who counts the Instances of a group; None: nobody."""
+    return shared.limiter if group.resources and not group.passive else None
+
+
+def needs_threads(spec: ModelSpec, devices: dict[str, Device], backends: Sequence[Backend] = ()) -> bool:
+    """Tell whether a Model must not run on the event loop: it might wait there, or its CPUs are not the loop's."""
+    if any(map(needs_thread, backends)):
+        return True
+    shared = whole_devices(devices)
+    for group in spec.instances:
+        kept = any(shared.cpus(group, device) for device in group.devices)
+        if limiter_of(group, shared) is not None or (kept and not group.passive):
+            return True
+    return False
+
+
+def whole_devices(devices: dict[str, Device] | None) -> Devices:
+    """Take a plain dictionary, as tests have it, for Devices of which nothing more is said."""
+    return devices if isinstance(devices, Devices) else Devices()
+
+
+@contextmanager
+def on_cpus(devices: dict[str, Device] | None, group: InstanceGroup, device: str) -> Iterator[None]:
+    """Keep this thread for a while to the CPUs of a group, and with it the threads that are begun meanwhile.
+
+    Raises: InferError (INVALID: none of them is there).
+    """
+    cpus = whole_devices(devices).cpus(group, device)
+    if not cpus:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    keep_to(cpus)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def keep_to(cpus: frozenset[int]) -> None:
+    """Keep this thread to some CPUs; none: leave it as it is. Raises: InferError (INVALID: none of them is there)."""
+    if not cpus:
+        return
+    try:
+        os.sched_setaffinity(0, cpus)
+    except OSError as error:
+        text = f"host policy setting 'cpu-cores': this process cannot run on any of the CPUs {sorted(cpus)}"
+        raise InferError(Code.INVALID, text) from error

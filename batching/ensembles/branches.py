@@ -1,0 +1,216 @@
+"""Branches: one request on its way through an ensemble where a step gives any number of answers.
+
+Each answer of such a step has a Passage to itself through the steps behind it. Called by ensembles.py, which carries
+each Passage from step to step as it does any other.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from penstock.backends.errors import Code, InferError
+from penstock.batching.stream import MOST_BYTES, NOT_ONE, Told, size_of
+
+from .passage import Passage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.batching.request import InferRequest
+    from penstock.batching.stream import GoOn, Room, Tells
+
+    from .course import Course, Passed
+
+MOST_AT_ONCE = 64
+"""Answers of one request that are on their way through the same steps, where `max_inflight_requests` is silent: others
+wait, so that one request does not fill the queues of all."""
+ENOUGH_BYTES = MOST_BYTES // 4
+"""Bytes of answers on their way through the same steps from which the step before is told to wait."""
+
+
+class _Stretch:
+    """The Passages of one request on one Course.
+
+    `going`: how many are under way or wait to be handed out; `waiting`: those that wait for a place. `room`: what is
+    called when there is some again, of those who have been told to wait.
+    """
+
+    __slots__ = ("going", "nbytes", "room", "waiting")
+
+    def __init__(self) -> None:
+        self.going = 0
+        self.nbytes = 0
+        self.waiting: deque[Passage] = deque()
+        self.room: list[GoOn] = []
+
+
+class Branches:
+    """What is under way for one request: its first Passage, and one for each answer since.
+
+    Invariants: what came through to the end is handed out in the order in which the answers it stems from came; at most
+    `most` Passages are going on a Course, and the step whose answers they are is told to wait from when as many wait.
+    Threads: the event loop's.
+    """
+
+    def __init__(self, root: Passage, most: int) -> None:
+        self.root = root
+        self.going = {root}
+        self._most = most or MOST_AT_ONCE
+        self._stretches: dict[Course, _Stretch] = {}
+        self._line: deque[Passage] = deque()
+        self._nbytes: dict[Passage, int] = {}
+        self._given: list[Told] = []
+        self._answers: Tells | None = getattr(root.parent, "answers", None)
+        self._takers_full = False
+
+    @property
+    def over(self) -> bool:
+        """Whether all of it has come to its end."""
+        return not self.going
+
+    def add(self, step: Passed, course: Course, told: Told) -> Passage | None:
+        """Take an answer of a step. Returns: its Passage, if that may begin.
+
+        Raises: InferError (INTERNAL: it is not what the model's configuration says; OVERLOADED: too much waits).
+        """
+        if sum(stretch.nbytes for stretch in self._stretches.values()) > MOST_BYTES:
+            raise InferError(Code.OVERLOADED, "the answers of a request wait for the steps that take them")
+        root = self.root
+        passage = Passage(root.ensemble, root.parent, root.links, course, _tensors(step, told))
+        _check(passage, step, told)
+        passage.branches = self
+        self.going.add(passage)
+        stretch = self._stretches.setdefault(course, _Stretch())
+        self._nbytes[passage] = size_of(told)
+        stretch.nbytes += self._nbytes[passage]
+        if course.outputs:
+            self._line.append(passage)
+        if stretch.going < self._most:
+            stretch.going += 1
+            return passage
+        stretch.waiting.append(passage)
+        return None
+
+    def room(self, course: Course) -> Room | None:
+        """Tell the step before a Course whether to go on; as `Tells.tell` does."""
+        stretch = self._stretches.get(course)
+        if stretch is None or not self._full(course, stretch, 1):
+            return None
+        return stretch.room.append
+
+    def done(self, passage: Passage) -> list[Passage]:
+        """Note that a Passage is through. Returns: those that may begin now. Raises: InferError."""
+        if passage.course.outputs:
+            passage.answer = _told(passage)
+        self.going.discard(passage)
+        passage.ended = True
+        passage.tensors.clear()
+        if passage is self.root:
+            if passage.course.outputs:
+                # none of its steps tells its answers apart
+                self._line.append(passage)
+        else:
+            self.root.take_times(passage)
+        following = [] if passage.course.outputs or passage is self.root else self._leave_place(passage)
+        while self._line and (told := self._line[0].answer) is not None:
+            first = self._line.popleft()
+            self._hand_out(told._replace(final=self.over and not self._line))
+            following += self._leave_place(first)
+        self._call_for_more()
+        return following
+
+    def _leave_place(self, passage: Passage) -> list[Passage]:
+        stretch = self._stretches.get(passage.course)
+        if stretch is None:
+            return []
+        stretch.nbytes -= self._nbytes.pop(passage)
+        if stretch.waiting:
+            return [stretch.waiting.popleft()]
+        stretch.going -= 1
+        return []
+
+    def _hand_out(self, told: Told) -> None:
+        if self._answers is None:
+            if len(self._given) < 2:
+                self._given.append(told)
+            return
+        room = self._answers.tell(told)
+        if room is not None and not self._takers_full:
+            self._takers_full = True
+            room(self._takers_go_on)
+
+    def _takers_go_on(self) -> None:
+        self._takers_full = False
+        self._call_for_more()
+
+    def _full(self, course: Course, stretch: _Stretch, part: int) -> bool:
+        """Tell whether a `part`th of what may wait does."""
+        if self._takers_full and course.outputs:
+            return True
+        return len(stretch.waiting) * part >= self._most or stretch.nbytes * part > ENOUGH_BYTES
+
+    def _call_for_more(self) -> None:
+        for course, stretch in self._stretches.items():
+            if stretch.room and not self._full(course, stretch, 2):
+                room, stretch.room = stretch.room, []
+                for go_on in room:
+                    go_on()
+
+    def leave(self) -> set[Passage]:
+        """Let go of all. Returns: what was under way."""
+        going, self.going = self.going, set()
+        self._stretches.clear()
+        self._line.clear()
+        return going
+
+    def outputs(self) -> list[Any]:
+        """Give what the request has come to: nothing more than was told, or its only answer. Raises: InferError."""
+        if self._answers is not None:
+            return []
+        if len(self._given) != 1:
+            raise InferError(Code.INTERNAL, NOT_ONE)
+        named = self._given[0].outputs
+        return [named.get(name) for name in _names(self.root.parent)]
+
+
+class Spread:
+    """Where the answers of a step go: on, one by one. `take` has each, with the Passage and the step it is of."""
+
+    def __init__(self, passage: Passage, step: Passed, take: Callable[[Passage, Passed, Told], Room | None]) -> None:
+        self._passage = passage
+        self._step = step
+        self._take = take
+
+    def tell(self, told: Told) -> Room | None:
+        """Take an answer."""
+        return self._take(self._passage, self._step, told)
+
+
+def _tensors(step: Passed, told: Told) -> list[Any]:
+    outputs = step.model.signature.outputs
+    return [told.outputs.get(outputs[position].name) for position in step.wanted]
+
+
+def _check(passage: Passage, step: Passed, told: Told) -> None:
+    """Check that what the steps behind need is there, and as the model's configuration says. Raises: InferError."""
+    wrong, outputs = told.wrong, step.model.signature.outputs
+    lacking = {number for number, position in enumerate(step.wanted) if passage.tensors[number] is None}
+    if lacking and not wrong and not passage.spares(lacking.difference(passage.course.outputs)):
+        names = [outputs[step.wanted[number]].name for number in sorted(lacking)]
+        wrong = f"the answer lacks the requested output '{names[0]}'"
+    if wrong:
+        raise InferError(Code.INTERNAL, f"model '{step.model.name}': {wrong}")
+
+
+def _names(request: InferRequest) -> list[str]:
+    outputs = request.model.signature.outputs
+    return [outputs[position].name for position in request.wanted]
+
+
+def _told(passage: Passage) -> Told:
+    """Make an answer of the ensemble. Raises: InferError."""
+    pairs = zip(_names(passage.parent), passage.outputs(), strict=True)
+    named: Mapping[str, Any] = {name: output for name, output in pairs if output is not None}
+    return Told(named)

@@ -1,0 +1,201 @@
+"""Course: the way of a request through the steps of an ensemble, laid once for each set of outputs.
+
+Pure. Made from what steps.py has linked; followed by passage.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from penstock.backends.errors import Code, InferError
+
+if TYPE_CHECKING:
+    from penstock.backends.signature import Signature
+    from penstock.batching.model import Model
+    from penstock.batching.spec import ModelSpec
+
+AS_IS, ADD_ROWS, DROP_ROWS = 0, 1, 2
+"""How a tensor is handed on: where one side has an axis for rows and the other has not, a single row gets or loses it.
+"""
+_KEPT_COURSES = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Linked:
+    """One step and its model.
+
+    `inputs`: the tensor of each of the model's inputs, None for an optional one that gets none; `ways`: how each is
+    handed on. `outputs`: the model's positions and the tensors they become.
+    """
+
+    model: Model
+    inputs: tuple[str | None, ...]
+    ways: tuple[int, ...]
+    outputs: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Passed:
+    """One step as requests pass it that want certain outputs. Tensors are numbers: positions in the request's list.
+
+    `inputs` has -1 for one that gets none; `ways` is None where every tensor is handed on as it is. `wanted` are the
+    model's outputs that somebody uses, and `made` what they become. `after`: the way of each of its answers, whose
+    inputs are those `wanted`, where it gives any number of them; nothing is made within its own Course then.
+    """
+
+    number: int
+    model: Model
+    inputs: tuple[int, ...]
+    ways: tuple[int, ...] | None
+    wanted: tuple[int, ...]
+    made: tuple[int, ...]
+    after: Course | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Course:
+    """The way of requests that want certain outputs: through the steps these need, and no others.
+
+    A step that gives any number of answers ends a Course, and each of these answers has the next one to itself.
+    `first` need nothing but the request's own inputs. `missing`: how many tensors each step waits for; `takers`: the
+    steps that wait for each tensor. `uses`: how often each tensor is read, once more if it is an output. `outputs`
+    are the tensors wanted, handed on by `ways`; there are none where another Course comes after this one.
+    """
+
+    steps: tuple[Passed, ...]
+    first: tuple[Passed, ...]
+    missing: tuple[int, ...]
+    takers: tuple[tuple[int, ...], ...]
+    uses: tuple[int, ...]
+    outputs: tuple[int, ...]
+    ways: tuple[int, ...] | None
+
+
+@dataclass(slots=True, eq=False)
+class Links:
+    """The steps of an ensemble with the models that served when they were looked up.
+
+    `nested`: the steps of those of them that are ensembles, looked up at the same time. `users` counts the requests
+    under way, and those whom this is nested in; `stale`: no more of them come.
+    """
+
+    spec: ModelSpec
+    signature: Signature
+    steps: tuple[Linked, ...]
+    ways: Mapping[str, int]
+    nested: dict[Model, Links] = field(default_factory=dict)
+    users: int = 0
+    stale: bool = False
+    _courses: dict[tuple[int, ...], Course] = field(default_factory=dict)
+
+    @property
+    def models(self) -> set[Model]:
+        """The models, each once."""
+        return {step.model for step in self.steps}
+
+    @property
+    def decoupled(self) -> bool:
+        """Whether a request may have any number of answers, as it may from one of the steps."""
+        return any(step.model.spec.decoupled for step in self.steps)
+
+    def course(self, wanted: tuple[int, ...]) -> Course:
+        """Give the way of requests that want these outputs, by their positions."""
+        course = self._courses.get(wanted)
+        if course is None:
+            if len(self._courses) >= _KEPT_COURSES:
+                self._courses.clear()
+            course = self._courses[wanted] = self._lay(wanted)
+        return course
+
+    def _lay(self, wanted: tuple[int, ...]) -> Course:
+        outputs = [self.signature.outputs[position].name for position in wanted]
+        ways = tuple(self.ways[tensor] for tensor in outputs)
+        needed, steps = set(outputs), set[int]()
+        for number in reversed(self._order()):
+            step = self.steps[number]
+            if needed.intersection(tensor for _, tensor in step.outputs):
+                steps.add(number)
+                needed.update(tensor for tensor in step.inputs if tensor is not None)
+        sources = self.sources()
+        source = sources[outputs[0]] if outputs else None
+        course: Course | None = None
+        while True:
+            used = [
+                self.steps[number] for number in sorted(steps) if self._source(self.steps[number], sources) == source
+            ]
+            given = [spec.name for spec in self.signature.inputs]
+            if source is not None:
+                given = [tensor for _, tensor in sorted(self.steps[source].outputs) if tensor in needed]
+            course = _course(used, given, outputs, ways, needed, course)
+            if source is None:
+                return course
+            source, outputs, ways = self._source(self.steps[source], sources), [], ()
+
+    def sources(self) -> dict[str, int | None]:
+        """Tell of each tensor the last step it stems from that gives any number of answers; None: there is none.
+
+        Raises: InferError (INVALID) where a step, or the client, would get tensors of answers of different steps.
+        """
+        sources: dict[str, int | None] = dict.fromkeys(self.signature.input)
+        for number in self._order():
+            step = self.steps[number]
+            source = number if step.model.spec.streams else self._source(step, sources)
+            sources.update((tensor, source) for _, tensor in step.outputs)
+        self._only(self.spec.name, {sources[tensor] for tensor in self.signature.output})
+        return sources
+
+    def _source(self, step: Linked, sources: Mapping[str, int | None]) -> int | None:
+        return self._only(step.model.spec.name, {sources[tensor] for tensor in step.inputs if tensor is not None})
+
+    def _only(self, taker: str, found: Iterable[int | None]) -> int | None:
+        source, *others = found
+        if others:
+            text = f"step of model '{taker}' receives inputs originated from different decoupled models"
+            raise InferError(Code.INVALID, f"in ensemble {self.spec.name}, {text}")
+        return source
+
+    def _order(self) -> list[int]:
+        """Put the steps in an order in which each comes after those it needs; there is one (check_flow)."""
+        there = {spec.name for spec in self.signature.inputs}
+        order: list[int] = []
+        left = list(range(len(self.steps)))
+        while left:
+            for number in left:
+                if there.issuperset(tensor for tensor in self.steps[number].inputs if tensor is not None):
+                    break
+            left.remove(number)
+            order.append(number)
+            there.update(tensor for _, tensor in self.steps[number].outputs)
+        return order
+
+
+def _course(
+    used: list[Linked], given: list[str], outputs: list[str], ways: tuple[int, ...], needed: set[str],
+    after: Course | None,
+) -> Course:  # fmt: skip
+    """Lay the way from the tensors `given` to `outputs`, or to a step whose answers go on `after` it."""
+    made = [tensor for step in used if not step.model.spec.streams for _, tensor in step.outputs if tensor in needed]
+    numbers = {tensor: number for number, tensor in enumerate([*given, *made])}
+    passed = tuple(_pass(number, step, numbers, needed, after) for number, step in enumerate(used))
+    needs = [{each for each in step.inputs if each >= len(given)} for step in passed]
+    takers = [tuple(step.number for step in passed if each in needs[step.number]) for each in range(len(numbers))]
+    ends = tuple(numbers[tensor] for tensor in outputs)
+    reads = [each for step in passed for each in step.inputs] + list(ends)
+    return Course(
+        passed, tuple(step for step in passed if not needs[step.number]), tuple(map(len, needs)), tuple(takers),
+        tuple(map(reads.count, range(len(numbers)))), ends, ways if any(ways) else None,
+    )  # fmt: skip
+
+
+def _pass(
+    number: int, step: Linked, numbers: Mapping[str, int], needed: set[str], after: Course | None
+) -> Passed:  # fmt: skip
+    used = sorted((position, tensor) for position, tensor in step.outputs if tensor in needed)
+    inputs = tuple(-1 if tensor is None else numbers[tensor] for tensor in step.inputs)
+    ways = step.ways if any(step.ways) else None
+    wanted = tuple(position for position, _ in used)
+    if step.model.spec.streams:
+        return Passed(number, step.model, inputs, ways, wanted, (), after)
+    return Passed(number, step.model, inputs, ways, wanted, tuple(numbers[tensor] for _, tensor in used))

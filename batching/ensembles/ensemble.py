@@ -1,0 +1,93 @@
+"""Ensemble: what a model that is made of models has beside others: the links to its steps, and what is under way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from penstock.backends.errors import Code, InferError
+from penstock.batching.request import InferRequest, Submits
+from penstock.batching.sequences.sequels import Sequels
+
+from .steps import link
+
+if TYPE_CHECKING:
+    from penstock.batching.model import Model
+    from penstock.batching.running.batch import Batch
+
+    from .course import Links
+    from .passage import Passage
+
+
+class Carries(Submits, Protocol):
+    """What is needed of the Engine."""
+
+    stopping: bool
+    trace: Callable[[Model, Batch, int], None] | None
+
+    def make_room(self, model: Model) -> None: ...
+    def model(self, name: str, version: str = "") -> Model: ...
+    def hold(self, model: Model) -> None: ...
+    def release(self, model: Model) -> None: ...
+
+
+class Ensemble:
+    """What one ensemble Model has beside other Models: the links to its steps, and what is under way.
+
+    Steps are looked up once, those of steps that are ensembles with them, and again when any model has come or gone.
+    Their Models are held from then on, so that none of them is retired while a request may need it.
+    Threads: the event loop's.
+    """
+
+    def __init__(self, model: Model, engine: Carries) -> None:
+        self.model = model
+        self._engine = engine
+        self._links: Links | None = None
+        self.passages: dict[InferRequest, Passage] = {}
+        self.sequels = Sequels()
+
+    def check(self) -> None:
+        """Check that the models that serve now can be its steps. Raises: InferError."""
+        if self._links is None:
+            links = link(self.model.spec, self.model.bound, self._engine.model)
+            if links.decoupled != self.model.spec.decoupled:
+                text = f"ensemble '{self.model.name}' must be loaded anew: one of its steps"
+                became = "has become decoupled" if links.decoupled else "is decoupled no more"
+                raise InferError(Code.NOT_READY, f"{text} {became}")
+
+    def links(self) -> Links:
+        """Give the steps as they are served now. Raises: InferError."""
+        links = self._links
+        if links is None:
+            links = link(self.model.spec, self.model.bound, self._engine.model)
+            links.nested = {model: model.ensemble.links() for model in links.models if model.ensemble is not None}
+            for nested in links.nested.values():
+                nested.users += 1
+            for model in links.models:
+                self._engine.hold(model)
+            self._links = links
+        return links
+
+    def forget(self) -> None:
+        """Look the steps up again when the next request comes. What is under way keeps those it has."""
+        links, self._links = self._links, None
+        if links is not None:
+            links.stale = True
+            self.leave(links, 0)
+
+    def leave(self, links: Links, users: int = 1) -> None:
+        """Count those who need links, its own or nested ones, no more."""
+        links.users -= users
+        if links.stale and not links.users:
+            for nested in links.nested.values():
+                self.leave(nested)
+            for model in links.models:
+                self._engine.release(model)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether its steps serve, fit, and can run."""
+        try:
+            return all(model.healthy for model in self.links().models)
+        except InferError:
+            return False

@@ -1,0 +1,291 @@
+"""Ensembles: models made of models. Each request becomes a request per step, as soon as the step's inputs are there.
+
+Steps go through the Engine's front door like any request, so that those of different requests share batches. Tensors
+are handed on as they are. What may follow what is worked out in steps.py; what becomes of the answers of a step that
+gives any number of them, in branches.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from penstock.backends.errors import Code, InferError
+from penstock.batching.loaded import STOPPING
+from penstock.batching.request import InferRequest, bytes_of
+from penstock.batching.scheduling.admission import admitted
+from penstock.batching.scheduling.timeouts import due_ns
+from penstock.batching.statistics import BACKEND, CANCELED, OTHER, REJECTED
+
+from .branches import Branches, Spread
+from .ensemble import Carries, Ensemble
+from .passage import Passage, count_steps, is_step
+from .steps import labels_of, link
+
+if TYPE_CHECKING:
+    from penstock.batching.model import Model
+    from penstock.batching.running.batch import Batch
+    from penstock.batching.stream import Room, Told
+
+    from .course import Links, Passed
+
+_OTHERS = frozenset((Code.EXPIRED, Code.NOT_READY, Code.CANCELLED))
+"""Codes of a step that was not run, though it had been accepted."""
+
+
+class Ensembles:
+    """Carries the requests of all ensembles of an Engine from step to step; the sink of the steps.
+
+    `left` is told how many requests of a model have come to their end. Threads: the event loop's.
+    """
+
+    def __init__(self, engine: Carries, left: Callable[[Model, int], None]) -> None:
+        self._engine = engine
+        self._left = left
+        self._open: set[Ensemble] = set()
+        self._freed: deque[Passage] = deque()
+
+    def adopt(self, model: Model) -> None:
+        """Take charge of an ensemble that is being opened. Raises: InferError when its steps do not serve or fit."""
+        links = link(model.spec, model.bound, self._engine.model)
+        model.spec = replace(model.spec, labels=labels_of(links), decoupled=links.decoupled)
+        ensemble = Ensemble(model, self._engine)
+        model.ensemble, model.detours = ensemble, True
+        self._open.add(ensemble)
+
+    def dismiss(self, model: Model) -> None:
+        """Let go of a Model that is retired, if it is an ensemble."""
+        if model.ensemble is not None:
+            model.ensemble.forget()
+            self._open.discard(model.ensemble)
+
+    def forget(self) -> None:
+        """Note that a model has come or gone."""
+        for ensemble in self._open:
+            ensemble.forget()
+
+    # -- a request ---------------------------------------------------------------------------------------------
+
+    def start(self, parent: InferRequest) -> None:
+        """Begin a request's first steps, all of them or none. Raises: InferError."""
+        model = parent.model
+        ensemble = model.ensemble
+        if ensemble is None:
+            raise ValueError(f"'{model.name}' is no ensemble")
+        try:
+            # the steps of what was accepted are finished, whatever they are
+            if (self._engine.stopping or model.closing) and not is_step(parent):
+                raise InferError(Code.NOT_READY, f"in ensemble '{model.name}', {STOPPING}")
+            links = _links_for(parent, ensemble)
+        except InferError:
+            model.statistics.record_failure(REJECTED, parent.start_ns, time.monotonic_ns())
+            raise
+        inputs = parent.inputs if model.forms is None else model.forms.enter(parent.inputs)
+        passage = Passage(ensemble, parent, links, links.course(parent.wanted), inputs)
+        if model.spec.decoupled and model.spec.ensemble is not None:
+            passage.branches = Branches(passage, model.spec.ensemble.max_inflight)
+        links.users += 1
+        model.inflight += 1
+        ensemble.passages[parent] = passage
+        if parent.sequence is not None:
+            ensemble.sequels.enter(passage)
+        # it may want what it has brought
+        self._go(passage)
+        passage.opening = False
+        if passage.ended and parent.error is not None:
+            raise parent.error
+
+    def cancel(self, parent: InferRequest) -> None:
+        """Take a request back: its steps that wait are taken back too, and no more are begun."""
+        ensemble = parent.model.ensemble
+        passage = None if ensemble is None else ensemble.passages.get(parent)
+        if passage is not None:
+            self._end(passage)
+            parent.model.statistics.record_failure(CANCELED, parent.start_ns, time.monotonic_ns())
+
+    def deliver(self, requests: Sequence[InferRequest]) -> None:
+        """Take steps that are done, and go on with what they belong to."""
+        for request in requests:
+            passage: Passage = request.context
+            passage.pending.discard(request)
+            if passage.ended:
+                continue
+            if request.error is not None:
+                self._fail(passage, request.error, OTHER if request.error.code in _OTHERS else BACKEND)
+                continue
+            try:
+                passage.put(request.step, request.outputs or [])
+            except InferError as error:
+                self._fail(passage, error, BACKEND)
+                continue
+            self._go(passage)
+
+    def _move(self, passage: Passage) -> None:
+        """Submit the steps that are ready. One that is answered at once comes back here before it is over."""
+        if passage.moving:
+            return
+        passage.moving = True
+        try:
+            while passage.ready and not passage.ended:
+                self._submit(passage, passage.ready.pop(0))
+        except InferError as error:
+            # to make room for it may have run, and failed, another step of the same request
+            if not passage.ended:
+                self._fail(passage, error, REJECTED)
+        finally:
+            passage.moving = False
+
+    def _submit(self, passage: Passage, step: Passed) -> None:
+        model, parent = step.model, passage.parent
+        if parent.sequence is not None and passage.ensemble.sequels.keeps(passage, step):
+            return
+        inputs = passage.inputs(step)
+        rows, key = admitted(model, tuple([None if array is None else array.shape for array in inputs]))
+        request = InferRequest(model, inputs, rows, key, step.wanted, self)
+        request.step = step
+        request.context = passage
+        request.id = parent.id
+        if step.after is not None:
+            request.answers = Spread(passage, step, self._spread)
+        request.nbytes = bytes_of(inputs)
+        if parent.deadline_ns or model.timed:
+            request.deadline_ns = _deadline_ns(passage, model)
+        request.priority, request.sequence = parent.priority, parent.sequence
+        if parent.target_ns and passage.root is passage:
+            request.target_ns = parent.target_ns
+        if model.spec.takes_parameters and (parameters := getattr(parent, "parameters", None)):
+            request.parameters = parameters
+        if model.cache is None and model.scheduler.full():
+            # as a transport does: a loop turn may bring more than a queue holds
+            self._engine.make_room(model)
+            if passage.ended:
+                # what ran for it was a step of the same request
+                return
+        passage.pending.add(request)
+        self._engine.submit(request)
+        if parent.sequence is not None:
+            self._go_on(passage.ensemble.sequels.passed(passage, model))
+
+    def _spread(self, passage: Passage, step: Passed, told: Told) -> Room | None:
+        """Begin the way of one answer of a step. Returns: as `Tells.tell`."""
+        branches, course = passage.branches, step.after
+        if passage.ended or branches is None or course is None:
+            return None
+        if told.error is not None:
+            self._fail(passage, told.error, BACKEND)
+            return None
+        try:
+            branch = branches.add(step, course, told) if told.outputs else None
+        except InferError as error:
+            self._fail(passage, error, BACKEND)
+            return None
+        if branch is not None:
+            self._go(branch)
+        return branches.room(course)
+
+    def _go(self, passage: Passage) -> None:
+        if passage.left:
+            self._move(passage)
+        elif not passage.ended:
+            self._finish(passage)
+
+    def _go_on(self, freed: list[Passage]) -> None:
+        """Submit what was kept back, one after another: what fails there lets the next one go."""
+        self._freed += freed
+        if len(self._freed) == len(freed):
+            while self._freed:
+                self._go(self._freed[0])
+                self._freed.popleft()
+
+    # -- its end -----------------------------------------------------------------------------------------------
+
+    def _finish(self, passage: Passage) -> None:
+        if passage.branches is None:
+            self._complete(passage)
+            return
+        try:
+            following = passage.branches.done(passage)
+        except InferError as error:
+            self._fail(passage, error, BACKEND)
+            return
+        if following:
+            self._go_on(following)
+        elif passage.branches.over:
+            self._complete(passage.branches.root)
+
+    def _complete(self, passage: Passage) -> None:
+        parent = passage.parent
+        model = parent.model
+        try:
+            parent.outputs = passage.outputs() if passage.branches is None else passage.branches.outputs()
+        except InferError as error:
+            self._fail(passage, error, BACKEND)
+            return
+        self._end(passage)
+        batch, now_ns = passage.batch(), time.monotonic_ns()
+        model.statistics.record_batch(batch, now_ns)
+        self._hand_out(parent, batch, now_ns)
+
+    def _fail(self, passage: Passage, error: InferError, reason: str) -> None:
+        """End a request with a step's error, in Triton's form."""
+        passage = passage.root
+        parent = passage.parent
+        text = f"in ensemble '{parent.model.name}', {error.message}"
+        parent.error = InferError(error.code, text, error.retry_after_ns)
+        self._end(passage)
+        now_ns = time.monotonic_ns()
+        parent.model.statistics.record_failure(reason, parent.start_ns, now_ns)
+        if not passage.opening:
+            self._hand_out(parent, passage.batch(), now_ns)
+
+    def _hand_out(self, parent: InferRequest, batch: Batch, now_ns: int) -> None:
+        if is_step(parent):
+            count_steps(batch)
+        if self._engine.trace is not None:
+            self._engine.trace(parent.model, batch, now_ns)
+        parent.sink.deliver([parent])
+
+    def _end(self, passage: Passage) -> None:
+        """End a request; `passage` is its first one."""
+        self._take_back(passage)
+        if passage.branches is not None:
+            for branch in passage.branches.leave():
+                self._take_back(branch)
+        del passage.ensemble.passages[passage.parent]
+        passage.ensemble.leave(passage.links)
+        self._left(passage.parent.model, 1)
+        if passage.parent.sequence is not None:
+            self._go_on(passage.ensemble.sequels.leave(passage))
+
+    def _take_back(self, passage: Passage) -> None:
+        passage.ended = True
+        if passage.pending:
+            pending, passage.pending = passage.pending, set()
+            for request in pending:
+                self._engine.cancel(request)
+        passage.tensors.clear()
+
+
+def _links_for(request: InferRequest, ensemble: Ensemble) -> Links:
+    """Give the steps that a request has to pass: a step's were looked up with itself, and may have gone since.
+
+    Raises: InferError.
+    """
+    passage = request.context
+    if type(passage) is Passage and not passage.ended:
+        return passage.links.nested[ensemble.model]
+    return ensemble.links()
+
+
+def _deadline_ns(passage: Passage, model: Model) -> int:
+    """Give when a step must have left its queue: by the time that the request has left, and its model's own policy.
+
+    What is the way of one answer of many has the request's whole time again.
+    """
+    now_ns, parent = time.monotonic_ns(), passage.parent
+    since_ns = now_ns if passage.root is passage else parent.queue_ns
+    left_us = max((parent.deadline_ns - since_ns) // 1000, 1) if parent.deadline_ns else 0
+    return due_ns(now_ns, left_us, model.spec.policy, priority=parent.priority)

@@ -1,0 +1,165 @@
+"""Passage: one request on its way through an ensemble: its tensors, what is missing, and what its steps have taken.
+
+Nothing runs here: ensembles.py carries it from step to step. turns.py counts the steps' batches. Where a step gives any
+number of answers, each of them has a Passage to itself; branches.py holds those of one request together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from penstock.backends.errors import Code, InferError
+from penstock.batching.request import InferRequest
+from penstock.batching.running.batch import Batch
+from penstock.batching.running.own_outputs import OwnOutputs, regular
+
+from .course import ADD_ROWS, AS_IS, Course, Links, Passed
+
+if TYPE_CHECKING:
+    from penstock.backends.backend import Array
+    from penstock.batching.stream import Told
+
+    from .branches import Branches
+    from .ensemble import Ensemble
+
+
+class Passage:
+    """One request on its way through an ensemble.
+
+    Invariant: it ends once: when all its steps are through, with the first error, or when it is taken back.
+    `tensors` are numbered as in its Course, None when nobody will read them any more. `uses` and `missing` count down
+    what the Course counts. `pending` are the steps that the Engine has, `ready` those it is to get. `opening`: the
+    request is still being submitted, and an error is for its caller. `branches` are had where the ensemble gives any
+    number of answers, and `answer` there by who has come through to the end.
+    Units: nanoseconds, summed over the steps, as Triton does.
+    """
+
+    __slots__ = (
+        "answer", "branches", "compute_infer_ns", "compute_input_ns", "compute_output_ns", "course", "ended",
+        "ensemble", "left", "links", "missing", "moving", "opening", "parent", "pending", "queue_ns", "ready",
+        "tensors", "uses",
+    )  # fmt: skip
+
+    def __init__(
+        self, ensemble: Ensemble, parent: InferRequest, links: Links, course: Course, inputs: Sequence[Any]
+    ) -> None:
+        self.ensemble = ensemble
+        self.parent = parent
+        self.links = links
+        self.course = course
+        self.branches: Branches | None = None
+        self.answer: Told | None = None
+        self.tensors: list[Any] = [*inputs, *[None] * (len(course.uses) - len(inputs))]
+        self.uses = list(course.uses)
+        self.missing = list(course.missing)
+        self.left = len(course.steps)
+        self.pending: set[InferRequest] = set()
+        self.ready = list(course.first)
+        self.opening = True
+        self.moving = False
+        self.ended = False
+        self.queue_ns = 0
+        self.compute_input_ns = 0
+        self.compute_infer_ns = 0
+        self.compute_output_ns = 0
+
+    @property
+    def root(self) -> Passage:
+        """The request's first Passage."""
+        return self if self.branches is None else self.branches.root
+
+    def take_times(self, other: Passage) -> None:
+        """Add what the steps of another have taken."""
+        self.queue_ns += other.queue_ns
+        self.compute_input_ns += other.compute_input_ns
+        self.compute_infer_ns += other.compute_infer_ns
+        self.compute_output_ns += other.compute_output_ns
+
+    def batch(self) -> Batch:
+        """Make the batch that the request would have been in, had its model run it: its stamps have the sums."""
+        parent = self.parent
+        batch = Batch([parent], parent.rows, parent.key, parent.queue_ns + self.queue_ns)
+        batch.compute_start_ns = batch.exec_start_ns + self.compute_input_ns
+        batch.compute_end_ns = batch.compute_start_ns + self.compute_infer_ns
+        batch.exec_end_ns = batch.compute_end_ns + self.compute_output_ns
+        return batch
+
+    def put(self, step: Passed, outputs: list[Any]) -> None:
+        """Take what a step has made; `ready` has what can follow. Raises: InferError (INTERNAL)."""
+        if not (type(outputs) is OwnOutputs and outputs.lacking and self.spares(_lacking(step, outputs))):
+            regular(outputs)
+        course, missing = self.course, self.missing
+        for position, tensor in enumerate(step.made):
+            self.tensors[tensor] = outputs[position]
+            for taker in course.takers[tensor]:
+                missing[taker] -= 1
+                if not missing[taker]:
+                    self.ready.append(course.steps[taker])
+        self.left -= 1
+
+    def spares(self, lacking: set[int]) -> bool:
+        """Tell whether tensors that are not there would go to optional inputs alone."""
+        steps = self.course.steps
+        taken = [each for step in steps for each in zip(step.inputs, step.model.signature.inputs, strict=True)]
+        optional = all(spec.optional for number, spec in taken if number in lacking)
+        return optional and lacking.isdisjoint(self.course.outputs)
+
+    def inputs(self, step: Passed) -> list[Array | None]:
+        """Give what a step takes. Raises: InferError (INVALID)."""
+        inputs = [None if number < 0 else self.tensors[number] for number in step.inputs]
+        if step.ways is not None:
+            inputs = [_handed(array, way) for array, way in zip(inputs, step.ways, strict=True)]
+        for number in step.inputs:
+            if number >= 0:
+                self.uses[number] -= 1
+                if not self.uses[number]:
+                    self.tensors[number] = None
+        return inputs
+
+    def outputs(self) -> list[Any]:
+        """Give what the request wanted. Raises: InferError (INVALID)."""
+        outputs = [self.tensors[number] for number in self.course.outputs]
+        if self.course.ways is not None:
+            outputs = [_handed(output, way) for output, way in zip(outputs, self.course.ways, strict=True)]
+        model = self.ensemble.model
+        return outputs if model.forms is None else model.forms.leave(model.name, self.parent.wanted, outputs)
+
+
+def _lacking(step: Passed, outputs: list[Any]) -> set[int]:
+    return {tensor for tensor, output in zip(step.made, outputs, strict=True) if output is None}
+
+
+def _handed(array: Array | None, way: int) -> Any:
+    """Give or take a single row: no copy."""
+    if array is None or way == AS_IS:
+        return array
+    if way == ADD_ROWS:
+        return array[None]
+    if len(array) != 1:
+        text = f"a tensor of {len(array)} rows goes where there is no axis for rows: it must have one"
+        raise InferError(Code.INVALID, text)
+    return array[0]
+
+
+def is_step(request: InferRequest) -> bool:
+    """Tell whether a request is a step of one that was accepted before."""
+    return type(request.context) is Passage
+
+
+def count_steps(batch: Batch) -> None:
+    """Add a batch to the sums of those of its requests that are steps."""
+    start_ns = batch.exec_start_ns
+    # as in statistics.py: a difference just below 0 is 0
+    input_ns = max(batch.compute_start_ns - start_ns, 0)
+    infer_ns = max(batch.compute_end_ns - batch.compute_start_ns, 0)
+    output_ns = max(batch.exec_end_ns - batch.compute_end_ns, 0)
+    for request in batch.requests:
+        passage = request.context
+        if type(passage) is Passage:
+            queue_ns = start_ns - request.queue_ns
+            if queue_ns > 0:
+                passage.queue_ns += queue_ns
+            passage.compute_input_ns += input_ns
+            passage.compute_infer_ns += infer_ns
+            passage.compute_output_ns += output_ns

@@ -1,0 +1,99 @@
+"""Autofill: what Triton's TensorFlow backend completes in a configuration, and its ONNX backend does not.
+
+A configuration that declares its tensors and says nothing of `max_batch_size` means rows there, if its dims leave them
+out; and what it declares, it may declare in part. Called by completion.py. The rules and texts are those of
+AutoCompleteHelper in tensorflow_backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from penstock.backends.errors import Code, InferError
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching.shapes.derived import derived_names
+from penstock.batching.spec import ModelSpec
+
+from .agreement import has_row_axis, model_dims
+
+
+def max_batch_rows(spec: ModelSpec, graph: Signature, others: Collection[str]) -> int:
+    """Give what is said, or else what the model and the declared dims let one conclude. `others` have no rows anyway.
+
+    A tensor of no known rank whose dims are declared is taken at its word, where Triton gives up.
+    Raises: InferError (INVALID).
+    """
+    said = spec.policy.max_batch_rows
+    if said == 0 or not spec.auto_complete:
+        return said or 0
+    declared = {each.name for each in (*spec.inputs, *spec.outputs) if each.shape or each.reshape is not None}
+    tensors = [each for each in (*graph.inputs, *graph.outputs) if each.name not in others]
+    counted = [each for each in tensors if each.shape or each.name not in declared]
+    if not all(has_row_axis(each) for each in counted):
+        if not said:
+            return 0
+        text = f"unable to autofill for '{spec.name}', configuration specified max-batch {said} but model signature"
+        raise InferError(Code.INVALID, f"{text} does not support batching")
+    if said:
+        return said
+    if tensors and not counted:
+        return 0  # neither the model nor anything that is said knows of rows
+    if all(each.optional for each in graph.inputs):
+        return 0  # nothing a caller sends could say how many rows it wants
+    return spec.policy.default_max_batch_rows if _leaves_rows_out(spec, graph, others) else 0
+
+
+def _leaves_rows_out(spec: ModelSpec, graph: Signature, others: Collection[str]) -> bool:
+    """Tell whether the declared dims have one axis less than the model; where nothing is declared, as if they had."""
+    pairs = [(each, graph.input.get(each.name)) for each in spec.inputs]
+    pairs += [(each, graph.output.get(each.name)) for each in spec.outputs]
+    hints = {
+        len(tensor.shape) == len(model_dims(each)) + 1
+        for each, tensor in pairs
+        if tensor is not None and tensor.shape and model_dims(each) and each.name not in others
+    }
+    if len(hints) > 1:
+        text = (
+            f"unable to autofill for '{spec.name}', model tensor configurations are contradicting each other in terms"
+        )
+        raise InferError(Code.INVALID, f"{text} of whether batching is supported")
+    return hints != {False}
+
+
+def filled(spec: ModelSpec, graph: Signature, *, batched: bool) -> ModelSpec:
+    """Say of declared tensors what is not said, and declare the inputs that are not, where some are.
+
+    Datatypes and dims come from the model; what is said stays, for completion.py to hold against it. Outputs that are
+    not declared are left out, unless none is.
+    Raises: InferError (INVALID).
+    """
+    inputs = spec.inputs
+    if inputs and spec.auto_complete:
+        others = {*(each.name for each in inputs), *derived_names(spec)}
+        lacking = [each.name for each in graph.inputs if not each.optional and each.name not in others]
+        inputs += tuple(TensorSpec(name, "", ()) for name in lacking)
+    return replace(
+        spec, inputs=_filled(spec, "input", inputs, graph.input, batched),
+        outputs=_filled(spec, "output", spec.outputs, graph.output, batched),
+    )  # fmt: skip
+
+
+def _filled(
+    spec: ModelSpec, kind: str, tensors: tuple[TensorSpec, ...], known: Mapping[str, TensorSpec], batched: bool
+) -> tuple[TensorSpec, ...]:
+    others = {each.name for each in spec.batch_outputs}
+    found = []
+    for said in tensors:
+        tensor = known.get(said.name)
+        if not said.datatype and not spec.auto_complete:
+            text = f"model {kind} '{said.name}' must specify 'data_type' for {spec.name}"
+            raise InferError(Code.INVALID, text)
+        if tensor is None or not spec.auto_complete:
+            found.append(said)
+            continue
+        completed = replace(said, datatype=said.datatype or tensor.datatype)
+        if not (said.shape or said.reshape is not None or said.ragged or said.is_shape or said.name in others):
+            completed = replace(completed, shape=tensor.shape[1:] if batched else tensor.shape)
+        found.append(completed)
+    return tuple(found)

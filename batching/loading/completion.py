@@ -1,0 +1,163 @@
+"""Completion: what a configuration leaves out is read from the model, and what it says is held against the model.
+
+The rules and texts are those of Triton's ONNX Runtime backend, and of its TensorFlow backend where they are others
+(autofill.py), so that a configuration which loads there loads here.
+Called by the Engine for every version it loads, and by `penstock check`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+from penstock.backends.errors import Code, InferError
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching.scheduling.admission import dims_text
+from penstock.batching.shapes.bound import bound_signature
+from penstock.batching.shapes.derived import derived_names, kept_names
+from penstock.batching.shapes.padding_rules import check_padding
+from penstock.batching.spec import ModelSpec
+
+from . import autofill
+from .agreement import TENSORFLOW, agreed, check_row_axis, has_row_axis, model_dims
+
+
+def complete(spec: ModelSpec, graph: Signature) -> ModelSpec:
+    """Complete `spec` with what `graph` tells: its `signature`, `bound`, and `policy.max_batch_rows`.
+
+    Of a TensorFlow model declared tensors are completed, too.
+
+    Shapes: the signature's are whole, with -1 for rows in front when batched. A scalar becomes `[1]`. Inputs that
+    the graph can do without are left out unless the configuration names them. Derived inputs and kept outputs are in
+    `bound` only.
+    Raises: InferError (INVALID) where configuration and model contradict each other.
+    Source: AutoCompleteConfig, ValidateInputs and ValidateOutputs of Triton's onnxruntime_backend.
+    """
+    rows = _allowed_rows(spec, _max_batch_rows(spec, graph))
+    batched = rows > 0
+    if any(size > rows for size in spec.policy.preferred_rows):
+        raise _invalid(spec.too_preferred)
+    spec = replace(spec, policy=replace(spec.policy, max_batch_rows=rows))
+    if spec.backend == TENSORFLOW:
+        spec = autofill.filled(spec, graph, batched=batched)
+    if spec.sequence is not None:
+        from penstock.batching.sequences.controls import check_sequence
+
+        check_sequence(spec, graph)
+    signature = Signature(_inputs(spec, graph, batched), _outputs(spec, graph, batched), batched)
+    bound = bound_signature(spec, signature, graph)
+    if spec.padding:
+        signature = check_padding(spec, signature)
+    return replace(spec, signature=signature, bound=bound)
+
+
+def _max_batch_rows(spec: ModelSpec, graph: Signature) -> int:
+    if spec.backend == TENSORFLOW:
+        return autofill.max_batch_rows(spec, graph, _without_rows(spec))
+    said = spec.policy.max_batch_rows
+    if said == 0 or (spec.inputs and spec.outputs):
+        return said or 0
+    others = _without_rows(spec)
+    tensors = (tensor for tensor in (*graph.inputs, *graph.outputs) if tensor.name not in others)
+    obstacle = next((tensor for tensor in tensors if not has_row_axis(tensor)), None)
+    if obstacle is not None:
+        if said is None:
+            return 0
+        text = f"autofill failed for model '{spec.name}': model does not support batching while non-zero max_batch_size"
+        raise _invalid(f"{text} is specified: '{obstacle.name}' is {obstacle.datatype} {dims_text(obstacle.shape)}")
+    if said is not None:
+        return said
+    if all(tensor.optional for tensor in graph.inputs):
+        return 0  # nothing a caller sends could say how many rows it wants
+    return 0 if _declares_row_axis(spec, graph) else spec.policy.default_max_batch_rows
+
+
+def _without_rows(spec: ModelSpec) -> set[str]:
+    """Name the tensors whose first axis is no matter of rows."""
+    names = {said.name for said in (*spec.batch_inputs, *spec.batch_outputs)}
+    return names | {said.name for said in spec.inputs if said.ragged or said.is_shape}
+
+
+def _allowed_rows(spec: ModelSpec, rows: int) -> int:
+    """Give the most rows of a batch: the largest of the sizes that are allowed, where only some are."""
+    allowed = spec.policy.allowed_rows
+    if not allowed:
+        return rows
+    name = f"model '{spec.name}', batching.allowed_sizes"
+    if not rows:
+        raise _invalid(f"{name}: the model has no axis for rows")
+    if allowed[0] < 1 or any(after <= before for before, after in pairwise(allowed)):
+        raise _invalid(f"{name}: {dims_text(allowed)} must ascend from 1 or more")
+    said = spec.policy.max_batch_rows
+    if said is not None and allowed[-1] > said:
+        raise _invalid(f"{name}: {allowed[-1]} is more than the max batch size, {said}")
+    return allowed[-1]
+
+
+def _declares_row_axis(spec: ModelSpec, graph: Signature) -> bool:
+    """Tell whether a configuration that is silent on max_batch_size wrote the row axis into its dims."""
+    pairs = [(said, graph.input.get(said.name)) for said in spec.inputs]
+    pairs += [(said, graph.output.get(said.name)) for said in spec.outputs]
+    others = _without_rows(spec)
+    return any(
+        tensor is not None and len(model_dims(said)) == len(tensor.shape)
+        for said, tensor in pairs
+        if said.name not in others
+    )
+
+
+def _inputs(spec: ModelSpec, graph: Signature, batched: bool) -> tuple[TensorSpec, ...]:
+    derived = derived_names(spec)
+    required = [tensor for tensor in graph.inputs if not tensor.optional]
+    optional = next((said for said in spec.inputs if said.optional), None)
+    if optional is not None and batched:
+        text = f"unable to load model '{spec.name}', optional input '{optional.name}' is not supported for models"
+        raise _invalid(f"{text} that support batching")
+    if not spec.inputs and spec.auto_complete:
+        return tuple(_whole(spec, tensor, batched) for tensor in required if tensor.name not in derived)
+    expected = sum(not said.optional for said in spec.inputs) + len(derived)
+    if expected != len(required):
+        names = ", ".join(f"'{tensor.name}'" for tensor in required)
+        text = f"unable to load model '{spec.name}', configuration expects {expected} inputs, model provides"
+        raise _invalid(f"{text} {len(required)}: {names}")
+    for said in spec.inputs:
+        if said.name not in graph.input:
+            allowed = ", ".join(sorted(graph.input))
+            raise _invalid(f"unexpected inference input '{said.name}', allowed inputs are: {allowed}")
+    declared = {said.name: said for said in spec.inputs if said.name not in derived}
+    return tuple(
+        agreed(spec, declared[tensor.name], tensor, batched, "input")
+        for tensor in graph.inputs
+        if tensor.name in declared
+    )
+
+
+def _outputs(spec: ModelSpec, graph: Signature, batched: bool) -> tuple[TensorSpec, ...]:
+    declared = {said.name: said for said in spec.outputs}
+    for name in declared:
+        if name not in graph.output:
+            allowed = ", ".join(sorted(graph.output))
+            raise _invalid(f"unexpected inference output '{name}', allowed outputs are: {allowed}")
+    if not declared and not spec.auto_complete:
+        names = ", ".join(f"'{tensor.name}'" for tensor in graph.outputs)
+        text = f"unable to load model '{spec.name}', configuration expects 0 outputs, model provides"
+        raise _invalid(f"{text} {len(graph.outputs)}: {names}")
+    outputs: list[TensorSpec] = []
+    kept = kept_names(spec)
+    for tensor in graph.outputs:
+        if tensor.name in declared:
+            outputs.append(agreed(spec, declared[tensor.name], tensor, batched, "output"))
+        elif tensor.name not in kept and (not declared or not tensor.is_tensor):
+            outputs.append(_whole(spec, tensor, batched))
+    return tuple(outputs)
+
+
+def _whole(spec: ModelSpec, tensor: TensorSpec, batched: bool) -> TensorSpec:
+    """Take a tensor that the configuration does not mention."""
+    if batched:
+        check_row_axis(spec, tensor)
+    return replace(tensor, shape=(1,)) if tensor.is_tensor and not tensor.shape else tensor
+
+
+def _invalid(message: str) -> InferError:
+    return InferError(Code.INVALID, message)

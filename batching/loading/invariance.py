@@ -1,0 +1,255 @@
+"""Invariance: whether the bytes of a row's answer depend on who shares its batch, found by running the model.
+
+Kernels are chosen by shape, so rows change when the number of rows does; at one fixed number most models give a row the
+same bytes wherever it stands and whoever stands beside it. `settle` finds such a number for a policy that asks for it
+(called by opening.py); `probe` also tells what holds by itself (`penstock check --invariance`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from penstock.backends.backend import Backend, Binding
+from penstock.backends.signature import Signature
+from penstock.batching.scheduling.costs import NEAR_BEST
+from penstock.batching.shapes.derived import derived_names
+from penstock.batching.spec import ModelSpec
+
+from .drawn import KINDS, SPANS, Inputs, company, draw
+
+logger = logging.getLogger("penstock.batching")
+
+BUDGET_NS = 1_000_000_000
+SIZES = (2, 4, 8, 16, 32)
+"""The sizes that are tried, beside the largest."""
+REQUIRED = 8
+"""Trials that a size must have passed; as many more follow as its share of the time allows."""
+PATIENCE_NS = 4_000_000_000
+"""What the trials that are required of one size may take: a model is loaded meanwhile."""
+Answers = list[tuple[bytes, ...]]
+"""Per row, what each output holds of it."""
+
+
+@dataclass(slots=True)
+class Probed:
+    """What has been found of one model.
+
+    Units: rows. `fixed`: the sizes at which a row's bytes depend on nothing but the row, and the ns of a run.
+    `natural`: the sizes in which rows have the bytes that they have alone, of those `tried`. `reason`: why nothing was
+    probed.
+    """
+
+    fixed: dict[int, int]
+    natural: tuple[int, ...] = ()
+    tried: tuple[int, ...] = ()
+    reason: str = ""
+
+    def __str__(self) -> str:
+        """Say it in a line."""
+        if self.reason:
+            return f"not probed: {self.reason}"
+        if not self.natural:
+            itself = "not by itself"
+        elif self.natural == self.tried:
+            itself = f"by itself in all batches tried: {_listed(self.natural)}"
+        else:
+            itself = f"by itself only in batches of {_listed(self.natural)}"
+        if not self.fixed:
+            return f"{itself}; at no fixed size: strict, each request would run alone"
+        return f"{itself}; at a fixed size of {_listed(tuple(sorted(self.fixed)))}"
+
+
+def settle(spec: ModelSpec, backends: Sequence[Backend]) -> ModelSpec:
+    """Complete a policy that wants invariance with the size at which every batch is to run.
+
+    Where no size holds, each request runs alone, as it was sent. A request of more rows than the size runs in parts.
+    """
+    policy, signature = spec.policy, spec.signature
+    if not policy.invariant or signature is None or not signature.batched:
+        return spec
+    start_ns = time.monotonic_ns()
+    fixed: dict[int, int] | None = None
+    reason = ""
+    for backend in backends:
+        found = probe(spec, backend, natural=False)
+        reason = reason or found.reason
+        fixed = found.fixed if fixed is None else {size: ns for size, ns in fixed.items() if size in found.fixed}
+    took_ms = (time.monotonic_ns() - start_ns) // 1_000_000
+    if not fixed:
+        why = reason or "its answers change with who shares their batch, at every size"
+        logger.info("model %s: each request runs alone: %s (probed in %d ms)", spec.name, why, took_ms)
+        return replace(spec, policy=replace(policy, cap_rows=1, preferred_rows=(), max_queue_delay_us=0))
+    size = _best(fixed)
+    text = "model %s: every batch runs at %d rows, where answers do not depend on who shares it (probed in %d ms)"
+    logger.info(text, spec.name, size, took_ms)
+    settled = replace(policy, max_batch_rows=size, cap_rows=size, allowed_rows=(size,), preferred_rows=(), split=True)
+    return replace(spec, policy=settled)
+
+
+def _best(fixed: dict[int, int]) -> int:
+    """Choose the smallest size whose time per row is near the best, as the CostModel does."""
+    best = min(ns / size for size, ns in fixed.items())
+    return min(size for size, ns in fixed.items() if ns / size <= best * NEAR_BEST)
+
+
+def probe(spec: ModelSpec, backend: Backend, *, natural: bool = True) -> Probed:
+    """Run a model on drawn rows, in different places and company, for about BUDGET_NS.
+
+    `natural`: also compare batches of every size with rows that run alone. Raises: nothing; a model that cannot run
+    on what is drawn has a reason.
+    """
+    signature, most = spec.bound or spec.signature, spec.policy.max_batch_rows or 1
+    most = min(most, spec.policy.cap_rows or most)
+    reason = _obstacle(spec, signature) if most > 1 else "no two rows share a batch"
+    if reason or signature is None:
+        return Probed({}, reason=reason)
+    binding = backend.bind(signature, most)
+    for span in SPANS:
+        rows = draw(signature, most, span)
+        try:
+            _run(signature, binding, [array[:2] for array in rows])
+        except Exception as error:  # noqa: BLE001 - drawn numbers may be no valid indices
+            reason = f"it does not run on drawn rows: {error}"
+            continue
+        run = _Run(signature, binding, span)
+        sizes = [size for size in spec.policy.allowed_rows or (*SIZES, most) if 1 < size <= most]
+        found = Probed(_fixed(run, rows, sorted(set(sizes))))
+        if natural:
+            with contextlib.suppress(Exception):  # some size it does not run
+                found.tried, found.natural = _natural(run, rows, most)
+        return found
+    return Probed({}, reason=reason)
+
+
+def _obstacle(spec: ModelSpec, signature: Signature | None) -> str:
+    if signature is None or not signature.batched:
+        return "it has no axis for rows, so nothing is shared"
+    if derived_names(spec) or any(each.ragged or each.is_shape for each in (*signature.inputs, *signature.outputs)):
+        return "a run of it is more than rows: it has inputs of its batch, ragged ones, or values that rows share"
+    for each in signature.inputs:
+        if each.datatype == "BYTES":
+            return f"input '{each.name}' is BYTES, for which nothing can be drawn"
+        if -1 in each.shape[1:]:
+            return f"input '{each.name}' has a free axis, and a proof for one length is none for another"
+    return ""
+
+
+class _Run:
+    """Runs a model and reads the bytes of each row."""
+
+    def __init__(self, signature: Signature, binding: Binding, span: int) -> None:
+        self.signature = signature
+        self.span = span
+        self._binding = binding
+
+    def __call__(self, rows: Inputs) -> Answers:
+        return _run(self.signature, self._binding, rows)
+
+
+def _run(signature: Signature, binding: Binding, rows: Inputs) -> Answers:
+    count = len(rows[0])
+    for buffer, array in zip(binding.lend(count, [array.shape for array in rows]), rows, strict=True):
+        np.copyto(buffer, array)  # type: ignore[arg-type]
+    outputs = binding.run(tuple(range(len(signature.outputs))))
+    if any(len(output) != count for output in outputs):
+        raise ValueError("its outputs have other rows than its inputs")
+    return list(zip(*[map(_bytes, output) for output in outputs], strict=True))
+
+
+def _bytes(row: Any) -> bytes:
+    numeric = isinstance(row, np.ndarray | np.generic) and not row.dtype.hasobject
+    return row.tobytes() if numeric else repr(row).encode()
+
+
+def _fixed(run: _Run, rows: Inputs, sizes: Sequence[int]) -> dict[int, int]:
+    """Find the sizes that hold, small ones first; what they leave of the time goes to the larger."""
+    end_ns = time.monotonic_ns() + BUDGET_NS
+    held = {}
+    for left, size in zip(range(len(sizes), 0, -1), sizes, strict=True):
+        now_ns = time.monotonic_ns()
+        if now_ns > end_ns:
+            break
+        ns = _holds(run, [array[:size] for array in rows], now_ns + (end_ns - now_ns) // left)
+        if ns:
+            held[size] = ns
+    return held
+
+
+def _holds(run: _Run, rows: Inputs, deadline_ns: int) -> int:
+    """Tell whether rows keep their bytes in every place and company tried; give the ns of the fastest run, else 0."""
+    start_ns = time.monotonic_ns()
+    try:
+        answers = run(rows)
+    except Exception:  # noqa: BLE001 - this size it does not run
+        return 0
+    best_ns = time.monotonic_ns() - start_ns
+    if best_ns * REQUIRED > PATIENCE_NS:
+        return 0
+    passed = 0
+    for trial, origin in _trials(rows, run.span, run.signature):
+        start_ns = time.monotonic_ns()
+        if passed >= REQUIRED and start_ns > deadline_ns:
+            break
+        try:
+            found = run(trial)
+        except Exception:  # noqa: BLE001, S112 - what a neighbour provokes is an error, and changes no bytes
+            continue
+        best_ns = min(best_ns, time.monotonic_ns() - start_ns)
+        if any(found[place] != answers[row] for place, row in origin):
+            return 0
+        passed += 1
+    return best_ns if passed >= REQUIRED else 0
+
+
+def _trials(rows: Inputs, span: int, signature: Signature) -> Iterator[tuple[Inputs, list[tuple[int, int]]]]:
+    """Make batches of known rows in other places, and in other company: where each known row stands, and which it is.
+
+    The telling ones come first.
+    """
+    size = len(rows[0])
+    halves = [range(0, size, 2), range(1, size, 2)]
+    turns = list(dict.fromkeys((0, 1, size // 2, size - 1, *range(size))))
+    for turn in turns[:4]:
+        yield _turned(rows, turn)
+    for number in range(2):
+        for at, kind in enumerate(KINDS):
+            kept = halves[(at + number) % 2]
+            others = [company(spec, array, kind, span) for spec, array in zip(signature.inputs, rows, strict=True)]
+            for array, known in zip(others, rows, strict=True):
+                array[kept] = known[kept]
+            yield others, [(place, place) for place in kept]
+    for turn in turns[4:]:
+        yield _turned(rows, turn)
+
+
+def _turned(rows: Inputs, turn: int) -> tuple[Inputs, list[tuple[int, int]]]:
+    size = len(rows[0])
+    return [np.roll(array, turn, axis=0) for array in rows], [((row + turn) % size, row) for row in range(size)]
+
+
+def _natural(run: _Run, rows: Inputs, most: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Compare batches of different sizes with their rows alone. Returns: the sizes tried, and those that held."""
+    end_ns = time.monotonic_ns() + BUDGET_NS
+    alone: Answers = []
+    while len(alone) < most and (len(alone) < SIZES[-1] // 2 or time.monotonic_ns() < end_ns):
+        alone += run([array[len(alone) : len(alone) + 1] for array in rows])
+    end_ns = time.monotonic_ns() + BUDGET_NS
+    held: dict[int, bool] = {}
+    for size in dict.fromkeys((*SIZES, *range(2, most + 1))):
+        if size <= most and (not held or time.monotonic_ns() < end_ns):
+            answers = run([array[:size] for array in rows])
+            held[size] = all(one == other for one, other in zip(answers, alone, strict=False))
+    return tuple(sorted(held)), tuple(sorted(size for size, same in held.items() if same))
+
+
+def _listed(sizes: Sequence[int]) -> str:
+    if len(sizes) > 2 and list(sizes) == list(range(sizes[0], sizes[-1] + 1)):
+        return f"{sizes[0]} to {sizes[-1]} rows"
+    return f"{', '.join(map(str, sizes))} rows"

@@ -1,0 +1,196 @@
+"""Opening: from a ModelSpec to a Model that runs, and closing. Called by the Engine on other threads: it blocks."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import accumulate
+
+from penstock.backends.backend import Backend, Loader, remembers
+from penstock.backends.errors import Code, InferError
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching.devices.device import Device
+from penstock.batching.devices.fallback import falls_back, on_cpu
+from penstock.batching.devices.memory import give_back
+from penstock.batching.devices.placement import on_cpus, spread
+from penstock.batching.model import Model
+from penstock.batching.running.batch import Batch
+from penstock.batching.shapes.bound import reshaped_signature
+from penstock.batching.shapes.reshape import check_reshape
+from penstock.batching.spec import InstanceGroup, ModelSpec
+
+from . import warmup
+from .completion import complete
+from .counting import GPU_MEMORY, THREADS, Trial, count_instances, said_threads
+from .freeing import freed
+from .invariance import settle
+from .rowwise import left_to_us, without_rows
+from .run_sizes import with_run_sizes
+from .samples import run_samples
+
+logger = logging.getLogger("penstock.batching")
+
+
+def open_model(
+    spec: ModelSpec,
+    loaders: Mapping[str, Loader],
+    finished: Callable[[Model, list[Batch]], None],
+    devices: dict[str, Device] | None = None,
+) -> Model:
+    """Load a model on its devices, complete its spec, start its Instances, and warm it up.
+
+    `devices` are those that it shares with other models, by name; it adds those that are not there yet.
+    Raises: InferError when the file, its configuration or the runtime is at fault. Nothing is left behind then.
+    """
+    start, said = time.monotonic(), spec
+    loader = loaders.get(spec.backend)
+    if loader is None:
+        known = ", ".join(sorted(loaders))
+        raise InferError(Code.INVALID, f"unknown backend '{spec.backend}' for model '{spec.name}', known: {known}")
+    backends: list[Backend] = []
+    try:
+        spec, tried = _load_somewhere(spec, loader, backends, devices)
+        spec = settle(spec, _one_per_group(spec, backends))
+        model = Model(spec, backends, finished, devices, partial(_load_again, spec, loader))
+        model.counted = tuple((trial.split.count, trial.rows_per_s) for trial in tried)
+        model.open()
+    except BaseException:
+        for backend in backends:
+            backend.close()
+        give_back()
+        raise
+    try:
+        warmup.prepare_all(model)
+        run_samples(model)
+        obstacle = "" if model.passive else warmup.sweep(model)
+    except BaseException:
+        close_model(model)
+        raise
+    if obstacle and left_to_us(said):
+        logger.info("model %s: its first axes are no rows, and requests run one by one: %s", spec.name, obstacle)
+        close_model(model)
+        return open_model(without_rows(said), loaders, finished, devices)
+    give_back()
+    model.load_s = time.monotonic() - start
+    return model
+
+
+def open_ensemble(spec: ModelSpec) -> Model:
+    """Make the Model of an ensemble: all there is to it is what its configuration says. Raises: InferError."""
+    return Model(complete_ensemble(spec), (), lambda *_: None)
+
+
+def complete_ensemble(spec: ModelSpec) -> ModelSpec:
+    """Complete an ensemble's spec. Raises: InferError."""
+    rows = spec.policy.max_batch_rows or 0
+    for tensor in (*spec.inputs, *spec.outputs):
+        if not tensor.is_tensor:
+            raise InferError(Code.INVALID, f"tensor '{tensor.name}' of ensemble '{spec.name}' has no datatype")
+    if not spec.inputs or not spec.outputs:
+        raise InferError(Code.INVALID, f"ensemble '{spec.name}' must say its inputs and its outputs")
+    for kind, side in (("input", spec.inputs), ("output", spec.outputs)):
+        for tensor in side:
+            check_reshape(tensor, kind, spec.name, batched=rows > 0)
+    inputs, outputs = ([_with_rows(tensor, rows) for tensor in side] for side in (spec.inputs, spec.outputs))
+    signature = Signature(tuple(inputs), tuple(outputs), batched=rows > 0)
+    policy = replace(spec.policy, max_batch_rows=rows)
+    return replace(spec, signature=signature, bound=reshaped_signature(signature), policy=policy, instances=())
+
+
+def _with_rows(tensor: TensorSpec, rows: int) -> TensorSpec:
+    return replace(tensor, shape=(-1, *tensor.shape)) if rows else tensor
+
+
+def close_model(model: Model) -> None:
+    """Stop a model and free all it has. Blocks until the runs under way have ended."""
+    model.close()
+    give_back()
+
+
+def _load_somewhere(
+    spec: ModelSpec, loader: Loader, backends: list[Backend], devices: dict[str, Device] | None
+) -> tuple[ModelSpec, list[Trial]]:
+    """Load the model on its devices, or on the CPU where there is no such and it may. As `_load_on_devices`."""
+    try:
+        return _load_on_devices(spec, loader, backends, devices)
+    except InferError as error:
+        if not falls_back(spec, error):
+            raise
+        while backends:
+            backends.pop().close()
+        return _load_on_devices(on_cpu(spec, error.message), loader, backends, devices)
+
+
+def _load_on_devices(
+    spec: ModelSpec, loader: Loader, backends: list[Backend], devices: dict[str, Device] | None
+) -> tuple[ModelSpec, list[Trial]]:
+    """Load the model into `backends`: once per group and device, or where Instances share no session once for each.
+
+    Returns: the spec completed, with one instance group per device, or one per Instance where each remembers sequences
+    for itself; and what was tried where the number of Instances was to be found. The threads that go with it are part
+    of the spec's options, where it is on one device only.
+    """
+    groups: list[InstanceGroup] = []
+    tried: list[Trial] = []
+    threads = said_threads(spec.options)
+    if threads is None and sum(len(group.devices) for group in spec.instances) > 1:
+        threads = 0  # they are said once for all devices: there is nothing to divide
+    for group in spec.instances:
+        for device in group.devices:
+            count = group.count
+            with on_cpus(devices, group, device):
+                if not count:
+                    load = partial(_load, spec, loader, device)
+                    split, loaded, tried_here = count_instances(spec, device, load, threads)
+                    count, spec = split.count, _with_threads(spec, split.threads)
+                    tried += tried_here
+                else:
+                    loaded = [loader(spec.path, device, options_on(spec, device))]
+                first = loaded[0]
+                if spec.frees_rows and not backends:
+                    spec, first = freed(spec, loader, device, first)
+                backends.append(first)
+                here = replace(group, count=count, devices=(device,))
+                apart = spec.sequence is not None and remembers(first) and not group.passive
+                groups += [replace(here, count=1)] * count if apart else [here]
+                backends += loaded[1:] if first is loaded[0] else _closed(loaded[1:])
+                for _ in range(len(backends), len(spread(groups))):
+                    backends.append(loader(spec.path, device, options_on(spec, device)))
+    return with_run_sizes(replace(complete(spec, backends[0].graph), instances=tuple(groups))), tried
+
+
+def _load(spec: ModelSpec, loader: Loader, device: str, threads: int) -> Backend:
+    return loader(spec.path, device, _with_threads(spec, threads).options)
+
+
+def _load_again(spec: ModelSpec, loader: Loader, position: int) -> Backend:
+    """Load a completed model once more on one of its devices."""
+    (device,) = spread(spec.instances)[position].devices
+    return loader(spec.path, device, options_on(spec, device))
+
+
+def options_on(spec: ModelSpec, device: str) -> Mapping[str, str]:
+    """Give the options of one session: what a model may take of a GPU is divided by how many it has there."""
+    said, count = spec.options.get(GPU_MEMORY), sum(group.count for group in spec.instances if device in group.devices)
+    if said is None or count < 2:
+        return spec.options
+    return {**spec.options, GPU_MEMORY: str(int(said) // count)}
+
+
+def _one_per_group(spec: ModelSpec, backends: Sequence[Backend]) -> list[Backend]:
+    """Give the first Backend of each group: the others are the same once more."""
+    firsts = accumulate((len(spread([group])) for group in spec.instances[:-1]), initial=0)
+    return [backends[position] for position in firsts]
+
+
+def _closed(backends: Sequence[Backend]) -> list[Backend]:
+    for backend in backends:
+        backend.close()
+    return []
+
+
+def _with_threads(spec: ModelSpec, threads: int) -> ModelSpec:
+    return replace(spec, options={**spec.options, THREADS: str(threads)}) if threads else spec

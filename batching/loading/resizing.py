@@ -1,0 +1,347 @@
+"""Resizing: a Model that serves gets other Instances, while those that stay go on as if nothing were.
+
+Called by the Engine. First what is missing is made beside what serves; then, on the event loop, it joins in and what is
+superfluous takes nothing more (`Change.commit`); that ends when it has delivered what it had taken. What the Model has
+counted and learned is its own, and stays.
+Source of which Instances stay: Triton core, backend_model.cc: those whose group says the same, but for name and count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from penstock.backends.backend import Loader
+from penstock.batching.devices.placement import Placement, needs_threads, on_cpus, resize_shares
+from penstock.batching.model import Model
+from penstock.batching.running.in_place import devices_of
+from penstock.batching.running.instance import ThreadInstance
+from penstock.batching.running.outside import OutsideInstance
+from penstock.batching.running.outsides import OutsideLoader, close_outsides, instances_of, run_samples, singles
+from penstock.batching.scheduling.sizing import fast_ns
+
+from .closing import patiently
+from .counting import GPU_MEMORY
+from .opening import close_model, options_on
+from .preparing import prepare
+from .samples import run_samples_on
+
+if TYPE_CHECKING:
+    from penstock.batching.devices.device import Device
+    from penstock.batching.devices.rates import Claim, RateLimiter
+    from penstock.batching.running.outside import Outside
+    from penstock.batching.spec import InstanceGroup, ModelSpec
+
+logger = logging.getLogger("penstock.batching")
+
+Instance = ThreadInstance | OutsideInstance
+
+
+@dataclass(slots=True)
+class Change:
+    """A Model's next Instances: the spec that says them, those that join, and those that are to end.
+
+    Invariant: it is committed or abandoned, once. Threads: the event loop's.
+    """
+
+    model: Model
+    spec: ModelSpec
+    ended: list[Instance]
+    added: list[Instance] = field(default_factory=list)
+
+    def commit(self) -> list[asyncio.Task[None]]:
+        """Let it be so. Returns: the ends of those that were idle; what the others run is not waited for."""
+        model, idle = self.model, [instance for instance in self.ended if instance.idle]
+        for instance in self.ended:
+            instance.leaving = True
+        staying = [instance for instance in model.instances if not instance.leaving]
+        with model.lock:
+            self._number(model)
+            model.spec = self.spec
+            # the first is the one that mends the loop's device, and those that go are asked last
+            model.instances = [*staying, *self.added, *(each for each in model.instances if each.leaving)]
+            self._move(model, staying)
+            ends = [(instance, _leave(model, instance)) for instance in self.ended]
+            model.outsides = [instance.outside for instance in model.instances if isinstance(instance, OutsideInstance)]
+            count = len(staying) + len(self.added)
+            model.scheduler.resize(count, fast_ns(model.spec.policy.executor, count))
+            if model.loop_lost is not None:
+                staying[0].mend_loop()
+            if model.places:
+                self._place(model)
+            if model.scheduler.live:
+                model.wake_one()  # who was woken for what waits may be one that ends
+        text = "model %s version %s: %d instances stay, %d are added, %d end"
+        logger.info(text, model.name, model.version, len(staying), len(self.added), len(self.ended))
+        tasks = [asyncio.ensure_future(_end(model, instance, over)) for instance, over in ends]
+        for task in tasks:
+            model.leaving.add(task)
+            task.add_done_callback(model.leaving.discard)
+        return [task for task, (instance, over) in zip(tasks, ends, strict=True) if instance in idle and over is None]
+
+    def _number(self, model: Model) -> None:
+        taken = {instance.seat for instance in model.instances}
+        free = (seat for seat in itertools.count() if seat not in taken)
+        for instance, seat in zip(self.added, free, strict=False):
+            instance.seat = seat
+
+    def _move(self, model: Model, staying: Sequence[Instance]) -> None:
+        """Let sequences begin where there are Instances now, and have the event loop look at those that may."""
+        scheduler, sequences = model.scheduler, model.scheduler.sequences
+        if sequences is not None:
+            here, now_ns = [*staying, *self.added], time.monotonic_ns()
+            seats = [instance.seat for instance in here] if sequences.remembers else range(len(here))
+            sequences.seat(seats, now_ns)
+            scheduler.expired += scheduler.expire(now_ns)
+            model.leave_held()
+
+    def _place(self, model: Model) -> None:
+        threads = model.threads
+        model.places += {id(each.place): each.place for each in threads if each.place not in model.places}.values()
+        model.overlaps = any(instance.overlaps for instance in threads)
+        model.in_place = devices_of(model, [each for at in model.places for each in at.bound])
+        resize_shares(model.spec, model.places)
+
+    async def abandon(self) -> None:
+        """End what was made for it."""
+        for instance in self.added:
+            with self.model.lock:
+                instance.stop()
+            await _end(self.model, instance)
+
+
+async def change_to(
+    model: Model, spec: ModelSpec, loaders: Mapping[str, Loader], outsides: Mapping[str, OutsideLoader],
+    devices: dict[str, Device],
+) -> Change | None:  # fmt: skip
+    """Make the Instances that a Model lacks of those that a spec says, which says all else as the Model's does.
+
+    Returns: None if the Model is to be made anew. Raises: InferError. Nothing is left behind then.
+    """
+    if model.ensemble is not None or not model.instances:
+        return None
+    if model.spec.backend in outsides:
+        return await _outside_change(model, spec, outsides[model.spec.backend], devices)
+    making = asyncio.ensure_future(asyncio.to_thread(_thread_change, model, spec, loaders[spec.backend]))
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        # the thread that loads cannot be stopped
+        making.add_done_callback(_unwanted)
+        raise
+
+
+def _unwanted(making: asyncio.Future[Change | None]) -> None:
+    if not making.cancelled() and making.exception() is None and (change := making.result()) is not None:
+        task = asyncio.ensure_future(change.abandon())
+        change.model.leaving.add(task)
+        task.add_done_callback(change.model.leaving.discard)
+
+
+def match(old: Sequence[InstanceGroup], new: Sequence[InstanceGroup]) -> list[int | None]:
+    """Give for each new Instance's group the place of the old one that stays for it, the first of its like; or None."""
+    left = list(enumerate(old))
+    found: list[int | None] = []
+    for group in new:
+        at = next((each for each in left if each[1] == group), None)
+        if at is not None:
+            left.remove(at)
+        found.append(None if at is None else at[0])
+    return found
+
+
+# -- Instances on threads --------------------------------------------------------------------------------------------
+
+
+def _thread_change(model: Model, spec: ModelSpec, loader: Loader) -> Change | None:
+    """Make the Change of a model that runs here. It blocks while a device loads."""
+    wanted, old = singles(spec), [instance for instance in model.threads if not instance.leaving]
+    found = match([instance.group for instance in old], wanted)
+    staying = [instance for at, instance in enumerate(old) if at in found]
+    missing = [group for group, at in zip(wanted, found, strict=True) if at is None]
+    if not _can_stay(model, spec, staying, missing):
+        return None
+    groups = [replace(group, devices=(device,)) for group in spec.instances for device in group.devices]
+    if _is_apart(model):
+        groups = wanted
+    ended = [instance for instance in old if instance not in staying]
+    made: list[ThreadInstance] = []
+    try:
+        for group in missing:
+            made.append(_add(model, group, [*staying, *made], loader))
+    except BaseException:
+        for instance in made:
+            with model.lock:
+                instance.stop()
+            _end_thread(model, instance)
+        raise
+    return Change(model, replace(model.spec, instances=tuple(groups)), [*ended], [*made])
+
+
+def _can_stay(
+    model: Model, spec: ModelSpec, staying: Sequence[ThreadInstance], missing: Sequence[InstanceGroup]
+) -> bool:
+    """Tell whether all that a Model has beside its Instances is right for the others as well."""
+    devices = {instance.place.name for instance in staying}
+    looped = model.loop_binding is not None or model.loop_lost is not None
+    if not devices or not devices.issuperset(group.devices[0] for group in missing):
+        return False
+    places = [instance.place for instance in staying]
+    if looped and (model.loop_place not in places or needs_threads(spec, places[0].devices)):
+        return False
+    passive = any(group.passive for each in (model.spec, spec) for group in each.instances)
+    # what each may take of a GPU depends on how many they are; who fell back to the CPU runs other groups than it says
+    return not (passive or GPU_MEMORY in spec.options or model.spec.fallback)
+
+
+def _add(model: Model, group: InstanceGroup, others: Sequence[ThreadInstance], loader: Loader) -> ThreadInstance:
+    """Make an Instance and get it ready, where its like has loaded the model if they share that. Raises: InferError."""
+    device = group.devices[0]
+    shared = device == "cpu" and not _is_apart(model)
+    shares = [each.place for each in others if each.group == group] if shared else []
+    at = shares[0] if shares else _load(model, group, others, loader)
+    number = at.add_claim() if shares else 0
+    name = f"{model.name}/{model.version}#{len(model.instances) + len(others)}"
+    try:
+        instance = ThreadInstance(model, at, name, number)
+        instance.start()
+    except BaseException:
+        if shares:
+            at.release((), at.claims[number] if at.claims else None)
+        else:
+            at.close()
+        raise
+    try:
+        instance.perform(partial(_get_ready, model, instance))
+    except BaseException:
+        with model.lock:
+            instance.stop()
+        _end_thread(model, instance)
+        raise
+    return instance
+
+
+def _get_ready(model: Model, instance: ThreadInstance) -> None:
+    prepare(model, instance.bindings)
+    run_samples_on(model, instance.bindings, len(model.instances))
+
+
+def _load(model: Model, group: InstanceGroup, others: Sequence[ThreadInstance], loader: Loader) -> Placement:
+    """Load the model once more on a device that it is on."""
+    beside = next(each.place for each in others if each.place.name == group.devices[0])
+    load = partial(loader, model.spec.path, beside.name, options_on(model.spec, beside.name))
+    with on_cpus(beside.devices, group, beside.name):
+        backend = load()
+    at = Placement(beside.name, backend, beside.device, beside.share, load)
+    at.joined = False
+    try:
+        at.furnish(group, beside.devices)
+    except BaseException:
+        at.close()
+        raise
+    at.watch(partial(model.doubt, at))
+    return at
+
+
+def _end_thread(model: Model, instance: ThreadInstance) -> None:
+    """Wait for an Instance that was stopped, and give back all that is its alone."""
+    at = instance.place
+    instance.join()
+    with model.lock:
+        model.instances = [each for each in model.instances if each is not instance]
+        used = any(each.place is at for each in model.threads)
+        if not used:
+            model.places = [each for each in model.places if each is not at]
+            heir = next((each for each in model.places if each.share is at.share), None)
+            if heir is not None and at.joined:
+                heir.joined, at.joined = True, False
+            if model.places:
+                # the descriptions hold the session
+                first = model.loop_place.backend
+                model.node_inputs, model.node_outputs = first.node_inputs, first.node_outputs
+    at.release(instance.bindings, instance.share)
+    instance.bindings = []
+    if not used:
+        at.close()
+
+
+# -- Instances in other processes ------------------------------------------------------------------------------------
+
+
+async def _outside_change(
+    model: Model, spec: ModelSpec, loader: OutsideLoader, devices: dict[str, Device]
+) -> Change | None:
+    """Make the Change of a model whose Batches run in other processes."""
+    more = getattr(loader, "more", None)
+    if more is None:
+        return None
+    wanted, old = singles(spec), [instance for instance in model.instances if not instance.leaving]
+    found = match([instance.group for instance in old], wanted)
+    missing = [at for at, place in enumerate(found) if place is None]
+    opened = await more(model.spec, spec, missing)
+    claims: list[tuple[RateLimiter, Claim]] = []
+    seats: list[tuple[InstanceGroup, Outside]] = list(zip([wanted[at] for at in missing], opened.outsides, strict=True))
+    try:
+        await run_samples(model, opened.outsides)
+        added = instances_of(model, seats, devices, claims)
+    except BaseException:
+        for limiter, claim in claims:
+            limiter.leave(claim)
+        await asyncio.gather(*(each.close() for each in opened.outsides))
+        raise
+    return Change(model, opened.spec, [each for at, each in enumerate(old) if at not in found], [*added])
+
+
+def _is_apart(model: Model) -> bool:
+    """Tell whether each Instance remembers sequences, for itself."""
+    sequences = model.scheduler.sequences
+    return sequences is not None and sequences.remembers
+
+
+def _leave(model: Model, instance: Instance) -> asyncio.Event | None:
+    """Stop an Instance, unless sequences go on there and nowhere else. Call with the model's lock held.
+
+    Returns: what is set when the last of those is over.
+    """
+    sequences = model.scheduler.sequences
+    if sequences is None or not sequences.remembers or not sequences.stand_at(instance.seat):
+        instance.stop()
+        return None
+    over = asyncio.Event()
+    sequences.vacated[instance.seat] = partial(asyncio.get_running_loop().call_soon_threadsafe, over.set)
+    return over
+
+
+async def _end(model: Model, instance: Instance, over: asyncio.Event | None = None) -> None:
+    """End an Instance when it has delivered all it has taken, and the sequences that it remembers are over."""
+    if over is not None:
+        await over.wait()
+        with model.lock:
+            instance.stop()
+            model.wake_one()
+    if isinstance(instance, ThreadInstance):
+        ended = partial(_end_thread, model, instance)
+        await asyncio.to_thread(patiently, model.name, [instance.place.name], ended)
+        return
+    await instance.quiet()
+    instance.join()
+    with model.lock:
+        model.instances = [each for each in model.instances if each is not instance]
+    model.outsides = [each for each in model.outsides if each is not instance.outside]
+    await instance.outside.close()
+
+
+async def close(model: Model) -> None:
+    """End a Model, all of it, and before that what of it is ending by itself. Nothing may wait or run there."""
+    sequences = model.scheduler.sequences
+    for tell in () if sequences is None else [*sequences.vacated.values()]:
+        tell()
+    await asyncio.gather(*model.leaving)
+    await asyncio.to_thread(close_model, model)
+    await close_outsides(model)

@@ -1,0 +1,65 @@
+"""Row-wise: whether a model that is taken for batched makes a row for each row that it gets, as its warm-up shows.
+
+A free first axis need not be rows: it may be how many boxes were found, or the other side of a product. Requests that
+shared a batch of such a model would be given each other's answers. Called by warmup.py; opening.py heeds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from penstock.backends.errors import InferError
+from penstock.batching.scheduling.admission import dims_text
+from penstock.batching.shapes.forms import rows_of
+
+if TYPE_CHECKING:
+    from penstock.batching.model import Model
+    from penstock.batching.spec import ModelSpec
+
+
+class Evidence:
+    """What runs of one shape have shown. `reason` says why its first axes are no rows; "": nothing has shown it."""
+
+    def __init__(self, model: Model) -> None:
+        self.reason = ""
+        self._outputs = model.signature.outputs
+        self._looks = model.signature.batched and model.forms is None
+        self._tails: list[tuple[int, ...]] | None = None
+
+    def see(self, rows: int, outputs: Sequence[Any]) -> None:
+        """Look at what a run of so many rows has made: rows must be those, and no other axis may depend on them."""
+        if self.reason or not self._looks:
+            return
+        tails = [tuple(getattr(output, "shape", ())[1:]) for output in outputs]
+        before = self._tails or tails
+        for spec, output, tail, known in zip(self._outputs, outputs, tails, before, strict=True):
+            made = rows_of(output)
+            if made != rows:
+                has = f"{made} rows" if made >= 0 else "no axis for rows"
+                self.reason = f"output '{spec.name}' has {has} for {rows} of zeros"
+            elif tail != known:
+                self.reason = f"rows of output '{spec.name}' are {dims_text(tail)} in a batch of {rows}, else "
+                self.reason += dims_text(known)
+            if self.reason:
+                return
+        self._tails = tails
+
+    def fail(self, rows: int, error: Exception) -> None:
+        """Take note of a run that failed: two rows that do not run where one does are no rows."""
+        lasting = type(error) is InferError  # not for want of memory, say
+        if lasting and rows == 2 and self._tails is not None and not self.reason:
+            self.reason = f"2 rows of zeros do not run, one does: {str(error).splitlines()[0]:.200}"
+
+
+def left_to_us(spec: ModelSpec) -> bool:
+    """Tell whether a configuration says nothing of rows, so that it is for us to find out whether there are any."""
+    policy = spec.policy
+    said = policy.max_batch_rows is not None or policy.allowed_rows or policy.preferred_rows
+    return not (said or spec.inputs or spec.outputs or spec.padding or spec.sequence or spec.batch_inputs)
+
+
+def without_rows(spec: ModelSpec) -> ModelSpec:
+    """Say that a model has no rows."""
+    return replace(spec, policy=replace(spec.policy, max_batch_rows=0))

@@ -1,0 +1,262 @@
+"""Samples: requests that every Instance runs before a model is ready, as its configuration says (`model_warmup`).
+
+Called by opening.py, before the sweep of warmup.py. They are in no statistics. Source: Triton core,
+backend_model_instance.cc (a sample of n rows is n requests of one row that share a batch, and the texts).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.backends.backend import Array, Binding
+from penstock.backends.datatypes import DATATYPES
+from penstock.backends.errors import Code, InferError
+from penstock.batching.request import InferRequest, InSequence
+from penstock.batching.running.batch import Batch
+from penstock.batching.running.execution import run_batch
+from penstock.batching.scheduling.admission import admit, values_key
+from penstock.batching.sequences.under_way import UnderWay
+from penstock.batching.sinks import FutureSink
+
+if TYPE_CHECKING:
+    from penstock.batching.model import Model
+    from penstock.batching.spec import Sample, SampleInput
+
+logger = logging.getLogger("penstock.batching")
+
+_SEED = 0
+_LENGTH = struct.Struct("<I")
+_RANDOM_STRING_BYTES = 8
+
+
+def run_samples_on(model: Model, bindings: Sequence[Binding], instance: int) -> None:
+    """Run all samples on the Bindings of one Instance, on its own thread. Raises: as `run_samples`."""
+    for each in [prepare(model, sample) for sample in model.spec.samples]:
+        for binding in bindings:
+            each.run(str(instance), binding)
+
+
+def run_samples(model: Model) -> None:
+    """Run all samples of a model that is open, on every Binding in turn.
+
+    Threads: that which loads it, while its Instances sleep; those of a model that the event loop never runs do it
+    themselves. Raises: InferError (INVALID), naming the sample.
+    """
+    if not model.spec.samples:
+        return
+    prepared = [prepare(model, sample) for sample in model.spec.samples]
+    for number, instance in enumerate(model.threads):
+        for binding in instance.bindings:
+            for each in prepared:
+                run = partial(each.run, str(number), binding)
+                run() if model.loop_binding is not None else instance.perform(run)
+    if model.loop_binding is not None:
+        for each in prepared:
+            each.run("loop", model.loop_binding)
+
+
+def check_samples(model: Model) -> None:
+    """Check that the samples fit a model, which need not be open. Raises: InferError (INVALID), naming the sample."""
+    for sample in model.spec.samples:
+        prepare(model, sample)
+
+
+def prepare(model: Model, sample: Sample) -> _Prepared:
+    """Make a sample's values. Raises: InferError (INVALID), naming the sample."""
+    try:
+        return _Prepared(model, sample)
+    except InferError as error:
+        raise failed(sample, error.message) from error
+    except (MemoryError, ValueError) as error:  # more values than there is room for, or than numpy can count
+        raise failed(sample, str(error)) from error
+
+
+def failed(sample: Sample, text: str) -> InferError:
+    """Say that a sample did not run."""
+    return InferError(Code.INVALID, f"failed to run warmup sample '{sample.name}': {text}")
+
+
+class _Prepared:
+    """One sample with its values: checked against the model as a client's request is."""
+
+    def __init__(self, model: Model, sample: Sample) -> None:
+        self._model = model
+        self._sample = sample
+        signature = model.signature
+        most = model.max_rows if signature.batched else 1
+        if sample.rows > most:
+            raise InferError(Code.INVALID, f"inference request batch-size must be <= {most} for '{model.name}'")
+        rng = np.random.default_rng(_SEED)
+        values = {name: _values(name, given, rng) for name, given in sample.inputs.items()}
+        for name in values:
+            _check_datatype(model, name, sample.inputs[name].datatype)
+        missing = [spec.name for spec in signature.inputs if not spec.optional and spec.name not in values]
+        if missing:
+            names = ",".join(f"'{name}'" for name in missing)
+            text = f"got {len(values)} inputs for model '{model.name}', but missing required input(s) [{names}]"
+            raise InferError(Code.INVALID, text)
+        rows = (1,) if signature.batched else ()
+        self._inputs = [
+            array if array is None or spec.is_shape else array.reshape(*rows, *array.shape)
+            for spec, array in ((spec, values.get(spec.name)) for spec in signature.inputs)
+        ]
+        shapes = [None if array is None else array.shape for array in self._inputs]
+        _, self._key = admit(model.name, signature, most, shapes, model.padding)
+        self._derived = {
+            position: values[spec.name]
+            for position, spec in enumerate(model.bound.inputs)
+            if spec.name in values and spec.name not in signature.input
+        }
+
+    def run(self, name: str, binding: Binding) -> None:
+        """Run it as often as it is to be run. Raises: InferError."""
+        model, sample = self._model, self._sample
+        for iteration in range(1, sample.count + 1):
+            overridden = _Overridden(binding, self._derived, sample.rows if model.signature.batched else 0)
+            try:
+                requests = self.requests(name, iteration)
+                batch = Batch(requests, len(requests), requests[0].key, time.monotonic_ns())
+                run_batch(model, overridden, batch)
+            except InferError as error:
+                raise failed(sample, error.message) from error
+            except Exception as error:
+                raise failed(sample, f"{type(error).__name__}: {error}") from error
+
+    def requests(self, instance: str, iteration: int) -> list[InferRequest]:
+        """Make the requests of one run, which begins now, and say so in the log."""
+        model, sample, sink = self._model, self._sample, FutureSink()
+        text = "model '%s' instance %s is running warmup sample '%s' for iteration %d"
+        logger.debug(text, model.name, instance, sample.name, iteration)
+        requests = [
+            InferRequest(model, list(self._inputs), 1, self._key, model.all_outputs, sink) for _ in range(sample.rows)
+        ]
+        if model.forms is not None and model.forms.valued:
+            for request in requests:
+                request.key = values_key(request)
+        if model.spec.sequence is not None:
+            texts = any(
+                control.kind == "corrid" and control.datatype == "BYTES" for control in model.spec.sequence.controls
+            )
+            for number, request in enumerate(requests, 1):
+                # whole sequences of one request, of which nobody else knows
+                name = str(number) if texts else number
+                request.sequence, request.under_way = InSequence(name, start=True, end=True), UnderWay(name)
+        return requests
+
+
+class _Overridden:
+    """A Binding whose derived inputs, such as a sequence's controls, are what the sample says, in every row.
+
+    `rows` 0: the model has none.
+    """
+
+    def __init__(self, binding: Binding, values: Mapping[int, Array], rows: int) -> None:
+        self.capacity_rows = binding.capacity_rows
+        self._binding = binding
+        self._values = values
+        self._rows = rows
+        self._lent: list[Array | None] = []
+
+    def lend(self, rows: int, shapes: Sequence[tuple[int, ...] | None]) -> list[Array | None]:
+        """Lend the Binding's own buffers."""
+        self._lent = self._binding.lend(rows, shapes)
+        return self._lent
+
+    def run(self, wanted: Sequence[int]) -> list[Any]:
+        """Write the values where they belong, and run."""
+        for position, array in self._values.items():
+            buffer = self._lent[position]
+            if buffer is not None:
+                part = buffer[: self._rows] if self._rows else buffer
+                part[...] = array.reshape(buffer.shape[1:] if self._rows else buffer.shape)
+        return self._binding.run(wanted)
+
+    def stop(self) -> None:
+        """Stop it."""
+        self._binding.stop()
+
+
+def _check_datatype(model: Model, name: str, datatype: str) -> None:
+    spec = model.signature.input.get(name) or model.bound.input.get(name)
+    if spec is None:
+        raise InferError(Code.INVALID, f"unexpected inference input '{name}' for model '{model.name}'")
+    if spec.datatype != datatype:
+        text = f"inference input '{name}' data-type is '{datatype}', but model '{model.name}' expects '{spec.datatype}'"
+        raise InferError(Code.INVALID, text)
+
+
+def _values(name: str, given: SampleInput, rng: np.random.Generator) -> Array:
+    """Make the values of one row."""
+    if isinstance(given.source, Path):
+        return _from_file(name, given, given.source)
+    if given.source == "random":
+        return _random(given, rng)
+    zeros = np.zeros(given.shape, DATATYPES[given.datatype].dtype)
+    if zeros.dtype.hasobject:
+        zeros.fill(b"")
+    return zeros
+
+
+def _random(given: SampleInput, rng: np.random.Generator) -> Array:
+    """Make values of all that an integer type has, numbers from 0 to 1 of a float type, or strings of hex digits."""
+    shape, dtype = given.shape, DATATYPES[given.datatype].dtype
+    if given.datatype == "BYTES":
+        texts = [rng.bytes(_RANDOM_STRING_BYTES).hex().encode() for _ in range(math.prod(shape))]
+        array = np.empty(len(texts), np.object_)
+        array[:] = texts
+        return array.reshape(shape)
+    if given.datatype == "BF16":
+        return (rng.random(shape, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    if dtype.kind == "f":
+        return rng.random(shape).astype(dtype)
+    if dtype.kind == "b":
+        return rng.integers(0, 2, shape).astype(dtype)
+    bounds = np.iinfo(dtype.str)
+    return rng.integers(bounds.min, bounds.max, shape, dtype, endpoint=True)
+
+
+def _from_file(name: str, given: SampleInput, path: Path) -> Array:
+    """Read a row's raw values, as they travel; what a file has beyond them is left, as in Triton."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise InferError(Code.INVALID, f"failed to open text file for read {path.name}: {error.strerror}") from error
+    datatype, count = DATATYPES[given.datatype], math.prod(given.shape)
+    if datatype.name == "BYTES":
+        return _strings(name, raw, count, path.name).reshape(given.shape)
+    wanted = count * datatype.size_bytes
+    if len(raw) < wanted:
+        text = (
+            f"warmup setting expects {wanted} bytes, but the data provided from {path.name} only has {len(raw)} bytes"
+        )
+        raise InferError(Code.INVALID, text)
+    if datatype.name == "BOOL":
+        return np.frombuffer(raw, np.uint8, count).reshape(given.shape).astype(np.bool_)
+    return np.frombuffer(raw, datatype.dtype, count).reshape(given.shape)
+
+
+def _strings(name: str, raw: bytes, count: int, file: str) -> Array:
+    """Read elements that have their lengths before them."""
+    elements: list[bytes] = []
+    position = 0
+    while position + _LENGTH.size <= len(raw):
+        (size,) = _LENGTH.unpack_from(raw, position)
+        position += _LENGTH.size + size
+        elements.append(raw[position - size : position])
+    if position != len(raw) or len(elements) != count:
+        text = f"warmup setting expects {count} strings for input '{name}', each with its length in 4 bytes before it"
+        raise InferError(
+            Code.INVALID, f"{text}, but the data provided from {file} has {len(elements)} in {len(raw)} bytes"
+        )
+    array = np.empty(count, np.object_)
+    array[:] = elements
+    return array

@@ -1,0 +1,1 @@
+"""Batches and what runs them: Instances, one run, and what happens when one fails."""

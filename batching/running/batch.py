@@ -1,0 +1,43 @@
+"""Batch: requests that run together."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from penstock.batching.request import InferRequest, Key
+
+
+class Batch:
+    """Closed at birth: its requests never change; one Instance runs it once.
+
+    Units: stamps in monotonic nanoseconds, in this order: `exec_start_ns` (an Instance took it), `compute_start_ns`
+    (inputs gathered), `compute_end_ns` (the model returned), `exec_end_ns` (outputs scattered). Every request of
+    the batch shares them. `cost_ns` is what it was predicted to take when it was closed, 0 for a Key never run.
+    `free_ns`: when the device was free for it, since another Batch of its Instance was still there when it was taken;
+    0: it was free. What was predicted, until that one has ended.
+    `places` are the rows of the run at which the requests stand, ascending, where they do not follow one another: a
+    direct sequence has a row of its own. Rows between them run empty, and so do those after them up to `span_rows`.
+    None: they follow one another. `runs` is in how many runs they ran: more than one where they were sent to another
+    process together and ran there one after another; 0: statistics have it by now. `again` are those of its requests
+    that are to run once more, in another Batch (iterations.py); who runs it says so.
+    """
+
+    __slots__ = (
+        "again", "compute_end_ns", "compute_start_ns", "cost_ns", "exec_end_ns", "exec_start_ns", "free_ns",
+        "key", "places", "requests", "rows", "runs", "span_rows",
+    )  # fmt: skip
+
+    def __init__(self, requests: list[InferRequest], rows: int, key: Key, exec_start_ns: int) -> None:
+        self.requests = requests
+        self.rows = rows
+        self.key = key
+        self.exec_start_ns = exec_start_ns
+        self.compute_start_ns = exec_start_ns
+        self.compute_end_ns = exec_start_ns
+        self.exec_end_ns = exec_start_ns
+        self.cost_ns = 0.0
+        self.free_ns = 0
+        self.places: list[int] | None = None
+        self.span_rows = rows
+        self.runs = 1
+        self.again: Collection[InferRequest] = ()

@@ -1,0 +1,153 @@
+"""Execution: one run of one Batch: gather its rows, run the model, scatter the outputs.
+
+Called by isolation.py; its two halves by overlap.py too, which has another run go on between them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from penstock.backends.backend import Array, Binding
+from penstock.backends.gathering import gather as gather_rows
+from penstock.batching.shapes.forms import complete, rows_of, wrong_rows
+from penstock.batching.shapes.padding import smallest_fit
+
+from .batch import Batch
+from .in_place import Aimed, aim, placed, take
+
+if TYPE_CHECKING:
+    from penstock.batching.model import Model
+    from penstock.batching.request import InferRequest
+    from penstock.batching.shapes.forms import Forms
+
+
+Filled = tuple[tuple[int, ...], int, Aimed | None]
+"""What a gathered Batch runs as: the positions of the outputs that the run must make, how many rows run, and what is
+written where its requests want it on a device."""
+
+
+def run_batch(model: Model, binding: Binding, batch: Batch) -> None:
+    """Run a Batch once; every request in it has `outputs` afterwards. Raises: whatever the Binding raises."""
+    filled = gather(model, binding, batch)
+    batch.compute_start_ns = time.monotonic_ns()
+    outputs = binding.run(filled[0])
+    batch.compute_end_ns = time.monotonic_ns()
+    scatter(model, batch, filled, outputs)
+
+
+def gather(model: Model, binding: Binding, batch: Batch) -> Filled:
+    """Lend a Binding's buffers for a Batch, and fill them. Raises: whatever the Binding raises."""
+    requests, rows = batch.requests, batch.rows
+    wanted = requests[0].wanted
+    for request in requests:
+        if request.wanted is not wanted and request.wanted != wanted:
+            wanted = tuple(sorted({position for each in requests for position in each.wanted}))
+            break
+    if model.forms is not None:
+        return _gather_formed(model, model.forms, binding, batch, wanted)
+    ran = smallest_fit(rows, model.allowed_rows) if model.allowed_rows else rows
+    batched = model.signature.batched
+    shapes = [None if tail is None else (ran, *tail) for tail in batch.key] if batched else list(batch.key)
+    buffers = binding.lend(ran, shapes)
+    aimed: Aimed | None = None
+    if model.in_place:
+        buffers = [
+            None if buffer is None or placed(binding, position, requests) else buffer
+            for position, buffer in enumerate(buffers)
+        ]
+        aimed = aim(binding, requests, wanted)
+    if ran != rows or model.padding is not None:
+        _gather_padded(model, batch, buffers, ran)
+    else:
+        for position, buffer in enumerate(buffers):
+            if buffer is not None:
+                gather_rows(_parts(requests, position), buffer)
+    return wanted, ran, aimed
+
+
+def scatter(model: Model, batch: Batch, filled: Filled, outputs: list[Any]) -> None:
+    """Give each request of a Batch that has run its outputs. Raises: InferError (INTERNAL)."""
+    wanted, ran, aimed = filled
+    if model.forms is not None:
+        model.forms.scatter(model.name, batch, ran, dict(zip(wanted, outputs, strict=True)))
+    elif model.signature.batched:
+        for position, output in zip(wanted, outputs, strict=True):
+            if rows_of(output) != ran:
+                raise wrong_rows(model.name, model.signature.outputs[position].name, output, ran)
+        padding = model.padding
+        if padding is not None:
+            padding.check(batch, wanted, outputs)
+        if len(batch.requests) == 1 and ran == batch.rows:
+            batch.requests[0].outputs = outputs
+        else:
+            _cut(batch.requests, wanted, outputs)
+        if padding is not None:
+            padding.trim(batch.requests)
+    else:
+        batch.requests[0].outputs = outputs
+    if aimed:
+        take(aimed)
+    batch.exec_end_ns = time.monotonic_ns()
+
+
+def _cut(requests: list[InferRequest], wanted: tuple[int, ...], outputs: list[Any]) -> None:
+    start = 0
+    for request in requests:
+        stop = start + request.rows
+        if request.wanted is wanted or request.wanted == wanted:
+            request.outputs = cut = []
+            for output in outputs:  # what a comprehension takes more, for one output, is as much as the slice itself
+                cut.append(output[start:stop])  # noqa: PERF401
+        else:
+            request.outputs = [outputs[wanted.index(position)][start:stop] for position in request.wanted]
+        start = stop
+
+
+def device_ns(ran: Sequence[Batch], binding: Binding) -> int:
+    """Tell what Batches have taken of their device: what the Binding says of one run, or else the time they were there.
+
+    Units: nanoseconds; what ran before them is left out.
+    """
+    said: int = getattr(binding, "device_ns", 0)
+    if said and len(ran) == 1 and ran[0].requests[0].error is None:
+        return said
+    spans = [batch.compute_end_ns - (batch.free_ns or batch.compute_start_ns) for batch in ran]
+    return sum([ns for ns in spans if ns > 0])
+
+
+def _gather_formed(model: Model, forms: Forms, binding: Binding, batch: Batch, wanted: tuple[int, ...]) -> Filled:
+    """Gather a Batch of a model whose tensors are more than rows one after another."""
+    rows = batch.rows
+    if batch.places is not None:
+        rows = max(batch.span_rows, batch.places[-1] + batch.requests[-1].rows)
+    ran = smallest_fit(rows, model.allowed_rows) if model.allowed_rows else rows
+    forms.gather(binding, batch, ran)
+    if ran != rows:
+        model.count("rows_padded", ran - rows)
+    return forms.positions(wanted), ran, None
+
+
+def _parts(requests: list[InferRequest], position: int) -> list[Array]:
+    return [request.inputs[position] for request in requests]  # type: ignore[misc]
+
+
+def _gather_padded(model: Model, batch: Batch, buffers: Sequence[Array | None], ran: int) -> None:
+    """Gather with axes filled up to the lengths that run, and rows up to how many run."""
+    rows, padding = batch.rows, model.padding
+    real = added = 0
+    for position, buffer in enumerate(buffers):
+        if buffer is None:
+            continue
+        if padding is not None and padding.fills(position):
+            more_real, more_added = padding.fill(position, buffer[:rows], batch.requests)
+            real, added = real + more_real, added + more_added
+        else:
+            gather_rows(_parts(batch.requests, position), buffer[:rows])
+        complete(buffer, rows)
+    if ran != rows:
+        model.count("rows_padded", ran - rows)
+    if real or added:
+        model.count("elements_real", real)
+        model.count("elements_padded", added)

@@ -1,0 +1,350 @@
+"""Instance: one executor on one device: take a Batch, run it, deliver it.
+
+The work itself is `isolation.execute`, shared by both executors: `ThreadInstance` has a thread of its own; the event
+loop acts as an Instance through `Model.dispatch` for batches that run in less time than a hand-over to a thread takes.
+Where Bindings allow it a ThreadInstance has two Batches under way (overlap.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from penstock.backends.errors import Code, DeviceLost, DeviceTaken, InferError, ProcessLost
+from penstock.batching.devices.placement import keep_to
+from penstock.batching.loading.preparing import prepare, rest
+from penstock.batching.sequences import homes
+
+from .execution import device_ns
+from .isolation import LostBatch, cut, execute, execute_alone, refuse
+from .overlap import Overlap, bind
+
+if TYPE_CHECKING:
+    from penstock.backends.backend import Backend, Binding
+    from penstock.batching.devices.placement import Placement
+    from penstock.batching.model import Model
+    from penstock.batching.request import InferRequest
+
+    from .batch import Batch
+
+logger = logging.getLogger("penstock.batching")
+
+FIRST_RETRY_NS = 1_000_000_000
+LAST_RETRY_NS = 60_000_000_000
+"""How long a device that was lost is left alone before the model is loaded on it again: doubled with each failure."""
+NEVER_NS = 1 << 62
+MOST_LOSSES = 5
+"""A device that was lost more often, with no run between that went well, is left alone: it is not the requests."""
+REST_S = 10.0
+"""After so long without a Batch Bindings give back what they keep only to be fast."""
+
+
+class ThreadInstance:
+    """An Instance on a thread of its own.
+
+    It takes a Batch as soon as it is woken or free, something is due, and whoever gives its turns lets it: the Device,
+    or the RateLimiter. It sleeps only when one of these is wanting. It is born asleep. `idle`: it sleeps since nothing
+    is due, and is to be woken; while it waits for a turn it is not, for it looks at the queue when it gets that. A turn
+    that finds nothing to run is handed on at once.
+    `failure` is why it cannot run: its device was lost, and the model could not be loaded there again. It tries again
+    from time to time. Meanwhile others serve; if no Instance can run, it answers what comes with that.
+    `home` is what its sequences remember it by (homes.py), `seat` its own number. `leaving`: it is to end.
+    `bindings` are two where it `overlaps`, which it does while nobody waits for a turn. `wakes_at_rows`: it is to be
+    woken when so many wait; 0: it is not. `turn`: the `giver`, of whom it has its `share`, has given it one.
+
+    Threads: `wake`, `grant` and `stop` are called by others, all else happens on the Instance's thread. Each of these
+    calls releases the alarm once, and whoever slept looks again at what it slept for: a release too many does no harm.
+    Neither Device nor RateLimiter ever takes a model's lock.
+    """
+
+    def __init__(self, model: Model, place: Placement, name: str, number: int = 0) -> None:
+        self.bindings = bind(model, place)
+        self.binding, self.place = self.bindings[0], place
+        self.overlaps = len(self.bindings) > 1
+        self._overlap = Overlap(model, self) if self.overlaps else None
+        self._rests = hasattr(self.binding, "rest")
+        self._errand: tuple[Callable[[], Any], Future[Any]] | None = None
+        self._model = model
+        self.giver, self.share = place.seat(number)
+        self.group = place.single
+        self._limited = place.limiter is not None
+        self.alarm = threading.Semaphore(0)
+        self.stopping = self.turn = self._mends = False
+        self._retry_ns = 0
+        self._wait_ns = FIRST_RETRY_NS
+        self._losses = 0
+        self._doubted: Backend | None = None
+        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+        self.idle = True
+        self.wakes_at_rows = 0
+        self.failure: InferError | None = None
+        self.home, self.seat, self.leaving = object(), len(model.instances), False
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """End its sleep. Call with the model's lock held, when `idle` is set, or as many wait as `wakes_at_rows`."""
+        self.idle = False
+        self.wakes_at_rows = 0
+        self.alarm.release()
+
+    def grant(self) -> None:
+        """Give it the turn that it has asked for."""
+        self.turn = True
+        self.alarm.release()
+
+    def stop(self) -> None:
+        """Let the thread end once what it runs is done. Call with the model's lock held."""
+        self.stopping, self.idle, self.wakes_at_rows = True, False, 0
+        self.alarm.release()
+
+    def mend_loop(self) -> None:
+        """Let it call `Model.mend_loop` when it has time. Call with the model's lock held."""
+        self._mends = True
+        if self.idle:
+            self.wake()
+
+    def doubt(self, backend: Backend) -> None:
+        """Tell it that a Backend was lost while nothing ran, perhaps its own. Call with the model's lock held."""
+        self._doubted = backend
+        if self.idle:
+            self.wake()
+
+    def perform(self, errand: Callable[[], Any]) -> Any:
+        """Have something done on its thread, and wait for that: what it returns or raises. For who loads the model."""
+        done: Future[Any] = Future()
+        self._errand = errand, done
+        self.alarm.release()
+        return done.result()
+
+    def join(self) -> None:
+        """Wait for the thread's end."""
+        self._thread.join()
+        self._overlap = None  # each knows the other, and both the Bindings
+
+    def _main(self) -> None:
+        keep_to(self.place.cpus)
+        self.alarm.acquire()
+        try:
+            while not self.stopping:
+                if self._errand is not None:
+                    self._run_errand()
+                if self._doubted is not None and not self._renew():
+                    continue
+                if (self.failure is not None or self._mends) and not self._recover():
+                    continue
+                in_turn = self.turn or (self.giver.crowded and not self.share.brief)
+                batch = self._take_in_turn() if in_turn else self._take(0)
+                if batch is None:
+                    # what it was woken for may have come while it waited for a turn
+                    if not self.wanted and self._errand is None:
+                        self._sleep()
+                    continue
+                if self._overlap is None:
+                    self.run_whole(batch)
+                else:
+                    self._overlap.run(batch)
+        finally:
+            self._leave_turn()
+
+    def _sleep(self) -> None:
+        """Sleep until something is due; if that takes long, let the Bindings rest."""
+        if self._rests and any(binding.tired for binding in self.bindings):  # type: ignore[attr-defined]
+            if self.alarm.acquire(timeout=REST_S):
+                return
+            rest(self._model, self.bindings)
+        self.alarm.acquire()
+
+    def _run_errand(self) -> None:
+        (errand, done), self._errand = self._errand, None  # type: ignore[misc]
+        try:
+            done.set_result(errand())
+        except BaseException as error:  # noqa: BLE001 - raised again by who waits for it
+            done.set_exception(error)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether it has something else to do than to take Batches."""
+        return self.stopping or self._mends or self._doubted is not None
+
+    def _take(self, most_ns: float) -> Batch | None:
+        model = self._model
+        with model.lock:
+            batch = model.scheduler.take(time.monotonic_ns(), most_ns, own=homes.own_pin(model, self))
+            self.idle = batch is None and not self.stopping
+            left = model.scheduler.live > 0
+            if left:
+                homes.wake_next(model, self, took=batch is not None)
+        if batch is None and left and model.held:
+            model.leave_held()
+        return batch
+
+    def _take_in_turn(self) -> Batch | None:
+        """Wait for a turn unless there is one, and take a Batch in it. Returns: None too when told to stop."""
+        giver, share = self.giver, self.share
+        if not self.turn and not self._granted():
+            return None
+        batch = self._take(giver.most_ns(share))
+        if batch is None:
+            self.end_turn()
+        else:
+            giver.begin(share, batch.cost_ns)
+        return batch
+
+    def _granted(self) -> bool:
+        """Sleep until a turn is granted. Returns: False when told to stop before."""
+        self.giver.ask(self.share, self)
+        if self._limited and not self.turn:
+            with self._model.lock:
+                self._model.wake_one()  # another may need what is there
+        self.alarm.acquire()
+        while not self.turn and not self.stopping:
+            self.alarm.acquire()
+        return self.turn or not self.giver.withdraw(self.share, self)
+
+    def end_turn(self, predicted_ns: float = 0, real_ns: int = 0, more: bool = False) -> None:
+        """End the turn that it has; `turn` tells whether another one begins with that."""
+        self.turn = self.giver.end(self.share, predicted_ns, real_ns, more)
+
+    def _leave_turn(self) -> None:
+        """Do without a turn for now, if there is one or it has said that it comes back for one."""
+        if self.turn:
+            self.end_turn()
+        else:
+            self.giver.forget(self.share)
+
+    def run_whole(self, batch: Batch, failed: Exception | None = None) -> None:
+        """Run a Batch, nothing else being under way here, and deliver it. `failed`: as in `execute`."""
+        model = self._model
+        lost: LostBatch | None = None
+        try:
+            ran = homes.execute_at(self, model, execute, batch, failed)
+        except LostBatch as error:
+            lost = error
+        if self.turn:
+            more = model.scheduler.live > 0 and lost is None
+            self.end_turn(batch.cost_ns, time.monotonic_ns() - batch.exec_start_ns, more)
+        elif self.giver.crowded:
+            self.giver.ran(self.share, time.monotonic_ns() - batch.exec_start_ns)
+        if lost is not None:
+            self._losses += lost.begun
+            ran = lost.ran + self._run_again(lost)
+        else:
+            self._losses, self._wait_ns = 0, FIRST_RETRY_NS
+        if self.place.name != "cpu":
+            model.charge(self.place.name, device_ns(ran, self.binding))
+        model.finish_from_thread(batch, ran)
+
+    def went_well(self, batch: Batch, binding: Binding, *, followed: bool) -> None:
+        """Deliver a Batch that a Binding has run. `followed`: the next one runs already."""
+        self._losses, self._wait_ns = 0, FIRST_RETRY_NS
+        if self.place.name != "cpu":
+            self._model.charge(self.place.name, device_ns([batch], binding))
+        self._model.finish_from_thread(batch, [batch], followed=followed)
+
+    def _run_again(self, lost: LostBatch) -> list[Batch]:
+        """Load the model again, and run there what its device was lost under, one request after another.
+
+        Who ends what runs it is found so, and takes nobody along: it is answered with the loss, and the others go on.
+        Whose device was taken from outside is not guilty of that, and runs once more.
+        One Instance at a time does so, so that no other's guilty request makes this one's look so.
+        """
+        ran: list[Batch] = []
+        rest: Batch | None = lost.rest
+        spared: InferRequest | None = None
+        with self.place.trial:
+            while self._losses < MOST_LOSSES and self._replace(lost.error):
+                if rest is None:
+                    return ran
+                if self._limited and not self._granted():
+                    break
+                try:
+                    return ran + self._went_well(homes.execute_at(self, self._model, execute_alone, rest))
+                except LostBatch as again:
+                    lost = again
+                finally:
+                    self._leave_turn()
+                ran += self._went_well(lost.ran)
+                self._losses += 1
+                rest = lost.rest
+                if lost.begun and isinstance(lost.error, DeviceTaken) and rest.requests[0] is not spared:
+                    spared = rest.requests[0]
+                elif lost.begun:
+                    ran += refuse(cut(rest, 0, 1), DeviceLost(lost.error.code, lost.error.message, -1))
+                    rest = cut(rest, 1) if len(rest.requests) > 1 else None
+            else:
+                if self.failure is None:
+                    self._fail(lost.error)
+        return ran + refuse(rest, lost.error) if rest is not None else ran
+
+    def _went_well(self, ran: list[Batch]) -> list[Batch]:
+        if any(batch.requests[0].error is None for batch in ran):
+            self._losses = 0
+        return ran
+
+    def _replace(self, cause: InferError) -> bool:
+        model = self._model
+        logger.warning("model %s lost its device, it is loaded again: %s", model.name, cause.message)
+        try:
+            self.bindings = model.replace_backend(self.place, self.bindings)
+            self.binding = self.bindings[0]
+            prepare(model, self.bindings)
+        except Exception as error:  # noqa: BLE001 - whatever a runtime raises, the next attempt may go well
+            self._fail(error)
+            return False
+        self.failure, self.home = None, object()
+        homes.tell(model, self, runs=True)
+        model.count("instances_replaced")
+        return True
+
+    def _renew(self) -> bool:
+        """Load the model again, if it was lost while nothing ran here. Returns: False if that has failed."""
+        lost, self._doubted = self._doubted, None
+        if lost is None or self.failure is not None or not self.place.is_bound(lost, self.binding):
+            return True
+        self._leave_turn()
+        return self._replace(DeviceLost(Code.NOT_READY, "its process has ended"))
+
+    def _mend(self) -> bool:
+        try:
+            self._model.mend_loop()
+        except Exception as error:  # noqa: BLE001 - as above
+            self._fail(error)
+            return False
+        self._mends = False
+        return True
+
+    def _fail(self, error: Exception) -> None:
+        text = error.message if isinstance(error, InferError) else type(error).__name__
+        self.failure = InferError(Code.NOT_READY, f"model '{self._model.name}' lost its device: {text}")
+        if isinstance(error, ProcessLost):
+            self._retry_ns = NEVER_NS
+            self.place.devices.lose(self.failure.message)
+            return
+        homes.tell(self._model, self, runs=False)
+        self._retry_ns = time.monotonic_ns() + self._wait_ns
+        logger.error("%s; it is loaded again in %.0f s", self.failure.message, self._wait_ns / 1e9)
+        self._wait_ns = min(2 * self._wait_ns, LAST_RETRY_NS)
+
+    def _recover(self) -> bool:
+        """Try again when it is time; until then leave what comes to the others, or refuse it if there are none."""
+        model, failure = self._model, self.failure
+        self._leave_turn()  # loading takes long, and so may the wait for the next attempt
+        if failure is None or (time.monotonic_ns() >= self._retry_ns and self._replace(failure)):
+            return not self._mends or self._mend()
+        if model.healthy and homes.own_pin(model, self) is None:
+            with model.lock:
+                model.wake_one()
+        elif (batch := self._take(0)) is not None:
+            model.finish_from_thread(batch, refuse(batch, failure))
+            return False
+        if not self.alarm.acquire(timeout=max(self._retry_ns - time.monotonic_ns(), 0) / 1e9):
+            with model.lock:
+                self.idle = False
+        return False

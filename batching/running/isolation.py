@@ -1,0 +1,249 @@
+"""Isolation: a Batch that fails is run again in parts, until the guilty request stands alone.
+
+Called by both executors: ThreadInstance (instance.py) and the event loop (model.py). What it costs, and why the parts
+are chosen as they are: docs/adr/0011-faults-stay-alone.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from penstock.backends.backend import Binding
+from penstock.backends.errors import Code, DeviceLost, InferError, OutOfMemory, PartUnreadable, RunStopped
+
+from .batch import Batch
+from .execution import run_batch
+from .suspects import Suspects
+
+if TYPE_CHECKING:
+    from penstock.batching.model import Model
+    from penstock.batching.request import InferRequest
+
+logger = logging.getLogger("penstock.batching")
+
+RETRY_AFTER_NS = 1_000_000_000
+CHEAP = 4
+"""A failure is cheap when it took so many times less than the batch was predicted to take."""
+
+
+class LostBatch(Exception):  # noqa: N818 - a condition, as DeviceLost is
+    """The device was lost under a Batch: `ran` is what had ended by then, `rest` is unanswered and can run elsewhere.
+
+    `error` is what the rest is to be answered with where there is no elsewhere (`refuse`). `begun`: the first of the
+    rest was running, alone or with others; else the device was found to be lost before.
+    """
+
+    def __init__(self, ran: list[Batch], rest: Batch, error: DeviceLost, *, begun: bool) -> None:
+        super().__init__(error.message)
+        self.ran = ran
+        self.rest = rest
+        self.error = error
+        self.begun = begun
+
+
+def execute(model: Model, binding: Binding, batch: Batch, failed: Exception | None = None) -> list[Batch]:
+    """Run a Batch; every request in it ends with `outputs` or `error`. `failed`: it has run once already, and did so.
+
+    A batch that fails is run again in parts, until the guilty request is alone and the others are served. One that
+    does not fit the memory is halved, and so are those that come after it, for a while. Of a model that remembers for
+    itself nothing is run twice: it may have taken in what it failed with.
+    Returns: the batches that ran, the one given unless it was split; the requests keep their order.
+    Raises: LostBatch.
+    """
+    error = failed or _attempt(model, binding, batch)
+    return [batch] if error is None else _Search(model, binding, batch, error).settle(error)
+
+
+def execute_alone(model: Model, binding: Binding, batch: Batch) -> list[Batch]:
+    """Run each request of a Batch by itself, in their order: as `execute` otherwise."""
+    ran: list[Batch] = []
+    for position in range(len(batch.requests)):
+        try:
+            ran += execute(model, binding, cut(batch, position, position + 1))
+        except LostBatch as lost:
+            raise LostBatch(ran, cut(batch, position), lost.error, begun=lost.begun) from lost.error
+    return ran
+
+
+def refuse(batch: Batch, error: InferError) -> list[Batch]:
+    """Answer every request of a Batch with an error. Returns: what counts as having run, one batch per request."""
+    now_ns = time.monotonic_ns()
+    refused = []
+    for request in batch.requests:
+        alone = Batch([request], request.rows, batch.key, batch.exec_start_ns)
+        alone.exec_end_ns = now_ns
+        _fail(request, error)
+        refused.append(alone)
+    return refused
+
+
+def bare(error: Exception) -> Exception:
+    """Part an error that is only answered, and not logged, from where it was raised. Returns: the error.
+
+    Those frames hold it in turn, and the batch with all that its requests' tensors lie in, until the collector comes.
+    """
+    if isinstance(error, InferError):
+        error.__traceback__ = error.__cause__ = error.__context__ = None
+    return error
+
+
+def cut(batch: Batch, first: int, end: int | None = None) -> Batch:
+    """Make a Batch of some of a Batch's requests: from position `first` on, and not from `end` on."""
+    requests = batch.requests[first:end]
+    part = Batch(requests, sum([request.rows for request in requests]), batch.key, time.monotonic_ns())
+    if batch.places is not None:
+        part.places = batch.places[first:end]
+        part.span_rows = part.places[-1] + 1
+    return part
+
+
+def _attempt(model: Model, binding: Binding, batch: Batch) -> Exception | None:
+    """Run a Batch once. Returns: what went wrong."""
+    watchdog = model.watchdog
+    if watchdog is not None:
+        watchdog.begin(binding, model.spec.policy.run_limit_us * 1000, time.monotonic_ns())
+    try:
+        run_batch(model, binding, batch)
+    except MemoryError:
+        text = f"model '{model.name}': no memory for a batch of {batch.rows} rows"
+        return OutOfMemory(Code.OVERLOADED, text, RETRY_AFTER_NS)
+    except Exception as error:  # noqa: BLE001 - returned, and answered or logged by who knows the request
+        return bare(error)
+    finally:
+        if watchdog is not None:
+            watchdog.end(binding)
+    return None
+
+
+class _Search:
+    """The search for the guilty requests of one Batch that has failed, from its first request to its last."""
+
+    def __init__(self, model: Model, binding: Binding, batch: Batch, error: Exception) -> None:
+        self._model = model
+        self._binding = binding
+        self._batch = batch
+        took_ns = time.monotonic_ns() - batch.exec_start_ns
+        cheap = took_ns * CHEAP < batch.cost_ns and not isinstance(error, RunStopped)
+        self._suspects = Suspects(len(batch.requests), cheap=cheap)
+        self._ran: list[Batch] = []
+        self._too_big: list[tuple[int, Batch]] = []
+        """Parts that did not fit the memory, with how many were left to settle then."""
+        self._events = {"batch_retries": 0, "runs_stopped": 0, "out_of_memory": 0}
+        self._patient = True
+        sequences = model.scheduler.sequences
+        self._once = sequences is not None and sequences.remembers
+
+    def settle(self, error: Exception | None) -> list[Batch]:
+        """Run the Batch, which has failed with `error`, in parts until every request is settled."""
+        part = self._batch
+        try:
+            while True:
+                self._judge(part, error)
+                if not self._suspects.left:
+                    return self._ran
+                part = self._part(self._suspects.next())
+                self._events["batch_retries"] += 1
+                error = _attempt(self._model, self._binding, part)
+        finally:
+            self._lower_cap()
+            for event, times in self._events.items():
+                if times:
+                    self._model.count(event, times)
+
+    def _judge(self, part: Batch, error: Exception | None) -> None:
+        """Draw the conclusions from one run."""
+        suspects, count = self._suspects, len(part.requests)
+        if error is None:
+            self._ran.append(part)
+            suspects.passed(count)
+        elif isinstance(error, DeviceLost):
+            begun = part.compute_start_ns != part.exec_start_ns
+            raise LostBatch(self._ran, self._part(suspects.left), error, begun=begun) from error
+        elif self._once and not isinstance(error, PartUnreadable):
+            self._give_up(part, error)
+        elif isinstance(error, OutOfMemory) and (count > 1 or self._patient):
+            self._events["out_of_memory"] += 1
+            suspects.too_many(count)
+            if count > 1:
+                self._too_big.append((suspects.left, part))
+            # one that does not fit alone is tried once more: others may have ended
+            self._patient = count > 1
+            return
+        elif isinstance(error, RunStopped):
+            self._stopped(part, error)
+        elif isinstance(error, PartUnreadable) and count > 1:
+            suspects.named(error.part)
+        elif count > 1:
+            suspects.failed(count)
+        else:
+            self._convict(part, error)
+        self._patient = True
+
+    def _give_up(self, part: Batch, error: Exception) -> None:
+        """Answer all of a part with what it has failed with."""
+        if isinstance(error, RunStopped):
+            self._events["runs_stopped"] += 1
+            error = self._limit(error)
+        for position in range(len(part.requests)):
+            self._convict(cut(part, position, position + 1), error)
+
+    def _stopped(self, part: Batch, stopped: RunStopped) -> None:
+        """Go on while no more runs were stopped than one guilty request needs: each of them took the whole limit."""
+        suspects = self._suspects
+        self._events["runs_stopped"] += 1
+        error = self._limit(stopped)
+        if len(part.requests) > 1:
+            suspects.failed(len(part.requests))
+        else:
+            # never again: a gRPC client with a retry policy would send it anew, and hold up the others each time
+            self._convict(part, RunStopped(error.code, error.message, -1))
+        if suspects.left and self._events["runs_stopped"] > suspects.depth:
+            self._ran += refuse(self._part(suspects.left), error)
+            suspects.left = 0
+
+    def _limit(self, stopped: RunStopped) -> RunStopped:
+        name, limit_ms = self._model.name, self._model.spec.policy.run_limit_us / 1000
+        if not limit_ms:  # the Backend has one of its own
+            return stopped
+        return RunStopped(Code.EXPIRED, f"model '{name}': run exceeded its limit of {limit_ms:g} ms")
+
+    def _convict(self, part: Batch, error: Exception) -> None:
+        """Answer the one request of a part that has failed."""
+        request = part.requests[0]
+        if not isinstance(error, InferError):
+            name = self._model.name
+            logger.error("model %s failed", name, exc_info=error, extra={"request_id": request.id})
+            error = InferError(Code.INTERNAL, f"inference failed in '{name}': {type(error).__name__}")
+        elif isinstance(error, OutOfMemory):
+            self._events["out_of_memory"] += 1
+            self._absolve(self._suspects.left)
+        _fail(request, error)
+        part.exec_end_ns = time.monotonic_ns()
+        self._ran.append(part)
+        self._suspects.convicted()
+
+    def _absolve(self, left: int) -> None:
+        """Forget the parts that held a request which does not fit by itself: they tell nothing of how many rows fit.
+
+        Otherwise one client's outsize request would have all others run in batches of one for half a minute.
+        """
+        self._too_big = [(at, part) for at, part in self._too_big if not at - len(part.requests) < left <= at]
+        self._suspects.too_big()
+
+    def _lower_cap(self) -> None:
+        for _, part in self._too_big:
+            with self._model.lock:
+                self._model.scheduler.memory_cap.lower(part.rows, time.monotonic_ns())
+
+    def _part(self, count: int) -> Batch:
+        """Make a Batch of the next `count` requests that are not settled."""
+        first = len(self._batch.requests) - self._suspects.left
+        return cut(self._batch, first, first + count)
+
+
+def _fail(request: InferRequest, error: InferError) -> None:
+    # an error of its own, that has not been raised: a traceback holds the batch, and the batch holds the request
+    request.error = type(error)(error.code, error.message, error.retry_after_ns)
+    request.outputs = None

@@ -1,0 +1,340 @@
+"""Outside: Instances whose Batches run in other processes, driven on the event loop without a thread.
+
+Made by `outsides.py` for models of user code; `server/python_models/` has what runs the Batches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from penstock.batching.sequences import homes
+
+from .batch import Batch
+from .isolation import refuse
+
+if TYPE_CHECKING:
+    from penstock.backends.errors import InferError
+    from penstock.batching.devices.rates import Claim, RateLimiter
+    from penstock.batching.model import Model
+    from penstock.batching.request import InferRequest, Key
+    from penstock.batching.spec import InstanceGroup
+
+logger = logging.getLogger("penstock.batching")
+
+
+class Takes(Protocol):
+    """Who takes what comes of the Batches of an Outside: an OutsideInstance."""
+
+    def freed(self, batch: Batch, answered: Sequence[InferRequest]) -> None: ...
+    def late(self, batch: Batch, answered: Sequence[InferRequest]) -> None: ...
+    def unrun(self, batch: Batch) -> None: ...
+    def down(self, failure: InferError, *, hopeless: bool) -> None: ...
+    def up(self) -> None: ...
+    def count(self, event: str) -> None: ...
+
+
+class Outside(Protocol):
+    """One executor in another process. It runs one Batch at a time.
+
+    What it owes for each Batch: `freed` once, with requests that are answered by then, and `late` with those that were
+    answered before, or are after; or `unrun` with those that were not begun, if there are any, and `late` before with
+    the others. Those that are to run again are none of them: the Batch names them (`again`). `down` says that it cannot
+    run now, `up` that it can again.
+    Threads: the event loop's.
+    """
+
+    def most_ns(self, key: Key) -> int:
+        """Give what a Batch of a Key may be predicted to take, since others could run it; 0: as long as it likes."""
+
+    def attach(self, instance: Takes) -> None:
+        """Take whom to tell."""
+
+    def begin(self, batch: Batch) -> None:
+        """Run a Batch; each of its requests gets `outputs` or `error`, the Batch its stamps. Must not raise."""
+
+    def abandon(self, request: InferRequest) -> None:
+        """Note that nobody takes a request's answers any more. It is finished all the same."""
+
+    async def close(self) -> None:
+        """End it."""
+
+
+class OutsideInstance:
+    """An Instance whose Batches an Outside runs.
+
+    It takes a Batch when it is woken or freed, once it holds what the RateLimiter wants of it; of Devices it knows
+    nothing, since other processes run there whenever the system lets them. `idle`: it is to be woken when something
+    comes. `failure` is why it cannot run now: what waits stays in the queue for it, or for another. Once it is
+    `hopeless`, and no Instance of its model can run, what comes is answered with that.
+    `home` is what its sequences remember it by (homes.py); whenever it cannot run, that is lost. `owed` counts what it
+    has taken and not delivered. `seat` is its own number. `leaving`: it is to end.
+    Invariant: each request that it has taken is delivered exactly once, by its Outside's doing.
+    Threads: the event loop's; `grant` is called on any.
+    """
+
+    binding = None
+    overlaps = False
+    wakes_at_rows = 0
+
+    def __init__(
+        self, model: Model, outside: Outside, group: InstanceGroup, limiter: RateLimiter | None = None,
+        claim: Claim | None = None,
+    ) -> None:  # fmt: skip
+        self.outside = outside
+        self.group = group
+        self._loop = asyncio.get_running_loop()
+        self._model = model
+        self._limiter = limiter
+        self._claim: Any = claim
+        self._asked = self._turn = self._busy = self.stopping = False
+        self.kept: Batch | None = None
+        self.owed = 0
+        self._quiet: asyncio.Event | None = None
+        self.idle = True
+        self.hopeless = False
+        self.failure: InferError | None = None
+        self.home = object()
+        self.seat = len(model.instances)
+        self.leaving = False
+
+    # -- as Model has its Instances ----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Do nothing: it runs when it is woken."""
+
+    def wake(self) -> None:
+        """Let it look at the queue in the next loop turn. Call with the model's lock held, when `idle` is set."""
+        self.idle = False
+        self._loop.call_soon(self._look)
+
+    def grant(self) -> None:
+        """Give it the turn that it has asked for."""
+        self._turn = True
+        self._loop.call_soon_threadsafe(self._look)
+
+    def stop(self) -> None:
+        """Take nothing more, and leave to others what was not begun. Call with the model's lock held."""
+        self.stopping, self.idle = True, False
+        self._loop.call_soon_threadsafe(self._look)
+
+    async def quiet(self) -> None:
+        """Wait until all that it has taken is delivered, once it is stopped."""
+        self._quiet = asyncio.Event()
+        self._note_quiet()
+        await self._quiet.wait()
+
+    def _note_quiet(self) -> None:
+        if self._quiet is not None and not self.owed and self.kept is None:
+            self._quiet.set()
+
+    def mend_loop(self) -> None:
+        """Do nothing: the event loop never runs such a model."""
+
+    def join(self) -> None:
+        """Give back what it holds."""
+        if self._limiter is None:
+            return
+        if self._turn or (self._asked and not self._limiter.withdraw(self._claim, self)):
+            self._limiter.end(self._claim, 0, 0, more=False)
+        self._turn = self._asked = False
+        self._limiter.leave(self._claim)
+
+    # -- as its Outside tells it -------------------------------------------------------------------------------
+
+    def freed(self, batch: Batch, answered: Sequence[InferRequest]) -> None:
+        """Hand out those of a Batch that have been answered, and take the next one."""
+        model, self._busy = self._model, False
+        self.owed -= len(answered) + len(batch.again)
+        if batch.again:
+            self._count_run(batch)
+        with model.lock:
+            model.scheduler.finished(batch, batch.exec_end_ns)
+            if all(request.error is None for request in batch.requests):
+                ns = batch.exec_end_ns - batch.exec_start_ns
+                model.scheduler.learn(batch.key, batch.rows, ns, batch.exec_end_ns)
+            more = model.scheduler.live > 0 and not self.stopping
+        self._end_turn(more=more)
+        if answered:
+            model.hand_over(parted(batch, answered))
+        self._look()
+        self._note_quiet()
+
+    def _count_run(self, batch: Batch) -> None:
+        """Count a Batch of which some run again, before they are stamped anew.
+
+        Each run of a request is an inference, and succeeds unless it has failed by now, as in Triton.
+        """
+        well = [each for each in batch.requests if each.error is None]
+        ran = batch if len(well) == len(batch.requests) else _part(batch, well)
+        self._model.statistics.record_batch(ran, batch.exec_end_ns)
+        batch.runs = 0
+
+    def late(self, batch: Batch, answered: Sequence[InferRequest]) -> None:
+        """Hand out requests that were answered before or after their Batch was freed."""
+        self.owed -= len(answered)
+        self._model.hand_over(parted(batch, answered))
+        self._note_quiet()
+
+    def count(self, event: str) -> None:
+        """Count what has happened to its process, for the metrics page."""
+        self._model.count(event)
+
+    def unrun(self, batch: Batch) -> None:
+        """Run a Batch elsewhere, or here again when that can be: nothing of what it holds was begun."""
+        self._busy = False
+        self.owed -= len(batch.requests)
+        self._end_turn(more=False)
+        others = self._peers() if homes.own_pin(self._model, self) is None else []
+        next((each for each in others if each.free), self).keep(batch)
+        self._note_quiet()
+
+    def _peers(self) -> list[OutsideInstance]:
+        return [each for each in self._model.instances if isinstance(each, OutsideInstance)]
+
+    def _left_over(self) -> Batch | None:
+        """Give a Batch that was taken from the queue before: its own, or one whose keeper cannot run it now."""
+        keeper = self
+        if self.kept is None and homes.own_pin(self._model, self) is None:
+            keeper = next((each for each in self._peers() if each.kept is not None and not each.serves), self)
+        batch, keeper.kept = keeper.kept, None
+        keeper._note_quiet()  # noqa: SLF001 - one of its own kind
+        return batch
+
+    @property
+    def serves(self) -> bool:
+        """Whether it takes Batches and can run them."""
+        return self.failure is None and not self.stopping
+
+    @property
+    def free(self) -> bool:
+        """Whether it would run a Batch at once."""
+        return not self._busy and self.kept is None and self.serves
+
+    def keep(self, batch: Batch) -> None:
+        """Take a Batch that was taken from the queue by another, or by itself: it is the next to run."""
+        self.idle, self.kept = False, batch
+        self._loop.call_soon(self._look)
+
+    def down(self, failure: InferError, *, hopeless: bool) -> None:
+        """Leave what waits to the others, for now; if `hopeless`, and they cannot either, answer it."""
+        self.failure, self.hopeless, self.idle = failure, hopeless, False
+        self.home = object()
+        homes.tell(self._model, self, runs=False)
+        with self._model.lock:
+            self._model.wake_one()
+        self._loop.call_soon(self._look)
+
+    def up(self) -> None:
+        """Go on."""
+        self.failure, self.hopeless = None, False
+        homes.tell(self._model, self, runs=True)
+        self._look()
+
+    # -- its way -----------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        if self._busy:
+            return
+        if self.stopping:
+            self._end_turn(more=False)
+            if self.kept is not None:
+                self._pass_on()
+            return
+        if self.failure is not None:
+            self._end_turn(more=False)
+            if self.hopeless and (homes.own_pin(self._model, self) is not None or not self._model.healthy):
+                self._refuse_all(self.failure)
+            return
+        if not self._in_turn():
+            return
+        batch = self._left_over() or self._take()
+        if batch is None:
+            self._end_turn(more=False)
+            return
+        here, refused = homes.part(self._model, self, batch)
+        if refused:
+            self._hand_out(refused)
+        if here is None:
+            self._end_turn(more=False)
+            self._loop.call_soon(self._look)
+            return
+        self._busy = True
+        self.owed += len(here.requests)
+        self.outside.begin(here)
+
+    def _pass_on(self) -> None:
+        """Have another look for the Batch that this one keeps and does not run; if none can, the next that can does."""
+        other = next((each for each in self._peers() if each.free), None)
+        if other is not None and self.kept is not None:
+            batch, self.kept = self.kept, None
+            other.keep(batch)
+            self._note_quiet()
+
+    def _hand_out(self, refused: list[Batch]) -> None:
+        """Answer what it has taken and does not run."""
+        now_ns = time.monotonic_ns()
+        with self._model.lock:
+            for each in refused:
+                self._model.scheduler.finished(each, now_ns)
+        self._model.hand_over(refused)
+
+    def _in_turn(self) -> bool:
+        """Tell whether it may run; if not, ask, and look again when it is granted."""
+        if self._limiter is None or self._turn:
+            return True
+        if not self._asked:
+            self._asked = True
+            self._limiter.ask(self._claim, self)
+        return self._turn
+
+    def _end_turn(self, *, more: bool) -> None:
+        if self._limiter is not None and self._turn:
+            self._asked = False
+            self._turn = self._limiter.end(self._claim, 0, 0, more=more)
+        elif self._limiter is not None and not self._asked:
+            self._limiter.forget(self._claim)
+
+    def _take(self) -> Batch | None:
+        model = self._model
+        with model.lock:
+            now_ns = time.monotonic_ns()
+            lane = model.scheduler.next_lane(now_ns, own=homes.own_pin(model, self))
+            most_ns = self.outside.most_ns(lane.key) if lane is not None else 0
+            # a call that never ran may take long: what else waits is left to the others
+            batch = model.scheduler.take_from(lane, now_ns, most_ns, 1) if lane is not None else None
+            self.idle = batch is None
+            left = model.scheduler.live > 0
+            if left:
+                homes.wake_next(model, self, took=batch is not None)
+        if batch is None and left and model.held:
+            model.leave_held()
+        return batch
+
+    def _refuse_all(self, failure: InferError) -> None:
+        model = self._model
+        while (batch := self._left_over() or self._take()) is not None:
+            with model.lock:
+                model.scheduler.finished(batch, time.monotonic_ns())
+            model.hand_over(refuse(batch, failure))
+
+
+def parted(batch: Batch, requests: Sequence[InferRequest]) -> list[Batch]:
+    """Give what is to be delivered of a Batch: those that went well together, and each that failed alone."""
+    well = [request for request in requests if request.error is None]
+    if len(well) == len(batch.requests):
+        return [batch]
+    parts = [well] if well else []
+    parts += [[request] for request in requests if request.error is not None]
+    return [_part(batch, each) for each in parts]
+
+
+def _part(batch: Batch, requests: list[InferRequest]) -> Batch:
+    part = Batch(requests, sum([request.rows for request in requests]), batch.key, batch.exec_start_ns)
+    part.compute_start_ns, part.compute_end_ns = batch.compute_start_ns, batch.compute_end_ns
+    part.exec_end_ns = batch.exec_end_ns
+    part.runs = min(batch.runs, len(requests))
+    return part

@@ -1,0 +1,205 @@
+"""Outsides: opening and closing a model whose Instances are OutsideInstances. Called by the Engine, on the event loop.
+
+Of such a model nothing is learned by looking into its file: its configuration says what it takes and gives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+from penstock.backends.errors import Code, InferError
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching.devices.placement import limiter_of, whole_devices
+from penstock.batching.loading.samples import failed, prepare
+from penstock.batching.model import Model
+from penstock.batching.sequences.controls import check_sequence
+from penstock.batching.shapes.bound import bound_signature
+from penstock.batching.shapes.reshape import check_reshape
+from penstock.batching.spec import Control, InstanceGroup, ModelSpec
+from penstock.batching.stream import Answers
+
+from .batch import Batch
+from .outside import Outside, OutsideInstance
+
+if TYPE_CHECKING:
+    from penstock.batching.devices.device import Device
+    from penstock.batching.devices.rates import Claim, RateLimiter
+    from penstock.batching.request import InferRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What was opened of a version: its spec completed, and an Outside for each Instance, group by group."""
+
+    spec: ModelSpec
+    outsides: list[Outside]
+    platform: str
+
+
+class OutsideLoader(Protocol):
+    """Opens the Outsides of versions of one backend. Threads: the event loop's."""
+
+    async def open(self, spec: ModelSpec) -> Opened:
+        """Start everything that runs a version's Batches. Raises: InferError. Nothing is left behind then."""
+
+
+class MoreLoader(OutsideLoader, Protocol):
+    """One that opens some Outsides more of a version that it has opened."""
+
+    async def more(self, served: ModelSpec, spec: ModelSpec, places: Sequence[int]) -> Opened:
+        """Start those of a spec's Instances that are at these places among all that run.
+
+        `served` is the spec completed that is served, which says all but the instances. Raises: as `open`.
+        """
+
+
+async def open_outside(
+    spec: ModelSpec,
+    loader: OutsideLoader,
+    finished: Callable[[Model, list[Batch]], None],
+    devices: dict[str, Device] | None = None,
+) -> Model:
+    """Open a model whose Batches run outside. Raises: InferError. Nothing is left behind then."""
+    start = time.monotonic()
+    opened = await loader.open(spec)
+    claims: list[tuple[RateLimiter, Claim]] = []
+    try:
+        model = Model(opened.spec, (), finished, devices)
+        model.outsides, model.platform = opened.outsides, opened.platform
+        await run_samples(model, opened.outsides)
+        model.instances += instances_of(model, zip(singles(opened.spec), opened.outsides, strict=True), devices, claims)
+    except BaseException:
+        for limiter, claim in claims:
+            limiter.leave(claim)
+        await asyncio.gather(*(each.close() for each in opened.outsides))
+        raise
+    model.load_s = time.monotonic() - start
+    return model
+
+
+def instances_of(
+    model: Model, seats: Iterable[tuple[InstanceGroup, Outside]], devices: dict[str, Device] | None,
+    claims: list[tuple[RateLimiter, Claim]],
+) -> list[OutsideInstance]:  # fmt: skip
+    """Make an Instance of each Outside; what the RateLimiter gives them goes into `claims`. Raises: InferError."""
+    instances: list[OutsideInstance] = []
+    for group, outside in seats:
+        limiter, claim = limiter_of(group, whole_devices(devices)), None
+        if limiter is not None:
+            claim = limiter.join(group.devices[0], group.resources, group.rate_priority)
+            claims.append((limiter, claim))
+        instance = OutsideInstance(model, outside, group, limiter, claim)
+        instance.seat += len(instances)
+        outside.attach(instance)
+        instances.append(instance)
+    return instances
+
+
+class _Rehearsal:
+    """Takes what comes of a sample's Batch in the place of an Instance. `done` has its requests."""
+
+    def __init__(self, batch: Batch, count: Callable[[str], None]) -> None:
+        self.count = count
+        self.done = asyncio.get_running_loop().create_future()
+        self._left = set(batch.requests)
+
+    def freed(self, batch: Batch, answered: Sequence[InferRequest]) -> None:
+        """Take what has been answered."""
+        self._left.difference_update(answered, batch.again)
+        if not self._left and not self.done.done():
+            self.done.set_result(batch.requests)
+
+    def late(self, batch: Batch, answered: Sequence[InferRequest]) -> None:
+        """Likewise."""
+        self.freed(batch, answered)
+
+    def unrun(self, batch: Batch) -> None:
+        """Do nothing: what is wrong is told."""
+
+    def down(self, failure: InferError, *, hopeless: bool) -> None:
+        """End with what is wrong, whether it is `hopeless` or not."""
+        if not self.done.done() and (hopeless or self._left):
+            self.done.set_exception(failure)
+
+    def up(self) -> None:
+        """Do nothing: it was not waited for."""
+
+
+async def run_samples(model: Model, outsides: Sequence[Outside]) -> None:
+    """Run all samples on each Outside. Raises: InferError (INVALID), naming the sample."""
+    for sample in model.spec.samples:
+        prepared = prepare(model, sample)
+        runs = itertools.product(range(1, sample.count + 1), enumerate(outsides))
+        for iteration, (number, outside) in runs:
+            requests = prepared.requests(str(number), iteration)
+            if model.spec.decoupled:
+                for request in requests:
+                    request.answers = Answers()
+            batch = Batch(requests, len(requests), requests[0].key, time.monotonic_ns())
+            rehearsal = _Rehearsal(batch, model.count)
+            outside.attach(rehearsal)
+            outside.begin(batch)
+            try:
+                await rehearsal.done
+                error = next((request.error for request in requests if request.error is not None), None)
+            except InferError as failure:
+                error = failure
+            for request in batch.again:
+                outside.abandon(request)
+            if error is not None:
+                raise failed(sample, error.message)
+
+
+async def close_outsides(model: Model) -> None:
+    """End what runs a model's Batches, if it is elsewhere."""
+    if model.outsides:
+        await asyncio.gather(*(each.close() for each in model.outsides))
+
+
+def active(spec: ModelSpec) -> list[InstanceGroup]:
+    """List the groups whose Instances run, one for each device."""
+    groups = [group for group in spec.instances if not group.passive]
+    return [replace(group, devices=(device,)) for group in groups for device in group.devices]
+
+
+def singles(spec: ModelSpec) -> list[InstanceGroup]:
+    """Give the group of each Instance that runs, as a group of one."""
+    return [replace(group, count=1) for group in active(spec) for _ in range(group.count)]
+
+
+def complete_outside(spec: ModelSpec) -> ModelSpec:
+    """Complete the spec of a model of user code: all there is to it is what its configuration says.
+
+    Raises: InferError (INVALID).
+    """
+    rows = spec.policy.max_batch_rows or 0
+    if not spec.inputs and not spec.outputs:
+        who = "its configuration, or the model itself,"
+        raise InferError(Code.INVALID, f"model '{spec.name}' has neither inputs nor outputs: {who} must say them")
+    for kind, side in (("input", spec.inputs), ("output", spec.outputs)):
+        for tensor in side:
+            check_reshape(tensor, kind, spec.name, batched=rows > 0)
+    if max(spec.policy.preferred_rows, default=0) > rows:
+        raise InferError(Code.INVALID, spec.too_preferred)
+    inputs, outputs = (tuple([_with_rows(tensor, rows) for tensor in side]) for side in (spec.inputs, spec.outputs))
+    controls = () if spec.sequence is None else spec.sequence.controls
+    signature = Signature(inputs, outputs, batched=rows > 0)
+    told = tuple([_with_rows(_told(control), rows) for control in controls])
+    graph = Signature((*inputs, *told), outputs, batched=rows > 0)
+    # the event loop runs none of its batches
+    spec = replace(spec, policy=replace(spec.policy, max_batch_rows=rows, executor="thread"))
+    check_sequence(spec, graph)
+    return replace(spec, signature=signature, bound=bound_signature(spec, signature, graph, apart=True))
+
+
+def _told(control: Control) -> TensorSpec:
+    return TensorSpec(control.name, control.datatype, (1,))
+
+
+def _with_rows(tensor: TensorSpec, rows: int) -> TensorSpec:
+    return replace(tensor, shape=(-1, *tensor.shape)) if rows else tensor

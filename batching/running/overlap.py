@@ -1,0 +1,290 @@
+"""Overlap: an Instance has two Batches on its device, so that one is copied there while the other is computed.
+
+Called by instance.py where Bindings can begin a run and end it later (`Overlapping`). A run that fails is run again in
+the ordinary way when nothing else is there, so that what is known of faults (isolation.py) holds here as everywhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any, Protocol
+
+from penstock.backends.backend import overlaps
+from penstock.backends.errors import DeviceLost, InferError, OutOfMemory, RunStopped
+from penstock.batching.scheduling.caps import RECOVER_NS
+
+from .execution import Filled, gather, scatter
+from .isolation import bare, refuse
+from .lead import Lead, ended_ns
+
+if TYPE_CHECKING:
+    from threading import Semaphore
+
+    from penstock.backends.backend import Binding, Overlapping
+    from penstock.batching.devices.device import TurnGiver
+    from penstock.batching.devices.placement import Placement
+    from penstock.batching.model import Model
+
+    from .batch import Batch
+
+logger = logging.getLogger("penstock.batching")
+
+LOOKS = 8
+LEAST_LOOK_NS, MOST_LOOK_NS = 300_000, 2_000_000
+"""A run is asked so often whether it has ended before it should: else its answers would wait for what comes next."""
+
+
+def bind(model: Model, place: Placement) -> list[Binding]:
+    """Allocate an Instance's Bindings: two where they overlap, no rate limiter counts runs, and there is room for both.
+
+    A model that remembers sequences for itself runs one batch after another.
+
+    Raises: what binding the first does.
+    """
+    first = place.bind(model.bound, model.max_rows)
+    sequences = model.scheduler.sequences
+    if not overlaps(first) or place.limiter is not None or (sequences is not None and sequences.remembers):
+        return [first]
+    try:
+        return [first, place.bind(model.bound, model.max_rows)]
+    except OutOfMemory as error:
+        text = "model %s: no memory to have a second batch under way, so batches follow one another: %s"
+        logger.warning(text, model.name, error.message)
+        return [first]
+
+
+class Step(Enum):
+    """What an Instance does next while a run is under way."""
+
+    TAKE = auto()
+    WAIT = auto()
+    END = auto()
+
+
+def next_step(now_ns: float, take_ns: float, *, over: bool, waiting: bool, full: bool) -> Step:
+    """Tell what to do about the next Batch while one is on the device.
+
+    `over`: that one has ended, or should have by now; its answers go first. `waiting`: there is something to take.
+    `full`: nothing could join what would be taken. Nothing is waited for beyond `take_ns`.
+    """
+    if over:
+        return Step.END
+    if now_ns < take_ns and not (waiting and full):
+        return Step.WAIT
+    return Step.TAKE if waiting else Step.END
+
+
+class Runner(Protocol):
+    """The Instance, as far as it is needed here. All on its thread."""
+
+    binding: Binding
+    bindings: list[Binding]
+    failure: InferError | None
+    wakes_at_rows: int
+    alarm: Semaphore
+    turn: bool
+    giver: TurnGiver
+    share: Any
+
+    @property
+    def wanted(self) -> bool:
+        """Whether it has something else to do than to take Batches."""
+
+    def end_turn(self, predicted_ns: float, real_ns: int, more: bool) -> None:
+        """End the turn that it has, maybe with another one."""
+
+    def run_whole(self, batch: Batch, failed: Exception | None = None) -> None:
+        """Run a Batch in the ordinary way, all else aside, and deliver it."""
+
+    def went_well(self, batch: Batch, binding: Binding, *, followed: bool) -> None:
+        """Deliver a Batch that a Binding has run."""
+
+
+class _Begun:
+    """A Batch whose run was begun, or was to be: `error` is why it failed.
+
+    `from_ns`: when the device is or was its own; `run_ns`: what it is predicted to take there.
+    """
+
+    __slots__ = ("batch", "binding", "error", "filled", "from_ns", "run_ns")
+
+    def __init__(self, batch: Batch, binding: Overlapping) -> None:
+        self.batch = batch
+        self.binding = binding
+        self.error: Exception | None = None
+        self.filled: Filled = ((), 0, None)
+        self.from_ns = float(batch.free_ns or batch.exec_start_ns)
+        self.run_ns = batch.cost_ns
+
+    @property
+    def free_ns(self) -> float:
+        """When it is predicted to have run."""
+        return self.from_ns + self.run_ns
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended, or where the Binding cannot tell, should have."""
+        ended = getattr(self.binding, "ended", None)
+        return time.monotonic_ns() >= self.free_ns if ended is None else bool(ended())
+
+
+class Overlap:
+    """Runs the Batches of one Instance, each begun while the one before it is still on the device.
+
+    Invariants: at most two are there, and they end in the order in which they were begun. Each is delivered once.
+    A run's time limit begins when the device is its own; until then it has that of the run before it as well.
+    """
+
+    def __init__(self, model: Model, runner: Runner) -> None:
+        self._model = model
+        self._runner = runner
+        self._lead = Lead()
+        self._alone_until_ns = 0
+
+    def run(self, batch: Batch) -> None:
+        """Run a Batch, and those that follow while the device has one; return when it has none."""
+        runner = self._runner
+        if time.monotonic_ns() < self._alone_until_ns:
+            runner.run_whole(batch)
+            return
+        running = self._begin(batch, 0)
+        turn = 0
+        while True:
+            following = None
+            if running.error is None and (next_batch := self._take_late(running)) is not None:
+                turn = 1 - turn
+                following = self._begin(next_batch, turn, after=True)
+            self._end(running)
+            if running.error is not None:
+                break
+            self._deliver(running, followed=following is not None and following.error is None)
+            if following is None:
+                return
+            self._follow(following, running)
+            running = following
+        self._fail(running, following)
+
+    def _take_late(self, running: _Begun) -> Batch | None:
+        """Take the Batch that follows when it is time; None: there is none, or something else to do."""
+        model, runner = self._model, self._runner
+        take_ns = self._lead.take_ns(running.free_ns, running.run_ns)
+        look_ns = min(max(running.run_ns / LOOKS, LEAST_LOOK_NS), MOST_LOOK_NS)
+        while not runner.wanted and not self._others_wait():
+            over, now_ns = running.over, time.monotonic_ns()
+            with model.lock:
+                scheduler = model.scheduler
+                lacking = scheduler.lacking_rows(now_ns)
+                step = next_step(now_ns, take_ns, over=over, waiting=scheduler.live > 0, full=lacking <= 0)
+                if step is Step.TAKE:
+                    return self._take(now_ns, int(running.free_ns))
+                if step is Step.END:
+                    return None
+                runner.wakes_at_rows = scheduler.rows + max(lacking, 1)
+            runner.alarm.acquire(timeout=min(take_ns - now_ns, look_ns) / 1e9)
+            runner.wakes_at_rows = 0
+        return None
+
+    def _others_wait(self) -> bool:
+        """Tell whether somebody else waits for the device, who has a turn before this Instance takes more."""
+        runner = self._runner
+        return runner.giver.crowded and (not runner.turn or runner.giver.most_ns(runner.share) > 0)
+
+    def _take(self, now_ns: int, free_ns: int) -> Batch | None:
+        """Take a Batch in the turn that there is. Call with the model's lock held."""
+        model, runner = self._model, self._runner
+        batch = model.scheduler.take(now_ns, 0, free_ns)
+        if batch is not None and model.scheduler.live:
+            model.wake_one()
+        if batch is not None and runner.turn:
+            runner.giver.begin(runner.share, batch.cost_ns)
+        return batch
+
+    def _begin(self, batch: Batch, turn: int, *, after: bool = False) -> _Begun:
+        binding: Overlapping = self._runner.bindings[turn]  # type: ignore[assignment]
+        begun = _Begun(batch, binding)
+        self._watch(binding, 2 if after else 1)
+        try:
+            begun.filled = gather(self._model, binding, batch)
+            batch.compute_start_ns = now_ns = time.monotonic_ns()
+            self._lead.learn(now_ns - batch.exec_start_ns)
+            begun.from_ns = max(begun.from_ns, now_ns)
+            begun.run_ns = self._lead.run_ns(batch.key, begun.filled[1], batch.cost_ns)
+            binding.begin(begun.filled[0])
+        except Exception as error:  # noqa: BLE001 - it is run again, and answered or logged by who knows the request
+            begun.error = bare(error)
+            self._unwatch(binding)
+        return begun
+
+    def _end(self, begun: _Begun) -> None:
+        """Wait until a run has ended, unless it has failed before."""
+        if begun.error is not None:
+            return
+        batch, binding = begun.batch, begun.binding
+        over, asked_ns = begun.over, time.monotonic_ns()
+        try:
+            outputs = binding.end()
+            batch.compute_end_ns = now_ns = time.monotonic_ns()
+            begun.run_ns = binding.device_ns or begun.run_ns
+            begun.run_ns = ended_ns(begun.free_ns, asked_ns, now_ns, over=over) - begun.from_ns
+            self._lead.learn_run(batch.key, begun.filled[1], binding.device_ns)
+            scatter(self._model, batch, begun.filled, outputs)
+        except Exception as error:  # noqa: BLE001 - as above
+            begun.error = bare(error)
+        finally:
+            self._unwatch(binding)
+
+    def _follow(self, following: _Begun, ended: _Begun) -> None:
+        """Note that the device is a run's own now."""
+        following.batch.free_ns = ended.batch.exec_end_ns
+        following.from_ns = max(following.batch.compute_start_ns, ended.free_ns)
+        if following.error is None:
+            self._watch(following.binding, 1)
+
+    def _deliver(self, begun: _Begun, *, followed: bool) -> None:
+        batch, runner = begun.batch, self._runner
+        if runner.turn:
+            real_ns = batch.exec_end_ns - (batch.free_ns or batch.exec_start_ns)
+            runner.end_turn(batch.cost_ns, real_ns, followed or self._model.scheduler.live > 0)
+        runner.went_well(begun.batch, begun.binding, followed=followed)
+
+    def _fail(self, running: _Begun, following: _Begun | None) -> None:
+        """Run again what has failed, when what else is there has ended."""
+        failed = [running]
+        if following is not None:
+            following.batch.free_ns = time.monotonic_ns()
+            self._end(following)
+            if following.error is None:
+                self._deliver(following, followed=False)
+            else:
+                failed.append(following)
+        loaded = self._runner.binding
+        for begun in failed:
+            self._run_again(begun, same=self._runner.binding is loaded)
+
+    def _run_again(self, begun: _Begun, *, same: bool) -> None:
+        """Run a Batch in the ordinary way that has failed. `same`: the model was not loaded again since."""
+        runner, batch, error = self._runner, begun.batch, begun.error
+        batch.free_ns = 0
+        if runner.failure is not None:
+            self._model.finish_from_thread(batch, refuse(batch, runner.failure))
+        elif same and isinstance(error, (DeviceLost, RunStopped)):
+            # that is known without another run: where the device is lost it is lost, and a limit takes long
+            runner.run_whole(batch, error)
+        else:
+            if isinstance(error, (OutOfMemory, MemoryError)):
+                self._alone_until_ns = time.monotonic_ns() + RECOVER_NS
+            batch.exec_start_ns = batch.compute_start_ns = batch.compute_end_ns = time.monotonic_ns()
+            runner.run_whole(batch)
+
+    def _watch(self, binding: Binding, limits: int) -> None:
+        """Have a run stopped that takes longer than so many times its limit, where there is one."""
+        watchdog = self._model.watchdog
+        if watchdog is not None:
+            watchdog.begin(binding, limits * self._model.spec.policy.run_limit_us * 1000, time.monotonic_ns())
+
+    def _unwatch(self, binding: Binding) -> None:
+        watchdog = self._model.watchdog
+        if watchdog is not None:
+            watchdog.end(binding)

@@ -1,0 +1,150 @@
+"""Admission: a request's shapes against the Signature, before it may wait with others.
+
+Called by every dialect and by `Engine.infer`. The texts are Triton's (core, `InferenceRequest::Normalize`), since
+its clients and tests look for them; a dialect adds its own prefix, such as the request id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from penstock.backends.errors import Code, InferError
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching.request import NO_TERMS, InferRequest, Key, Terms, bytes_of
+from penstock.batching.shapes.ragged import RAGGED
+from penstock.batching.sinks import FutureSink
+
+if TYPE_CHECKING:
+    from penstock.backends.backend import Array
+    from penstock.batching.model import Model
+    from penstock.batching.shapes.padding import Padding
+
+Shape = tuple[int, ...]
+
+_KEPT_SHAPES = 256
+_NOWHERE = FutureSink()
+MAX_EMPTY_DIM = 1 << 20
+"""The largest dim beside a zero: no bytes stand for it, and a model may make an output of its size."""
+
+_BATCH_NOTE = (
+    "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
+    "input shape. If you want to specify the full shape including the batch dim in your input dims config, try setting "
+    "max_batch_size to zero. See the model configuration docs for more info on max_batch_size."
+)
+
+
+def admit(
+    name: str, signature: Signature, max_rows: int, shapes: Sequence[Shape | None], padding: Padding | None = None
+) -> tuple[int, Key]:
+    """Check one request's input shapes; give its rows and its Key.
+
+    Shapes: `shapes` follow `signature.inputs`, rows included; None where an input is absent. Absent inputs that are
+    not optional are the caller's to refuse. With `padding` the Key has the lengths that run. A shape tensor of a
+    batched model has no rows, and is in the Key by its shape until its values take that place (`values_key`).
+    Raises: InferError (INVALID).
+    """
+    for spec, shape in zip(signature.inputs, shapes, strict=True):
+        if shape and 0 in shape and max(shape) > MAX_EMPTY_DIM:
+            raise _unexpected(name, spec, shape, batched=signature.batched)
+    if not signature.batched:
+        for spec, shape in zip(signature.inputs, shapes, strict=True):
+            if shape is not None and not _fits(shape, spec.shape):
+                raise _unexpected(name, spec, shape, batched=False)
+        return 1, tuple(shapes)
+    rows = _rows(name, signature, shapes)
+    key: list[Shape | None] = []
+    for spec, shape in zip(signature.inputs, shapes, strict=True):
+        if shape is not None and not (_holds(spec, shape) if spec.is_shape else _fits(shape[1:], spec.shape[1:])):
+            raise _unexpected(name, spec, shape, batched=True)
+        key.append(None if shape is None else RAGGED if spec.ragged else shape if spec.is_shape else shape[1:])
+    if rows > max_rows:
+        raise InferError(Code.INVALID, f"inference request batch-size must be <= {max_rows} for '{name}'")
+    return rows, tuple(key) if padding is None else padding.key(name, key)
+
+
+def admitted(model: Model, shapes: tuple[Shape | None, ...]) -> tuple[int, Key]:
+    """Check a request's shapes, as `admit`; what has passed is remembered. Raises: InferError (INVALID)."""
+    known = model.admitted.get(shapes)
+    if known is None:
+        known = admit(model.name, model.signature, model.request_rows, shapes, model.padding)
+        if len(model.admitted) >= _KEPT_SHAPES:
+            model.admitted.clear()
+        model.admitted[shapes] = known
+    return known
+
+
+def request_for(
+    model: Model, inputs: list[Array | None], wanted: tuple[int, ...] | None = None, terms: Terms = NO_TERMS,
+    parameters: Mapping[str, Any] | None = None,
+) -> InferRequest:  # fmt: skip
+    """Make a request that no dialect has decoded, checked; its sink is yet to be said.
+
+    `wanted` None: all outputs, those that are no tensors included. Raises: InferError (INVALID).
+    """
+    shapes = [None if array is None else array.shape for array in inputs]
+    rows, key = admit(model.name, model.signature, model.request_rows, shapes, model.padding)
+    positions = tuple(range(len(model.signature.outputs))) if wanted is None else wanted
+    request = InferRequest(model, inputs, rows, key, positions, _NOWHERE)
+    request.deadline_ns, request.priority, request.sequence, caller = terms
+    if caller is not None:
+        request.caller = caller
+    request.nbytes = bytes_of(inputs)
+    if parameters:
+        request.parameters = parameters
+    return request
+
+
+def _rows(name: str, signature: Signature, shapes: Sequence[Shape | None]) -> int:
+    rows = None
+    for spec, shape in zip(signature.inputs, shapes, strict=True):
+        if shape is None or spec.is_shape:
+            continue
+        if not shape:
+            text = f"input '{spec.name}' has no shape but model requires batch dimension for '{name}'"
+            raise InferError(Code.INVALID, text)
+        if rows is None:
+            rows = shape[0]
+        elif shape[0] != rows:
+            text = f"input '{spec.name}' batch size does not match other inputs for '{name}'"
+            raise InferError(Code.INVALID, text)
+    return rows or 0
+
+
+def _holds(spec: TensorSpec, shape: Shape) -> bool:
+    """Tell whether a shape tensor has its values, of which dims leave out the first, the request's rows."""
+    return len(shape) == 1 and (shape[0] == spec.shape[1] + 1 or (spec.shape[1] < 0 < shape[0]))
+
+
+def values_key(request: InferRequest) -> Key:
+    """Put what a request's shape tensors hold into its Key, since those that share a batch must agree on it.
+
+    Raises: InferError (INVALID) where the first value is not the request's rows.
+    Source: Shape Tensors in Triton's model configuration; it compares their bytes up to the first zero only.
+    """
+    key, model = list(request.key), request.model
+    for position, (spec, array) in enumerate(zip(model.signature.inputs, request.inputs, strict=True)):
+        if spec.is_shape and array is not None:
+            first, *others = array.tolist()
+            if first != request.rows:
+                text = f"shape tensor '{spec.name}' for model '{model.name}' begins with {first}, expected the"
+                raise InferError(Code.INVALID, f"{text} request's batch size, {request.rows}")
+            key[position] = tuple(others)
+    return tuple(key)
+
+
+def _fits(shape: Shape, wanted: Shape) -> bool:
+    return len(shape) == len(wanted) and all(w in (-1, s) for s, w in zip(shape, wanted, strict=True))
+
+
+def _unexpected(name: str, spec: TensorSpec, shape: Shape, *, batched: bool) -> InferError:
+    text = (
+        f"unexpected shape for input '{spec.name}' for model '{name}'. Expected {dims_text(spec.shape)}, "
+        f"got {dims_text(shape)}. {_BATCH_NOTE if batched else ''}"
+    )
+    return InferError(Code.INVALID, text)
+
+
+def dims_text(shape: Sequence[int]) -> str:
+    """Write a shape as Triton does: `[-1,4]`."""
+    return "[" + ",".join(map(str, shape)) + "]"

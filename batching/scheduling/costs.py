@@ -1,0 +1,113 @@
+"""CostModel: what has been learned of a model's run time, by Key and rows. Predicts, never decides.
+
+Fed by the Instances after each run and by the warm-up sweep; read by the Scheduler. Pure: it is told the durations and
+the time. How one Key's run times become a prediction is in curve.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.batching.request import Key
+
+from .curve import Curve
+
+NEAR_BEST = 1.6
+"""A batch is big enough when its time per row is within this factor of the best one seen. Generous, since the batch
+grows by itself when much waits, and a model that runs while the front end answers makes up for it."""
+AT_BEST = 1.15
+"""A batch is too big when its time per row is above the best one seen by more than this factor: its rows may no longer
+fit a cache. Measured on one core: 400 rows/s in batches of 8, 300 in batches of 64 (perf/overload.py)."""
+MAX_KEYS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class RunTime:
+    """What is known of batches of one Key and size: how often it ran, and how long it takes now."""
+
+    key: Key
+    rows: int
+    runs: int
+    mean_ns: int
+    p95_ns: int
+
+
+class CostModel:
+    """Run times of one model on one kind of device, whose Instances share what they have learned.
+
+    `allowed` are the only sizes that run, if there are such: a batch of 5 rows then costs what the next of them does.
+    Bounded: beyond `MAX_KEYS` the oldest Key that has not run since it was last looked at gives way.
+
+    Threads: the caller holds the model's lock.
+    """
+
+    def __init__(self, allowed: Sequence[int] = ()) -> None:
+        self._allowed = tuple(sorted(allowed))
+        self._curves: dict[Key, Curve] = {}
+
+    def run_times(self, keys: int = MAX_KEYS) -> list[RunTime]:
+        """Give what is known, of the Keys that ran most and at most so many of them; sizes rise within a Key."""
+        most_used = sorted(self._curves.items(), key=lambda item: -item[1].runs)[:keys]
+        return [
+            RunTime(key, max(round(point.rows), 1), point.runs, round(centre_ns), round(tail_ns))
+            for key, curve in most_used
+            for point, centre_ns, tail_ns in curve.known()
+        ]
+
+    def observe(self, key: Key, rows: int, ns: int, now_ns: int) -> bool:
+        """Learn that a batch of `rows` took `ns`. Returns: whether what is predicted was reviewed."""
+        curve = self._curves.get(key)
+        if curve is None:
+            if len(self._curves) >= MAX_KEYS:
+                self._make_room()
+            curve = self._curves[key] = Curve(self._allowed)
+        if not curve.observe(rows if rows > 0 else 1, ns, now_ns):
+            return False
+        _judge(curve)
+        return True
+
+    def predict_ns(self, key: Key, rows: int) -> float | None:
+        """Predict a run; None for a Key that has never run."""
+        curve = self._curves.get(key)
+        return None if curve is None else curve.predict(rows if rows > 0 else 1)[0]
+
+    def p95_ns(self, key: Key, rows: int) -> float | None:
+        """Predict what 95 of 100 runs do not exceed; None for a Key that has never run."""
+        curve = self._curves.get(key)
+        return None if curve is None else curve.predict(rows if rows > 0 else 1)[1]
+
+    def rows_within(self, key: Key, ns: float) -> int:
+        """Give the most rows that are predicted to run within `ns`, at least 1; 0 for a Key that has never run."""
+        curve = self._curves.get(key)
+        return 0 if curve is None else curve.rows_within(ns)
+
+    def knee_rows(self, key: Key) -> int:
+        """Give the smallest batch whose time per row is near the best seen; 0 for a Key that has never run."""
+        curve = self._curves.get(key)
+        return 0 if curve is None else curve.knee
+
+    def seen_rows(self, key: Key) -> int:
+        """Give the biggest batch that has run: beyond it, a prediction is a guess. 0 for a Key that has never run."""
+        curve = self._curves.get(key)
+        return 0 if curve is None else max(curve.points, default=0)
+
+    def most_rows(self, key: Key) -> int:
+        """Give the biggest batch beyond which time per row has been seen to rise; 0 where it has not been seen to."""
+        curve = self._curves.get(key)
+        return 0 if curve is None else curve.most
+
+    def _make_room(self) -> None:
+        while True:
+            key = next(iter(self._curves))
+            curve = self._curves.pop(key)
+            if curve.runs == curve.spared:
+                return
+            curve.spared = curve.runs
+            self._curves[key] = curve
+
+
+def _judge(curve: Curve) -> None:
+    curve.knee = curve.sizes_near_best(NEAR_BEST)[0]
+    most = curve.sizes_near_best(AT_BEST)[-1]
+    curve.most = 0 if most == max(curve.points) else most

@@ -1,0 +1,50 @@
+"""Deadlines: which waiting request expires next. Held by the Scheduler."""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+
+from penstock.batching.request import InferRequest
+
+SPARE = 32
+"""How many that have left the queue may be remembered beside those that wait."""
+
+
+class Deadlines:
+    """The requests that wait and have a deadline, the next one first.
+
+    A request that has left the queue is dropped when it is met, or when there are too many of them: they would keep
+    their tensors alive until their deadline. `nearest_ns` is when the next may expire, 0 for never.
+    """
+
+    def __init__(self) -> None:
+        self.nearest_ns = 0
+        self._added = 0
+        self._heap: list[tuple[int, int, InferRequest]] = []
+
+    def add(self, request: InferRequest, live: int) -> None:
+        """Remember a request that waits; `live` is how many wait, this one included."""
+        self._added += 1
+        heap = self._heap
+        heappush(heap, (request.deadline_ns, self._added, request))
+        if len(heap) > 2 * live + SPARE:
+            heap = self._heap = [entry for entry in heap if entry[2].waiting]
+            heapify(heap)
+        self.nearest_ns = heap[0][0]
+
+    def passed(self, now_ns: int) -> list[InferRequest]:
+        """Take out those that still wait and whose deadline has passed, the earliest first."""
+        heap = self._heap
+        passed = []
+        while heap and (heap[0][0] <= now_ns or not heap[0][2].waiting):
+            request = heappop(heap)[2]
+            if request.waiting:
+                passed.append(request)
+        self.nearest_ns = heap[0][0] if heap else 0
+        return passed
+
+    def clear(self) -> None:
+        """Forget all: nobody waits."""
+        if self.nearest_ns:
+            self._heap.clear()
+            self.nearest_ns = 0

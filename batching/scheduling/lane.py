@@ -1,0 +1,195 @@
+"""Lane: the waiting line of one Key."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import chain
+
+from penstock.batching.request import InferRequest, Key
+
+LOOK_AHEAD = 32
+"""How many requests that do not fit a batch are looked past before it is closed."""
+PATIENCE_NS = 1_000_000_000
+"""A request that has waited so long goes before all that came later, whatever their targets."""
+FOREVER_NS = 1 << 62
+
+
+def urgency_ns(request: InferRequest) -> int:
+    """When a request should be done with: its target or its deadline, and at the latest when patience ends."""
+    urgent_ns = request.queue_ns + PATIENCE_NS
+    if request.target_ns and request.target_ns < urgent_ns:
+        urgent_ns = request.target_ns
+    if request.deadline_ns and request.deadline_ns < urgent_ns:
+        urgent_ns = request.deadline_ns
+    return urgent_ns
+
+
+class Lane:
+    """Requests of one Key, oldest first. Pure: no clock, lock or thread; the Scheduler tells it what it needs.
+
+    A request that was cancelled or has expired is no longer `waiting` and is dropped when it is met. `live` and `rows`
+    count only those that still wait. One that can no longer make its target steps aside when not all that waits fits
+    a batch: it goes when there is room, or when patience ends.
+
+    What the Scheduler keeps here: `fast`, batches of this Key run in less time than a hand-over takes; and, for
+    promises, `full_rows`, what a batch holds when enough waits (0: never run), `full_ns`, what one then takes until the
+    next begins, `full_p95_ns`, what nearly all of them run, and `work_ns`, what all that waits here will take.
+    """
+
+    __slots__ = (
+        "_aside", "_waiting", "fast", "full_ns", "full_p95_ns", "full_rows", "key", "live", "rows", "work_ns",
+    )  # fmt: skip
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+        self.rows = 0
+        self.live = 0
+        self.fast = False
+        self.full_rows = 0
+        self.full_ns = 0.0
+        self.full_p95_ns = 0.0
+        self.work_ns = 0.0
+        self._waiting: deque[InferRequest] = deque()
+        self._aside: deque[InferRequest] = deque()
+
+    def add(self, request: InferRequest) -> None:
+        """Put a request last."""
+        request.waiting = True
+        self._waiting.append(request)
+        self.rows += request.rows
+        self.live += 1
+
+    def remove(self, request: InferRequest) -> None:
+        """Take out a request before its turn; its place is dropped when it is met."""
+        request.waiting = False
+        self.rows -= request.rows
+        self.live -= 1
+        if not self.live:
+            self._waiting.clear()
+            self._aside.clear()
+        elif len(self._waiting) + len(self._aside) > 2 * self.live + LOOK_AHEAD:
+            # behind a head that stays, places of the departed would keep their tensors alive without bound
+            self._waiting = deque(request for request in self._waiting if request.waiting)
+            self._aside = deque(request for request in self._aside if request.waiting)
+
+    def head(self) -> InferRequest | None:
+        """Give the oldest request that still waits in the line, and leave it there."""
+        return _first(self._waiting) or _first(self._aside)
+
+    def urgency_ns(self) -> int:
+        """When its most pressing head should be done with; those that stepped aside have only their patience."""
+        head, aside = _first(self._waiting), _first(self._aside)
+        patience_ns = aside.queue_ns + PATIENCE_NS if aside is not None else 0
+        if head is None:
+            return patience_ns
+        urgent_ns = urgency_ns(head)
+        return min(urgent_ns, patience_ns) if aside is not None else urgent_ns
+
+    def take(self, limit_rows: int, done_ns: float = 0, now_ns: int = 0) -> tuple[list[InferRequest], int]:
+        """Take requests for one batch, oldest first, and their rows.
+
+        The head is always taken, so that nothing starves. One that would pass `limit_rows` is looked past and
+        keeps its place: of [2, 7, 1] with a limit of 8 the batch is 2 + 1, and the 7 is next. `done_ns` is when the
+        batch will have run, if there are targets: who wanted to be answered before that steps aside.
+        """
+        waiting = self._waiting
+        if self.rows <= limit_rows and self.live == len(waiting):
+            taken, rows = list(waiting), self.rows
+            waiting.clear()
+            self.rows = self.live = 0
+            for request in taken:
+                request.waiting = False
+            return taken, rows
+        taken = []
+        rows = 0
+        if done_ns and self.rows > limit_rows:
+            self._pass_over(limit_rows, done_ns)
+        if self._aside:
+            rows = _draw(self._aside, limit_rows, taken, rows, now_ns - PATIENCE_NS)
+        rows = _draw(waiting, limit_rows, taken, rows)
+        if self._aside:
+            rows = _draw(self._aside, limit_rows, taken, rows)
+        self.rows -= rows
+        self.live -= len(taken)
+        if not self.live:
+            waiting.clear()
+            self._aside.clear()
+        return taken, rows
+
+    def _pass_over(self, limit_rows: int, done_ns: float) -> None:
+        """Let those step aside that can no longer make their target, as far into the line as a batch reaches."""
+        waiting = self._waiting
+        kept: list[InferRequest] = []
+        rows = 0
+        while waiting and (rows < limit_rows or not kept):
+            request = waiting.popleft()
+            if not request.waiting:
+                continue
+            if 0 < request.target_ns < done_ns:
+                self._aside.append(request)
+            else:
+                kept.append(request)
+                rows += request.rows
+        waiting.extendleft(reversed(kept))
+
+    def live_requests(self) -> list[InferRequest]:
+        """List those that still wait, those that stepped aside first, each oldest first."""
+        return [request for line in (self._aside, self._waiting) for request in line if request.waiting]
+
+    def line(self, now_ns: int) -> Iterator[InferRequest]:
+        """Go through those that wait, in the order in which they are served if all fit."""
+        return (request for request in chain(self._waiting, self._aside) if request.waiting)
+
+    def rows_before(self, request: InferRequest) -> int:
+        """Count the rows that go before a request that comes now."""
+        return self.rows
+
+    def goes_before(self, request: InferRequest, urgent_ns: int) -> bool:
+        """Tell whether all that waits here goes before a request of another Lane that is to be done with by then."""
+        return self.urgency_ns() <= urgent_ns
+
+    def rank(self, now_ns: int) -> tuple[int, int]:
+        """Tell how high the highest is that waits here, and how urgent; the lower goes first. All are alike here."""
+        return 0, self.urgency_ns()
+
+    def delay(self, request: InferRequest) -> bool:
+        """Let a request whose timeout is over wait on, behind others. Returns: False where it is to fail, as here."""
+        return False
+
+    def must_leave_ns(self, request: InferRequest) -> int:
+        """Give when a request fails if it is still here; 0 for never."""
+        return request.deadline_ns
+
+
+def _first(line: deque[InferRequest]) -> InferRequest | None:
+    while line:
+        if line[0].waiting:
+            return line[0]
+        line.popleft()
+    return None
+
+
+def _draw(
+    line: deque[InferRequest], limit_rows: int, taken: list[InferRequest], rows: int, until_ns: int = FOREVER_NS
+) -> int:
+    """Move into `taken`, which has `rows`, what fits of those that came until then. Returns: the rows it has then."""
+    passed: list[InferRequest] = []
+    while line and (rows < limit_rows or not taken):
+        request = line[0]
+        if request.queue_ns > until_ns:
+            break
+        line.popleft()
+        if not request.waiting:
+            continue
+        more = rows + request.rows
+        if more > limit_rows and taken:
+            passed.append(request)
+            if len(passed) == LOOK_AHEAD:
+                break
+            continue
+        request.waiting = False
+        taken.append(request)
+        rows = more
+    line.extendleft(reversed(passed))
+    return rows

@@ -1,0 +1,64 @@
+"""Ordering: answers leave in the order in which their requests came (`preserve_ordering`). Called by sinks.py."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from penstock.batching.request import InferRequest
+
+_UNDER_WAY, _ENDED, _GONE = range(3)
+
+
+class Ordering:
+    """The requests of one model that were taken in and are not yet handed out, in the order in which they came.
+
+    Pure. A place is taken when a request joins the queue, not when it has run: in Triton two Instances give theirs in
+    the order in which they end. Invariant: the first in the line is under way.
+    Threads: the event loop's, but for `enter`, which is called with the model's lock held.
+    """
+
+    def __init__(self) -> None:
+        self._stopped = False
+        self._line: deque[InferRequest] = deque()
+        self._states: dict[InferRequest, int] = {}
+
+    def enter(self, request: InferRequest) -> None:
+        """Take the last place; one that runs again (iterations.py) has its own."""
+        if request in self._states:
+            return
+        self._states[request] = _UNDER_WAY  # first: whoever stands in the line has a state
+        self._line.append(request)
+
+    def leave(self, requests: Iterable[InferRequest]) -> list[InferRequest]:
+        """Note that requests have ended. Returns: who may be handed out now; one that never entered goes at once."""
+        states, free = self._states, []
+        for request in requests:
+            if request in states:
+                states[request] = _ENDED
+            else:
+                free.append(request)
+        return self._released(free)
+
+    def drop(self, request: InferRequest) -> list[InferRequest]:
+        """Forget a request that gets no answer. Returns: who may be handed out now."""
+        if request in self._states:
+            self._states[request] = _GONE
+        return self._released([])
+
+    def stop(self) -> list[InferRequest]:
+        """Keep nobody back any more. Returns: who has ended and was kept."""
+        self._stopped = True
+        return self._released([])
+
+    def _released(self, free: list[InferRequest]) -> list[InferRequest]:
+        line, states = self._line, self._states
+        if self._stopped:
+            ended = [request for request in line if states[request] == _ENDED]
+            states.update(dict.fromkeys(ended, _GONE))
+            free += ended
+        while line and states[line[0]] != _UNDER_WAY:
+            request = line.popleft()
+            if states.pop(request) == _ENDED:
+                free.append(request)
+        return free

@@ -1,0 +1,218 @@
+"""Promise: when a request that comes now would be answered, and how far such a prediction is to be trusted.
+
+Held by the Scheduler, which asks it at the door once requests have targets or deadlines. Pure, and told the time.
+"""
+
+from __future__ import annotations
+
+from penstock.backends.errors import Code, InferError
+from penstock.batching.request import InferRequest, Key
+from penstock.batching.running.batch import Batch
+
+from .costs import CostModel
+from .lane import Lane, urgency_ns
+
+LATE = "Exceeds latency target: would be answered in %s ms, the target is %s ms"
+PASSED = "Exceeds latency target: the deadline has passed"
+EXPIRED = "Request timeout expired"
+"""Not a word more: clients and Triton's own tests compare it whole."""
+
+QUANTILE = 0.99
+"""So many requests are answered no later than promised plus the margin."""
+MOST = 0.25
+"""A margin takes no more than this share of a target: what is worse than that is no matter of a margin."""
+PROBE_NS = 100_000_000
+"""An idle server that thinks itself too slow for a target tries one request in so long: the estimate may be wrong."""
+_GAIN = 0.125
+_STEADY = 16
+
+
+class Margin:
+    """How much later than promised requests are answered: a running quantile of it, from 0 to a share of the target.
+
+    Each request moves it a step, up or down so that the steps balance at the quantile. A step is a part of how far the
+    prediction usually is from the margin, so that it works for microseconds and for seconds; one outlier is one step.
+    """
+
+    __slots__ = ("_spread_ns", "ns")
+
+    def __init__(self) -> None:
+        self.ns = 0.0
+        self._spread_ns = 0.0
+
+    def observe(self, late_ns: float, target_ns: float) -> None:
+        """Learn that a request was answered `late_ns` after its promise, of the `target_ns` that it was given."""
+        miss_ns = late_ns - self.ns
+        self._spread_ns += (min(abs(miss_ns), target_ns) - self._spread_ns) / _STEADY
+        step_ns = self._spread_ns * _GAIN
+        self.ns += step_ns * QUANTILE if miss_ns > 0 else -step_ns * (1 - QUANTILE)
+        self.ns = min(max(self.ns, 0.0), target_ns * MOST)
+
+
+class Promises:
+    """What is under way, what waits, and what passes between two batches; and what follows for one more request.
+
+    Invariant: `work_ns` is the sum of all Lanes' `work_ns`. `between_ns` is the time from the end of a batch to the
+    start of the next while something waits: hand-over, the loop's turn, other models on the device. `leveled`: not all
+    that waits in a Lane goes before a request that comes to it.
+    Threads: the caller holds the model's lock, but for `delivered`, which belongs to the event loop.
+    """
+
+    def __init__(self, lanes: dict[Key, Lane], costs: CostModel, instances: int, *, leveled: bool = False) -> None:
+        self._leveled = leveled
+        self.work_ns = 0.0
+        self.between_ns = 0.0
+        self.margin = Margin()
+        self._lanes = lanes
+        self._costs = costs
+        self.instances = instances
+        self._running: dict[Batch, tuple[float, float]] = {}
+        self._freed_ns = 0
+        self._tried_ns = -PROBE_NS
+
+    def took(self, batch: Batch, now_ns: int) -> None:
+        """Note that a Batch was taken, with its `cost_ns`; where another runs on its Instance it follows at once."""
+        start_ns = max(now_ns, batch.free_ns)
+        self._running[batch] = start_ns, start_ns + batch.cost_ns
+        if batch.free_ns:
+            self.between_ns -= self.between_ns / _STEADY
+            self._freed_ns = 0
+        elif self._freed_ns:
+            # four times what is usual at most: a pause of the whole machine is not what a batch waits for
+            gap_ns = min(max(now_ns - self._freed_ns, 0), 4 * self.between_ns + 1_000)
+            self.between_ns += (gap_ns - self.between_ns) / _STEADY
+            self._freed_ns = 0
+
+    def ended(self, batch: Batch, now_ns: int, waiting: bool) -> None:
+        """Note that a Batch has ended; `waiting` is whether the next could begin."""
+        self._running.pop(batch, None)
+        self._freed_ns = now_ns if waiting else 0
+
+    def delivered(self, promised_ns: int, target_ns: int, now_ns: int) -> None:
+        """Learn when a request was answered that had `target_ns` from its arrival on."""
+        self.margin.observe(now_ns - promised_ns, target_ns)
+
+    def reckon(self, lane: Lane) -> None:
+        """Work out anew what all that waits in a Lane will take."""
+        work_ns = (-(-lane.rows // lane.full_rows) or 1) * lane.full_ns if lane.live and lane.full_rows else 0.0
+        self.work_ns += work_ns - lane.work_ns
+        lane.work_ns = work_ns
+
+    def check(self, request: InferRequest, lane: Lane) -> None:
+        """Promise when a request is answered that is about to join a Lane: sets its `promised_ns`.
+
+        All that waits is taken to go first; only where that would be too late it is asked what really does.
+        Raises: InferError (OVERLOADED: its target would be missed; EXPIRED: its deadline).
+        """
+        now_ns, target_ns, deadline_ns = request.queue_ns, request.target_ns, request.deadline_ns
+        rows = lane.rows + request.rows
+        if self._leveled:
+            rows, deadline_ns = lane.rows_before(request) + request.rows, lane.must_leave_ns(request)
+        start_ns, end_ns = self._predict(lane, rows, now_ns, self.work_ns - lane.work_ns)
+        request.promised_ns = int(end_ns)
+        if (not target_ns or end_ns + self.margin.ns <= target_ns) and (not deadline_ns or start_ns <= deadline_ns):
+            return
+        if len(self._lanes) > 1:
+            start_ns, end_ns = self._predict(lane, rows, now_ns, self._before_ns(request, lane))
+        if deadline_ns and start_ns > deadline_ns:
+            raise InferError(Code.EXPIRED, EXPIRED, _again_ns(start_ns, deadline_ns))
+        if not target_ns:
+            return
+        margin_ns = min(self.margin.ns, (target_ns - request.start_ns) * MOST)
+        if start_ns <= now_ns:
+            # it finds the device idle, and its batch is what waits now
+            end_ns = start_ns + (self._costs.predict_ns(lane.key, lane.rows + request.rows) or 0)
+            margin_ns = 0
+        request.promised_ns = int(end_ns)
+        if end_ns + margin_ns > target_ns and not (start_ns <= now_ns and not lane.live and self._may_try(now_ns)):
+            raise _refused(end_ns + margin_ns, target_ns, request.start_ns)
+
+    def late(self, now_ns: int, arrived_ns: int, target_ns: int) -> InferError | None:
+        """Give the error of a request of one row if it would miss its target, `target_ns` from arrival, in every Lane.
+
+        One that would find the device idle is left to `check`.
+        """
+        last_ns = arrived_ns + target_ns - self.margin.ns
+        lanes = self._lanes.values()
+        if any(self._predict(lane, lane.rows + 1, now_ns, self.work_ns - lane.work_ns)[1] <= last_ns for lane in lanes):
+            return None
+        works = [self._as_it_is_ns(lane) for lane in lanes]
+        soonest_ns, all_ns = float("inf"), sum(works)
+        for lane, work_ns in zip(lanes, works, strict=True):
+            start_ns, end_ns = self._predict(lane, lane.rows + 1, now_ns, all_ns - work_ns)
+            soonest_ns = min(soonest_ns, end_ns)
+            if soonest_ns <= last_ns or start_ns <= now_ns:
+                return None
+        return _refused(soonest_ns + self.margin.ns, arrived_ns + target_ns, arrived_ns)
+
+    def _predict(self, lane: Lane, rows: int, now_ns: int, others_ns: float) -> tuple[float, float]:
+        """Predict when a request starts to run and has run, behind `others_ns` of other Lanes.
+
+        `rows` are its own and those before it in its Lane. Its own batch is taken to be full, as it is when the request
+        has to wait. A Key that has never run takes no time.
+        """
+        full_rows = lane.full_rows
+        if not full_rows:
+            start_ns = self._start_ns(now_ns, others_ns)
+            return start_ns, start_ns
+        batches = (rows - 1) // full_rows if lane.live else 0
+        start_ns = self._start_ns(now_ns, others_ns + batches * lane.full_ns)
+        return start_ns, start_ns + lane.full_p95_ns
+
+    def _start_ns(self, now_ns: int, ahead_ns: float) -> float:
+        """Predict when a batch starts that has `ahead_ns` of work before it, and what is under way.
+
+        Where all Instances should have been free by now, they are taken to go on for as long again as they are late:
+        nobody is let in meanwhile whose target is shorter than that.
+        """
+        running = self._running
+        # less than one: what rounding leaves of a sum that has come to nothing
+        if not running or (ahead_ns < 1 and len(running) < self.instances):
+            return now_ns + ahead_ns / self.instances
+        left_ns, last_ns = ahead_ns, 0.0
+        for begin_ns, end_ns in running.values():
+            left_ns += self.between_ns + max(end_ns - max(begin_ns, now_ns), 0)
+            last_ns = max(last_ns, end_ns)
+        late_ns = now_ns - last_ns if len(running) >= self.instances and last_ns < now_ns else 0
+        return now_ns + late_ns + left_ns / self.instances
+
+    def _before_ns(self, request: InferRequest, lane: Lane) -> float:
+        """Predict what the other Lanes take that go before a request."""
+        urgent_ns = lane.urgency_ns() if lane.live else urgency_ns(request)
+        others = (other for other in self._lanes.values() if other is not lane and other.live)
+        return sum(self._as_it_is_ns(other) for other in others if other.goes_before(request, urgent_ns))
+
+    def _as_it_is_ns(self, lane: Lane) -> float:
+        """Predict what a Lane takes if its last batch gets no fuller than it is now.
+
+        It may, for which there is the margin. To take the last batches of all Lanes for full refuses, with two of
+        them, half of what can be served (docs/adr/0009).
+        """
+        if not lane.work_ns:
+            return 0.0
+        batches, rows = divmod(lane.rows, lane.full_rows)
+        last_ns = (self._costs.predict_ns(lane.key, rows) or 0) + self.between_ns if rows or not batches else 0.0
+        return batches * lane.full_ns + min(last_ns, lane.full_ns)
+
+    def _may_try(self, now_ns: int) -> bool:
+        if now_ns < self._tried_ns + PROBE_NS:
+            return False
+        self._tried_ns = now_ns
+        return True
+
+
+def _refused(will_ns: float, wanted_ns: int, from_ns: int) -> InferError:
+    """Make the error of a request that would be answered when it should not be any more, in ms from its arrival."""
+    will, wanted = (_ms(ns - from_ns) for ns in (will_ns, wanted_ns))
+    # a gRPC deadline may have passed before the request arrived, or while the steps before this one ran
+    text = LATE % (will, wanted) if wanted_ns > from_ns else PASSED
+    return InferError(Code.OVERLOADED, text, _again_ns(will_ns, wanted_ns))
+
+
+def _again_ns(will_ns: float, wanted_ns: int) -> int:
+    """Give after how long it is worth to come again."""
+    return max(int(will_ns - wanted_ns), 1_000_000)
+
+
+def _ms(ns: float) -> str:
+    return f"{ns / 1e6:.0f}" if ns >= 100_000_000 else f"{ns / 1e6:.3g}"

@@ -1,0 +1,350 @@
+"""Scheduler: all Lanes of a model, and the choice of what an idle Instance runs next."""
+
+from __future__ import annotations
+
+from penstock.backends.errors import Code, InferError
+from penstock.batching.request import InferRequest, Key, Pin
+from penstock.batching.running.batch import Batch
+from penstock.batching.sequences.sequences import Sequences
+from penstock.batching.spec import BatchPolicy
+
+from .costs import CostModel
+from .deadlines import Deadlines
+from .lane import Lane
+from .levels import LevelLane, Levels
+from .ordering import Ordering
+from .promise import Promises
+from .room import Room
+from .sizing import Sizing
+
+KEPT_LANES = 64
+
+
+class Scheduler:
+    """Pull scheduling: a Batch closes when an Instance asks for one, and grows by itself while all are busy.
+
+    Pure: it is told the time, its caller holds the model's lock. Invariants: a request is in one Lane or in one Batch,
+    never in both; a Batch has at most `max_batch_rows` rows and one Key; the Lane whose head is most urgent
+    goes first, which is the one that has waited longest where there are no targets and deadlines, so no Key starves.
+    What would be answered after its target is refused at the door; promises are reckoned once somebody has a target or
+    a deadline, and cost nothing before. Where a model has `levels` its Lanes have them too, and the one with the
+    highest goes first. `ordering` is where answers wait for those that go before them.
+    """
+
+    def __init__(
+        self, policy: BatchPolicy, costs: CostModel, fast_ns: int = 0, instances: int = 1,
+        sequences: Sequences | None = None, memory_bytes: int = 0,
+    ) -> None:  # fmt: skip
+        self.room = Room(policy, memory_bytes)
+        self._costs = costs
+        self._lanes: dict[Key, Lane] = {}
+        self._deadlines = Deadlines()
+        self._late: InferError | None = None
+        self._late_arrived_ns = 0
+        self.target_ns = policy.latency_target_us * 1000
+        self._promising = self.target_ns > 0
+        self.levels = Levels.of(policy, self.room)
+        self.promises = Promises(self._lanes, costs, instances, leveled=self.levels is not None)
+        self._sizing = Sizing(policy, costs, self.promises, fast_ns)
+        self._held = bool(policy.max_queue_delay_us)
+        self.memory_cap = self._sizing.memory_cap
+        self.ordering = Ordering() if policy.preserve_ordering else None
+        # nothing runs until more than so many wait
+        self._hold = max(policy.hold_requests - 1, 0)
+        self.sequences = sequences
+        self.expired: list[InferRequest] = []
+        self.cut: list[InferRequest] = []
+        self.rows = 0
+        self.nbytes = 0
+        self.live = 0
+
+    def add(self, request: InferRequest) -> None:
+        """Put a request in its Lane, or behind its sequence.
+
+        Raises: InferError (OVERLOADED: the queue is full, in rows, bytes or requests, or the request would be
+        answered after its target; EXPIRED: its deadline would pass in the queue).
+        """
+        if self.sequences is not None:
+            self._add_to_sequence(request, self.sequences)
+            return
+        room, rows, nbytes = self.room, self.rows + request.rows, self.nbytes + request.nbytes
+        if self.levels is not None:
+            self.levels.admit(request)
+        elif (
+            rows > room.rows
+            or (nbytes > room.nbytes and nbytes > room.bytes_for(request))
+            or self.live >= room.requests
+        ) and self.live:
+            raise InferError(Code.OVERLOADED, "Exceeds maximum queue size")
+        deadline_ns = request.deadline_ns
+        lane = self._lanes.get(request.key) or self._new_lane(request.key)
+        if deadline_ns or request.target_ns:
+            if not self._promising:
+                self._promising = True
+                self._review()
+            self.promises.check(request, lane)
+        lane.add(request)
+        if self._promising:
+            self.promises.reckon(lane)
+        self.rows = rows
+        self.nbytes = nbytes
+        self.live += 1
+        if deadline_ns:
+            self._deadlines.add(request, self.live)
+        if self.ordering is not None:
+            self.ordering.enter(request)
+
+    def _add_to_sequence(self, request: InferRequest, sequences: Sequences) -> None:
+        """Put a request behind its sequence.
+
+        The queue's limits count by themselves what is under way and what waits for a place: a backlog would otherwise
+        keep out the very requests that its end depends on. Raises: InferError (INVALID, OVERLOADED).
+        """
+        live, nbytes = sequences.backlog_requests, sequences.backlog_bytes
+        if not sequences.check(request):
+            live, nbytes = self.live - live, self.nbytes - nbytes
+        if live and (live >= self.room.requests or nbytes + request.nbytes > self.room.bytes_for(request)):
+            raise InferError(Code.OVERLOADED, "Exceeds maximum queue size")
+        request.waiting = True
+        request.target_ns = 0
+        self._count(request)
+        self._enter(sequences.admit(request, request.queue_ns))
+        if request.deadline_ns and sequences.expires(request):
+            self._deadlines.add(request, self.live)
+
+    def _count(self, request: InferRequest, by: int = 1) -> None:
+        self.rows += by * request.rows
+        self.nbytes += by * request.nbytes
+        self.live += by
+
+    def _enter(self, requests: list[InferRequest]) -> None:
+        """Put requests that have waited behind their sequence in their Lanes."""
+        for request in requests:
+            (self._lanes.get(request.key) or self._new_lane(request.key)).add(request)
+            if self.ordering is not None:
+                self.ordering.enter(request)
+
+    def full(self) -> bool:
+        """Whether nothing more can be taken in: lets the door refuse before a body is decoded.
+
+        Never with sequences: which of them a request is of is not known by then.
+        """
+        if self.sequences is not None:
+            return False
+        if self.levels is not None:
+            return self.levels.full()
+        room = self.room
+        return self.rows >= room.rows or self.nbytes >= room.nbytes or self.live >= room.requests
+
+    def late(self, now_ns: int, arrived_ns: int) -> InferError | None:
+        """Give the error of a request that is read now and would be late, however small it is; None if it need not.
+
+        Lets the door refuse before a body is decoded, where the model has a target. Where it has levels, the request's
+        own is not known by then.
+        """
+        if not self.target_ns or not self.live or self.levels is not None:
+            return None
+        if self._late is None or arrived_ns != self._late_arrived_ns:
+            # worked out once for all that arrived together: a fifth of the loop's time at twice what can be served
+            self._late, self._late_arrived_ns = self.promises.late(now_ns, arrived_ns, self.target_ns), arrived_ns
+        return self._late
+
+    def take(self, now_ns: int, most_ns: float = 0, free_ns: int = 0, own: Pin = None) -> Batch | None:
+        """Close a Batch for an idle Instance, or None when nothing is due.
+
+        `most_ns`: what it may be predicted to take, because others wait for the device; 0: as long as it likes.
+        `free_ns`: when what the Instance runs is predicted to end; 0: it runs nothing. `own`: as in next_lane.
+        """
+        lane = self.next_lane(now_ns, own=own)
+        return None if lane is None else self.take_from(lane, now_ns, most_ns, free_ns=free_ns)
+
+    def take_from(self, lane: Lane, now_ns: int, most_ns: float = 0, unknown_rows: int = 0, free_ns: int = 0) -> Batch:
+        """Close a Batch from a Lane that `next_lane` gave. `unknown_rows`: as Sizing has it."""
+        limit = self._sizing.limit(lane, self.rows, now_ns, most_ns, unknown_rows)
+        if self.sequences is not None:
+            requests, rows = self.sequences.take(lane, limit)
+        else:
+            requests, rows = lane.take(limit, max(now_ns, free_ns) + lane.full_ns if self._promising else 0, now_ns)
+        self._sizing.last_rows = rows
+        self._late = None
+        self.rows -= rows
+        self.live -= len(requests)
+        nbytes = self.nbytes
+        for request in requests:
+            nbytes -= request.nbytes
+        self.nbytes = nbytes
+        batch = Batch(requests, rows, lane.key, now_ns)
+        batch.free_ns = free_ns
+        if self.sequences is not None:
+            self.sequences.arrange(batch)
+        batch.cost_ns = self._costs.predict_ns(lane.key, rows) or 0.0
+        if self._promising:
+            self.promises.took(batch, now_ns)
+            self.promises.reckon(lane)
+        if not self.live:
+            self._deadlines.clear()
+        return batch
+
+    def lacking_rows(self, now_ns: int) -> int:
+        """Tell how many rows more could come to share the batch that would be closed now; 0: it can grow no more."""
+        lane = self.next_lane(now_ns)
+        return self._sizing.most(lane) - (0 if lane is None else lane.rows)
+
+    def finished(self, batch: Batch, now_ns: int, followed: bool = False) -> None:
+        """Note that a Batch that was taken is no longer under way, however it ended.
+
+        `followed`: its Instance runs the next one already.
+        """
+        if self.sequences is not None:
+            for request in batch.again:
+                self._count(request)
+            self._enter(self.sequences.left(batch, now_ns))
+        if self._promising:
+            self.promises.ended(batch, now_ns, self.live > 0 and not followed)
+
+    def delivered(self, request: InferRequest, now_ns: int) -> None:
+        """Learn from one request of a batch that was promised, and was answered now. Event loop; no lock needed."""
+        if request.target_ns:
+            self.promises.delivered(request.promised_ns, request.target_ns - request.start_ns, now_ns)
+
+    def next_lane(self, now_ns: int, *, fast: bool = False, own: Pin = None) -> Lane | None:
+        """Choose the most urgent Lane of those that are due, of the fast ones only if so told.
+
+        `own`: only of Keys that end so (sequences.py). Those past their deadline are taken out first.
+        """
+        if 0 < self._deadlines.nearest_ns <= now_ns:
+            self.expired += self.expire(now_ns)
+        if self.live <= self._hold:
+            return None
+        if self._hold:
+            if self.sequences is not None and not self.sequences.enough(self.live, self._hold):
+                return None
+            self._hold = 0
+        if len(self._lanes) == 1 and not self._held and self.sequences is None:
+            only = next(iter(self._lanes.values()))
+            return only if only.fast or not fast else None
+        if self.levels is not None:
+            return self._highest_lane(now_ns, fast=fast)
+        first, first_ns = None, 0
+        for lane in self._lanes.values():
+            head = lane.head()
+            if head is not None and (lane.fast or not fast) and (own is None or lane.key[-1] == own):
+                urgent_ns = lane.urgency_ns() if self._promising else head.queue_ns
+                if (first is None or urgent_ns < first_ns) and (
+                    not self._held or self._sizing.due_ns(lane, head, now_ns) <= now_ns
+                ):
+                    first, first_ns = lane, urgent_ns
+        return first
+
+    def _highest_lane(self, now_ns: int, *, fast: bool) -> Lane | None:
+        """Choose the Lane with the highest level of those that are due, and of these the most urgent."""
+        first, first_rank = None, (0, 0)
+        for lane in self._lanes.values():
+            if lane.live and (lane.fast or not fast):
+                rank = lane.rank(now_ns)
+                if (first is None or rank < first_rank) and (not self._held or self._is_due(lane, now_ns)):
+                    first, first_rank = lane, rank
+        return first
+
+    def _is_due(self, lane: Lane, now_ns: int) -> bool:
+        head = lane.head()
+        return head is not None and self._sizing.due_ns(lane, head, now_ns) <= now_ns
+
+    def due_ns(self, now_ns: int) -> int:
+        """When the next Lane that is held open becomes due; 0 when none is held."""
+        heads = ((lane, lane.head()) for lane in self._lanes.values())
+        dues = (self._sizing.due_ns(lane, head, now_ns) for lane, head in heads if head is not None)
+        return min((due for due in dues if due > now_ns), default=0)
+
+    def remove(self, request: InferRequest, now_ns: int = 0) -> None:
+        """Take out a request that waits. Those behind it in its sequence go too, into `cut`."""
+        if self.sequences is None or not self.sequences.holds(request):
+            lane = self._lanes[request.key]
+            lane.remove(request)
+            if self._promising:
+                self.promises.reckon(lane)
+        gone = [request]
+        if self.sequences is not None:
+            behind, ready = self.sequences.cut(request, now_ns)
+            self._enter(ready)
+            self.cut += behind
+            gone += behind
+        for each in gone:
+            each.waiting = False
+            self._count(each, -1)
+        if not self.live:
+            self._deadlines.clear()
+
+    def nearest_deadline_ns(self) -> int:
+        """When `expire` must be called next; 0 for never. May be early, never late. Any thread, no lock needed."""
+        nearest_ns = self._deadlines.nearest_ns
+        idle_ns = 0 if self.sequences is None else self.sequences.idle_ns()
+        return min(nearest_ns or idle_ns, idle_ns or nearest_ns)
+
+    def expire(self, now_ns: int) -> list[InferRequest]:
+        """Take out those whose deadline has passed; where that delays, they stay, behind the others."""
+        expired = self._deadlines.passed(now_ns)
+        if self.levels is not None:
+            expired = [request for request in expired if not self._lanes[request.key].delay(request)]
+        if self.sequences is not None:
+            return self._expire_sequences(expired, self.sequences, now_ns)
+        for request in expired:
+            self.remove(request, now_ns)
+        return expired
+
+    def _expire_sequences(self, expired: list[InferRequest], sequences: Sequences, now_ns: int) -> list[InferRequest]:
+        """Take out the sequences of requests that have expired without a place, and forget those that are idle."""
+        before, self.cut = self.cut, []
+        gone = []
+        for request in expired:
+            if request.waiting and sequences.expires(request):
+                self.remove(request, now_ns)
+                gone.append(request)
+        self._enter(sequences.reap(now_ns))
+        behind, self.cut = self.cut, before
+        return gone + behind
+
+    def learn(self, key: Key, rows: int, ns: int, now_ns: int) -> None:
+        """Note that a batch of `rows` took `ns`, gather and scatter included."""
+        if self._costs.observe(key, rows, ns, now_ns) and (lane := self._lanes.get(key)) is not None:
+            self._sizing.review(lane, promising=self._promising)
+
+    def resize(self, instances: int, fast_ns: int) -> None:
+        """Go on for another number of Instances; no Lane becomes fast after `leave_loop`."""
+        self.promises.instances = instances
+        self._sizing.fast_ns = self._sizing.fast_ns and fast_ns
+        self._review()
+
+    def leave_loop(self) -> None:
+        """Call no Lane fast any more, whatever is measured."""
+        self.resize(self.promises.instances, 0)
+
+    def hurry(self, now_ns: int, *, last: bool) -> None:
+        """Hold nothing open any more: nobody else comes who could fill a batch. `last`: as Sequences has it."""
+        self._hold, self._held = 0, False
+        if self.sequences is not None:
+            self.sequences.hurry(now_ns, last=last)
+
+    def drain(self) -> list[InferRequest]:
+        """Take out everything that waits."""
+        dropped = [request for lane in self._lanes.values() for request in lane.live_requests()]
+        if self.sequences is not None:
+            dropped += self.sequences.held()
+        for request in dropped:
+            if request.waiting:
+                self.remove(request)
+        self.cut.clear()
+        return dropped
+
+    def _new_lane(self, key: Key) -> Lane:
+        # where most of them have somebody waiting there is little to drop, and looking takes long
+        if len(self._lanes) >= max(KEPT_LANES, 2 * self.live):
+            for old in [k for k, lane in self._lanes.items() if not lane.live]:
+                del self._lanes[old]
+        lane = self._lanes[key] = Lane(key) if self.levels is None else LevelLane(key, self.levels)
+        self._sizing.review(lane, promising=self._promising)
+        return lane
+
+    def _review(self) -> None:
+        for lane in self._lanes.values():
+            self._sizing.review(lane, promising=self._promising)

@@ -1,0 +1,201 @@
+"""Sizing: how many rows a batch may have, and until when it is held open. Asked by the Scheduler."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from penstock.batching.request import InferRequest
+from penstock.batching.spec import BatchPolicy
+
+from .caps import MemoryCap
+from .costs import CostModel
+from .lane import Lane
+from .preferred import Walk, walk
+from .promise import Promises
+
+LOOK_AGAIN = 64
+"""One in so many batches grows past the size where time per row was seen to rise."""
+HARDLY = 1.25
+"""Under a tight target a batch may take this much longer than one row."""
+TRUSTED = 1.15
+"""A p95 above the mean by more than this factor is an outlier of a size that seldom runs; what the device does now and
+then is left to the margin. Without it one run of 10 ms in 500 had 9% refused at 80% of the knee, with it 1%
+(docs/adr/0009)."""
+UNKNOWN_NS = 1 << 61
+"""What a batch of a Key that never ran is taken to last: too long for the loop, unless it is pinned to it."""
+FAST_NS = {"auto": 250_000, "thread": 0, "loop": 1 << 62}
+"""A batch that runs in less time than this is run by the event loop itself, per executor setting: beside a busy loop a
+hand-over to a thread and back, and what the two take the GIL from each other, cost 100 to 150 us of CPU
+(docs/adr/0002-pull-scheduling-two-executors.md)."""
+FAST_OF_MANY_NS = 100_000
+"""Likewise where several Instances could run at once, which the loop cannot."""
+
+
+class Sizing:
+    """What a batch of each Lane may hold, as it was said or as it was learned.
+
+    Where preferred sizes or a delay are said, they are meant as Triton means them: a preferred size goes at once and
+    alone, what is not one waits for the delay, and what has waited that long goes with all that fits. Where requests
+    are held for a test (`hold_requests`), sizes are Triton's too. Otherwise they are learned, and nothing waits.
+
+    Pure: told the time; the Scheduler's caller holds the model's lock. `last_rows`: what the last batch held.
+    """
+
+    def __init__(self, policy: BatchPolicy, costs: CostModel, promises: Promises, fast_ns: int = 0) -> None:
+        self._costs = costs
+        self._promises = promises
+        self._max_rows = policy.max_batch_rows or 1
+        self._batched = bool(policy.max_batch_rows)
+        self._cap_rows = policy.cap_rows or 0
+        self._preferred = frozenset(policy.preferred_rows)
+        self._allowed = sorted(policy.allowed_rows)
+        self._stated = bool(policy.preferred_rows or policy.max_queue_delay_us or policy.hold_requests)
+        self._held_back = 0
+        self._most_ns = 0.0
+        self.delay_ns = policy.max_queue_delay_us * 1000
+        self.target_ns = policy.latency_target_us * 1000
+        self.fast_ns = fast_ns
+        self.memory_cap = MemoryCap()
+        self.last_rows = 0
+
+    def limit(self, lane: Lane, waiting_rows: int, now_ns: int, most_ns: float, unknown_rows: int = 0) -> int:
+        """Give how many rows a batch of this Lane may have now, of so many that wait in all Lanes.
+
+        `most_ns`: what it may be predicted to take; 0: as long as it likes. `unknown_rows`: the most of a Key of which
+        nothing can be predicted yet; 0: any number.
+        """
+        self._most_ns = most_ns
+        limit = self._wanted(lane, waiting_rows, now_ns)
+        if self.memory_cap.rows:
+            limit = min(limit, self.memory_cap.limit(now_ns) or limit)
+        if most_ns:
+            limit = min(limit, self._costs.rows_within(lane.key, most_ns) or unknown_rows or limit)
+        # with a target, all that a batch may hold was promised to go in it: cut, a ResNet-50 on an H200 at 95% of its
+        # knee serves 90% within 10 ms, and 95% filled up (perf/simulator/simulation.py)
+        return self._cut(lane, limit) if self._allowed and not self._stated and not self.target_ns else limit
+
+    def _wanted(self, lane: Lane, waiting_rows: int, now_ns: int) -> int:
+        """How many rows a batch of this Lane should have now.
+
+        The knee keeps model and front end overlapped: with 32 clients in lock step two batches of 16 beat one of 32.
+        When more waits, nearly half of all that is in flight may go, of whatever Keys: what waits, and what the last
+        batch held, which the front end answers now. Clients in lock step then form two batches that take turns; where
+        requests come by themselves, a batch soon holds all that waits. But it does not grow to where its rows take
+        longer, except now and then, to see whether they still do. With a target it holds what the target allows.
+        """
+        if not self._batched:
+            return 0
+        if self._preferred:
+            return self._preferred_rows(lane, now_ns)
+        if self.target_ns and lane.full_rows:
+            return lane.full_rows
+        if self._cap_rows:
+            return min(self._cap_rows, self._max_rows)
+        if self._stated:
+            return self._max_rows
+        knee = self._costs.knee_rows(lane.key)
+        if not knee:
+            return self._max_rows
+        limit = max(knee, (12 * (waiting_rows + self.last_rows) + 24) // 25)
+        if self._allowed:
+            # what is padded up might as well be real
+            limit = next((size for size in self._allowed if size >= limit), limit)
+        limit = min(limit, self._max_rows)
+        most = self._costs.most_rows(lane.key)
+        if not most or limit <= most:
+            return limit
+        self._held_back += 1
+        return most if self._held_back % LOOK_AGAIN else limit
+
+    def _cut(self, lane: Lane, limit: int) -> int:
+        """Give the last size that runs before what would be taken, where filling up to the next one costs more per row.
+
+        Of 70 rows 64 go, and the others with those that come meanwhile, if 96 take half as long again as 64; of 7 rows
+        all go, if 8 take as long as 6.
+        """
+        rows = min(lane.rows, limit)
+        place = bisect_left(self._allowed, rows)
+        if not 0 < place < len(self._allowed) or self._allowed[place] == rows:
+            return limit
+        less, more = self._allowed[place - 1], self._allowed[place]
+        cut_ns, filled_ns = self._costs.predict_ns(lane.key, less), self._costs.predict_ns(lane.key, more)
+        return less if cut_ns and filled_ns and cut_ns * rows < filled_ns * less else limit
+
+    def most(self, lane: Lane | None) -> int:
+        """Give the rows that a batch of a Lane never has more of, None: of any; at least 1."""
+        most = min(max(self._preferred, default=0) or self._cap_rows or self._max_rows, self._max_rows)
+        if lane is not None and not self._stated:
+            learned = lane.full_rows if self.target_ns else self._costs.most_rows(lane.key)
+            most = min(most, learned or most)
+        return min(most, self.memory_cap.rows or most)
+
+    def _preferred_rows(self, lane: Lane, now_ns: int) -> int:
+        seen = self._walk(lane, now_ns)
+        head = lane.head()
+        over = self.delay_ns and head is not None and self._held_until_ns(lane, head) <= now_ns
+        return seen.marked if seen.marked and not over else seen.walked
+
+    def _walk(self, lane: Lane, now_ns: int) -> Walk:
+        most = min(self._cap_rows or self._max_rows, self._max_rows)
+        return walk((request.rows for request in lane.line(now_ns)), self._preferred, most)
+
+    def due_ns(self, lane: Lane, head: InferRequest, now_ns: int) -> int:
+        """When a Lane's batch is closed at the latest: its delay is over, or its oldest would miss its target.
+
+        A deadline closes nothing: who stated both a delay and a shorter timeout gets what Triton gives, expiry.
+        """
+        if not self.delay_ns:
+            return 0
+        held_ns = self._held_until_ns(lane, head)
+        if held_ns <= now_ns:
+            return held_ns
+        if not self._preferred:
+            return 0 if lane.rows >= min(self._cap_rows or self._max_rows, self._max_rows) else held_ns
+        seen = self._walk(lane, now_ns)
+        return 0 if seen.marked or seen.complete else held_ns
+
+    def _held_until_ns(self, lane: Lane, head: InferRequest) -> int:
+        due_ns = head.queue_ns + self.delay_ns
+        if not head.target_ns:
+            return due_ns
+        run_ns = self._costs.p95_ns(lane.key, lane.rows + 1)
+        return 0 if run_ns is None else min(due_ns, int(head.target_ns - run_ns - self._promises.margin.ns))
+
+    def review(self, lane: Lane, *, promising: bool) -> None:
+        """Take over what is known by now of a Lane's run times."""
+        predicted_ns = self._costs.predict_ns(lane.key, self._costs.knee_rows(lane.key))
+        lane.fast = (UNKNOWN_NS if predicted_ns is None else predicted_ns) < self.fast_ns
+        if promising:
+            self._size(lane)
+            self._promises.reckon(lane)
+
+    def _size(self, lane: Lane) -> None:
+        """Note what a batch holds when enough waits, and what it takes.
+
+        With a target it is the biggest that can be run twice within it: one may have begun just before a request came,
+        the next is its own. Where even one row takes longer than that, it is what takes hardly longer than one row.
+        Up to twice the biggest that has run is taken to cost what that did: otherwise a Key that is new is refused
+        before it can show that more rows do not take as much longer as they are.
+        """
+        costs, key, promises = self._costs, lane.key, self._promises
+        one_ns = costs.predict_ns(key, 1)
+        if one_ns is None:
+            return
+        rows = max(self._preferred) if self._preferred else self._cap_rows or costs.most_rows(key) or self._max_rows
+        rows = min(rows, self._max_rows, self.memory_cap.rows or rows)
+        if self._most_ns:
+            rows = min(rows, costs.rows_within(key, self._most_ns))
+        known_rows = min(rows, costs.seen_rows(key) or rows)
+        if self.target_ns:
+            half_ns = (self.target_ns - promises.margin.ns) / 2 - promises.between_ns
+            known_rows = min(known_rows, costs.rows_within(key, max(half_ns, HARDLY * one_ns)))
+        rows = min(rows, 2 * known_rows if known_rows == costs.seen_rows(key) else known_rows)
+        run_ns, p95_ns = costs.predict_ns(key, known_rows) or 0.0, costs.p95_ns(key, known_rows) or 0.0
+        lane.full_rows = rows
+        lane.full_ns = run_ns + promises.between_ns
+        lane.full_p95_ns = min(p95_ns, TRUSTED * run_ns)
+
+
+def fast_ns(executor: str, instances: int) -> int:
+    """Give how short a batch must be for the event loop to run it, where there are so many Instances."""
+    return FAST_OF_MANY_NS if executor == "auto" and instances > 1 else FAST_NS[executor]

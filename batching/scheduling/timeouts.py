@@ -1,0 +1,40 @@
+"""Timeouts: when a request must have left the queue, by its model's policy and its own wish. Called by dialects."""
+
+from __future__ import annotations
+
+from penstock.batching.spec import BatchPolicy, QueuePolicy
+
+
+def level_of(policy: BatchPolicy, priority: int) -> int:
+    """Give the level of a request: what it says, or the model's default where it says none that there is."""
+    return priority if 0 < priority <= policy.priority_levels else policy.default_priority
+
+
+def default_policy(policy: BatchPolicy) -> QueuePolicy:
+    """Give how the requests of a level wait that has no policy of its own."""
+    return QueuePolicy(
+        policy.default_timeout_us, policy.allow_timeout_override, policy.max_queue_requests, policy.timeout_delays
+    )
+
+
+def is_timed(policy: BatchPolicy) -> bool:
+    """Tell whether requests that do not say how long they may wait have a timeout all the same."""
+    own = policy.level_policies.values()
+    return policy.default_timeout_us > 0 or any(each.default_timeout_us for each in own)
+
+
+def due_ns(now_ns: int, timeout_us: int, policy: BatchPolicy, target_us: int = 0, priority: int = 0) -> int:
+    """Give when a request must have left the queue; 0 for never. It may shorten a default, not lengthen it.
+
+    `target_us` is when it should be answered, where nothing but the queue can be held to it: hooks run around it.
+    """
+    allowed: BatchPolicy | QueuePolicy = policy
+    if policy.level_policies:
+        allowed = policy.level_policies.get(level_of(policy, priority), policy)
+    default_us = allowed.default_timeout_us
+    if timeout_us and allowed.allow_timeout_override:
+        chosen = min(timeout_us, default_us) if default_us else timeout_us
+    else:
+        chosen = default_us
+    chosen = min(chosen or target_us, target_us) if target_us else chosen
+    return now_ns + chosen * 1000 if chosen else 0

@@ -1,0 +1,1 @@
+"""Sequence models: requests that follow one another, their controls, states and places."""

@@ -1,0 +1,157 @@
+"""Homes: a model that remembers sequences for itself goes on with each where it began, or not at all.
+
+What such a model remembers is in its Instance: in the process of a `model.py`, in the variables of a session. Each
+Instance has a `home`, an object that is another one once all of that was lost: its process has ended, or its session
+was closed. Called by both kinds of Instance.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from penstock.backends.backend import remembers
+from penstock.backends.errors import Code, InferError, RunStopped
+from penstock.batching.request import NO_SEQUENCE
+from penstock.batching.running.batch import Batch
+from penstock.batching.running.isolation import LostBatch, refuse
+
+from .places import pin
+from .sequences import Sequences
+
+if TYPE_CHECKING:
+    from penstock.backends.backend import Backend, Binding
+    from penstock.batching.model import Model
+    from penstock.batching.request import InferRequest, Pin
+    from penstock.batching.spec import ModelSpec
+
+AWAY = (
+    "inference request for sequence {} to model '{}' must specify the START flag on the first request of the sequence: "
+    "the instance that had begun it was lost, with what it remembered"
+)
+
+LOST = "the instance of model '{}' that had begun the request was lost, with what it remembered"
+"""The same, where a request is a sequence."""
+
+
+class Resident(Protocol):
+    """An Instance, as far as it is known here."""
+
+    home: object
+    idle: bool
+    seat: int
+
+    def wake(self) -> None: ...
+
+
+class Bound(Resident, Protocol):
+    """One that has a Binding."""
+
+    binding: Binding
+
+
+def sequences_of(spec: ModelSpec, rows: int, instances: int, backends: Sequence[Backend]) -> Sequences | None:
+    """Make what holds the sequences of a model with so many rows in a batch; None if it has no sequences.
+
+    User code, which has no Backends, remembers for itself.
+    """
+    if spec.sequence is None:
+        return None
+    return Sequences(spec.name, spec.sequence, rows, instances, remembers=not backends or remembers(backends[0]))
+
+
+def own_pin(model: Model, instance: Resident) -> Pin:
+    """Give what the Keys that an Instance may run end with; None: it may run all."""
+    sequences = model.scheduler.sequences
+    return None if sequences is None or not sequences.remembers else pin(_seat_of(model, instance))
+
+
+def wake_next(model: Model, instance: Resident, *, took: bool) -> None:
+    """Wake an idle Instance, since something waits that this one has not taken. Call with the model's lock held."""
+    if took:
+        model.wake_one()
+    elif own_pin(model, instance) is not None:
+        # none of what waits is its own: those behind it are asked in turn
+        at = next((at for at, each in enumerate(model.instances) if each is instance), -1)
+        behind = model.instances[at + 1 :]
+        following = next((each for each in behind if each.idle), None)
+        if following is not None:
+            following.wake()
+
+
+def tell(model: Model, instance: Resident, *, runs: bool) -> None:
+    """Note that an Instance cannot run now, or can again: no sequence begins meanwhile where nothing runs."""
+    scheduler, sequences = model.scheduler, model.scheduler.sequences
+    with model.lock:
+        if sequences is not None and sequences.remembers:
+            now_ns = time.monotonic_ns()
+            sequences.house(_seat_of(model, instance), now_ns, runs=runs)
+            scheduler.expired += scheduler.expire(now_ns)
+            if scheduler.live:
+                model.wake_one()
+
+
+def part(model: Model, instance: Resident, batch: Batch) -> tuple[Batch | None, list[Batch]]:
+    """Part a Batch that an Instance is about to run: what it can run, and the refused, whose home is another.
+
+    The sequences that begin with it are at home there from now on.
+    """
+    sequences = model.scheduler.sequences
+    if sequences is None or not sequences.remembers:
+        return batch, []
+    away: list[InferRequest] = []
+    for request in batch.requests:
+        if (request.sequence or NO_SEQUENCE).start:
+            request.under_way.home = instance.home
+        elif request.under_way.home is not instance.home:
+            away.append(request)
+    if not away:
+        return batch, []
+    refused: list[Batch] = []
+    for request in away:
+        alone = Batch([request], request.rows, batch.key, batch.exec_start_ns)
+        error = InferError(Code.INVALID, AWAY.format(request.under_way.id, model.name))
+        if sequences.identities is not None:
+            error = InferError(Code.NOT_READY, LOST.format(model.name))
+        refused += refuse(alone, error)
+    return _without(batch, away), refused
+
+
+def execute_at(
+    instance: Bound, model: Model, run: Callable[..., list[Batch]], batch: Batch, *failed: Exception | None
+) -> list[Batch]:
+    """Run what of a Batch can run at an Instance, and refuse the others. Returns and raises: as `run`.
+
+    `run` is `execute` or `execute_alone` of isolation.py, `failed` as there.
+    A run that was stopped has closed the session that it ran on, and what that remembered is lost.
+    """
+    here, refused = part(model, instance, batch)
+    if here is None:
+        return refused
+    try:
+        ran = run(model, instance.binding, here, *failed)
+    except LostBatch as lost:
+        lost.ran[:0] = refused
+        raise
+    if any(isinstance(request.error, RunStopped) for each in ran for request in each.requests):
+        instance.home = object()
+    return refused + ran
+
+
+def _seat_of(model: Model, instance: Resident) -> int:
+    """Give which of its model's Instances it is; -1 before it is one, and once the model is closed."""
+    return instance.seat if any(each is instance for each in model.instances) else -1
+
+
+def _without(batch: Batch, away: list[InferRequest]) -> Batch | None:
+    stay = [at for at, request in enumerate(batch.requests) if request not in away]
+    if not stay:
+        return None
+    requests = [batch.requests[at] for at in stay]
+    rest = Batch(requests, sum([request.rows for request in requests]), batch.key, batch.exec_start_ns)
+    rest.cost_ns = batch.cost_ns
+    if batch.places is not None:
+        rest.places = [batch.places[at] for at in stay]
+        rest.span_rows = rest.places[-1] + 1
+    return rest

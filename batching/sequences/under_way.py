@@ -1,0 +1,47 @@
+"""UnderWay: one sequence between its first request and its last. Rows: where some of them stand. See sequences.py."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.backends.backend import Array
+    from penstock.batching.request import InferRequest
+
+
+class UnderWay:
+    """One sequence, from its first request to its last.
+
+    Invariants: `current` is the one request that is in a Lane or in a Batch, `waiting` are those behind it. `row` is
+    where it stands in a run, among those of an `instance`, -1 while it waits for a place. `open`: more requests of it
+    may come. `states`: what the model gave last, by the output's name; empty: as it begins. `home`: where a model that
+    remembers for itself has begun it (homes.py).
+    """
+
+    __slots__ = ("current", "home", "id", "instance", "open", "row", "states", "waiting")
+
+    def __init__(self, identity: int | str) -> None:
+        self.id = identity
+        self.home: object = None
+        self.open = True
+        self.instance = 0
+        self.row = -1
+        self.current: InferRequest | None = None
+        self.waiting: deque[InferRequest] = deque()
+        self.states: dict[str, Array] = {}
+
+
+class Rows:
+    """The rows of one Instance, direct strategy: it runs one batch of its sequences at a time.
+
+    `heads` are the sequences with a request that may go next. `issued` counts those in a Lane, `running` those in a
+    Batch.
+    """
+
+    __slots__ = ("heads", "issued", "running")
+
+    def __init__(self) -> None:
+        self.heads: dict[UnderWay, None] = {}
+        self.issued = 0
+        self.running = 0

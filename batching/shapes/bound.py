@@ -1,0 +1,161 @@
+"""Bound: what a model's Bindings take and give, where that is not what its clients send and get.
+
+Made by completion.py of a spec whose `signature` is known. What cannot go together is refused here, at load.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from penstock.backends.errors import Code, InferError
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching.scheduling.admission import dims_text
+from penstock.batching.spec import BatchTensor, ModelSpec
+
+from .derived import derived_names, kept_names
+
+
+def bound_signature(
+    spec: ModelSpec, signature: Signature, graph: Signature, *, apart: bool = False
+) -> Signature | None:
+    """Give what the Bindings take and give; None where it is the signature itself.
+
+    `apart`: nothing is gathered, each request's tensors go to the model as they are.
+
+    Shapes: the model's own, -1 for rows in front when batched. Derived inputs stand after the clients', kept outputs
+    after theirs unless clients get them too. A scalar is `[1]`.
+    Raises: InferError (INVALID).
+    """
+    _check_together(spec, signature, apart=apart)
+    _check_batch_tensors(spec, signature)
+    scattered = {each.name for each in spec.batch_outputs}
+    inputs = [_inside(each, batched=signature.batched) for each in signature.inputs]
+    outputs = [
+        replace(each, shape=graph.output[each.name].shape, reshape=None, ragged=True)
+        if each.name in scattered
+        else _inside(each, batched=signature.batched)
+        for each in signature.outputs
+    ]
+    derived = [_checked(spec, signature, graph, name) for name in derived_names(spec)]
+    clients = {each.name for each in outputs}
+    kept = [graph.output[name] for name in kept_names(spec) if name not in clients]
+    bound = Signature((*inputs, *derived), (*outputs, *kept), signature.batched)
+    same = not scattered and not derived and not kept_names(spec)
+    if same and _shapes(bound) == _shapes(signature):
+        return None
+    return bound
+
+
+def reshaped_signature(signature: Signature) -> Signature | None:
+    """Give what is inside an ensemble, where some tensors have a reshape; None where none has."""
+    batched = signature.batched
+    inputs, outputs = (
+        tuple([_inside(each, batched=batched) for each in side]) for side in (signature.inputs, signature.outputs)
+    )
+    bound = Signature(inputs, outputs, batched)
+    return None if _shapes(bound) == _shapes(signature) else bound
+
+
+def _inside(spec: TensorSpec, *, batched: bool) -> TensorSpec:
+    """Give a client's tensor as the model has it."""
+    if spec.ragged:
+        return replace(spec, shape=(-1,), reshape=None)
+    if spec.is_shape and batched:
+        (values,) = spec.shape[1:]
+        return replace(spec, shape=(values + 1 if values > 0 else -1,))
+    if spec.reshape is None:
+        return spec
+    return replace(spec, shape=(-1, *spec.reshape) if batched else spec.reshape, reshape=None)
+
+
+def _shapes(signature: Signature) -> list[tuple[int, ...]]:
+    return [spec.shape for spec in (*signature.inputs, *signature.outputs)]
+
+
+def _checked(spec: ModelSpec, signature: Signature, graph: Signature, name: str) -> TensorSpec:
+    """Find a derived input in the model. What is said of sequences has been checked by then (controls.py)."""
+    tensor = graph.input.get(name)
+    said = next((each for each in spec.batch_inputs if each.name == name), None)
+    if said is None:
+        return graph.input[name]
+    place = f"unable to load model '{spec.name}', batch input '{name}'"
+    if tensor is None:
+        allowed = ", ".join(sorted(graph.input))
+        raise _invalid(f"unexpected inference input '{name}', allowed inputs are: {allowed}")
+    if tensor.datatype != said.datatype:
+        text = f"configuration expects datatype TYPE_{said.datatype}, model provides TYPE_{tensor.datatype}"
+        raise _invalid(f"{place}: {text}")
+    wanted = _batch_input_shape(said, signature)
+    pairs = zip(tensor.shape, wanted, strict=False)
+    if len(tensor.shape) != len(wanted) or any(mine not in (-1, dim) for mine, dim in pairs):
+        raise _invalid(f"{place}: {said.kind} has shape {dims_text(wanted)}, model provides {dims_text(tensor.shape)}")
+    return tensor
+
+
+def _batch_input_shape(said: BatchTensor, signature: Signature) -> tuple[int, ...]:
+    if said.kind != "BATCH_ITEM_SHAPE":
+        return (-1,)
+    source = signature.input[said.sources[0]]
+    return (-1, len(source.shape[1:] if source.reshape is None else source.reshape))
+
+
+def _check_batch_tensors(spec: ModelSpec, signature: Signature) -> None:
+    """Hold what is said of ragged batches against the tensors that clients send and get.
+
+    Raises: InferError (INVALID). Source: ValidateBatchIO of Triton's core, and ValidateInputs of its ONNX backend.
+    """
+    for each in (*spec.batch_inputs, *spec.batch_outputs):
+        for name in each.sources:
+            if name not in signature.input:
+                raise _invalid(f"unknown source input name '{name}'")
+            if not signature.batched:
+                raise _invalid(f"model '{spec.name}', {each.kind} of '{name}': max_batch_size must be > 0")
+    seen: set[str] = set()
+    for each in spec.batch_outputs:
+        output, source = signature.output.get(each.name), signature.input[each.sources[0]]
+        if output is None:
+            raise _invalid(f"unknown target output name '{each.name}'")
+        if each.name in seen:
+            raise _invalid(f"target output name '{each.name}' can only be specified once")
+        seen.add(each.name)
+        place = f"model '{spec.name}', batch output '{each.name}'"
+        if output.reshape is not None:
+            raise _invalid(f"{place}: it cannot have a reshape, since its shape is that of '{source.name}'")
+        rank = 1 + len(source.shape[1:] if source.reshape is None else source.reshape)
+        if any(dim < 0 and axis >= rank for axis, dim in enumerate(output.shape)):
+            text = f"{dims_text(output.shape)} has a variable-size dimension where '{source.name}' has none"
+            raise _invalid(f"{place}: {text}")
+
+
+def laid_flat(spec: ModelSpec, signature: Signature) -> dict[str, bool]:
+    """Tell by field what has requests lie one behind the other, where rows are more than one after another."""
+    return {
+        "allow_ragged_batch": any(each.ragged for each in (*signature.inputs, *signature.outputs)),
+        "batch_input": bool(spec.batch_inputs),
+        "batch_output": bool(spec.batch_outputs),
+    }
+
+
+def _check_together(spec: ModelSpec, signature: Signature, *, apart: bool) -> None:
+    """Refuse what cannot be had together; what cannot be had with sequences at all, controls.py has refused by then."""
+    tensors, flat = (*signature.inputs, *signature.outputs), laid_flat(spec, signature)
+    rowless = all(each.is_shape for each in signature.inputs) and (signature.inputs or derived_names(spec))
+    if signature.batched and rowless:
+        raise _invalid(f"model '{spec.name}': max_batch_size is not 0, and no input has rows")
+    values = {"is_shape_tensor": signature.batched and any(each.is_shape for each in tensors)}
+    reshape = {"reshape": any(each.reshape is not None for each in tensors)}
+    for field, given, against in (
+        ("padding", bool(spec.padding), flat | values | reshape),
+        ("batching.allowed_sizes", bool(spec.policy.allowed_rows), flat),
+        ("batching.split", spec.policy.split, flat | values),
+        ("hooks", spec.hooks is not None, values),
+        # where rows are gathered, a row without a request has no place among elements that lie one behind the other
+        ("sequence_batching.direct", spec.sequence is not None and spec.sequence.direct and not apart, flat),
+    ):
+        other = next((name for name, there in against.items() if there), None)
+        if given and other is not None:
+            raise _invalid(f"model '{spec.name}', {field}: it cannot be had together with {other}")
+
+
+def _invalid(message: str) -> InferError:
+    return InferError(Code.INVALID, message)

@@ -1,0 +1,97 @@
+"""Derived inputs: what a model takes and no client sends, made from the batch when it is gathered.
+
+Controls and states of sequences, and the counts and shapes of ragged batches. Called by execution.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from penstock.backends.backend import Array
+    from penstock.backends.signature import TensorSpec
+    from penstock.batching.running.batch import Batch
+    from penstock.batching.spec import ModelSpec
+
+
+class Derived(Protocol):
+    """One input that is made from the batch. Its place among the model's inputs is after those that clients send."""
+
+    spec: TensorSpec
+    """The input as the model has it, rows included."""
+
+    def shape(self, batch: Batch, ran_rows: int) -> tuple[int, ...]:
+        """Give its whole shape in a run of so many rows, those included that are there to fill up."""
+
+    def fill(self, buffer: Array, batch: Batch) -> None:
+        """Write it. The buffer holds garbage."""
+
+
+class Kept(Protocol):
+    """Outputs that stay here: no client gets them. They stand after the others among the model's outputs.
+
+    One that the configuration names among its outputs goes to clients too, and stands among theirs.
+    """
+
+    def keep(self, batch: Batch, outputs: list[Any]) -> None:
+        """Take them after a run that went well. Ownership: they are the taker's, but for what clients get too."""
+
+
+def zero(array: Array) -> Any:
+    """Give what zero is for an array: an empty string among strings."""
+    return b"" if array.dtype.hasobject else 0
+
+
+class Zeros:
+    """Stands for a derived input while there are no requests to derive it from."""
+
+    def __init__(self, spec: TensorSpec, *, batched: bool) -> None:
+        self.spec = spec
+        self._batched = batched
+
+    def shape(self, batch: Batch, ran_rows: int) -> tuple[int, ...]:
+        """Give its whole shape, free axes but for the rows taken as 1."""
+        dims = [max(dim, 1) for dim in self.spec.shape]
+        if self._batched and self.spec.shape[0] < 0:
+            dims[0] = ran_rows
+        return tuple(dims)
+
+    def fill(self, buffer: Array, batch: Batch) -> None:
+        """Write zeros, or empty strings."""
+        buffer[...] = zero(buffer)
+
+
+def derived_names(spec: ModelSpec) -> tuple[str, ...]:
+    """List the inputs that are derived, in their order: controls and states of sequences, then batch inputs."""
+    sequence = spec.sequence
+    names = [] if sequence is None else [each.name for each in sequence.controls]
+    names += [] if sequence is None else [each.input for each in sequence.states]
+    return (*names, *(each.name for each in spec.batch_inputs))
+
+
+def kept_names(spec: ModelSpec) -> tuple[str, ...]:
+    """List the outputs that are kept, in the order of the states."""
+    return () if spec.sequence is None else tuple(state.output for state in spec.sequence.states)
+
+
+def derive(spec: ModelSpec) -> tuple[tuple[Derived, ...], Kept | None]:
+    """Make what derives the inputs of a completed spec, in the order of `spec.bound`, and what keeps its outputs."""
+    bound, sequence = spec.bound, spec.sequence
+    if bound is None:
+        return (), None
+    made: list[Derived] = []
+    kept: Kept | None = None
+    if sequence is not None:
+        from penstock.batching.sequences.controls import ControlInput
+        from penstock.batching.sequences.states import StateInput, StatesKept
+
+        made += [ControlInput(control, bound.input[control.name]) for control in sequence.controls]
+        made += [StateInput(state, bound.input[state.input]) for state in sequence.states]
+        if sequence.states:
+            shown = spec.signature.output if spec.signature is not None else {}
+            kept = StatesKept(sequence.states, tuple(bound.output[state.output] for state in sequence.states), shown)
+    if spec.batch_inputs:
+        from .ragged import BatchInput
+
+        made += [BatchInput(each, spec) for each in spec.batch_inputs]
+    return tuple(made), kept

@@ -1,0 +1,246 @@
+"""Forms: how the tensors of requests stand in a run, for models where that is more than rows one after another.
+
+Such are rows with places of their own, reshaped, ragged and shape tensors, and inputs that no client sends. Called by
+execution.py, and by what runs a model on zeros before there are requests (warmup.py, counting.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from copy import copy
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.backends.errors import Code, InferError
+from penstock.backends.gathering import fill_up, gather
+from penstock.backends.signature import TensorSpec
+
+from .derived import Derived, Kept, Zeros, derive, kept_names, zero
+from .ragged import BatchInput, Scatter, Source
+from .reshape import Dims, Reshape
+
+if TYPE_CHECKING:
+    from penstock.backends.backend import Array, Binding
+    from penstock.batching.running.batch import Batch
+    from penstock.batching.spec import ModelSpec
+
+
+def forms_of(spec: ModelSpec) -> Forms | None:
+    """Give the Forms of a completed spec; None where rows stand one after another and nothing else is to be done."""
+    return None if spec.bound is None and spec.sequence is None else Forms(spec)
+
+
+def rows_of(output: Any) -> int:
+    """Count an output's rows; -1 where it has none to count, such as a scalar."""
+    try:
+        return len(output)
+    except TypeError:
+        return -1
+
+
+def wrong_rows(model: str, output: str, got: Any, ran_rows: int) -> InferError:
+    """Say that an output has other rows than the batch."""
+    rows = rows_of(got)
+    has = f"{rows} rows" if rows >= 0 else "no axis for rows"
+    return InferError(Code.INTERNAL, f"model '{model}': output '{output}' has {has} for a batch of {ran_rows}")
+
+
+def complete(buffer: Array, rows: int) -> None:
+    """Fill the rows of a run from `rows` on with copies of the one before, or zeros where there is none.
+
+    A model that divides by a row's norm, or looks a row up, does with copies what it does anyway.
+    """
+    if not rows:
+        buffer[...] = zero(buffer)
+    elif rows < len(buffer):
+        fill_up(buffer, rows)
+
+
+def spans(batch: Batch) -> Iterator[tuple[int, int]]:
+    """Give the rows of the run that each request has, from the first to before the last."""
+    stop = 0
+    for number, request in enumerate(batch.requests):
+        start = stop if batch.places is None else batch.places[number]
+        stop = start + request.rows
+        yield start, stop
+
+
+def _arrays(batch: Batch, position: int) -> list[Array]:
+    """List one input of each request: all have it, or none has."""
+    return [request.inputs[position] for request in batch.requests]  # type: ignore[misc]
+
+
+class Rows:
+    """Rows, each request's at its place. Of a model without rows it is one request's tensor."""
+
+    def __init__(self, spec: TensorSpec, *, batched: bool) -> None:
+        dims = spec.shape[1:] if batched else spec.shape
+        self._reshape = None if spec.reshape is None else Reshape(dims, spec.reshape)
+        self._name = spec.name
+        self._batched = batched
+
+    def shape(self, batch: Batch, position: int, ran_rows: int) -> Dims:
+        """Give an input's whole shape in a run."""
+        dims = batch.key[position] or ()
+        inside = dims if self._reshape is None else self._reshape.inside(dims)
+        return (ran_rows, *inside) if self._batched else inside
+
+    def gather(self, batch: Batch, position: int, buffer: Array, ran_rows: int) -> None:
+        """Write an input. Rows that nobody has are zeros; those added at the end are copies of the last one."""
+        if self._reshape is not None:
+            dims = batch.key[position] or ()
+            buffer = buffer.reshape((ran_rows, *dims) if self._batched else dims)
+        if not self._batched:
+            np.copyto(buffer, _arrays(batch, position)[0])
+        elif batch.places is None:
+            gather(_arrays(batch, position), buffer[: batch.rows])
+            complete(buffer, batch.rows)
+        else:
+            buffer[...] = zero(buffer)
+            for (start, stop), array in zip(spans(batch), _arrays(batch, position), strict=True):
+                buffer[start:stop] = array
+
+    def inside(self, array: Array) -> Array:
+        """See a client's array in the model's shape. Ownership: a view where that can be had."""
+        if self._reshape is None:
+            return array
+        shape = array.shape
+        return array.reshape((*shape[: self._batched], *self._reshape.inside(shape[self._batched :])))
+
+    def outside(self, model: str, output: Any) -> Any:
+        """See an output in the clients' shape. Ownership: likewise. Raises: InferError (INTERNAL)."""
+        if self._reshape is None:
+            return output
+        shape = output.shape
+        try:
+            return output.reshape((*shape[: self._batched], *self._reshape.outside(shape[self._batched :])))
+        except ValueError as error:
+            text = f"model '{model}': output '{self._name}' has shape {list(shape)}, which cannot be reshaped"
+            raise InferError(Code.INTERNAL, f"{text} as its configuration says: {error}") from error
+
+    def cut(self, model: str, output: Any, batch: Batch) -> list[Any]:
+        """Give each request its rows of an output. Ownership: views. Raises: InferError (INTERNAL)."""
+        output = self.outside(model, output)
+        return [output[start:stop] for start, stop in spans(batch)] if self._batched else [output]
+
+
+class Flat:
+    """A ragged input: all requests' elements one after another."""
+
+    def shape(self, batch: Batch, position: int, ran_rows: int) -> Dims:
+        """Give its shape in a run."""
+        return (sum([array.size for array in _arrays(batch, position)]),)
+
+    def gather(self, batch: Batch, position: int, buffer: Array, ran_rows: int) -> None:
+        """Write it."""
+        gather([array.reshape(-1) for array in _arrays(batch, position)], buffer)
+
+
+class Values:
+    """A shape tensor of a model with rows: the values that all requests of a batch have, once.
+
+    The first is how many rows run; a Key has the others.
+    """
+
+    def shape(self, batch: Batch, position: int, ran_rows: int) -> Dims:
+        """Give its shape in a run."""
+        return (1 + len(batch.key[position] or ()),)
+
+    def gather(self, batch: Batch, position: int, buffer: Array, ran_rows: int) -> None:
+        """Write it."""
+        buffer[...] = (ran_rows, *(batch.key[position] or ()))
+
+
+class Forms:
+    """All of one model. `valued`: requests share a batch only if values of theirs are equal (admission.values_key).
+
+    Threads: reading only, but for what `kept` has.
+    """
+
+    def __init__(self, spec: ModelSpec) -> None:
+        signature = spec.signature
+        if signature is None:
+            raise ValueError("the spec must be completed first")
+        bound = spec.bound or signature
+        self.derived: tuple[Derived, ...]
+        self.kept: Kept | None
+        self.derived, self.kept = derive(spec)
+        self._batched = signature.batched
+        self._inputs = [_input_form(each, batched=signature.batched) for each in signature.inputs]
+        sources = {each.name: Source(signature, each.sources[0]) for each in spec.batch_outputs}
+        self._outputs: list[Rows | Scatter] = [
+            Scatter(each.name, each.shape, sources[each.name])
+            if each.name in sources
+            else Rows(each, batched=signature.batched)
+            for each in signature.outputs
+        ]
+        self.valued = any(isinstance(form, Values) for form in self._inputs)
+        names = [each.name for each in bound.outputs]
+        self._names = names
+        self.kept_places = tuple(names.index(name) for name in kept_names(spec))
+
+    def without_requests(self) -> Forms:
+        """Give Forms that gather batches of zeros: what is derived of sequences is zeros too."""
+        made = copy(self)
+        made.derived = tuple(
+            each if isinstance(each, BatchInput) else Zeros(each.spec, batched=self._batched) for each in self.derived
+        )
+        return made
+
+    def enter(self, inputs: Sequence[Array | None]) -> list[Array | None]:
+        """See a request's inputs in the model's shapes: an ensemble's, which gathers nothing."""
+        return [
+            form.inside(array) if isinstance(form, Rows) and array is not None else array
+            for form, array in zip(self._inputs, inputs, strict=True)
+        ]
+
+    def leave(self, model: str, wanted: Sequence[int], outputs: Sequence[Any]) -> list[Any]:
+        """See an ensemble's outputs in the clients' shapes. Raises: InferError (INTERNAL)."""
+        forms = [self._outputs[position] for position in wanted]
+        return [
+            form.outside(model, output) if isinstance(form, Rows) else output
+            for form, output in zip(forms, outputs, strict=True)
+        ]
+
+    def positions(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
+        """Give the outputs that a run must make: those wanted and those kept."""
+        return (*wanted, *(place for place in self.kept_places if place not in wanted))
+
+    def gather(self, binding: Binding, batch: Batch, ran_rows: int) -> None:
+        """Lend the buffers for a batch and write them."""
+        shapes: list[Dims | None] = [
+            None if batch.key[position] is None else form.shape(batch, position, ran_rows)
+            for position, form in enumerate(self._inputs)
+        ]
+        shapes += [derived.shape(batch, ran_rows) for derived in self.derived]
+        buffers = binding.lend(ran_rows, shapes)
+        for position, (form, buffer) in enumerate(zip(self._inputs, buffers, strict=False)):
+            if buffer is not None:
+                form.gather(batch, position, buffer, ran_rows)
+        for derived, buffer in zip(self.derived, buffers[len(self._inputs) :], strict=True):
+            if buffer is not None:
+                derived.fill(buffer, batch)
+
+    def scatter(self, model: str, batch: Batch, ran_rows: int, outputs: dict[int, Any]) -> None:
+        """Give each request its outputs, and what is kept to who keeps it. `outputs`: by their positions.
+
+        Nobody is given anything unless all outputs are as they should be. Raises: InferError (INTERNAL).
+        """
+        if self._batched:
+            for position, output in outputs.items():
+                scattered = position < len(self._outputs) and isinstance(self._outputs[position], Scatter)
+                if not scattered and rows_of(output) != ran_rows:
+                    raise wrong_rows(model, self._names[position], output, ran_rows)
+        clients = {position for request in batch.requests for position in request.wanted}
+        parts = {position: self._outputs[position].cut(model, outputs[position], batch) for position in clients}
+        if self.kept is not None:
+            self.kept.keep(batch, [outputs[place] for place in self.kept_places])
+        for number, request in enumerate(batch.requests):
+            request.outputs = [parts[position][number] for position in request.wanted]
+
+
+def _input_form(spec: TensorSpec, *, batched: bool) -> Rows | Flat | Values:
+    if spec.ragged:
+        return Flat()
+    return Values() if spec.is_shape and batched else Rows(spec, batched=batched)

@@ -1,0 +1,134 @@
+"""Padding rules: what a configuration says of padding is held against the model. Called by completion.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+from penstock.backends.errors import Code, InferError
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching.spec import ModelSpec, PaddedAxis
+
+from .padding import axis_name, element, same_axes
+
+MASK_DATATYPES = ("INT64", "INT32", "BOOL", "FP32", "FP16")
+
+
+def check_padding(spec: ModelSpec, signature: Signature) -> Signature:
+    """Check all that is padded; give the signature with masks optional, since the server makes those not sent.
+
+    Raises: InferError (INVALID): the field, and what is wrong with it.
+    """
+    seen: set[tuple[str, int]] = set()
+    for padded in spec.padding:
+        _check_axis(spec, signature, padded)
+        if (padded.input, padded.axis) in seen:
+            raise _wrong(spec, padded, "axis", f"{padded.axis} is there twice")
+        seen.add((padded.input, padded.axis))
+        if padded.mask:
+            _check_mask(spec, signature, padded)
+        _check_outputs(spec, signature, padded)
+    for padded in spec.padding:
+        _check_twins(spec, signature, padded)
+    masks = {padded.mask for padded in spec.padding}
+    inputs = tuple(replace(each, optional=True) if each.name in masks else each for each in signature.inputs)
+    return replace(signature, inputs=inputs)
+
+
+def _check_axis(spec: ModelSpec, signature: Signature, padded: PaddedAxis) -> None:
+    tensor = signature.input.get(padded.input)
+    if tensor is None:
+        raise _wrong(spec, padded, "", f"the model has no such input, but {_names(signature.input)}")
+    if not signature.batched:
+        raise _wrong(spec, padded, "", "the model has no axis for rows, so requests share no batches")
+    dims = tensor.shape[1:]
+    if not 0 <= padded.axis < len(dims):
+        raise _wrong(spec, padded, "axis", f"{padded.axis} is not there, dims after the rows are {list(dims)}")
+    if dims[padded.axis] != -1:
+        text = f"{padded.axis} is fixed at {dims[padded.axis]}, and only a free axis can be padded"
+        raise _wrong(spec, padded, "axis", text)
+    if any(size < 1 for size in padded.buckets) or any(b <= a for a, b in pairwise(padded.buckets)):
+        raise _wrong(spec, padded, "buckets", f"{list(padded.buckets)} must ascend from 1 or more")
+    try:
+        element(tensor, padded.value)
+    except (ValueError, OverflowError) as error:
+        raise _wrong(spec, padded, "value", str(error)) from error
+
+
+def _check_mask(spec: ModelSpec, signature: Signature, padded: PaddedAxis) -> None:
+    mask = signature.input.get(padded.mask)
+    if mask is None:
+        raise _wrong(spec, padded, "mask", f"the model has no input '{padded.mask}', but {_names(signature.input)}")
+    if padded.mask == padded.input:
+        raise _wrong(spec, padded, "mask", "an input cannot be its own mask")
+    if mask.datatype not in MASK_DATATYPES:
+        known = ", ".join(MASK_DATATYPES)
+        raise _wrong(spec, padded, "mask", f"'{padded.mask}' is {mask.datatype}, expected one of {known}")
+    if mask.shape[1:].count(-1) != 1:
+        text = f"'{padded.mask}' has shape {list(mask.shape)}, expected one free axis after the rows"
+        raise _wrong(spec, padded, "mask", text)
+    name = axis_name(signature.input[padded.input], padded.axis)
+    for other in spec.padding:
+        if other is not padded and other.mask == padded.mask:
+            named = name and axis_name(signature.input[other.input], other.axis) == name
+            if not named:
+                text = f"'{padded.mask}' is the mask of '{other.input}' too, whose axis has not the same name"
+                raise _wrong(spec, padded, "mask", text)
+
+
+def _check_outputs(spec: ModelSpec, signature: Signature, padded: PaddedAxis) -> None:
+    if padded.outputs is None:
+        named = axis_name(signature.input[padded.input], padded.axis)
+        free = [output.name for output in signature.outputs if -1 in output.shape[1:]]
+        if free and not named:
+            text = f"the model has no name for this axis; say which axis of {', '.join(free)} is as long as it, or {{}}"
+            raise _wrong(spec, padded, "outputs", text)
+        own = _own_axes(signature)
+        if own and all(other.outputs is None for other in spec.padding):
+            text = f"{', '.join(own)}: a free axis that no input has; say it if it is as long as a padded one, or {{}}"
+            raise _wrong(spec, padded, "outputs", text)
+        return
+    for name, axis in padded.outputs.items():
+        output = signature.output.get(name)
+        if output is None or not output.is_tensor:
+            raise _wrong(spec, padded, "outputs", f"the model has no output '{name}', but {_names(signature.output)}")
+        dims = output.shape[1:]
+        if not 0 <= axis < len(dims) or dims[axis] != -1:
+            text = f"axis {axis} of '{name}' is no free axis, dims after the rows are {list(dims)}"
+            raise _wrong(spec, padded, "outputs", text)
+
+
+def _own_axes(signature: Signature) -> list[str]:
+    """List outputs with a free axis of no input's name, as exporters make up: nothing tells what it is as long as."""
+    known = {name for spec in signature.inputs for name in spec.axes[1:]} - {""}
+    return [
+        output.name
+        for output in signature.outputs
+        if any(size < 0 and axis_name(output, axis) not in known for axis, size in enumerate(output.shape[1:]))
+    ]
+
+
+def _check_twins(spec: ModelSpec, signature: Signature, padded: PaddedAxis) -> None:
+    """Check that what must be as long as a padded axis is padded with it, to the same lengths."""
+    others = {(other.input, other.axis): other for other in spec.padding}
+    masks = {other.mask for other in spec.padding}
+    for tensor, axis in same_axes(signature, padded):
+        other = others.get((tensor.name, axis))
+        if other is None and tensor.name not in masks:
+            text = f"{padded.axis} must be as long as axis {axis} of '{tensor.name}', which is not padded"
+            cure = f"it needs a [padding.{tensor.name}] too"
+            if tensor.name == padded.input:
+                cure = "only one axis of an input can be"
+            raise _wrong(spec, padded, "axis", f"{text}: {cure}")
+        if other is not None and other.buckets != padded.buckets:
+            text = f"{list(padded.buckets)} are not those of '{tensor.name}', which must be as long"
+            raise _wrong(spec, padded, "buckets", text)
+
+
+def _names(tensors: dict[str, TensorSpec]) -> str:
+    return ", ".join(sorted(tensors))
+
+
+def _wrong(spec: ModelSpec, padded: PaddedAxis, field: str, text: str) -> InferError:
+    place = f"padding.{padded.input}.{field}" if field else f"padding.{padded.input}"
+    return InferError(Code.INVALID, f"model '{spec.name}', {place}: {text}")

@@ -1,0 +1,1 @@
+"""Ports: how connections are taken, kept and ended, and where large bodies are put."""

@@ -1,0 +1,334 @@
+"""Listener: one port, served by a protocol class of uvicorn's kind, and closed without losing what it had accepted.
+
+Port is the part that any protocol shares; the gRPC lane has a Port of its own. Listener stands in for
+`uvicorn.Server`, which owns the signals of its process and closes idle connections at once. What is used of uvicorn is
+its Config, its ServerState and the constructor of its HTTP protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Collection
+from email.utils import formatdate
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+
+from .accepting import Accepting
+from .handshakes import keep_out_new, somebody_waits
+
+if TYPE_CHECKING:
+    from penstock.server.http.service import Shared
+
+logger = logging.getLogger("penstock.serve")
+
+BACKLOG = 4096
+TICK_S = 1.0
+POLL_S = 0.01
+"""How often a draining Listener looks whether its connections have ended."""
+LEAVE_S = 1.0
+"""How long connections that came while a port was drained may take to go, once it is closed."""
+_MOST_TURNS = 1000
+_ABSENT = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
+
+
+class StartError(Exception):
+    """Why a server cannot start, for the operator: a line for each reason."""
+
+
+class ListenError(Exception):
+    """A port that cannot be listened on; the message is for the operator."""
+
+
+class Port:
+    """One port.
+
+    Invariant: a connection whose handshake the kernel has completed is accepted and handed to a protocol, until
+    `stop_accepting` returns; later ones are refused by the kernel. Those that come once `finish` has begun get answers,
+    and no work is begun for them. `sweep` is called every second with the seconds
+    that have passed, for the protocol's time limits. `tls` is for every connection, or None. `reuse_port`: other
+    processes of the same user listen on it too, and the kernel shares out connections; `accepting`: and these hand
+    them to each other.
+    Threads: the event loop's.
+    """
+
+    scheme = "http"
+    tls: ssl.SSLContext | None = None
+    reuse_port = False
+    accepting: Accepting | None = None
+
+    def __init__(self, name: str, address: str, port: int, sweep: Callable[[float], None] | None = None) -> None:
+        self.name = name
+        self.address = address
+        self.port = port
+        self._sockets: list[socket.socket] = []
+        self._servers: list[asyncio.AbstractServer] = []
+        self._sweep = sweep
+        self._clock: asyncio.TimerHandle | None = None
+        self._full = False
+
+    def make_protocol(self) -> asyncio.BaseProtocol:
+        """Make the protocol of a new connection."""
+        raise NotImplementedError
+
+    def open_connections(self) -> Collection[Any]:
+        """Give the protocols of the open connections: each has `transport`, and `shutdown` to drain it."""
+        raise NotImplementedError
+
+    def keep_connections(self, connections: set[Any]) -> None:
+        """Keep the open connections in this set from now on; there are none yet."""
+        raise NotImplementedError
+
+    def share(self, elsewhere: Callable[[socket.socket], bool], counted: Callable[[int], None]) -> None:
+        """Let other processes have connections that are accepted here, as Accepting says; before `open`."""
+        self.accepting = Accepting(self.make_protocol, elsewhere, counted)
+        self.keep_connections(self.accepting.open)
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return len(self.open_connections())
+
+    @property
+    def url(self) -> str:
+        """Where it listens, once it does."""
+        address = f"[{self.address}]" if ":" in self.address else self.address
+        return f"{self.scheme}://{address}:{self.port}"
+
+    async def open(self) -> None:
+        """Bind, and accept connections from now on; port 0 becomes the one the system chose.
+
+        Raises: ListenError.
+        """
+        loop = asyncio.get_running_loop()
+        self._tick(loop, loop.time())
+        bind = partial(bind_one, reuse_port=self.reuse_port)
+        self._sockets = await bind_all(self.name, self.address, self.port, bind)
+        self.port = self._sockets[0].getsockname()[1]
+        for bound in self._sockets:
+            if self.accepting is not None:
+                self.accepting.begin(bound, BACKLOG, self.tls)
+                continue
+            self._servers.append(
+                await loop.create_server(self.make_protocol, sock=bound, backlog=BACKLOG, ssl=self.tls)
+            )
+
+    def _tick(self, loop: asyncio.AbstractEventLoop, last: float) -> None:
+        now = loop.time()
+        self.each_second()
+        self._look_for_descriptors()
+        self._clock = loop.call_later(TICK_S, self._tick, loop, now)
+        if self._sweep is not None:
+            self._sweep(now - last)
+
+    def _look_for_descriptors(self) -> None:
+        """Say when no file can be opened: the loop's own server closes what it accepts then, without a word."""
+        if self.accepting is not None or not self._sockets:
+            return
+        was_full, self._full = self._full, False
+        try:
+            os.close(os.dup(self._sockets[0].fileno()))
+        except OSError as error:
+            self._full = True
+            if not was_full:
+                logger.error("%s: no connection can be accepted: %s", self.name, error.strerror)  # noqa: TRY400
+
+    def each_second(self) -> None:
+        """Do what is due whether or not anything is connected."""
+
+    def abandon(self) -> None:
+        """Give up the work for connections that have been aborted."""
+
+    def turn_away(self) -> None:
+        """Begin no work for connections that come from now on."""
+        raise NotImplementedError
+
+    async def stop_accepting(self) -> None:
+        """Accept what has already connected, then close the port.
+
+        A port that is just closed resets the connections still in the kernel's queue, whose clients may have sent
+        a request. So new handshakes are kept out first (their clients try again a second later and are refused),
+        then the queue is emptied.
+        """
+        for bound in self._sockets:
+            keep_out_new(bound)
+        await self._accept_waiting()
+        for server in self._servers:
+            server.close()
+        if self.accepting is not None:
+            self.accepting.end()
+        await asyncio.sleep(0)
+        for bound in self._sockets:
+            with contextlib.suppress(OSError):
+                bound.close()
+        self._servers.clear()
+        self._sockets.clear()
+
+    async def _accept_waiting(self) -> None:
+        """Let the loop accept what the kernel has connected."""
+        for _ in range(_MOST_TURNS):
+            await asyncio.sleep(0)
+            if not somebody_waits(self._sockets):
+                break
+        await asyncio.sleep(0)  # for `connection_made` of the last ones
+
+    async def finish(self, deadline: float) -> int:
+        """Let every connection finish its work and close; give how many had not by `deadline` (the loop's time).
+
+        Who connects meanwhile, if the port is open, is turned away, and not waited for.
+        """
+        loop = asyncio.get_running_loop()
+        await self._accept_waiting()
+        if self.accepting is not None:
+            await self.accepting.settle()
+        self.turn_away()
+        left = set(self.open_connections())
+        for connection in left:
+            connection.shutdown()
+        while left and loop.time() < deadline:
+            await asyncio.sleep(POLL_S)
+            left.intersection_update(self.open_connections())
+        return len(left)
+
+    async def leave(self) -> None:
+        """Close the port once `finish` has ended, and let those who were turned away go."""
+        await self.stop_accepting()
+        await self.finish(asyncio.get_running_loop().time() + LEAVE_S)
+
+    async def close(self) -> None:
+        """Close the port and every connection at once, whatever they are doing."""
+        await self.stop_accepting()
+        if self.accepting is not None:
+            self.accepting.abandon()
+        if self._clock is not None:
+            self._clock.cancel()
+        for connection in list(self.open_connections()):
+            transport: asyncio.Transport | None = connection.transport
+            if transport is not None:
+                transport.abort()
+        self.abandon()
+        for _ in range(_MOST_TURNS):
+            if not self.open_connections():
+                break
+            await asyncio.sleep(0)
+
+
+class Listener(Port):
+    """A Port whose protocol is one of uvicorn's kind."""
+
+    def __init__(self, name: str, address: str, port: int, config: Config, shared: Shared | None = None) -> None:
+        """`shared` is what the protocol's connections share, where it is the fast lane's."""
+        super().__init__(name, address, port, None if shared is None else shared.sweep)
+        if not config.loaded:
+            config.load()
+        self._config = config
+        self._shared = shared
+        self._state = ServerState()
+
+    def make_protocol(self) -> asyncio.BaseProtocol:
+        """Make uvicorn's protocol."""
+        make: Any = self._config.http_protocol_class
+        protocol: asyncio.BaseProtocol = make(config=self._config, server_state=self._state, app_state={})
+        return protocol
+
+    def open_connections(self) -> Collection[Any]:
+        """Give uvicorn's connections."""
+        return self._state.connections
+
+    def keep_connections(self, connections: set[Any]) -> None:
+        """Have uvicorn keep its connections there."""
+        self._state.connections = connections
+
+    def each_second(self) -> None:
+        """Renew the date that answers carry."""
+        self._state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+
+    def turn_away(self) -> None:
+        """Have the fast lane do it."""
+        if self._shared is not None:
+            self._shared.draining = True
+
+    def abandon(self) -> None:
+        """Cancel what uvicorn still runs."""
+        for task in list(self._state.tasks):
+            task.cancel()
+
+
+def make_config(
+    app: Callable[..., Awaitable[None]], http: type[asyncio.Protocol] | str, *, idle_s: float, access_log: bool
+) -> Config:
+    """Give uvicorn's Config with everything off that is ours to do: logging, signals, websockets, lifespan, proxies."""
+    return Config(
+        app,
+        http=http,
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        access_log=access_log,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=idle_s,  # type: ignore[arg-type]  # goes to loop.call_later, fractions are fine
+    )
+
+
+async def bind_all(
+    name: str, address: str, port: int, bind: Callable[[int, Any], socket.socket]
+) -> list[socket.socket]:
+    """Bind every address that a name stands for, all on one port; `bind` takes family and address.
+
+    Raises: ListenError.
+    """
+    loop = asyncio.get_running_loop()
+
+    def refused(why: str | None) -> ListenError:
+        return ListenError(f"cannot listen for {name} on {address}, port {asked}: {why}")
+
+    asked = port
+    try:
+        found = await loop.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        raise refused(error.strerror) from error
+    sockets: list[socket.socket] = []
+    absent = ""
+    for family, _, _, _, where in dict.fromkeys(found):
+        try:
+            sockets.append(bind(family, (where[0], port, *where[2:])))
+        except OSError as error:
+            # A name such as localhost may stand for an IPv6 address that this machine does not have.
+            absent = os.strerror(error.errno or 0)
+            if error.errno in _ABSENT:
+                continue
+            for other in sockets:
+                other.close()
+            why = "it is in use" if error.errno == errno.EADDRINUSE else absent
+            raise refused(why) from error
+        port = sockets[0].getsockname()[1]
+    if not sockets:
+        raise refused(absent)
+    return sockets
+
+
+def bind_one(family: int, address: Any, *, reuse_port: bool = False) -> socket.socket:
+    """Bind one address. Raises: OSError."""
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse_port:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            # `::` is every address, of IPv4 too, as gRPC has it; a name has its IPv4 addresses beside it
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, address[0] != "::")
+        listening.bind(address)
+    except OSError:
+        listening.close()
+        raise
+    return listening

@@ -1,0 +1,88 @@
+"""Ports: those that requests come to, made from the settings. Called by the composition roots."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from penstock.server.grpc.connection import GrpcShared
+from penstock.server.grpc.listening import GrpcListener
+from penstock.server.http.access import LoggedFastLane, QuietFastLane
+from penstock.server.http.fastlane import FastLane
+from penstock.server.http.service import Service, Shared
+from penstock.server.restricted import GRPC_CATEGORIES
+
+from .listener import Listener, make_config
+
+if TYPE_CHECKING:
+    from penstock.server.dialects import Dialect
+    from penstock.server.grpc.method import Method
+    from penstock.server.http.connection import Connection
+    from penstock.server.settings import Settings
+    from penstock.server.telemetry.metrics import ASGIApp
+
+_ASKING = {"health", "metadata", "model-config", "statistics"}
+"""What RPCs only ask for, by category."""
+
+
+class Unclaimed:
+    """The fast lane's Service of a port without inference: every request is left to uvicorn, limits apply."""
+
+    def claim(self, head: Any) -> None:
+        """Claim nothing."""
+
+    def turn_away(self, head: Any) -> None:
+        """Never called."""
+
+    def refuse(self, connection: FastLane, error: Any) -> None:
+        """Never called."""
+
+    def begin(self, connection: FastLane, head: Any, body: bytes) -> None:
+        """Never called."""
+
+    def abandon(self, connection: Connection) -> None:
+        """Never called."""
+
+
+def http_lane(settings: Settings, app: ASGIApp, service: Service, dialect: Dialect) -> Listener:
+    """Make the HTTP port: `service` answers what it claims, `app` all else."""
+    shared = shared_of(settings, service, dialect)
+    return listener_of(settings, "HTTP", (settings.http_address, settings.http_port), app, shared)
+
+
+def metrics_lane(settings: Settings, app: ASGIApp) -> Listener:
+    """Make the metrics port."""
+    place = settings.metrics_address or settings.http_address, settings.metrics_port
+    shared = Shared(Unclaimed(), settings.limits())
+    return listener_of(settings, "metrics", place, app, shared, logged=settings.metrics_access_log)
+
+
+def grpc_lane(settings: Settings, methods: Mapping[str, Method], loop: asyncio.AbstractEventLoop) -> GrpcListener:
+    """Make the gRPC port, with RPCs by path."""
+    asking = frozenset(path for path in methods if GRPC_CATEGORIES.get(path) in _ASKING)
+    shared = GrpcShared(dict(methods), settings.grpc_limits(), asking=asking, loop=loop)
+    listener = GrpcListener(settings.grpc_address, settings.grpc_port, shared)
+    listener.reuse_port = bool(settings.http_workers)
+    return listener
+
+
+def shared_of(settings: Settings, service: Service, dialect: Dialect) -> Shared:
+    """Make what the connections to a dialect's Service share."""
+    shared = Shared(service, settings.limits(), loud=dialect.loud)
+    shared.refusal = dialect.refusal
+    return shared
+
+
+def listener_of(
+    settings: Settings, name: str, place: tuple[str, int], app: ASGIApp, shared: Shared, *, logged: bool = True
+) -> Listener:  # fmt: skip
+    """Make a port of HTTP."""
+    lane: type[FastLane] = FastLane
+    if settings.access_log:
+        lane = LoggedFastLane if logged else QuietFastLane
+    protocol = type("Connection", (lane,), {"shared": shared})
+    config = make_config(app, protocol, idle_s=settings.http_idle_timeout_secs, access_log=settings.access_log)
+    listener = Listener(name, *place, config, shared)
+    listener.reuse_port = bool(settings.http_workers)
+    return listener

@@ -1,0 +1,34 @@
+"""Own flags: what of another program's command line is Penstock's own. Called by the dialects' commands."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from penstock.server.cli import add_flag, with_values
+from penstock.server.settings import known_settings
+
+_NONE: Mapping[str, str] = MappingProxyType({})
+
+
+def own_flags(
+    prog: str, words: Sequence[str], theirs: Collection[str], aliases: Mapping[str, str] = _NONE
+) -> tuple[dict[str, Any], list[str]]:
+    """Take the flags of `penstock serve` out of a command line. `theirs` are flags that mean something else there.
+
+    `aliases` are other names of flags of ours. Returns: what was said, by setting, and the other words.
+    Raises: SystemExit (2) for a flag without its value.
+    """
+    parser = argparse.ArgumentParser(prog=prog, add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", default=argparse.SUPPRESS)
+    for item in known_settings():
+        if item.flag not in theirs:
+            add_flag(parser, item)
+    spelled = []
+    for word in words:
+        flag, equals, value = word.partition("=")
+        spelled.append(aliases.get(flag, flag) + equals + value)
+    taken, others = parser.parse_known_args(with_values(spelled))
+    return vars(taken), others

@@ -1,0 +1,77 @@
+"""What models share, as the settings say it: --rate-limit, --rate-limit-resource, --host-policy.
+
+Read with the settings, so that a mistake in one stops the start. Source: Triton server, command_line_parser.cc, and
+core, numa_utils.cc.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.batching.devices.placement import Devices
+
+    from .running_settings import RunningSettings
+
+MOST_CPUS = 4096
+_RANGE = "host policy setting 'cpu-cores' format is '<lower_cpu_core_id>-<upper_cpu_core_id>'. Got "
+
+
+def devices_of(settings: RunningSettings) -> Devices:
+    """Make what the Engine's models share."""
+    # batching comes with numpy, for which the command line does not wait
+    from penstock.batching.devices.placement import Devices
+    from penstock.batching.devices.rates import RateLimiter
+
+    limited = settings.rate_limit == "execution_count"
+    limiter = RateLimiter(parse_resources(settings.rate_limit_resource)) if limited else None
+    return Devices(limiter, parse_host_policies(settings.host_policy))
+
+
+def parse_resources(entries: Iterable[str]) -> dict[tuple[str, int | None], int]:
+    """Read the values of --rate-limit-resource.
+
+    Returns: how much there is of each resource, on each device by its number, or None for every one. Of what is stated
+    twice there is the less, as in Triton. Raises: ValueError.
+    """
+    stated: dict[tuple[str, int | None], int] = {}
+    for entry in entries:
+        name, *numbers = (part.strip() for part in entry.split(":"))
+        if not name or len(numbers) not in {1, 2} or not all(_is_number(number) for number in numbers):
+            raise ValueError(
+                "--rate-limit-resource option format is '<resource_name>:<count>:<device>' or "
+                f"'<resource_name>:<count>'. Got {entry}"
+            )
+        pool = (name, int(numbers[1]) if len(numbers) > 1 else None)
+        stated[pool] = min(int(numbers[0]), stated.get(pool, int(numbers[0])))
+    return stated
+
+
+def parse_host_policies(entries: Iterable[str]) -> dict[str, frozenset[int]]:
+    """Read the values of --host-policy. Returns: the CPUs that each policy names. Raises: ValueError."""
+    policies: dict[str, frozenset[int]] = {}
+    for entry in entries:
+        name, comma, setting = (part.strip() for part in entry.partition(","))
+        key, equals, value = (part.strip() for part in setting.partition("="))
+        if not (name and comma and key and equals and value):
+            raise ValueError(f"--host-policy option format is '<policy name>,<setting>=<value>'. Got {entry}")
+        if key != "cpu-cores":
+            raise ValueError(f"got '{entry}': the setting '{key}' is not supported, known: cpu-cores")
+        if not hasattr(os, "sched_setaffinity"):
+            raise ValueError(f"got '{entry}': this system cannot keep a thread to some CPUs")
+        policies[name] = frozenset(_cpus(value))
+    return policies
+
+
+def _cpus(value: str) -> Iterable[int]:
+    for part in value.split(","):
+        low, dash, high = (bound.strip() for bound in part.partition("-"))
+        if not dash or not _is_number(low) or not _is_number(high) or not int(low) <= int(high) < MOST_CPUS:
+            raise ValueError(f"{_RANGE}{part}")
+        yield from range(int(low), int(high) + 1)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and int(text) < 1 << 31

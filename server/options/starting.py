@@ -1,0 +1,58 @@
+"""Starting: what keeps a server from starting, as far as its settings tell. Asked by the server and by `check`."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from penstock.server.grpc.tls import TlsError, context_for
+from penstock.server.repository.control import EVERY
+from penstock.server.supervisor.ports import wanted
+
+from .cloud_settings import parse_range
+
+if TYPE_CHECKING:
+    from penstock.server.settings import Settings
+
+_EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104 - what is listened on is compared
+
+
+def obstacles(settings: Settings) -> list[str]:
+    """Say why a server of these settings would not start. No port is opened; certificates are read."""
+    found = [*_of_models(settings), *_of_ports(settings), *_of_clouds(settings)]
+    if settings.http_workers and not hasattr(os, "pidfd_open"):
+        found.append("--http-workers needs Linux")
+    if settings.allow_grpc:
+        try:
+            context_for(settings)
+        except TlsError as error:
+            found.append(str(error))
+    return found
+
+
+def _of_models(settings: Settings) -> Iterator[str]:
+    if settings.load_model and settings.model_control_mode != "explicit":
+        yield "--load-model needs --model-control-mode explicit"
+    if EVERY in settings.load_model and len(settings.load_model) > 1:
+        yield f"--load-model {EVERY} loads every model: it can not be given with another --load-model"
+
+
+def _of_ports(settings: Settings) -> Iterator[str]:
+    for (one, (here, port)), (other, (there, number)) in itertools.combinations(wanted(settings).items(), 2):
+        if port and port == number and (here == there or {here, there} & {*_EVERYWHERE}):
+            yield f"{one} and {other} cannot both be served on port {port}"
+
+
+def _of_clouds(settings: Settings) -> Iterator[str]:
+    """Say it in Triton's words. Source: command_line_parser.cc, and vertex_ai_server.cc, with a slip of the pen."""
+    safe = parse_range(settings.sagemaker_safe_port_range) if settings.allow_sagemaker else None
+    for name, (_, port) in wanted(settings).items():
+        if safe is not None and name != "SageMaker" and not safe[0] <= port <= safe[1]:
+            said, allowed = name.replace("gRPC", "GRPC"), f"[{safe[0]}, {safe[1]}]"
+            yield f"The server cannot listen to {said} requests at port {port}, allowed port range is {allowed}"
+    if settings.allow_vertex_ai and not settings.vertex_ai_predict_route:
+        yield "API_PREDICT_ROUTE is not defined for Vertex AI endpoint"
+    elif settings.allow_vertex_ai and not settings.vertex_ai_health_route:
+        yield "AIP_HEALTH_ROUTE is not defined for Vertex AI endpoint"

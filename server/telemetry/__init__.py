@@ -1,0 +1,1 @@
+"""What a server tells of itself: metrics, the machine's samples, logs."""

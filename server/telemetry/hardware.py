@@ -1,0 +1,175 @@
+"""Hardware: samples of the machine, the process and its GPUs for the metrics page.
+
+Taken on a daemon thread of its own, at most once an interval and only while somebody scrapes, so that a driver that
+hangs holds up neither the event loop nor the exit: its lines are missing from the page until it answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from penstock.server.gpus.device_times import Used
+from penstock.server.gpus.lines import Lines
+from penstock.server.gpus.nvml import Nvml
+from penstock.server.gpus.reader import GpuReader
+
+_STALE_S = 10.0
+_PATIENCE_S = 0.25
+
+_HANGS: Lines = {"penstock_nvml_up": ["penstock_nvml_up 0"]}
+
+Values = Mapping[str, str]
+_Read = Callable[[], Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Values by metric name, as text; of the GPUs whole lines. What cannot be read is left out."""
+
+    machine: Values = field(default_factory=dict)
+    gpus: Lines = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What is sampled, and how often at most."""
+
+    interval_s: float = 1.0
+    machine: bool = True
+    gpus: bool = True
+
+
+class Hardware:
+    """Keeps the latest Sample of `proc`, and of the NVML module that `nvml` imports and starts.
+
+    `used` gives what models have used of devices since its last call. The process itself is always told of.
+    Threads: `sample` is the event loop's, and `used` is called there.
+    """
+
+    def __init__(
+        self,
+        proc: Path = Path("/proc"),
+        nvml: Callable[[], Any] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        watch: Watch = Watch(),
+        used: Callable[[], Used] = dict,
+    ) -> None:
+        cpu = _CpuTime(proc)
+
+        def machine() -> Values:
+            return {**cpu.read(), **_memory(proc), **_process(proc)} if watch.machine else _process(proc)
+
+        gpus = GpuReader(Nvml(nvml), clock, proc)
+
+        def gpu_lines() -> _Read:
+            return partial(gpus.read, used()) if watch.gpus else dict
+
+        self._machine = _Reading(lambda: machine, clock, watch.interval_s)
+        self._gpus = _Reading(gpu_lines, clock, watch.interval_s, _HANGS)
+
+    async def sample(self) -> Sample:
+        """Give values not older than the interval, or, where those are long in coming, the latest before."""
+        machine, gpus = await asyncio.gather(self._machine.latest(), self._gpus.latest())
+        return Sample(machine, gpus)
+
+
+class _Reading:
+    """The latest of what is read. That happens on a daemon thread, one at a time; `begin`, on the loop, gives how.
+
+    Too old, it is empty; `hangs` stands for one that has not ended for so long.
+    """
+
+    def __init__(
+        self, begin: Callable[[], _Read], clock: Callable[[], float], interval_s: float, hangs: Mapping[str, Any] = {}
+    ) -> None:
+        self._interval_s = interval_s
+        self._stale_s = max(_STALE_S, 2 * interval_s)
+        self._begin = begin
+        self._clock = clock
+        self._hangs = hangs
+        self._values: Mapping[str, Any] = {}
+        self._read_s = -math.inf
+        self._begun_s = math.inf
+        self._pending: asyncio.Future[None] | None = None
+
+    async def latest(self) -> Mapping[str, Any]:
+        if self._clock() - self._read_s >= self._interval_s:
+            if self._pending is None:
+                self._pending = self._start()
+            await asyncio.wait((self._pending,), timeout=_PATIENCE_S)
+        now_s = self._clock()
+        if now_s - self._read_s < self._stale_s:
+            return self._values
+        return self._hangs if self._pending is not None and now_s - self._begun_s >= self._stale_s else {}
+
+    def _start(self) -> asyncio.Future[None]:
+        loop = asyncio.get_running_loop()
+        pending: asyncio.Future[None] = loop.create_future()
+        self._begun_s = self._clock()
+        read = self._begin()
+
+        def finish(values: Mapping[str, Any]) -> None:
+            self._values, self._read_s, self._pending = values, self._clock(), None
+            pending.set_result(None)
+
+        def run() -> None:
+            try:
+                values = read()
+            except Exception:  # noqa: BLE001 - whatever a driver does, the page is served without it
+                values = {}
+            with suppress(RuntimeError):  # the loop has closed: the server is gone
+                loop.call_soon_threadsafe(finish, values)
+
+        threading.Thread(target=run, name="hardware", daemon=True).start()
+        return pending
+
+
+class _CpuTime:
+    """CPU utilization between two readings; the first is since the machine started."""
+
+    def __init__(self, proc: Path) -> None:
+        self._path = proc / "stat"
+        self._idle = 0
+        self._total = 0
+
+    def read(self) -> Values:
+        try:
+            with self._path.open(encoding="ascii") as file:
+                ticks = [int(word) for word in file.readline().split()[1:9]]
+        except (OSError, ValueError):
+            return {}
+        # user nice system idle iowait irq softirq steal; guest time is already in user
+        idle, total = sum(ticks[3:5]), sum(ticks)
+        spent, waited = total - self._total, idle - self._idle
+        self._idle, self._total = idle, total
+        rate = 1 - waited / spent if spent > 0 else 0.0
+        return {"nv_cpu_utilization": f"{min(max(rate, 0.0), 1.0):.6f}"}
+
+
+def _memory(proc: Path) -> Values:
+    try:
+        words = [line.split() for line in (proc / "meminfo").read_text(encoding="ascii").splitlines()]
+        kib = {row[0]: int(row[1]) for row in words if row[0] in {"MemTotal:", "MemAvailable:"}}
+        total, used = kib["MemTotal:"], kib["MemTotal:"] - kib["MemAvailable:"]
+    except (OSError, ValueError, KeyError, IndexError):
+        return {}
+    return {"nv_cpu_memory_total_bytes": str(total * 1024), "nv_cpu_memory_used_bytes": str(used * 1024)}
+
+
+def _process(proc: Path) -> Values:
+    values = {"process_cpu_seconds_total": f"{time.process_time():.6f}"}
+    try:
+        pages = int((proc / "self" / "statm").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        return values
+    return {**values, "process_resident_memory_bytes": str(pages * os.sysconf("SC_PAGE_SIZE"))}

@@ -1,0 +1,211 @@
+"""Logs: every record of the process as one line, written by a thread of its own so that no event loop waits for a disk.
+
+Started and stopped by the process's shell (`process.run`), never by a Server: logging belongs to the process.
+Records carry what they are about as `extra={"request_id": ..., "model": ...}`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import logging
+import queue
+import re
+import threading
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+from penstock.server.settings import Settings
+
+QUEUE_RECORDS = 10_000
+MAX_TEXT_CHARS = 16_384
+STOP_TIMEOUT_S = 2.0
+
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
+# Controls, line separators, lone surrogates and marks that turn the direction of text: what a client could use to
+# forge a line or to confuse a terminal.
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """What is logged, and in which form: `format` is "default", the operator's choice, or "ISO8601", lines of text."""
+
+    info: bool = True
+    warning: bool = True
+    error: bool = True
+    verbose: int = 0
+    format: str = "default"
+
+    @classmethod
+    def of(cls, settings: Settings) -> Levels:
+        """Give what the settings say."""
+        form = "ISO8601" if settings.log_format == "ISO8601" else "default"
+        return cls(settings.log_info, settings.log_warning, settings.log_error, settings.log_verbose, form)
+
+    def pass_on(self, level: int) -> bool:
+        """Whether records of a level are written; critical ones always are."""
+        if level >= logging.CRITICAL:
+            return True
+        if level >= logging.ERROR:
+            return self.error
+        if level >= logging.WARNING:
+            return self.warning
+        return self.info if level >= logging.INFO else self.verbose > 0
+
+    @property
+    def lowest(self) -> int:
+        """The lowest level of which anything is written."""
+        levels = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)
+        return next((level for level in levels if self.pass_on(level)), logging.CRITICAL)
+
+
+def escaped(text: str) -> str:
+    """Make any text safe to show on one line."""
+    if len(text) > MAX_TEXT_CHARS:
+        text = f"{text[:MAX_TEXT_CHARS]}... ({len(text)} characters)"
+    return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode("ascii"), text)
+
+
+def _stamp(record: logging.LogRecord) -> str:
+    moment = datetime.fromtimestamp(record.created, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _extras(record: logging.LogRecord) -> dict[str, Any]:
+    return {name: value for name, value in vars(record).items() if name not in _STANDARD}
+
+
+class TextFormatter(logging.Formatter):
+    """`2026-01-01T00:00:00.000Z INFO serve: message key=value`; a traceback follows, each line indented."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        parts = [_stamp(record), record.levelname, f"{record.name.removeprefix('penstock.')}: {escaped(record.msg)}"]
+        for name, value in _extras(record).items():
+            text = escaped(str(value))
+            parts.append(f"{name}={json.dumps(text) if set(text) & set(' =') or not text else text}")
+        lines = [" ".join(parts)]
+        if record.exc_text:
+            lines += ["    " + escaped(line) for line in record.exc_text.split("\n")]
+        return "\n".join(lines)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object: ts, level, msg, logger, what the record carries, and its traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {"ts": _stamp(record), "level": record.levelname, "msg": record.msg, "logger": record.name}
+        if len(record.msg) > MAX_TEXT_CHARS:
+            line["msg"] = escaped(record.msg)
+        line |= {name: value for name, value in _extras(record).items() if name not in line}
+        if record.exc_text:
+            line["traceback"] = record.exc_text
+        return json.dumps(line, default=str)
+
+
+def _traceback(raised: Any) -> str:
+    """Render a traceback. Python 3.11 parses source for it, and raises SystemError when two threads do so at once."""
+    for _ in range(3):
+        with contextlib.suppress(SystemError):
+            return logging.Formatter().formatException(raised)
+    return repr(raised[1])
+
+
+def _loggers(levels: Levels) -> dict[str, int]:
+    """Give the level of each logger: ours, and those of libraries, of which less is wanted."""
+    lowest = levels.lowest
+    return {"": max(lowest, logging.INFO), "penstock": lowest, "uvicorn.error": max(lowest, logging.WARNING)}
+
+
+class _Enqueue(logging.Handler):
+    """Puts records into the queue and never waits: what does not fit is dropped and counted."""
+
+    def __init__(self, records: queue.Queue[logging.LogRecord | None], process: str) -> None:
+        super().__init__()
+        self.records = records
+        self.dropped = 0
+        self._named = {"process_name": process} if process else {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # Rendered here: arguments may change, and a traceback would keep its frames alive.
+        kept = copy.copy(record)
+        kept.msg = record.getMessage()
+        kept.args = None
+        vars(kept).update(self._named)
+        if record.exc_info:
+            kept.exc_text = record.exc_text or _traceback(record.exc_info)
+            kept.exc_info = None
+        try:
+            self.records.put_nowait(kept)
+        except queue.Full:
+            self.dropped += 1
+
+
+class Logs:
+    """The process's logging from `start` to `stop`.
+
+    Threads: records may come from any; one thread writes them. `dropped` counts what was not written because the
+    writer fell behind by QUEUE_RECORDS. `process` is named in every record, where a server is several.
+    """
+
+    def __init__(self, settings: Settings, stream: TextIO, process: str = "") -> None:
+        self._stream = stream
+        text = settings.log_format == "text" or (settings.log_format != "json" and stream.isatty())
+        self._chosen = TextFormatter() if text else JsonFormatter()
+        self._formatter: logging.Formatter = self._chosen
+        self._levels = Levels.of(settings)
+        self._records: queue.Queue[logging.LogRecord | None] = queue.Queue(QUEUE_RECORDS)
+        self._door = _Enqueue(self._records, process)
+        self._door.addFilter(lambda record: self._levels.pass_on(record.levelno))
+        self._writer = threading.Thread(target=self._write_all, name="penstock-logs", daemon=True)
+        self._before: list[tuple[logging.Logger, int]] = []
+
+    @property
+    def dropped(self) -> int:
+        """Records that were not written."""
+        return self._door.dropped
+
+    def start(self) -> None:
+        """Take over the root logger and those of libraries that would speak too much."""
+        for name in _loggers(self._levels):
+            logger = logging.getLogger(name)
+            self._before.append((logger, logger.level))
+        self.apply(self._levels)
+        logging.getLogger().addHandler(self._door)
+        logging.captureWarnings(capture=True)
+        self._writer.start()
+
+    def apply(self, levels: Levels) -> None:
+        """Log as `levels` says from now on. Call it after `start`."""
+        self._levels = levels
+        self._formatter = TextFormatter() if levels.format == "ISO8601" else self._chosen
+        for name, level in _loggers(levels).items():
+            logging.getLogger(name).setLevel(level)
+
+    def stop(self) -> None:
+        """Write what is queued and give logging back; waits for a stuck stream no longer than STOP_TIMEOUT_S."""
+        logging.captureWarnings(capture=False)
+        logging.getLogger().removeHandler(self._door)
+        for logger, level in self._before:
+            logger.setLevel(level)
+        with contextlib.suppress(queue.Full):
+            self._records.put(None, timeout=STOP_TIMEOUT_S)
+        self._writer.join(STOP_TIMEOUT_S)
+
+    def _write_all(self) -> None:
+        told = 0
+        while (record := self._records.get()) is not None:
+            self._write(record)
+            if (dropped := self.dropped) > told:
+                message = f"{dropped - told} log records dropped: more was logged than could be written"
+                self._write(logging.makeLogRecord({"name": "penstock.logs", "levelname": "WARNING", "msg": message}))
+                told = dropped
+
+    def _write(self, record: logging.LogRecord) -> None:
+        # A closed or full stream must not end the writer; there is nowhere to say so.
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.write(self._formatter.format(record) + "\n")
+            if self._records.empty():
+                self._stream.flush()

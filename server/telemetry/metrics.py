@@ -1,0 +1,303 @@
+"""The metrics page: what Prometheus scrapes, in its text format. Served on its own port and on the main one.
+
+Numbers are written by hand, since perf_analyzer reads `8.5e+10` as 8.5 and wants GPU lines with one label exactly.
+Rendering gives way to the event loop after each model, so a scrape never holds up serving.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any, Protocol
+
+from penstock.batching.model import Model
+from penstock.batching.request import Key
+from penstock.batching.statistics import (
+    CACHE_LATENCIES,
+    LATENCIES,
+    LATENCY_BOUNDS_NS,
+    ROWS_BOUNDS,
+    Duration,
+    HistogramSnapshot,
+    StatisticsSnapshot,
+)
+from penstock.server.errors import error_body
+from penstock.server.options.metrics_config import MetricsConfig
+from penstock.server.workers.order import ENDED, REASONS, STARTED
+
+from .exposition import decimal as decimal  # noqa: PLC0414 - whoever adds lines to the page has both from here
+from .exposition import label_value as label_value  # noqa: PLC0414
+from .exposition import number
+from .families import FAMILIES
+from .hardware import Hardware, Sample
+
+CONTENT_TYPE = "text/plain; charset=utf-8"
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+SHOWN_KEYS = 8
+"""Shapes of one model whose run times are shown: those that ran most."""
+
+# Model.events by name, as they are shown: metric and further labels.
+_EVENTS = {
+    "batch_retries": ("penstock_batch_retries_total", ""),
+    "runs_stopped": ("penstock_runs_stopped_total", ""),
+    "out_of_memory": ("penstock_out_of_memory_total", ""),
+    "instances_replaced": ("penstock_instances_replaced_total", ""),
+    "late_refusals": ("penstock_late_refusals_total", ""),
+    "rows_padded": ("penstock_padded_rows_total", ""),
+    "elements_real": ("penstock_padding_elements_total", ',kind="real"'),
+    "elements_padded": ("penstock_padding_elements_total", ',kind="padding"'),
+}
+# Those of models that have workers.
+_WORKER_EVENTS = {STARTED: ("penstock_workers_started_total", "")} | {
+    ENDED + reason: ("penstock_workers_ended_total", f',reason="{reason}"') for reason in REASONS
+}
+
+
+class Models(Protocol):
+    """The part of the Engine that is read here."""
+
+    def models(self) -> list[Model]: ...
+
+
+class Metrics:
+    """Renders the page. One per server. `connections` gives how many are open, by the name of their metric.
+
+    `more` gives lines that are no family of ours: models of user code may count things (python_models/metrics.py).
+    """
+
+    def __init__(
+        self, engine: Models, hardware: Hardware, config: MetricsConfig | None = None,
+        connections: Mapping[str, Callable[[], int]] | None = None,
+    ) -> None:  # fmt: skip
+        self._engine = engine
+        self._hardware = hardware
+        self._config = config or MetricsConfig()
+        self._connections = connections or {}
+        self.processes: Mapping[str, int] = {}
+        """Of a server that is several: what its supervisor has counted, by metric and label."""
+        self.more: Callable[[], Iterable[str]] = tuple
+        self.content_type = CONTENT_TYPE
+        """Of the page on its own port."""
+
+    async def render(self) -> bytes:
+        """Give the page as of now.
+
+        Threads: the event loop's, which it gives way to after each model.
+        """
+        lines: dict[str, list[str]] = {family.name: [] for family in FAMILIES}
+        sample = await self._hardware.sample()
+        for model in self._engine.models():
+            self._add_model(lines, model)
+            await asyncio.sleep(0)
+        for name, count in self._connections.items():
+            lines[name].append(f"{name} {count()}")
+        for name, total in self.processes.items():
+            lines[name.partition("{")[0]].append(f"{name} {total}")
+        for name in ("nv_pinned_memory_pool_total_bytes", "nv_pinned_memory_pool_used_bytes"):
+            lines[name].append(f"{name} 0")
+        _add_sample(lines, sample)
+        parts: list[str] = []
+        for family in FAMILIES:
+            if lines[family.name]:
+                parts.append(f"# HELP {family.name} {family.text}\n# TYPE {family.name} {family.kind}")
+                parts += lines[family.name]
+        parts += self.more()
+        return ("\n".join(parts) + "\n").encode()
+
+    def _add_model(self, lines: Mapping[str, list[str]], model: Model) -> None:
+        counted, config = model.statistics.snapshot(), self._config
+        labels = labels_of(model)
+        shown = [*_counters(counted)]
+        if config.counter_latencies:
+            shown += _latencies(counted)
+        if model.cache is not None:
+            shown += _cache_counters(counted)
+        for name, value in shown:
+            lines[name].append(f"{name}{{{labels}}} {value}")
+        if config.summary_latencies:
+            self._add_summaries(lines, model, labels, counted)
+        if config.histogram_latencies:
+            name = "nv_inference_first_response_histogram_ms"
+            edges = tuple(map(number, model.spec.first_response_ms))
+            lines[name] += _histogram(name, labels, edges, counted.first_response_histogram, 6)
+        _add_state(lines, model, labels, counted)
+        _add_events(lines, model, labels)
+        _add_run_times(lines, model, labels)
+        _add_devices(lines, model, labels)
+
+    def _add_summaries(
+        self, lines: Mapping[str, list[str]], model: Model, labels: str, counted: StatisticsSnapshot
+    ) -> None:
+        names = [quantile for quantile, _ in self._config.quantiles]
+        shares = [float(name) for name in names]
+        found = model.statistics.summaries(shares, self._config.capacity, time.monotonic_ns())
+        for name, latency, summed in _summarised(counted, cached=model.cache is not None):
+            for quantile, value in zip(names, found[latency], strict=True):
+                text = "NaN" if value is None else decimal(value, 3)
+                lines[name].append(f'{name}{{{labels},quantile="{quantile}"}} {text}')
+            lines[name].append(f"{name}_sum{{{labels}}} {decimal(summed.ns, 3)}")
+            lines[name].append(f"{name}_count{{{labels}}} {summed.count}")
+
+
+def create_metrics_app(metrics: Metrics, path: str = "/metrics") -> ASGIApp:
+    """Make the ASGI application of the metrics port: GET of one path and nothing else."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await _live(receive, send)
+            return
+        if scope["type"] != "http":
+            raise ValueError(f"the metrics port speaks HTTP, not {scope['type']}")
+        if scope["path"] != path:
+            await _answer(send, 404, "application/json", error_body("Not Found"))
+        elif scope["method"] != "GET":
+            await _answer(send, 405, "application/json", error_body("Method Not Allowed"))
+        else:
+            await _answer(send, 200, metrics.content_type, await metrics.render())
+
+    return app
+
+
+_LATENCY_EDGES = tuple(decimal(bound, 9) for bound in LATENCY_BOUNDS_NS)
+_ROWS_EDGES = tuple(str(bound) for bound in ROWS_BOUNDS)
+
+
+def labels_of(model: Model) -> str:
+    """Write the labels that every line about a model has."""
+    tags = "".join(f',_{name}="{label_value(value)}"' for name, value in model.spec.metric_tags)
+    return f'model="{label_value(model.name)}",version="{label_value(model.version)}"{tags}'
+
+
+def _add_state(lines: Mapping[str, list[str]], model: Model, labels: str, counted: StatisticsSnapshot) -> None:
+    for reason, count in counted.failures.items():
+        name = "nv_inference_request_failure"
+        lines[name].append(f'{name}{{{labels},reason="{reason}"}} {count}')
+    for name, value in (
+        ("nv_inference_pending_request_count", model.waiting_requests),
+        ("nv_model_load_duration_secs", f"{model.load_s:.6f}"),
+        ("penstock_waiting_rows", model.waiting_rows),
+        ("penstock_inflight_requests", model.inflight),
+    ):
+        lines[name].append(f"{name}{{{labels}}} {value}")
+    for name, histogram in (
+        ("penstock_queue_seconds", counted.queue_histogram),
+        ("penstock_compute_seconds", counted.compute_histogram),
+        ("penstock_total_seconds", counted.total_histogram),
+    ):
+        lines[name] += _histogram(name, labels, _LATENCY_EDGES, histogram, 9)
+    lines["penstock_batch_rows"] += _histogram("penstock_batch_rows", labels, _ROWS_EDGES, counted.rows_histogram, 0)
+    if model.spec.hooks is not None:
+        name = "penstock_hook_seconds"
+        for hook, histogram in counted.hook_histograms.items():
+            lines[name] += _histogram(name, f'{labels},hook="{hook}"', _LATENCY_EDGES, histogram, 9)
+
+
+def _add_events(lines: Mapping[str, list[str]], model: Model, labels: str) -> None:
+    with model.lock:
+        events = dict(model.events)
+    for event, (name, more) in (_EVENTS | _WORKER_EVENTS if STARTED in events else _EVENTS).items():
+        lines[name].append(f"{name}{{{labels}{more}}} {events.get(event, 0)}")
+
+
+def _add_run_times(lines: Mapping[str, list[str]], model: Model, labels: str) -> None:
+    name = "penstock_run_seconds"
+    with model.lock:
+        run_times = model.costs.run_times(SHOWN_KEYS)
+    for known in run_times:
+        size = f'{labels},shapes="{_shapes(known.key)}",rows="{known.rows}"'
+        for quantile, ns in (("0.5", known.mean_ns), ("0.95", known.p95_ns)):
+            lines[name].append(f'{name}{{{size},quantile="{quantile}"}} {decimal(ns, 9)}')
+
+
+def _add_devices(lines: Mapping[str, list[str]], model: Model, labels: str) -> None:
+    if model.spec.fallback:
+        lines["penstock_model_cpu_fallback"].append(f"penstock_model_cpu_fallback{{{labels}}} 1")
+    if model.device_ns:
+        name = "penstock_device_seconds_total"
+        with model.lock:
+            used = dict(model.device_ns)
+        for device, ns in used.items():
+            lines[name].append(f'{name}{{{labels},device="{label_value(device)}"}} {decimal(ns, 9)}')
+
+
+def _shapes(key: Key) -> str:
+    """Write the inputs' shapes without rows as the statistics do, as JSON."""
+    shapes = ("null" if shape is None else f"[{','.join(map(str, shape))}]" for shape in key)
+    return f"[{','.join(shapes)}]"
+
+
+def _counters(counted: StatisticsSnapshot) -> tuple[tuple[str, int], ...]:
+    return (
+        ("nv_inference_request_success", counted.success.count),
+        ("nv_inference_count", counted.inference_count),
+        ("nv_inference_exec_count", counted.execution_count),
+    )
+
+
+def _latencies(counted: StatisticsSnapshot) -> tuple[tuple[str, int], ...]:
+    return (
+        ("nv_inference_request_duration_us", counted.success.ns // 1000),
+        ("nv_inference_queue_duration_us", counted.queue.ns // 1000),
+        ("nv_inference_compute_input_duration_us", counted.compute_input.ns // 1000),
+        ("nv_inference_compute_infer_duration_us", counted.compute_infer.ns // 1000),
+        ("nv_inference_compute_output_duration_us", counted.compute_output.ns // 1000),
+    )
+
+
+def _cache_counters(counted: StatisticsSnapshot) -> tuple[tuple[str, int], ...]:
+    hit, miss = counted.cache_hit, counted.cache_miss
+    return (
+        ("nv_cache_num_hits_per_model", hit.count),
+        ("nv_cache_num_misses_per_model", miss.count),
+        ("nv_cache_hit_duration_per_model", hit.ns // 1000),
+        ("nv_cache_miss_duration_per_model", miss.ns // 1000),
+    )
+
+
+def _summarised(counted: StatisticsSnapshot, *, cached: bool) -> Iterator[tuple[str, str, Duration]]:
+    """Give each summary's name, its latency, and what it sums up. That of requests is off with a cache: as Triton."""
+    sums = (counted.success, counted.queue, counted.compute_input, counted.compute_infer, counted.compute_output)
+    for latency, summed in zip(LATENCIES, sums, strict=True):
+        if latency != "request" or not cached:
+            yield f"nv_inference_{latency}_summary_us", latency, summed
+    if cached:
+        for latency, summed in zip(CACHE_LATENCIES, (counted.cache_hit, counted.cache_miss), strict=True):
+            yield f"nv_{latency}_summary_us", latency, summed
+
+
+def _histogram(name: str, labels: str, edges: Sequence[str], histogram: HistogramSnapshot, digits: int) -> list[str]:
+    lines = []
+    below = 0
+    for edge, count in zip((*edges, "+Inf"), histogram.counts, strict=True):
+        below += count
+        lines.append(f'{name}_bucket{{{labels},le="{edge}"}} {below}')
+    lines.append(f"{name}_sum{{{labels}}} {decimal(histogram.total, digits)}")
+    lines.append(f"{name}_count{{{labels}}} {below}")
+    return lines
+
+
+def _add_sample(lines: Mapping[str, list[str]], sample: Sample) -> None:
+    for name, value in sample.machine.items():
+        lines[name].append(f"{name} {value}")
+    for name, written in sample.gpus.items():
+        lines[name] += written
+
+
+async def _live(receive: Receive, send: Send) -> None:
+    while True:
+        message = await receive()
+        await send({"type": message["type"] + ".complete"})
+        if message["type"] == "lifespan.shutdown":
+            return
+
+
+async def _answer(send: Send, status: int, content_type: str, body: bytes) -> None:
+    headers = [(b"content-type", content_type.encode()), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,94 @@
+"""Observing: tracing, logging settings and restricted APIs of one server, made from its settings.
+
+Made by the composition root, which serves its endpoints over both transports and stops it last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol
+
+from penstock.server.gpus.device_times import DeviceTimes
+from penstock.server.options.metrics_config import parse as parse_metrics
+from penstock.server.restricted import GRPC_PREFIX, Restricted
+from penstock.server.settings import Settings
+from penstock.server.tracing.config import OPENTELEMETRY, TraceConfig
+from penstock.server.tracing.config import parse as parse_tracing
+from penstock.server.tracing.file import TraceFile
+from penstock.server.tracing.trace import TraceSink
+from penstock.server.tracing.tracer import Tracer
+from penstock.server.v2.logging_settings import LogSettings
+from penstock.server.v2.routes import Route
+from penstock.server.v2.tracing import TraceSettings
+
+from .hardware import Hardware, Watch
+from .metrics import Metrics, labels_of
+
+if TYPE_CHECKING:
+    from penstock.batching.engine import Engine
+
+
+class Port(Protocol):
+    """The part of a Listener that is read here."""
+
+    @property
+    def connections(self) -> int: ...
+
+
+class Observing:
+    """What a server says of its work, and to whom. One per server."""
+
+    def __init__(self, settings: Settings, engine: Engine) -> None:
+        config = parse_tracing(settings.trace_config)
+        if config.mode == OPENTELEMETRY:
+            # a quarter of a second, which the first traced request should not take
+            importlib.import_module("penstock.server.tracing.otlp")
+        self._tracer = Tracer(config, engine, open_sink)
+        self.context_for = self._tracer.context_for
+        self.traces = TraceSettings(config, self._tracer, engine)
+        self.logging = LogSettings(settings)
+        self.http_restricted = Restricted.parse(settings.http_restricted_api)
+        self.grpc_restricted = Restricted.parse(settings.grpc_restricted_protocol, GRPC_PREFIX)
+
+    def routes(self) -> tuple[Route, ...]:
+        """Give the endpoints."""
+        return (*self.traces.routes(), *self.logging.routes())
+
+    async def stop(self) -> None:
+        """Write the traces that are left."""
+        await asyncio.to_thread(self._tracer.stop)
+
+
+def made_metrics(
+    settings: Settings, engine: Engine, ports: Callable[[], Iterable[Port | None]],
+    counts: Mapping[str, Callable[[], int]] = MappingProxyType({}),
+) -> Metrics:  # fmt: skip
+    """Make the metrics page. `ports` gives those of HTTP and of gRPC, None for one that is not served.
+
+    `counts` are more numbers without labels, by the name of their family.
+    """
+    watch = Watch(settings.metrics_interval_ms / 1000, settings.allow_cpu_metrics, settings.allow_gpu_metrics)
+
+    def count(position: int) -> int:
+        port = tuple(ports())[position]
+        return port.connections if port else 0
+
+    names = ("penstock_connections", "penstock_grpc_connections")
+    connections = {name: partial(count, position) for position, name in enumerate(names)}
+    shown = connections | dict(counts)
+    used = DeviceTimes(engine.models, labels_of).read
+    return Metrics(engine, Hardware(watch=watch, used=used), parse_metrics(settings.metrics_config), shown)
+
+
+def open_sink(config: TraceConfig) -> TraceSink:
+    """Open what the traces go to. Called on the Tracer's thread."""
+    if config.mode == OPENTELEMETRY:
+        from penstock.server.tracing.otlp import OtlpSpans  # the SDK is an extra
+
+        return OtlpSpans(config)
+    return TraceFile(Path(config.file))
