@@ -137,7 +137,8 @@ async def trips(folder: Path, turns: tuple[int, ...] = (8, 64), sweeps: int = 5)
     fastest_us = dict(zip(((line.served, line.way, count) for line, count in cases), map(min, *taken_us), strict=True))
     for (served, way, count), us in fastest_us.items():
         say(f"whole trip, {served} {way}, {count} a turn", us)
-    return max(fastest_us[line.served, line.way, count] for line, count in cases if line.cached)
+    dearest_us: float = max(fastest_us[line.served, line.way, count] for line, count in cases if line.cached)
+    return dearest_us
 
 
 def verdict(dearest_us: float) -> str:
