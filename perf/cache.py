@@ -24,7 +24,7 @@ import orjson
 import uvloop
 
 from penstock.backends.loading import LOADERS
-from penstock.batching.cache import Cache
+from penstock.batching.caching.cache import Cache
 from penstock.batching.engine import Engine
 from penstock.batching.spec import BatchPolicy, ModelSpec
 
