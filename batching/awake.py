@@ -15,8 +15,8 @@ from penstock.backends.cpus import usable_cpus
 AWAKE_NS = 100_000
 """For how long it looks: a little longer than a client in a hurry takes for an answer and its next request."""
 LONE_TURNS = 8
-"""So many requests have come alone before it looks: of several clients that take turns, whoever is waited for finds the
-others' requests in its batch."""
+"""So many requests have come alone before it looks. Several clients at once are better served by a loop that sleeps:
+what comes while it wakes shares a batch."""
 MOST_SKIPPED = 64
 """After looks in vain so many lone requests at most pass by until it looks again: a look in vain costs each 1.6 us."""
 
