@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from penstock.backends.backend import Array, Loader
@@ -26,6 +26,7 @@ from .running.outsides import OutsideLoader, close_outsides, open_outside
 from .running.watchdog import Watchdog
 from .scheduling.admission import request_for, values_key
 from .scheduling.door import LATE, Door
+from .scheduling.together import add_together
 from .shapes.splitting import add_parts
 from .sinks import answered, let_go, withdraw
 from .spec import ModelSpec
@@ -136,10 +137,7 @@ class Engine:
         await self._held.wait(model)
 
     def hold(self, model: Model) -> None:
-        """Keep a Model from being retired while a request for it is being decoded, or an ensemble may need it.
-
-        To be followed by `release`.
-        """
+        """Keep a Model from being retired until `release`: a request for it is decoded, or an ensemble may need it."""
         model.holds += 1
 
     def release(self, model: Model) -> None:
@@ -202,7 +200,8 @@ class Engine:
         if scheduler.target_ns:
             self._door.aim(request, scheduler.target_ns, now_ns)
         if (self.stopping or model.closing) and not is_step(request):
-            raise self._refused(request, now_ns, STOPPING)
+            model.statistics.record_failure(REJECTED, request.start_ns, now_ns)
+            raise InferError(Code.NOT_READY, STOPPING)
         parts = 1
         try:
             if request.rows > model.max_rows:
@@ -220,6 +219,15 @@ class Engine:
             self._turns.watch(model)
         if not model.dirty:
             self._turns.mark(model)
+
+    def submit_together(self, model: Model, requests: Sequence[InferRequest]) -> bool:
+        """Accept steps of requests that were accepted before, as together.py does; if not, they come one by one."""
+        if not add_together(model, requests, time.monotonic_ns()):
+            return False
+        model.inflight += len(requests)
+        if not model.dirty:
+            self._turns.mark(model)
+        return True
 
     def _detour(self, request: InferRequest) -> bool:
         """Serve a request without its model's queue, where that is possible. Raises: InferError."""
@@ -246,11 +254,6 @@ class Engine:
     def make_room(self, model: Model) -> None:
         """Run a batch of a full queue here and now if it is fast. Raises: InferError (OVERLOADED) otherwise."""
         self._door.make_room(model)
-
-    @staticmethod
-    def _refused(request: InferRequest, now_ns: int, text: str) -> InferError:
-        request.model.statistics.record_failure(REJECTED, request.start_ns, now_ns)
-        return InferError(Code.NOT_READY, text)
 
     def cancel(self, request: InferRequest) -> None:
         """Take a request back while it waits; one that runs is finished, and its sink must not mind."""

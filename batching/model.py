@@ -231,7 +231,7 @@ class Model:
     def _leave_loop(self, held_ns: int) -> None:
         """Run on threads from now on: a graph with a loop may take microseconds once and minutes the next time."""
         with self.lock:
-            self.scheduler.leave_loop()
+            self.scheduler.resize(self.scheduler.promises.instances, 0)
         text = "model %s held the event loop for %.0f ms: it runs on threads from now on"
         logger.warning(text, self.name, held_ns / 1e6)
 

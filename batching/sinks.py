@@ -57,6 +57,11 @@ def hand_out(requests: list[InferRequest]) -> None:
             ended = ordering.leave(requests)
         _in_order(ended)
         return
+    to_sinks(requests)
+
+
+def to_sinks(requests: list[InferRequest]) -> None:
+    """Give each request to its sink, whatever its model: one call when they share one, as nearly always."""
     sink = requests[0].sink
     for request in requests:
         if request.sink is not sink:

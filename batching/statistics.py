@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from .answers import AnswerStatistics
+from .histogram import Histogram, HistogramSnapshot
 from .request import InferRequest
-from .running.batch import Batch
+from .running.batch import Batch, Stamps
 from .scheduling.quantiles import WINDOW_NS, Quantiles
 from .spec import FIRST_RESPONSE_BOUNDS_MS
 
@@ -60,20 +61,6 @@ class Duration:
 
 
 @dataclass(frozen=True, slots=True)
-class HistogramSnapshot:
-    """Observations counted by upper bound (inclusive), not cumulated; `counts` has one more entry, for those above."""
-
-    bounds: tuple[int, ...]
-    counts: tuple[int, ...]
-    total: int
-
-    @property
-    def count(self) -> int:
-        """Number of observations."""
-        return sum(self.counts)
-
-
-@dataclass(frozen=True, slots=True)
 class BatchSizeStatistics:
     """All batches that ran with `rows` rows. Units: nanoseconds, once per batch."""
 
@@ -115,26 +102,6 @@ class StatisticsSnapshot:
     hook_histograms: dict[str, HistogramSnapshot]
 
 
-class _Histogram:
-    """Counts per bucket. Invariant: as many counts as bounds, and one more."""
-
-    __slots__ = ("_bounds", "_counts", "_edges", "_total")
-
-    def __init__(self, bounds: tuple[int, ...]) -> None:
-        self._bounds = bounds
-        self._edges = np.array(bounds, np.int64)
-        self._counts = np.zeros(len(bounds) + 1, np.int64)
-        self._total = 0
-
-    def add(self, values: _Ints) -> None:
-        buckets = np.searchsorted(self._edges, values)
-        self._counts += np.bincount(buckets, minlength=len(self._bounds) + 1)
-        self._total += int(values.sum())
-
-    def snapshot(self) -> HistogramSnapshot:
-        return HistogramSnapshot(self._bounds, tuple(self._counts.tolist()), self._total)
-
-
 class ModelStatistics:
     """Counts of one model version since it was loaded.
 
@@ -162,12 +129,12 @@ class ModelStatistics:
         self._hit_count = self._hit_ns = self._miss_count = self._miss_ns = 0
         self._last_inference_ns = 0
         self._by_rows: dict[int, list[int]] = {}
-        self._queue = _Histogram(LATENCY_BOUNDS_NS)
-        self._compute = _Histogram(LATENCY_BOUNDS_NS)
-        self._total = _Histogram(LATENCY_BOUNDS_NS)
-        self._first_response = _Histogram(tuple(floor(bound * 1e6) for bound in first_response_ms))
-        self._rows = _Histogram(ROWS_BOUNDS)
-        self._hooks = {hook: _Histogram(LATENCY_BOUNDS_NS) for hook in HOOKS}
+        self._queue = Histogram(LATENCY_BOUNDS_NS)
+        self._compute = Histogram(LATENCY_BOUNDS_NS)
+        self._total = Histogram(LATENCY_BOUNDS_NS)
+        self._first_response = Histogram(tuple(floor(bound * 1e6) for bound in first_response_ms))
+        self._rows = Histogram(ROWS_BOUNDS)
+        self._hooks = {hook: Histogram(LATENCY_BOUNDS_NS) for hook in HOOKS}
         self._quantiles: dict[str, Quantiles] = {}
         self.answers: AnswerStatistics | None = None
 
@@ -195,6 +162,14 @@ class ModelStatistics:
             end_ns,
             batch.runs,
         )
+        if len(self._starts) >= _PENDING:
+            self._count_batches()
+
+    def record_alone(self, request: InferRequest, stamps: Stamps, end_ns: int) -> None:
+        """Count a request that succeeded in a batch of its own, likewise."""
+        self._starts.append(request.start_ns)
+        self._queued.append(request.queue_ns)
+        self._batches += (1, request.rows or 1, *stamps, end_ns, 1)
         if len(self._starts) >= _PENDING:
             self._count_batches()
 

@@ -5,6 +5,7 @@ Pure. Made from what steps.py has linked; followed by passage.py.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -40,18 +41,23 @@ class Linked:
 class Passed:
     """One step as requests pass it that want certain outputs. Tensors are numbers: positions in the request's list.
 
-    `inputs` has -1 for one that gets none; `ways` is None where every tensor is handed on as it is. `wanted` are the
-    model's outputs that somebody uses, and `made` what they become. `after`: the way of each of its answers, whose
-    inputs are those `wanted`, where it gives any number of them; nothing is made within its own Course then.
+    `inputs` has -1 for one that gets none; `ways` is None where every tensor is handed on as it is. `frees` are those
+    of the inputs that nothing else reads, `shared` the others, each as often as it is read. `wanted` are the model's
+    outputs that somebody uses, and `made` what they become. `asks`: the model wants to know more of a request than its
+    tensors. `after`: the way of each of its answers, whose inputs are those `wanted`, where it gives any number of
+    them; nothing is made within its own Course then.
     """
 
     number: int
     model: Model
     inputs: tuple[int, ...]
     ways: tuple[int, ...] | None
+    frees: tuple[int, ...]
+    shared: tuple[int, ...]
     wanted: tuple[int, ...]
     made: tuple[int, ...]
-    after: Course | None = None
+    asks: bool
+    after: Course | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,18 +65,24 @@ class Course:
     """The way of requests that want certain outputs: through the steps these need, and no others.
 
     A step that gives any number of answers ends a Course, and each of these answers has the next one to itself.
-    `first` need nothing but the request's own inputs. `missing`: how many tensors each step waits for; `takers`: the
-    steps that wait for each tensor. `uses`: how often each tensor is read, once more if it is an output. `outputs`
-    are the tensors wanted, handed on by `ways`; there are none where another Course comes after this one.
+    `first` need nothing but the request's own inputs. By the step's number: `follow` are those that need nothing more
+    than what it makes, `join` those that need what others make, too, and `missing` how many steps these wait for;
+    `straight` is the one that takes just what it makes, if nothing else reads any of that.
+    `uses`: how often a tensor is read that more than one read, once more if it is an output. `outputs` are the tensors
+    wanted, handed on by `ways`; there are none where another Course comes after this one. `nothing` stands for the
+    tensors that are yet to be made, and for what a step gets where it gets none.
     """
 
     steps: tuple[Passed, ...]
     first: tuple[Passed, ...]
-    missing: tuple[int, ...]
-    takers: tuple[tuple[int, ...], ...]
-    uses: tuple[int, ...]
+    follow: tuple[tuple[Passed, ...], ...]
+    join: tuple[tuple[Passed, ...], ...]
+    straight: tuple[Passed | None, ...]
+    missing: dict[int, int]
+    uses: dict[int, int]
     outputs: tuple[int, ...]
     ways: tuple[int, ...] | None
+    nothing: tuple[None, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -178,24 +190,36 @@ def _course(
     """Lay the way from the tensors `given` to `outputs`, or to a step whose answers go on `after` it."""
     made = [tensor for step in used if not step.model.spec.streams for _, tensor in step.outputs if tensor in needed]
     numbers = {tensor: number for number, tensor in enumerate([*given, *made])}
-    passed = tuple(_pass(number, step, numbers, needed, after) for number, step in enumerate(used))
-    needs = [{each for each in step.inputs if each >= len(given)} for step in passed]
-    takers = [tuple(step.number for step in passed if each in needs[step.number]) for each in range(len(numbers))]
     ends = tuple(numbers[tensor] for tensor in outputs)
-    reads = [each for step in passed for each in step.inputs] + list(ends)
+    reads = Counter(numbers[tensor] for step in used for tensor in step.inputs if tensor is not None) + Counter(ends)
+    passed = tuple(_pass(number, step, numbers, needed, reads, after) for number, step in enumerate(used))
+    makers = {tensor: step.number for step in passed for tensor in step.made}
+    needs = [{makers[each] for each in step.inputs if each in makers} for step in passed]
+    takers = [[each for each in passed if step.number in needs[each.number]] for step in passed]
+    follow = tuple(tuple(each for each in taker if len(needs[each.number]) == 1) for taker in takers)
     return Course(
-        passed, tuple(step for step in passed if not needs[step.number]), tuple(map(len, needs)), tuple(takers),
-        tuple(map(reads.count, range(len(numbers)))), ends, ways if any(ways) else None,
+        passed, tuple(step for step in passed if not needs[step.number]), follow,
+        tuple(tuple(each for each in taker if len(needs[each.number]) > 1) for taker in takers),
+        tuple(next((each for each in follow[step.number] if _takes_all(each, step)), None) for step in passed),
+        {step.number: len(needs[step.number]) for step in passed if len(needs[step.number]) > 1},
+        {number: count for number, count in reads.items() if count > 1}, ends, ways if any(ways) else None,
+        (None,) * (len(made) + 1),
     )  # fmt: skip
 
 
+def _takes_all(step: Passed, before: Passed) -> bool:
+    return step.inputs == step.frees == before.made and step.ways is None
+
+
 def _pass(
-    number: int, step: Linked, numbers: Mapping[str, int], needed: set[str], after: Course | None
+    number: int, step: Linked, numbers: Mapping[str, int], needed: set[str], reads: Mapping[int, int],
+    after: Course | None,
 ) -> Passed:  # fmt: skip
-    used = sorted((position, tensor) for position, tensor in step.outputs if tensor in needed)
+    model, used = step.model, sorted((position, tensor) for position, tensor in step.outputs if tensor in needed)
     inputs = tuple(-1 if tensor is None else numbers[tensor] for tensor in step.inputs)
-    ways = step.ways if any(step.ways) else None
-    wanted = tuple(position for position, _ in used)
-    if step.model.spec.streams:
-        return Passed(number, step.model, inputs, ways, wanted, (), after)
-    return Passed(number, step.model, inputs, ways, wanted, tuple(numbers[tensor] for _, tensor in used))
+    frees = tuple(each for each in inputs if reads[each] == 1)
+    shared = tuple(each for each in inputs if reads[each] > 1)
+    ways, wanted = step.ways if any(step.ways) else None, tuple(position for position, _ in used)
+    asks, streams = model.timed or model.spec.takes_parameters, model.spec.streams
+    made = () if streams else tuple(numbers[tensor] for _, tensor in used)
+    return Passed(number, model, inputs, ways, frees, shared, wanted, made, asks, after if streams else None)

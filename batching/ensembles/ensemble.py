@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.backends.errors import Code, InferError
@@ -26,6 +26,7 @@ class Carries(Submits, Protocol):
     trace: Callable[[Model, Batch, int], None] | None
 
     def make_room(self, model: Model) -> None: ...
+    def submit_together(self, model: Model, requests: Sequence[InferRequest]) -> bool: ...
     def model(self, name: str, version: str = "") -> Model: ...
     def hold(self, model: Model) -> None: ...
     def release(self, model: Model) -> None: ...

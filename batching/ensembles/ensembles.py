@@ -8,7 +8,7 @@ gives any number of them, in branches.py.
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ from penstock.batching.loaded import STOPPING
 from penstock.batching.request import InferRequest, bytes_of
 from penstock.batching.scheduling.admission import admitted
 from penstock.batching.scheduling.timeouts import due_ns
+from penstock.batching.sinks import to_sinks
 from penstock.batching.statistics import BACKEND, CANCELED, OTHER, REJECTED
 
 from .branches import Branches, Spread
@@ -26,8 +27,8 @@ from .passage import Passage, count_steps, is_step
 from .steps import labels_of, link
 
 if TYPE_CHECKING:
+    from penstock.backends.backend import Array
     from penstock.batching.model import Model
-    from penstock.batching.running.batch import Batch
     from penstock.batching.stream import Room, Told
 
     from .course import Links, Passed
@@ -47,6 +48,8 @@ class Ensembles:
         self._left = left
         self._open: set[Ensemble] = set()
         self._freed: deque[Passage] = deque()
+        self._made: defaultdict[Model, list[InferRequest]] = defaultdict(list)
+        self._done: list[InferRequest] = []
 
     def adopt(self, model: Model) -> None:
         """Take charge of an ensemble that is being opened. Raises: InferError when its steps do not serve or fit."""
@@ -94,6 +97,7 @@ class Ensembles:
             ensemble.sequels.enter(passage)
         # it may want what it has brought
         self._go(passage)
+        self._settle()
         passage.opening = False
         if passage.ended and parent.error is not None:
             raise parent.error
@@ -105,72 +109,101 @@ class Ensembles:
         if passage is not None:
             self._end(passage)
             parent.model.statistics.record_failure(CANCELED, parent.start_ns, time.monotonic_ns())
+            self._settle()
 
     def deliver(self, requests: Sequence[InferRequest]) -> None:
         """Take steps that are done, and go on with what they belong to."""
         for request in requests:
             passage: Passage = request.context
-            passage.pending.discard(request)
             if passage.ended:
                 continue
+            passage.pending.remove(request)
             if request.error is not None:
                 self._fail(passage, request.error, OTHER if request.error.code in _OTHERS else BACKEND)
                 continue
+            step, outputs = request.step, request.outputs or []
+            following = passage.course.straight[step.number]
+            if following is not None and not passage.asks and type(outputs) is list:
+                # what `put` and `_go` come to
+                passage.left -= 1
+                try:
+                    self._make(passage, following, outputs)
+                except InferError as error:
+                    self._fail(passage, error, REJECTED)
+                continue
             try:
-                passage.put(request.step, request.outputs or [])
+                passage.put(step, outputs)
             except InferError as error:
                 self._fail(passage, error, BACKEND)
                 continue
             self._go(passage)
+        self._settle()
 
-    def _move(self, passage: Passage) -> None:
-        """Submit the steps that are ready. One that is answered at once comes back here before it is over."""
-        if passage.moving:
-            return
-        passage.moving = True
-        try:
-            while passage.ready and not passage.ended:
-                self._submit(passage, passage.ready.pop(0))
-        except InferError as error:
-            # to make room for it may have run, and failed, another step of the same request
+    def _go(self, passage: Passage) -> None:
+        """Go on with a request: make its steps that are ready, which `_settle` submits, or finish it."""
+        if not passage.left:
             if not passage.ended:
-                self._fail(passage, error, REJECTED)
-        finally:
-            passage.moving = False
-
-    def _submit(self, passage: Passage, step: Passed) -> None:
-        model, parent = step.model, passage.parent
-        if parent.sequence is not None and passage.ensemble.sequels.keeps(passage, step):
+                self._finish(passage)
             return
-        inputs = passage.inputs(step)
-        rows, key = admitted(model, tuple([None if array is None else array.shape for array in inputs]))
+        try:
+            while passage.ready:
+                step = passage.ready.pop(0)
+                if passage.parent.sequence is None or not passage.ensemble.sequels.keeps(passage, step):
+                    self._make(passage, step, passage.inputs(step))
+        except InferError as error:
+            self._fail(passage, error, REJECTED)
+
+    def _make(self, passage: Passage, step: Passed, inputs: list[Array | None]) -> None:
+        model = step.model
+        shapes = tuple([None if array is None else array.shape for array in inputs])
+        rows, key = model.admitted.get(shapes) or admitted(model, shapes)
         request = InferRequest(model, inputs, rows, key, step.wanted, self)
         request.step = step
         request.context = passage
-        request.id = parent.id
+        request.id = passage.parent.id
+        request.nbytes = bytes_of(inputs)
+        if passage.asks or step.asks:
+            _hand_on(passage, step, request)
         if step.after is not None:
             request.answers = Spread(passage, step, self._spread)
-        request.nbytes = bytes_of(inputs)
-        if parent.deadline_ns or model.timed:
-            request.deadline_ns = _deadline_ns(passage, model)
-        request.priority, request.sequence = parent.priority, parent.sequence
-        if parent.target_ns and passage.root is passage:
-            request.target_ns = parent.target_ns
-        if model.spec.takes_parameters and (parameters := getattr(parent, "parameters", None)):
-            request.parameters = parameters
-        if model.cache is None and model.scheduler.full():
-            # as a transport does: a loop turn may bring more than a queue holds
-            self._engine.make_room(model)
-            if passage.ended:
-                # what ran for it was a step of the same request
-                return
-        passage.pending.add(request)
-        self._engine.submit(request)
-        if parent.sequence is not None:
-            self._go_on(passage.ensemble.sequels.passed(passage, model))
+        passage.pending.append(request)
+        self._made[model].append(request)
+
+    def _settle(self) -> None:
+        """Submit the steps that were made, those of a model together, and hand out what has come to its end since."""
+        while self._made or self._done:
+            made, self._made = self._made, defaultdict(list)
+            for model, requests in made.items():
+                live = [request for request in requests if not request.context.ended]
+                if not self._engine.submit_together(model, live):
+                    for request in live:
+                        self._submit(request)
+            if self._done:
+                done, self._done = self._done, []
+                to_sinks(done)
+
+    def _submit(self, request: InferRequest) -> None:
+        model, passage = request.model, request.context
+        try:
+            if model.cache is None and model.scheduler.full():
+                # as a transport does: a loop turn may bring more than a queue holds
+                self._engine.make_room(model)
+            # what ran for it may have been a step of the same request
+            if not passage.ended:
+                self._engine.submit(request)
+                if request.sequence is not None:
+                    self._go_on(passage.ensemble.sequels.passed(passage, model))
+        except InferError as error:
+            if not passage.ended:
+                self._fail(passage, error, REJECTED)
 
     def _spread(self, passage: Passage, step: Passed, told: Told) -> Room | None:
         """Begin the way of one answer of a step. Returns: as `Tells.tell`."""
+        room = self._spread_on(passage, step, told)
+        self._settle()
+        return room
+
+    def _spread_on(self, passage: Passage, step: Passed, told: Told) -> Room | None:
         branches, course = passage.branches, step.after
         if passage.ended or branches is None or course is None:
             return None
@@ -185,12 +218,6 @@ class Ensembles:
         if branch is not None:
             self._go(branch)
         return branches.room(course)
-
-    def _go(self, passage: Passage) -> None:
-        if passage.left:
-            self._move(passage)
-        elif not passage.ended:
-            self._finish(passage)
 
     def _go_on(self, freed: list[Passage]) -> None:
         """Submit what was kept back, one after another: what fails there lets the next one go."""
@@ -218,16 +245,15 @@ class Ensembles:
 
     def _complete(self, passage: Passage) -> None:
         parent = passage.parent
-        model = parent.model
         try:
             parent.outputs = passage.outputs() if passage.branches is None else passage.branches.outputs()
         except InferError as error:
             self._fail(passage, error, BACKEND)
             return
         self._end(passage)
-        batch, now_ns = passage.batch(), time.monotonic_ns()
-        model.statistics.record_batch(batch, now_ns)
-        self._hand_out(parent, batch, now_ns)
+        now_ns = time.monotonic_ns()
+        parent.model.statistics.record_alone(parent, passage.stamps(), now_ns)
+        self._ended(passage, now_ns)
 
     def _fail(self, passage: Passage, error: InferError, reason: str) -> None:
         """End a request with a step's error, in Triton's form."""
@@ -239,14 +265,16 @@ class Ensembles:
         now_ns = time.monotonic_ns()
         parent.model.statistics.record_failure(reason, parent.start_ns, now_ns)
         if not passage.opening:
-            self._hand_out(parent, passage.batch(), now_ns)
+            self._ended(passage, now_ns)
 
-    def _hand_out(self, parent: InferRequest, batch: Batch, now_ns: int) -> None:
-        if is_step(parent):
+    def _ended(self, passage: Passage, now_ns: int) -> None:
+        parent, trace = passage.parent, self._engine.trace
+        if trace is not None or is_step(parent):
+            batch = passage.batch()
             count_steps(batch)
-        if self._engine.trace is not None:
-            self._engine.trace(parent.model, batch, now_ns)
-        parent.sink.deliver([parent])
+            if trace is not None:
+                trace(parent.model, batch, now_ns)
+        self._done.append(parent)
 
     def _end(self, passage: Passage) -> None:
         """End a request; `passage` is its first one."""
@@ -262,11 +290,11 @@ class Ensembles:
 
     def _take_back(self, passage: Passage) -> None:
         passage.ended = True
+        passage.tensors.clear()
         if passage.pending:
-            pending, passage.pending = passage.pending, set()
+            pending, passage.pending = passage.pending, []
             for request in pending:
                 self._engine.cancel(request)
-        passage.tensors.clear()
 
 
 def _links_for(request: InferRequest, ensemble: Ensemble) -> Links:
@@ -278,6 +306,18 @@ def _links_for(request: InferRequest, ensemble: Ensemble) -> Links:
     if type(passage) is Passage and not passage.ended:
         return passage.links.nested[ensemble.model]
     return ensemble.links()
+
+
+def _hand_on(passage: Passage, step: Passed, request: InferRequest) -> None:
+    """Have a step wait as the request that it is of wants to, and give it the parameters if its model takes any."""
+    model, parent = step.model, passage.parent
+    if parent.deadline_ns or model.timed:
+        request.deadline_ns = _deadline_ns(passage, model)
+    request.priority, request.sequence = parent.priority, parent.sequence
+    if parent.target_ns and passage.root is passage:
+        request.target_ns = parent.target_ns
+    if model.spec.takes_parameters and (parameters := getattr(parent, "parameters", None)):
+        request.parameters = parameters
 
 
 def _deadline_ns(passage: Passage, model: Model) -> int:

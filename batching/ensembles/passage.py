@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InferRequest
-from penstock.batching.running.batch import Batch
+from penstock.batching.running.batch import Batch, Stamps
 from penstock.batching.running.own_outputs import OwnOutputs, regular
 
 from .course import ADD_ROWS, AS_IS, Course, Links, Passed
@@ -28,16 +28,17 @@ class Passage:
     """One request on its way through an ensemble.
 
     Invariant: it ends once: when all its steps are through, with the first error, or when it is taken back.
-    `tensors` are numbered as in its Course, None when nobody will read them any more. `uses` and `missing` count down
-    what the Course counts. `pending` are the steps that the Engine has, `ready` those it is to get. `opening`: the
-    request is still being submitted, and an error is for its caller. `branches` are had where the ensemble gives any
-    number of answers, and `answer` there by who has come through to the end.
+    `tensors` are numbered as in its Course, None when nobody will read them any more, as the last of them always is.
+    `uses` and `missing` count down what the Course counts. `pending` are the steps that the Engine has, `ready` those
+    it is to get. `asks`: the request says more than its tensors. `opening`: it is still being submitted, and an error
+    is for its caller. `branches` are had where the ensemble gives any number of answers, and `answer` there by who has
+    come through to the end.
     Units: nanoseconds, summed over the steps, as Triton does.
     """
 
     __slots__ = (
-        "answer", "branches", "compute_infer_ns", "compute_input_ns", "compute_output_ns", "course", "ended",
-        "ensemble", "left", "links", "missing", "moving", "opening", "parent", "pending", "queue_ns", "ready",
+        "answer", "asks", "branches", "compute_infer_ns", "compute_input_ns", "compute_output_ns", "course", "ended",
+        "ensemble", "left", "links", "missing", "opening", "parent", "pending", "queue_ns", "ready",
         "tensors", "uses",
     )  # fmt: skip
 
@@ -50,14 +51,14 @@ class Passage:
         self.course = course
         self.branches: Branches | None = None
         self.answer: Told | None = None
-        self.tensors: list[Any] = [*inputs, *[None] * (len(course.uses) - len(inputs))]
-        self.uses = list(course.uses)
-        self.missing = list(course.missing)
+        self.tensors: list[Any] = [*inputs, *course.nothing]
+        self.uses = course.uses and course.uses.copy()
+        self.missing = course.missing and course.missing.copy()
         self.left = len(course.steps)
-        self.pending: set[InferRequest] = set()
+        self.pending: list[InferRequest] = []
         self.ready = list(course.first)
+        self.asks = bool(parent.deadline_ns or parent.priority or parent.target_ns or parent.sequence is not None)
         self.opening = True
-        self.moving = False
         self.ended = False
         self.queue_ns = 0
         self.compute_input_ns = 0
@@ -76,26 +77,32 @@ class Passage:
         self.compute_infer_ns += other.compute_infer_ns
         self.compute_output_ns += other.compute_output_ns
 
+    def stamps(self) -> Stamps:
+        """Give the stamps of the batch that it would have been in, had its model run it: they have the sums."""
+        start_ns = self.parent.queue_ns + self.queue_ns
+        gathered_ns = start_ns + self.compute_input_ns
+        run_ns = gathered_ns + self.compute_infer_ns
+        return start_ns, gathered_ns, run_ns, run_ns + self.compute_output_ns
+
     def batch(self) -> Batch:
-        """Make the batch that the request would have been in, had its model run it: its stamps have the sums."""
+        """Make that batch."""
         parent = self.parent
-        batch = Batch([parent], parent.rows, parent.key, parent.queue_ns + self.queue_ns)
-        batch.compute_start_ns = batch.exec_start_ns + self.compute_input_ns
-        batch.compute_end_ns = batch.compute_start_ns + self.compute_infer_ns
-        batch.exec_end_ns = batch.compute_end_ns + self.compute_output_ns
+        batch = Batch([parent], parent.rows, parent.key, 0)
+        batch.exec_start_ns, batch.compute_start_ns, batch.compute_end_ns, batch.exec_end_ns = self.stamps()
         return batch
 
     def put(self, step: Passed, outputs: list[Any]) -> None:
         """Take what a step has made; `ready` has what can follow. Raises: InferError (INTERNAL)."""
-        if not (type(outputs) is OwnOutputs and outputs.lacking and self.spares(_lacking(step, outputs))):
+        if type(outputs) is OwnOutputs and not (outputs.lacking and self.spares(_lacking(step, outputs))):
             regular(outputs)
-        course, missing = self.course, self.missing
-        for position, tensor in enumerate(step.made):
-            self.tensors[tensor] = outputs[position]
-            for taker in course.takers[tensor]:
-                missing[taker] -= 1
-                if not missing[taker]:
-                    self.ready.append(course.steps[taker])
+        tensors, course, number = self.tensors, self.course, step.number
+        for tensor, output in zip(step.made, outputs, strict=True):
+            tensors[tensor] = output
+        self.ready += course.follow[number]
+        for taker in course.join[number]:
+            self.missing[taker.number] -= 1
+            if not self.missing[taker.number]:
+                self.ready.append(taker)
         self.left -= 1
 
     def spares(self, lacking: set[int]) -> bool:
@@ -107,15 +114,15 @@ class Passage:
 
     def inputs(self, step: Passed) -> list[Array | None]:
         """Give what a step takes. Raises: InferError (INVALID)."""
-        inputs = [None if number < 0 else self.tensors[number] for number in step.inputs]
-        if step.ways is not None:
-            inputs = [_handed(array, way) for array, way in zip(inputs, step.ways, strict=True)]
-        for number in step.inputs:
-            if number >= 0:
-                self.uses[number] -= 1
-                if not self.uses[number]:
-                    self.tensors[number] = None
-        return inputs
+        tensors = self.tensors
+        inputs: list[Array | None] = [*map(tensors.__getitem__, step.inputs)]
+        for number in step.frees:
+            tensors[number] = None
+        for number in step.shared:
+            self.uses[number] -= 1
+            if not self.uses[number]:
+                tensors[number] = None
+        return inputs if step.ways is None else [*map(_handed, inputs, step.ways)]
 
     def outputs(self) -> list[Any]:
         """Give what the request wanted. Raises: InferError (INVALID)."""

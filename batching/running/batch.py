@@ -6,6 +6,9 @@ from collections.abc import Collection
 
 from penstock.batching.request import InferRequest, Key
 
+Stamps = tuple[int, int, int, int]
+"""When a Batch was taken, its inputs were gathered, the model returned, and its outputs were scattered."""
+
 
 class Batch:
     """Closed at birth: its requests never change; one Instance runs it once.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from penstock.batching.request import InferRequest, Key
@@ -59,6 +59,14 @@ class Lane:
         self._waiting.append(request)
         self.rows += request.rows
         self.live += 1
+
+    def add_all(self, requests: Sequence[InferRequest], rows: int) -> None:
+        """Put requests last that have so many rows together."""
+        for request in requests:
+            request.waiting = True
+        self._waiting += requests
+        self.rows += rows
+        self.live += len(requests)
 
     def remove(self, request: InferRequest) -> None:
         """Take out a request before its turn; its place is dropped when it is met."""

@@ -32,6 +32,10 @@ class Room:
         self.nbytes = policy.max_queue_bytes or LEAST_BYTES
         self.most_bytes = policy.max_queue_bytes or max(LEAST_BYTES, memory_bytes // SHARE)
 
+    def holds(self, rows: int, nbytes: int, requests: int) -> bool:
+        """Tell whether so much may wait."""
+        return rows <= self.rows and nbytes <= self.nbytes and requests <= self.requests
+
     def bytes_for(self, request: InferRequest) -> int:
         """Give how many bytes may wait, a request with rows of this size among them: its size counts from now on."""
         if self.nbytes < self.most_bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InferRequest, Key, Pin
 from penstock.batching.running.batch import Batch
@@ -39,8 +41,6 @@ class Scheduler:
         self._costs = costs
         self._lanes: dict[Key, Lane] = {}
         self._deadlines = Deadlines()
-        self._late: InferError | None = None
-        self._late_arrived_ns = 0
         self.target_ns = policy.latency_target_us * 1000
         self._promising = self.target_ns > 0
         self.levels = Levels.of(policy, self.room)
@@ -94,6 +94,19 @@ class Scheduler:
         if self.ordering is not None:
             self.ordering.enter(request)
 
+    def add_together(self, requests: Sequence[InferRequest], rows: int, nbytes: int) -> bool:
+        """Put requests of one Key in their Lane (together.py); False where there is no room, or each is looked at."""
+        if self._promising or self.levels is not None or self.sequences is not None or self.ordering is not None:
+            return False
+        if not self.room.holds(self.rows + rows, self.nbytes + nbytes, self.live + len(requests)):
+            return False
+        lane = self._lanes.get(requests[0].key) or self._new_lane(requests[0].key)
+        lane.add_all(requests, rows)
+        self.rows += rows
+        self.nbytes += nbytes
+        self.live += len(requests)
+        return True
+
     def _add_to_sequence(self, request: InferRequest, sequences: Sequences) -> None:
         """Put a request behind its sequence.
 
@@ -139,15 +152,11 @@ class Scheduler:
     def late(self, now_ns: int, arrived_ns: int) -> InferError | None:
         """Give the error of a request that is read now and would be late, however small it is; None if it need not.
 
-        Lets the door refuse before a body is decoded, where the model has a target. Where it has levels, the request's
-        own is not known by then.
+        As with `full`, before a body is decoded. Where the model has levels, the request's own is not known by then.
         """
         if not self.target_ns or not self.live or self.levels is not None:
             return None
-        if self._late is None or arrived_ns != self._late_arrived_ns:
-            # worked out once for all that arrived together: a fifth of the loop's time at twice what can be served
-            self._late, self._late_arrived_ns = self.promises.late(now_ns, arrived_ns, self.target_ns), arrived_ns
-        return self._late
+        return self.promises.late(now_ns, arrived_ns, self.target_ns)
 
     def take(self, now_ns: int, most_ns: float = 0, free_ns: int = 0, own: Pin = None) -> Batch | None:
         """Close a Batch for an idle Instance, or None when nothing is due.
@@ -166,7 +175,6 @@ class Scheduler:
         else:
             requests, rows = lane.take(limit, max(now_ns, free_ns) + lane.full_ns if self._promising else 0, now_ns)
         self._sizing.last_rows = rows
-        self._late = None
         self.rows -= rows
         self.live -= len(requests)
         nbytes = self.nbytes
@@ -230,9 +238,7 @@ class Scheduler:
             head = lane.head()
             if head is not None and (lane.fast or not fast) and (own is None or lane.key[-1] == own):
                 urgent_ns = lane.urgency_ns() if self._promising else head.queue_ns
-                if (first is None or urgent_ns < first_ns) and (
-                    not self._held or self._sizing.due_ns(lane, head, now_ns) <= now_ns
-                ):
+                if (first is None or urgent_ns < first_ns) and self._is_due(lane, head, now_ns):
                     first, first_ns = lane, urgent_ns
         return first
 
@@ -241,14 +247,13 @@ class Scheduler:
         first, first_rank = None, (0, 0)
         for lane in self._lanes.values():
             if lane.live and (lane.fast or not fast):
-                rank = lane.rank(now_ns)
-                if (first is None or rank < first_rank) and (not self._held or self._is_due(lane, now_ns)):
+                rank, head = lane.rank(now_ns), lane.head()
+                if head is not None and (first is None or rank < first_rank) and self._is_due(lane, head, now_ns):
                     first, first_rank = lane, rank
         return first
 
-    def _is_due(self, lane: Lane, now_ns: int) -> bool:
-        head = lane.head()
-        return head is not None and self._sizing.due_ns(lane, head, now_ns) <= now_ns
+    def _is_due(self, lane: Lane, head: InferRequest, now_ns: int) -> bool:
+        return not self._held or self._sizing.due_ns(lane, head, now_ns) <= now_ns
 
     def due_ns(self, now_ns: int) -> int:
         """When the next Lane that is held open becomes due; 0 when none is held."""
@@ -310,14 +315,10 @@ class Scheduler:
             self._sizing.review(lane, promising=self._promising)
 
     def resize(self, instances: int, fast_ns: int) -> None:
-        """Go on for another number of Instances; no Lane becomes fast after `leave_loop`."""
+        """Go on for another number of Instances; no Lane becomes fast any more once `fast_ns` was 0."""
         self.promises.instances = instances
         self._sizing.fast_ns = self._sizing.fast_ns and fast_ns
         self._review()
-
-    def leave_loop(self) -> None:
-        """Call no Lane fast any more, whatever is measured."""
-        self.resize(self.promises.instances, 0)
 
     def hurry(self, now_ns: int, *, last: bool) -> None:
         """Hold nothing open any more: nobody else comes who could fill a batch. `last`: as Sequences has it."""
@@ -328,8 +329,7 @@ class Scheduler:
     def drain(self) -> list[InferRequest]:
         """Take out everything that waits."""
         dropped = [request for lane in self._lanes.values() for request in lane.live_requests()]
-        if self.sequences is not None:
-            dropped += self.sequences.held()
+        dropped += [] if self.sequences is None else self.sequences.held()
         for request in dropped:
             if request.waiting:
                 self.remove(request)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Protocol
 
+from penstock.batching.histogram import HistogramSnapshot
 from penstock.batching.model import Model
 from penstock.batching.request import Key
 from penstock.batching.statistics import (
@@ -19,7 +20,6 @@ from penstock.batching.statistics import (
     LATENCY_BOUNDS_NS,
     ROWS_BOUNDS,
     Duration,
-    HistogramSnapshot,
     StatisticsSnapshot,
 )
 from penstock.server.errors import error_body

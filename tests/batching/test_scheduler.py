@@ -56,7 +56,7 @@ def test_what_has_left_the_loop_does_not_come_back_with_another_key() -> None:
         scheduler.learn(key, 1, US, 1)
     add(scheduler, key=A)
     assert scheduler.next_lane(1, fast=True) is not None
-    scheduler.leave_loop()
+    scheduler.resize(1, 0)
     add(scheduler, key=B)
     scheduler.learn(B, 1, US, 2)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.batching.histogram import HistogramSnapshot
 from penstock.batching.request import InferRequest
 from penstock.batching.running.batch import Batch
 from penstock.batching.statistics import (
@@ -18,7 +19,6 @@ from penstock.batching.statistics import (
     ROWS_BOUNDS,
     BatchSizeStatistics,
     Duration,
-    HistogramSnapshot,
     ModelStatistics,
 )
 from tests.fakes import fake_model

@@ -1,0 +1,31 @@
+"""Together: the next steps of a batch's requests come to their model at once, and need not each come through the door.
+
+Called by the Engine. One by one the second step of a pair took a fifth of what the pair did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.batching.model import Model
+    from penstock.batching.request import InferRequest
+
+
+def add_together(model: Model, requests: Sequence[InferRequest], now_ns: int) -> bool:
+    """Put requests of one model in its queue that were admitted and belong to others accepted before: all or none.
+
+    Returns: False where something is to be decided about each, or there is no room for all.
+    """
+    if len(requests) < 2 or model.detours or model.request_rows != model.max_rows:
+        return False
+    key, rows, nbytes = requests[0].key, 0, 0
+    for request in requests:
+        if request.deadline_ns or request.target_ns or request.key != key:
+            return False
+        request.start_ns = request.queue_ns = now_ns
+        rows += request.rows
+        nbytes += request.nbytes
+    with model.lock:
+        return model.scheduler.add_together(requests, rows, nbytes)

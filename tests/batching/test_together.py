@@ -1,0 +1,205 @@
+"""Together: what came out of one batch comes to the next step's model at once, or each for itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching.model import Model
+from penstock.batching.request import InferRequest
+from penstock.batching.scheduling.together import add_together
+from penstock.batching.spec import BatchPolicy, ModelSpec
+from tests.batching.ensembles import House, ensemble_spec, house, step, values_of
+from tests.fakes import FakeBackend, fake_request
+
+NOW_NS = 1_000
+SIGNATURE = Signature((TensorSpec("x", "FP32", (-1, -1)),), (TensorSpec("y", "FP32", (-1, -1)),), batched=True)
+
+
+def model_of(**policy: Any) -> Model:
+    said = replace(BatchPolicy(max_batch_rows=8), **policy)
+    return Model(ModelSpec("m", 1, Path("m"), signature=SIGNATURE, policy=said), [FakeBackend(SIGNATURE, list)], _none)
+
+
+def up_by_one(inputs: list[Any]) -> list[Any]:
+    return [inputs[0] + 1]
+
+
+def up_by_one_and_two(inputs: list[Any]) -> list[Any]:
+    return [inputs[0] + 1, inputs[0] + 2]
+
+
+def doubled(inputs: list[Any]) -> list[Any]:
+    return [inputs[0] * 2]
+
+
+def _none(*_: object) -> None: ...
+
+
+def requests_of(model: Model, *rows: int) -> list[InferRequest]:
+    requests = [fake_request(model, each) for each in rows]
+    for request in requests:
+        request.nbytes = 16 * request.rows
+    return requests
+
+
+def waiting(model: Model) -> tuple[int, int, int]:
+    return model.scheduler.live, model.scheduler.rows, model.scheduler.nbytes
+
+
+def test_all_wait_in_their_order_as_those_that_came_one_by_one() -> None:
+    together, alone = model_of(), model_of()
+    come = requests_of(together, 2, 1, 3)
+    for request in requests_of(alone, 2, 1, 3):
+        request.queue_ns = NOW_NS
+        alone.scheduler.add(request)
+
+    assert add_together(together, come, NOW_NS)
+
+    assert waiting(together) == waiting(alone) == (3, 6, 96)
+    assert [(each.waiting, each.queue_ns, each.start_ns) for each in come] == [(True, NOW_NS, NOW_NS)] * 3
+    batch = together.scheduler.take(NOW_NS)
+    assert batch is not None
+    assert batch.requests == come
+    assert waiting(together) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("room", [{"max_queue_rows": 5}, {"max_queue_requests": 2}, {"max_queue_bytes": 95}])
+def test_none_waits_where_there_is_no_room_for_all(room: dict[str, int]) -> None:
+    model = model_of(**room)
+    come = requests_of(model, 2, 1, 3)
+
+    assert not add_together(model, come, NOW_NS)
+    assert waiting(model) == (0, 0, 0)
+    assert not any(request.waiting for request in come)
+
+
+def _first(said: dict[str, Any]) -> str:
+    return next(iter(said))
+
+
+LOOKS = [
+    {"latency_target_us": 1_000},
+    {"priority_levels": 2, "default_priority": 1},
+    {"preserve_ordering": True},
+    {"split": True},
+]
+SAYS = [{"deadline_ns": 9}, {"target_ns": 9}, {"key": ((5,),)}]
+
+
+@pytest.mark.parametrize("policy", LOOKS, ids=_first)
+def test_each_comes_for_itself_where_the_model_looks_at_each(policy: dict[str, Any]) -> None:
+    model = model_of(**policy)
+
+    assert not add_together(model, requests_of(model, 1, 1), NOW_NS)
+    assert waiting(model) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "said", [{"deadline_ns": 9}, {"target_ns": 9}, {"key": ((5,),)}], ids=lambda said: next(iter(said))
+)
+def test_each_comes_for_itself_where_one_says_more_than_the_others(said: dict[str, Any]) -> None:
+    model = model_of()
+    come = requests_of(model, 1, 1, 1)
+    for name, value in said.items():
+        setattr(come[1], name, value)
+
+    assert not add_together(model, come, NOW_NS)
+    assert waiting(model) == (0, 0, 0)
+
+
+def test_one_alone_is_not_together() -> None:
+    model = model_of()
+
+    assert not add_together(model, requests_of(model, 1), NOW_NS)
+    assert not add_together(model, [], NOW_NS)
+
+
+@given(st.lists(st.lists(st.integers(1, 4), min_size=2, max_size=6), max_size=8), st.integers(8, 40))
+def test_what_waits_never_passes_the_queue_s_room(groups: list[list[int]], room: int) -> None:
+    model = model_of(max_queue_rows=room)
+    entered = 0
+    for rows in groups:
+        fits = entered + sum(rows) <= model.scheduler.room.rows
+        assert add_together(model, requests_of(model, *rows), NOW_NS) == fits
+        entered += sum(rows) if fits else 0
+
+    assert model.scheduler.rows == entered
+
+
+@pytest.mark.anyio
+class TestThroughAnEnsemble:
+    """What the Engine and Ensembles make of it."""
+
+    async def _served(self, kept: House, **policy: Any) -> None:
+        await kept.serve("first", up_by_one)
+        await kept.serve("second", doubled, **policy)
+        await kept.engine.load(
+            ensemble_spec("pair", "in", "out", step("first", "x=in", "y=mid"), step("second", "x=mid", "y=out"))
+        )
+
+    async def _six(self, kept: House) -> list[InferRequest]:
+        kept.gates["first"].close()
+        kept.submit("pair", 0)
+        await kept.gates["first"].entered()
+        for value in range(1, 6):
+            kept.submit("pair", value)
+        kept.gates["first"].open()
+        return await kept.sink.holds(6)
+
+    async def test_the_second_step_of_a_batch_is_a_batch_too(self) -> None:
+        async with house() as kept:
+            await self._served(kept)
+            answered = await self._six(kept)
+
+            assert sorted(values_of(answered)) == [2, 4, 6, 8, 10, 12]
+            # the second batch of the first step may end before the first of the second has begun
+            assert (kept.runs("first"), kept.runs("second")) in (([1, 5], [1, 5]), ([1, 5], [6]))
+            assert kept.at_rest()
+
+    async def test_where_the_queue_is_too_small_for_all_those_that_fit_are_served(self) -> None:
+        async with house() as kept:
+            await self._served(kept, max_queue_requests=3)
+            answered = await self._six(kept)
+
+            refused = [request.error.message for request in answered if request.error is not None]
+            assert len(refused) + len(values_of(answered)) == 6
+            assert set(refused) <= {"in ensemble 'pair', Exceeds maximum queue size"}
+            assert len(values_of(answered)) >= 3
+            assert kept.at_rest()
+
+    async def test_a_request_that_one_model_has_refused_does_not_come_to_another(self) -> None:
+        async with house() as kept:
+            await kept.serve("first", up_by_one_and_two, outputs="y z")
+            await kept.serve("narrow", list, max_queue_requests=1)
+            await kept.serve("wide", list)
+            await kept.engine.load(
+                ensemble_spec(
+                    "fork", "in", "a b", step("first", "x=in", "y=m z=n"), step("narrow", "x=m", "y=a"),
+                    step("wide", "x=n", "y=b"),
+                )
+            )  # fmt: skip
+            kept.gates["first"].close()
+            kept.gates["narrow"].close()
+            kept.submit("fork", 0)
+            await kept.gates["first"].entered()
+            for value in range(1, 6):
+                kept.submit("fork", value)
+            kept.gates["first"].open()
+            await kept.sink.holds(1)
+            kept.gates["narrow"].open()
+            answered = await kept.sink.holds(6)
+
+            served = [request for request in answered if request.error is None]
+            assert sum(kept.runs("wide")) == sum(kept.runs("narrow")) == len(served)
+            for request in served:
+                low, high = request.outputs or []
+                assert np.array_equal(low + 1, high)
+            assert kept.at_rest()
