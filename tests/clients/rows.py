@@ -135,7 +135,10 @@ SCHEDULING: dict[str, Row] = {
             f"{_INSTANCES}::TestCounts::test_groups_are_reported_as_they_were_completed",
             "server/repository/test_placing",
         ),
-        "gpus": ("server/repository/test_model_config::test_kind_auto_takes_the_gpus_that_are_there",),
+        "gpus": (
+            "test_gpu_instances",
+            "server/repository/test_model_config::test_kind_auto_takes_the_gpus_that_are_there",
+        ),
         "rate_limiter.resources": (
             f"{_INSTANCES}::TestOneModelOfSeveralGroups",
             f"{_TOGETHER}::TestLevels::test_who_runs_when_the_rate_limiter_lets_them_is_the_highest",
@@ -271,6 +274,7 @@ LIFECYCLE: dict[str, Row] = {
             "server/repository/test_control::TestLoading::test_a_version_that_does_not_load_is_tried_again",
         ),
         "--model-load-gpu-limit": (
+            "test_gpu_instances::TestTheLimitOfLoads",
             "server/repository/test_gpus::TestSettings",
             "server/repository/test_placing::TestOptions",
         ),
