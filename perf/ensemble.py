@@ -172,7 +172,7 @@ async def inside(folder: Path, count: int) -> Mapping[str, float]:
 def apart(server: Process) -> None:
     """Keep the server on one CPU and the load on the others, where there are several.
 
-    Left to the kernel, which moves them, a round was between 0.7 and 1.6 times; apart between 0.85 and 1.2.
+    Left to the kernel, which moves them, a round was between 0.7 and 1.65 times; apart between 0.74 and 1.37.
     """
     first, *others = sorted(os.sched_getaffinity(0))
     if others:

@@ -145,19 +145,20 @@ class TestThroughAnEnsemble:
             ensemble_spec("pair", "in", "out", step("first", "x=in", "y=mid"), step("second", "x=mid", "y=out"))
         )
 
-    async def _six(self, kept: House) -> list[InferRequest]:
+    async def _send_six(self, kept: House, name: str) -> None:
+        """Submit one alone, and five that leave the first step in one batch."""
         kept.gates["first"].close()
-        kept.submit("pair", 0)
+        kept.submit(name, 0)
         await kept.gates["first"].entered()
         for value in range(1, 6):
-            kept.submit("pair", value)
+            kept.submit(name, value)
         kept.gates["first"].open()
-        return await kept.sink.holds(6)
 
     async def test_the_second_step_of_a_batch_is_a_batch_too(self) -> None:
         async with house() as kept:
             await self._served(kept)
-            answered = await self._six(kept)
+            await self._send_six(kept, "pair")
+            answered = await kept.sink.holds(6)
 
             assert sorted(values_of(answered)) == [2, 4, 6, 8, 10, 12]
             # the second batch of the first step may end before the first of the second has begun
@@ -167,7 +168,8 @@ class TestThroughAnEnsemble:
     async def test_where_the_queue_is_too_small_for_all_those_that_fit_are_served(self) -> None:
         async with house() as kept:
             await self._served(kept, max_queue_requests=3)
-            answered = await self._six(kept)
+            await self._send_six(kept, "pair")
+            answered = await kept.sink.holds(6)
 
             refused = [request.error.message for request in answered if request.error is not None]
             assert len(refused) + len(values_of(answered)) == 6
@@ -186,13 +188,8 @@ class TestThroughAnEnsemble:
                     step("wide", "x=n", "y=b"),
                 )
             )  # fmt: skip
-            kept.gates["first"].close()
             kept.gates["narrow"].close()
-            kept.submit("fork", 0)
-            await kept.gates["first"].entered()
-            for value in range(1, 6):
-                kept.submit("fork", value)
-            kept.gates["first"].open()
+            await self._send_six(kept, "fork")
             await kept.sink.holds(1)
             kept.gates["narrow"].open()
             answered = await kept.sink.holds(6)
