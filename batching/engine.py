@@ -55,7 +55,7 @@ class Engine:
         self.cache: Cache | None = None
         self.devices: dict[str, Device] = {}
         self.outsides: dict[str, OutsideLoader] = {}
-        self._ensembles = Ensembles(self, self._left)
+        self._ensembles = Ensembles(self, self._left, self._turns.begin)
         self._door = Door(self._turns)
         self._held = Leaving(lambda model: not model.holds)
         self._retiring = Leaving(lambda model: not model.inflight)
@@ -184,7 +184,7 @@ class Engine:
     # -- requests ----------------------------------------------------------------------------------------------
 
     def submit(self, request: InferRequest) -> None:
-        """Accept a request, or refuse it at the door.
+        """Accept a request, or refuse it at the door; one of an ensemble is told by its sink what refuses a step.
 
         Raises: InferError (OVERLOADED: the queue is full, or the answer would come after its target; EXPIRED: its
         deadline would pass in the queue; NOT_READY: the model or the server is stopping).

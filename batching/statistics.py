@@ -249,8 +249,8 @@ class ModelStatistics:
     def _count_batches(self) -> None:
         if not self._starts:
             return
-        batches = np.array(self._batches, np.int64).reshape(-1, _STAMPS_PER_BATCH)
-        starts, queued = np.array(self._starts, np.int64), np.array(self._queued, np.int64)
+        batches = _ints(self._batches).reshape(-1, _STAMPS_PER_BATCH)
+        starts, queued = _ints(self._starts), _ints(self._queued)
         self._starts, self._queued, self._batches = [], [], []
         sizes, rows, stamps, ends, runs = batches[:, 0], batches[:, 1], batches[:, 2:6], batches[:, 6], batches[:, 7]
         # Stamps come from two threads and may be shared by a loop turn: a difference just below 0 is 0.
@@ -278,7 +278,7 @@ class ModelStatistics:
     def _count_hits(self) -> None:
         if not self._hits:
             return
-        stamps = np.array(self._hits, np.int64).reshape(-1, _STAMPS_PER_HIT)
+        stamps = _ints(self._hits).reshape(-1, _STAMPS_PER_HIT)
         self._hits = []
         starts, queued, asked, ends = stamps.T
         total, queue, found = (np.maximum(each, 0) for each in (ends - starts, asked - queued, ends - asked))
@@ -299,7 +299,7 @@ class ModelStatistics:
     def _count_misses(self) -> None:
         if not self._misses:
             return
-        stamps = np.array(self._misses, np.int64).reshape(-1, _STAMPS_PER_MISS)
+        stamps = _ints(self._misses).reshape(-1, _STAMPS_PER_MISS)
         self._misses = []
         lookups, insertions, ends = stamps.T
         self._miss_count += len(stamps)
@@ -322,4 +322,9 @@ class ModelStatistics:
         pending = self._hook_ns[hook]
         if pending:
             self._hook_ns[hook] = []
-            self._hooks[hook].add(np.maximum(np.array(pending, np.int64), 0))
+            self._hooks[hook].add(np.maximum(_ints(pending), 0))
+
+
+def _ints(numbers: list[int]) -> _Ints:
+    # in a third of the time that np.array takes
+    return np.fromiter(numbers, np.int64, len(numbers))

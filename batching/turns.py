@@ -43,6 +43,7 @@ class Turns:
     def __init__(self, loop: asyncio.AbstractEventLoop, left: Callable[[Model, int], None]) -> None:
         self._loop = loop
         self._left = left
+        self._begins: list[Callable[[], None]] = []
         self._dirty: list[Model] = []
         self._again: list[Model] = []
         self._turn_due = self._serving = False
@@ -66,6 +67,12 @@ class Turns:
         self._latest_ns = now_ns
         return max(self._busy_ns, self._turn_before_ns)
 
+    def begin(self, begin: Callable[[], None]) -> None:
+        """Have something done when all that has arrived in this loop turn is in, before models are looked at."""
+        self._begins.append(begin)
+        if not self._serving:
+            self._look()
+
     def mark(self, model: Model) -> None:
         """Look at a model at the end of this loop turn, when all that has arrived is in."""
         model.dirty = True
@@ -84,7 +91,9 @@ class Turns:
         if self._awake.looking:
             self._awake.came()
         try:
-            while self._dirty:
+            while self._begins or self._dirty:
+                while self._begins:
+                    self._begins.pop()()
                 dirty, self._dirty = self._dirty, []
                 for model in dirty:
                     self._serve(model)
@@ -94,7 +103,7 @@ class Turns:
             self._serving = False
             self._dirty += self._again
             self._again.clear()
-            if self._dirty:
+            if self._begins or self._dirty:
                 self._look()
         if self._awake.lone >= LONE_TURNS:
             self._awake.stay()

@@ -68,6 +68,7 @@ class Course:
     `first` need nothing but the request's own inputs. By the step's number: `follow` are those that need nothing more
     than what it makes, `join` those that need what others make, too, and `missing` how many steps these wait for;
     `straight` is the one that takes just what it makes, if nothing else reads any of that.
+    `last` is the step that makes just what is wanted, if there is one.
     `uses`: how often a tensor is read that more than one read, once more if it is an output. `outputs` are the tensors
     wanted, handed on by `ways`; there are none where another Course comes after this one. `nothing` stands for the
     tensors that are yet to be made, and for what a step gets where it gets none.
@@ -78,6 +79,7 @@ class Course:
     follow: tuple[tuple[Passed, ...], ...]
     join: tuple[tuple[Passed, ...], ...]
     straight: tuple[Passed | None, ...]
+    last: Passed | None
     missing: dict[int, int]
     uses: dict[int, int]
     outputs: tuple[int, ...]
@@ -201,6 +203,7 @@ def _course(
         passed, tuple(step for step in passed if not needs[step.number]), follow,
         tuple(tuple(each for each in taker if len(needs[each.number]) > 1) for taker in takers),
         tuple(next((each for each in follow[step.number] if _takes_all(each, step)), None) for step in passed),
+        None if any(ways) else next((step for step in passed if step.made == ends), None),
         {step.number: len(needs[step.number]) for step in passed if len(needs[step.number]) > 1},
         {number: count for number, count in reads.items() if count > 1}, ends, ways if any(ways) else None,
         (None,) * (len(made) + 1),

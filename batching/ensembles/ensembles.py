@@ -1,6 +1,6 @@
 """Ensembles: models made of models. Each request becomes a request per step, as soon as the step's inputs are there.
 
-Steps go through the Engine's front door like any request, so that those of different requests share batches. Tensors
+Steps wait in the queues of their models like any request, so that those of different requests share batches. Tensors
 are handed on as they are. What may follow what is worked out in steps.py; what becomes of the answers of a step that
 gives any number of them, in branches.py.
 """
@@ -11,7 +11,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.loaded import STOPPING
@@ -40,12 +40,17 @@ _OTHERS = frozenset((Code.EXPIRED, Code.NOT_READY, Code.CANCELLED))
 class Ensembles:
     """Carries the requests of all ensembles of an Engine from step to step; the sink of the steps.
 
-    `left` is told how many requests of a model have come to their end. Threads: the event loop's.
+    `left` is told how many requests of a model have come to their end. `begin` has what it is given called at the end
+    of this loop turn. Threads: the event loop's.
     """
 
-    def __init__(self, engine: Carries, left: Callable[[Model, int], None]) -> None:
+    def __init__(
+        self, engine: Carries, left: Callable[[Model, int], None], begin: Callable[[Callable[[], None]], None]
+    ) -> None:
         self._engine = engine
         self._left = left
+        self._begin = begin
+        self._beginning = False
         self._open: set[Ensemble] = set()
         self._freed: deque[Passage] = deque()
         self._made: defaultdict[Model, list[InferRequest]] = defaultdict(list)
@@ -73,7 +78,10 @@ class Ensembles:
     # -- a request ---------------------------------------------------------------------------------------------
 
     def start(self, parent: InferRequest) -> None:
-        """Begin a request's first steps, all of them or none. Raises: InferError."""
+        """Begin a request: its first steps, all of them or none, come to their models at the end of the loop's turn.
+
+        Raises: InferError where it cannot be begun; what refuses a step is delivered.
+        """
         model = parent.model
         ensemble = model.ensemble
         if ensemble is None:
@@ -96,9 +104,12 @@ class Ensembles:
         if parent.sequence is not None:
             ensemble.sequels.enter(passage)
         # it may want what it has brought
+        passage.opening = True
         self._go(passage)
-        self._settle()
         passage.opening = False
+        if not self._beginning:
+            self._beginning = True
+            self._begin(self._settle)
         if passage.ended and parent.error is not None:
             raise parent.error
 
@@ -122,14 +133,7 @@ class Ensembles:
                 self._fail(passage, request.error, OTHER if request.error.code in _OTHERS else BACKEND)
                 continue
             step, outputs = request.step, request.outputs or []
-            following = passage.course.straight[step.number]
-            if following is not None and not passage.asks and type(outputs) is list:
-                # what `put` and `_go` come to
-                passage.left -= 1
-                try:
-                    self._make(passage, following, outputs)
-                except InferError as error:
-                    self._fail(passage, error, REJECTED)
+            if type(outputs) is list and self._goes_straight(passage, step, outputs):
                 continue
             try:
                 passage.put(step, outputs)
@@ -138,6 +142,23 @@ class Ensembles:
                 continue
             self._go(passage)
         self._settle()
+
+    def _goes_straight(self, passage: Passage, step: Passed, outputs: list[Any]) -> bool:
+        """Go on with a request as `put` and `_go` would, where just what a step has made is what comes next."""
+        course = passage.course
+        following = course.straight[step.number]
+        if following is not None and not passage.asks:
+            passage.left -= 1
+            try:
+                self._make(passage, following, outputs)
+            except InferError as error:
+                self._fail(passage, error, REJECTED)
+            return True
+        whole = passage.branches is None and passage.ensemble.model.forms is None
+        if whole and course.last is step and passage.left == 1:
+            self._complete(passage, outputs)
+            return True
+        return False
 
     def _go(self, passage: Passage) -> None:
         """Go on with a request: make its steps that are ready, which `_settle` submits, or finish it."""
@@ -166,11 +187,15 @@ class Ensembles:
             _hand_on(passage, step, request)
         if step.after is not None:
             request.answers = Spread(passage, step, self._spread)
+        if passage.opening:
+            # it waits from now on, as whoever asks the step's model itself does
+            request.start_ns = request.queue_ns = passage.parent.queue_ns
         passage.pending.append(request)
         self._made[model].append(request)
 
     def _settle(self) -> None:
         """Submit the steps that were made, those of a model together, and hand out what has come to its end since."""
+        self._beginning = False
         while self._made or self._done:
             made, self._made = self._made, defaultdict(list)
             for model, requests in made.items():
@@ -230,26 +255,20 @@ class Ensembles:
     # -- its end -----------------------------------------------------------------------------------------------
 
     def _finish(self, passage: Passage) -> None:
-        if passage.branches is None:
-            self._complete(passage)
-            return
+        branches = passage.branches
         try:
-            following = passage.branches.done(passage)
+            if branches is None:
+                self._complete(passage, passage.outputs())
+            elif following := branches.done(passage):
+                self._go_on(following)
+            elif branches.over:
+                self._complete(branches.root, branches.outputs())
         except InferError as error:
             self._fail(passage, error, BACKEND)
-            return
-        if following:
-            self._go_on(following)
-        elif passage.branches.over:
-            self._complete(passage.branches.root)
 
-    def _complete(self, passage: Passage) -> None:
+    def _complete(self, passage: Passage, outputs: list[Any]) -> None:
         parent = passage.parent
-        try:
-            parent.outputs = passage.outputs() if passage.branches is None else passage.branches.outputs()
-        except InferError as error:
-            self._fail(passage, error, BACKEND)
-            return
+        parent.outputs = outputs
         self._end(passage)
         now_ns = time.monotonic_ns()
         parent.model.statistics.record_alone(parent, passage.stamps(), now_ns)

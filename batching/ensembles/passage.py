@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from .branches import Branches
     from .ensemble import Ensemble
 
+Spent = tuple[int, int, int]
+"""What steps have taken for their inputs, their runs and their outputs, in nanoseconds."""
+NOTHING: Spent = (0, 0, 0)
+
 
 class Passage:
     """One request on its way through an ensemble.
@@ -32,14 +36,12 @@ class Passage:
     `uses` and `missing` count down what the Course counts. `pending` are the steps that the Engine has, `ready` those
     it is to get. `asks`: the request says more than its tensors. `opening`: it is still being submitted, and an error
     is for its caller. `branches` are had where the ensemble gives any number of answers, and `answer` there by who has
-    come through to the end.
-    Units: nanoseconds, summed over the steps, as Triton does.
+    come through to the end. `spent` and `queue_ns` are summed over the steps, as Triton does.
     """
 
     __slots__ = (
-        "answer", "asks", "branches", "compute_infer_ns", "compute_input_ns", "compute_output_ns", "course", "ended",
-        "ensemble", "left", "links", "missing", "opening", "parent", "pending", "queue_ns", "ready",
-        "tensors", "uses",
+        "answer", "asks", "branches", "course", "ended", "ensemble", "left", "links", "missing", "opening", "parent",
+        "pending", "queue_ns", "ready", "spent", "tensors", "uses",
     )  # fmt: skip
 
     def __init__(
@@ -58,12 +60,10 @@ class Passage:
         self.pending: list[InferRequest] = []
         self.ready = list(course.first)
         self.asks = bool(parent.deadline_ns or parent.priority or parent.target_ns or parent.sequence is not None)
-        self.opening = True
+        self.opening = False
         self.ended = False
         self.queue_ns = 0
-        self.compute_input_ns = 0
-        self.compute_infer_ns = 0
-        self.compute_output_ns = 0
+        self.spent = NOTHING
 
     @property
     def root(self) -> Passage:
@@ -73,16 +73,15 @@ class Passage:
     def take_times(self, other: Passage) -> None:
         """Add what the steps of another have taken."""
         self.queue_ns += other.queue_ns
-        self.compute_input_ns += other.compute_input_ns
-        self.compute_infer_ns += other.compute_infer_ns
-        self.compute_output_ns += other.compute_output_ns
+        self.spent = _sum(self.spent, other.spent)
 
     def stamps(self) -> Stamps:
         """Give the stamps of the batch that it would have been in, had its model run it: they have the sums."""
+        input_ns, infer_ns, output_ns = self.spent
         start_ns = self.parent.queue_ns + self.queue_ns
-        gathered_ns = start_ns + self.compute_input_ns
-        run_ns = gathered_ns + self.compute_infer_ns
-        return start_ns, gathered_ns, run_ns, run_ns + self.compute_output_ns
+        gathered_ns = start_ns + input_ns
+        run_ns = gathered_ns + infer_ns
+        return start_ns, gathered_ns, run_ns, run_ns + output_ns
 
     def batch(self) -> Batch:
         """Make that batch."""
@@ -158,15 +157,24 @@ def count_steps(batch: Batch) -> None:
     """Add a batch to the sums of those of its requests that are steps."""
     start_ns = batch.exec_start_ns
     # as in statistics.py: a difference just below 0 is 0
-    input_ns = max(batch.compute_start_ns - start_ns, 0)
-    infer_ns = max(batch.compute_end_ns - batch.compute_start_ns, 0)
-    output_ns = max(batch.exec_end_ns - batch.compute_end_ns, 0)
+    taken = (
+        max(batch.compute_start_ns - start_ns, 0),
+        max(batch.compute_end_ns - batch.compute_start_ns, 0),
+        max(batch.exec_end_ns - batch.compute_end_ns, 0),
+    )
+    before, spent = None, taken
     for request in batch.requests:
         passage = request.context
         if type(passage) is Passage:
+            if passage.spent is not before:
+                # those that came here together have the same sums, and have them together
+                before = passage.spent
+                spent = _sum(before, taken)
+            passage.spent = spent
             queue_ns = start_ns - request.queue_ns
             if queue_ns > 0:
                 passage.queue_ns += queue_ns
-            passage.compute_input_ns += input_ns
-            passage.compute_infer_ns += infer_ns
-            passage.compute_output_ns += output_ns
+
+
+def _sum(one: Spent, other: Spent) -> Spent:
+    return one[0] + other[0], one[1] + other[1], one[2] + other[2]

@@ -1,6 +1,7 @@
-"""Together: the next steps of a batch's requests come to their model at once, and need not each come through the door.
+"""Together: steps of many requests come to their model at once, and need not each come through the door.
 
-Called by the Engine. One by one a pair of small models took 6% more, without sockets, 32 requests a turn.
+The first ones of those that came in one turn of the loop, and the next ones of a batch's requests. Called by the
+Engine. One by one a pair of small models took 18% more, without sockets, 32 requests a turn.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ def add_together(model: Model, requests: Sequence[InferRequest], now_ns: int) ->
     for request in requests:
         if request.deadline_ns or request.target_ns or request.key != key:
             return False
-        request.start_ns = request.queue_ns = now_ns
+        if not request.start_ns:
+            request.start_ns = request.queue_ns = now_ns
         rows += request.rows
         nbytes += request.nbytes
     with model.lock:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from penstock.batching.request import InferRequest
 from penstock.batching.scheduling.together import add_together
 from penstock.batching.spec import BatchPolicy, ModelSpec
 from tests.batching.ensembles import House, ensemble_spec, house, step, values_of
-from tests.fakes import FakeBackend, fake_request
+from tests.fakes import PATIENCE_S, FakeBackend, fake_request
 
 NOW_NS = 1_000
 SIGNATURE = Signature((TensorSpec("x", "FP32", (-1, -1)),), (TensorSpec("y", "FP32", (-1, -1)),), batched=True)
@@ -152,6 +154,7 @@ class TestThroughAnEnsemble:
         await kept.gates["first"].entered()
         for value in range(1, 6):
             kept.submit(name, value)
+        await asyncio.sleep(0)  # what has come in a turn goes to the first step at its end
         kept.gates["first"].open()
 
     async def test_the_second_step_of_a_batch_is_a_batch_too(self) -> None:
@@ -200,3 +203,49 @@ class TestThroughAnEnsemble:
                 low, high = request.outputs or []
                 assert np.array_equal(low + 1, high)
             assert kept.at_rest()
+
+    async def test_what_came_in_one_turn_goes_to_the_first_step_together_and_has_waited_since_it_came(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async with house() as kept:
+            await self._served(kept)
+            scheduler, come = kept.engine.model("first").scheduler, list[InferRequest]()
+            add = scheduler.add_together
+
+            def keep(requests: Sequence[InferRequest], rows: int, nbytes: int) -> bool:
+                come.extend(requests)
+                return add(requests, rows, nbytes)
+
+            monkeypatch.setattr(scheduler, "add_together", keep)
+            sent = [kept.submit("pair", value) for value in range(3)]
+            answered = await kept.sink.holds(3)
+
+            assert [each.outputs and values_of([each]) for each in sent] == [[2], [4], [6]]
+            assert len(answered) == 3
+            assert [each.context.parent for each in come] == sent
+            assert [(each.start_ns, each.queue_ns) for each in come] == [(each.queue_ns,) * 2 for each in sent]
+
+    async def test_sums_are_each_request_s_own_where_they_meet_on_different_ways(self) -> None:
+        async with house() as kept:
+            await self._served(kept)
+            await kept.engine.load(ensemble_spec("lone", "in", "out", step("second", "x=in", "y=out")))
+            kept.gates["second"].close()
+            kept.submit("second", 0)
+            await kept.gates["second"].entered()
+            kept.submit("pair", 1)
+            async with asyncio.timeout(PATIENCE_S):
+                while not kept.engine.model("second").scheduler.live:  # noqa: ASYNC110 - nobody tells
+                    await asyncio.sleep(0)
+            for value in (2, 3):
+                kept.submit("lone", value)
+            await asyncio.sleep(0)
+            kept.gates["second"].open()
+            await kept.sink.holds(4)
+
+            assert kept.runs("second") == [1, 3]
+            pair, lone, first, second = (
+                kept.engine.model(name).statistics.snapshot() for name in ("pair", "lone", "first", "second")
+            )
+            (_, shared) = second.batch_stats
+            assert lone.compute_infer.ns == 2 * shared.compute_infer_ns
+            assert pair.compute_infer.ns == first.compute_infer.ns + shared.compute_infer_ns
