@@ -19,6 +19,7 @@ import orjson
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InSequence, Terms
+from penstock.batching.running.outsides import says_ready
 from penstock.batching.scheduling.admission import admit
 from penstock.batching.scheduling.timeouts import due_ns
 from penstock.batching.stream import Told
@@ -193,7 +194,7 @@ class Dealings:
         name, control = said["model"], self._beside.control
         if said["do"] == "ready":
             with contextlib.suppress(InferError):
-                return self._beside.engine.model(name, said["version"]).ready
+                return await says_ready(self._beside.engine.model(name, said["version"]))
             return False
         if control is None:
             raise InferError(Code.NOT_READY, "the server does not serve yet")
