@@ -1,4 +1,4 @@
-"""A Python model that says itself whether it is ready, as Triton's qa/L0_backend_python/model_readiness expects of it."""
+"""A Python model that says itself whether it is ready, as qa/L0_backend_python/model_readiness expects of it."""
 
 from __future__ import annotations
 
