@@ -249,9 +249,11 @@ class Host:
         each.count += 1
         answers = getattr(request, "answers", None)
         if answers is None:
-            if request.error is None:
-                request.error = error if each.count == 1 else InferError(Code.INTERNAL, NOT_ONE)
-            each.answer = found, said.get("parameters") or {}, wrong
+            if each.count == 1:  # of a model that has one answer it stands, whatever comes: in Triton's stream, too
+                request.error = error
+                each.answer = found, said.get("parameters") or {}, wrong
+            elif request.error is None and request.model.spec.decoupled:
+                request.error = InferError(Code.INTERNAL, NOT_ONE)
             return
         now_ns = time.monotonic_ns()
         told = Told(found, error, said["final"], said.get("parameters") or None, now_ns - each.since_ns, wrong)
