@@ -143,6 +143,16 @@ def test_a_metric_that_is_not_customizable_is_told_as_a_warning() -> None:
     assert text in finding.message
 
 
+@pytest.mark.parametrize("said", ["default_priority_level: 1", "priority_queue_policy { key: 1 value { } }"])
+def test_what_is_said_of_levels_that_there_are_not_is_told_as_a_warning(said: str) -> None:
+    stated, [finding] = read(f"dynamic_batching {{ {said} }}")
+
+    name = said.partition(":")[0].partition(" ")[0]
+    text = f"field 'dynamic_batching.{name}' means nothing without 'priority_levels' for m"
+    assert (finding.message, finding.mistake) == (text, False)
+    assert not {"batching.default_priority", "batching.level_policies"} & stated.values.keys()
+
+
 def test_what_is_switched_off_is_accepted() -> None:
     text = "response_cache { enable: false } model_transaction_policy { decoupled: false } dynamic_batching { }"
 
@@ -233,14 +243,6 @@ parameters { key: "memory.enable_memory_arena_shrinkage" value { string_value: "
         (
             "dynamic_batching { priority_levels: 2 default_priority_level: 1 priority_queue_policy {key: 3 value {}} }",
             "priority queue policy must have priority level in range [1, 2] for m",
-        ),
-        (
-            "dynamic_batching { default_priority_level: 1 }",
-            "field 'dynamic_batching.default_priority_level' means nothing without 'priority_levels' for m",
-        ),
-        (
-            "dynamic_batching { priority_queue_policy { key: 1 value { } } }",
-            "field 'dynamic_batching.priority_queue_policy' means nothing without 'priority_levels' for m",
         ),
         (
             "dynamic_batching { preserve_ordering: true priority_levels: 2 default_priority_level: 1 }",
