@@ -414,9 +414,9 @@ def test_a_taken_port_is_fatal_with_status_1() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with process(str(IRIS), f"--http-port={port}") as server:
-            wanted = f"cannot listen for HTTP on 127.0.0.1, port {port}: it is in use"
+            wanted = f"failed to start HTTP service: Unavailable - Socket '127.0.0.1:{port}' already in use"
 
-            assert server.line_with("cannot") == wanted
+            assert server.line_with("failed to start") == wanted
             assert server.status() == 1
 
 
