@@ -218,8 +218,9 @@ def test_draining_is_not_ready_finishes_what_was_accepted_and_then_closes(tmp_pa
     run(main)
 
 
-def test_what_is_not_done_within_the_exit_timeout_is_counted(tmp_path: Path) -> None:
+def test_what_is_not_done_within_the_exit_timeout_is_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     gate = Gate()
+    caplog.set_level(logging.INFO, "penstock.serve")
 
     async def main() -> None:
         async with gated(gate, tmp_path, exit_timeout_secs=0.0) as server:
@@ -227,6 +228,7 @@ def test_what_is_not_done_within_the_exit_timeout_is_counted(tmp_path: Path) -> 
             await asyncio.to_thread(gate.entered.wait, 10)
 
             assert await server.drain() == 1
+            assert "Model 'a' (version 1) has 1 in-flight inferences" in caplog.messages
 
             await server.close()
             assert await asking == b""
