@@ -42,7 +42,7 @@ def test_who_asks_meanwhile_gets_the_same_answer(ready: bool) -> None:
         await asyncio.sleep(0)
         saying.answer(ready=ready)
 
-        assert await both == [ready, ready]
+        assert list(await both) == [ready, ready]
         assert worker.told == [ASK_READY]
 
     asyncio.run(scene())
