@@ -307,6 +307,11 @@ class Server:
         self.faults.end()
         await asyncio.sleep(self._settings.drain_delay_secs)
         deadline = self._loop.time() + self._settings.exit_timeout_secs
+        for model in self.engine.models():
+            if model.inflight:
+                logger.info(
+                    "Model '%s' (version %s) has %d in-flight inferences", model.name, model.version, model.inflight
+                )
         self.engine.hurry()  # or connections would wait for batches that wait for more of them
         unfinished = sum(await asyncio.gather(*(port.finish(deadline) for port in self._serving)))
         self._stopped = True

@@ -92,8 +92,9 @@ class Settings(ProcessSettings):
         (), "Models", "A model to load at start in mode explicit; `*` for all. Repeatable.", unit="NAME"
     )
     repository_poll_secs: float = setting(
-        15.0, "Models", "How often the files are looked at in mode poll.", unit="seconds", bounds=(0.05, 86400.0)
-    )
+        15.0, "Models", "How often the files are looked at in mode poll, at most 20 times a second. 0: never.",
+        unit="seconds", bounds=(0.0, 86400.0),
+    )  # fmt: skip
     model_load_retry_count: int = setting(
         0, "Models", "How often a version that does not load is tried again.", unit="times", bounds=(0, 1000)
     )

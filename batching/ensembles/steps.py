@@ -45,16 +45,18 @@ def check_flow(name: str, inputs: Iterable[str], outputs: Iterable[str], steps: 
         if tensor not in made and tensor not in used:
             raise _invalid(f"ensemble output '{tensor}' for ensemble '{name}' is not used")
         if tensor not in there:
-            raise _invalid(f"output '{tensor}' for ensemble '{name}' is not written{_lack(left, there | set(made))}")
+            raise _invalid(f"output '{tensor}' for ensemble '{name}' is not written{_lack(tensor, left, there)}")
     for tensor in sorted((set(made) | used) - wanted):
         if tensor not in there or tensor not in used:
             raise _invalid(f"ensemble tensor '{tensor}' is unused in ensemble '{name}'")
 
 
-def _lack(left: Iterable[Step], made: set[str]) -> str:
-    """Say which tensor keeps steps from running, if it is one that nobody makes."""
-    lacks = ((step.model, tensor) for step in left for tensor in step.inputs.values() if tensor not in made)
-    return next((f": model '{model}' takes '{tensor}', which no step makes" for model, tensor in lacks), "")
+def _lack(output: str, left: Iterable[Step], there: set[str]) -> str:
+    """Say which tensor keeps the step that makes an output from running, if there is such a step."""
+    making = (step for step in left if output in step.outputs.values())
+    lacks = (tensor for step in making for tensor in step.inputs.values() if tensor not in there)
+    text = ": at least one of its depending tensors, '{}', is not connected"
+    return next(map(text.format, lacks), "")
 
 
 def _makers(name: str, steps: Sequence[Step]) -> dict[str, int]:

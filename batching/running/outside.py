@@ -59,6 +59,9 @@ class Outside(Protocol):
     def abandon(self, request: InferRequest) -> None:
         """Note that nobody takes a request's answers any more. It is finished all the same."""
 
+    async def says_ready(self) -> bool:
+        """Tell whether it can run, and user code that has a say in it says so."""
+
     async def close(self) -> None:
         """End it."""
 

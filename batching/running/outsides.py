@@ -155,6 +155,13 @@ async def run_samples(model: Model, outsides: Sequence[Outside]) -> None:
                 raise failed(sample, error.message)
 
 
+async def says_ready(model: Model) -> bool:
+    """Tell whether a model is ready, and says so itself where its code has a say: each Instance, as in Triton."""
+    if not model.ready:
+        return False
+    return all(await asyncio.gather(*(each.says_ready() for each in model.outsides)))
+
+
 async def close_outsides(model: Model) -> None:
     """End what runs a model's Batches, if it is elsewhere."""
     if model.outsides:

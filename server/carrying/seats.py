@@ -68,6 +68,10 @@ class Seat:
     def abandon(self, request: InferRequest) -> None:
         """Let it run: what user code has begun cannot be taken back."""
 
+    async def says_ready(self) -> bool:
+        """Say so: what is asked of the code goes another way."""
+        return True
+
     async def close(self) -> None:
         """Leave the worker, which ends with its last Seat."""
         await self._host.left()

@@ -37,6 +37,8 @@ POLL_S = 0.01
 LEAVE_S = 1.0
 """How long connections that came while a port was drained may take to go, once it is closed."""
 _MOST_TURNS = 1000
+_SERVICES = {"gRPC": "GRPC", "metrics": "Metrics"}
+"""What Triton calls them where a port is in use, if not what we do. Source: Triton server, main.cc."""
 _ABSENT = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 
 
@@ -309,8 +311,11 @@ async def bind_all(
                 continue
             for other in sockets:
                 other.close()
-            why = "it is in use" if error.errno == errno.EADDRINUSE else absent
-            raise refused(why) from error
+            if error.errno == errno.EADDRINUSE:
+                service = _SERVICES.get(name, name)
+                text = f"failed to start {service} service: Unavailable - Socket '{address}:{asked}' already in use"
+                raise ListenError(text) from error
+            raise refused(absent) from error
         port = sockets[0].getsockname()[1]
     if not sockets:
         raise refused(absent)

@@ -19,6 +19,7 @@ import orjson
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.request import InSequence, Terms
+from penstock.batching.running.outsides import says_ready
 from penstock.batching.scheduling.admission import admit
 from penstock.batching.scheduling.timeouts import due_ns
 from penstock.batching.stream import Told
@@ -45,7 +46,8 @@ _NO_DECOUPLED = (
     "transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls for decoupled "
     "models.'"
 )
-"""Source: python_backend, request_executor.cc."""
+_NOT_READY = "Failed for execute the inference request. Model '{}' is not ready."
+"""Source of both: python_backend, request_executor.cc."""
 
 
 @dataclass(slots=True)
@@ -135,7 +137,7 @@ class Dealings:
 
     async def _carry(self, number: int, said: Mapping[str, Any], arrays: Sequence[Array | None]) -> None:
         engine, hooks_of = self._beside.engine, self._beside.hooks_of
-        model = engine.model(said["model"], said["version"])
+        model = self._model(said["model"], said["version"])
         if hooks_of is None:
             raise InferError(Code.NOT_READY, "the server does not serve yet")
         if model.spec.decoupled and not said["decoupled"]:
@@ -162,6 +164,13 @@ class Dealings:
                 self._answer(number, Told({}, None, True))
         finally:
             engine.release(model)
+
+    def _model(self, name: str, version: str) -> Model:
+        """Find a model that is asked. Raises: InferError (INTERNAL)."""
+        try:
+            return self._beside.engine.model(name, version)
+        except InferError as error:
+            raise InferError(Code.INTERNAL, _NOT_READY.format(name)) from error
 
     def _answer(self, number: int, told: Told, model: Model | None = None) -> None:
         outputs = told.outputs
@@ -193,7 +202,7 @@ class Dealings:
         name, control = said["model"], self._beside.control
         if said["do"] == "ready":
             with contextlib.suppress(InferError):
-                return self._beside.engine.model(name, said["version"]).ready
+                return await says_ready(self._beside.engine.model(name, said["version"]))
             return False
         if control is None:
             raise InferError(Code.NOT_READY, "the server does not serve yet")

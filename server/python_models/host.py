@@ -19,8 +19,9 @@ from penstock.batching.stream import NOT_ONE, Told
 from penstock.server.workers.kept import Kept
 from penstock.server.workers.order import NotBegunError, Order
 
-from .messages import ANSWER, CANCEL, EXECUTE, GO_ON, HOLD
+from .messages import ANSWER, CANCEL, EXECUTE, GO_ON, HOLD, READY
 from .open_request import OpenRequest
+from .readiness import Readiness
 from .requests import Names, error_of
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class Host:
         self._open: dict[int, OpenRequest] = {}
         self._numbers: dict[InferRequest, int] = {}
         self._unbegun: Batch | None = None
+        self._readiness = Readiness()
 
     @property
     def pid(self) -> int:
@@ -76,7 +78,12 @@ class Host:
 
     async def start(self) -> None:
         """Start the worker, and have it initialize the model. Raises: InferError."""
-        await self._kept.start()
+        body, _ = await self._kept.start()
+        self._readiness.asked = orjson.loads(body)["asked"]
+
+    async def says_ready(self) -> bool:
+        """Ask the model, where it has a say."""
+        return await self._readiness.ask(self._kept.worker)
 
     def attach(self, instance: Takes) -> None:
         """Take whom to tell."""
@@ -208,6 +215,9 @@ class Host:
 
     def said(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
         """Take an answer, or what else the worker tells."""
+        if kind == READY:
+            self._readiness.answer(ready=orjson.loads(body)["ready"])
+            return
         if kind != ANSWER:
             if self._dealings is not None:
                 self._dealings.take(kind, number, body, arrays)
@@ -239,9 +249,11 @@ class Host:
         each.count += 1
         answers = getattr(request, "answers", None)
         if answers is None:
-            if request.error is None:
-                request.error = error if each.count == 1 else InferError(Code.INTERNAL, NOT_ONE)
-            each.answer = found, said.get("parameters") or {}, wrong
+            if each.count == 1:  # of a model that has one answer it stands, whatever comes: in Triton's stream, too
+                request.error = error
+                each.answer = found, said.get("parameters") or {}, wrong
+            elif request.error is None and request.model.spec.decoupled:
+                request.error = InferError(Code.INTERNAL, NOT_ONE)
             return
         now_ns = time.monotonic_ns()
         told = Told(found, error, said["final"], said.get("parameters") or None, now_ns - each.since_ns, wrong)
@@ -304,6 +316,7 @@ class Host:
 
     def moved_out(self) -> None:
         """Let go of that."""
+        self._readiness.answer(ready=False)
         if self._dealings is not None:
             self._dealings.end()
             self._dealings = None

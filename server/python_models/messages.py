@@ -11,10 +11,10 @@ bool}. One that a model of another gets has "bf16", too: which outputs are.
 
 The service is `penstock.server.python_models.inside.service`. Its settings: {"file": path of model.py, "args": what
 Triton gives `initialize`, all strings, "complete": null, or a model's configuration: then only `auto_complete_config`
-is called, with it, and the worker serves no requests}. It answers being opened with {"config": the completed one, or
-null}. `args["model_config"]` says whether the model is decoupled, and `args["model_instance_name"]` who it is in
-errors. EXECUTE is never answered with ERROR for what user code raises: every request that has no final answer gets that
-error as its own.
+is called, with it, and the worker serves no requests}. It answers being opened with {"config": the completed one}, or
+{"config": null, "asked": whether the model is to be asked if it is ready}. `args["model_config"]` says whether the
+model is decoupled, and `args["model_instance_name"]` who it is in errors. EXECUTE is never answered with ERROR for what
+user code raises: every request that has no final answer gets that error as its own.
 """
 
 from __future__ import annotations
@@ -52,6 +52,10 @@ HOLD = 73
 """Told by the server, number: the request's. Its answers come faster than they are taken: the next is to wait."""
 GO_ON = 74
 """Told by the server, number: as HOLD. There is room again."""
+ASK_READY = 75
+"""Told by the server, where the model has a say in it: is it ready? One question at a time."""
+READY = 76
+"""Told by the worker. {"ready": bool}."""
 TRACEBACK = "\nTraceback (most recent call last):\n"
 """What parts a LOG's message from the traceback after it."""
 

@@ -90,7 +90,7 @@ class ModelControl:
                 if held.state is not State.READY:
                     title = f"model '{name}' version {held.version}" if held.version else f"model '{name}'"
                     reasons.append(f"{title}: {held.reason}")
-        if self._choices.mode == "poll":
+        if self._choices.mode == "poll" and self._choices.poll_s:
             self._transitions.own(self._poll_forever())
         return reasons
 
@@ -333,7 +333,7 @@ class ModelControl:
 
     async def _poll_forever(self) -> None:
         while True:
-            await asyncio.sleep(self._choices.poll_s)
+            await asyncio.sleep(max(0.05, self._choices.poll_s))  # or it would do nothing else
             try:
                 await self.poll()
             except Exception:

@@ -172,7 +172,7 @@ class Transitions:
                         opened.append(model)
                         return
                     again = f"; trying again, at most {left} times" if left else ""
-                    logger.error("model %s version %d: %s%s", spec.name, spec.version, reason, again)
+                    logger.error("failed to load '%s' version %d: %s%s", spec.name, spec.version, reason, again)
             failures[spec.version] = hidden(reason, entry)
 
         await asyncio.gather(*map(open_one, entry.specs))

@@ -32,9 +32,15 @@ def list_versions(folder: Path, findings: list[Finding]) -> list[int]:
         if VERSION.fullmatch(path.name) and int(path.name) < 2**63:
             versions.append(int(path.name))
         else:
-            text = "is ignored: a version folder's name is an integer above 0 without leading zeros"
-            findings.append(Finding(path, text, mistake=False))
+            findings.append(Finding(path, _ignored(path.name), mistake=False))
     return sorted(versions)
+
+
+def _ignored(name: str) -> str:
+    """Say why a folder is no version's. Source: Triton core, model_repository_manager.cc."""
+    if name.isascii() and name.isdigit() and name.startswith("0"):
+        return f"ignore version directory '{name}' which contains leading zeros in its directory name"
+    return f"ignore version directory '{name}' which fails to convert to integral number"
 
 
 def located(folder: Path, version: int, filename: str, findings: list[Finding]) -> Path | None:

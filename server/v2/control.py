@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
+from penstock.batching.running.outsides import says_ready
 from penstock.server.errors import HTTP_STATUS, error_body, retry_after_s
 from penstock.server.health import EXITING, Health
 from penstock.server.restricted import guarded
@@ -176,7 +177,7 @@ class _Control:
             ):
                 raise InferError(Code.INVALID, "Model version not ready") from None
             raise
-        if not model.ready:
+        if not await says_ready(model):
             raise InferError(Code.INVALID, "Model version not ready")
         return Response()
 

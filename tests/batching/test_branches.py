@@ -72,6 +72,9 @@ class Teller:
     def abandon(self, request: InferRequest) -> None:
         self.abandoned.append(request)
 
+    async def says_ready(self) -> bool:
+        return True
+
     async def close(self) -> None:
         pass
 

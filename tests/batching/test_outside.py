@@ -64,6 +64,9 @@ class Elsewhere:
     def abandon(self, request: InferRequest) -> None:
         self.abandoned.append(request.id)
 
+    async def says_ready(self) -> bool:
+        return True
+
     async def close(self) -> None:
         self.closed = True
 

@@ -160,5 +160,7 @@ def test_a_decoupled_model_is_asked_as_one(ask: Ask) -> None:
 
 
 def test_what_is_not_there_is_told(ask: Ask) -> None:
-    assert ask("nobody", 1) == ["Request for unknown model: 'nobody' is not found"]
-    assert ask("limited", 1, model_version=9) == ["Request for unknown model: 'limited' version 9 is not found"]
+    text = "Failed for execute the inference request. Model '{}' is not ready."
+
+    assert ask("nobody", 1) == [text.format("nobody")]
+    assert ask("limited", 1, model_version=9) == [text.format("limited")]

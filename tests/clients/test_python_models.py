@@ -165,6 +165,10 @@ def test_a_model_may_answer_by_its_sender(ask: Ask, do: str) -> None:
     assert ask("sender", {}, parameters={"do": do}).as_numpy("OUT").tolist() == [do.encode()]
 
 
+def test_of_a_model_that_has_one_answer_the_first_stands(ask: Ask) -> None:
+    assert ask("sender", {}, parameters={"do": "send twice"}).as_numpy("OUT").tolist() == [b"send twice"]
+
+
 def test_a_request_that_the_model_forgets_is_answered(ask: Ask) -> None:
     with pytest.raises(InferenceServerException, match="has let go of the request"):
         ask("sender", {}, parameters={"do": "forget"})

@@ -86,7 +86,8 @@ def test_a_port_that_is_taken_is_one_clear_line() -> None:
                 await second.open()
             await second.close()
 
-        assert str(caught.value) == f"cannot listen for HTTP on 127.0.0.1, port {first.port}: it is in use"
+        place = f"127.0.0.1:{first.port}"
+        assert str(caught.value) == f"failed to start HTTP service: Unavailable - Socket '{place}' already in use"
 
     run(main)
 

@@ -24,6 +24,7 @@ import tritonclient.http as httpclient
 import tritonclient.http.aio as aioclient
 from tritonclient.utils import InferenceServerException
 
+from penstock.server.repository.control import ModelControl
 from penstock.server.repository.repository import Repository
 from tests.backends.onnx_models import FLOAT, floats, node, save, value
 from tests.live import Live, live_server
@@ -542,6 +543,17 @@ class TestModes:
             assert looked.acquire(timeout=10)
             with calling(live) as caller:
                 assert caller.answer_of("b") == ("1", 1.0)
+
+    def test_polling_every_0_seconds_is_never(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked: list[object] = []
+        monkeypatch.setattr(ModelControl, "_poll_forever", asked.append)
+        write(tmp_path / "a", 1)
+        with (
+            live_server(tmp_path, model_control_mode="poll", repository_poll_secs=0.0) as live,
+            calling(live) as caller,
+        ):
+            assert caller.answer_of("a") == ("1", 1.0)
+            assert asked == []
 
     def test_all_models_can_be_loaded_at_start(self, tmp_path: Path) -> None:
         write(tmp_path / "a", 1)

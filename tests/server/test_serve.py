@@ -218,8 +218,9 @@ def test_draining_is_not_ready_finishes_what_was_accepted_and_then_closes(tmp_pa
     run(main)
 
 
-def test_what_is_not_done_within_the_exit_timeout_is_counted(tmp_path: Path) -> None:
+def test_what_is_not_done_within_the_exit_timeout_is_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     gate = Gate()
+    caplog.set_level(logging.INFO, "penstock.serve")
 
     async def main() -> None:
         async with gated(gate, tmp_path, exit_timeout_secs=0.0) as server:
@@ -227,6 +228,7 @@ def test_what_is_not_done_within_the_exit_timeout_is_counted(tmp_path: Path) -> 
             await asyncio.to_thread(gate.entered.wait, 10)
 
             assert await server.drain() == 1
+            assert "Model 'a' (version 1) has 1 in-flight inferences" in caplog.messages
 
             await server.close()
             assert await asking == b""
@@ -414,9 +416,9 @@ def test_a_taken_port_is_fatal_with_status_1() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with process(str(IRIS), f"--http-port={port}") as server:
-            wanted = f"cannot listen for HTTP on 127.0.0.1, port {port}: it is in use"
+            wanted = f"failed to start HTTP service: Unavailable - Socket '127.0.0.1:{port}' already in use"
 
-            assert server.line_with("cannot") == wanted
+            assert server.line_with("failed to start") == wanted
             assert server.status() == 1
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
 from penstock.server.ipc.channel import Channel
-from penstock.server.python_models.messages import ANSWER, EXECUTE
+from penstock.server.python_models.messages import ANSWER, ASK_READY, EXECUTE, READY
 
 from .errors import ErrorCode, WrongAnswerError, failure_text, line_in, traceback_text, written_error
 from .loading import load_class
@@ -79,7 +79,7 @@ class PythonModel:
             self._log("error", error)
             raise InferError(Code.INTERNAL, failure_text(error)) from error
         self._outside.serving = True
-        return dumps({"config": None}), None
+        return dumps({"config": None, "asked": hasattr(self._model, "is_ready")}), None
 
     def _completed(self, kind: Any) -> dict[str, Any]:
         config: Any = ModelConfig(json.dumps(self._complete))
@@ -92,7 +92,29 @@ class PythonModel:
         return config.as_dict()
 
     def told(self, kind: int, number: int, body: bytes, arrays: list[Array | None]) -> None:
-        self._outside.told(kind, number, body, arrays)
+        if kind == ASK_READY:  # on a thread: it may take its time, and the ear hears what else is told
+            threading.Thread(target=self._tell_ready, name="ready", daemon=True).start()
+        else:
+            self._outside.told(kind, number, body, arrays)
+
+    def _tell_ready(self) -> None:
+        """Tell whether the model says that it is ready: not, where it fails to."""
+        ready = False
+        with contextlib.suppress(OSError):  # the server has gone
+            try:
+                ready = self._says_ready()
+            except BaseException as error:  # noqa: BLE001 - sys.exit in user code, too
+                self._log("error", error, f"Model '{self._name}' is not ready: ")
+            self._outside.tell(READY, 0, {"ready": ready})
+
+    def _says_ready(self) -> bool:
+        """Ask the model, beside what it executes. Raises: what it raises; WrongAnswerError."""
+        said = self._model.is_ready()
+        if asyncio.iscoroutine(said):
+            said = self._started(said).result()
+        if not isinstance(said, bool):
+            raise WrongAnswerError(f"Expected a bool in the is_ready return, found type '{type(said)}'.")
+        return said
 
     def close(self) -> None:
         """Finalize the model; what that raises is logged."""
@@ -201,9 +223,10 @@ class PythonModel:
         return returned
 
     def _started(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._keep_running, args=(self._loop,), name="execute", daemon=True).start()
+        with self._outside.making:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._keep_running, args=(self._loop,), name="execute", daemon=True).start()
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def _keep_running(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -25,14 +25,14 @@ _NOT_ITS_OWN = {
     "instance_group": "instance group should not be specified for ensemble '{}'",
     "optimization": "optimization should not be specified for ensemble '{}'",
     "model_warmup": "model_warmup can not be specified for ensemble '{}'",
-    "backend": "backend should not be specified for ensemble '{}'",
+    "backend": "Ensemble model '{}' must have platform type 'ensemble' and empty backend type",
     "default_model_filename": "default_model_filename should not be specified for ensemble '{}'",
     "model_operations": "model_operations should not be specified for ensemble '{}'",
     "parameters": "parameters should not be specified for ensemble '{}'",
     "batch_input": "batch_input should not be specified for ensemble '{}'",
     "batch_output": "batch_output should not be specified for ensemble '{}'",
 }
-"""What means nothing for a model that runs nothing itself. The first three are Triton's, which ignores the others."""
+"""What means nothing for a model that runs nothing itself. The first four are Triton's, which ignores the others."""
 _SAID = frozenset(
     ("inputs", "outputs", "labels", "ensemble", "cached", "batching.max_batch_size", "model.versions", "metrics.tags")
 )

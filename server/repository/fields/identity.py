@@ -62,7 +62,7 @@ def _backend(notes: Notes) -> None:
         notes.mistake("platform", f"platform '{platform}' is not supported, known: {known}")
     if backend not in {"", BACKEND, TENSORFLOW, PYTHON}:
         known = f"{BACKEND}, {TENSORFLOW}, {PYTHON}"
-        notes.mistake("backend", f"backend '{backend}' is not supported, known: {known}")
+        notes.mistake("backend", f"unable to find backend library for backend '{backend}', known: {known}")
     elif is_platform_handler(notes.config):
         backend = TENSORFLOW
     elif backend == PYTHON and platform:
@@ -104,11 +104,24 @@ def _metrics(notes: Notes) -> None:
     """Read the bounds of histograms; the last for a family counts. Source: Triton core, metric_model_reporter.cc."""
     for control in notes.config.model_metrics.metric_control:
         family, bounds = control.metric_identifier.family, tuple(control.histogram_options.buckets)
-        if family != FIRST_RESPONSE:
-            text = f"Metric family '{family}' in 'metric_identifier' is not customizable, {FIRST_RESPONSE} is"
-            notes.warn("model_metrics.metric_control.metric_identifier.family", text)
+        if lacking := _lacks(control):
+            notes.mistake("model_metrics.metric_control", lacking)
+        elif family != FIRST_RESPONSE:
+            text = f"Metric family '{family}' in 'metric_identifier' is not a customizable metric in Triton core."
+            notes.warn("model_metrics.metric_control.metric_identifier.family", f"{text} {FIRST_RESPONSE} is")
         elif not all(map(isfinite, bounds)) or any(low >= high for low, high in pairwise(bounds)):
             field = "model_metrics.metric_control.histogram_options.buckets"
             notes.mistake(field, f"'buckets' of '{family}' must be finite, each above the one before it")
         else:
             notes.say("metrics.first_response_ms", bounds, "model_metrics")
+
+
+def _lacks(control: Any) -> str:
+    """Say what a metric control does not say, in the words of Triton's core, model_config_utils.cc."""
+    if not control.HasField("metric_identifier"):
+        return "metric control must specify 'metric_identifier'"
+    if not control.metric_identifier.family:
+        return "metric identifier must specify non-empty 'family'"
+    if not control.HasField("histogram_options"):
+        return "metric control must specify 'histogram_options'"
+    return "" if control.histogram_options.buckets else "histogram options must specify non-empty 'buckets'"

@@ -63,7 +63,7 @@ def _input(notes: Notes, name: str, given: Any) -> SampleInput:
 def _source(notes: Notes, name: str, given: Any) -> Any:
     """Give "zero", "random" or the file that holds the values."""
     kind = given.WhichOneof("input_data_type")
-    if kind in {"zero_data", "random_data"} and getattr(given, kind):
+    if kind in {"zero_data", "random_data"}:  # whatever it says: in Triton `false` is as good as `true`
         return str(kind).removesuffix("_data")
     if kind == "input_data_file" and given.input_data_file:
         path = inside(notes.folder / FILES, given.input_data_file)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.model import Model
+from penstock.batching.running.outsides import says_ready
 from penstock.server.grpc.method import Method
 from penstock.server.health import Health
 from penstock.server.protobuf import service_pb2
@@ -56,7 +57,7 @@ class ServerRpcs:
         self._pb = service_pb2()
         self._name = name
 
-    def methods(self, extensions: Sequence[str]) -> tuple[Method, ...]:
+    def methods(self, extensions: Sequence[str], tasks: Tasks) -> tuple[Method, ...]:
         pb = self._pb
         version = importlib.metadata.version("penstock")
         server = pb.ServerMetadataResponse(name=self._name, version=version, extensions=extensions)
@@ -69,13 +70,13 @@ class ServerRpcs:
                 lambda _: pb.ServerReadyResponse(ready=self._health.ready()),
             ),
             answering(SERVICE + "ServerMetadata", pb.ServerMetadataRequest, lambda _: server),
-            answering(SERVICE + "ModelReady", pb.ModelReadyRequest, self.model_ready),
+            tasks.answering(SERVICE + "ModelReady", pb.ModelReadyRequest, self.model_ready),
             answering(SERVICE + "ModelMetadata", pb.ModelMetadataRequest, self.model_metadata),
             answering(SERVICE + "ModelConfig", pb.ModelConfigRequest, self.model_config),
             answering(SERVICE + "ModelStatistics", pb.ModelStatisticsRequest, self.model_statistics),
         )  # fmt: skip
 
-    def model_ready(self, request: Any) -> Any:
+    async def model_ready(self, request: Any) -> Any:
         version = version_of(request.version)
         try:
             model = self._models.model(request.name, version)
@@ -83,7 +84,7 @@ class ServerRpcs:
             if error.code is not Code.NOT_FOUND:
                 raise
             return self._pb.ModelReadyResponse(ready=False)
-        return self._pb.ModelReadyResponse(ready=model.ready and not self._health.draining)
+        return self._pb.ModelReadyResponse(ready=await says_ready(model) and not self._health.draining)
 
     def model_metadata(self, request: Any) -> Any:
         version = version_of(request.version)

@@ -69,7 +69,7 @@ def methods(parts: Parts) -> dict[str, Method]:
     pulse, tasks = Pulse(), Tasks()
     served = (
         *_inference(parts, pulse, tasks),
-        *ServerRpcs(parts.engine, parts.repository, parts.health, parts.name).methods(parts.extensions),
+        *ServerRpcs(parts.engine, parts.repository, parts.health, parts.name).methods(parts.extensions, tasks),
         *RepositoryRpcs(parts.repository, parts.control).methods(tasks),
         *MemoryRpcs(parts.system, parts.cuda).methods(),
         *SettingsRpcs(parts.traces, parts.logs).methods(),

@@ -478,7 +478,7 @@ def test_a_model_asks_another(http: Any, model: str, decoupled: bool) -> None:
 def test_what_another_model_refuses_is_told(http: Any) -> None:
     with pytest.raises(InferenceServerException, match="thirteen is refused"):
         http.infer("caller", x(13), parameters={"model": "echo"})
-    with pytest.raises(InferenceServerException, match="unknown model: 'nobody'"):
+    with pytest.raises(InferenceServerException, match="Model 'nobody' is not ready"):
         http.infer("caller", x(13), parameters={"model": "nobody"})
     with pytest.raises(InferenceServerException, match="decoupled=True"):
         http.infer("caller", x(13), parameters={"model": "repeat"})

@@ -155,7 +155,7 @@ def test_it_is_sampled_with_the_request_and_not_by_itself(tmp_path: Path) -> Non
 
 
 def test_one_that_fails_is_in_the_trace_of_the_request_that_fails_with_it(tmp_path: Path) -> None:
-    assert traced(tmp_path, "asks", status=404, model="asks_too/nobody") == [("asks", ""), ("asks_too", "asks")]
+    assert traced(tmp_path, "asks", status=500, model="asks_too/nobody") == [("asks", ""), ("asks_too", "asks")]
 
 
 @pytest.mark.parametrize("name", ["tells", "asks_tells"])

@@ -178,12 +178,15 @@ class TestLoading:
             await it.control.load("a")
             assert len(it.engine.opened) == 3
 
-    async def test_a_version_that_does_not_load_is_tried_again(self, tmp_path: Path) -> None:
+    async def test_a_version_that_does_not_load_is_tried_again(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
         make(tmp_path, "a/1/model.onnx")
         async with house(tmp_path, Choices(mode="explicit", retries=2)) as it:
             it.engine.failures["a"] = InferError(Code.INTERNAL, "no good")
             await refusal(it.control.load("a"))
             assert len(it.engine.opened) == 3
+            assert "failed to load 'a' version 1: no good; trying again, at most 1 times" in caplog.messages
             it.engine.gate = asyncio.Event()
             loading = asyncio.ensure_future(it.control.load("a"))
             await it.turns(lambda: len(it.engine.opened) == 4)

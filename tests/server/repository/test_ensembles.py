@@ -61,7 +61,10 @@ class TestConfiguration:
             (PLAIN + "instance_group { }", "instance group should not be specified for ensemble 'm'"),
             (PLAIN + "optimization { }", "optimization should not be specified for ensemble 'm'"),
             (PLAIN + "model_warmup { }", "model_warmup can not be specified for ensemble 'm'"),
-            (PLAIN + 'backend: "onnxruntime"', "backend should not be specified for ensemble 'm'"),
+            (
+                PLAIN + 'backend: "onnxruntime"',
+                "Ensemble model 'm' must have platform type 'ensemble' and empty backend type",
+            ),
             (
                 PLAIN + 'parameters { key: "execution_mode" value { string_value: "0" } }',
                 "parameters should not be specified for ensemble 'm'",

@@ -100,11 +100,31 @@ METRIC = 'model_metrics { metric_control { metric_identifier { family: "%s" } hi
 FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
 
 
-@pytest.mark.parametrize(("said", "bounds"), [("-1, 0.0, 2.5", (-1, 0, 2.5)), ("", ())])
+@pytest.mark.parametrize(("said", "bounds"), [("-1, 0.0, 2.5", (-1, 0, 2.5)), ("7", (7,))])
 def test_the_bounds_of_a_histogram_may_be_said(said: str, bounds: tuple[float, ...]) -> None:
     statement, findings = read(METRIC % (FIRST_RESPONSE, said))
 
     assert (statement.get("metrics.first_response_ms"), findings) == (bounds, [])
+
+
+@pytest.mark.parametrize(
+    ("control", "text"),
+    [
+        ("histogram_options { buckets: [ 1 ] }", "metric control must specify 'metric_identifier'"),
+        ("metric_identifier { } histogram_options { }", "metric identifier must specify non-empty 'family'"),
+        ('metric_identifier { family: "f" }', "metric control must specify 'histogram_options'"),
+        (
+            'metric_identifier { family: "f" } histogram_options { buckets: [ ] }',
+            "histogram options must specify non-empty 'buckets'",
+        ),
+    ],
+)
+def test_a_metric_control_is_whole(control: str, text: str) -> None:
+    """The texts are those of qa/L0_model_config/model_metrics."""
+    _, (finding,) = read(f"model_metrics {{ metric_control {{ {control} }} }}")
+
+    assert finding.mistake
+    assert text in finding.message
 
 
 @pytest.mark.parametrize("said", ["1, 1", "2, 1", "1, inf", "nan"])
@@ -119,7 +139,18 @@ def test_a_metric_that_is_not_customizable_is_told_as_a_warning() -> None:
     _, [finding] = read("\n" + METRIC % ("nv_inference_count", "1"))
 
     assert (finding.line, finding.mistake) == (2, False)
-    assert "Metric family 'nv_inference_count' in 'metric_identifier' is not customizable" in finding.message
+    text = "Metric family 'nv_inference_count' in 'metric_identifier' is not a customizable metric in Triton core."
+    assert text in finding.message
+
+
+@pytest.mark.parametrize("said", ["default_priority_level: 1", "priority_queue_policy { key: 1 value { } }"])
+def test_what_is_said_of_levels_that_there_are_not_is_told_as_a_warning(said: str) -> None:
+    stated, [finding] = read(f"dynamic_batching {{ {said} }}")
+
+    name = said.partition(":")[0].partition(" ")[0]
+    text = f"field 'dynamic_batching.{name}' means nothing without 'priority_levels' for m"
+    assert (finding.message, finding.mistake) == (text, False)
+    assert not {"batching.default_priority", "batching.level_policies"} & stated.values.keys()
 
 
 def test_what_is_switched_off_is_accepted() -> None:
@@ -178,7 +209,7 @@ parameters { key: "memory.enable_memory_arena_shrinkage" value { string_value: "
     [
         ('name: "other"', "unexpected directory name 'm' for model 'other', directory name must equal model name"),
         ('platform: "tensorrt_plan"', "platform 'tensorrt_plan' is not supported, known: onnxruntime_onnx"),
-        ('backend: "pytorch"', "backend 'pytorch' is not supported, known: onnxruntime, tensorflow, python"),
+        ('backend: "pytorch"', "unable to find backend library for backend 'pytorch', known: onnxruntime, tensorflow"),
         (
             'default_model_filename: "../net.onnx"',
             "'../net.onnx' is not the name of a file in the version's folder",
@@ -212,14 +243,6 @@ parameters { key: "memory.enable_memory_arena_shrinkage" value { string_value: "
         (
             "dynamic_batching { priority_levels: 2 default_priority_level: 1 priority_queue_policy {key: 3 value {}} }",
             "priority queue policy must have priority level in range [1, 2] for m",
-        ),
-        (
-            "dynamic_batching { default_priority_level: 1 }",
-            "field 'dynamic_batching.default_priority_level' means nothing without 'priority_levels' for m",
-        ),
-        (
-            "dynamic_batching { priority_queue_policy { key: 1 value { } } }",
-            "field 'dynamic_batching.priority_queue_policy' means nothing without 'priority_levels' for m",
         ),
         (
             "dynamic_batching { preserve_ordering: true priority_levels: 2 default_priority_level: 1 }",

@@ -68,14 +68,18 @@ class TestVersions:
             (2, 2, mistake, "version 2 of model 'm' is not there")
         ]
 
-    @pytest.mark.parametrize("name", ["01", "0", "one", "-1", "1.0", "9" * 19, "\u0661"])
-    def test_other_folders_are_ignored_with_a_warning(self, tmp_path: Path, name: str) -> None:
+    @pytest.mark.parametrize(
+        ("name", "why"),
+        [
+            *((name, "contains leading zeros in its directory name") for name in ("01", "0")),
+            *((name, "fails to convert to integral number") for name in ("one", "-1", "1.0", "9" * 19, "\u0661")),
+        ],
+    )
+    def test_other_folders_are_ignored_with_a_warning(self, tmp_path: Path, name: str, why: str) -> None:
         entry = entries(make(tmp_path, "m/1/model.onnx", f"m/{name}/model.onnx"))["m"]
 
         assert versions(entry) == [1]
-        assert warnings(entry) == [
-            f"{name} is ignored: a version folder's name is an integer above 0 without leading zeros"
-        ]
+        assert warnings(entry) == [f"{name} ignore version directory '{name}' which {why}"]
 
     def test_folders_with_a_use_of_their_own_raise_no_warning(self, tmp_path: Path) -> None:
         entry = entries(make(tmp_path, "m/1/model.onnx", "m/__pycache__/x", "m/.git/x", "m/warmup/x", "m/configs/x"))[

@@ -59,6 +59,14 @@ def test_samples_are_told_in_their_order(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("kind", ["zero", "random"])
+def test_false_is_as_good_as_true(kind: str) -> None:
+    stated, found = read(SAMPLE.format(INPUT.format(f"data_type: TYPE_INT8 dims: 1 {kind}_data: false")))
+
+    assert found == []
+    assert stated["samples"] == (Sample("s", 2, 1, {"x": SampleInput("INT8", (1,), kind)}),)
+
+
 @pytest.mark.parametrize("name", ["", "../raw", "/raw", "deep/../../raw"])
 def test_a_file_lies_in_the_folder_for_them(tmp_path: Path, name: str) -> None:
     text = SAMPLE.format(INPUT.format(f'data_type: TYPE_INT8 dims: 1 input_data_file: "{name}"'))
@@ -83,7 +91,6 @@ def test_a_link_that_leaves_the_folder_is_refused(tmp_path: Path) -> None:
     [
         ("dims: 1 zero_data: true", "warmup setting expects input 'x' to have data_type set"),
         ("data_type: TYPE_FP32 dims: 1", NO_VALUES),
-        ("data_type: TYPE_FP32 dims: 1 random_data: false", NO_VALUES),
         ("data_type: TYPE_FP32 dims: 0 zero_data: true", NO_SHAPE),
         ("data_type: TYPE_FP32 dims: -1 zero_data: true", NO_SHAPE),
     ],

@@ -359,7 +359,7 @@ def test_one_killed_whole_is_not_in_the_way_of_the_next_but_one_that_runs_is() -
 
         async with served(f"--http-port={port}") as again:
             assert again.port("HTTP") == port
-            assert (await last_words_of_another(port)).endswith("it is in use")
+            assert (await last_words_of_another(port)).endswith("already in use")
 
     run(main)
 

@@ -136,7 +136,7 @@ def test_what_cannot_start_is_said_and_leaves_nothing_behind(id_: str, message: 
 def test_a_port_that_another_penstock_has_is_noticed_before_anything_starts() -> None:
     async def main() -> None:
         async with supervised() as supervisor:
-            with pytest.raises(StartError, match="it is in use"):
+            with pytest.raises(StartError, match="already in use"):
                 async with supervised(http_port=port_of(supervisor)):
                     pass
 

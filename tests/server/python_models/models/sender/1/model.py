@@ -31,6 +31,10 @@ class TritonPythonModel:
         sender.send(good)
         sender.send(flags=FINAL)
 
+    def send_twice(self, sender, good):
+        sender.send(good)
+        sender.send(good)
+
     def send_and_return(self, sender, good):
         sender.send(good, FINAL)
         return good
