@@ -306,6 +306,7 @@ class Server:
         self.health.draining = True
         self.faults.end()
         await asyncio.sleep(self._settings.drain_delay_secs)
+        self.health.leaving = True
         deadline = self._loop.time() + self._settings.exit_timeout_secs
         self.engine.hurry()  # or connections would wait for batches that wait for more of them
         unfinished = sum(await asyncio.gather(*(port.finish(deadline) for port in self._serving)))
