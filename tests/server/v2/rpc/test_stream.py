@@ -169,7 +169,7 @@ def test_a_large_wrong_message_is_answered_with_its_id() -> None:
     run(main)
 
 
-def test_when_the_server_leaves_idle_streams_end_and_requests_on_others_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_when_the_server_leaves_idle_streams_end_and_others_take_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         monkeypatch.setattr(pulse, "INTERVAL_S", 0)
         services = Services()
