@@ -1,7 +1,8 @@
 """Health: whether the server is live and ready, asked by every protocol that has a probe.
 
-Made by the composition root, which sets `draining` when the server is on its way out, and `spent` when its process has
-lost a device for good: only another process can use that again, so whoever watches over it has to start it anew.
+Made by the composition root, which sets `draining` when the server is on its way out, `leaving` when --drain-delay-secs
+is over too, and who is connected is to go, and `spent` when its process has lost a device for good: only another
+process can use that again, so whoever watches over it has to start it anew.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Health:
         self._engine = engine
         self._strict = strict
         self.draining = False
+        self.leaving = False
         self.spent = False
 
     def live(self) -> bool:

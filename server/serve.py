@@ -306,6 +306,7 @@ class Server:
         self.health.draining = True
         self.faults.end()
         await asyncio.sleep(self._settings.drain_delay_secs)
+        self.health.leaving = True
         deadline = self._loop.time() + self._settings.exit_timeout_secs
         for model in self.engine.models():
             if model.inflight:

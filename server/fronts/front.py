@@ -261,6 +261,7 @@ class FrontServer:
         self._faults.end()
         self.asking.drain()
         await asyncio.sleep(self._settings.drain_delay_secs)
+        self.health.leaving = True
         deadline = self._loop.time() + self._settings.exit_timeout_secs
         if self._spread is not None:
             self._spread.leave()

@@ -6,6 +6,7 @@ Source: Triton server, docs/user_guide/metrics.md (names, defaults and forms).
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -19,6 +20,8 @@ DEFAULT_QUANTILES: tuple[tuple[str, float], ...] = (
 """Source: Triton core, metrics.h."""
 
 LEAST_ERROR = 0.0001
+"""What is asked to be more exact is as exact as this."""
+_NUMBER = re.compile(r"\d*\.?\d+(e[+-]?\d+)?", re.IGNORECASE)
 _WORDS = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
 _SWITCHES = ("counter_latencies", "summary_latencies", "histogram_latencies")
 
@@ -62,10 +65,19 @@ def _quantiles(text: str) -> tuple[tuple[str, float], ...]:
     for pair in text.strip("\"'").split(","):
         quantile, _, error = (part.strip() for part in pair.partition(":"))
         try:
-            good = 0 <= float(quantile) <= 1 and LEAST_ERROR <= float(error) <= 1
+            allowed = _error(error)
+            good = 0 <= float(quantile) <= 1 and allowed <= 1
         except ValueError:
             good = False
         if not good or quantile in quantiles:
-            raise ValueError(f"summary_quantiles: got '{pair}', wanted such as 0.5:0.05, errors from {LEAST_ERROR:.4f}")
-        quantiles[quantile] = float(error)
+            raise ValueError(f"summary_quantiles: got '{pair}', wanted such as 0.5:0.05")
+        quantiles[quantile] = allowed
     return tuple(quantiles.items())
+
+
+def _error(text: str) -> float:
+    """Read an error as far as it is a number, as Triton does, whose qa/L0_metrics says 0.0.1. Raises: ValueError."""
+    found = _NUMBER.match(text)
+    if found is None:
+        raise ValueError(text)
+    return max(float(found[0]), LEAST_ERROR)

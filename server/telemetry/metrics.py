@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from penstock.batching.histogram import HistogramSnapshot
@@ -122,10 +123,8 @@ class Metrics:
             lines[name].append(f"{name}{{{labels}}} {value}")
         if config.summary_latencies:
             self._add_summaries(lines, model, labels, counted)
-        if config.histogram_latencies:
-            name = "nv_inference_first_response_histogram_ms"
-            edges = tuple(map(number, model.spec.first_response_ms))
-            lines[name] += _histogram(name, labels, edges, counted.first_response_histogram, 6)
+        if config.histogram_latencies and model.spec.decoupled:
+            _add_first_response(lines, model, labels, counted.first_response_histogram)
         _add_state(lines, model, labels, counted)
         _add_events(lines, model, labels)
         _add_run_times(lines, model, labels)
@@ -196,6 +195,15 @@ def _add_state(lines: Mapping[str, list[str]], model: Model, labels: str, counte
         name = "penstock_hook_seconds"
         for hook, histogram in counted.hook_histograms.items():
             lines[name] += _histogram(name, f'{labels},hook="{hook}"', _LATENCY_EDGES, histogram, 9)
+
+
+def _add_first_response(
+    lines: Mapping[str, list[str]], model: Model, labels: str, histogram: HistogramSnapshot
+) -> None:
+    """Add Triton's histogram, whose sum is whole milliseconds: its qa/L0_metrics reads every value as an integer."""
+    name = "nv_inference_first_response_histogram_ms"
+    edges = tuple(map(number, model.spec.first_response_ms))
+    lines[name] += _histogram(name, labels, edges, replace(histogram, total=histogram.total // 1_000_000), 0)
 
 
 def _add_events(lines: Mapping[str, list[str]], model: Model, labels: str) -> None:

@@ -1,7 +1,7 @@
-"""TraceFile: traces in Triton's JSON form, in a file or, with a log frequency, in numbered ones.
+"""TraceFile: traces in Triton's JSON form, in a file or, with a log frequency or a count, in numbered ones.
 
-Source: Triton server, tracer.cc (the members and their order) and docs/user_guide/trace.md. Unlike there, the file is a
-whole JSON array at any time, not only when the server has ended.
+Source: Triton server, tracer.cc (the members and their order), docs/user_guide/trace.md and qa/L0_trace. Unlike there,
+the file is a whole JSON array at any time, not only when the server has ended.
 """
 
 from __future__ import annotations
@@ -17,50 +17,27 @@ import orjson
 from .config import TIMESTAMPS
 from .trace import Tensor, Trace
 
+_MOST_COUNTS = 8
+"""Counts whose files are open: what holds for all models, and for one each. The oldest gives way."""
 
-class TraceFile:
-    """Writes to `path`, which an earlier file gives way to; or to `path.0`, `path.1` and so on, so many traces each.
 
-    Invariant: the first `_size` bytes of the file, if any, are a JSON array; what is written beyond them and fails, on
-    a disk that is full, is taken back.
-    Threads: one.
+class _Array:
+    """A file that is a JSON array at any time; an earlier one gives way to it.
+
+    Invariant: its first `size` bytes, if any, are that array; what is written beyond them and fails, on a disk that is
+    full, is taken back.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
+        self.size = 0
         self._file: FileIO | None = None
-        self._size = 0
-        self._gathered: list[bytes] = []
-        self._gathered_traces = 0
-        self._index = 0
 
-    def write(self, traces: Sequence[Trace]) -> None:
-        """Take traces. Raises: OSError, and then those that were to be written now are lost."""
-        together: list[bytes] = []
-        for trace in traces:
-            lines = [orjson.dumps(entry) for each in (trace, *trace.steps) for entry in entries(each)]
-            if not trace.log_frequency:
-                together += lines
-                continue
-            self._gathered += lines
-            self._gathered_traces += 1
-            if self._gathered_traces >= trace.log_frequency:
-                self._write_numbered()
-        if together:
-            self._append(together)
-
-    def close(self) -> None:
-        """Write what is gathered for a numbered file, and close."""
-        if self._gathered:
-            self._write_numbered()
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _append(self, lines: list[bytes]) -> None:
+    def append(self, lines: Sequence[bytes]) -> None:
+        """Add elements. Raises: OSError."""
         if self._file is None:
-            self._file = FileIO(self._path, "w")
-        start = max(0, self._size - 1)
+            self._file = FileIO(self.path, "w")
+        start = max(0, self.size - 1)
         text = (b",\n" if start else b"[") + b",\n".join(lines) + b"]"
         try:
             _write_at(self._file, start, text)
@@ -68,15 +45,83 @@ class TraceFile:
             with suppress(OSError):
                 # what stood there before takes no more room
                 _write_at(self._file, start, b"]" if start else b"")
-                self._file.truncate(self._size)
+                self._file.truncate(self.size)
             raise
-        self._size = start + len(text)
+        self.size = start + len(text)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class TraceFile:
+    """Writes to `path`; or to `path.0`, `path.1` and so on, so many traces each, and all of a count that runs out.
+
+    `_counted` are the files of counts, by their numbers: a count that has not run out when the server ends has its
+    traces in `path` after all, as in Triton.
+    Threads: one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._whole = _Array(path)
+        self._counted: dict[int, _Array] = {}
+        self._full: set[int] = set()
+        self._gathered: list[bytes] = []
+        self._gathered_traces = 0
+        self._index = 0
+
+    def write(self, traces: Sequence[Trace]) -> None:
+        """Take traces. Raises: OSError, and then those that were to be written now are lost."""
+        together: dict[int, list[bytes]] = {}
+        for trace in traces:
+            lines = [orjson.dumps(entry) for each in (trace, *trace.steps) for entry in entries(each)]
+            if trace.last:
+                self._full.add(trace.count_number)
+            if not trace.log_frequency:
+                together.setdefault(trace.count_number, []).extend(lines)
+                continue
+            self._gathered += lines
+            self._gathered_traces += 1
+            if self._gathered_traces >= trace.log_frequency or trace.last:
+                self._write_numbered()
+        for number, lines in together.items():
+            (self._array_of(number) if number else self._whole).append(lines)
+
+    def close(self) -> None:
+        """Write what is gathered for a numbered file, and close."""
+        if self._gathered:
+            self._write_numbered()
+        while self._counted:
+            self._end_oldest()
+        self._whole.close()
+
+    def _array_of(self, number: int) -> _Array:
+        array = self._counted.get(number)
+        if array is None:
+            if len(self._counted) >= _MOST_COUNTS:
+                self._end_oldest()
+            array = self._counted[number] = _Array(self._next_path())
+        return array
+
+    def _end_oldest(self) -> None:
+        number, array = next(iter(self._counted.items()))
+        del self._counted[number]
+        array.close()
+        if number not in self._full and array.size:
+            self._whole.append([array.path.read_bytes()[1:-1]])
+            array.path.unlink()
 
     def _write_numbered(self) -> None:
         lines, self._gathered, self._gathered_traces = self._gathered, [], 0
+        self._next_path().write_bytes(b"[" + b",\n".join(lines) + b"]")
+
+    def _next_path(self) -> Path:
         path = self._path.with_name(f"{self._path.name}.{self._index}")
         self._index += 1
-        path.write_bytes(b"[" + b",\n".join(lines) + b"]")
+        return path
 
 
 def _write_at(file: FileIO, start: int, text: bytes) -> None:

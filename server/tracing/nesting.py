@@ -43,17 +43,21 @@ class Step(NamedTuple):
 class Chosen(Mark):
     """That a client's request is traced, and how; `context` is its W3C one. `steps` stand as they have ended.
 
-    `trace_id` is that of a trace which begins with the request, likewise.
+    `trace_id` is that of a trace which begins with the request, likewise. `count_number` and `last` are as in Trace.
     """
 
-    __slots__ = ("context", "sampling", "steps", "trace_id")
+    __slots__ = ("context", "count_number", "last", "sampling", "steps", "trace_id")
 
-    def __init__(self, sampling: Sampling, context: tuple[str, str] = ("", "")) -> None:
+    def __init__(
+        self, sampling: Sampling, context: tuple[str, str] = ("", ""), count_number: int = 0, *, last: bool = False
+    ) -> None:
         super().__init__()
         self.sampling = sampling
         self.context = context
         self.steps: list[Step] = []
         self.trace_id = 0
+        self.count_number = count_number
+        self.last = last
 
 
 def maker_of(request: InferRequest) -> InferRequest | None:

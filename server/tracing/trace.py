@@ -40,7 +40,8 @@ class Trace(NamedTuple):
     `failed` is whether it was not served; then there are no stamps of computing. `parent` and `state` are the request's
     `traceparent` and `tracestate`, "" for none. `steps` are those of an ensemble's request, and those of ensembles in
     it: each after the one whose `number` is its `parent_number`, and without steps of its own. `span_id` and `trace_id`
-    are those that somebody was told before there is a span; 0: any.
+    are those that somebody was told before there is a span; 0: any. `count_number` is that of the count that it is
+    one of, 0 for none, and `last` whether that has run out with it.
     """
 
     number: int
@@ -58,6 +59,8 @@ class Trace(NamedTuple):
     steps: tuple[Trace, ...] = ()
     span_id: int = 0
     trace_id: int = 0
+    count_number: int = 0
+    last: bool = False
 
     @property
     def start_ns(self) -> int:

@@ -6,6 +6,7 @@ server that traces nothing pays for one look at an attribute per batch.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import queue
 import threading
@@ -41,12 +42,13 @@ class Traced(Protocol):
 
 
 class _Scope:
-    """One Sampling and how far it has come."""
+    """One Sampling and how far it has come. `number` is its own, 0 where it has no count."""
 
-    __slots__ = ("left", "sampling", "seen")
+    __slots__ = ("left", "number", "sampling", "seen")
 
-    def __init__(self, sampling: Sampling) -> None:
+    def __init__(self, sampling: Sampling, number: int) -> None:
         self.sampling = sampling
+        self.number = number if sampling.count > 0 else 0
         self.left = sampling.count
         self.seen = 0
 
@@ -75,7 +77,8 @@ class Tracer:
         self._traced = traced
         self._open_sink = open_sink
         self._propagates = config.mode == OPENTELEMETRY
-        self._all = _Scope(config.sampling)
+        self._scopes = itertools.count(1)
+        self._all = _Scope(config.sampling, next(self._scopes))
         self._by_model: dict[str, _Scope] = {}
         self._number = 0
         self._traces: queue.Queue[Trace | None] = queue.Queue(QUEUE_TRACES)
@@ -94,9 +97,9 @@ class Tracer:
         if sampling is None:
             self._by_model.pop(model, None)
         elif model:
-            self._by_model[model] = _Scope(sampling)
+            self._by_model[model] = _Scope(sampling, next(self._scopes))
         else:
-            self._all = _Scope(sampling)
+            self._all = _Scope(sampling, next(self._scopes))
         self._switch()
 
     def _switch(self) -> None:
@@ -161,7 +164,11 @@ class Tracer:
             return ()
         taken = scope.take(len(requests))
         if not self._propagates:
-            return [(requests[position], Chosen(sampling)) for position in taken] if taken else ()
+            ending = taken[-1] if taken and not scope.left else -1
+            return [
+                (requests[position], Chosen(sampling, count_number=scope.number, last=position == ending))
+                for position in taken
+            ]
         found = []
         for position, request in enumerate(requests):
             context = context_of(request.context)
@@ -172,6 +179,8 @@ class Tracer:
 
     def _keep(self, model: Model, batch: Batch, request: InferRequest, end_ns: int, chosen: Chosen) -> None:
         trace = nested(_trace_of(model, batch, request, end_ns, chosen), chosen, self._number + 1)
+        if chosen.count_number:
+            trace = trace._replace(count_number=chosen.count_number, last=chosen.last)
         self._number += 1 + len(trace.steps)
         if self._writer is None:
             self._writer = threading.Thread(target=self._write_all, name="penstock-traces", daemon=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -125,6 +126,9 @@ class Lease:
 class Regions:
     """All regions of one server by name, of either kind; a name belongs to one of them.
 
+    A region that is unregistered while requests use it goes when the last of them has ended. Until then it is listed
+    and further requests may use it, unless its name is registered anew.
+    Source: Triton server, qa/L0_shared_memory, test_unregister_shm_during_inference_*.
     Threads: registered on the event loop; leases are taken and used on any thread. `added` and `dropped` are called
     when that has been done; the server's other processes are told so (`fronts/shared_state.py`).
     `most_bytes` is how much may be copied out at once by who has it: for more, LargeRead is to be raised.
@@ -137,6 +141,7 @@ class Regions:
         self.dropped: Callable[[str, str], None] = lambda _kind, _name: None
         self._allowed = allowed
         self._by_name: dict[str, Region] = {}
+        self._leaving: WeakValueDictionary[str, Region] = WeakValueDictionary()
 
     def __len__(self) -> int:
         return len(self._by_name)
@@ -167,19 +172,20 @@ class Regions:
         self.added(region)
 
     def drop(self, kind: str, name: str = "") -> None:
-        """Forget a region, or all of one kind; a name that is not there is no error. Leases go on."""
+        """Let go of a region, or of all of one kind; a name that is not there is no error. Leases go on."""
         self.check()
-        for region in list(self._by_name.values()):
-            if region.kind == kind and name in ("", region.name):
-                del self._by_name[region.name]
+        for each in [each for each, region in self._by_name.items() if region.kind == kind and name in ("", each)]:
+            # held by the leases alone from here on, or by nobody
+            self._leaving[each] = self._by_name.pop(each)
         self.dropped(kind, name)
 
     def listed(self, kind: str, name: str = "") -> list[dict[str, Any]]:
         """Describe one region or all of one kind. Raises: InferError (NOT_FOUND)."""
         self.check()
         if not name:
-            return [region.described() for _, region in sorted(self._by_name.items()) if region.kind == kind]
-        region = self._by_name.get(name)
+            there = sorted({**self._leaving, **self._by_name}.items())
+            return [region.described() for _, region in there if region.kind == kind]
+        region = self._named(name)
         word = kind.lower()
         if region is None:
             raise InferError(Code.NOT_FOUND, f"Unable to find {word} shared memory region: '{name}'")
@@ -196,7 +202,7 @@ class Regions:
         """Find the region that such a part is in. Raises: InferError (NOT_FOUND, INVALID, UNSUPPORTED)."""
         if not self._allowed:
             self.check()
-        region = self._by_name.get(name)
+        region = self._named(name)
         if region is None:
             raise InferError(Code.NOT_FOUND, f"Unable to find shared memory region: '{name}'")
         if not 0 <= offset < region.byte_size:
@@ -210,11 +216,14 @@ class Regions:
             raise InferError(Code.INVALID, f"Invalid offset + byte size for shared memory region: '{name}'")
         return region
 
+    def _named(self, name: str) -> Region | None:
+        return self._by_name.get(name) or self._leaving.get(name)
+
 
 class InlineRegions(Regions):
     """The same table as seen from the event loop: what has more than `most` bytes is read elsewhere."""
 
     def __init__(self, regions: Regions, most: int = INLINE_BYTES) -> None:
         super().__init__(allowed=regions._allowed)  # noqa: SLF001 - its own kind
-        self._by_name = regions._by_name  # noqa: SLF001
+        self._by_name, self._leaving = regions._by_name, regions._leaving  # noqa: SLF001
         self.most_bytes = most

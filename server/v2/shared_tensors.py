@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.batching.model import Model
     from penstock.batching.request import InferRequest
 
-    from .regions import Regions
+    from .regions import Region, Regions
     from .said import Ways
 
 LATE_BYTES = 16384
@@ -64,10 +64,24 @@ class Located(NamedTuple):
             return cast("Array", DeviceArray(region, offset, shape, spec.type.dtype))
         if byte_size > regions.most_bytes:
             raise LargeRead
-        into: Array = np.empty(shape, spec.type.dtype) if plain else np.empty(byte_size, np.uint8)
+        into = _copy_of(region, shape, spec.type.dtype) if plain else np.empty(byte_size, np.uint8)
         if byte_size:
             region.read(offset, into)
         return into if plain else from_binary(model.name, spec, list(shape), math.prod(shape), into.data)
+
+
+class _Copy(np.ndarray[Any, Any]):
+    """Memory that holds a region, which so is there until the request that has copied from it has ended."""
+
+    __slots__ = ("region",)
+    region: Region
+
+
+def _copy_of(region: Region, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    memory = _Copy(shape, dtype)
+    memory.region = region
+    # a plain array: numpy takes longer for one of another class wherever it goes
+    return np.ndarray(shape, dtype, memory)
 
 
 def locate(

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpc_client
 
+from tests.backends.onnx_models import node
 from tests.clients import models
 from tests.clients.tensors import document
 from tests.fakes import PATIENCE_S
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.slow
 SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{((?:[a-z_]+=\"(?:[^\"\\]|\\.)*\",?)*)\})? (\S+)\Z")
 TYPES = {"counter", "gauge", "histogram", "summary"}
 BOUNDS = """
+model_transaction_policy { decoupled: true }
 model_metrics { metric_control [ {
   metric_identifier { family: "nv_inference_first_response_histogram_ms" }
   histogram_options { buckets: [ -1, 0.0, 1, 60000.5 ] }
@@ -35,7 +37,8 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     root = tmp_path_factory.mktemp("repository")
     models.write_shapes(root)
     models.write_identity(root, 'odd "name"\\', "")
-    models.write_identity(root, "bounded", BOUNDS)
+    same: tuple[models.Tensors, models.Tensors] = {"x": (models.INT32, [2])}, {"y": (models.INT32, [2])}
+    models.write(root, "bounded", [node("Identity", ["x"], ["y"])], same, config=BOUNDS)
     shown = ("summary_latencies=true", "histogram_latencies=true", "summary_quantiles=0.5:0.05,0.99:0.001")
     with live_server(root, metrics_config=shown) as server:
         yield server
@@ -126,7 +129,7 @@ def test_histograms_are_cumulative_and_agree_with_their_counts(live: Live) -> No
         assert buckets[-1] == page[f"{name}_count", labels] > 0
 
 
-def test_summaries_and_the_first_response_histogram_count_what_was_served(live: Live) -> None:
+def test_summaries_count_what_was_served(live: Live) -> None:
     scrape(live)
     infer(live, "versions", np.ones((1, 1), np.float32))
     page = parsed(scrape(live))
@@ -136,19 +139,20 @@ def test_summaries_and_the_first_response_histogram_count_what_was_served(live: 
         name = f"nv_inference_{phase}_summary_us"
         assert 0 <= page[name, f'{labels},quantile="0.5"'] <= page[name, f'{labels},quantile="0.99"']
         assert page[f"{name}_count", labels] == page["nv_inference_request_success", labels]
-    name = "nv_inference_first_response_histogram_ms"
-    assert page[f"{name}_bucket", f'{labels},le="+Inf"'] == page[f"{name}_count", labels] > 0
 
 
-def test_a_model_may_have_bounds_of_its_own(live: Live) -> None:
-    infer(live, "bounded", np.ones((1, 4), np.float32))
-    page = parsed(scrape(live))
+def test_a_decoupled_model_has_a_histogram_of_whole_milliseconds_with_bounds_of_its_own(live: Live) -> None:
+    assert httpx.post(f"{live.url}/v2/models/bounded/generate", json={"x": [1, 2]}).status_code == 200
+    text = scrape(live)
+    page = parsed(text)
     name, labels = "nv_inference_first_response_histogram_ms_bucket", 'model="bounded",version="1"'
     found = {key.removeprefix(f"{labels},"): value for (family, key), value in page.items() if family == name}
     own = {edge: value for edge, value in found.items() if edge.startswith("le=")}
 
     assert list(own) == [f'le="{edge}"' for edge in ("-1", "0", "1", "60000.5", "+Inf")]
     assert (own['le="0"'], own['le="60000.5"']) == (0, 1)
+    shown = [line for line in text.splitlines() if line.startswith("nv_inference_first_response")]
+    assert all('model="bounded"' in line and line.rpartition(" ")[2].isdigit() for line in shown)
 
 
 def test_connections_of_either_port_are_counted(live: Live) -> None:

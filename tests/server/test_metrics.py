@@ -317,8 +317,12 @@ def test_a_summary_without_a_request_is_no_number() -> None:
     assert len(_values(page, "nv_inference_request_summary_us")) == len(DEFAULT_QUANTILES)
 
 
+def _decoupled(**fields: Any) -> Model:
+    return Model(replace(fake_model("iris").spec, decoupled=True, **fields), (), lambda *_: None)
+
+
 def test_the_first_response_histogram_is_shown_when_it_is_asked_for() -> None:
-    page = _page_with(fake_model("iris"), "histogram_latencies=true")
+    page = _page_with(_decoupled(), "histogram_latencies=true")
     buckets = _values(page, "nv_inference_first_response_histogram_ms_bucket")
 
     assert list(buckets.values()) == ["2"] * 5
@@ -327,9 +331,7 @@ def test_the_first_response_histogram_is_shown_when_it_is_asked_for() -> None:
 
 
 def test_the_bounds_of_that_may_be_a_model_s_own() -> None:
-    spec = replace(fake_model("iris").spec, first_response_ms=(-1.5, 0.0, 0.5, 2500.25))
-    model = Model(spec, (), lambda *_: None)
-    page = _page_with(model, "histogram_latencies=true")
+    page = _page_with(_decoupled(first_response_ms=(-1.5, 0.0, 0.5, 2500.25)), "histogram_latencies=true")
     buckets = _values(page, "nv_inference_first_response_histogram_ms_bucket")
 
     assert list(buckets.values()) == ["0", "0", "2", "2", "2"]
@@ -340,6 +342,7 @@ def test_neither_is_there_unasked_and_counters_can_be_left_out() -> None:
     page = _page(fake_model("iris"))
     assert "summary_us" not in page
     assert "first_response" not in page
+    assert "first_response" not in _page_with(fake_model("iris"), "histogram_latencies=true")
 
     without = _page_with(fake_model("iris"), "counter_latencies=false")
     assert "duration_us" not in without
@@ -349,11 +352,17 @@ def test_neither_is_there_unasked_and_counters_can_be_left_out() -> None:
 @pytest.mark.parametrize(
     "entry",
     ["summary", "summary_latencies=maybe", "summaries=true", "summary_quantiles=", "summary_quantiles=0.5",
-     "summary_quantiles=1.5:0.1", "summary_quantiles=0.5:0", "summary_quantiles=0.5:0.1,0.5:0.1", "=true"],
+     "summary_quantiles=1.5:0.1", "summary_quantiles=0.5:x", "summary_quantiles=0.5:0.1,0.5:0.1", "=true"],
 )  # fmt: skip
 def test_what_the_flag_cannot_mean_stops_the_start(entry: str) -> None:
     with pytest.raises(SettingError, match="--metrics-config: "):
         Settings(metrics_config=(entry,))
+
+
+def test_an_error_is_read_as_far_as_it_is_a_number_and_never_less_than_the_least() -> None:
+    config = parse(["summary_quantiles=0.1:0.0.1,0.7:0.01,0.75:0,0.9:1e-2"])
+
+    assert config.quantiles == (("0.1", 0.0001), ("0.7", 0.01), ("0.75", 0.0001), ("0.9", 0.01))
 
 
 def test_a_model_s_tags_are_labels_after_its_name_and_version() -> None:

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from io import FileIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,6 +30,7 @@ from penstock.server.tracing.trace import Trace, asks_for_trace, context_of
 from penstock.server.tracing.tracer import Tracer
 from penstock.server.v2.tracing import TraceSettings
 from tests.fakes import fake_model, fake_request
+from tests.processes import descriptors
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 EVENTS = [
@@ -482,6 +484,55 @@ def test_with_a_log_frequency_so_many_traces_go_into_each_numbered_file(tmp_path
 
     found = {path.name: sorted({entry["id"] for entry in json.loads(path.read_text())}) for path in tmp_path.iterdir()}
     assert found == {"trace.json.0": [1, 2], "trace.json.1": [3, 4], "trace.json.2": [5]}
+
+
+def ids_in(folder: Path) -> dict[str, list[int]]:
+    return {path.name: sorted({entry["id"] for entry in json.loads(path.read_text())}) for path in folder.iterdir()}
+
+
+def test_a_count_that_runs_out_has_a_numbered_file_and_one_that_does_not_is_among_the_others(tmp_path: Path) -> None:
+    file = TraceFile(tmp_path / "trace.json")
+    counted = [trace_of(number)._replace(count_number=1) for number in (2, 3)]
+    other = [trace_of(number)._replace(count_number=2) for number in (4, 5)]
+    file.write([trace_of(1), counted[0], other[0]])
+    file.write([counted[1]._replace(last=True), other[1]])
+    assert ids_in(tmp_path) == {"trace.json": [1], "trace.json.0": [2, 3], "trace.json.1": [4, 5]}
+    file.close()
+
+    assert ids_in(tmp_path) == {"trace.json": [1, 4, 5], "trace.json.0": [2, 3]}
+
+
+def test_only_so_many_counts_have_files_that_are_open(tmp_path: Path) -> None:
+    file = TraceFile(tmp_path / "trace.json")
+    before = descriptors()
+    for number in range(1, 20):
+        file.write([trace_of(number)._replace(count_number=number)])
+    # the whole one, and eight
+    assert descriptors() == before + 9
+    file.close()
+
+    assert ids_in(tmp_path) == {"trace.json": list(range(1, 20))}
+    assert descriptors() == before
+
+
+def test_the_last_trace_of_a_count_ends_what_is_gathered_too(tmp_path: Path) -> None:
+    file = TraceFile(tmp_path / "trace.json")
+    file.write([trace_of(1, log_frequency=5), trace_of(2, log_frequency=5)._replace(count_number=1, last=True)])
+
+    assert ids_in(tmp_path) == {"trace.json.0": [1, 2]}
+
+
+def test_the_traces_of_a_count_say_so_and_which_is_the_last() -> None:
+    tracer, kept, _ = tracer_with(*FILED, "count=3")
+    model = fake_model()
+    for rows in (2, 2):
+        tracer.record(model, batch_of(*[fake_request(model) for _ in range(rows)]), 1_070)
+    tracer.set_sampling("", replace(tracer.sampling(), count=-1))
+    tracer.record(model, batch_of(fake_request(model)), 1_070)
+    tracer.stop()
+
+    found = [(trace.count_number, trace.last) for trace in kept.traces]
+    assert found == [(1, False), (1, False), (1, True), (0, False)]
 
 
 def test_a_request_that_failed_has_no_stamps_of_computing() -> None:

@@ -155,6 +155,9 @@ class Stream:
         self._slots.append(slot)
         self._nbytes += slot.nbytes
         try:
+            if self._owner.health.leaving:
+                # the stream is not told otherwise: GOAWAY concerns those to come
+                raise InferError(Code.NOT_READY, SHUTTING_DOWN)
             count = len(self._slots) + len(self._loose)
             if count > MAX_UNDER_WAY or (self._nbytes > MAX_UNDER_WAY_BYTES and count > 1):
                 raise InferError(Code.OVERLOADED, "Exceeds maximum queue size")
@@ -297,7 +300,8 @@ class Stream:
 
     def _look(self) -> None:
         """End an idle stream when the server is on its way out: its client will not."""
-        if not self._slots and not self._loose and not self._owner.health.live():
+        health = self._owner.health
+        if not self._slots and not self._loose and (health.leaving or health.spent):
             self._close(Status.UNAVAILABLE, SHUTTING_DOWN)
 
     def _close(self, status: Status, text: str) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from penstock.backends.errors import Code, InferError
 from penstock.server.v2 import system_regions
-from penstock.server.v2.regions import MAX_REGIONS, OFF, InlineRegions, Regions
+from penstock.server.v2.regions import MAX_REGIONS, OFF, SYSTEM, InlineRegions, Regions
 from penstock.server.v2.system_regions import SystemRegions
 from tests.processes import descriptors
 
@@ -201,6 +201,21 @@ class TestUnregistering:
         del second
         assert descriptors() == before
         assert refused(first.read)[0] is Code.INTERNAL
+
+    def test_takes_it_away_when_the_last_who_uses_it_has_ended(self, folder: Path) -> None:
+        regions, system = made(folder)
+        system.register("r", "key", 0, SIZE)
+        first = system.lease("r", 0, SIZE)
+        system.unregister()
+        seen = InlineRegions(regions)
+        second = seen.lease("r", 4, 4)
+        first.release()
+
+        assert seen.listed(SYSTEM, "r") == system.status() != []
+        assert bytes(second.read()) == BYTES[4:8]
+        second.release()
+        assert system.status() == []
+        assert refused(seen.lease, "r", 0, 1)[0] is Code.NOT_FOUND
 
     def test_lets_a_name_be_used_again_at_once(self, folder: Path) -> None:
         _, system = made(folder)

@@ -13,6 +13,7 @@ import pytest
 from penstock.backends.backend import Array
 from penstock.backends.errors import Code, InferError
 from penstock.server.grpc.method import Status
+from penstock.server.grpc.request import SHUTTING_DOWN
 from penstock.server.v2.rpc import pulse, stream
 from tests.server.v2.rpc.calls import ROW, FakeCall, FakeHooks, Services, request, settled, stream_answers, turns
 
@@ -168,7 +169,7 @@ def test_a_large_wrong_message_is_answered_with_its_id() -> None:
     run(main)
 
 
-def test_an_idle_stream_ends_when_the_server_drains(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_when_the_server_leaves_idle_streams_end_and_others_take_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         monkeypatch.setattr(pulse, "INTERVAL_S", 0)
         services = Services()
@@ -177,10 +178,15 @@ def test_an_idle_stream_ends_when_the_server_drains(monkeypatch: pytest.MonkeyPa
         reader.message(request().SerializeToString())
         services.health.draining = True
         await turns()
+        assert not idle.ended
+        services.health.leaving = True
+        await turns()
         assert idle.status is Status.UNAVAILABLE
         assert not busy.ended
+        reader.message(request(id="late").SerializeToString())
+        assert len(services.engine.held) == 1
         services.engine.let_go()
-        assert len(busy.sent) == 1
+        assert [each[:2] for each in sent(busy)] == [("", ""), (SHUTTING_DOWN, "late")]
         reader.half_closed()
 
     run(main)
