@@ -21,6 +21,9 @@ settings.register_profile(
     "house", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "house"))
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+"""numpy's own threads, which look for work before they sleep: a third of what it takes to import numpy on two cores, as
+some 2000 processes of a run do. Whoever asks for another number has it."""
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("server", "batching", "backends", "perf")
 

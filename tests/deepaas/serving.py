@@ -86,6 +86,7 @@ def environment_of(server: Mapping[str, Any], folder: Path) -> dict[str, str]:
         "PATH": os.environ["PATH"],
         "LANG": "C.UTF-8",
         "HOME": str(folder),
+        "OPENBLAS_NUM_THREADS": "1",  # as tests/conftest.py has it
         "PYTHONPATH": os.pathsep.join([str(MODULES), str(folder)]),
         "PYTHONPYCACHEPREFIX": str(COMPILED),
         **server.get("environment", {}),
