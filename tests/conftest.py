@@ -7,6 +7,7 @@ import fcntl
 import gc
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,22 +27,40 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 some 2000 processes of a run do. Whoever asks for another number has it."""
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("server", "batching", "backends", "perf")
+COMPILES_NOTHING = sys.dont_write_bytecode
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Compile what hundreds of processes import: where PYTHONDONTWRITEBYTECODE is set, each would do so for itself."""
-    if "PYTEST_XDIST_WORKER" not in os.environ:
+    """Compile what hundreds of processes import: where PYTHONDONTWRITEBYTECODE is set, each would do so for itself.
+
+    Of all tests, each worker reads a part of its own first, and finds the others' compiled: to write their assertions
+    anew takes as long as all the rest of reading them.
+    """
+    worker = getattr(config, "workerinput", None)
+    if worker is None:
         for package in PACKAGES:
             compileall.compile_dir(ROOT / package, quiet=2)
+    elif config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+        files = sorted(str(path) for path in (ROOT / "tests").rglob("test_*.py"))
+        first = int(worker["workerid"].removeprefix("gw")) * len(files) // worker["workercount"]
+        config.args = files[first:] + files[:first]
 
 
 def pytest_collectstart() -> None:
     """Keep the collector from walking over ever more tests while they are collected: they stay."""
     gc.disable()
+    sys.dont_write_bytecode = False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have them in one order, wherever a worker began to read. Those of one file stay in its order."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: item.path)
 
 
 def pytest_collection_finish() -> None:
     """Nor while they run: where a test asks for a collection, it would walk for a second over all of the others."""
+    sys.dont_write_bytecode = COMPILES_NOTHING
     gc.enable()
     gc.collect()
     gc.freeze()
