@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.forking import Forker
+from tests.forking import Forker, the_forker
 from tests.savedmodels import BUILT, build
 
 # The same examples each time, on a busy machine as on an idle one. HYPOTHESIS_PROFILE=default looks for new ones.
@@ -83,11 +83,15 @@ def _level() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def forker() -> Iterator[Forker]:
+def forker() -> Forker:
     """Give who starts commands in milliseconds."""
-    forker = Forker()
-    yield forker
-    forker.close()
+    return the_forker()
+
+
+def pytest_unconfigure() -> None:
+    """Have it end."""
+    if the_forker.cache_info().currsize:
+        the_forker().close()
 
 
 @pytest.fixture(scope="session")
