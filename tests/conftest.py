@@ -7,13 +7,14 @@ import fcntl
 import gc
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.forking import Forker
+from tests.forking import Forker, the_forker
 from tests.savedmodels import BUILT, build
 
 # The same examples each time, on a busy machine as on an idle one. HYPOTHESIS_PROFILE=default looks for new ones.
@@ -21,24 +22,45 @@ settings.register_profile(
     "house", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "house"))
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+"""numpy's own threads, which look for work before they sleep: a third of what it takes to import numpy on two cores, as
+some 2000 processes of a run do. Whoever asks for another number has it."""
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("server", "batching", "backends", "perf")
+COMPILES_NOTHING = sys.dont_write_bytecode
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Compile what hundreds of processes import: where PYTHONDONTWRITEBYTECODE is set, each would do so for itself."""
-    if "PYTEST_XDIST_WORKER" not in os.environ:
+    """Compile what hundreds of processes import: where PYTHONDONTWRITEBYTECODE is set, each would do so for itself.
+
+    Of all tests, each worker reads a part of its own first, and finds the others' compiled: to write their assertions
+    anew takes as long as all the rest of reading them.
+    """
+    worker = getattr(config, "workerinput", None)
+    if worker is None:
         for package in PACKAGES:
             compileall.compile_dir(ROOT / package, quiet=2)
+    elif config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+        files = sorted(str(path) for path in (ROOT / "tests").rglob("test_*.py"))
+        first = int(worker["workerid"].removeprefix("gw")) * len(files) // worker["workercount"]
+        config.args = files[first:] + files[:first]
 
 
 def pytest_collectstart() -> None:
     """Keep the collector from walking over ever more tests while they are collected: they stay."""
     gc.disable()
+    sys.dont_write_bytecode = False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have them in one order, wherever a worker began to read. Those of one file stay in its order."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: item.path)
 
 
 def pytest_collection_finish() -> None:
     """Nor while they run: where a test asks for a collection, it would walk for a second over all of the others."""
+    sys.dont_write_bytecode = COMPILES_NOTHING
     gc.enable()
     gc.collect()
     gc.freeze()
@@ -61,11 +83,15 @@ def _level() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def forker() -> Iterator[Forker]:
+def forker() -> Forker:
     """Give who starts commands in milliseconds."""
-    forker = Forker()
-    yield forker
-    forker.close()
+    return the_forker()
+
+
+def pytest_unconfigure() -> None:
+    """Have it end."""
+    if the_forker.cache_info().currsize:
+        the_forker().close()
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,8 @@ LANG=C.UTF-8 alone, and it is no child of who asked for it. So of each kind of c
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
 import importlib
 import io
@@ -19,9 +21,10 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 _IMPORTED = (
     "penstock.server.abeja.dialect", "penstock.server.abeja.command", "penstock.server.deepaas.cli",
@@ -35,13 +38,23 @@ _NUMBER = struct.Struct("<i")
 
 
 class Forked:
-    """One command; what of subprocess.Popen is asked of it."""
+    """One command; what of subprocess.Popen is asked of it. `stdout` and `stderr`: pipes, where such were asked for."""
 
-    def __init__(self, said: socket.socket, args: Sequence[str]) -> None:
+    def __init__(self, said: socket.socket, args: Sequence[str], pipes: Sequence[IO[Any] | None]) -> None:
         self.args = args
         self.returncode: int | None = None
+        self.stdout, self.stderr = pipes
         self._said = said
         self.pid = self._number()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pipe in (self.stdout, self.stderr):
+            if pipe is not None:
+                pipe.close()
+        self.wait()
 
     def poll(self) -> int | None:
         if self.returncode is None and select.select([self._said], [], [], 0)[0]:
@@ -58,12 +71,12 @@ class Forked:
         return self.returncode
 
     def terminate(self) -> None:
-        self._send(signal.SIGTERM)
+        self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        self._send(signal.SIGKILL)
+        self.send_signal(signal.SIGKILL)
 
-    def _send(self, number: signal.Signals) -> None:
+    def send_signal(self, number: int) -> None:
         if self.poll() is None:
             os.kill(self.pid, number)
 
@@ -93,22 +106,63 @@ class Forker:
         self,
         words: Sequence[str],
         *,
-        cwd: Path,
-        env: Mapping[str, str],
-        stdout: IO[bytes],
-        stderr: IO[bytes],
+        cwd: Path | str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdout: IO[bytes] | int | None = None,
+        stderr: IO[bytes] | int | None = None,
+        text: bool = False,
         **_: Any,  # no input and a session of its own, which each has
     ) -> Forked:
         """Do as subprocess.Popen would. `words`: `penstock`, or `python -m penstock.server.cli`, and more."""
+        environment = dict(os.environ if env is None else env)
+        order = json.dumps({"words": list(words), "folder": str(cwd or Path.cwd()), "environment": environment})
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with there:
-            order = json.dumps({"words": list(words), "folder": str(cwd), "environment": dict(env)}).encode()
-            socket.send_fds(self._sock, [order], [stdout.fileno(), stderr.fileno(), there.fileno()])
-        return Forked(here, words)
+        with there, contextlib.ExitStack() as ours:
+            out, read_out = _output(stdout, 1, ours)
+            aside, read_aside = (out, None) if stderr == subprocess.STDOUT else _output(stderr, 2, ours)
+            socket.send_fds(self._sock, [order.encode()], [out, aside, there.fileno()])
+        numbers, mode = (read_out, read_aside), "r" if text else "rb"
+        return Forked(here, words, [None if number is None else os.fdopen(number, mode) for number in numbers])
+
+    def run(
+        self, words: Sequence[str], *, timeout: float = 60, text: bool = False, **more: Any
+    ) -> subprocess.CompletedProcess[Any]:
+        """Do as subprocess.run would, its outputs captured, whatever the status."""
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as aside:
+            child = self.start(words, stdout=out, stderr=aside, **more)
+            try:
+                status = child.wait(timeout)
+            finally:
+                child.kill()
+            said = []
+            for file in (out, aside):
+                file.seek(0)
+                said.append(file.read().decode() if text else file.read())
+        return subprocess.CompletedProcess(list(words), status, *said)
 
     def close(self) -> None:
         self._sock.close()
         self._process.wait()
+
+
+@functools.cache
+def the_forker() -> Forker:
+    """Give this process's own, which the first who asks makes. conftest.py closes it."""
+    return Forker()
+
+
+def _output(asked: IO[bytes] | int | None, usual: int, ours: contextlib.ExitStack) -> tuple[int, int | None]:
+    """Give the descriptor that a command writes to, and the one that its pipe is read from, if it has one.
+
+    asked: a file, PIPE, DEVNULL, or None for this process's own, which `usual` is. ours: closes what was opened here.
+    """
+    if asked is None:
+        return usual, None
+    if not isinstance(asked, int):
+        return asked.fileno(), None
+    read, write = os.pipe() if asked == subprocess.PIPE else (None, os.open(os.devnull, os.O_WRONLY))
+    ours.callback(os.close, write)
+    return write, read
 
 
 def main(sock: socket.socket) -> int:

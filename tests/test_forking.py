@@ -77,3 +77,33 @@ def test_it_is_killed_as_another(forker: Forker, tmp_path: Path) -> None:
 
         assert child.wait(60) == -signal.SIGTERM
     assert child.poll() == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("text", [False, True], ids=["bytes", "text"])
+def test_its_outputs_may_be_pipes(text: bool, forker: Forker, tmp_path: Path) -> None:
+    (tmp_path / "said.py").write_text("import sys\nprint('said', flush=True)\nprint('aside', file=sys.stderr)")
+    words = [PENSTOCK, "deepaas-cli", "m=said", "warm"]
+    there: dict[str, Any] = {"cwd": tmp_path, "env": {"PYTHONPATH": str(tmp_path)}, "text": text}
+
+    with forker.start(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, **there) as child:
+        assert child.stdout is not None
+        (said, *_) = child.stdout
+    with forker.start(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **there) as child:
+        assert child.stdout is not None
+        both = set(child.stdout)
+
+    assert said == ("said\n" if text else b"said\n")
+    assert {said, "aside\n" if text else b"aside\n"} <= both
+
+
+def test_what_it_writes_and_its_status_are_given_as_those_of_another(forker: Forker, tmp_path: Path) -> None:
+    (tmp_path / "said.py").write_text(MODEL)
+    (tmp_path / "leave").touch()
+    words = [PENSTOCK, "deepaas-cli", "m=said", "warm"]
+    there: dict[str, Any] = {"cwd": tmp_path, "env": {"PYTHONPATH": str(tmp_path), "LANG": "C.UTF-8"}, "text": True}
+
+    started = subprocess.run(words, capture_output=True, check=False, start_new_session=True, **there)
+    forked = forker.run(words, **there)
+
+    assert (forked.returncode, forked.stdout) == (started.returncode, started.stdout)
+    assert "aside" in forked.stderr

@@ -148,14 +148,15 @@ def test_quietly_it_prints_the_answer_alone(quickly: Run, handler: str) -> None:
 
 
 @pytest.mark.parametrize("short", [False, True], ids=["long", "short"])
-def test_the_seed_s_command_lines_run(folder: Path, short: bool) -> None:
+def test_the_seed_s_command_lines_run(folder: Path, short: bool, forker: Forker) -> None:
     words = (
         ["-h", "seeds:mended", "-i", "abeja/all-cpu:19.04"]
         if short
         else ["--image", "abeja/all-cpu:19.04", "--handler", "seeds:mended"]
     )
 
-    done = run(folder, *words, "--input", "request.json", "-q" if short else "--quiet")
+    start = forker.start if short else subprocess.Popen
+    done = run(folder, *words, "--input", "request.json", "-q" if short else "--quiet", start=start)
 
     assert (done.returncode, done.stdout) == (0, ANSWERS["seeds:mended"])
 
@@ -321,9 +322,9 @@ def test_run_local_server_serves_until_it_is_interrupted(folder: Path) -> None:
     assert (child.returncode, told.decode()) == (1, "\nAborted!\n")
 
 
-def test_a_command_that_is_killed_leaves_no_server(folder: Path) -> None:
+def test_a_command_that_is_killed_leaves_no_server(folder: Path, forker: Forker) -> None:
     command = [*COMMAND, "model", "run-local-server", "-h", "seeds:mended", *IMAGE]
-    with subprocess.Popen(
+    with forker.start(
         command, cwd=folder, env=environment({}), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as child:  # fmt: skip
         assert child.stdout

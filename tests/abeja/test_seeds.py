@@ -16,6 +16,7 @@ import pytest
 
 from tests.abeja.asked.asking import HANDLERS
 from tests.abeja.serving import COMMAND, environment, serving
+from tests.forking import the_forker
 from tests.originals import bytes_of, post
 
 Image = pytest.importorskip("PIL.Image")
@@ -60,9 +61,10 @@ def sides(jpeg: bytes) -> list[bool]:
 def run_local(folder: Path, handler: str, *words: str) -> bytes:
     """Run what the page prints. Returns: what it prints."""
     command = [*COMMAND, "model", "run-local", "-h", handler, "-i", "abeja/all-cpu:19.04", "--input", "cat.jpg", *words]
-    done = subprocess.run(command, cwd=folder, env=environment({}), capture_output=True, check=False, timeout=WITHIN_S)
+    done = the_forker().run(command, cwd=folder, env=environment({}), timeout=WITHIN_S)
     assert done.returncode == 0, done.stderr.decode()
-    return done.stdout
+    printed: bytes = done.stdout
+    return printed
 
 
 @pytest.fixture(scope="module")

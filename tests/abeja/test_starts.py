@@ -195,13 +195,13 @@ def test_health_is_503_until_the_handler_is_imported(folder: Path) -> None:
     assert (late["status"], late["body"], answer) == (200, '{"status":"ok"}', "at last")
 
 
-def test_both_ports_may_be_of_the_environment(folder: Path) -> None:
+def test_both_ports_may_be_of_the_environment(folder: Path, forker: Forker) -> None:
     (folder / "main.py").write_text(WHERE)
     ports = {"": free_port(), "health": free_port()}
     said = environment({"PORT": str(ports[""]), "HEALTHCHECK_PORT": str(ports["health"])})
     command = [*COMMAND, "--http-address=127.0.0.1"]
 
-    with (folder / "log").open("wb") as log, subprocess.Popen(command, cwd=folder, env=said, stderr=log) as child:
+    with (folder / "log").open("wb") as log, forker.start(command, cwd=folder, env=said, stderr=log) as child:
         try:
             served = Started(ports, child, log)
             await_ready(served)
@@ -210,17 +210,12 @@ def test_both_ports_may_be_of_the_environment(folder: Path) -> None:
             child.terminate()
 
 
-def test_one_port_cannot_be_both(folder: Path) -> None:
+def test_one_port_cannot_be_both(folder: Path, forker: Forker) -> None:
     (folder / "main.py").write_text(WHERE)
     port = str(free_port())
 
-    done = subprocess.run(
-        [*COMMAND, *PORTS[2:], "--port", port, "--health-port", port],
-        cwd=folder,
-        env=environment({}),
-        timeout=60,
-        check=False,
-    )
+    words = [*COMMAND, *PORTS[2:], "--port", port, "--health-port", port]
+    done = forker.run(words, cwd=folder, env=environment({}))
 
     assert done.returncode != 0
 

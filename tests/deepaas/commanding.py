@@ -42,6 +42,7 @@ def run(case: Mapping[str, Any], program: list[str], start: Callable[..., Any] =
             "PATH": os.environ["PATH"],
             "LANG": "C.UTF-8",
             "HOME": name,
+            "OPENBLAS_NUM_THREADS": "1",  # as tests/conftest.py has it
             "PYTHONPATH": os.pathsep.join([str(MODULES), str(Path(name) / "installed")]),
             "PYTHONPYCACHEPREFIX": str(COMPILED),
             **case.get("environment", {}),

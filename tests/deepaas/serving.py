@@ -17,6 +17,7 @@ from typing import Any
 
 from penstock.server.deepaas.command import ask
 from tests.deepaas.playing import COMPILED, MODULES, installed, words_of
+from tests.forking import Forked, the_forker
 from tests.live import live_server
 
 PENSTOCK = str(Path(sys.executable).with_name("penstock"))
@@ -61,13 +62,12 @@ def served_apart(server: Mapping[str, Any], words: Any = run_words) -> Iterator[
     with tempfile.TemporaryDirectory() as name, (Path(name) / "log").open("w+b") as log:
         folder = Path(name)
         installed(server, folder)
-        child = subprocess.Popen(
+        child = the_forker().start(
             [PENSTOCK, *words(server, folder)],
             cwd=name,
             env=environment_of(server, folder),
             stdout=log,
             stderr=log,
-            start_new_session=True,
         )
         try:
             yield _port(child, folder / "log")
@@ -86,13 +86,14 @@ def environment_of(server: Mapping[str, Any], folder: Path) -> dict[str, str]:
         "PATH": os.environ["PATH"],
         "LANG": "C.UTF-8",
         "HOME": str(folder),
+        "OPENBLAS_NUM_THREADS": "1",  # as tests/conftest.py has it
         "PYTHONPATH": os.pathsep.join([str(MODULES), str(folder)]),
         "PYTHONPYCACHEPREFIX": str(COMPILED),
         **server.get("environment", {}),
     }
 
 
-def _port(child: subprocess.Popen[bytes], log: Path) -> int:
+def _port(child: Forked, log: Path) -> int:
     end = time.monotonic() + _READY_WITHIN_S
     while child.poll() is None and time.monotonic() < end:
         if found := _LISTENING.search(log.read_text("utf-8", "replace")):

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.forking import the_forker
 from tests.live import Live, live_server
 
 pytestmark = pytest.mark.slow
@@ -47,7 +48,10 @@ def asked(live: Live, folder: Path, line: str) -> str:
 
 def called(folder: Path, line: str) -> str:
     words = [sys.executable, "-m", "penstock.server.cli", *shlex.split(line)]
-    return subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True, timeout=WITHIN_S).stdout
+    done = the_forker().run(words, cwd=folder, text=True, timeout=WITHIN_S)
+    assert done.returncode == 0, done.stderr
+    printed: str = done.stdout
+    return printed
 
 
 def ended(live: Live, folder: Path, uuid: str) -> Any:

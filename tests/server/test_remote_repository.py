@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import http.server
 import os
-import subprocess
 import sys
 import threading
 import uuid
@@ -23,6 +22,7 @@ from tritonclient.utils import InferenceServerException
 from penstock.server import cli
 from penstock.server.listening.listener import StartError
 from tests.backends.onnx_models import FLOAT, floats, node, save, value
+from tests.forking import Forker
 from tests.live import Live, live_server
 
 
@@ -163,11 +163,9 @@ def test_what_cannot_be_reached_stops_the_start_and_tells_no_password(url: str, 
 
 
 @pytest.mark.slow
-def test_serve_says_so_on_the_command_line() -> None:
+def test_serve_says_so_on_the_command_line(forker: Forker) -> None:
     words = ["serve", "https://bob:hunter2@127.0.0.1:9/models", "--http-port=0", "--grpc-port=0", "--metrics-port=0"]
-    ended = subprocess.run(
-        [sys.executable, "-m", "penstock.server.cli", *words], capture_output=True, text=True, timeout=60, check=False
-    )
+    ended = forker.run([sys.executable, "-m", "penstock.server.cli", *words], text=True)
 
     assert ended.returncode == 1
     assert "https://127.0.0.1:9/models: " in ended.stdout + ended.stderr

@@ -15,6 +15,7 @@ from typing import Self
 
 import pytest
 
+from tests.forking import the_forker
 from tests.live import Live, live_server
 
 pytestmark = pytest.mark.slow
@@ -201,7 +202,7 @@ class Started:
     def __init__(self, folder: Path, *words: str, **environ: str) -> None:
         command = [sys.executable, "-m", "penstock.server.cli", "serve", "--dialect=abeja", "--http-port=0"]
         ports = ["--abeja-health-port=0", "--allow-grpc=false", "--allow-metrics=false"]
-        self.child = subprocess.Popen(
+        self.child = the_forker().start(
             [*command, *ports, *words], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
             env={**os.environ, **environ},
         )  # fmt: skip
@@ -209,6 +210,7 @@ class Started:
 
     def line(self, word: str) -> str:
         """Wait for a line of its log."""
+        line: str
         assert self.child.stderr is not None
         for line in self.child.stderr:
             self.lines.append(line)

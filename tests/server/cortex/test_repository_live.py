@@ -14,6 +14,7 @@ from penstock.server import cli
 from penstock.server.listening.listener import StartError
 from penstock.server.settings import SettingError, Settings
 from tests.cortex.projects import FLOWER, SAMPLE, Project, post, write_iris
+from tests.forking import Forker
 from tests.live import live_server
 
 HANDLER = """
@@ -165,14 +166,12 @@ class TestStarting:
             Settings(dialect="cortex", http_workers=2)
 
     @pytest.mark.slow
-    def test_the_process_ends_with_status_1_and_says_why(self, project: Project) -> None:
+    def test_the_process_ends_with_status_1_and_says_why(self, project: Project, forker: Forker) -> None:
         project.api("c", "m.onnx", nonsense=1, sense=2)
 
-        ended = subprocess.run(
-            [sys.executable, "-m", "penstock.server.cli", "serve", "--dialect", "cortex", str(project.folder),
-             "--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"],
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+        ports = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
+        command = [sys.executable, "-m", "penstock.server.cli", "serve", "--dialect", "cortex"]
+        ended = forker.run([*command, str(project.folder), *ports], text=True)
 
         assert ended.returncode == 1
         assert [json.loads(line)["msg"] for line in ended.stderr.splitlines()] == [

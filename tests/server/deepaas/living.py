@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+from tests.forking import Forked, the_forker
+
 HERE = Path(__file__).parent / "modules"
 TRAIN = "/v2/models/m/train/"
 PREDICT = "/v2/models/m/predict/"
@@ -87,7 +89,7 @@ class Later(threading.Thread):
 class Served:
     """A server that is a process of its own."""
 
-    process: subprocess.Popen[bytes]
+    process: Forked
     port: int
     log: Path
 
@@ -105,7 +107,7 @@ def served(log: Path, *flags: str) -> Iterator[Served]:
         "--grpc-port", "0", "--metrics-port", "0", *flags,
     ]  # fmt: skip
     with log.open("ab") as out:
-        process = subprocess.Popen(command, cwd=HERE, stdout=out, stderr=subprocess.STDOUT)
+        process = the_forker().start(command, cwd=HERE, stdout=out, stderr=subprocess.STDOUT)
     try:
         yield Served(process, _port_of(process, log), log)
     finally:
@@ -114,7 +116,7 @@ def served(log: Path, *flags: str) -> Iterator[Served]:
         process.wait(30)
 
 
-def _port_of(process: subprocess.Popen[bytes], log: Path) -> int:
+def _port_of(process: Forked, log: Path) -> int:
     while process.poll() is None:
         text = log.read_text()
         if "ready, serving m/1" in text and (found := re.findall(r"HTTP on http://127\.0\.0\.1:(\d+)", text)):
