@@ -17,8 +17,9 @@ NEAR_BEST = 1.6
 """A batch is big enough when its time per row is within this factor of the best one seen. Generous, since the batch
 grows by itself when much waits, and a model that runs while the front end answers makes up for it."""
 AT_BEST = 1.15
-"""A batch is too big when its time per row is above the best one seen by more than this factor: its rows may no longer
-fit a cache. Measured on one core: 400 rows/s in batches of 8, 300 in batches of 64 (perf/overload.py)."""
+"""What a batch is promised to hold at most ends where its time per row is above the best one seen by more than this
+factor: its rows may no longer fit a cache. Measured on one core: 400 rows/s in batches of 8, 300 in batches of 64
+(perf/overload.py)."""
 MAX_KEYS = 256
 
 
@@ -96,6 +97,14 @@ class CostModel:
         """Give the biggest batch beyond which time per row has been seen to rise; 0 where it has not been seen to."""
         curve = self._curves.get(key)
         return 0 if curve is None else curve.most
+
+    def best_rows(self, key: Key, waiting: int) -> int:
+        """Give how many of so many rows do the most rows per second, run at once; all for a Key that has never run.
+
+        Devices work in tiles, so time per row has steps; and it rises where rows no longer fit a cache.
+        """
+        curve = self._curves.get(key)
+        return waiting if curve is None else curve.best_rows(waiting)
 
     def _make_room(self) -> None:
         while True:

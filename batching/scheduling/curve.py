@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
+from itertools import pairwise
 from math import exp, log
 
 KEPT_RUNS = 32
@@ -17,6 +18,11 @@ FRESH_NS = 10_000_000_000
 """A run older than this counts only where there are not `KNOWN_RUNS` later ones."""
 KNOWN_RUNS = 8
 """Runs after which a size counts as known."""
+SEEN_RUNS = 3
+"""Runs after which a size may be cut to, or away from: what one run shows is as often luck."""
+AS_GOOD = 1.01
+"""Time per row is as good as the best up to this factor: it is learned to about as much. Where a row takes 7% more in
+twice the rows, p99 at 90% of the knee is 1.06 times that of the best static cap; 1.10 with 1.02 (docs/adr/0009)."""
 REVIEW_NS = 20_000_000
 """Time between two reviews, which take 5 to 40 us."""
 REVIEW_RUNS = 256
@@ -112,8 +118,8 @@ class Curve:
     """
 
     __slots__ = (
-        "_allowed", "_centres", "_due_ns", "_due_runs", "_recent", "_rows", "_seen", "_sizes", "_tails",
-        "_touched", "knee", "most", "points", "runs", "spared",
+        "_allowed", "_best", "_centres", "_due_ns", "_due_runs", "_falls", "_recent", "_rows", "_seen", "_sizes",
+        "_tails", "_touched", "knee", "most", "points", "runs", "spared",
     )  # fmt: skip
 
     def __init__(self, allowed: Sequence[int] = ()) -> None:
@@ -132,6 +138,8 @@ class Curve:
         self._centres: list[float] = []
         self._tails: list[float] = []
         self._seen: dict[int, tuple[float, float]] = {}
+        self._best: dict[int, int] = {}
+        self._falls = False
 
     def observe(self, rows: int, ns: int, now_ns: int) -> bool:
         """Learn that a batch of `rows` took `ns`. Returns: whether what is predicted was reviewed."""
@@ -183,6 +191,29 @@ class Curve:
                 self._seen.clear()
             seen = self._seen[rows] = self._work_out(self.size_of(rows) if self._allowed else rows)
         return seen
+
+    def best_rows(self, waiting: int) -> int:
+        """Give how many of so many rows are to run at once: as many as do the most rows per second."""
+        if self._falls:
+            return waiting
+        rows = self._best.get(waiting)
+        if rows is None:
+            if len(self._best) >= _REMEMBERED:
+                self._best.clear()
+            rows = self._best[waiting] = self._find_best(waiting)
+        return rows
+
+    def _find_best(self, waiting: int) -> int:
+        point = self.points.get(self.size_of(waiting))
+        if point is not None and point.sure < SEEN_RUNS:
+            return waiting
+        below = self._sizes[: bisect_left(self._sizes, waiting)]
+        smaller = [size for size in below if self.points[size].sure >= SEEN_RUNS]
+        per_row = [self.predict(rows)[0] / rows for rows in (*smaller, waiting)]
+        most = AS_GOOD * min(per_row)
+        return next(
+            rows for rows, ns in zip((waiting, *reversed(smaller)), reversed(per_row), strict=True) if ns <= most
+        )
 
     def sizes_near_best(self, factor: float) -> list[int]:
         """Give the sizes whose time per row is within `factor` of the best one, the smallest first."""
@@ -241,6 +272,10 @@ class Curve:
         tails = _rising([point.tail_ns for point in points], weights)
         self._tails = list(map(max, tails, self._centres))
         self._seen.clear()
+        self._best.clear()
+        per_row = [ns / rows for rows, ns in zip(self._rows, self._centres, strict=True)]
+        # between allowed sizes time per row is that of the next one, spread over less
+        self._falls = not self._allowed and all(more >= less for more, less in pairwise(per_row))
 
     def _work_out(self, rows: int) -> tuple[float, float]:
         place = bisect_left(self._rows, rows)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-
 from penstock.batching.request import InferRequest
 from penstock.batching.spec import BatchPolicy
 
@@ -13,8 +11,12 @@ from .lane import Lane
 from .preferred import Walk, walk
 from .promise import Promises
 
-LOOK_AGAIN = 64
-"""One in so many batches grows past the size where time per row was seen to rise."""
+LOOK_AGAIN = 128
+"""One in so many of the batches that would be cut grows past the size where time per row was seen to rise, to at most
+twice that."""
+IN_STEP = 8
+"""Clients count as in lock step when what is in flight has stayed the same, to an eighth, so many times more than twice
+as often as it has not. Where requests come by themselves, in batches of 16, it does so every other time."""
 HARDLY = 1.25
 """Under a tight target a batch may take this much longer than one row."""
 TRUSTED = 1.15
@@ -51,9 +53,14 @@ class Sizing:
         self._allowed = sorted(policy.allowed_rows)
         self._stated = bool(policy.preferred_rows or policy.max_queue_delay_us or policy.hold_requests)
         self._held_back = 0
+        self._in_flight = self._same = 0
         self._most_ns = 0.0
         self.delay_ns = policy.max_queue_delay_us * 1000
         self.target_ns = policy.latency_target_us * 1000
+        # with a target, all that a batch may hold was promised to go in it: cut, a ResNet-50 on an H200 at 95% of its
+        # knee serves 90% within 10 ms, and 95% filled up (perf/simulator/simulation.py)
+        capped = bool(self._cap_rows and not self._allowed)
+        self._kept = not self._batched or self._stated or capped or self.target_ns > 0
         self.fast_ns = fast_ns
         self.memory_cap = MemoryCap()
         self.last_rows = 0
@@ -70,18 +77,15 @@ class Sizing:
             limit = min(limit, self.memory_cap.limit(now_ns) or limit)
         if most_ns:
             limit = min(limit, self._costs.rows_within(lane.key, most_ns) or unknown_rows or limit)
-        # with a target, all that a batch may hold was promised to go in it: cut, a ResNet-50 on an H200 at 95% of its
-        # knee serves 90% within 10 ms, and 95% filled up (perf/simulator/simulation.py)
-        return self._cut(lane, limit) if self._allowed and not self._stated and not self.target_ns else limit
+        return limit if self._kept else self._cut(lane, limit)
 
     def _wanted(self, lane: Lane, waiting_rows: int, now_ns: int) -> int:
         """How many rows a batch of this Lane should have now.
 
-        The knee keeps model and front end overlapped: with 32 clients in lock step two batches of 16 beat one of 32.
-        When more waits, nearly half of all that is in flight may go, of whatever Keys: what waits, and what the last
-        batch held, which the front end answers now. Clients in lock step then form two batches that take turns; where
-        requests come by themselves, a batch soon holds all that waits. But it does not grow to where its rows take
-        longer, except now and then, to see whether they still do. With a target it holds what the target allows.
+        All that waits, as a rule, so that none who could go waits for another run. But clients in lock step would all
+        go at once then, and the model would be idle while they are answered: nearly half of all that is in flight goes,
+        of whatever Keys: what waits, and what the last batch held, which the front end answers now. They form two
+        batches that take turns. With a target it holds what the target allows.
         """
         if not self._batched:
             return 0
@@ -93,33 +97,34 @@ class Sizing:
             return min(self._cap_rows, self._max_rows)
         if self._stated:
             return self._max_rows
-        knee = self._costs.knee_rows(lane.key)
-        if not knee:
+        in_flight = waiting_rows + self.last_rows
+        if not self._in_step(in_flight):
             return self._max_rows
-        limit = max(knee, (12 * (waiting_rows + self.last_rows) + 24) // 25)
+        limit = max(self._costs.knee_rows(lane.key), (12 * in_flight + 24) // 25)
         if self._allowed:
             # what is padded up might as well be real
             limit = next((size for size in self._allowed if size >= limit), limit)
-        limit = min(limit, self._max_rows)
-        most = self._costs.most_rows(lane.key)
-        if not most or limit <= most:
-            return limit
-        self._held_back += 1
-        return most if self._held_back % LOOK_AGAIN else limit
+        return min(limit, self._max_rows)
+
+    def _in_step(self, in_flight: int) -> bool:
+        """Tell whether as much is in flight as ever, as where a number of clients each wait for their answers."""
+        same = 8 * abs(in_flight - self._in_flight) <= in_flight
+        self._in_flight = in_flight
+        self._same = min(self._same + 1, 2 * IN_STEP) if same else max(self._same - 2, 0)
+        return self._same >= IN_STEP
 
     def _cut(self, lane: Lane, limit: int) -> int:
-        """Give the last size that runs before what would be taken, where filling up to the next one costs more per row.
+        """Give the size that does the most rows per second, of those up to what would be taken; now and then more.
 
         Of 70 rows 64 go, and the others with those that come meanwhile, if 96 take half as long again as 64; of 7 rows
         all go, if 8 take as long as 6.
         """
         rows = min(lane.rows, limit)
-        place = bisect_left(self._allowed, rows)
-        if not 0 < place < len(self._allowed) or self._allowed[place] == rows:
+        best = self._costs.best_rows(lane.key, rows)
+        if best >= rows:
             return limit
-        less, more = self._allowed[place - 1], self._allowed[place]
-        cut_ns, filled_ns = self._costs.predict_ns(lane.key, less), self._costs.predict_ns(lane.key, more)
-        return less if cut_ns and filled_ns and cut_ns * rows < filled_ns * less else limit
+        self._held_back += 1
+        return best if self._held_back % LOOK_AGAIN else min(2 * best, limit)
 
     def most(self, lane: Lane | None) -> int:
         """Give the rows that a batch of a Lane never has more of, None: of any; at least 1."""

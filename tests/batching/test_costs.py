@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.batching.request import Key
 from penstock.batching.scheduling.costs import MAX_KEYS, CostModel, RunTime
-from penstock.batching.scheduling.curve import REVIEW_NS, REVIEW_RUNS
+from penstock.batching.scheduling.curve import AS_GOOD, REVIEW_NS, REVIEW_RUNS, SEEN_RUNS
 
 KEY: Key = ((4,),)
 OTHER: Key = ((5,),)
@@ -263,3 +263,24 @@ class TestRunTimes:
         for known in costs.run_times():
             assert costs.predict_ns(KEY, known.rows) == pytest.approx(known.mean_ns, abs=0.5)
             assert costs.p95_ns(KEY, known.rows) == pytest.approx(known.p95_ns, abs=0.5)
+
+
+@given(st.dictionaries(st.integers(1, 8), st.integers(100, 10_000), min_size=1), st.integers(1, 100))
+def test_what_goes_is_as_good_as_all_that_waits_and_as_each_smaller_size(points: dict[int, int], waiting: int) -> None:
+    costs = CostModel()
+    for number in range(SEEN_RUNS + 1):
+        for rows, ns in points.items():
+            costs.observe(KEY, rows, ns, number * REVIEW_NS)
+
+    best = costs.best_rows(KEY, waiting)
+
+    def per_row(rows: int) -> float:
+        return (costs.predict_ns(KEY, rows) or 0.0) / rows
+
+    assert 1 <= best <= waiting
+    for rows in {waiting, *(rows for rows in points if rows < waiting)}:
+        assert per_row(best) <= AS_GOOD * per_row(rows) + 1e-6
+
+
+def test_all_that_waits_goes_of_a_key_that_never_ran() -> None:
+    assert measured(MEASURED).best_rows(OTHER, 48) == 48
