@@ -409,7 +409,7 @@ def post_inference(prediction, signature, metadata): return 1
 def test_a_signal_ends_what_a_hook_has_forked(words: tuple[str, ...], tmp_path: Path) -> None:
     shutil.copytree(IRIS / "iris", tmp_path / "forks")
     (tmp_path / "forks" / "handler.py").write_text(FORKS)
-    with process(str(tmp_path), *words) as server:
+    with process(str(tmp_path), *words, start=subprocess.Popen) as server:
         assert server.line_with("the fork ended") == "the fork ended by -15"
 
 

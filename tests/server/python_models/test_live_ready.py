@@ -37,7 +37,7 @@ SAYS = {
     "raises": "def is_ready(self): raise RuntimeError('not yet')",
     "leaves": "def is_ready(self): raise SystemExit",
     "awaits": "async def is_ready(self): return await asyncio.sleep(0, True)",
-    "waits": "def is_ready(self): return self.open.wait(30)",
+    "waits": "def is_ready(self): self.open.clear(); return self.open.wait(30)",
 }
 ASKER = """
 import triton_python_backend_utils as pb_utils

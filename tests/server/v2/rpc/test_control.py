@@ -88,11 +88,11 @@ async def ask(services: Services, name: str, message: Any) -> FakeCall:
 
 
 def refused(name: str, message: Any, **parts: Any) -> tuple[Status | None, str]:
-    call = asyncio.run(_refused(name, message, parts))
+    call = asyncio.run(_called(name, message, **parts))
     return call.status, call.text
 
 
-async def _refused(name: str, message: Any, parts: Mapping[str, Any]) -> FakeCall:
+async def _called(name: str, message: Any, **parts: Any) -> FakeCall:
     return await ask(Services(**parts), name, message)
 
 
@@ -137,7 +137,10 @@ def test_a_server_on_its_way_out_is_neither_live_nor_ready() -> None:
     ("name", "version", "ready"), [("m", "", True), ("m", "1", True), ("m", "2", False), ("x", "", False)]
 )
 def test_a_model_that_is_unknown_is_not_ready_and_no_error(name: str, version: str, ready: bool) -> None:
-    assert Services().ask("ModelReady", pb.ModelReadyRequest(name=name, version=version)).ready is ready
+    call = asyncio.run(_called("ModelReady", pb.ModelReadyRequest(name=name, version=version)))
+
+    assert call.status is Status.OK
+    assert pb.ModelReadyResponse.FromString(call.sent[0]).ready is ready
 
 
 @pytest.mark.parametrize("name", ["ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"])
