@@ -14,8 +14,8 @@ from penstock.batching.request import Key
 from .curve import Curve
 
 NEAR_BEST = 1.6
-"""A batch is big enough when its time per row is within this factor of the best one seen. Generous, since the batch
-grows by itself when much waits, and a model that runs while the front end answers makes up for it."""
+"""The knee is the smallest size whose time per row is within this factor of the best one seen. Generous: it is the
+least that clients in lock step get, and a model that runs while the front end answers makes up for it."""
 AT_BEST = 1.15
 """What a batch is promised to hold at most ends where its time per row is above the best one seen by more than this
 factor: its rows may no longer fit a cache. Measured on one core: 400 rows/s in batches of 8, 300 in batches of 64
