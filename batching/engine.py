@@ -25,6 +25,7 @@ from .running.batch import Batch
 from .running.outsides import OutsideLoader, close_outsides, open_outside
 from .running.watchdog import Watchdog
 from .scheduling.admission import request_for, values_key
+from .scheduling.arrivals import Arrivals
 from .scheduling.door import LATE, Door
 from .scheduling.together import add_together
 from .shapes.splitting import add_parts
@@ -56,7 +57,10 @@ class Engine:
         self.devices: dict[str, Device] = {}
         self.outsides: dict[str, OutsideLoader] = {}
         self._ensembles = Ensembles(self, self._left, self._turns.begin)
-        self._door = Door(self._turns)
+        door = Door(self._turns)
+        self._aim, self.turn_away, self.make_room = door.aim, door.turn_away, door.make_room
+        self._arrivals = Arrivals(self, self._turns.begin, self._left)
+        self.submit_soon = self._arrivals.add
         self._held = Leaving(lambda model: not model.holds)
         self._retiring = Leaving(lambda model: not model.inflight)
         self._idle = asyncio.Event()
@@ -121,6 +125,7 @@ class Engine:
     async def retire(self, model: Model) -> None:
         """Close a Model that nobody finds any more, once nobody holds it and what it had accepted is finished."""
         await self.unheld(model)
+        self._arrivals.admit()
         model.closing = True
         self._watched = True
         await self._retiring.wait(model)
@@ -198,7 +203,7 @@ class Engine:
             return
         scheduler = model.scheduler
         if scheduler.target_ns:
-            self._door.aim(request, scheduler.target_ns, now_ns)
+            self._aim(request, scheduler.target_ns, now_ns)
         if (self.stopping or model.closing) and not is_step(request):
             model.statistics.record_failure(REJECTED, request.start_ns, now_ns)
             raise InferError(Code.NOT_READY, STOPPING)
@@ -247,16 +252,9 @@ class Engine:
         self._ensembles.start(request)
         return True
 
-    def turn_away(self, model: Model) -> InferError | None:
-        """Give the error of a request that is refused whatever it brings, before it is decoded; None for none."""
-        return self._door.turn_away(model)
-
-    def make_room(self, model: Model) -> None:
-        """Run a batch of a full queue here and now if it is fast. Raises: InferError (OVERLOADED) otherwise."""
-        self._door.make_room(model)
-
     def cancel(self, request: InferRequest) -> None:
         """Take a request back while it waits; one that runs is finished, and its sink must not mind."""
+        self._arrivals.admit()
         model = request.model
         if model.cache is not None and model.cache.gives_up(request):
             return
@@ -308,6 +306,7 @@ class Engine:
 
         Returns: how many requests were dropped because `grace_s` ran out.
         """
+        self._arrivals.admit()
         self.stopping = self._watched = True
         if self.inflight:
             self._idle.clear()

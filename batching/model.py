@@ -15,6 +15,7 @@ from .loading.closing import patiently
 from .running.in_place import devices_of, unread
 from .running.instance import ThreadInstance
 from .running.isolation import LostBatch, execute, refuse
+from .scheduling.arrivals import is_choosy
 from .scheduling.costs import CostModel
 from .scheduling.room import whole_rows
 from .scheduling.scheduler import Scheduler
@@ -57,7 +58,8 @@ class Model:
     number tried and its rows/s.
     `bound` is what its Bindings take and give; `forms` is how requests' tensors stand in a run, None for rows only.
     `detours`: its requests are looked at before they come to its queue (Engine.submit), and those that `cache` answers
-    never do.
+    never do. `choosy`: more is decided about each of them than whether there is room, so that none comes to the queue
+    together with others (arrivals.py). `looped`: the event loop ran its last Batch.
     An `ensemble` has neither Backends nor Instances, and nothing ever waits in its queue.
     `outsides` run the Batches of a model of user code, which is never `open`ed: it has no Bindings. Such a model is
     told the parameters of its requests.
@@ -116,10 +118,11 @@ class Model:
         self.inflight = self.holds = 0
         self.leaving: set[asyncio.Task[None]] = set()
         self.load_s = 0.0
-        self.closing = self.dirty = False
+        self.closing = self.dirty = self.looped = False
         self.held = spec.policy.max_queue_delay_us > 0
         self.detours = self.passive or (self.forms is not None and self.forms.valued)
         self.timed = is_timed(spec.policy)
+        self.choosy = sequences is not None or is_choosy(spec.policy)
         self.instances: list[ThreadInstance | OutsideInstance] = []
         self.loop_binding: Binding | None = None
         self.counted: tuple[tuple[int, float], ...] = ()

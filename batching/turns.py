@@ -113,6 +113,7 @@ class Turns:
         model.dirty = False
         now_ns = time.monotonic_ns()
         ran, more = model.dispatch(now_ns)
+        model.looped = bool(ran)
         if more:
             # before its answers mark it: they do not bring it another run in this turn
             model.dirty = True

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from penstock.backends.backend import Array
     from penstock.backends.errors import InferError
     from penstock.batching.model import Model
+    from penstock.batching.request import InferRequest
 
 
 class Serves(Submits, Protocol):
@@ -22,6 +23,7 @@ class Serves(Submits, Protocol):
     def hold(self, model: Model) -> None: ...
     def release(self, model: Model) -> None: ...
     def turn_away(self, model: Model) -> InferError | None: ...
+    def submit_soon(self, request: InferRequest) -> None: ...
 
 
 class Infers(Protocol):

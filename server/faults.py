@@ -114,6 +114,7 @@ class ChaoticEngine(Engine):
         super().__init__(loop, loaders)
         self._chaos = chaos
         self._late: dict[InferRequest, asyncio.TimerHandle] = {}
+        self.submit_soon = self.submit
 
     def submit(self, request: InferRequest) -> None:
         """Accept a request, or refuse it at the door, some for no reason. Raises: InferError."""

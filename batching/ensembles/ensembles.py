@@ -200,7 +200,7 @@ class Ensembles:
             made, self._made = self._made, defaultdict(list)
             for model, requests in made.items():
                 live = [request for request in requests if not request.context.ended]
-                if not self._engine.submit_together(model, live):
+                if len(live) < 2 or not self._engine.submit_together(model, live):
                     for request in live:
                         self._submit(request)
             if self._done:

@@ -110,7 +110,7 @@ class EngineService:
             request.number = number
             # before: what is remembered may be delivered at once
             self._inflight[number] = request
-            engine.submit(request)
+            engine.submit_soon(request)
         except InferError as error:
             self._inflight.pop(number, None)
             self._link.send(FAILED, number, write_error(error))

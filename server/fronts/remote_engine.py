@@ -167,6 +167,8 @@ class RemoteEngine:
         self._inflight[number] = request
         model.inflight += 1
 
+    submit_soon = submit  # the link sends all of a turn together
+
     def _tell(self, request: InferRequest) -> tuple[int, bool]:
         """Tell the engine what this request has in common with others.
 

@@ -184,7 +184,7 @@ class Inference:
         connection.plan = options.plan
         connection.request = request
         try:
-            self._engine.submit(request)
+            self._engine.submit_soon(request)
         except InferError:
             connection.request = connection.plan = None
             raise

@@ -145,8 +145,6 @@ class Layouts:
         ]
 
     def _find_row(self, model: Model, body: bytes, at: int, sink: Sink) -> tuple[InferRequest, Options] | None:
-        if body[at : at + 1] == b" ":
-            at += 1
         row = self._rows.get(body[:at])
         if row is None:
             row, request_id = _with_id(self._named_rows, body, at)
@@ -154,7 +152,7 @@ class Layouts:
             request_id = row.id
         if row is None or not body.endswith(row.after):
             return None
-        text = body[at : len(body) - len(row.after)]
+        text = body[at : -len(row.after)]
         array = _many(text, row) if len(text) >= MANY_BYTES else _few(text, row)
         if array is None:
             return None
@@ -216,8 +214,6 @@ class Layouts:
 
     def _remember_row(self, request: InferRequest, options: Options, body: bytes) -> None:
         start = body.find(_DATA) + 7
-        if body[start : start + 1] == b" ":
-            start += 1
         end = body.find(b"]", start) + 1
         array = request.inputs[0] if len(request.inputs) == 1 else None
         if not end or array is None or not array.size:
@@ -262,7 +258,7 @@ def _few(text: bytes, row: _Row) -> Array | None:
 
 def _many(text: bytes, row: _Row) -> Array | None:
     """Make the same without a Python float per number. A nested list is left to `decode`, which counts its depth."""
-    if text.find(b"[", 1) >= 0:
+    if text.count(b"[") != 1:
         return None
     values = numbers_of(text)
     if values is None or values.size != row.size:

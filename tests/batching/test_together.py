@@ -117,10 +117,11 @@ def test_each_comes_for_itself_where_one_says_more_than_the_others(said: dict[st
     assert waiting(model) == (0, 0, 0)
 
 
-def test_one_alone_is_not_together() -> None:
+def test_one_alone_waits_like_many_and_none_at_all_does_not() -> None:
     model = model_of()
 
-    assert not add_together(model, requests_of(model, 1), NOW_NS)
+    assert add_together(model, requests_of(model, 1), NOW_NS)
+    assert waiting(model)[1] == 1
     assert not add_together(model, [], NOW_NS)
 
 

@@ -238,7 +238,7 @@ class RpcInference:
         if options.urgent or request.model.timed:
             options.impose(request)
         request.context = context
-        self.engine.submit(request)
+        self.engine.submit_soon(request)
 
     def hold(self, model: Model, task: asyncio.Task[None]) -> None:
         """Keep a Model from being retired until a task that is about to use it has ended, begun or not."""

@@ -211,7 +211,7 @@ async def test_what_was_told_of_a_model_stays_true_when_others_have_gone() -> No
             names.append(request.model.name)
             submit(request)
 
-        engine.engine.submit = record  # type: ignore[method-assign]
+        engine.engine.submit_soon = record
         sink = ListSink()
         await engine.load(replace(SPEC, name="other"))
         asked = [("m", 4), ("m", 5), ("other", 4), ("", 0), ("m", 6), ("m", 7), ("other", 4), ("m", 7)]

@@ -46,6 +46,8 @@ class HeldEngine:
             raise self.failure
         self.held.append(request)
 
+    submit_soon = submit
+
     def cancel(self, request: InferRequest) -> None:
         self.cancelled.append(request)
 

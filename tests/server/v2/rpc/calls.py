@@ -101,6 +101,8 @@ class HeldEngine:
             raise self.failure
         self.held.append(request)
 
+    submit_soon = submit
+
     def turn_away(self, model: Model) -> InferError | None:
         return self.refusal
 

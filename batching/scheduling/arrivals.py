@@ -1,0 +1,98 @@
+"""Arrivals: requests that come in one turn of the event loop go to their queues together, at its end.
+
+That is for models whose batches the loop runs: nothing looks at their queues before, so requests wait no longer for it.
+One by one each takes the queue's lock, and is asked what all of them have in common: a tenth of all that is done in
+Python for a small request. An Instance with a thread may look at any time, and is not to find one request of many.
+Called by the Engine, whose `submit_soon` this is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from penstock.backends.errors import InferError
+from penstock.batching.sinks import to_sinks
+
+from .together import add_together
+
+if TYPE_CHECKING:
+    from penstock.batching.engine import Engine
+    from penstock.batching.model import Model
+    from penstock.batching.request import InferRequest
+    from penstock.batching.spec import BatchPolicy
+
+MOST = 64
+"""So many do not wait for more: a full queue refuses who comes before he is decoded, and has to know of them."""
+LARGE_BYTES = 1 << 16
+"""Nor does one that holds so much of the server's memory."""
+
+
+def is_choosy(policy: BatchPolicy) -> bool:
+    """Tell whether more is decided about each request than whether there is room for it."""
+    return bool(policy.latency_target_us or policy.priority_levels or policy.preserve_ordering)
+
+
+class Arrivals:
+    """What has come in this turn. Threads: the event loop's.
+
+    `begin` has something done at the end of the turn, before models are looked at; `left` is told of who has left his
+    model, as a request does here that its queue refuses after all.
+    """
+
+    def __init__(
+        self, engine: Engine, begin: Callable[[Callable[[], None]], None], left: Callable[[Model, int], None]
+    ) -> None:
+        self._engine = engine
+        self._begin = begin
+        self._left = left
+        self._came: list[InferRequest] = []
+
+    def add(self, request: InferRequest) -> None:
+        """Accept a request; if its queue refuses it at the end of the turn, its sink is told.
+
+        Raises: as `Engine.submit`, which takes the first of a turn, and those about which more is to be decided.
+        """
+        model, engine = request.model, self._engine
+        if not (model.looped and model.dirty) or (
+            request.deadline_ns or model.detours or model.choosy or request.nbytes >= LARGE_BYTES
+            or model.closing or engine.stopping
+        ):  # fmt: skip
+            engine.submit(request)
+            return
+        request.start_ns = request.queue_ns = time.monotonic_ns()
+        model.inflight += 1
+        came = self._came
+        came.append(request)
+        if len(came) == 1:
+            self._begin(self.admit)
+        elif len(came) == MOST:
+            self.admit()
+
+    def admit(self) -> None:
+        """Put what has come in the queues."""
+        came, self._came = self._came, []
+        by_model: defaultdict[Model, list[InferRequest]] = defaultdict(list)
+        for request in came:
+            by_model[request.model].append(request)
+        for model, requests in by_model.items():
+            if not add_together(model, requests, requests[0].queue_ns):
+                self._submit(requests)
+
+    def _submit(self, requests: list[InferRequest]) -> None:
+        """Submit requests one by one, as a transport does that has each decoded when the one before is in."""
+        engine = self._engine
+        for request in requests:
+            model = request.model
+            try:
+                if model.scheduler.full():
+                    engine.make_room(model)
+                engine.submit(request)
+            except InferError as error:
+                request.error = error
+                to_sinks([request])
+            finally:
+                # it counts as accepted since it came
+                self._left(model, 1)

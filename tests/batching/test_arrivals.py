@@ -1,0 +1,286 @@
+"""Arrivals: what comes in one turn of the loop is in its queue at the end of the turn, or its sink knows why not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.backends.errors import Code, InferError
+from penstock.backends.signature import Signature, TensorSpec
+from penstock.batching.engine import Engine
+from penstock.batching.model import Model
+from penstock.batching.request import InferRequest
+from penstock.batching.scheduling.arrivals import LARGE_BYTES, MOST
+from penstock.batching.spec import BatchPolicy, ModelSpec
+from penstock.batching.statistics import CANCELED, REJECTED
+from tests.fakes import PATIENCE_S, FakeBackend, Function, ListSink, fake_loader, fake_request
+
+pytestmark = pytest.mark.anyio
+
+X, Y = (TensorSpec(name, "FP32", (-1, -1)) for name in "xy")
+BATCH_ROWS = 256
+KEYS: Sequence[Any] = (((4,),), ((5,),))
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def plus_one(inputs: list[Any]) -> list[Any]:
+    return [inputs[0] + 1]
+
+
+class House:
+    """An Engine whose models the loop runs, and a sink; a model has run once, so that its requests come together."""
+
+    def __init__(self, backend: FakeBackend) -> None:
+        self.backend = backend
+        self.engine = Engine(asyncio.get_running_loop(), {"fake": fake_loader(backend)})
+        self.sink = ListSink()
+        self.value = 0.0
+
+    async def load(self, name: str = "m", **policy: Any) -> Model:
+        said = {"max_batch_rows": BATCH_ROWS, "cap_rows": BATCH_ROWS, "executor": "loop", **policy}
+        spec = ModelSpec(name, 1, Path("model"), policy=BatchPolicy(**said), backend="fake")
+        model = await self.engine.load(spec)
+        before = len(self.sink.requests)
+        self.come(model)
+        await self.sink.holds(before + 1)
+        self.backend.runs.clear()
+        return model
+
+    def come(self, model: Model, rows: int = 1, key: Any = KEYS[0], **said: Any) -> InferRequest:
+        """Have one more request submitted, of a value that no other has."""
+        self.value += 1
+        request = fake_request(model, rows, key, value=self.value, sink=self.sink)
+        for name, value in said.items():
+            setattr(request, name, value)
+        self.engine.submit_soon(request)
+        return request
+
+    @property
+    def rows_run(self) -> list[int]:
+        return [run.rows for run in self.backend.runs]
+
+
+@asynccontextmanager
+async def housed(function: Function = plus_one) -> AsyncIterator[House]:
+    house = House(FakeBackend(Signature((X,), (Y,)), function))
+    try:
+        async with asyncio.timeout(2 * PATIENCE_S):
+            yield house
+    finally:
+        await house.engine.stop(PATIENCE_S)
+
+
+def right(request: InferRequest, value: float) -> bool:
+    outputs = request.outputs or []
+    return request.error is None and len(outputs) == 1 and bool((outputs[0] == value + 1).all())
+
+
+async def test_all_that_comes_in_a_turn_runs_in_one_batch() -> None:
+    async with housed() as house:
+        model = await house.load()
+        came = [house.come(model, rows) for rows in (1, 2, 1, 3)]
+        assert model.scheduler.live == 1
+        assert model.inflight == 4
+
+        await house.sink.holds(5)
+
+        assert house.rows_run == [7]
+        assert house.sink.deliveries[-1] == came
+        assert [right(request, 2.0 + index) for index, request in enumerate(came)] == [True] * 4
+        assert model.inflight == 0
+
+
+async def test_a_queue_learns_of_no_more_than_so_many_at_once() -> None:
+    async with housed() as house:
+        model = await house.load()
+        for _ in range(1 + MOST - 1):
+            house.come(model)
+        assert model.scheduler.live == 1
+
+        house.come(model)
+
+        assert model.scheduler.live == 1 + MOST
+
+
+@pytest.mark.parametrize("said", [{"deadline_ns": 1 << 62}, {"nbytes": LARGE_BYTES}], ids=lambda said: next(iter(said)))
+async def test_one_of_which_more_is_to_be_decided_goes_to_its_queue_at_once(said: dict[str, int]) -> None:
+    async with housed() as house:
+        model = await house.load()
+        house.come(model)
+
+        request = house.come(model, **said)
+
+        assert request.waiting
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {"latency_target_us": 10_000_000},
+        {"priority_levels": 2, "default_priority": 1},
+        {"preserve_ordering": True},
+        {"executor": "thread"},
+    ],
+    ids=lambda policy: next(iter(policy)),
+)
+async def test_each_goes_to_its_queue_at_once_where_its_model_looks_at_each(policy: dict[str, Any]) -> None:
+    async with housed() as house:
+        model = await house.load(**policy)
+        house.come(model)
+        await house.sink.holds(2)
+
+        came = [house.come(model), house.come(model)]
+
+        assert [request.waiting or request.queue_ns > 0 for request in came] == [True, True]
+        assert model.inflight == 2
+        await house.sink.holds(4)
+
+
+async def test_what_a_full_queue_refuses_is_told_its_sink_and_the_others_are_served() -> None:
+    async with housed() as house:
+        model = await house.load(max_queue_requests=2, max_batch_rows=1, cap_rows=1)
+        came = [house.come(model, 1) for _ in range(3)]
+        large = house.come(model, 1, nbytes=1 << 12)
+
+        await house.sink.holds(5)
+
+        assert all(right(request, 2.0 + index) for index, request in enumerate([*came, large]))
+        assert model.inflight == 0
+
+
+async def test_what_finds_no_room_and_makes_none_is_refused() -> None:
+    async with housed() as house:
+        model = await house.load(max_queue_bytes=100)
+        fits = house.come(model, 1, nbytes=60)
+        small = house.come(model, 1, nbytes=30)
+        much = house.come(model, 1, nbytes=70)
+
+        await house.sink.holds(4)
+
+        assert (fits.error, small.error) == (None, None)
+        assert much.error is not None
+        assert (much.error.code, much.error.message) == (Code.OVERLOADED, "Exceeds maximum queue size")
+        assert model.statistics.snapshot().failures[REJECTED] == 1
+        assert model.inflight == 0
+
+
+async def test_one_that_is_taken_back_in_its_turn_is_not_run() -> None:
+    async with housed() as house:
+        model = await house.load()
+        first, second, third = (house.come(model) for _ in range(3))
+
+        house.engine.cancel(second)
+        await house.sink.holds(3)
+
+        assert house.rows_run == [2]
+        assert house.sink.requests[1:] == [first, third]
+        assert model.statistics.snapshot().failures[CANCELED] == 1
+        assert model.inflight == 0
+
+
+async def test_what_came_before_its_model_is_unloaded_is_served() -> None:
+    async with housed() as house:
+        model = await house.load()
+        came = [house.come(model) for _ in range(3)]
+
+        await house.engine.unload("m", 1)
+
+        assert all(request.error is None for request in came)
+        assert house.sink.requests[1:] == came
+
+
+async def test_what_comes_when_its_model_is_closing_or_the_server_stops_is_refused() -> None:
+    async with housed() as house:
+        model = await house.load()
+        came = [house.come(model) for _ in range(2)]
+        model.closing = True
+        with pytest.raises(InferError, match="stopping"):
+            house.come(model)
+        model.closing = False
+        house.engine.stopping = True
+        with pytest.raises(InferError, match="stopping"):
+            house.come(model)
+
+        await house.sink.holds(3)
+        assert house.sink.requests[1:] == came
+
+
+async def test_what_came_before_the_server_is_told_to_stop_is_served() -> None:
+    async with housed() as house:
+        model = await house.load()
+        came = [house.come(model) for _ in range(3)]
+
+        assert await house.engine.stop(PATIENCE_S) == 0
+
+        assert house.sink.requests[1:] == came
+        assert all(request.error is None for request in came)
+
+
+async def test_one_s_failure_is_its_own() -> None:
+    def picky(inputs: list[Any]) -> list[Any]:
+        if (inputs[0] == 3).any():
+            raise InferError(Code.INVALID, "a guilty row")
+        return [inputs[0] + 1]
+
+    async with housed(picky) as house:
+        model = await house.load()
+        came = [house.come(model) for _ in range(3)]
+
+        await house.sink.holds(4)
+
+        assert [request.error is None for request in came] == [True, False, True]
+
+
+Step = tuple[str, int, int]
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["come", "come", "come", "turn", "cancel"]), st.integers(0, 1), st.integers(1, 5)),
+    max_size=40,
+)
+
+
+@given(STEPS, st.sampled_from([0, 7, 40]))
+def test_each_has_one_end_whatever_comes_with_it(steps: list[Step], room: int) -> None:
+    async def run() -> None:
+        async with housed() as house:
+            limit = {"max_queue_rows": room} if room else {}
+            models = [await house.load(name, max_batch_rows=8, cap_rows=8, **limit) for name in "ab"]
+            served = len(house.sink.requests)
+            came: dict[InferRequest, float] = {}
+            gone: set[InferRequest] = set()
+            refused = 0
+            for what, which, number in steps:
+                if what == "turn":
+                    await asyncio.sleep(0)
+                elif what == "come":
+                    try:
+                        request = house.come(models[which], number, KEYS[number % 2])
+                        came[request] = house.value
+                    except InferError:
+                        refused += 1
+                elif len(came) >= number:
+                    request = list(came)[-number]
+                    if request not in gone and request not in house.sink.requests:
+                        house.engine.cancel(request)
+                        gone.add(request)
+            ended = (await house.sink.holds(served + len(came) - len(gone)))[served:]
+            assert not refused or room
+            assert [model.inflight for model in models] == [0, 0]
+            assert len(ended) == len(set(ended))
+            assert set(ended) == set(came) - gone
+            for request in ended:
+                full = request.error is not None and request.error.code is Code.OVERLOADED
+                assert right(request, came[request]) or (full and room)
+            assert all(model.scheduler.live == model.scheduler.rows == 0 for model in models)
+
+    asyncio.run(run())
