@@ -216,6 +216,14 @@ def bare_uvicorn() -> Iterator[Process]:
 
 
 @contextlib.contextmanager
+def prototype(where: str, model: Path) -> Iterator[Process]:
+    """Serve one model by the prototype until the block ends, over both protocols; `where`: "loop" or "thread"."""
+    command = [sys.executable, "-m", "penstock.perf.prototype", where, str(model)]
+    with running(command, _http_ready("/")) as process:
+        yield process
+
+
+@contextlib.contextmanager
 def running(command: Sequence[str], ask: Callable[[Process], object]) -> Iterator[Process]:
     """Run a server, its port the last word of its command, from when `ask` does not raise until the block ends."""
     port = free_port()
