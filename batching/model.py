@@ -59,7 +59,8 @@ class Model:
     `bound` is what its Bindings take and give; `forms` is how requests' tensors stand in a run, None for rows only.
     `detours`: its requests are looked at before they come to its queue (Engine.submit), and those that `cache` answers
     never do. `choosy`: more is decided about each of them than whether there is room, so that none comes to the queue
-    together with others (arrivals.py). `looped`: the event loop ran its last Batch.
+    together with others (arrivals.py). `looped`: the event loop ran its last Batch; `gathers`: and somebody has come in
+    this turn, so that those after him come together.
     An `ensemble` has neither Backends nor Instances, and nothing ever waits in its queue.
     `outsides` run the Batches of a model of user code, which is never `open`ed: it has no Bindings. Such a model is
     told the parameters of its requests.
@@ -118,7 +119,7 @@ class Model:
         self.inflight = self.holds = 0
         self.leaving: set[asyncio.Task[None]] = set()
         self.load_s = 0.0
-        self.closing = self.dirty = self.looped = False
+        self.closing = self.dirty = self.looped = self.gathers = False
         self.held = spec.policy.max_queue_delay_us > 0
         self.detours = self.passive or (self.forms is not None and self.forms.valued)
         self.timed = is_timed(spec.policy)

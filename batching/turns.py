@@ -76,6 +76,7 @@ class Turns:
     def mark(self, model: Model) -> None:
         """Look at a model at the end of this loop turn, when all that has arrived is in."""
         model.dirty = True
+        model.gathers = model.looped
         self._dirty.append(model)
         if not self._serving:
             self._look()
@@ -110,13 +111,13 @@ class Turns:
 
     def _serve(self, model: Model) -> None:
         """Let a model run once in this turn, and again in the next if it has more to run."""
-        model.dirty = False
+        model.dirty = model.gathers = False
         now_ns = time.monotonic_ns()
         ran, more = model.dispatch(now_ns)
         model.looped = bool(ran)
         if more:
             # before its answers mark it: they do not bring it another run in this turn
-            model.dirty = True
+            model.dirty, model.gathers = True, model.looped
             self._again.append(model)
         if model.scheduler.expired:
             self.expire(model)

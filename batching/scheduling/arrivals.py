@@ -56,7 +56,7 @@ class Arrivals:
         Raises: as `Engine.submit`, which takes the first of a turn, and those about which more is to be decided.
         """
         model, engine = request.model, self._engine
-        if not (model.looped and model.dirty) or (
+        if not model.gathers or (
             request.deadline_ns or model.detours or model.choosy or request.nbytes >= LARGE_BYTES
             or model.closing or engine.stopping
         ):  # fmt: skip

@@ -98,7 +98,7 @@ class Inference:
             if model is None:
                 raise InferError(Code.INTERNAL, "route without a model")
             scheduler = model.scheduler
-            if scheduler.full() or scheduler.target_ns:
+            if (not model.gathers and scheduler.full()) or scheduler.target_ns:
                 refusal = self._engine.turn_away(model)
                 if refusal is not None:
                     raise refusal
