@@ -13,10 +13,10 @@ from penstock.backends.datatypes import DATATYPES
 
 from .finish import Finished, finish, finish_all, finish_own, store_all, ways_of
 from .said import BINARY
-from .tensors import to_binary, to_json
+from .tensors import json_writer, to_binary, to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from penstock.backends.backend import Array
     from penstock.batching.request import InferRequest
@@ -41,7 +41,7 @@ class Encoder:
         self._open = b"{" + self._names + b'"outputs":['
         self._binaries: dict[tuple[Any, ...], bytes] = {}
         self._packed: dict[tuple[int, tuple[int, ...]], bytes] = {}
-        self._singles: dict[tuple[int, tuple[int, ...]], tuple[bytes, str, str]] = {}
+        self._singles: dict[tuple[int, tuple[int, ...]], tuple[bytes, Callable[[Array], bytes]]] = {}
         self._prefixes: dict[tuple[str, str, tuple[int, ...]], bytes] = {}
 
     def json(self, request_id: str, wanted: tuple[int, ...], outputs: list[Any]) -> bytes:
@@ -53,8 +53,8 @@ class Encoder:
             # the usual answer: everything before the numbers is one kept prefix
             array = outputs[0]
             key = (wanted[0], array.shape)
-            prefix, name, datatype = self._singles.get(key) or self._single(key)
-            return prefix + to_json(datatype, name, array) + b"}]}"
+            prefix, write = self._singles.get(key) or self._single(key)
+            return prefix + write(array) + b"}]}"
         return self._text(request_id, wanted, outputs, [None] * len(outputs))
 
     def mixed(
@@ -135,11 +135,12 @@ class Encoder:
             self._packed.clear()
         self._binaries[key] = text
 
-    def _single(self, key: tuple[int, tuple[int, ...]]) -> tuple[bytes, str, str]:
+    def _single(self, key: tuple[int, tuple[int, ...]]) -> tuple[bytes, Callable[[Array], bytes]]:
         name, datatype = self._outputs[key[0]]
         if len(self._singles) >= _KEPT_PREFIXES:
             self._singles.clear()
-        single = self._singles[key] = self._open + self._prefix(name, datatype, key[1]), name, datatype
+        single = self._open + self._prefix(name, datatype, key[1]), json_writer(datatype, name, key[1])
+        self._singles[key] = single
         return single
 
     def stored(self, request: InferRequest, plan: Ways) -> bytes:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import struct
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +14,8 @@ from penstock.backends.errors import Code, InferError
 from penstock.batching.scheduling.admission import dims_text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock.backends.backend import Array
     from penstock.backends.signature import TensorSpec
 
@@ -211,21 +215,37 @@ def to_json(datatype: str, name: str, array: Array) -> bytes:
     FP32 is written through double, as Triton does; NaN and infinities are the tokens that Python's json reads.
     Raises: InferError: FP16 and BF16 (INVALID), bytes that are no UTF-8 (INVALID).
     """
+    return json_writer(datatype, name, array.shape)(array)
+
+
+def json_writer(datatype: str, name: str, shape: tuple[int, ...]) -> Callable[[Array], bytes]:
+    """Give what writes arrays of one output and shape as `to_json` does, and raises as it does."""
     if datatype in _NO_JSON:
-        text = (
-            f"sending {datatype} data via JSON is not supported. Please use the binary data format for output '{name}'"
-        )
-        raise InferError(Code.INVALID, text)
+        return partial(_refuse_json, datatype, name)
     if datatype == "BYTES":
-        return _strings_to_json(name, array)
-    if array.size < _SMALL:
-        written = orjson.dumps(array.ravel().tolist())
-    else:
-        flat = array.ravel()
-        if datatype == "FP32":
-            flat = flat.astype(np.float64)
-        written = orjson.dumps(np.ascontiguousarray(flat), option=orjson.OPT_SERIALIZE_NUMPY)
+        return partial(_strings_to_json, name)
+    if math.prod(shape) < _SMALL:
+        return _few_to_json
+    return _floats_to_json if datatype == "FP32" else _numbers_to_json
+
+
+def _refuse_json(datatype: str, name: str, array: Array) -> bytes:
+    text = f"sending {datatype} data via JSON is not supported. Please use the binary data format for output '{name}'"
+    raise InferError(Code.INVALID, text)
+
+
+def _few_to_json(array: Array) -> bytes:
+    written = orjson.dumps(array.ravel().tolist())
     # orjson has no token for what is not finite
+    return _with_non_finite(array) if _N in written else written
+
+
+def _floats_to_json(array: Array) -> bytes:
+    return _numbers_to_json(array.astype(np.float64))
+
+
+def _numbers_to_json(array: Array) -> bytes:
+    written = orjson.dumps(np.ascontiguousarray(array.ravel()), option=orjson.OPT_SERIALIZE_NUMPY)
     return _with_non_finite(array) if _N in written else written
 
 
