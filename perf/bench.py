@@ -191,10 +191,10 @@ class Bench:
             rate = line.median("requests_per_s")
             if case in ASKED:
                 asked = ASKED[case]
-                ours, theirs = line.median(asked.figure), self.prototype[case].median(asked.figure)
-                say(case, asked.figure, ours, asked.bound, least=asked.least)
-                times = asked.bound / asked.prototype
-                say(case, f"{asked.figure}, times the prototype's", ours / theirs, times, least=asked.least)
+                say(case, asked.figure, line.median(asked.figure), asked.bound, least=asked.least)
+                times = line.times(self.prototype[case], asked.figure)
+                most = asked.bound / asked.prototype
+                say(case, f"{asked.figure}, times the prototype's", times, most, least=asked.least)
             if case == IRIS_64 and ECHO_64 in self.lines:
                 echo = self.lines[ECHO_64].median("requests_per_s")
                 say(case, "times bare uvicorn's requests/s", rate / echo, 1.5, least=True)

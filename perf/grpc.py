@@ -133,7 +133,7 @@ def report(lines: dict[tuple[str, Case], Rounds]) -> str:
         ours, theirs = lines["penstock", MANY], lines["grpc.aio", MANY]
         ratio = ours.median("requests_per_s") / theirs.median("requests_per_s")
         cpu_us, p50_ms = ours.median("cpu_us"), lines["penstock", ONE].median("p50_ms")
-        bare, most = cpu_us / lines["prototype", MANY].median("cpu_us"), CPU_US / PROTOTYPE_US
+        bare, most = ours.times(lines["prototype", MANY], "cpu_us"), CPU_US / PROTOTYPE_US
         for what, got, holds in (
             (f"CPU us per request, at most {CPU_US}", cpu_us, cpu_us <= CPU_US),
             (f"times the prototype's CPU per request, at most {most:g}", bare, bare <= most),

@@ -115,6 +115,11 @@ class Rounds:
         """Give the median of one figure of Load."""
         return float(statistics.median(getattr(load, name) for load in self.loads))
 
+    def times(self, others: Rounds, name: str) -> float:
+        """Give the median of one figure's ratio to that of another case, round by round: the host changes meanwhile."""
+        pairs = zip(self.loads, others.loads, strict=True)
+        return float(statistics.median(getattr(ours, name) / getattr(theirs, name) for ours, theirs in pairs))
+
 
 @dataclass(frozen=True, slots=True)
 class Flooded:
