@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -23,6 +24,8 @@ from .statistics import BACKEND, CANCELED, OTHER, REJECTED
 
 if TYPE_CHECKING:
     from .model import Model
+
+logger = logging.getLogger("penstock.batching")
 
 BREATH_NS = 2_000_000
 """A pause between two requests after which the loop counts as having been idle."""
@@ -97,7 +100,10 @@ class Turns:
                     self._begins.pop()()
                 dirty, self._dirty = self._dirty, []
                 for model in dirty:
-                    self._serve(model)
+                    try:
+                        self._serve(model)
+                    except Exception:  # the others are still to be served, in this turn and the next
+                        logger.exception("model %s could not be run", model.name)
                 if self._dirty and time.monotonic_ns() > self._turn_ns + GOES_ON_NS:
                     break
         finally:

@@ -194,7 +194,7 @@ class Curve:
 
     def best_rows(self, waiting: int) -> int:
         """Give how many of so many rows are to run at once: as many as do the most rows per second."""
-        if self._falls:
+        if self._falls or not waiting:  # requests may be of no rows
             return waiting
         rows = self._best.get(waiting)
         if rows is None:

@@ -115,7 +115,7 @@ class Served:
 
     def __init__(self, *batches: int) -> None:
         self.batches = list(batches)
-        self.dirty = False
+        self.dirty = self.looped = self.gathers = False
         self.held = False
         self.scheduler = cast(Any, type("None", (), {"expired": (), "live": 0}))
 

@@ -284,3 +284,13 @@ def test_what_goes_is_as_good_as_all_that_waits_and_as_each_smaller_size(points:
 
 def test_all_that_waits_goes_of_a_key_that_never_ran() -> None:
     assert measured(MEASURED).best_rows(OTHER, 48) == 48
+
+
+def test_a_batch_of_no_rows_is_as_good_as_it_gets() -> None:
+    costs = CostModel()
+    for number in range(SEEN_RUNS + 1):
+        for rows, ns in {1: 100, 2: 900, 8: 9_000}.items():  # time per row rises, so that less than all may go
+            costs.observe(KEY, rows, ns, number * REVIEW_NS)
+
+    assert costs.best_rows(KEY, 8) < 8
+    assert costs.best_rows(KEY, 0) == 0
