@@ -102,7 +102,7 @@ class Lane:
         batch will have run, if there are targets: who wanted to be answered before that steps aside.
         """
         waiting = self._waiting
-        if self.rows <= limit_rows and self.live == len(waiting):
+        if self.rows <= limit_rows and self.live == len(waiting) and not self._aside:
             taken, rows = list(waiting), self.rows
             waiting.clear()
             self.rows = self.live = 0

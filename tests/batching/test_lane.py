@@ -138,6 +138,16 @@ def test_nobody_steps_aside_whose_patience_has_ended() -> None:
     assert lane.take(1, 100 + PATIENCE_NS, 1 + PATIENCE_NS)[0] == [late]
 
 
+def test_who_stepped_aside_is_not_lost_when_another_is_taken_back() -> None:
+    lane, (late, first, second, third) = lane_with_targets(50, 500, 500, 500)
+    assert lane.take(1, 100, 10)[0] == [first]
+
+    lane.remove(third)
+
+    assert lane.take(2, 100, 10) == ([second, late], 2)
+    assert (lane.live, lane.rows) == (0, 0)
+
+
 def test_a_lane_is_as_urgent_as_its_head_or_as_who_stepped_aside() -> None:
     lane, (late, first, second) = lane_with_targets(50, 500, 2 * PATIENCE_NS)
     seen = [lane.urgency_ns()]
@@ -179,6 +189,34 @@ def test_whatever_happens_rows_are_neither_lost_nor_doubled_and_keep_their_order
         assert lane.live_requests() == waiting
         assert (lane.live, lane.rows) == (len(waiting), sum(rows_of(waiting)))
         assert lane.head() is (waiting[0] if waiting else None)
+
+
+ROUNDS = st.lists(st.tuples(st.lists(st.booleans(), max_size=4), st.integers(0, 2), st.integers(1, 4)), max_size=12)
+
+
+@settings(max_examples=200, deadline=None)
+@given(ROUNDS)
+def test_whoever_steps_aside_none_is_lost_nor_doubled(rounds: list[tuple[list[bool], int, int]]) -> None:
+    """In each round some come, late or not, so many of the last are taken back, and a batch of so many is taken."""
+    lane = Lane(KEY)
+    waiting: list[InferRequest] = []
+    for now_ns, (lates, removed, limit) in enumerate(rounds, start=1):
+        for late in lates:
+            request = fake_request(MODEL)
+            request.queue_ns, request.target_ns = now_ns, now_ns if late else now_ns + 100
+            waiting.append(request)
+            lane.add(request)
+        for request in waiting[len(waiting) - removed :]:
+            waiting.remove(request)
+            lane.remove(request)
+        if waiting:
+            taken, rows = lane.take(limit, now_ns + 20, now_ns)
+            assert rows == len(taken) > 0
+            assert set(taken) <= set(waiting)
+            waiting = [request for request in waiting if request not in taken]
+
+        assert set(lane.live_requests()) == set(waiting)
+        assert (lane.live, lane.rows) == (len(waiting), len(waiting))
 
 
 def _assert_only_what_did_not_fit_was_passed(
