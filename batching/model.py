@@ -328,12 +328,15 @@ class Model:
     def learn(self, taken: Batch, ran: list[Batch], followed: bool = False) -> None:
         """Feed the CostModel, failures left out. `ran`: what `taken` has become; `followed`: the next runs already."""
         now_ns = ran[-1].exec_end_ns
-        with self.lock:
-            self.scheduler.finished(taken, now_ns, followed)
-            for batch in ran:
-                if batch.requests[0].error is None:
-                    ns = batch.exec_end_ns - (batch.free_ns or batch.exec_start_ns)
-                    self.scheduler.learn(batch.key, batch.rows, ns, now_ns)
+        try:
+            with self.lock:
+                self.scheduler.finished(taken, now_ns, followed)
+                for batch in ran:
+                    if batch.requests[0].error is None:
+                        ns = batch.exec_end_ns - (batch.free_ns or batch.exec_start_ns)
+                        self.scheduler.learn(batch.key, batch.rows, ns, now_ns)
+        except Exception:  # they have run, and are answered
+            logger.exception("model %s: nothing was learned from a run", self.name)
 
 
 def _said_by(backends: Sequence[Backend]) -> tuple[Sequence[Any], Sequence[Any], Mapping[str, Any]]:

@@ -16,6 +16,7 @@ from .awake import LONE_TURNS, Awake
 from .ensembles.passage import count_steps
 from .request import InferRequest
 from .running.batch import Batch
+from .running.isolation import give_up
 from .scheduling.promise import EXPIRED
 from .sequences.sequences import CUT
 from .sequences.sequences import EXPIRED as SEQUENCE_EXPIRED
@@ -97,13 +98,13 @@ class Turns:
         try:
             while self._begins or self._dirty:
                 while self._begins:
-                    self._begins.pop()()
+                    self._begin(self._begins.pop())
                 dirty, self._dirty = self._dirty, []
                 for model in dirty:
                     try:
                         self._serve(model)
-                    except Exception:  # the others are still to be served, in this turn and the next
-                        logger.exception("model %s could not be run", model.name)
+                    except Exception as error:  # noqa: BLE001 - the others are still to be served, in this turn and the next
+                        give_up(model, error)
                 if self._dirty and time.monotonic_ns() > self._turn_ns + GOES_ON_NS:
                     break
         finally:
@@ -114,6 +115,13 @@ class Turns:
                 self._look()
         if self._awake.lone >= LONE_TURNS:
             self._awake.stay()
+
+    @staticmethod
+    def _begin(begin: Callable[[], None]) -> None:
+        try:
+            begin()
+        except Exception:  # as above
+            logger.exception("what came in this turn could not begin")
 
     def _serve(self, model: Model) -> None:
         """Let a model run once in this turn, and again in the next if it has more to run."""

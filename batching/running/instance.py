@@ -19,8 +19,9 @@ from penstock.batching.devices.placement import keep_to
 from penstock.batching.loading.preparing import prepare, rest
 from penstock.batching.sequences import homes
 
+from .attempts import FAULT_S, Attempts
 from .execution import device_ns
-from .isolation import LostBatch, cut, execute, execute_alone, refuse
+from .isolation import LostBatch, cut, execute, execute_alone, give_up, refuse
 from .overlap import Overlap, bind
 
 if TYPE_CHECKING:
@@ -33,12 +34,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock.batching")
 
-FIRST_RETRY_NS = 1_000_000_000
-LAST_RETRY_NS = 60_000_000_000
-"""How long a device that was lost is left alone before the model is loaded on it again: doubled with each failure."""
-NEVER_NS = 1 << 62
-MOST_LOSSES = 5
-"""A device that was lost more often, with no run between that went well, is left alone: it is not the requests."""
 REST_S = 10.0
 """After so long without a Batch Bindings give back what they keep only to be fast."""
 
@@ -74,9 +69,7 @@ class ThreadInstance:
         self._limited = place.limiter is not None
         self.alarm = threading.Semaphore(0)
         self.stopping = self.turn = self._mends = False
-        self._retry_ns = 0
-        self._wait_ns = FIRST_RETRY_NS
-        self._losses = 0
+        self._attempts = Attempts()
         self._doubted: Backend | None = None
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self.idle = True
@@ -133,25 +126,33 @@ class ThreadInstance:
         self.alarm.acquire()
         try:
             while not self.stopping:
-                if self._errand is not None:
-                    self._run_errand()
-                if self._doubted is not None and not self._renew():
-                    continue
-                if (self.failure is not None or self._mends) and not self._recover():
-                    continue
-                in_turn = self.turn or (self.giver.crowded and not self.share.brief)
-                batch = self._take_in_turn() if in_turn else self._take(0)
-                if batch is None:
-                    # what it was woken for may have come while it waited for a turn
-                    if not self.wanted and self._errand is None:
-                        self._sleep()
-                    continue
-                if self._overlap is None:
-                    self.run_whole(batch)
-                else:
-                    self._overlap.run(batch)
+                try:
+                    self._go_on()
+                except Exception as error:  # noqa: BLE001 - a thread that ends leaves a model that is ready, and answers nobody
+                    self._leave_turn()
+                    give_up(self._model, error)
+                    self.alarm.acquire(timeout=FAULT_S)
         finally:
             self._leave_turn()
+
+    def _go_on(self) -> None:
+        """Do what is due, run a Batch if there is one, or sleep."""
+        if self._errand is not None:
+            self._run_errand()
+        if self._doubted is not None and not self._renew():
+            return
+        if (self.failure is not None or self._mends) and not self._recover():
+            return
+        in_turn = self.turn or (self.giver.crowded and not self.share.brief)
+        batch = self._take_in_turn() if in_turn else self._take(0)
+        if batch is None:
+            # what it was woken for may have come while it waited for a turn
+            if not self.wanted and self._errand is None:
+                self._sleep()
+        elif self._overlap is None:
+            self.run_whole(batch)
+        else:
+            self._overlap.run(batch)
 
     def _sleep(self) -> None:
         """Sleep until something is due; if that takes long, let the Bindings rest."""
@@ -233,17 +234,17 @@ class ThreadInstance:
         elif self.giver.crowded:
             self.giver.ran(self.share, time.monotonic_ns() - batch.exec_start_ns)
         if lost is not None:
-            self._losses += lost.begun
+            self._attempts.losses += lost.begun
             ran = lost.ran + self._run_again(lost)
         else:
-            self._losses, self._wait_ns = 0, FIRST_RETRY_NS
+            self._attempts.went_well()
         if self.place.name != "cpu":
             model.charge(self.place.name, device_ns(ran, self.binding))
         model.finish_from_thread(batch, ran)
 
     def went_well(self, batch: Batch, binding: Binding, *, followed: bool) -> None:
         """Deliver a Batch that a Binding has run. `followed`: the next one runs already."""
-        self._losses, self._wait_ns = 0, FIRST_RETRY_NS
+        self._attempts.went_well()
         if self.place.name != "cpu":
             self._model.charge(self.place.name, device_ns([batch], binding))
         self._model.finish_from_thread(batch, [batch], followed=followed)
@@ -259,7 +260,7 @@ class ThreadInstance:
         rest: Batch | None = lost.rest
         spared: InferRequest | None = None
         with self.place.trial:
-            while self._losses < MOST_LOSSES and self._replace(lost.error):
+            while self._attempts.left and self._replace(lost.error):
                 if rest is None:
                     return ran
                 if self._limited and not self._granted():
@@ -271,7 +272,7 @@ class ThreadInstance:
                 finally:
                     self._leave_turn()
                 ran += self._went_well(lost.ran)
-                self._losses += 1
+                self._attempts.losses += 1
                 rest = lost.rest
                 if lost.begun and isinstance(lost.error, DeviceTaken) and rest.requests[0] is not spared:
                     spared = rest.requests[0]
@@ -285,7 +286,7 @@ class ThreadInstance:
 
     def _went_well(self, ran: list[Batch]) -> list[Batch]:
         if any(batch.requests[0].error is None for batch in ran):
-            self._losses = 0
+            self._attempts.losses = 0
         return ran
 
     def _replace(self, cause: InferError) -> bool:
@@ -324,19 +325,18 @@ class ThreadInstance:
         text = error.message if isinstance(error, InferError) else type(error).__name__
         self.failure = InferError(Code.NOT_READY, f"model '{self._model.name}' lost its device: {text}")
         if isinstance(error, ProcessLost):
-            self._retry_ns = NEVER_NS
+            self._attempts.end()
             self.place.devices.lose(self.failure.message)
             return
         homes.tell(self._model, self, runs=False)
-        self._retry_ns = time.monotonic_ns() + self._wait_ns
-        logger.error("%s; it is loaded again in %.0f s", self.failure.message, self._wait_ns / 1e9)
-        self._wait_ns = min(2 * self._wait_ns, LAST_RETRY_NS)
+        wait_ns = self._attempts.failed(time.monotonic_ns())
+        logger.error("%s; it is loaded again in %.0f s", self.failure.message, wait_ns / 1e9)
 
     def _recover(self) -> bool:
         """Try again when it is time; until then leave what comes to the others, or refuse it if there are none."""
         model, failure = self._model, self.failure
         self._leave_turn()  # loading takes long, and so may the wait for the next attempt
-        if failure is None or (time.monotonic_ns() >= self._retry_ns and self._replace(failure)):
+        if failure is None or (time.monotonic_ns() >= self._attempts.retry_ns and self._replace(failure)):
             return not self._mends or self._mend()
         if model.healthy and homes.own_pin(model, self) is None:
             with model.lock:
@@ -344,7 +344,7 @@ class ThreadInstance:
         elif (batch := self._take(0)) is not None:
             model.finish_from_thread(batch, refuse(batch, failure))
             return False
-        if not self.alarm.acquire(timeout=max(self._retry_ns - time.monotonic_ns(), 0) / 1e9):
+        if not self.alarm.acquire(timeout=max(self._attempts.retry_ns - time.monotonic_ns(), 0) / 1e9):
             with model.lock:
                 self.idle = False
         return False

@@ -79,6 +79,17 @@ def refuse(batch: Batch, error: InferError) -> list[Batch]:
     return refused
 
 
+def give_up(model: Model, error: Exception) -> None:
+    """Refuse all that waits for a Model whose next Batch could not be chosen, and would not be soon. Any thread."""
+    logger.error("model %s: choosing what runs next has failed, what waits is refused", model.name, exc_info=error)
+    with model.lock:
+        waiting = model.scheduler.drain()
+    if waiting:
+        told = InferError(Code.INTERNAL, f"model '{model.name}': the request could not be scheduled")
+        rows = sum([request.rows for request in waiting])
+        model.hand_over(refuse(Batch(waiting, rows, waiting[0].key, time.monotonic_ns()), told))
+
+
 def bare(error: Exception) -> Exception:
     """Part an error that is only answered, and not logged, from where it was raised. Returns: the error.
 

@@ -16,7 +16,7 @@ from penstock.backends.errors import DeviceLost, InferError, OutOfMemory, RunSto
 from penstock.batching.scheduling.caps import RECOVER_NS
 
 from .execution import Filled, gather, scatter
-from .isolation import bare, refuse
+from .isolation import bare, give_up, refuse
 from .lead import Lead, ended_ns
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class Overlap:
         turn = 0
         while True:
             following = None
-            if running.error is None and (next_batch := self._take_late(running)) is not None:
+            if running.error is None and (next_batch := self._next(running)) is not None:
                 turn = 1 - turn
                 following = self._begin(next_batch, turn, after=True)
             self._end(running)
@@ -165,6 +165,13 @@ class Overlap:
             self._follow(following, running)
             running = following
         self._fail(running, following)
+
+    def _next(self, running: _Begun) -> Batch | None:
+        try:
+            return self._take_late(running)
+        except Exception as error:  # noqa: BLE001 - what runs is still to be delivered
+            give_up(self._model, error)
+            return None
 
     def _take_late(self, running: _Begun) -> Batch | None:
         """Take the Batch that follows when it is time; None: there is none, or something else to do."""

@@ -8,12 +8,13 @@ Called by the Engine, whose `submit_soon` this is.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from penstock.backends.errors import InferError
+from penstock.backends.errors import Code, InferError
 from penstock.batching.sinks import to_sinks
 
 from .together import add_together
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from penstock.batching.model import Model
     from penstock.batching.request import InferRequest
     from penstock.batching.spec import BatchPolicy
+
+logger = logging.getLogger("penstock.batching")
 
 MOST = 64
 """So many do not wait for more: a full queue refuses who comes before he is decoded, and has to know of them."""
@@ -78,7 +81,12 @@ class Arrivals:
         for request in came:
             by_model[request.model].append(request)
         for model, requests in by_model.items():
-            if not add_together(model, requests, requests[0].queue_ns):
+            try:
+                together = add_together(model, requests, requests[0].queue_ns)
+            except Exception:  # each is told what has failed, or is taken in after all
+                logger.exception("model %s: requests could not be put in their queue together", model.name)
+                together = False
+            if not together:
                 self._submit(requests)
 
     def _submit(self, requests: list[InferRequest]) -> None:
@@ -92,7 +100,10 @@ class Arrivals:
                 engine.submit(request)
             except InferError as error:
                 request.error = error
+            except Exception:  # those behind it are still to come in
+                logger.exception("model %s: a request could not be put in its queue", model.name)
+                request.error = InferError(Code.INTERNAL, f"model '{model.name}': the request could not be scheduled")
+            # it counts as accepted since it came
+            self._left(model, 1)
+            if request.error is not None:
                 to_sinks([request])
-            finally:
-                # it counts as accepted since it came
-                self._left(model, 1)

@@ -21,7 +21,7 @@ from penstock.batching.devices.device import Device
 from penstock.batching.devices.placement import Devices
 from penstock.batching.devices.rates import RateLimiter
 from penstock.batching.request import InferRequest, Key
-from penstock.batching.running import instance
+from penstock.batching.running import attempts
 from penstock.batching.running.lead import Lead
 from penstock.batching.running.overlap import Step, next_step
 from penstock.batching.running.watchdog import Watchdog
@@ -498,8 +498,8 @@ class TestFaults:
     def test_a_device_that_is_gone_for_good_answers_both_and_one_that_comes_back_serves(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(instance, "FIRST_RETRY_NS", 0)
-        monkeypatch.setattr(instance, "LAST_RETRY_NS", 0)
+        monkeypatch.setattr(attempts, "FIRST_RETRY_NS", 0)
+        monkeypatch.setattr(attempts, "LAST_RETRY_NS", 0)
         stream = Stream(ROWS, faulty)
         reopen = Reopening(stream, failures=2)
         with opened(stream, reopen) as house:
@@ -519,8 +519,8 @@ class TestFaults:
     def test_a_device_that_is_lost_for_the_process_is_said_to_be_once_and_not_tried_again(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr(instance, "FIRST_RETRY_NS", 0)
-        monkeypatch.setattr(instance, "LAST_RETRY_NS", 0)
+        monkeypatch.setattr(attempts, "FIRST_RETRY_NS", 0)
+        monkeypatch.setattr(attempts, "LAST_RETRY_NS", 0)
         stream = Stream(ROWS, faulty)
         reopen = Reopening(stream, failures=99, error=ProcessLost(Code.NOT_READY, "CUDA failure 700 at load"))
         devices, told = Devices(), threading.Semaphore(0)

@@ -64,10 +64,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         target_us=st.sampled_from((0, 0, 1)),
         queue=st.tuples(st.integers(4, 40), st.integers(100, 1000), st.integers(0, 12)),
         instances=st.integers(1, 3),
+        fast_ns=st.sampled_from((0, 100, 5_000)),
+        allowed=st.just(()) | st.lists(st.integers(1, 12), min_size=1, max_size=4, unique=True).map(tuple),
     )
     def start(
-        self, max_rows: int, cap: int | None, first_ns: int, target_us: int, queue: tuple[int, int, int], instances: int
-    ) -> None:
+        self, max_rows: int, cap: int | None, first_ns: int, target_us: int, queue: tuple[int, int, int],
+        instances: int, fast_ns: int, allowed: tuple[int, ...],
+    ) -> None:  # fmt: skip
+        allowed = tuple(size for size in allowed if size < max_rows)
         self.policy = BatchPolicy(
             max_batch_rows=max_rows,
             cap_rows=cap,
@@ -75,9 +79,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_queue_rows=queue[0],
             max_queue_bytes=queue[1],
             max_queue_requests=queue[2],
+            allowed_rows=(*allowed, max_rows) if allowed else (),
         )
-        self.costs = ExactCosts(first_ns, 10) if first_ns else CostModel()
-        self.scheduler = Scheduler(self.policy, self.costs, 0, instances)
+        self.costs = ExactCosts(first_ns, 10) if first_ns else CostModel(self.policy.allowed_rows)
+        self.scheduler = Scheduler(self.policy, self.costs, fast_ns, instances)
         self.instances = instances
         self.now_ns = 1
         self.waiting: list[InferRequest] = []
@@ -164,6 +169,15 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.scheduler.learn(batch.key, batch.rows, max(self.now_ns - batch.exec_start_ns, 1), self.now_ns)
         self.scheduler.delivered(batch.requests[0], self.now_ns)
         self._end(batch.requests, "run")
+
+    @rule(
+        key=st.sampled_from(KEYS),
+        lessons=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 10_000)), max_size=12),
+    )
+    def learn(self, key: Key, lessons: list[tuple[int, int]]) -> None:
+        """Let batches have run of any sizes, and have taken any time."""
+        for rows, ns in lessons:
+            self.scheduler.learn(key, min(rows, self.policy.max_batch_rows or 1), ns, self.now_ns)
 
     @precondition(lambda self: self.waiting)
     @rule(position=st.integers(0, 99))

@@ -22,8 +22,9 @@ from penstock.batching.devices.placement import Placement
 from penstock.batching.engine import Engine
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
-from penstock.batching.running import instance as instance_module
+from penstock.batching.running import attempts
 from penstock.batching.running.batch import Batch
+from penstock.batching.running.instance import ThreadInstance
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
 from tests.fakes import PATIENCE_S, Doors, FakeBackend, Function, fake_loader, fake_request
 
@@ -361,7 +362,7 @@ class TestALostDevice:
             house.ended(requests)
 
             assert all(request.error is not None for request in requests)
-            assert reopen.asked == instance_module.MOST_LOSSES - 1
+            assert reopen.asked == attempts.MOST_LOSSES - 1
             assert not house.model.healthy
 
     def test_while_it_cannot_be_loaded_the_model_is_not_healthy_and_says_so_to_what_comes(self, device: Device) -> None:
@@ -380,8 +381,8 @@ class TestALostDevice:
         ]
 
     def test_it_is_tried_again_until_it_goes_well(self, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(instance_module, "FIRST_RETRY_NS", 0)
-        monkeypatch.setattr(instance_module, "LAST_RETRY_NS", 0)
+        monkeypatch.setattr(attempts, "FIRST_RETRY_NS", 0)
+        monkeypatch.setattr(attempts, "LAST_RETRY_NS", 0)
         reopen = Reopening(list, failures=3)
         with opened(Losing(1), device, reopen=reopen) as house:
             house.ended(house.add())
@@ -511,7 +512,7 @@ class TestALostDevice:
 def place_of(model: Model) -> Placement:
     """Give where the first instance of a model is."""
     instance = model.instances[0]
-    assert isinstance(instance, instance_module.ThreadInstance)
+    assert isinstance(instance, ThreadInstance)
     return instance.place
 
 

@@ -79,37 +79,3 @@ def test_a_turn_in_which_all_are_refused_is_a_turn_all_the_same(clock: Clock) ->
 
     assert watched.arrived_ns(30_000_000) == 28_000_000
     assert len(loop.soon) == 1
-
-
-class Broken:
-    """Stands in for a Model; `ran` counts its turns. It fails in the first one if it is told to."""
-
-    name = "m"
-    held = looped = dirty = gathers = False
-
-    def __init__(self, *, fails: bool) -> None:
-        self.fails = fails
-        self.ran = 0
-        self.scheduler = cast(Any, type("Scheduler", (), {"expired": (), "live": 0}))
-
-    def dispatch(self, _now_ns: int) -> tuple[list[Any], bool]:
-        self.ran += 1
-        if self.fails:
-            raise ZeroDivisionError
-        return [], False
-
-
-def test_a_model_that_fails_in_its_turn_takes_no_other_along_and_has_its_next(clock: Clock) -> None:
-    loop = Loop()
-    watched = Turns(cast(Any, loop), lambda *_: None)
-    models = [Broken(fails=each) for each in (False, True, False)]
-    for model in models:
-        watched.mark(cast(Any, model))
-
-    loop.end_turn()
-
-    assert [model.ran for model in models] == [1, 1, 1]
-    assert not any(model.dirty for model in models)
-    watched.mark(cast(Any, models[1]))
-    loop.end_turn()
-    assert models[1].ran == 2

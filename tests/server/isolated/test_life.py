@@ -18,7 +18,7 @@ import uvloop
 from penstock.backends.errors import InferError
 from penstock.batching.engine import Engine
 from penstock.batching.model import Model
-from penstock.batching.running import instance as instance_module
+from penstock.batching.running import attempts
 from penstock.batching.running.instance import ThreadInstance
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec
 from penstock.server.faults import own_workers
@@ -214,7 +214,7 @@ def test_while_it_is_loaded_again_requests_wait_and_the_model_is_ready() -> None
 
 
 def test_one_that_cannot_be_loaded_again_is_not_ready_until_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instance_module, "FIRST_RETRY_NS", 100_000_000)
+    monkeypatch.setattr(attempts, "FIRST_RETRY_NS", 100_000_000)
 
     async def scene(house: House) -> None:
         options: Any = house.model.spec.options

@@ -1,0 +1,134 @@
+"""Faults of the server's own code: nobody waits for ever, nobody else is harmed, and the model goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from penstock.backends.errors import Code
+from penstock.batching.model import Model
+from penstock.batching.running import instance
+from penstock.batching.scheduling import arrivals
+from tests.batching.arriving import House, housed, right
+from tests.batching.overlapping import LONG_NS, ROWS, Stream, opened
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def goes_on_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instance, "FAULT_S", 0.0)
+
+
+def fails_once(of: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a function fail when it is called next, and never again."""
+    original: Callable[..., Any] = getattr(of, name)
+
+    def fail(*_: Any, **__: Any) -> Any:
+        monkeypatch.setattr(of, name, original)
+        raise ZeroDivisionError("the next one goes well")
+
+    monkeypatch.setattr(of, name, fail)
+
+
+EXECUTORS = pytest.mark.parametrize("executor", ["loop", "thread"])
+
+
+async def served(house: House, model: Model) -> bool:
+    before = len(house.sink.requests)
+    request = house.come(model)
+    await house.sink.holds(before + 1)
+    return right(request, house.value)
+
+
+@EXECUTORS
+async def test_where_choosing_a_batch_fails_what_waits_is_told_and_the_next_is_served(
+    executor: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with housed() as house:
+        broken, other = await house.load("broken", executor=executor), await house.load("other")
+        fails_once(broken.scheduler, "take_from", monkeypatch)
+        came, beside = [house.come(broken), house.come(broken)], house.come(other)
+
+        await house.sink.holds(5)
+
+        errors = [(request.error.code, request.error.message) for request in came if request.error is not None]
+        assert errors == [(Code.INTERNAL, "model 'broken': the request could not be scheduled")] * len(errors)
+        assert errors
+        assert beside.error is None
+        assert (broken.inflight, broken.scheduler.live) == (0, 0)
+        assert await served(house, broken)
+        assert "the next one goes well" in caplog.text
+
+
+@EXECUTORS
+async def test_what_has_run_is_answered_though_nothing_could_be_learned_from_it(
+    executor: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with housed() as house:
+        model = await house.load(executor=executor)
+        fails_once(model.scheduler, "learn", monkeypatch)
+
+        assert await served(house, model)
+        assert await served(house, model)
+        assert "nothing was learned" in caplog.text
+
+
+async def test_who_cannot_be_put_in_the_queue_is_told_and_those_behind_it_are_served(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with housed() as house:
+        model = await house.load()
+        house.come(model)
+        came = [house.come(model) for _ in range(3)]
+        fails_once(arrivals, "add_together", monkeypatch)
+        fails_once(model.scheduler, "add", monkeypatch)
+
+        await house.sink.holds(5)
+
+        assert [request.error.code if request.error else None for request in came] == [Code.INTERNAL, None, None]
+        assert (model.inflight, model.scheduler.live) == (0, 0)
+        assert await served(house, model)
+        assert "could not be put in" in caplog.text
+
+
+async def test_what_cannot_begin_in_a_turn_takes_nothing_else_along(caplog: pytest.LogCaptureFixture) -> None:
+    async with housed() as house:
+        model = await house.load()
+
+        def fail() -> None:
+            raise ZeroDivisionError("no beginning")
+
+        house.engine._turns.begin(fail)
+
+        assert await served(house, model)
+        assert "no beginning" in caplog.text
+
+
+def test_where_choosing_the_batch_that_follows_fails_the_one_on_the_device_is_delivered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream = Stream(ROWS, list, held=True)
+    with opened(stream, predicted_ns=LONG_NS) as house:
+        (running,) = house.put(1)
+        stream.wait_begun()
+        (told,) = house.put(2)
+        fails_once(house.model.scheduler, "lacking_rows", monkeypatch)
+        assert house.next().requests == [told]
+        stream.let_end()
+
+        house.ended([running])
+
+        assert running.error is None
+        assert told.error is not None
+        (after,) = house.put(3)
+        stream.let_end()
+        house.ended([after])
+        assert after.error is None
