@@ -126,7 +126,7 @@ class Engine:
         """Close a Model that nobody finds any more, once nobody holds it and what it had accepted is finished."""
         await self.unheld(model)
         self._arrivals.admit()
-        model.closing = True
+        model.closing, model.looped, model.gathers = True, False, False
         self._watched = True
         await self._retiring.wait(model)
         self._watched = self.stopping or bool(self._retiring)
@@ -254,9 +254,8 @@ class Engine:
 
     def cancel(self, request: InferRequest) -> None:
         """Take a request back while it waits; one that runs is finished, and its sink must not mind."""
-        self._arrivals.admit()
         model = request.model
-        if model.cache is not None and model.cache.gives_up(request):
+        if self._arrivals.take_back(request) or (model.cache is not None and model.cache.gives_up(request)):
             return
         if model.ensemble is not None:
             self._ensembles.cancel(request)

@@ -59,8 +59,8 @@ class Model:
     `bound` is what its Bindings take and give; `forms` is how requests' tensors stand in a run, None for rows only.
     `detours`: its requests are looked at before they come to its queue (Engine.submit), and those that `cache` answers
     never do. `choosy`: more is decided about each of them than whether there is room, so that none comes to the queue
-    together with others (arrivals.py). `looped`: the event loop ran its last Batch; `gathers`: and somebody has come in
-    this turn, so that those after him come together.
+    together with others (arrivals.py). `looped`: the event loop ran its last Batch, and they may; `gathers`: and
+    somebody has come in this turn, so that those after him come together.
     An `ensemble` has neither Backends nor Instances, and nothing ever waits in its queue.
     `outsides` run the Batches of a model of user code, which is never `open`ed: it has no Bindings. Such a model is
     told the parameters of its requests.

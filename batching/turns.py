@@ -128,7 +128,7 @@ class Turns:
         model.dirty = model.gathers = False
         now_ns = time.monotonic_ns()
         ran, more = model.dispatch(now_ns)
-        model.looped = bool(ran)
+        model.looped = bool(ran) and not (model.choosy or model.detours or model.closing)
         if more:
             # before its answers mark it: they do not bring it another run in this turn
             model.dirty, model.gathers = True, model.looped

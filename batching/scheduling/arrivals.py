@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from penstock.backends.errors import Code, InferError
 from penstock.batching.sinks import to_sinks
+from penstock.batching.statistics import CANCELED
 
 from .together import add_together
 
@@ -59,10 +60,7 @@ class Arrivals:
         Raises: as `Engine.submit`, which takes the first of a turn, and those about which more is to be decided.
         """
         model, engine = request.model, self._engine
-        if not model.gathers or (
-            request.deadline_ns or model.detours or model.choosy or request.nbytes >= LARGE_BYTES
-            or model.closing or engine.stopping
-        ):  # fmt: skip
+        if not model.gathers or request.deadline_ns or request.nbytes >= LARGE_BYTES or engine.stopping:
             engine.submit(request)
             return
         request.start_ns = request.queue_ns = time.monotonic_ns()
@@ -73,6 +71,15 @@ class Arrivals:
             self._begin(self.admit)
         elif len(came) == MOST:
             self.admit()
+
+    def take_back(self, request: InferRequest) -> bool:
+        """Take a request back that is in no queue yet. Returns: False for any other."""
+        if request not in self._came:
+            return False
+        self._came.remove(request)
+        self._left(request.model, 1)
+        request.model.statistics.record_failure(CANCELED, request.start_ns, time.monotonic_ns())
+        return True
 
     def admit(self) -> None:
         """Put what has come in the queues."""

@@ -26,17 +26,21 @@ class Answering(Stream):
     Invariants: `begun` when the response's headers are out. Once `ended`, nothing is sent but what already waits.
     """
 
-    __slots__ = ("begun", "cancelled", "context", "deadline_ns", "ended", "metadata", "request", "waiter")
+    __slots__ = ("begun", "cancelled", "context", "deadline_ns", "ended", "request", "waiter")
 
     connection: GrpcConnection
     request: Request
-    metadata: Mapping[str, str]
     deadline_ns: int
     context: Any
     cancelled: Callable[[], None] | None
     ended: bool
     begun: bool
     waiter: asyncio.Future[None] | None
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """Give the request's header fields."""
+        return self.request.metadata
 
     def let_go(self) -> Callable[[], None] | None:
         """Mark the call as ended, and let go of all it has. Returns: what wanted to learn of it."""
@@ -63,7 +67,7 @@ class Answering(Stream):
             and not connection.notice
             and not self.begun
         ):
-            connection.out += (answers.begin_and_message(stream_id, length), message, answers.ok(stream_id))
+            connection.out += answers.whole(stream_id, message, length)
             connection.out_window -= size
             connection.answered += 1
             connection.sent_frames += 1

@@ -28,11 +28,13 @@ _BEGIN_WORD = len(_BEGIN_BLOCK) << 8 | HEADERS
 _OK_WORD = len(_OK_BLOCK) << 8 | HEADERS
 
 
-def begin_and_message(stream_id: int, size: int) -> bytes:
-    """Build what goes before the first message: HEADERS, DATA's head and the message's prefix."""
-    return _BEGIN.pack(
-        _BEGIN_WORD, END_HEADERS, stream_id, _BEGIN_BLOCK, (size + 5) << 8, 0, stream_id, 0, size
-    )  # fmt: skip
+def whole(stream_id: int, message: bytes, size: int) -> tuple[bytes, bytes, bytes]:
+    """Build the answer of a call that went well, of one message in one frame: HEADERS, DATA, the trailers of `ok`."""
+    return (
+        _BEGIN.pack(_BEGIN_WORD, END_HEADERS, stream_id, _BEGIN_BLOCK, (size + 5) << 8, 0, stream_id, 0, size),
+        message,
+        _ENDING.pack(_OK_WORD, END_HEADERS | END_STREAM, stream_id, _OK_BLOCK),
+    )
 
 
 def before_message(stream_id: int, size: int, flag: int) -> bytes:

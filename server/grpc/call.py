@@ -45,7 +45,6 @@ class GrpcCall(Answering):
         self.connection = connection
         self.stream_id = stream_id
         self.request = request
-        self.metadata = request.metadata
         self.credit = 0
         self.in_left = connection.limits.stream_window_bytes
         self.remote_ended = False

@@ -42,10 +42,13 @@ class Call(Protocol):
     service has ended it: reset, deadline, connection lost. Whatever is sent on a call that has ended is dropped.
     """
 
-    metadata: Mapping[str, str]
     deadline_ns: int
     context: Any
     cancelled: Callable[[], None] | None
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """Give the request's header fields."""
 
     @property
     def ended(self) -> bool:

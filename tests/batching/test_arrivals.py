@@ -127,6 +127,19 @@ async def test_one_that_is_taken_back_in_its_turn_is_not_run() -> None:
         assert model.inflight == 0
 
 
+async def test_one_that_would_be_refused_and_is_taken_back_before_is_told_nothing() -> None:
+    async with housed() as house:
+        model = await house.load(max_queue_bytes=100)
+        first, second, third = (house.come(model, 1, nbytes=60) for _ in range(3))
+
+        house.engine.cancel(third)
+        await house.sink.holds(3)
+
+        assert house.sink.requests[1:] == [second, first]
+        assert model.statistics.snapshot().failures[CANCELED] == 1
+        assert model.inflight == 0
+
+
 async def test_what_came_before_its_model_is_unloaded_is_served() -> None:
     async with housed() as house:
         model = await house.load()
@@ -141,17 +154,20 @@ async def test_what_came_before_its_model_is_unloaded_is_served() -> None:
 async def test_what_comes_when_its_model_is_closing_or_the_server_stops_is_refused() -> None:
     async with housed() as house:
         model = await house.load()
-        came = [house.come(model) for _ in range(2)]
-        model.closing = True
+        other = await house.load("other")
+        came = [house.come(model) for _ in range(2)] + [house.come(other) for _ in range(2)]
+        unloaded = asyncio.ensure_future(house.engine.unload("m", 1))
+        while not model.closing:  # noqa: ASYNC110
+            await asyncio.sleep(0)
         with pytest.raises(InferError, match="stopping"):
             house.come(model)
-        model.closing = False
         house.engine.stopping = True
         with pytest.raises(InferError, match="stopping"):
-            house.come(model)
+            house.come(other)
 
-        await house.sink.holds(3)
-        assert house.sink.requests[1:] == came
+        await unloaded
+        await house.sink.holds(6)
+        assert house.sink.requests[2:] == came
 
 
 async def test_what_came_before_the_server_is_told_to_stop_is_served() -> None:

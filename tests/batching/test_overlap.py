@@ -654,10 +654,12 @@ class TestLedger:
 
             assert house.finished.empty()
             assert house.model.scheduler.live == 0
+        # the second is the end of who comes after the device was lost so often that it is left alone for a while
+        lost = ("CUDA failure 700", "model 'm' lost its device: CUDA failure 700")
         for value, end in zip(values, told, strict=True):
             if value > 0:
-                assert end in (f"{value:g}", "CUDA failure 700")
+                assert end in (f"{value:g}", *lost)
             elif value == GUILTY:
-                assert end in ("a guilty row", "CUDA failure 700")
+                assert end in ("a guilty row", *lost)
             else:
-                assert end == "CUDA failure 700"
+                assert end in lost

@@ -33,7 +33,7 @@ IRIS = Path(__file__).parents[3] / "examples" / "iris"
 ROUNDS = range(int(os.environ.get("FAULT_ROUNDS", "1")))
 CLIENTS = 24
 PATIENCE_S = 180.0
-"""A machine that runs two such servers at once, and compiles beside them, takes a minute to start three processes anew."""
+"""A machine that runs two such servers at once, and compiles beside them, takes a minute to start three processes."""
 PAUSE_S = 0.05
 """Of a client that has been answered: without any, they take the cores from the processes that are to be started."""
 AWAY = "turned away"
