@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .caching.remembering import Remembering
     from .devices.device import Device
     from .ensembles.ensemble import Ensemble
-    from .request import Key
+    from .request import InferRequest, Key
     from .running.batch import Batch
     from .running.outside import Outside, OutsideInstance
     from .running.watchdog import Watchdog
@@ -54,13 +54,12 @@ class Model:
     `events` counts what is out of the ordinary, by name (metrics.md lists them). `device_ns` is what its runs have
     taken of each device other than a CPU, by the device's name; both under `lock`, and never less. `load_s` is how long
     it took from the first look at its file until it could be served. `timed`: requests that do not say how long they
-    may wait have a timeout all the same. `counted`: where the number of Instances was chosen by measurement, each
-    number tried and its rows/s.
+    may wait have a timeout all the same. `counted`: the numbers of Instances that were tried, each with its rows/s.
     `bound` is what its Bindings take and give; `forms` is how requests' tensors stand in a run, None for rows only.
     `detours`: its requests are looked at before they come to its queue (Engine.submit), and those that `cache` answers
     never do. `choosy`: more is decided about each of them than whether there is room, so that none comes to the queue
     together with others (arrivals.py). `looped`: the event loop ran its last Batch, and they may; `gathers`: and
-    somebody has come in this turn, so that those after him come together.
+    somebody has come in this turn, so that those after him come together, who are in `came` until then.
     An `ensemble` has neither Backends nor Instances, and nothing ever waits in its queue.
     `outsides` run the Batches of a model of user code, which is never `open`ed: it has no Bindings. Such a model is
     told the parameters of its requests.
@@ -82,13 +81,9 @@ class Model:
     """Called when `hindered` has changed, where the truth is in another process."""
 
     def __init__(
-        self,
-        spec: ModelSpec,
-        backends: Sequence[Backend],
-        finished: Callable[[Model, list[Batch]], None],
-        devices: dict[str, Device] | None = None,
-        reopen: Reopen | None = None,
-    ) -> None:
+        self, spec: ModelSpec, backends: Sequence[Backend], finished: Callable[[Model, list[Batch]], None],
+        devices: dict[str, Device] | None = None, reopen: Reopen | None = None,
+    ) -> None:  # fmt: skip
         self.spec = spec
         self.signature = _completed(spec)
         self.bound = spec.bound or self.signature
@@ -109,25 +104,26 @@ class Model:
         count = sum(group.count for group in spec.instances if not group.passive)
         # what has a limit is not run by the loop: nobody could be told, and nobody else served, until it is over
         self._on_threads = bool(spec.policy.run_limit_us) or needs_threads(spec, shared, backends)
-        executor = "thread" if self._on_threads else spec.policy.executor
+        fast = fast_ns("thread" if self._on_threads else spec.policy.executor, count)
         self.costs = CostModel(spec.policy.allowed_rows)
         sequences = sequences_of(spec, self.max_rows, count, backends)
-        self.scheduler = Scheduler(spec.policy, self.costs, fast_ns(executor, count), count, sequences, usable_bytes())
+        self.scheduler = Scheduler(spec.policy, self.costs, fast, count, sequences, usable_bytes())
         self.events: dict[str, int] = {}
         self.device_ns: dict[str, int] = {}
         self.hindered: set[Any] = set()
         self.inflight = self.holds = 0
-        self.leaving: set[asyncio.Task[None]] = set()
         self.load_s = 0.0
+        self.leaving: set[asyncio.Task[None]] = set()
         self.closing = self.dirty = self.looped = self.gathers = False
+        self.came: list[InferRequest] = []
         self.held = spec.policy.max_queue_delay_us > 0
         self.detours = self.passive or (self.forms is not None and self.forms.valued)
         self.timed = is_timed(spec.policy)
         self.choosy = sequences is not None or is_choosy(spec.policy)
         self.instances: list[ThreadInstance | OutsideInstance] = []
         self.loop_binding: Binding | None = None
-        self.counted: tuple[tuple[int, float], ...] = ()
         self.loop_lost: Binding | None = None
+        self.counted: tuple[tuple[int, float], ...] = ()
         self._place = partial(place, spec, backends, shared, reopen or backends.__getitem__)
         self.places: list[Placement] = []
         self._finished = finished

@@ -93,15 +93,15 @@ def scatter(model: Model, batch: Batch, filled: Filled, outputs: list[Any]) -> N
 
 
 def _cut(requests: list[InferRequest], wanted: tuple[int, ...], outputs: list[Any]) -> None:
-    start = 0
+    start, only = 0, outputs[0] if len(outputs) == 1 else None
     for request in requests:
         stop = start + request.rows
-        if request.wanted is wanted or request.wanted == wanted:
-            request.outputs = cut = []
-            for output in outputs:  # what a comprehension takes more, for one output, is as much as the slice itself
-                cut.append(output[start:stop])  # noqa: PERF401
-        else:
+        if request.wanted is not wanted and request.wanted != wanted:
             request.outputs = [outputs[wanted.index(position)][start:stop] for position in request.wanted]
+        elif only is not None:  # what a comprehension takes more is as much as the slice itself
+            request.outputs = [only[start:stop]]
+        else:
+            request.outputs = [output[start:stop] for output in outputs]
         start = stop
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -40,7 +39,7 @@ def is_choosy(policy: BatchPolicy) -> bool:
 
 
 class Arrivals:
-    """What has come in this turn. Threads: the event loop's.
+    """What has come in this turn, to each model `came`. Threads: the event loop's.
 
     `begin` has something done at the end of the turn, before models are looked at; `left` is told of who has left his
     model, as a request does here that its queue refuses after all.
@@ -52,7 +51,7 @@ class Arrivals:
         self._engine = engine
         self._begin = begin
         self._left = left
-        self._came: list[InferRequest] = []
+        self._models: list[Model] = []
 
     def add(self, request: InferRequest) -> None:
         """Accept a request; if its queue refuses it at the end of the turn, its sink is told.
@@ -65,42 +64,45 @@ class Arrivals:
             return
         request.start_ns = request.queue_ns = time.monotonic_ns()
         model.inflight += 1
-        came = self._came
+        came = model.came
         came.append(request)
         if len(came) == 1:
-            self._begin(self.admit)
+            if not self._models:
+                self._begin(self.admit)
+            self._models.append(model)
         elif len(came) == MOST:
-            self.admit()
+            self._admit(model)
 
     def take_back(self, request: InferRequest) -> bool:
         """Take a request back that is in no queue yet. Returns: False for any other."""
-        if request not in self._came:
+        model = request.model
+        if request not in model.came:
             return False
-        self._came.remove(request)
-        self._left(request.model, 1)
-        request.model.statistics.record_failure(CANCELED, request.start_ns, time.monotonic_ns())
+        model.came.remove(request)
+        self._left(model, 1)
+        model.statistics.record_failure(CANCELED, request.start_ns, time.monotonic_ns())
         return True
 
     def admit(self) -> None:
         """Put what has come in the queues."""
-        came, self._came = self._came, []
-        by_model: defaultdict[Model, list[InferRequest]] = defaultdict(list)
-        for request in came:
-            by_model[request.model].append(request)
-        for model, requests in by_model.items():
-            try:
-                together = add_together(model, requests, requests[0].queue_ns)
-            except Exception:  # each is told what has failed, or is taken in after all
-                logger.exception("model %s: requests could not be put in their queue together", model.name)
-                together = False
-            if not together:
-                self._submit(requests)
+        models, self._models = self._models, []
+        for model in models:
+            self._admit(model)
 
-    def _submit(self, requests: list[InferRequest]) -> None:
+    def _admit(self, model: Model) -> None:
+        requests, model.came = model.came, []
+        try:
+            together = not requests or add_together(model, requests, requests[0].queue_ns)
+        except Exception:  # each is told what has failed, or is taken in after all
+            logger.exception("model %s: requests could not be put in their queue together", model.name)
+            together = False
+        if not together:
+            self._submit(model, requests)
+
+    def _submit(self, model: Model, requests: list[InferRequest]) -> None:
         """Submit requests one by one, as a transport does that has each decoded when the one before is in."""
         engine = self._engine
         for request in requests:
-            model = request.model
             try:
                 if model.scheduler.full():
                     engine.make_room(model)

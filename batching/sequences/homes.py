@@ -126,6 +126,9 @@ def execute_at(
     `run` is `execute` or `execute_alone` of isolation.py, `failed` as there.
     A run that was stopped has closed the session that it ran on, and what that remembered is lost.
     """
+    sequences = model.scheduler.sequences
+    if sequences is None or not sequences.remembers:
+        return run(model, instance.binding, batch, *failed)
     here, refused = part(model, instance, batch)
     if here is None:
         return refused
