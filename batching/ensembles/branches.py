@@ -6,6 +6,7 @@ each Passage from step to step as it does any other.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -178,14 +179,22 @@ class Branches:
 class Spread:
     """Where the answers of a step go: on, one by one. `take` has each, with the Passage and the step it is of."""
 
-    def __init__(self, passage: Passage, step: Passed, take: Callable[[Passage, Passed, Told], Room | None]) -> None:
+    def __init__(
+        self, passage: Passage, request: InferRequest, take: Callable[[Passage, Passed, Told], Room | None]
+    ) -> None:
         self._passage = passage
-        self._step = step
+        self._request = request
         self._take = take
+        self._first = True
 
     def tell(self, told: Told) -> Room | None:
-        """Take an answer."""
-        return self._take(self._passage, self._step, told)
+        """Take an answer; the first is counted, as that of a request from outside is by whoever hands it out."""
+        request = self._request
+        if self._first:
+            self._first = False
+            if request.model.statistics.answers is not None:  # otherwise it counts with its batch
+                request.model.statistics.record_first_response(time.monotonic_ns() - request.start_ns)
+        return self._take(self._passage, request.step, told)
 
 
 def _tensors(step: Passed, told: Told) -> list[Any]:

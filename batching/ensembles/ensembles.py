@@ -186,7 +186,7 @@ class Ensembles:
         if passage.asks or step.asks:
             _hand_on(passage, step, request)
         if step.after is not None:
-            request.answers = Spread(passage, step, self._spread)
+            request.answers = Spread(passage, request, self._spread)
         if passage.opening:
             # it waits from now on, as whoever asks the step's model itself does
             request.start_ns = request.queue_ns = passage.parent.queue_ns

@@ -15,7 +15,7 @@ _NO_LIBRARIES = "there are no libraries to load: backends are part of Penstock"
 
 FOREIGN: Mapping[str, str] = MappingProxyType({
     "--model-namespacing": "a model's name must be unique among all repositories",
-    "--model-store": "deprecated in Triton: use --model-repository",
+    "--model-store": "the same as --model-repository, which is its name here",
     "--strict-model-config": "deprecated in Triton: use --disable-auto-complete-config",
     "--enable-peer-access": "every instance keeps to its own GPU, so none reads another's memory",
     "--http-thread-count": "HTTP is served on one event loop",

@@ -167,16 +167,20 @@ _LATENCY_EDGES = tuple(decimal(bound, 9) for bound in LATENCY_BOUNDS_NS)
 _ROWS_EDGES = tuple(str(bound) for bound in ROWS_BOUNDS)
 
 
-def labels_of(model: Model) -> str:
-    """Write the labels that every line about a model has."""
-    tags = "".join(f',_{name}="{label_value(value)}"' for name, value in model.spec.metric_tags)
-    return f'model="{label_value(model.name)}",version="{label_value(model.version)}"{tags}'
+def labels_of(model: Model, **more: str) -> str:
+    """Write the labels that every line about a model has, and `more`, by name: scripts compare lines with Triton's.
+
+    Source: prometheus-cpp, whose labels are a sorted map, as Triton's qa/L0_request_cancellation reads them.
+    """
+    tags = {f"_{name}": value for name, value in model.spec.metric_tags}
+    labels = tags | {"model": model.name, "version": model.version} | more
+    return ",".join(f'{name}="{label_value(value)}"' for name, value in sorted(labels.items()))
 
 
 def _add_state(lines: Mapping[str, list[str]], model: Model, labels: str, counted: StatisticsSnapshot) -> None:
     for reason, count in counted.failures.items():
         name = "nv_inference_request_failure"
-        lines[name].append(f'{name}{{{labels},reason="{reason}"}} {count}')
+        lines[name].append(f"{name}{{{labels_of(model, reason=reason)}}} {count}")
     for name, value in (
         ("nv_inference_pending_request_count", model.waiting_requests),
         ("nv_model_load_duration_secs", f"{model.load_s:.6f}"),

@@ -1,11 +1,12 @@
 """TraceConfig: what --trace-config says. Read with the settings, so that a mistake stops the start.
 
-Source: Triton server, docs/user_guide/trace.md (names, defaults and forms).
+Source: Triton server, docs/user_guide/trace.md (names, defaults and forms), command_line_parser.cc (what else is read).
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
@@ -16,6 +17,9 @@ OFF, TIMESTAMPS, TENSORS = "OFF", "TIMESTAMPS", "TENSORS"
 LEVELS = (TIMESTAMPS, TENSORS)
 UINT32_MAX, INT32_MAX = 2**32 - 1, 2**31 - 1
 
+# As they may be said, in any case; `min` and `max` are what the levels once were.
+_LEVELS_SAID = dict.fromkeys(("true", "on", "min", "max", "timestamps"), TIMESTAMPS)
+_LEVELS_SAID |= {"tensors": TENSORS, "off": OFF, "false": OFF}
 _FORM = "<setting>=<value> or <mode>,<setting>=<value>"
 _GLOBAL = ("level", "rate", "count", "mode")
 _OWN = {TRITON: ("file", "log-frequency"), OPENTELEMETRY: ("url", "resource")}
@@ -37,7 +41,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class TraceConfig:
-    """All that the flags say. Units: `schedule_delay_ms`."""
+    """All that the flags say. `url` is as it was said; `endpoint` is the address."""
 
     sampling: Sampling = Sampling()
     mode: str = TRITON
@@ -45,6 +49,11 @@ class TraceConfig:
     url: str = "http://localhost:4318/v1/traces"
     resource: tuple[tuple[str, str], ...] = ()
     batching: tuple[tuple[str, int], ...] = tuple(_BATCHING.items())
+
+    @property
+    def endpoint(self) -> str:
+        """The collector's URL; `localhost:4318/v1/traces`, as Triton writes it, is one over http."""
+        return self.url if "://" in self.url else f"http://{self.url}"
 
     def reason_against(self, sampling: Sampling) -> str:
         """Say why nothing could be traced as `sampling` says; "" if it can, or if it is off."""
@@ -67,7 +76,7 @@ def parse(entries: Iterable[str]) -> TraceConfig:
         mode, comma, rest = entry.partition(",")
         if comma and "=" not in mode:
             name, value = _pair(entry, rest)
-            said.own(mode, name, value)
+            said.own(mode.lower(), name, value)
         else:
             said.common(*_pair(entry, entry))
     config = said.config()
@@ -117,13 +126,14 @@ class _Said:
     def common(self, name: str, value: str) -> None:
         """Take a setting of every mode."""
         if name == "level":
-            if value not in (OFF, *LEVELS):
+            level = _LEVELS_SAID.get(value.lower())
+            if level is None:
                 raise ValueError(f"level: got '{value}', wanted one of {OFF}, {', '.join(LEVELS)}")
-            self.level.append(value)
+            self.level.append(level)
         elif name == "mode":
-            if value not in MODES:
+            if value.lower() not in MODES:
                 raise ValueError(f"mode: got '{value}', wanted one of {', '.join(MODES)}")
-            self.texts["mode"] = value
+            self.texts["mode"] = value.lower()
         elif name == "rate":
             self.numbers["rate"] = whole(name, value, 0, UINT32_MAX)
         elif name == "count":
@@ -136,7 +146,7 @@ class _Said:
         if mode not in MODES:
             raise ValueError(f"unknown mode '{mode}', known: {', '.join(MODES)}")
         if mode == OPENTELEMETRY and name in _BATCHING:
-            self.batching[name] = whole(name, value, 1, INT32_MAX)
+            self.batching[name] = _batching(name, name, value)
         elif name not in _OWN[mode]:
             raise ValueError(f"unknown setting '{name}' of mode {mode}, known: {', '.join(_OWN[mode])}")
         elif name == "log-frequency":
@@ -152,9 +162,7 @@ class _Said:
         if OFF in self.level and len(self.level) > 1:
             raise ValueError(f"level: {OFF} stands alone")
         level = tuple(name for name in LEVELS if name in self.level)
-        batching = _BATCHING | self.batching
-        if batching["bsp_max_export_batch_size"] > batching["bsp_max_queue_size"]:
-            raise ValueError("bsp_max_export_batch_size is greater than bsp_max_queue_size")
+        batching = _BATCHING | (_environment() if self.texts.get("mode") == OPENTELEMETRY else {}) | self.batching
         return TraceConfig(
             sampling=Sampling(level, **self.numbers),
             resource=tuple(self.resource.items()),
@@ -163,10 +171,20 @@ class _Said:
         )
 
 
+def _batching(name: str, said: str, text: str) -> int:
+    """Read a number about batches of spans; a delay may be 0."""
+    return whole(said, text, int(name != "bsp_schedule_delay"), INT32_MAX)
+
+
+def _environment() -> dict[str, int]:
+    """Read what OpenTelemetry's own names say of batches of spans."""
+    said = ((name, f"OTEL_{name.upper()}") for name in _BATCHING)
+    return {name: _batching(name, known, os.environ[known]) for name, known in said if os.environ.get(known)}
+
+
 def _url(text: str) -> str:
-    """Read a collector's URL; `localhost:4318/v1/traces`, as Triton writes it, is one over http."""
-    text = text if "://" in text else f"http://{text}"
-    parts = urlsplit(text)
+    """Check a collector's URL."""
+    parts = urlsplit(TraceConfig(url=text).endpoint)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise ValueError(f"url: got '{text}', wanted such as http://localhost:4318/v1/traces")
     if parts.username or parts.password:

@@ -57,10 +57,11 @@ class OtlpSpans:
         )
         self._provider.add_span_processor(
             BatchSpanProcessor(
-                exporter or OTLPSpanExporter(endpoint=config.url),
+                exporter or OTLPSpanExporter(endpoint=config.endpoint),
                 max_queue_size=settings["bsp_max_queue_size"],
-                schedule_delay_millis=settings["bsp_schedule_delay"],
-                max_export_batch_size=settings["bsp_max_export_batch_size"],
+                # the SDK takes no delay of 0, and no batches larger than the queue, as Triton does
+                schedule_delay_millis=max(1, settings["bsp_schedule_delay"]),
+                max_export_batch_size=min(settings["bsp_max_export_batch_size"], settings["bsp_max_queue_size"]),
             )
         )
         self._tracer = self._provider.get_tracer("penstock")

@@ -238,7 +238,7 @@ def _tensor(
     if found is not None:
         return found
     if "data" not in entry:
-        raise invalid(f"must specify 'data' field in request input: '{spec.name}'")
+        raise _not_one(entry)
     return from_json(spec, shape, math.prod(shape), entry["data"]), position
 
 
@@ -257,7 +257,7 @@ def _not_json(
     if type(size) is not int or size < 0:
         raise invalid(f"Unable to parse 'binary_data_size': {NOT_UNSIGNED}")
     if "data" in entry:
-        raise invalid(f"must not specify both 'data' and 'binary_data_size' for input '{spec.name}'")
+        raise _not_one(entry)
     end = position + size
     if end > len(body):
         text = f"unexpected size for input '{spec.name}', expecting {end - len(body)} additional bytes"
@@ -272,13 +272,20 @@ def _in_regions(entries: list[dict[str, Any]]) -> Iterator[str]:
 
 def _shared(model: Model, spec: TensorSpec, entry: dict[str, Any], regions: Regions | None) -> Array:
     shape, items = entry["shape"], entry["parameters"]
-    others = [f"'{key}'" for key, there in (("data", entry), ("binary_data_size", items)) if key in there]
-    if others:
-        raise invalid(
-            "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
-            f"'shared_memory_region' in 'parameters'. But set {' '.join(others)} 'shared_memory_region'"
-        )
+    if "data" in entry or "binary_data_size" in items:
+        raise _not_one(entry)
     return shared_input(model, spec, shape, items, regions)
+
+
+def _not_one(entry: dict[str, Any]) -> InferError:
+    """Refuse an input whose values are nowhere, or in several places. Source: Triton, ValidateInputContentType."""
+    parameters = entry.get("parameters") or {}
+    places = (("data", entry), ("binary_data_size", parameters), ("shared_memory_region", parameters))
+    found = "".join(f" '{key}'" for key, there in places if key in there)
+    return invalid(
+        "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
+        f"'shared_memory_region' in 'parameters'. But {f'set{found}' if found else 'no field is set'}"
+    )
 
 
 def wrong_datatype(model: Model, spec: TensorSpec, datatype: Any) -> InferError:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from penstock.backends.errors import Code, InferError
+from penstock.batching.answers import AnswerStatistics
 from penstock.batching.ensembles import branches
 from penstock.batching.request import InferRequest, Key
 from penstock.batching.running.batch import Batch
@@ -207,6 +208,20 @@ async def test_each_answer_goes_on_alone_and_before_the_step_ends() -> None:
 
         assert await client.task == [11, 21, 31]
         assert kept.engine.model("spread").statistics.snapshot().success.count == 1
+
+
+async def test_the_first_answer_of_each_request_is_counted_at_the_step_s_model() -> None:
+    async with served(SPREAD) as (kept, many):
+        counted = kept.engine.model("many").statistics
+        counted.answers = AnswerStatistics()  # as whoever hands out the answers of its own requests has it
+        clients = [Client(kept, "spread", 1) for _ in range(2)]
+        for asked in await many.holds(2):
+            many.tell(asked, 10, 20)
+            many.end(asked)
+        for client in clients:
+            await client.task
+
+    assert sum(counted.snapshot().first_response_histogram.counts) == 2
 
 
 async def test_a_request_may_have_no_answer() -> None:

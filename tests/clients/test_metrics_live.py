@@ -99,7 +99,7 @@ def test_every_nv_name_of_a_model_is_there_with_tritons_labels(live: Live) -> No
     ):  # fmt: skip
         assert (name, labels) in page
     for reason in ("REJECTED", "CANCELED", "BACKEND", "OTHER"):
-        assert ("nv_inference_request_failure", f'{labels},reason="{reason}"') in page
+        assert ("nv_inference_request_failure", f'model="free",reason="{reason}",version="1"') in page
 
 
 def test_requests_and_rows_are_counted(live: Live) -> None:

@@ -479,7 +479,7 @@ class TestDocuments:
             ({"data": [1, 2, 3, None]}, "takes FP32 values"),
             ({"data": ["x" * 100_000, *[""] * 50_000]}, "takes FP32 values"),
             ({"data": {"0": 1}}, "attempt to access JSON non-array as array"),
-            ({"parameters": {"binary_data_size": 16}}, "must not specify both"),
+            ({"parameters": {"binary_data_size": 16}}, "must set only one of"),
             ({"parameters": {"binary_data_size": -1}, "data": None}, "non-unsigned-integer"),
             ({"parameters": {"binary_data_size": 2**63 - 1}, "data": None}, "additional bytes"),
         ],

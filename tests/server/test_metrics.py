@@ -97,7 +97,7 @@ def test_failures_have_a_line_for_each_reason_from_the_start() -> None:
     model = fake_model("iris")
     model.statistics.record_failure(REJECTED, 0, 1)
 
-    labels = '{{model="iris",version="1",reason="{}"}}'
+    labels = '{{model="iris",reason="{}",version="1"}}'
 
     assert _values(_page(model), "nv_inference_request_failure") == {
         labels.format("REJECTED"): "1",
@@ -365,14 +365,14 @@ def test_an_error_is_read_as_far_as_it_is_a_number_and_never_less_than_the_least
     assert config.quantiles == (("0.1", 0.0001), ("0.7", 0.01), ("0.75", 0.0001), ("0.9", 0.01))
 
 
-def test_a_model_s_tags_are_labels_after_its_name_and_version() -> None:
+def test_a_model_s_tags_are_labels_and_all_stand_by_name_as_triton_s_do() -> None:
     model = fake_model("iris")
     model.spec = replace(model.spec, metric_tags=(("team", 'a"b'), ("tier", "1")))
     page = _page(model)
-    labels = 'model="iris",version="1",_team="a\\"b",_tier="1"'
+    before, after = '_team="a\\"b",_tier="1",model="iris"', 'version="1"'
 
-    assert f"\nnv_inference_count{{{labels}}} 0\n" in page
-    assert f'\nnv_inference_request_failure{{{labels},reason="OTHER"}} 0\n' in page
+    assert f"\nnv_inference_count{{{before},{after}}} 0\n" in page
+    assert f'\nnv_inference_request_failure{{{before},reason="OTHER",{after}}} 0\n' in page
 
 
 def test_how_long_a_model_took_to_load_is_shown() -> None:

@@ -130,9 +130,29 @@ def test_a_whole_number_in_the_file_is_good_for_seconds(tmp_path: Path) -> None:
     assert resolve({"config": write(tmp_path, "exit_timeout_secs = 5")}, {}).exit_timeout_secs == 5.0
 
 
-@pytest.mark.parametrize(("word", "value"), [("true", True), ("1", True), ("False", False), ("0", False)])
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [("true", True), ("1", True), ("On", True), ("False", False), ("0", False), ("off", False)],
+)
 def test_booleans_are_given_as_triton_takes_them(word: str, value: bool) -> None:
     assert resolve({"strict_readiness": word}, {}).strict_readiness is value
+
+
+@pytest.mark.parametrize(("word", "level"), [("True", 1), ("false", 0), ("2", 2)])
+def test_the_level_of_the_log_may_be_a_boolean_as_triton_takes_it(word: str, level: int) -> None:
+    assert resolve({"log_verbose": word}, {}).log_verbose == level
+
+
+@pytest.mark.parametrize(
+    ("name", "word", "value"),
+    [
+        ("model_control_mode", "EXPLICIT", "explicit"), ("rate_limit", "Execution_Count", "execution_count"),
+        ("grpc_infer_response_compression_level", "HIGH", "high"), ("log_format", "iso8601", "ISO8601"),
+    ],
+)  # fmt: skip
+def test_a_choice_is_read_in_any_case_and_kept_as_it_is_known(name: str, word: str, value: str) -> None:
+    assert getattr(resolve({name: word}, {}), name) == value
+    assert getattr(resolve({}, {f"PENSTOCK_{name.upper()}": word}), name) == value
 
 
 @given(st.sampled_from(list(known_settings())), st.text(max_size=20) | st.floats().map(str) | st.integers().map(str))

@@ -141,6 +141,11 @@ def collector() -> Iterator[tuple[str, Queue[Any]]]:
         thread.join()
 
 
+@pytest.mark.parametrize("rule", ["bsp_schedule_delay=0", "bsp_max_queue_size=1", "bsp_max_export_batch_size=1"])
+def test_the_least_that_may_be_said_of_batches_serves(rule: str) -> None:
+    assert "InferRequest" in {span.name for span in spans_of(BASE, f"opentelemetry,{rule}")}
+
+
 def test_spans_reach_a_collector_over_http() -> None:
     with collector() as (url, got):
         sink = OtlpSpans(parse(["mode=opentelemetry", f"opentelemetry,url={url}"]))

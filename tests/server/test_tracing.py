@@ -125,7 +125,35 @@ def test_opentelemetry_has_settings_of_its_own() -> None:
 
 
 def test_a_collector_s_address_is_over_http_where_it_does_not_say() -> None:
-    assert parse(["opentelemetry,url=collector:4318/v1/traces"]).url == "http://collector:4318/v1/traces"
+    config = parse(["opentelemetry,url=collector:4318/v1/traces"])
+
+    assert (config.url, config.endpoint) == ("collector:4318/v1/traces", "http://collector:4318/v1/traces")
+
+
+@pytest.mark.parametrize(
+    ("said", "level"),
+    [
+        ("timestamps", ("TIMESTAMPS",)), ("Tensors", ("TENSORS",)), ("MIN", ("TIMESTAMPS",)), ("max", ("TIMESTAMPS",)),
+        ("on", ("TIMESTAMPS",)), ("true", ("TIMESTAMPS",)), ("off", ()), ("false", ()),
+    ],
+)  # fmt: skip
+def test_levels_and_modes_may_be_said_as_to_triton(said: str, level: tuple[str, ...]) -> None:
+    config = parse([f"level={said}", "mode=TRITON", "Triton,file=x", "rate=1"])
+
+    assert (config.sampling.level, config.mode, config.file) == (level, "triton", "x")
+
+
+def test_what_opentelemetry_s_own_names_say_of_batches_gives_way_to_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "x")
+
+    assert parse([]) == TraceConfig()  # they are of no account in the other mode
+    with pytest.raises(ValueError, match="OTEL_BSP_MAX_QUEUE_SIZE: got 'x'"):
+        parse(["mode=opentelemetry"])
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "8")
+    assert dict(parse(["mode=opentelemetry", "opentelemetry,bsp_max_queue_size=7"]).batching) == {
+        "bsp_max_queue_size": 7, "bsp_schedule_delay": 100, "bsp_max_export_batch_size": 512,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -135,7 +163,7 @@ def test_a_collector_s_address_is_over_http_where_it_does_not_say() -> None:
         ["level=OFF", "level=TIMESTAMPS"], ["mode=file"], ["jaeger,url=http://x"], ["triton,url=http://x"],
         ["triton,file"], ["opentelemetry,url=ftp://collector"], ["opentelemetry,url=http://me:secret@collector/"],
         ["opentelemetry,resource=name"], ["opentelemetry,bsp_max_queue_size=0"],
-        ["opentelemetry,bsp_max_queue_size=8"], ["level=TIMESTAMPS"], ["level=TIMESTAMPS", "triton,file=x", "rate=0"],
+        ["level=TIMESTAMPS"], ["level=TIMESTAMPS", "triton,file=x", "rate=0"],
         ["mode=opentelemetry", "level=TENSORS"],
     ],
 )  # fmt: skip

@@ -52,9 +52,9 @@ def test_the_energy_of_a_model_is_on_the_page_and_stays_when_it_is_unloaded(
         return pages
 
     before, after, unloaded = asyncio.run(main())
-    labels = f'model="iris",version="3",_team="a",gpu_uuid="{H200}"'
+    labels = f'_team="a",model="iris",version="3",gpu_uuid="{H200}"'
     assert "penstock_energy_joules_total" not in before
-    assert 'penstock_device_seconds_total{model="iris",version="3",_team="a",device="cuda:1"} 1000000\n' in after
+    assert 'penstock_device_seconds_total{_team="a",model="iris",version="3",device="cuda:1"} 1000000\n' in after
     for text in (after, unloaded):
         assert f"\npenstock_energy_joules_total{{{labels}}} 2.5\n" in text
         assert f'\nnv_energy_consumption{{gpu_uuid="{H200}"}} 2.5\n' in text

@@ -89,6 +89,10 @@ OVERFLOW = (
     "shape [4294967296,4294967296] of input 'x' causes total element count to exceed maximum size of "
     "9223372036854775807"
 )
+ONLY_ONE = (
+    "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
+    "'shared_memory_region' in 'parameters'. But "
+)
 RESERVED = "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
 WRONG_KIND = "parameter 'x' has invalid type. It should be either 'int', 'bool', 'string' or 'double'."
 
@@ -431,9 +435,8 @@ class TestTexts:
             (one(name="a\0b"), "unexpected inference input 'a\0b' for model 'm'"),
             ({"inputs": [entry(data=[1, 2, 3, 4])] * 2}, "input 'x' already exists in request"),
             (one(datatype="FP64"), "inference input 'x' data-type is 'FP64', but model 'm' expects 'FP32'"),
-            (one(data=None), "must specify 'data' field in request input: 'x'"),
-            (one(parameters={"binary_data_size": 16}),
-             "must not specify both 'data' and 'binary_data_size' for input 'x'"),
+            (one(data=None), ONLY_ONE + "no field is set"),
+            (one(parameters={"binary_data_size": 16}), ONLY_ONE + "set 'data' 'binary_data_size'"),
             (one(data=None, parameters={"binary_data_size": 16}),
              "unexpected size for input 'x', expecting 16 additional bytes for model 'm'"),
             (one(shape=[1] * 33), "unexpected shape for input 'x' for model 'm': 33 dims"),
