@@ -33,8 +33,9 @@ from .tracing.config import parse as parse_tracing
 from .v2.forwarding import Forwarding
 
 CONFIG_NAME = PREFIX + "CONFIG"
-TRUE_WORDS = ("true", "1")
-FALSE_WORDS = ("false", "0")
+# in any case, as Triton has them
+TRUE_WORDS = ("true", "on", "1")
+FALSE_WORDS = ("false", "off", "0")
 
 # What Kubernetes injects into every pod for a Service called "penstock" or "penstock-...". Not meant for us.
 _SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$")
@@ -270,6 +271,9 @@ def _parsed(known: Setting, text: str | Sequence[str], where: str) -> Any:
             value = {**dict.fromkeys(TRUE_WORDS, True), **dict.fromkeys(FALSE_WORDS, False)}[word.lower()]
         elif isinstance(known.default, (int, float)):
             value = type(known.default)(word)
+        elif known.choices:
+            # Triton takes its own in any case
+            value = {choice.lower(): choice for choice in known.choices}.get(word.lower(), word)
     except (KeyError, ValueError):
         raise _refused(known, text, where) from None
     return _checked(known, value, where)
@@ -314,8 +318,9 @@ Made from `server/settings.py` by `python -m penstock.server.settings > docs/set
 A setting is taken from the first of: its flag, its environment name, the settings file, what a cloud says
 ([clouds](clouds.md)), its default. The file is TOML, named by `--config FILE` or `PENSTOCK_CONFIG`; its keys are the
 flags' names with underscores (`http_port = 8000`), and paths in it are relative to it. A name that is not on this page
-is an error. Booleans are `true`, `false`, `1` or `0`; a boolean flag alone means true. In the environment several paths
-are separated by `:`, or by line ends if one of them is a URL, and several rules by line ends.
+is an error. Booleans are `true`, `on` or `1`, `false`, `off` or `0`; a boolean flag alone means true. Words like these and those of a
+choice are taken in any case, but for the file. In the environment several paths are separated by `:`, or by line ends if
+one of them is a URL, and several rules by line ends.
 
 On SIGTERM or SIGINT the server stops being ready, turns away who connects after `--drain-delay-secs`, finishes what it
 has accepted and exits with 0. A second signal, 0.3 s later or more, ends it at once with 1. See
