@@ -318,9 +318,9 @@ Made from `server/settings.py` by `python -m penstock.server.settings > docs/set
 A setting is taken from the first of: its flag, its environment name, the settings file, what a cloud says
 ([clouds](clouds.md)), its default. The file is TOML, named by `--config FILE` or `PENSTOCK_CONFIG`; its keys are the
 flags' names with underscores (`http_port = 8000`), and paths in it are relative to it. A name that is not on this page
-is an error. Booleans are `true`, `on` or `1`, `false`, `off` or `0`; a boolean flag alone means true. Words like these and those of a
-choice are taken in any case, but for the file. In the environment several paths are separated by `:`, or by line ends if
-one of them is a URL, and several rules by line ends.
+is an error. Booleans are `true`, `on` or `1`, `false`, `off` or `0`; a boolean flag alone means true. Words
+like these and those of a choice are taken in any case, but for the file. In the environment several paths are separated
+by `:`, or by line ends if one of them is a URL, and several rules by line ends.
 
 On SIGTERM or SIGINT the server stops being ready, turns away who connects after `--drain-delay-secs`, finishes what it
 has accepted and exits with 0. A second signal, 0.3 s later or more, ends it at once with 1. See

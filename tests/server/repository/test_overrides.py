@@ -114,8 +114,10 @@ class TestConfig:
 
     @pytest.mark.parametrize(
         "text",
-        ["", "nonsense", "{'a", '{a: "', "{a: 1,}", "[]", "1", "null", '{"nonsense": 1}', '{"max_batch_size": "x"}', '{"input": 1}', "[" * 9000,
-         '{"max_batch_size": 99999999999}', '{"input": [{"data_type": "TYPE_NONE"}]}', '{"a":' * 9000],
+        ["", "nonsense", "{'a", '{a: "', "{max_batch_size: 1,}", "[]", "1", "null", '{"nonsense": 1}',
+         '{"max_batch_size": "x"}', '{"input": 1}', "[" * 9000, '{"max_batch_size": 99999999999}',
+         '{"input": [{"data_type": "TYPE_NONE"}]}',
+         '{"a":' * 9000],
     )  # fmt: skip
     def test_what_is_no_configuration_is_told(self, text: str) -> None:
         code, said = refusal(overrides.read_config, "m", text)
