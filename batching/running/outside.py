@@ -265,9 +265,14 @@ class OutsideInstance:
             self._end_turn(more=False)
             self._loop.call_soon(self._look)
             return
+        self._begin(here)
+
+    def _begin(self, batch: Batch) -> None:
         self._busy = True
-        self.owed += len(here.requests)
-        self.outside.begin(here)
+        self.owed += len(batch.requests)
+        if self._limiter is not None:
+            self._limiter.begin(self._claim, 0)
+        self.outside.begin(batch)
 
     def _pass_on(self) -> None:
         """Have another look for the Batch that this one keeps and does not run; if none can, the next that can does."""

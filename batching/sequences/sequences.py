@@ -43,7 +43,8 @@ class Sequences:
     Of each sequence one request at a time is in a Lane or in a Batch; the others wait here, in order. Pure: it is told
     the time, and its caller holds the model's lock. `backlog_requests` and `backlog_bytes` are what waits of sequences
     that have no place yet. `remembers`: what a model remembers is in its Instances (homes.py). Each runs the sequences
-    that have their places there, and no others; the last part of such a request's Key is that Instance's seat.
+    that have their places there, and no others; the last part of such a request's Key is that Instance's seat. The
+    model may know them by their ids: of one id one has a place (`_standing`), in Triton those that follow it too.
     `vacated`: what to call when at a seat the last sequence is over, and none can begin. `identities`: of a model whose
     sequences are requests that run again (iterations.py); such a sequence ends with its request.
     """
@@ -57,6 +58,7 @@ class Sequences:
         self._shapes = {state.output: state.begin for state in spec.states if -1 in state.shape}
         instances = max(instances, 1)
         self.remembers = remembers
+        self._standing: set[int | str] = set()
         self.vacated: dict[int, Callable[[], object]] = {}
         self._rows = [Rows() for _ in range(instances)] if spec.direct else None
         self._alike = not self._shapes and (self._rows is None or instances == 1)
@@ -98,7 +100,7 @@ class Sequences:
         if not said.start:
             text = f"inference request for sequence {said.id} {to} must specify the START flag on the first request of"
             raise _invalid(f"{text} the sequence")
-        return not self._places.free
+        return not self._places.free or said.id in self._standing
 
     def admit(self, request: InferRequest, now_ns: int) -> list[InferRequest]:
         """Take in a request that `check` has passed. Returns: what may go to its Lane now."""
@@ -264,14 +266,16 @@ class Sequences:
 
     def _place(self, one: UnderWay) -> bool:
         """Give a sequence the lowest row that is free on any Instance. Returns: whether there is one."""
-        place = self._places.take()
+        place = None if one.id in self._standing else self._places.take()
         if place is not None:
             one.row, one.instance = place
+            self._standing.update((one.id,) if self.remembers else ())
         return place is not None
 
     def _release(self, one: UnderWay, now_ns: int) -> list[InferRequest]:
         """Free the place of a sequence that is over, and give it to the one that has waited longest."""
         self._all.remove(one)
+        self._standing.discard(one.id)
         if self._rows is not None:
             self._rows[one.instance].heads.pop(one, None)
         if not self._places.give_back(one.row, one.instance) and not self.stand_at(one.instance):
@@ -296,11 +300,9 @@ class Sequences:
         return any(one.instance == seat and one.row >= 0 for one in self._all)
 
     def _fill(self, now_ns: int) -> list[InferRequest]:
-        """Give a place to the sequence that has waited longest for one. Returns: what may go to its Lane now."""
-        if not self._backlog:
-            return []
-        following = next(iter(self._backlog))
-        if not self._place(following):
+        """Give a place to the one that has waited longest, and may have it. Returns: what may go to its Lane now."""
+        following = next((each for each in self._backlog if each.id not in self._standing), None)
+        if following is None or not self._place(following):
             return []
         del self._backlog[following]
         self.backlog_requests -= len(following.waiting)

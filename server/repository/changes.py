@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from .names import is_single
 from .scan import CONFIG_FILE, Entry
@@ -36,11 +37,17 @@ def only_instances(old: Entry, new: Entry) -> bool:
     How many Instances there are must be said: where it is measured, so are the threads that go with it.
     """
     counted = all(group.count for each in (old, new) for spec in each.specs for group in spec.instances)
-    configs = [type(each.config).FromString(each.config.SerializeToString()) for each in (old, new) if each.config]
-    for config in configs:
-        config.ClearField("instance_group")
     specs = [[replace(spec, instances=(), declared="") for spec in each.specs] for each in (old, new)]
-    return counted and len(configs) == 2 and configs[0] == configs[1] and specs[0] == specs[1]
+    said = old.config is not None and new.config is not None
+    return counted and said and with_groups(old.config, ()) == with_groups(new.config, ()) and specs[0] == specs[1]
+
+
+def with_groups(config: Any, groups: Iterable[Any]) -> Any:
+    """Copy a ModelConfig with other instance groups."""
+    copied = type(config).FromString(config.SerializeToString())
+    copied.ClearField("instance_group")
+    copied.instance_group.extend(groups)
+    return copied
 
 
 def fingerprint(places: Iterable[Path]) -> bytes:

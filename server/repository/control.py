@@ -203,6 +203,7 @@ class ModelControl:
         if files:
             entry, print_ = await self._brought(name, said, files), b""
         else:
+            said = self._repository.declared(said, self._transitions.serving(name))
             entry, print_ = await asyncio.to_thread(self._repository.read, name, said)
         if entry is None:
             raise LoadFailedError(name, {}, unread=True)
@@ -304,8 +305,7 @@ class ModelControl:
             record = self._repository.records.get(name)
             if record is None:
                 return
-            record.fingerprint = b""
-            needs = record.needs
+            needs, record.fingerprint = record.needs, b""
             record.asked, record.ensemble = False, None
             gone = self._transitions.take_down(record)
         await self._dependents.revise(name)

@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.batching.model import Model
 
-from .changes import fingerprint
+from .changes import fingerprint, with_groups
 from .completed import completed, to_json
 from .findings import TWICE, Finding
 from .names import is_single
@@ -146,6 +146,17 @@ class Repository:
             # that of a model of user code, which may have completed it
             declared = message_of(model.spec.declared)
         return completed(declared, model.spec, model.platform)
+
+    def declared(self, said: Any, serving: Iterable[Model]) -> Any:
+        """Give `said`, or what was declared, with the groups of `said`, where these alone are not what is reported.
+
+        Who changes the groups by a load sends back what was reported, which is completed, as Triton's own tests do.
+        """
+        for model in serving if said is not None else ():
+            record = self.records[model.name]
+            if record.config is not None and with_groups(self.config(model), ()) == with_groups(said, ()):
+                return with_groups(record.config, said.instance_group)
+        return said
 
     def config_json(self, model: Model) -> Mapping[str, Any]:
         """Give the same as `GET /v2/models/{name}/config` answers it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -185,9 +185,13 @@ class Transitions:
         self._serving.pop(record.name, None)
         return self.own(self._leave(record, leaving, self._engine.publish(record.name, ()), folder, reason))
 
+    def serving(self, name: str) -> Sequence[Model]:
+        """Give the versions of a model that serve."""
+        return self._serving.get(name, ())
+
     def misfit(self, record: Record) -> str:
         """Say why an ensemble cannot go on with the models that serve now; "" if it can, or is none."""
-        for model in self._serving.get(record.name, ()):
+        for model in self.serving(record.name):
             try:
                 if model.ensemble is not None:
                     model.ensemble.check()

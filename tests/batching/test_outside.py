@@ -498,6 +498,18 @@ def test_instances_that_share_a_resource_run_one_after_another() -> None:
     assert all(each.begun for each in outsides)
 
 
+def test_of_two_that_share_a_resource_one_of_priority_2_runs_half_as_often() -> None:
+    outsides = [Elsewhere(lambda: "answer") for _ in range(2)]
+    groups = tuple(InstanceGroup(1, resources=(Resource("r", 1),), rate_priority=priority) for priority in (1, 2))
+
+    async def scene(engine: Engine, model: Model) -> None:
+        await asyncio.gather(*(engine.infer(model, x(number)) for number in range(30)))
+
+    run(outsides, scene, instances=groups, policy=BatchPolicy(max_batch_rows=1, cap_rows=1))
+
+    assert [len(each.begun) for each in outsides] == [20, 10]
+
+
 def test_an_executor_is_given_no_more_than_it_says() -> None:
     class Brief(Elsewhere):
         def most_ns(self, key: Key) -> int:

@@ -337,6 +337,27 @@ class TestBacklog:
 
         assert [run(scheduler) for _ in range(5)] == [[1], [1], [2], [2], [2]]
 
+    @pytest.mark.parametrize("direct", [True, False])
+    @pytest.mark.parametrize(
+        ("remembers", "runs"), [(True, [[1, 2], [1, 2], [1], [1]]), (False, [[1, 1, 1, 2], [1, 2]])]
+    )
+    def test_where_a_model_knows_them_by_their_id_one_waits_for_the_end_of_another_of_its_id(
+        self, direct: bool, remembers: bool, runs: list[list[int]]
+    ) -> None:
+        sequences = Sequences("m", SequenceSpec(direct=direct), 4, 1, remembers=remembers)
+        scheduler = Scheduler(BatchPolicy(max_batch_rows=4), CostModel(), 0, 1, sequences)
+        first = add(scheduler, 1, "s")
+        batch = take(scheduler)
+        for flags in ("e", "s", "e", "se"):
+            add(scheduler, 1, flags)
+        add(scheduler, 2, "s")
+        add(scheduler, 2, "e")
+        assert batch.requests == [first]
+        scheduler.finished(batch, 1)
+
+        assert [sorted(run(scheduler)) for _ in runs] == runs
+        assert (scheduler.live, len(sequences)) == (0, 0)
+
 
 @pytest.mark.parametrize("direct", [True, False])
 def test_requests_that_were_held_for_a_test_run_as_in_tritons(direct: bool) -> None:

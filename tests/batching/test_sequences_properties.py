@@ -47,17 +47,19 @@ class SequencesMachine(RuleBasedStateMachine):
         candidates=st.integers(0, 3),
         hold=st.sampled_from(((0, 0.0), (0, 0.0), (1, 0.5), (1, 1.0))),
         queue=st.integers(3, 20),
+        remembers=st.booleans(),
     )
     def start(
-        self, direct: bool, rows: int, instances: int, candidates: int, hold: tuple[int, float], queue: int
-    ) -> None:
+        self, direct: bool, rows: int, instances: int, candidates: int, hold: tuple[int, float], queue: int,
+        remembers: bool,
+    ) -> None:  # fmt: skip
         self.direct, self.rows, self.instances, self.queue = direct, rows, instances, queue
         self.hold_ns = hold[0] * 1000 if direct else 0
         self.slots = (rows if direct else candidates or rows) * instances
         spec = SequenceSpec(direct, IDLE_US, max_delay_us=hold[0], min_utilization=hold[1], max_candidates=candidates)
         policy = BatchPolicy(max_batch_rows=rows, max_queue_rows=queue)
         self.seats = frozenset(range(instances))
-        self.sequences = Sequences("m", spec, rows, instances)
+        self.sequences = Sequences("m", spec, rows, instances, remembers=remembers)
         self.scheduler = Scheduler(policy, CostModel(), 0, instances, self.sequences)
         self.now_ns = 1
         self.told: list[Told] = []
@@ -237,6 +239,13 @@ class SequencesMachine(RuleBasedStateMachine):
         assert len({(each.row, each.instance) for each in placed}) == len(placed)
         here = [each for each in self.sequences._all if each.row >= 0 and each.instance in self.seats]
         assert len(here) <= self.slots
+        if self.sequences.remembers:
+            # of one id only one has a place, and others pass whoever waits for that
+            ids = [each.id for each in self.sequences._all if each.row >= 0]
+            assert len(set(ids)) == len(ids)
+            able = [one for one in self.told if self._real(one) < 0 and one.id not in ids]
+            assert not able or len(here) == self.slots
+            return
         waits = [self._real(one) < 0 for one in self.told]
         assert waits == sorted(waits)
         if True in waits:

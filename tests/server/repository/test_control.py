@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -453,6 +454,22 @@ class TestOtherInstances:
 
             assert len(it.engine.opened) == 1
             assert it.engine.changed == [("committed", 2), ("committed", 1)]
+
+    @pytest.mark.parametrize("more", ["", "max_batch_size: 4 dynamic_batching { }"])
+    async def test_what_is_reported_with_other_groups_is_what_was_declared_with_them(
+        self, tmp_path: Path, more: str
+    ) -> None:
+        make(tmp_path, "a/1/model.onnx", a=of(1, more))
+        async with house(tmp_path) as it:
+            it.engine.changes = True
+            await it.control.load("a")
+            reported = dict(it.repository.config_json(it.engine.served["a"][0]))
+            reported["instance_group"][0]["count"] = 2
+            await it.control.load("a", json.dumps(reported))
+            assert (len(it.engine.opened), it.engine.changed) == (1, [("committed", 2)])
+
+            await it.control.load("a", json.dumps(reported | {"metric_tags": {"a": "b"}}))
+            assert len(it.engine.opened) == 2
 
     @pytest.mark.parametrize(
         ("file", "text"),

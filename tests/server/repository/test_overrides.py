@@ -105,10 +105,19 @@ class TestConfig:
                     "dynamic_batching": {"preferred_batch_size": [8]}, "parameters": {"a": {"string_value": "1"}}}"""
         assert overrides.read_config("m", alone) == overrides.read_config("m", listed)
 
+    def test_names_without_quotes_and_single_quotes_are_taken_as_triton_takes_them(self) -> None:
+        loose = r"""{backend: 'python', "sequence_batching" : { "iterative_sequence" : true, direct: {} },
+                   'parameters': {'a "b"': {string_value: 'it\'s: "x"'}, "null:": {"string_value": "a: 'b'"}}}"""
+        strict = r"""{"backend": "python", "sequence_batching": {"iterative_sequence": true, "direct": {}},
+                    "parameters": {"a \"b\"": {"string_value": "it's: \"x\""}, "null:": {"string_value": "a: 'b'"}}}"""
+        assert overrides.read_config("m", loose) == overrides.read_config("m", strict)
+
     @pytest.mark.parametrize(
         "text",
-        ["", "nonsense", "[]", "1", "null", '{"nonsense": 1}', '{"max_batch_size": "x"}', '{"input": 1}', "[" * 9000,
-         '{"max_batch_size": 99999999999}', '{"input": [{"data_type": "TYPE_NONE"}]}', '{"a":' * 9000],
+        ["", "nonsense", "{'a", '{a: "', "{max_batch_size: 1,}", "[]", "1", "null", '{"nonsense": 1}',
+         '{"max_batch_size": "x"}', '{"input": 1}', "[" * 9000, '{"max_batch_size": 99999999999}',
+         '{"input": [{"data_type": "TYPE_NONE"}]}',
+         '{"a":' * 9000],
     )  # fmt: skip
     def test_what_is_no_configuration_is_told(self, text: str) -> None:
         code, said = refusal(overrides.read_config, "m", text)
