@@ -166,10 +166,21 @@ input [ { name: "x" data_type: TYPE_FP32 dims: [ -1 ] } ]
 output [ { name: "y" data_type: TYPE_FP32 dims: [ -1 ] }, { name: "z" data_type: TYPE_FP32 dims: [ -1 ] } ]
 """
 ENSEMBLE = (
-    TWO.replace('backend: "python"', 'platform: "ensemble"')
+    TWO.replace('backend: "python"', 'platform: "ensemble"').replace("dims: [ -1 ]", "dims: [ 2 ]")
     + """
 ensemble_scheduling { step [
   { model_name: "own" model_version: -1 input_map { key: "x" value: "x" }
+    output_map { key: "y" value: "y" } output_map { key: "z" value: "z" } }
+] }
+"""
+)
+
+BEHIND = (
+    TWO.replace('backend: "python"', 'platform: "ensemble"')
+    + """
+ensemble_scheduling { step [
+  { model_name: "own" model_version: -1 input_map { key: "x" value: "x" } output_map { key: "z" value: "between" } },
+  { model_name: "own" model_version: -1 input_map { key: "x" value: "between" }
     output_map { key: "y" value: "y" } output_map { key: "z" value: "z" } }
 ] }
 """
@@ -193,6 +204,8 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     write_model(root, "no_input", NO_INPUT, NO_INPUT_CONFIG, f'[worker]\ninterpreter = "{sys.executable}"\n')
     (root / "whole" / "1").mkdir(parents=True)
     (root / "whole" / "config.pbtxt").write_text(ENSEMBLE)
+    (root / "behind" / "1").mkdir(parents=True)
+    (root / "behind" / "config.pbtxt").write_text(BEHIND)
     before = left_behind()
     with live_server(root, cache_config=("local,size=1000000",)) as server:
         yield server
@@ -279,17 +292,30 @@ def test_an_output_of_another_datatype_or_shape_says_so(live: Live, http: Any) -
     assert by_grpc(live, "own", parameters={"do": "double"}).as_numpy("z").dtype == np.float64
 
 
+def test_what_a_step_gives_to_the_client_is_sent_as_it_is(live: Live, http: Any) -> None:
+    double = http.infer("whole", x(), parameters={"do": "double"})
+
+    assert [output["datatype"] for output in double.get_response()["outputs"]] == ["FP32", "FP64"]
+    assert by_grpc(live, "whole", parameters={"do": "double"}).as_numpy("z").dtype == np.float64
+    given = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}
+    plain = {"inputs": [given], "parameters": {"do": "double"}}
+    uncoded = {"accept-encoding": "identity"}
+    body = httpx.post(f"{live.url}/v2/models/whole/infer", json=plain, headers=uncoded, timeout=GUARD_S).json()
+    assert [output["datatype"] for output in body["outputs"]] == ["FP32", "FP64"]
+    assert by_grpc(live, "whole", parameters={"do": "flat"}).as_numpy("z").tolist() == [1, 2]
+
+
 @pytest.mark.parametrize(
-    ("do", "text"),
+    ("ensemble", "do", "text"),
     [
-        ("lack", "lacks the requested output 'z'"),
-        ("double", "unexpected datatype TYPE_FP64"),
-        ("flat", "unexpected shape"),
+        ("whole", "lack", "lacks the requested output 'z'"),
+        ("behind", "double", "in ensemble 'behind', model 'own': unexpected datatype TYPE_FP64"),
+        ("behind", "flat", "unexpected shape for input 'x' for model 'own'"),
     ],
 )
-def test_an_ensemble_counts_on_what_is_configured(http: Any, do: str, text: str) -> None:
+def test_what_a_step_behind_cannot_take_is_an_error(http: Any, ensemble: str, do: str, text: str) -> None:
     with pytest.raises(InferenceServerException, match=text):
-        http.infer("whole", x(), parameters={"do": do})
+        http.infer(ensemble, x(), parameters={"do": do})
     assert http.infer("whole", x()).as_numpy("z").tolist() == [[2, 3]]
 
 
