@@ -95,7 +95,9 @@ class Passage:
     def put(self, step: Passed, outputs: list[Any]) -> None:
         """Take what a step has made; `ready` has what can follow. Raises: InferError (INTERNAL)."""
         if type(outputs) is OwnOutputs and outputs.wrong:
-            self._bear(step, outputs)
+            spared = outputs.lacking and self.spares(_lacking(step, outputs))
+            if not spared and not self.bears(step, step.made, outputs, outputs.wrong):
+                regular(outputs)
         tensors, course, number = self.tensors, self.course, step.number
         for tensor, output in zip(step.made, outputs, strict=True):
             tensors[tensor] = output
@@ -106,21 +108,20 @@ class Passage:
                 self.ready.append(taker)
         self.left -= 1
 
-    def _bear(self, step: Passed, outputs: OwnOutputs) -> None:
-        """Let an answer that is not as configured go on, if that can be; whoever takes it next checks its shape.
+    def bears(self, step: Passed, made: Sequence[int], outputs: Sequence[Any], wrong: str) -> bool:
+        """Tell whether what a step has made may go on although it is not as configured, and note in what.
 
-        Raises: InferError (INTERNAL).
+        Whoever takes it next checks its shape; a datatype must be the one that was looked up.
         """
-        if outputs.lacking and self.spares(_lacking(step, outputs)):
-            return
-        if self.branches is not None or self.ensemble.model.forms is not None:
-            regular(outputs)
+        if self.ensemble.model.forms is not None:
+            return False
         specs, read = step.model.signature.outputs, {number for each in self.course.steps for number in each.inputs}
-        for position, tensor, output in zip(step.wanted, step.made, outputs, strict=True):
+        for position, tensor, output in zip(step.wanted, made, outputs, strict=True):
             if output is None or (tensor in read and output.dtype != specs[position].type.dtype):
-                regular(outputs)
-        if not set(self.course.outputs).isdisjoint(step.made):
-            self.wrong = outputs.wrong
+                return False
+        if not set(self.course.outputs).isdisjoint(made):
+            self.wrong = wrong
+        return True
 
     def spares(self, lacking: set[int]) -> bool:
         """Tell whether tensors that are not there would go to optional inputs alone."""

@@ -46,6 +46,21 @@ class TritonPythonModel:
             z = pb_utils.Tensor("z", x[0])
         return pb_utils.InferenceResponse([y] if do == "lack" else [y, z])
 """
+MANY = """
+import json
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender, x = request.get_response_sender(), request.inputs()[0].as_numpy()
+            wide = json.loads(request.parameters()).get("do") == "wide"
+            y = pb_utils.Tensor("y", x.astype("float64") if wide else x)
+            for _ in range(2):
+                sender.send(pb_utils.InferenceResponse([y, pb_utils.Tensor("z", x[0])]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
 CALLER = """
 import json
 import numpy as np
@@ -186,6 +201,17 @@ ensemble_scheduling { step [
 """
 )
 
+STREAMED = (
+    TWO.replace('backend: "python"', 'platform: "ensemble"')
+    + """
+ensemble_scheduling { step [
+  { model_name: "many" model_version: -1 input_map { key: "x" value: "x" }
+    output_map { key: "y" value: "between" } output_map { key: "z" value: "y" } },
+  { model_name: "own" model_version: -1 input_map { key: "x" value: "between" } output_map { key: "z" value: "z" } }
+] }
+"""
+)
+
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
@@ -204,6 +230,9 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     write_model(root, "no_input", NO_INPUT, NO_INPUT_CONFIG, f'[worker]\ninterpreter = "{sys.executable}"\n')
     (root / "whole" / "1").mkdir(parents=True)
     (root / "whole" / "config.pbtxt").write_text(ENSEMBLE)
+    write_model(root, "many", MANY, TWO + "model_transaction_policy { decoupled: true }")
+    (root / "streamed" / "1").mkdir(parents=True)
+    (root / "streamed" / "config.pbtxt").write_text(STREAMED)
     (root / "behind" / "1").mkdir(parents=True)
     (root / "behind" / "config.pbtxt").write_text(BEHIND)
     before = left_behind()
@@ -303,6 +332,24 @@ def test_what_a_step_gives_to_the_client_is_sent_as_it_is(live: Live, http: Any)
     body = httpx.post(f"{live.url}/v2/models/whole/infer", json=plain, headers=uncoded, timeout=GUARD_S).json()
     assert [output["datatype"] for output in body["outputs"]] == ["FP32", "FP64"]
     assert by_grpc(live, "whole", parameters={"do": "flat"}).as_numpy("z").tolist() == [1, 2]
+
+
+def streamed(live: Live, do: str) -> list[Any]:
+    came: queue.Queue[Any] = queue.Queue()
+    with triton_grpc.InferenceServerClient(live.grpc_address) as client:
+        client.start_stream(lambda result, error: came.put(error or result))
+        client.async_stream_infer("streamed", x(triton_grpc), parameters={"do": do})
+        client.stop_stream()
+    return list(came.queue)
+
+
+def test_so_it_is_in_each_answer_of_a_stream(live: Live) -> None:
+    answers = streamed(live, "flat")
+
+    assert [answer.as_numpy("y").tolist() for answer in answers] == [[1, 2]] * 2
+    assert [answer.as_numpy("z").tolist() for answer in answers] == [[1, 2]] * 2
+    (error,) = streamed(live, "wide")
+    assert "model 'many': unexpected datatype TYPE_FP64" in error.message()
 
 
 @pytest.mark.parametrize(
