@@ -45,6 +45,7 @@ class Terms(NamedTuple):
     priority: int = 0
     sequence: InSequence | None = None
     caller: InferRequest | None = None
+    timeout_us: int = 0
 
 
 NO_TERMS = Terms()
@@ -83,9 +84,10 @@ class InferRequest:
     another process, from when it has been sent there; likewise. `parameters`, the client's own, and `answers`, where
     several may come, are had by requests for models of user code, and not by all of them. `step` is had by the request
     of an ensemble's step, whose `context` is the Passage. `targets` is where outputs are wanted on a device, by
-    position; only a request that wants any there has it, and its `outputs` are these then. `caller` is had by one that
-    user code makes for its own, to be traced with it. `traced` is the tracer's own, and had by requests of ensembles,
-    and by those with callers, while something is traced.
+    position; only a request that wants any there has it, and its `outputs` are these then. `timeout_us` is what a
+    request has said of its wait, whatever its model's policy has made of that; one that has said nothing does not have
+    it. `caller` is had by one that user code makes for its own, to be traced with it. `traced` is the tracer's own, and
+    had by requests of ensembles, and by those with callers, while something is traced.
     Ownership: input arrays may be views of the request's body and are read until the batch has been gathered.
     `context` is the dialect's own and is never looked at here.
     """
@@ -93,7 +95,7 @@ class InferRequest:
     __slots__ = (
         "answers", "caller", "context", "deadline_ns", "error", "id", "inputs", "key", "miss", "model", "nbytes",
         "number", "outputs", "parameters", "parts", "priority", "promised_ns", "queue_ns", "rows", "sequence", "sink",
-        "start_ns", "step", "target_ns", "targets", "traced", "under_way", "waiting", "wanted",
+        "start_ns", "step", "target_ns", "targets", "timeout_us", "traced", "under_way", "waiting", "wanted",
     )  # fmt: skip
 
     under_way: UnderWay
@@ -103,6 +105,7 @@ class InferRequest:
     step: Passed
     caller: InferRequest
     targets: Mapping[int, DeviceArray]
+    timeout_us: int
     traced: Any
 
     def __init__(

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, InferError
+from penstock.batching.running.own_outputs import OwnOutputs
 from penstock.batching.stream import MOST_BYTES, NOT_ONE, Told, size_of
 
 from .passage import Passage
@@ -172,8 +173,9 @@ class Branches:
             return []
         if len(self._given) != 1:
             raise InferError(Code.INTERNAL, NOT_ONE)
-        named = self._given[0].outputs
-        return [named.get(name) for name in _names(self.root.parent)]
+        named, wrong = self._given[0].outputs, self._given[0].wrong
+        outputs = [named.get(name) for name in _names(self.root.parent)]
+        return OwnOutputs(outputs, {}, wrong) if wrong else outputs
 
 
 class Spread:
@@ -203,14 +205,15 @@ def _tensors(step: Passed, told: Told) -> list[Any]:
 
 
 def _check(passage: Passage, step: Passed, told: Told) -> None:
-    """Check that what the steps behind need is there, and as the model's configuration says. Raises: InferError."""
+    """Check that what the steps behind need is there, and such that they may take it. Raises: InferError."""
     wrong, outputs = told.wrong, step.model.signature.outputs
     lacking = {number for number, position in enumerate(step.wanted) if passage.tensors[number] is None}
     if lacking and not wrong and not passage.spares(lacking.difference(passage.course.outputs)):
         names = [outputs[step.wanted[number]].name for number in sorted(lacking)]
         wrong = f"the answer lacks the requested output '{names[0]}'"
-    if wrong:
-        raise InferError(Code.INTERNAL, f"model '{step.model.name}': {wrong}")
+    text, made = f"model '{step.model.name}': {wrong}", range(len(step.wanted))
+    if wrong and not passage.bears(step, made, passage.tensors[: len(made)], text):
+        raise InferError(Code.INTERNAL, text)
 
 
 def _names(request: InferRequest) -> list[str]:
@@ -222,4 +225,4 @@ def _told(passage: Passage) -> Told:
     """Make an answer of the ensemble. Raises: InferError."""
     pairs = zip(_names(passage.parent), passage.outputs(), strict=True)
     named: Mapping[str, Any] = {name: output for name, output in pairs if output is not None}
-    return Told(named)
+    return Told(named, wrong=passage.wrong)

@@ -36,12 +36,13 @@ class Passage:
     `uses` and `missing` count down what the Course counts. `pending` are the steps that the Engine has, `ready` those
     it is to get. `asks`: the request says more than its tensors. `opening`: it is still being submitted, and an error
     is for its caller. `branches` are had where the ensemble gives any number of answers, and `answer` there by who has
-    come through to the end. `spent` and `queue_ns` are summed over the steps, as Triton does.
+    come through to the end. `wrong` is in what an output that user code has made is not as configured, "" for nothing.
+    `spent` and `queue_ns` are summed over the steps, as Triton does.
     """
 
     __slots__ = (
         "answer", "asks", "branches", "course", "ended", "ensemble", "left", "links", "missing", "opening", "parent",
-        "pending", "queue_ns", "ready", "spent", "tensors", "uses",
+        "pending", "queue_ns", "ready", "spent", "tensors", "uses", "wrong",
     )  # fmt: skip
 
     def __init__(
@@ -64,6 +65,7 @@ class Passage:
         self.ended = False
         self.queue_ns = 0
         self.spent = NOTHING
+        self.wrong = ""
 
     @property
     def root(self) -> Passage:
@@ -92,8 +94,10 @@ class Passage:
 
     def put(self, step: Passed, outputs: list[Any]) -> None:
         """Take what a step has made; `ready` has what can follow. Raises: InferError (INTERNAL)."""
-        if type(outputs) is OwnOutputs and not (outputs.lacking and self.spares(_lacking(step, outputs))):
-            regular(outputs)
+        if type(outputs) is OwnOutputs and outputs.wrong:
+            spared = outputs.lacking and self.spares(_lacking(step, outputs))
+            if not spared and not self.bears(step, step.made, outputs, outputs.wrong):
+                regular(outputs)
         tensors, course, number = self.tensors, self.course, step.number
         for tensor, output in zip(step.made, outputs, strict=True):
             tensors[tensor] = output
@@ -103,6 +107,21 @@ class Passage:
             if not self.missing[taker.number]:
                 self.ready.append(taker)
         self.left -= 1
+
+    def bears(self, step: Passed, made: Sequence[int], outputs: Sequence[Any], wrong: str) -> bool:
+        """Tell whether what a step has made may go on although it is not as configured, and note in what.
+
+        Whoever takes it next checks its shape; a datatype must be the one that was looked up.
+        """
+        if self.ensemble.model.forms is not None:
+            return False
+        specs, read = step.model.signature.outputs, {number for each in self.course.steps for number in each.inputs}
+        for position, tensor, output in zip(step.wanted, made, outputs, strict=True):
+            if output is None or (tensor in read and output.dtype != specs[position].type.dtype):
+                return False
+        if not set(self.course.outputs).isdisjoint(made):
+            self.wrong = wrong
+        return True
 
     def spares(self, lacking: set[int]) -> bool:
         """Tell whether tensors that are not there would go to optional inputs alone."""
@@ -128,6 +147,8 @@ class Passage:
         outputs = [self.tensors[number] for number in self.course.outputs]
         if self.course.ways is not None:
             outputs = [_handed(output, way) for output, way in zip(outputs, self.course.ways, strict=True)]
+        if self.wrong:
+            return OwnOutputs(outputs, {}, self.wrong)
         model = self.ensemble.model
         return outputs if model.forms is None else model.forms.leave(model.name, self.parent.wanted, outputs)
 
@@ -142,8 +163,9 @@ def _handed(array: Array | None, way: int) -> Any:
         return array
     if way == ADD_ROWS:
         return array[None]
-    if len(array) != 1:
-        text = f"a tensor of {len(array)} rows goes where there is no axis for rows: it must have one"
+    if not array.shape or len(array) != 1:
+        rows = len(array) if array.shape else "no"
+        text = f"a tensor of {rows} rows goes where there is no axis for rows: it must have one"
         raise InferError(Code.INVALID, text)
     return array[0]
 

@@ -86,9 +86,11 @@ def request_for(
     rows, key = admit(model.name, model.signature, model.request_rows, shapes, model.padding)
     positions = tuple(range(len(model.signature.outputs))) if wanted is None else wanted
     request = InferRequest(model, inputs, rows, key, positions, _NOWHERE)
-    request.deadline_ns, request.priority, request.sequence, caller = terms
+    request.deadline_ns, request.priority, request.sequence, caller, timeout_us = terms
     if caller is not None:
         request.caller = caller
+    if timeout_us:
+        request.timeout_us = timeout_us
     request.nbytes = bytes_of(inputs)
     if parameters:
         request.parameters = parameters

@@ -67,7 +67,7 @@ def write_submit(request: InferRequest, form: int, more: Mapping[str, Any] | Non
 def said_more(request: InferRequest, *, coded: bool, carried: Mapping[str, str] | None) -> dict[str, Any] | None:
     """Give what few requests say; None for nothing. `carried` goes with one for its trace.
 
-    `coded`: it is for a model that is told parameters, and may give several answers.
+    `coded`: it is for a model that is told parameters and timeouts, and may give several answers.
     """
     more: dict[str, Any] = {}
     if request.sequence is not None:
@@ -77,6 +77,8 @@ def said_more(request: InferRequest, *, coded: bool, carried: Mapping[str, str] 
     if coded:
         if parameters := getattr(request, "parameters", None):
             more["parameters"] = parameters
+        if timeout_us := getattr(request, "timeout_us", 0):
+            more["timeout_us"] = timeout_us
         if hasattr(request, "answers"):
             more["several"] = True
     return {**more, "id": request.id} if more else None
@@ -109,6 +111,8 @@ def read_submit(request: InferRequest, body: bytes) -> bool:
         request.context = Carried(said["carried"])
     if said.get("parameters"):
         request.parameters = said["parameters"]
+    if "timeout_us" in said:
+        request.timeout_us = said["timeout_us"]
     return bool(said.get("several"))
 
 

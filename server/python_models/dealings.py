@@ -241,7 +241,7 @@ def _terms(model: Model, asked: Mapping[str, Any]) -> Terms:
     sequence = None
     if asked["correlation"] or flags:
         sequence = InSequence(asked["correlation"], bool(flags & START), bool(flags & END))
-    return Terms(deadline_ns, priority, sequence)
+    return Terms(deadline_ns, priority, sequence, None, asked["timeout_us"])
 
 
 def _wanted(model: Model, names: Sequence[str]) -> frozenset[str]:

@@ -81,7 +81,6 @@ class Names:
         if request.wanted != positions:
             outputs = tuple([self.outputs[position] for position in request.wanted])
         sequence = request.sequence
-        timeout_us = (request.deadline_ns - request.start_ns) // 1000 if request.deadline_ns else 0
         said = {
             "id": request.id,
             "number": number,
@@ -89,7 +88,7 @@ class Names:
             "outputs": outputs,
             "correlation": 0 if sequence is None else sequence.id,
             "flags": 0 if sequence is None else START * sequence.start | END * sequence.end,
-            "timeout_us": max(timeout_us, 0),
+            "timeout_us": getattr(request, "timeout_us", 0),
             "priority": request.priority,
             "parameters": dict(getattr(request, "parameters", _NONE)),
         }

@@ -99,7 +99,7 @@ class Claim:
 
 def is_bulky(model: Model) -> bool:
     """Whether some answer of a model may be large, as far as its signature tells, or have what that does not tell."""
-    if model.spec.declared:
+    if model.spec.takes_parameters:
         return True
     for position in model.all_outputs:
         spec = model.signature.outputs[position]

@@ -129,7 +129,7 @@ class Options:
     def terms(self, now_ns: int, policy: BatchPolicy) -> Terms:
         """Give how a request waits whose answer passes hooks: nothing but the queue can be held to its target."""
         deadline_ns = due_ns(now_ns, self.timeout_us, policy, self.target_us, self.priority)
-        return Terms(deadline_ns, self.priority, self.sequence)
+        return Terms(deadline_ns, self.priority, self.sequence, None, self.timeout_us)
 
     def impose(self, request: InferRequest) -> None:
         """Say to a request how it waits. To be called if `urgent`, or if its model has a timeout by default."""
@@ -139,6 +139,8 @@ class Options:
             target_ns = now_ns + self.target_us * 1000
             request.target_ns = min(target_ns, request.target_ns) if request.target_ns else target_ns
         request.priority, request.sequence = self.priority, self.sequence
+        if self.timeout_us:
+            request.timeout_us = self.timeout_us
         if self.parameters:
             request.parameters = self.parameters
 

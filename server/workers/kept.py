@@ -113,11 +113,13 @@ class Kept:
         worker, self.worker = self.worker, None
         if worker is None:
             return
-        self._tenant.moved_out()
         if kill:
             worker.kill(f"{self.order.label} is ended: the server stops")
         worker.stop()
-        await worker.ended
+        try:
+            await worker.ended
+        finally:
+            self._tenant.moved_out()  # not before: user code has something to say as it ends, too
 
     def proved(self) -> None:
         """Learn that the worker does what it is asked: if something ends it, another is started at once."""

@@ -86,10 +86,10 @@ class Teller:
             await self._came.wait()
         return self.requests
 
-    def tell(self, request: InferRequest, *values: float, **said: Any) -> None:
+    def tell(self, request: InferRequest, *values: float) -> None:
         """Give an answer of one row for each value."""
         for value in values:
-            request.answers.tell(Told({"y": np.full((1, 4), value, np.float32)}, **said))
+            request.answers.tell(Told({"y": np.full((1, 4), value, np.float32)}))
 
     def end(self, request: InferRequest, error: InferError | None = None) -> None:
         """End a request."""
@@ -354,11 +354,11 @@ async def test_an_error_behind_the_step_ends_the_request() -> None:
         many.end(asked)
 
 
-async def test_an_answer_that_is_not_as_the_model_says_ends_the_request() -> None:
+async def test_an_answer_that_the_next_step_cannot_take_ends_the_request() -> None:
     async with served(SPREAD) as (kept, many):
         wrong, lacking = Client(kept, "spread", 1), Client(kept, "spread", 2)
         first, second = await many.holds(2)
-        many.tell(first, 10, wrong="unexpected datatype TYPE_FP64")
+        first.answers.tell(Told({"y": np.zeros((1, 4), np.float64)}, wrong="unexpected datatype TYPE_FP64"))
         second.answers.tell(Told({"z": np.zeros((1, 4), np.float32)}))
 
         with pytest.raises(InferError, match=r"^in ensemble 'spread', model 'many': unexpected datatype TYPE_FP64$"):

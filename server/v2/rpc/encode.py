@@ -43,7 +43,7 @@ _LARGE_BYTES = 64 << 10
 class Encoder:
     """Encodes the answers of one model version; keeps the bytes that do not change between answers.
 
-    `strings` is whether any output is BYTES, or may hold anything: those of user code (`own`).
+    `strings` is whether any output is BYTES, or may hold anything: those of user code, which a step may be (`own`).
     """
 
     def __init__(self, model: str, version: str, signature: Signature, *, own: bool = False) -> None:

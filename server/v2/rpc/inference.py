@@ -53,7 +53,7 @@ class Route:
 
     def __init__(self, model: Model, regions: InlineRegions, *, hooked: bool, forwards: bool) -> None:
         self.model = model
-        self.encoder = Encoder(model.name, model.version, model.signature, own=bool(model.spec.declared))
+        self.encoder = Encoder(model.name, model.version, model.signature, own=model.spec.takes_parameters)
         self.layouts = Layouts(regions)
         self.hooked = hooked
         self.streams = model.spec.streams

@@ -23,7 +23,14 @@ from penstock.batching.running.own_outputs import OwnOutputs
 from penstock.batching.spec import BatchPolicy, HookSpec
 from penstock.server.fronts.kinds import ANSWER, DONE, FAILED
 from penstock.server.fronts.remote_engine import LOST, NO_ENGINE, UNREADABLE
-from penstock.server.fronts.submission import own_said, packed_outputs, unpacked_outputs
+from penstock.server.fronts.submission import (
+    own_said,
+    packed_outputs,
+    read_submit,
+    said_more,
+    unpacked_outputs,
+    write_submit,
+)
 from penstock.server.ipc.wire import Message
 from tests.fakes import Gate, ListSink
 
@@ -359,6 +366,17 @@ async def test_names_without_a_version_are_refused_as_the_engine_refuses_them() 
                     side.model(name, version)
                 texts.append((caught.value.code, caught.value.message))
             assert texts[0] == texts[1]
+
+
+@on_a_loop
+async def test_what_a_client_has_said_comes_to_user_code() -> None:
+    async with pair() as (engine, _):
+        sent, come = (request(engine.engine.model("m"), 1, ListSink()) for _ in range(2))
+        sent.parameters, sent.timeout_us = {"mine": 3}, 11_000_000_000
+
+        read_submit(come, write_submit(sent, 0, said_more(sent, coded=True, carried=None)))
+
+    assert (come.parameters, come.timeout_us) == ({"mine": 3}, 11_000_000_000)
 
 
 def test_what_user_code_says_with_its_outputs_comes_with_them() -> None:

@@ -288,3 +288,25 @@ def test_an_unloaded_model_is_finalized_and_its_workers_are_gone(tmp_path: Path)
             client.unload_model("triple")
         assert left_behind() == before
     assert (folder / "1" / "finalized").read_text() == "xx"
+
+
+@pytest.mark.parametrize(
+    ("last", "text"),
+    [
+        ('pb_utils.Logger.log_warn("the last word")', "the last word"),
+        ("undefined_variable", "name 'undefined_variable' is not defined"),
+    ],
+)
+def test_what_a_model_says_as_it_is_finalized_is_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, last: str, text: str
+) -> None:
+    caplog.set_level("INFO")
+    write_model(tmp_path, "triple", TRIPLE.replace('file.write("x")', last), BATCHED)
+    with (
+        live_server(tmp_path, model_control_mode="explicit") as live,
+        triton_http.InferenceServerClient(live.address) as client,
+    ):
+        client.load_model("triple")
+        client.unload_model("triple")
+
+    assert sum(text in record.getMessage() for record in caplog.records) == 2, "one of each instance"

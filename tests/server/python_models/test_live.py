@@ -118,7 +118,7 @@ class TritonPythonModel:
                 "correlation": request.correlation_id(), "flags": request.flags(),
                 "inputs": {each.name(): each.as_numpy().tolist() for each in request.inputs()},
                 "outputs": sorted(request.requested_output_names()), "instance": self.args["model_instance_name"],
-                "many": len(requests),
+                "many": len(requests), "timeout": request.timeout(),
             }
             answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", np.array([[json.dumps(seen)]], object))]))
         return answers
@@ -128,6 +128,11 @@ backend: "python"
 max_batch_size: 4
 input [ { name: "x" data_type: TYPE_INT32 dims: [ 1 ] } ]
 output [ { name: "y" data_type: TYPE_STRING dims: [ 1 ] } ]
+"""
+SHORT = """
+dynamic_batching {
+  default_queue_policy { allow_timeout_override: true default_timeout_microseconds: 60000000 }
+}
 """
 SEQUENCE = """
 sequence_batching {
@@ -215,6 +220,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     write_model(root, "repeat", REPEAT, REPEAT_CONFIG)
     write_model(root, "later", LATER, ONE)
     write_model(root, "seen", SEEN, SEEN_CONFIG)
+    write_model(root, "short", SEEN, SEEN_CONFIG + SHORT)
     write_model(root, "sequence", SEEN, SEEN_CONFIG + SEQUENCE)
     write_model(root, "direct", SEEN, SEEN_CONFIG + SEQUENCE.replace("oldest {}", "direct {}"))
     write_model(root, "pinned", SEEN, SEEN_CONFIG + SEQUENCE + "instance_group [ { count: 2 kind: KIND_CPU } ]")
@@ -342,6 +348,23 @@ def test_a_model_sees_what_a_request_says(http: Any) -> None:
     assert found["outputs"] == ["y"]
     assert found["inputs"] == {"x": [[5]]}
     assert found["instance"] == "seen_0_0"
+
+
+@pytest.mark.parametrize("model", ["seen", "short"])
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+@pytest.mark.parametrize("timeout_us", [None, 50_000_000, 11_000_000_000])
+def test_a_model_sees_the_timeout_that_its_client_has_said(
+    live: Live, http: Any, model: str, protocol: str, timeout_us: int | None
+) -> None:
+    if protocol == "http":
+        found = seen(http, model, timeout=timeout_us)
+    else:
+        given = triton_grpc.InferInput("x", [1, 1], "INT32")
+        given.set_data_from_numpy(np.array([[5]], np.int32))
+        with triton_grpc.InferenceServerClient(live.grpc_address) as client:
+            found = json.loads(client.infer(model, [given], timeout=timeout_us).as_numpy("y")[0, 0])
+
+    assert found["timeout"] == (timeout_us or 0)
 
 
 def test_a_model_sees_parameters_over_grpc(live: Live) -> None:

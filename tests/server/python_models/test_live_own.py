@@ -46,6 +46,21 @@ class TritonPythonModel:
             z = pb_utils.Tensor("z", x[0])
         return pb_utils.InferenceResponse([y] if do == "lack" else [y, z])
 """
+MANY = """
+import json
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender, x = request.get_response_sender(), request.inputs()[0].as_numpy()
+            wide = json.loads(request.parameters()).get("do") == "wide"
+            y = pb_utils.Tensor("y", x.astype("float64") if wide else x)
+            for _ in range(2):
+                sender.send(pb_utils.InferenceResponse([y, pb_utils.Tensor("z", x[0])]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
 CALLER = """
 import json
 import numpy as np
@@ -166,11 +181,33 @@ input [ { name: "x" data_type: TYPE_FP32 dims: [ -1 ] } ]
 output [ { name: "y" data_type: TYPE_FP32 dims: [ -1 ] }, { name: "z" data_type: TYPE_FP32 dims: [ -1 ] } ]
 """
 ENSEMBLE = (
-    TWO.replace('backend: "python"', 'platform: "ensemble"')
+    TWO.replace('backend: "python"', 'platform: "ensemble"').replace("dims: [ -1 ]", "dims: [ 2 ]")
     + """
 ensemble_scheduling { step [
   { model_name: "own" model_version: -1 input_map { key: "x" value: "x" }
     output_map { key: "y" value: "y" } output_map { key: "z" value: "z" } }
+] }
+"""
+)
+
+BEHIND = (
+    TWO.replace('backend: "python"', 'platform: "ensemble"')
+    + """
+ensemble_scheduling { step [
+  { model_name: "own" model_version: -1 input_map { key: "x" value: "x" } output_map { key: "z" value: "between" } },
+  { model_name: "own" model_version: -1 input_map { key: "x" value: "between" }
+    output_map { key: "y" value: "y" } output_map { key: "z" value: "z" } }
+] }
+"""
+)
+
+STREAMED = (
+    TWO.replace('backend: "python"', 'platform: "ensemble"')
+    + """
+ensemble_scheduling { step [
+  { model_name: "many" model_version: -1 input_map { key: "x" value: "x" }
+    output_map { key: "y" value: "between" } output_map { key: "z" value: "y" } },
+  { model_name: "own" model_version: -1 input_map { key: "x" value: "between" } output_map { key: "z" value: "z" } }
 ] }
 """
 )
@@ -193,6 +230,11 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     write_model(root, "no_input", NO_INPUT, NO_INPUT_CONFIG, f'[worker]\ninterpreter = "{sys.executable}"\n')
     (root / "whole" / "1").mkdir(parents=True)
     (root / "whole" / "config.pbtxt").write_text(ENSEMBLE)
+    write_model(root, "many", MANY, TWO + "model_transaction_policy { decoupled: true }")
+    (root / "streamed" / "1").mkdir(parents=True)
+    (root / "streamed" / "config.pbtxt").write_text(STREAMED)
+    (root / "behind" / "1").mkdir(parents=True)
+    (root / "behind" / "config.pbtxt").write_text(BEHIND)
     before = left_behind()
     with live_server(root, cache_config=("local,size=1000000",)) as server:
         yield server
@@ -279,17 +321,48 @@ def test_an_output_of_another_datatype_or_shape_says_so(live: Live, http: Any) -
     assert by_grpc(live, "own", parameters={"do": "double"}).as_numpy("z").dtype == np.float64
 
 
+def test_what_a_step_gives_to_the_client_is_sent_as_it_is(live: Live, http: Any) -> None:
+    double = http.infer("whole", x(), parameters={"do": "double"})
+
+    assert [output["datatype"] for output in double.get_response()["outputs"]] == ["FP32", "FP64"]
+    assert by_grpc(live, "whole", parameters={"do": "double"}).as_numpy("z").dtype == np.float64
+    given = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}
+    plain = {"inputs": [given], "parameters": {"do": "double"}}
+    uncoded = {"accept-encoding": "identity"}
+    body = httpx.post(f"{live.url}/v2/models/whole/infer", json=plain, headers=uncoded, timeout=GUARD_S).json()
+    assert [output["datatype"] for output in body["outputs"]] == ["FP32", "FP64"]
+    assert by_grpc(live, "whole", parameters={"do": "flat"}).as_numpy("z").tolist() == [1, 2]
+
+
+def streamed(live: Live, do: str) -> list[Any]:
+    came: queue.Queue[Any] = queue.Queue()
+    with triton_grpc.InferenceServerClient(live.grpc_address) as client:
+        client.start_stream(lambda result, error: came.put(error or result))
+        client.async_stream_infer("streamed", x(triton_grpc), parameters={"do": do})
+        client.stop_stream()
+    return list(came.queue)
+
+
+def test_so_it_is_in_each_answer_of_a_stream(live: Live) -> None:
+    answers = streamed(live, "flat")
+
+    assert [answer.as_numpy("y").tolist() for answer in answers] == [[1, 2]] * 2
+    assert [answer.as_numpy("z").tolist() for answer in answers] == [[1, 2]] * 2
+    (error,) = streamed(live, "wide")
+    assert "model 'many': unexpected datatype TYPE_FP64" in error.message()
+
+
 @pytest.mark.parametrize(
-    ("do", "text"),
+    ("ensemble", "do", "text"),
     [
-        ("lack", "lacks the requested output 'z'"),
-        ("double", "unexpected datatype TYPE_FP64"),
-        ("flat", "unexpected shape"),
+        ("whole", "lack", "lacks the requested output 'z'"),
+        ("behind", "double", "in ensemble 'behind', model 'own': unexpected datatype TYPE_FP64"),
+        ("behind", "flat", "unexpected shape for input 'x' for model 'own'"),
     ],
 )
-def test_an_ensemble_counts_on_what_is_configured(http: Any, do: str, text: str) -> None:
+def test_what_a_step_behind_cannot_take_is_an_error(http: Any, ensemble: str, do: str, text: str) -> None:
     with pytest.raises(InferenceServerException, match=text):
-        http.infer("whole", x(), parameters={"do": do})
+        http.infer(ensemble, x(), parameters={"do": do})
     assert http.infer("whole", x()).as_numpy("z").tolist() == [[2, 3]]
 
 
