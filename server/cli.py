@@ -17,7 +17,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
-from .options.foreign_flags import foreign
+from .options.foreign_flags import foreign, renamed
 from .options.setting import Setting, shown
 from .settings import FALSE_WORDS, TRUE_WORDS, SettingError, Settings, known_settings, nearest, resolve
 
@@ -100,7 +100,7 @@ def _open_closed_streams() -> None:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    words = list(sys.argv[1:] if argv is None else argv)
+    words = list(map(renamed, sys.argv[1:] if argv is None else argv))
     called = os.path.basename(sys.argv[0])  # noqa: PTH119 - pathlib is 5 ms
     if argv is None and called in _PROGRAMS:  # through a link
         words.insert(0, called)

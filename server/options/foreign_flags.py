@@ -1,6 +1,7 @@
 """Foreign flags: those that Triton has and Penstock does not, each with the reason or what to use. Called by the CLI.
 
-Whoever comes with a command line of Triton's is told which word must go, and why.
+Whoever comes with a command line of Triton's is told which word must go, and why. What Triton calls by two names has both
+here, too, and is called by the newer one everywhere else.
 Source: Triton server, command_line_parser.cc.
 """
 
@@ -15,8 +16,6 @@ _NO_LIBRARIES = "there are no libraries to load: backends are part of Penstock"
 
 FOREIGN: Mapping[str, str] = MappingProxyType({
     "--model-namespacing": "a model's name must be unique among all repositories",
-    "--model-store": "the same as --model-repository, which is its name here",
-    "--strict-model-config": "deprecated in Triton: use --disable-auto-complete-config",
     "--enable-peer-access": "every instance keeps to its own GPU, so none reads another's memory",
     "--http-thread-count": "HTTP is served on one event loop",
     "--reuse-http-port": "a port is one server's; put a load balancer before several",
@@ -39,6 +38,18 @@ FOREIGN: Mapping[str, str] = MappingProxyType({
     "--cuda-virtual-address-size": "GPU memory is the runtime's: there is no pool",
     "--buffer-manager-thread-count": "tensors are gathered by each instance's own thread",
 })  # fmt: skip
+
+
+OLDER_NAMES: Mapping[str, str] = MappingProxyType({
+    "--model-store": "--model-repository",
+    "--strict-model-config": "--disable-auto-complete-config",
+})  # fmt: skip
+
+
+def renamed(word: str) -> str:
+    """Give an argument with the newer name of its flag, where it is an older one."""
+    flag, equals, value = word.partition("=")
+    return OLDER_NAMES.get(flag, flag) + equals + value
 
 
 def foreign(word: str) -> str | None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.server import cli
-from penstock.server.options.foreign_flags import FOREIGN, foreign
+from penstock.server.options.foreign_flags import FOREIGN, OLDER_NAMES, foreign, renamed
 from penstock.server.settings import known_settings
 
 TRITON = """
@@ -29,7 +29,7 @@ host-policy allow-client-shm
 
 @pytest.mark.parametrize("name", TRITON.split())
 def test_every_flag_of_triton_s_is_a_setting_or_refused_with_its_reason(name: str) -> None:
-    assert f"--{name}" in {item.flag for item in known_settings()} | FOREIGN.keys()
+    assert renamed(f"--{name}") in {item.flag for item in known_settings()} | FOREIGN.keys()
 
 
 @pytest.mark.parametrize("flag", FOREIGN)
@@ -41,6 +41,16 @@ def test_a_flag_of_triton_s_is_refused_with_its_reason(flag: str, capsys: pytest
     assert capsys.readouterr().err == (
         f"penstock: {flag} is a flag of Triton's that Penstock does not have: {FOREIGN[flag]}\n"
     )
+
+
+@pytest.mark.parametrize("older", OLDER_NAMES)
+def test_an_older_name_of_triton_s_is_as_good_as_the_newer(older: str, capsys: pytest.CaptureFixture[str]) -> None:
+    newer = OLDER_NAMES[older]
+
+    assert renamed(older) == newer
+    assert renamed(f"{older}=a=b") == f"{newer}=a=b"
+    assert cli.main(["check", "--strict-model-config", "true", "--model-store=/there/is/none"]) == 1
+    assert "/there/is/none" in capsys.readouterr().out
 
 
 def test_no_flag_is_both_known_and_foreign() -> None:
