@@ -1,7 +1,7 @@
 """Foreign flags: those that Triton has and Penstock does not, each with the reason or what to use. Called by the CLI.
 
-Whoever comes with a command line of Triton's is told which word must go, and why. What Triton calls by two names has both
-here, too, and is called by the newer one everywhere else.
+Whoever comes with a command line of Triton's is told which word must go, and why. What Triton calls by two names has
+both here, too, and is called by the newer one everywhere else.
 Source: Triton server, command_line_parser.cc.
 """
 
