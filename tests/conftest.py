@@ -17,11 +17,11 @@ from hypothesis import HealthCheck, settings
 from tests.forking import Forker, the_forker
 from tests.savedmodels import BUILT, build
 
-# The same examples each time, on a busy machine as on an idle one. HYPOTHESIS_PROFILE=default looks for new ones.
+# The same examples each time, on a busy machine as on an idle one. tests/deep.py looks for new ones.
 settings.register_profile(
     "house", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "house"))
+settings.load_profile("house")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 """numpy's own threads, which look for work before they sleep: a third of what it takes to import numpy on two cores, as
 some 2000 processes of a run do. Whoever asks for another number has it."""
