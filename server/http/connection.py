@@ -196,7 +196,9 @@ class Connection(HttpToolsProtocol):
 
     def _ended(self) -> bool:
         """Whether no request is to come: what is left of a half-closed connection will never be a whole one."""
-        return self._half_closed or (self.shared.draining and not self._buffer)
+        if self._state == HEAD:
+            return not self.flow.write_paused and (self._half_closed or (self.shared.draining and not self._buffer))
+        return self._half_closed and self._receiving()
 
     def _answer_due(self) -> bool:
         """Whether a request has arrived whole and waits for its answer."""

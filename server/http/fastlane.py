@@ -100,7 +100,7 @@ class FastLane(Answering):
             self._advancing = False
         if len(self._buffer) > _READ_AHEAD_BYTES and (self._answer_due() or self.flow.write_paused):
             self.flow.pause_reading()
-        if self._state == HEAD and not self.flow.write_paused and self._ended():
+        if self._ended():
             self._close()
 
     def _step(self) -> bool:

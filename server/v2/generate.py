@@ -87,21 +87,23 @@ class Generate:
 
     async def generate(self, request: Request) -> Response:
         """Answer with one object."""
+        body = await self._body(request)
         model = self._engine.model(*asked(request))
         self._engine.hold(model)
         try:
-            answer = await _unless_gone(request.receive, self._answer(model, await self._call(model, request)))
+            answer = await _unless_gone(request.receive, self._answer(model, await self._call(model, body)))
         finally:
             self._engine.release(model)
         return Response(answer, media_type=JSON)
 
     async def generate_stream(self, request: Request) -> Response:
         """Answer with an event for each answer, and one that says so if inference fails."""
+        body = await self._body(request)
         model = self._engine.model(*asked(request))
         async with contextlib.AsyncExitStack() as until_answered:
             self._engine.hold(model)
             until_answered.callback(self._engine.release, model)
-            called = await self._call(model, request)
+            called = await self._call(model, body)
             answers = await until_answered.enter_async_context(contextlib.aclosing(self._answers(model, called)))
             try:
                 # with the status goes whether it works at all, so that it waits for the first answer
@@ -113,14 +115,18 @@ class Generate:
             return _Events(first, answers, until_answered.pop_all())
         raise InferError(Code.INTERNAL, "an exit stack that swallows errors")
 
-    async def _call(self, model: Model, request: Request) -> Called:
+    async def _body(self, request: Request) -> bytes:
+        """Read a body, before any model is held: its client may take its time. Raises: InferError."""
+        self._engine.model(*asked(request))  # what is not there is refused before it is read
+        if request.headers.get("content-encoding", "identity") not in {"", "identity"}:
+            raise said.invalid("Unsupported content-encoding, only 'identity' is supported.")
+        return await body_of(request, self._limits.max_body_bytes)
+
+    async def _call(self, model: Model, body: bytes) -> Called:
         """Read a request, and hold its shapes against what the model takes if no hook makes others of them.
 
         Raises: InferError.
         """
-        if request.headers.get("content-encoding", "identity") not in {"", "identity"}:
-            raise said.invalid("Unsupported content-encoding, only 'identity' is supported.")
-        body = await body_of(request, self._limits.max_body_bytes)
         depth = self._limits.max_json_depth
         if len(body) < _LARGE_BYTES:
             request_id, inputs, parameters = read(model, body, depth)

@@ -84,7 +84,9 @@ class Inference:
 
     def turn_away(self, head: Head) -> InferError | None:
         """Give the error of a request that is refused whatever it brings: its body need not be kept."""
-        model = head.route.route.model
+        route = head.route.route
+        # another model may have the name by now, and it is that one's queue which counts
+        model = route.model if route.generation == self._engine.generation else None
         return None if model is None else self._engine.turn_away(model)
 
     def begin(self, connection: FastLane, head: Head, body: bytes) -> None:

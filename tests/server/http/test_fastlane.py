@@ -301,10 +301,13 @@ class TestConnections:
 
         run(main)
 
-    def test_a_client_that_has_closed_its_side_still_gets_every_answer(self) -> None:
+    @pytest.mark.parametrize(
+        "rest", [b"", b"POST /ow", request("/own", b"body")[:-1], request("/app", b"body")[:-1], in_chunks("/own")[:-1]]
+    )
+    def test_a_client_that_has_closed_its_side_still_gets_every_answer(self, rest: bytes) -> None:
         async def main() -> None:
             lane = Lane(LIMITS, Own(hold=True))
-            lane.feed(request("/own") * 3 + b"POST /ow")
+            lane.feed(request("/own") * 3 + rest)
             assert lane.protocol.eof_received()
             for _ in range(3):
                 assert not lane.transport.closed
@@ -313,6 +316,7 @@ class TestConnections:
 
             assert lane.statuses == [200] * 3
             assert lane.transport.closed
+            assert lane.app.disconnects == (b"/app" in rest)
 
         run(main)
 

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import numpy as np
 import pytest
+from fastapi import Request
 
-from penstock.backends.errors import InferError
+from penstock.backends.errors import Code, InferError
 from penstock.backends.signature import Signature, TensorSpec
-from penstock.server.v2.generate import read, write
+from penstock.batching.model import Model
+from penstock.server.http.limits import Limits
+from penstock.server.v2.generate import Generate, read, write
 from tests.clients import models
 from tests.fakes import fake_model
 from tests.live import live_server
+from tests.server.v2.rpc.calls import HeldEngine
 
 WORDS = Signature(
     (TensorSpec("text", "BYTES", (-1, 1)), TensorSpec("n", "INT32", (-1, -1, 2), optional=True)),
@@ -79,6 +84,26 @@ def test_an_answer_has_its_members_by_name_and_single_values_bare() -> None:
 
     assert write(MODEL, "", outputs) == b'{"m":[1.5,2.0],"model_name":"m","model_version":"1","out":"hi"}'
     assert json.loads(write(MODEL, "7", outputs))["id"] == "7"
+
+
+@pytest.mark.parametrize("verb", ["generate", "generate_stream"])
+def test_no_model_is_held_while_a_body_is_on_its_way(verb: str) -> None:
+    engine, held = HeldEngine(), list[int]()
+    (model,) = engine.loaded
+
+    async def receive() -> Any:
+        held.append(model.holds)
+        return {"type": "http.request", "body": b'{"x":[1,2,3,4]}', "more_body": False}
+
+    def hooks_of(model: Model) -> Any:
+        held.append(model.holds)
+        raise InferError(Code.NOT_READY, "so far")
+
+    request = Request({"type": "http", "path_params": {"model": "m"}, "headers": []}, receive)
+    with pytest.raises(InferError, match="so far"):
+        asyncio.run(getattr(Generate(cast(Any, engine), Limits(), hooks_of), verb)(request))
+
+    assert held == [0, 1]
 
 
 @pytest.fixture(scope="module")

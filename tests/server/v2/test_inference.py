@@ -143,6 +143,23 @@ def test_a_request_that_takes_steps_may_follow_one_at_once() -> None:
     run(main)
 
 
+def test_a_large_request_is_not_turned_away_for_a_model_that_has_given_way() -> None:
+    async def main() -> None:
+        served = Served()
+        await served.fed(large := request(PATH, BODY + b" " * 70_000))
+        served.engine.let_go()
+        served.engine.generation += 1
+        served.engine.refusal = InferError(Code.OVERLOADED, "its queue is full")
+        await served.fed(large[:70_000])
+        served.engine.refusal = None  # nor is that of the model which has its name now
+        await served.fed(large[70_000:])
+        served.engine.let_go()
+
+        assert served.statuses == [200, 200]
+
+    run(main)
+
+
 @pytest.mark.parametrize("lines", [(), ("content-encoding: gzip",)])
 def test_what_nobody_foresaw_is_answered_with_an_id_and_logged_under_it(
     lines: tuple[str, ...], caplog: pytest.LogCaptureFixture
