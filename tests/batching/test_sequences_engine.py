@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.engine import Engine
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest, InSequence, Terms
-from penstock.batching.spec import BatchPolicy, Control, ModelSpec, SequenceSpec, State
+from penstock.batching.spec import BatchPolicy, Control, InstanceGroup, ModelSpec, SequenceSpec, State
 from penstock.batching.statistics import CANCELED, REJECTED
 from tests.fakes import PATIENCE_S, FakeBackend, Gate, ListSink, fake_loader, fake_request
 
@@ -254,3 +255,37 @@ def _request(model: Model, identity: int, flags: str, sink: ListSink) -> InferRe
     request = fake_request(model, 1, ((1,),), sink=sink)
     request.sequence = InSequence(identity, "s" in flags, "e" in flags)
     return request
+
+
+async def test_what_is_left_of_a_sequence_is_run_by_others_when_an_instance_ends() -> None:
+    first, second = threading.Event(), threading.Event()
+
+    def wait(inputs: list[Any]) -> list[Any]:
+        for value, event in ((10, first), (20, second)):
+            assert inputs[0].flat[0] != value or event.wait(PATIENCE_S)
+        return add_up(inputs)
+
+    async with served(replace(SEQUENCE, direct=False), rows=1) as it:
+        model, two = it.model, (InstanceGroup(2),)
+        change = await it.engine.change(model, replace(model.spec, instances=two))
+        assert change is not None
+        await asyncio.gather(*change.commit())
+        it.backend.function = wait
+        one, other, behind = it.ask(10, 1, "se"), it.ask(20, 2, "s"), it.ask(1, 2, "e")
+        stays, goes = model.instances
+        while stays.idle or goes.idle:  # noqa: ASYNC110 - an Instance that goes to work has no event
+            await asyncio.sleep(0)
+        first.set()
+        await one
+        while not stays.idle:  # noqa: ASYNC110 - nor has one that goes to sleep
+            await asyncio.sleep(0)
+        change = await it.engine.change(model, replace(model.spec, instances=(InstanceGroup(1),)))
+        assert change is not None
+        change.commit()
+        for _ in range(3):
+            await asyncio.sleep(0)  # the loop looks at the model once more, and finds nothing
+
+        second.set()
+
+        async with asyncio.timeout(PATIENCE_S):
+            assert [await other, await behind] == [20, 21]
