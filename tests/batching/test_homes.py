@@ -260,4 +260,4 @@ async def test_one_that_may_begin_where_nothing_runs_is_not_left_waiting() -> No
 
         ends.set()
 
-        assert await asyncio.gather(late, after) == [LATE, 3]
+        assert [await late, await after] == [LATE, 3]
