@@ -255,6 +255,8 @@ def _end_thread(model: Model, instance: ThreadInstance) -> None:
     instance.join()
     with model.lock:
         model.instances = [each for each in model.instances if each is not instance]
+        if model.scheduler.live:
+            model.wake_one()  # what it has run may have let others of its sequences go
         used = any(each.place is at for each in model.threads)
         if not used:
             model.places = [each for each in model.places if each is not at]

@@ -163,6 +163,8 @@ class OutsideInstance:
         self._end_turn(more=more)
         if answered:
             model.hand_over(parted(batch, answered))
+        elif model.scheduler.nearest_deadline_ns():
+            model.leave_held()  # nothing is delivered with which the loop would learn of it
         self._look()
         self._note_quiet()
 

@@ -69,15 +69,16 @@ def own_pin(model: Model, instance: Resident) -> Pin:
 
 def wake_next(model: Model, instance: Resident, *, took: bool) -> None:
     """Wake an idle Instance, since something waits that this one has not taken. Call with the model's lock held."""
-    if took:
-        model.wake_one()
-    elif own_pin(model, instance) is not None:
-        # none of what waits is its own: those behind it are asked in turn
-        at = next((at for at, each in enumerate(model.instances) if each is instance), -1)
-        behind = model.instances[at + 1 :]
-        following = next((each for each in behind if each.idle), None)
-        if following is not None:
-            following.wake()
+    if own_pin(model, instance) is None:
+        if took:
+            model.wake_one()
+        return
+    # only its own Instance can run it, which may stand anywhere: a sequence that ends here may let one begin there
+    scheduler, now_ns = model.scheduler, time.monotonic_ns()
+    for each in model.instances:
+        if each.idle and scheduler.next_lane(now_ns, own=pin(each.seat)) is not None:
+            each.wake()
+            return
 
 
 def tell(model: Model, instance: Resident, *, runs: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -37,6 +38,7 @@ SEQUENCE = SequenceSpec(
     ),
 )  # fmt: skip
 ROWS = 2
+LATE = 77.0
 SPEC = ModelSpec(
     "m", 1, Path("m"), "fake", policy=BatchPolicy(max_batch_rows=ROWS), sequence=SEQUENCE, instances=(InstanceGroup(2),)
 )
@@ -235,3 +237,27 @@ async def test_what_belongs_to_an_instance_that_cannot_run_is_refused_and_new_se
         assert await ask(it, 7, 1) == "lost"
         said = [await ask(it, 1, identity, flags) for identity, flags in ((3, "e"), (4, "s"), (4, "e"), (2, "e"))]
         assert said == ["model 'm' lost its device: it does not load", 1, 2, 2]
+
+
+async def test_one_that_may_begin_where_nothing_runs_is_not_left_waiting() -> None:
+    ends = threading.Event()
+
+    def befalls(values: list[float]) -> None:
+        if LATE in values:
+            assert ends.wait(PATIENCE_S)
+
+    loads = Loads(befalls, direct=False)
+    async with served(loads, spec_of(direct=False)) as it:
+        assert await ask(it, 1, 1, "s") == 1
+        late = asyncio.create_task(ask(it, LATE, 2, "se"))
+        while it[1].instances[1].idle:  # noqa: ASYNC110 - an Instance that goes to work has no event
+            await asyncio.sleep(0)
+        # of one id one sequence runs at a time: this one waits for the other, and may begin at the first Instance then
+        after = asyncio.create_task(ask(it, 3, 2, "s"))
+        assert await ask(it, 1, 1, "e") == 2
+        while not it[1].instances[0].idle:  # noqa: ASYNC110 - nor has one that goes to sleep
+            await asyncio.sleep(0)
+
+        ends.set()
+
+        assert [await late, await after] == [LATE, 3]

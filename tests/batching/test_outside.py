@@ -298,7 +298,7 @@ def test_sequences_are_answered_whatever_happens_to_who_runs_them(seed: int) -> 
     async def scene(engine: Engine, model: Model) -> None:
         await submit_sequences(engine, model, ledger)
 
-    run(outsides, scene, sequence=SequenceSpec(direct=bool(seed % 2)))
+    run(outsides, scene, sequence=SequenceSpec(direct=bool(seed % 2), max_delay_us=seed % 3, min_utilization=1.0))
 
     assert len(ledger.ends) == 40
     ends = {end for (end,) in ledger.ends.values() if "must specify the START flag" not in end}
@@ -317,7 +317,8 @@ def test_requests_that_run_again_are_answered_whatever_happens_to_who_runs_them(
         await submit_all(engine, model, 40, ledger)
         assert (model.waiting_requests, model.waiting_rows, model.scheduler.nbytes) == (0, 0, 0)
 
-    run(outsides, scene, sequence=SequenceSpec(direct=bool(seed % 2), iterative=True))
+    sequence = SequenceSpec(direct=bool(seed % 2), max_delay_us=seed % 3, min_utilization=1.0, iterative=True)
+    run(outsides, scene, sequence=sequence)
 
     assert len(ledger.ends) == 40
     ends = {end for (end,) in ledger.ends.values() if "that had begun the request was lost" not in end}
@@ -341,6 +342,18 @@ def test_each_run_of_a_request_counts_and_a_batch_counts_once(direct: bool, size
         assert counted.queue.ns <= 8 * (time.monotonic_ns() - before)
 
     run([outside], scene, sequence=SequenceSpec(direct=direct, iterative=True))
+
+
+def test_one_that_is_to_run_again_and_is_held_open_runs_when_that_is_over() -> None:
+    plans = iter(["again", "again", "answer"])
+    outside = Elsewhere(lambda: next(plans))
+
+    async def scene(engine: Engine, model: Model) -> None:
+        assert (await engine.infer(model, x(3)))[0].tolist() == [[3]]
+
+    run([outside], scene, sequence=SequenceSpec(max_delay_us=1, min_utilization=1.0, iterative=True))
+
+    assert len(outside.begun) == 3
 
 
 def test_one_that_is_to_run_again_may_be_taken_back() -> None:

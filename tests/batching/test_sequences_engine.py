@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from penstock.backends.signature import Signature, TensorSpec
 from penstock.batching.engine import Engine
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest, InSequence, Terms
-from penstock.batching.spec import BatchPolicy, Control, ModelSpec, SequenceSpec, State
+from penstock.batching.spec import BatchPolicy, Control, InstanceGroup, ModelSpec, SequenceSpec, State
 from penstock.batching.statistics import CANCELED, REJECTED
 from tests.fakes import PATIENCE_S, FakeBackend, Gate, ListSink, fake_loader, fake_request
 
@@ -73,12 +74,16 @@ class Served:
 
 
 @asynccontextmanager
-async def served(sequence: SequenceSpec = SEQUENCE, rows: int = 2, executor: str = "thread") -> AsyncIterator[Served]:
+async def served(
+    sequence: SequenceSpec = SEQUENCE, rows: int = 2, executor: str = "thread", count: int = 1
+) -> AsyncIterator[Served]:
     gate = Gate(add_up)
     backend = FakeBackend(GRAPH, gate)
     engine = Engine(asyncio.get_running_loop(), {"fake": fake_loader(backend)})
     policy = BatchPolicy(max_batch_rows=rows, executor=executor)
-    model = await engine.load(ModelSpec("m", 1, Path("m"), "fake", policy=policy, sequence=sequence))
+    model = await engine.load(
+        ModelSpec("m", 1, Path("m"), "fake", policy=policy, sequence=sequence, instances=(InstanceGroup(count),))
+    )
     backend.runs.clear()
     try:
         yield Served(engine, model, backend, gate)
@@ -254,3 +259,36 @@ def _request(model: Model, identity: int, flags: str, sink: ListSink) -> InferRe
     request = fake_request(model, 1, ((1,),), sink=sink)
     request.sequence = InSequence(identity, "s" in flags, "e" in flags)
     return request
+
+
+async def test_what_is_left_of_a_sequence_is_run_by_others_when_an_instance_ends() -> None:
+    first, second = threading.Event(), threading.Event()
+
+    def asleep(instance: Any) -> bool:
+        return bool(instance.idle)
+
+    def wait(inputs: list[Any]) -> list[Any]:
+        if inputs[0].flat[0] != 1:
+            assert (first if threading.current_thread().name.endswith("#0") else second).wait(PATIENCE_S)
+        return add_up(inputs)
+
+    async with served(replace(SEQUENCE, direct=False), rows=1, count=2) as it:
+        model = it.model
+        it.backend.function = wait
+        asked = [it.ask(10, 1, "s"), it.ask(20, 2, "s"), it.ask(1, 1, "e"), it.ask(1, 2, "e")]
+        stays, goes = model.instances
+        while asleep(stays) or asleep(goes):  # noqa: ASYNC110 - an Instance that goes to work has no event
+            await asyncio.sleep(0)
+        first.set()
+        while not asleep(stays):  # noqa: ASYNC110 - nor has one that goes to sleep
+            await asyncio.sleep(0)
+        change = await it.engine.change(model, replace(model.spec, instances=(InstanceGroup(1),)))
+        assert change is not None
+        change.commit()
+        for _ in range(3):
+            await asyncio.sleep(0)  # the loop looks at the model once more, and finds nothing
+
+        second.set()
+
+        async with asyncio.timeout(PATIENCE_S):
+            assert await asyncio.gather(*asked) == [10, 20, 11, 21]
