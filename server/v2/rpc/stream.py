@@ -245,7 +245,7 @@ class Stream:
                 await self._pass_hooks(slot, asked)
             elif not self.ended:
                 self._submit(slot, asked)
-        except InferError:
+        except Exception:
             slot.request = None
             slot.id = slot.id or _id_of(self._owner.inference, message)
             raise
