@@ -22,7 +22,7 @@ from penstock.server.health import Health
 from penstock.server.v2.regions import LargeRead
 
 from .calls import as_refusal, brief
-from .encode import FINAL, MORE, Encoder, before, stream_answer, stream_error
+from .encode import FINAL, Encoder, before, stream_answer, stream_error
 from .inference import LARGE_BYTES, Asked, RpcInference
 from .pulse import Pulse
 
@@ -260,8 +260,8 @@ class Stream:
             await call.drained()
             async for answer in answers:
                 await call.drained()
-                if isinstance(answer, InferError):
-                    self._tell(slot, answer, MORE)
+                if isinstance(answer, tuple):
+                    self._tell(slot, *answer)
                 else:
                     call.send(answer)
 

@@ -23,7 +23,7 @@ EMPTY: dict[str, Any] = {"triton_enable_empty_final_response": {"bool_param": Tr
 
 
 class Yielding(FakeHooks):
-    """Hooks that give what the test puts: outputs, an error to yield, one to raise, or None for the end."""
+    """Hooks that give what the test puts: outputs, an error to yield or to raise, a whole Answer, or None for the end."""
 
     def __init__(self) -> None:
         super().__init__(dict)
@@ -40,7 +40,9 @@ class Yielding(FakeHooks):
                 self.taken += 1
                 if isinstance(put, RuntimeError):
                     raise InferError(Code.INVALID, str(put))
-                yield Answer({}, put) if isinstance(put, InferError) else Answer({"y": put})
+                if isinstance(put, InferError):
+                    put = Answer({}, put)
+                yield put if isinstance(put, Answer) else Answer({"y": put})
         finally:
             self.closed += 1
 
@@ -114,6 +116,19 @@ def test_each_answer_leaves_as_it_comes_while_plain_ones_wait_their_turn() -> No
         scene.hooks.put(row(2), None)
         await settled()
         assert sent(scene.call)[3:] == [("", "several", 2.0, False), ("", "several", None, True)]
+        assert scene.call.status is Status.OK
+
+    run(main)
+
+
+def test_an_error_that_is_known_to_be_the_last_answer_says_so() -> None:
+    async def main() -> None:
+        scene = Scene()
+        scene.ask("a", **EMPTY)
+        scene.reader.half_closed()
+        scene.hooks.put(row(1), Answer({}, InferError(Code.INVALID, "wrong"), final=True), None)
+        await settled()
+        assert sent(scene.call) == [("", "a", 1.0, False), ("wrong", "a", None, True)]
         assert scene.call.status is Status.OK
 
     run(main)
