@@ -242,6 +242,8 @@ class Stream:
                 self._loosen(slot, asked)
             if asked.hooked:
                 slot.id = asked.request.id
+                if slot.task is not None:  # which may wait for room first
+                    self._owner.inference.hold(asked.route.model, slot.task)
                 await self._pass_hooks(slot, asked)
             elif not self.ended:
                 self._submit(slot, asked)

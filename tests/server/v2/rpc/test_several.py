@@ -181,6 +181,25 @@ def test_one_that_does_not_read_has_nothing_begun() -> None:
     run(main)
 
 
+@pytest.mark.parametrize("pad", [0, 300_000])
+def test_a_model_is_held_for_a_request_that_waits_for_room(pad: int) -> None:
+    async def main() -> None:
+        scene = Scene()
+        model = scene.services.engine.loaded[0]
+        scene.call.writable = False
+        scene.call.reads.set()
+        scene.ask("a", pad={"string_param": "x" * pad})
+        while scene.call.reads.is_set():
+            await turns(1)
+        await turns()
+        assert (model.holds, scene.hooks.begun) == (1, 0)
+        scene.call.lose()
+        await settled()
+        assert model.holds == 0
+
+    run(main)
+
+
 def test_a_stream_has_answers_made_of_so_many_requests_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         monkeypatch.setattr(stream, "MAX_ANSWERED", 2)
