@@ -103,7 +103,6 @@ class Host:
             body, arrays = self._names.packed(batch, [each.number for each in opened])
             if self._kept.worker is None:
                 raise NotBegunError
-            # no future: what the call is answered with comes before what is told after it, the worker's end included
             self._kept.worker.ask(partial(self._called, batch, opened), EXECUTE, body, arrays, self._limit_s)
         except NotBegunError:
             self._unbegun = batch
@@ -148,7 +147,7 @@ class Host:
     def _called(
         self, batch: Batch, opened: list[OpenRequest], body: bytes, arrays: list[Array | None], error: Exception | None
     ) -> None:
-        """Take the end of a call."""
+        """Take the end of a call: before what follows it, the worker's end included, so not by a future."""
         batch.compute_end_ns = time.monotonic_ns()
         if isinstance(error, NotBegunError):
             for each in opened:

@@ -23,7 +23,7 @@ EMPTY: dict[str, Any] = {"triton_enable_empty_final_response": {"bool_param": Tr
 
 
 class Yielding(FakeHooks):
-    """Hooks that give what the test puts: outputs, an error to yield or to raise, a whole Answer, or None for the end."""
+    """Hooks that give what the test puts: outputs, an error to yield or raise, an Answer, or None for the end."""
 
     def __init__(self) -> None:
         super().__init__(dict)
