@@ -103,7 +103,7 @@ class Host:
             body, arrays = self._names.packed(batch, [each.number for each in opened])
             if self._kept.worker is None:
                 raise NotBegunError
-            called = self._kept.worker.call(EXECUTE, body, arrays, limit_s=self._limit_s)
+            self._kept.worker.ask(partial(self._called, batch, opened), EXECUTE, body, arrays, self._limit_s)
         except NotBegunError:
             self._unbegun = batch
             if self._kept.worker is None:
@@ -118,7 +118,6 @@ class Host:
             self._open[each.number] = each
             self._numbers[each.request] = each.number
         batch.compute_start_ns = time.monotonic_ns()
-        called.add_done_callback(partial(self._called, batch, opened))
 
     def _opened(self, request: InferRequest, batch: Batch) -> OpenRequest:
         number = self._numbers.get(request)
@@ -145,10 +144,11 @@ class Host:
         if each.waits:
             self._forget(each)
 
-    def _called(self, batch: Batch, opened: list[OpenRequest], called: asyncio.Future[Any]) -> None:
-        """Take the end of a call."""
+    def _called(
+        self, batch: Batch, opened: list[OpenRequest], body: bytes, arrays: list[Array | None], error: Exception | None
+    ) -> None:
+        """Take the end of a call: before what follows it, the worker's end included, so not by a future."""
         batch.compute_end_ns = time.monotonic_ns()
-        error = called.exception()
         if isinstance(error, NotBegunError):
             for each in opened:
                 self._forget(each)
@@ -160,7 +160,7 @@ class Host:
             self._free(batch, opened, failure)
             return
         try:
-            self._take_answers(opened, *called.result())
+            self._take_answers(opened, body, arrays)
         except InferError as wrong:
             self._free(batch, opened, wrong)
         except Exception as wrong:

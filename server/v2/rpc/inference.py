@@ -23,7 +23,7 @@ from penstock.server.v2.said import Classes, Options, Ways, version_of
 
 from .calls import parsed
 from .decode import decode
-from .encode import FINAL, Encoder, before, encode_hooked, encode_own, mark_of, stream_answer
+from .encode import FINAL, MORE, Encoder, before, encode_hooked, encode_own, mark_of, stream_answer
 from .layout import Layouts, head_of, names_of
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ _LARGE_ELEMENTS = 16 << 10
 _LARGE_CLASSES = 4096
 _KEPT_ROUTES = 4096
 _SEVERAL = "ModelInfer RPC doesn't support models with decoupled transaction policy"
+Failed = tuple[InferError, bytes]
+"""Why one of several answers failed, and the mark that says whether it is the last."""
 
 
 class Route:
@@ -253,7 +255,7 @@ class RpcInference:
         finally:
             _release(asked.options)
 
-    async def answers(self, asked: Asked, metadata: Mapping[str, str]) -> AsyncGenerator[bytes | InferError, None]:
+    async def answers(self, asked: Asked, metadata: Mapping[str, str]) -> AsyncGenerator[bytes | Failed, None]:
         """Carry a request through its model and the hooks: give each answer for a stream, or why that one failed.
 
         After the last, an empty one says so, if nothing has and it is asked for. To be closed by who takes no more.
@@ -265,7 +267,7 @@ class RpcInference:
                 async for answer in answers:
                     final, mark = answer.final, mark_of(answer.final, answer.parameters)
                     if answer.error is not None:
-                        yield answer.error
+                        yield answer.error, FINAL if final else MORE
                     else:
                         yield stream_answer(await self._encoded(asked, answer.outputs, mark))
             if asked.options.empty_final and not final:

@@ -22,7 +22,7 @@ from penstock.server.health import Health
 from penstock.server.v2.regions import LargeRead
 
 from .calls import as_refusal, brief
-from .encode import FINAL, MORE, Encoder, before, stream_answer, stream_error
+from .encode import FINAL, Encoder, before, stream_answer, stream_error
 from .inference import LARGE_BYTES, Asked, RpcInference
 from .pulse import Pulse
 
@@ -242,10 +242,12 @@ class Stream:
                 self._loosen(slot, asked)
             if asked.hooked:
                 slot.id = asked.request.id
+                if slot.task is not None:  # which may wait for room first
+                    self._owner.inference.hold(asked.route.model, slot.task)
                 await self._pass_hooks(slot, asked)
             elif not self.ended:
                 self._submit(slot, asked)
-        except InferError:
+        except Exception:
             slot.request = None
             slot.id = slot.id or _id_of(self._owner.inference, message)
             raise
@@ -260,8 +262,8 @@ class Stream:
             await call.drained()
             async for answer in answers:
                 await call.drained()
-                if isinstance(answer, InferError):
-                    self._tell(slot, answer, MORE)
+                if isinstance(answer, tuple):
+                    self._tell(slot, *answer)
                 else:
                     call.send(answer)
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TextIO
 
 import httpx
 import numpy as np
@@ -52,6 +53,18 @@ class TritonPythonModel:
     def finalize(self):
         with open(os.path.join(os.path.dirname(__file__), "finalized"), "a") as file:
             file.write("x")
+"""
+LEAVING = """
+import gc, os
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        open(requests[0].request_id()).read()
+        channel = next(each for each in gc.get_objects() if type(each).__name__ == "Channel")
+        channel.send(19, 2, b'{"answers": [null]}')  # "the answer comes later", as if execute had returned
+        os._exit(3)
 """
 TICKS = """
 import threading, time
@@ -243,6 +256,25 @@ def test_a_client_that_ends_the_worker_again_and_again_keeps_nobody_waiting(
             assert ask(client, "triple", 2) == 6
             with pytest.raises(InferenceServerException, match="ended: signal 11"):
                 ask(client, "triple", -2)
+
+
+def test_a_worker_that_ends_as_it_says_that_an_answer_comes_later_leaves_nobody_waiting(tmp_path: Path) -> None:
+    write_model(tmp_path, "leaving", LEAVING, ONE)
+    fifo = tmp_path / "go"
+    os.mkfifo(fifo)
+
+    async def let_it_end_while_the_loop_is_held(begun: TextIO) -> None:
+        begun.close()
+        for thread in threading.enumerate():
+            if thread.name == "worker":  # which waits for the process
+                thread.join(GUARD_S)
+
+    with live_server(tmp_path) as live, ThreadPoolExecutor(1) as pool:
+        body = {"id": str(fifo), "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [2.0]}]}
+        asked = pool.submit(httpx.post, f"{live.url}/v2/models/leaving/infer", json=body, timeout=10)
+        with fifo.open("w") as begun:  # opens once the model has the request
+            live.call(let_it_end_while_the_loop_is_held(begun))
+        assert asked.result().status_code == 503
 
 
 def test_a_killed_worker_ends_the_streams_it_had(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ EMPTY: dict[str, Any] = {"triton_enable_empty_final_response": {"bool_param": Tr
 
 
 class Yielding(FakeHooks):
-    """Hooks that give what the test puts: outputs, an error to yield, one to raise, or None for the end."""
+    """Hooks that give what the test puts: outputs, an error to yield or raise, an Answer, or None for the end."""
 
     def __init__(self) -> None:
         super().__init__(dict)
@@ -40,7 +40,9 @@ class Yielding(FakeHooks):
                 self.taken += 1
                 if isinstance(put, RuntimeError):
                     raise InferError(Code.INVALID, str(put))
-                yield Answer({}, put) if isinstance(put, InferError) else Answer({"y": put})
+                if isinstance(put, InferError):
+                    put = Answer({}, put)
+                yield put if isinstance(put, Answer) else Answer({"y": put})
         finally:
             self.closed += 1
 
@@ -119,6 +121,19 @@ def test_each_answer_leaves_as_it_comes_while_plain_ones_wait_their_turn() -> No
     run(main)
 
 
+def test_an_error_that_is_known_to_be_the_last_answer_says_so() -> None:
+    async def main() -> None:
+        scene = Scene()
+        scene.ask("a", **EMPTY)
+        scene.reader.half_closed()
+        scene.hooks.put(row(1), Answer({}, InferError(Code.INVALID, "wrong"), final=True), None)
+        await settled()
+        assert sent(scene.call) == [("", "a", 1.0, False), ("wrong", "a", None, True)]
+        assert scene.call.status is Status.OK
+
+    run(main)
+
+
 def test_without_the_parameter_nothing_tells_the_end() -> None:
     async def main() -> None:
         scene = Scene()
@@ -162,6 +177,25 @@ def test_one_that_does_not_read_has_nothing_begun() -> None:
         scene.call.reads.set()
         assert [each[2] for each in await scene.has_sent(1)] == [1]
         await settled()
+
+    run(main)
+
+
+@pytest.mark.parametrize("pad", [0, 300_000])
+def test_a_model_is_held_for_a_request_that_waits_for_room(pad: int) -> None:
+    async def main() -> None:
+        scene = Scene()
+        model = scene.services.engine.loaded[0]
+        scene.call.writable = False
+        scene.call.reads.set()
+        scene.ask("a", pad={"string_param": "x" * pad})
+        while scene.call.reads.is_set():
+            await turns(1)
+        await turns()
+        assert (model.holds, scene.hooks.begun) == (1, 0)
+        scene.call.lose()
+        await settled()
+        assert model.holds == 0
 
     run(main)
 

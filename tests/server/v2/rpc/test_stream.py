@@ -169,6 +169,21 @@ def test_a_large_wrong_message_is_answered_with_its_id() -> None:
     run(main)
 
 
+def test_a_fault_of_ours_after_a_slow_decode_is_answered_in_its_turn() -> None:
+    async def main() -> None:
+        services = Services()
+        call, reader = services.open()
+        services.engine.failure = RuntimeError("broken")
+        reader.message(request(id="large", parameters={"pad": {"string_param": "x" * 300_000}}).SerializeToString())
+        reader.half_closed()
+        await settled()
+        ((text, request_id, _),) = sent(call)
+        assert (request_id, text.startswith("internal error")) == ("large", True)
+        assert call.status is Status.OK
+
+    run(main)
+
+
 def test_when_the_server_leaves_idle_streams_end_and_others_take_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         monkeypatch.setattr(pulse, "INTERVAL_S", 0)
