@@ -64,7 +64,7 @@ class Model:
     `outsides` run the Batches of a model of user code, which is never `open`ed: it has no Bindings. Such a model is
     told the parameters of its requests.
     `loop_binding` is None when it is not open, when the loop never runs it, and from when the loop has lost its device
-    until it is loaded again. `leaving`: the ends of Instances that it has no more (resizing.py).
+    until it is loaded again. `leaving`: the ends of Instances that it has no more, or is never to have (resizing.py).
     """
 
     cache: Remembering | None = None

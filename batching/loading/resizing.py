@@ -132,16 +132,17 @@ async def change_to(
     try:
         return await asyncio.shield(making)
     except asyncio.CancelledError:
-        # the thread that loads cannot be stopped
-        making.add_done_callback(_unwanted)
+        task = asyncio.ensure_future(_unwanted(making))
+        model.leaving.add(task)
+        task.add_done_callback(model.leaving.discard)
         raise
 
 
-def _unwanted(making: asyncio.Future[Change | None]) -> None:
-    if not making.cancelled() and making.exception() is None and (change := making.result()) is not None:
-        task = asyncio.ensure_future(change.abandon())
-        change.model.leaving.add(task)
-        task.add_done_callback(change.model.leaving.discard)
+async def _unwanted(making: asyncio.Future[Change | None]) -> None:
+    """End what a thread, which cannot be stopped, makes for nobody. The Model must not be closed under it."""
+    await asyncio.wait([making])
+    if making.exception() is None and (change := making.result()) is not None:
+        await change.abandon()
 
 
 def match(old: Sequence[InstanceGroup], new: Sequence[InstanceGroup]) -> list[int | None]:

@@ -240,6 +240,30 @@ class TestOnThreads:
             assert [each.closed for each in made.loaded] == [False, False, True]
             assert len(made.model.threads) == 2
 
+    async def test_one_whose_making_is_cancelled_ends_before_its_model_is_closed(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async with house(of(1)) as it:
+            making, bind = Gate(list), it.loaded[0].bind
+
+            def bind_in_time(signature: Signature, capacity_rows: int) -> Binding:
+                making([])
+                return bind(signature, capacity_rows)
+
+            making.close()
+            monkeypatch.setattr(it.loaded[0], "bind", bind_in_time)
+            change = asyncio.ensure_future(it.engine.change(it.model, it.spec(of(2))))
+            await making.entered()
+            change.cancel()
+            await asyncio.wait([change])
+            unload = asyncio.ensure_future(it.engine.unload(it.model.name, 1))
+            (ending,) = it.model.leaving
+            making.open()
+            await unload
+
+            assert ending.exception() is None
+            assert it.model.instances == []
+
     async def test_the_rate_limiter_counts_those_that_are_there(self) -> None:
         needs = replace(CPU, resources=(Resource("r", 1),))
         async with house(needs) as made:
