@@ -7,6 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from penstock.backends.errors import Code, InferError
@@ -146,7 +147,8 @@ class Turns:
         self._finished.append((model, ran))
         if not self._delivery_due:
             self._delivery_due = True
-            self._loop.call_soon_threadsafe(self._deliver_finished)
+            with suppress(RuntimeError):  # the loop is closed: the server has stopped without waiting for this run
+                self._loop.call_soon_threadsafe(self._deliver_finished)
 
     def finished_on_loop(self, model: Model, ran: list[Batch]) -> None:
         """Deliver what an Outside has run. Called on the event loop, which need not be woken: that costs 2 us."""

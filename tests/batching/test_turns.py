@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -79,3 +80,10 @@ def test_a_turn_in_which_all_are_refused_is_a_turn_all_the_same(clock: Clock) ->
 
     assert watched.arrived_ns(30_000_000) == 28_000_000
     assert len(loop.soon) == 1
+
+
+def test_a_run_that_ends_when_the_loop_is_closed_ends_quietly() -> None:
+    loop = asyncio.new_event_loop()
+    loop.close()
+
+    Turns(loop, lambda *_: None).finished_on_thread(cast(Any, None), [])
