@@ -113,7 +113,9 @@ class Connection(HttpToolsProtocol):
         """Drain: answer what is under way or on its way, then close. Called by uvicorn once, for each connection."""
         self.shared.draining = True
         if self._state == FOREIGN:
-            super().shutdown()
+            # an answer that has begun has said that the connection stays open: who has it may go on
+            if not getattr(self.cycle, "response_started", False) or self.cycle.response_complete:
+                super().shutdown()
         elif self._state == HEAD:
             self.loop.call_later(DRAIN_LINGER_S, self._close_idle)
         elif self._state == CLOSED and not self._late:
@@ -197,7 +199,7 @@ class Connection(HttpToolsProtocol):
     def _ended(self) -> bool:
         """Whether no request is to come: what is left of a half-closed connection will never be a whole one."""
         if self._state == HEAD:
-            return not self.flow.write_paused and (self._half_closed or (self.shared.draining and not self._buffer))
+            return self._half_closed and not self.flow.write_paused
         return self._half_closed and self._receiving()
 
     def _answer_due(self) -> bool:

@@ -16,7 +16,7 @@ from penstock.server.listening.landing import LARGE_BYTES, Landing, Straight
 
 from .answering import Answering
 from .chunks import ChunkedBody, too_large
-from .connection import BODY, BUSY, CHUNKS, CLOSED, FOREIGN, HEAD
+from .connection import BODY, BUSY, CHUNKS, CLOSED, DRAIN_LINGER_S, FOREIGN, HEAD
 from .head import HttpError, TooLargeError, parse, without_upgrade
 from .unchunked import Unchunked
 
@@ -154,7 +154,7 @@ class FastLane(Answering):
             self._state = FOREIGN
             self._answered = False
             super().data_received(without_upgrade(raw) if b"upgrade" in head.header else raw)
-            if self._late and self.cycle is not None:
+            if self.shared.draining and self.cycle is not None:
                 self.cycle.keep_alive = False
             if head.old and self.cycle is not None:
                 self.cycle.transport = Unchunked(self.transport)  # type: ignore[assignment]
@@ -301,8 +301,10 @@ class FastLane(Answering):
     def _next(self) -> None:
         self._lived = True
         self._state = HEAD
-        if (self.shared.draining or self._half_closed) and not self._buffer:
+        if self._half_closed and not self._buffer:
             self._close()
+        elif self.shared.draining:
+            self.loop.call_later(DRAIN_LINGER_S, self._close_idle)
 
     def _continue(self) -> None:
         if self._state == HEAD:

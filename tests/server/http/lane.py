@@ -142,14 +142,19 @@ class Own:
 
 @dataclass
 class App:
-    """The application that uvicorn calls: answers with the path and the body that reached it, or in `parts`."""
+    """The application that uvicorn calls: answers with the path and the body that reached it, or in `parts`.
+
+    It waits until it is `open`, and behind the first part until it goes `on`.
+    """
 
     open: asyncio.Event = field(default_factory=asyncio.Event)
+    on: asyncio.Event = field(default_factory=asyncio.Event)
     disconnects: int = 0
     parts: tuple[bytes, ...] = ()
 
     def __post_init__(self) -> None:
         self.open.set()
+        self.on.set()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         body, more = b"", True
@@ -165,6 +170,7 @@ class App:
             await send({"type": "http.response.start", "status": 200, "headers": []})
             for number, part in enumerate(self.parts, 1):
                 await send({"type": "http.response.body", "body": part, "more_body": number < len(self.parts)})
+                await self.on.wait()
             return
         text = f"app {scope['path']} ".encode() + body
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(text))]})

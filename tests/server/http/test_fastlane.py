@@ -701,6 +701,47 @@ class TestDraining:
 
         run(main)
 
+    @pytest.mark.parametrize("more", [request("/own"), GET])
+    def test_behind_an_answer_that_had_begun_there_is_time_for_one_more(self, more: bytes) -> None:
+        """It has said that the connection stays open."""
+
+        async def main() -> None:
+            lane = Lane(LIMITS)
+            lane.app.parts = (b"first", b"last")
+            lane.app.on.clear()
+            await lane.fed(GET)
+            lane.protocol.shutdown()
+            lane.app.on.set()
+            await turns()
+            assert not lane.transport.closed
+
+            await lane.fed(more)
+
+            assert lane.statuses == [200] * 2
+            assert [answer.closes for answer in lane.answers] == [False, True]
+            assert lane.transport.closed
+
+        run(main)
+
+    def test_if_none_comes_the_connection_is_closed_after_a_while(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def main() -> None:
+            lane = Lane(LIMITS)
+            lane.app.parts = (b"first", b"last")
+            lane.app.on.clear()
+            await lane.fed(GET)
+            later: list[tuple[float, Callable[[], None]]] = []
+            lane.protocol.shutdown()
+            monkeypatch.setattr(lane.protocol.loop, "call_later", lambda *call: later.append(call))
+            lane.app.on.set()
+            await turns()
+            delay, close = later[-1]
+            close()
+
+            assert delay == DRAIN_LINGER_S
+            assert lane.transport.closed
+
+        run(main)
+
     @pytest.mark.parametrize("raw", [request("/own", b"body"), request("/app", b"body"), in_chunks("/own", b"body")])
     def test_a_request_that_is_on_its_way_is_answered(self, raw: bytes) -> None:
         async def main() -> None:
