@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,8 @@ from .request import InferRequest, Submits
 
 if TYPE_CHECKING:
     from .model import Model
+
+logger = logging.getLogger("penstock.batching")
 
 
 class FutureSink:
@@ -67,13 +70,20 @@ def to_sinks(requests: list[InferRequest]) -> None:
         if request.sink is not sink:
             break
     else:
-        sink.deliver(requests)
+        _give(requests)
         return
     by_sink: dict[int, list[InferRequest]] = {}
     for request in requests:
         by_sink.setdefault(id(request.sink), []).append(request)
     for group in by_sink.values():
-        group[0].sink.deliver(group)
+        _give(group)
+
+
+def _give(requests: Sequence[InferRequest]) -> None:
+    try:
+        requests[0].sink.deliver(requests)
+    except Exception:  # against its contract; who else was to be told in this turn is
+        logger.exception("model %s: answers could not be handed out", requests[0].model.name)
 
 
 def withdraw(request: InferRequest) -> None:
@@ -97,5 +107,4 @@ def let_go(model: Model) -> None:
 def _in_order(requests: list[InferRequest]) -> None:
     """Give requests to their sinks, none before one that stands in front of it."""
     for _, group in groupby(requests, key=lambda request: id(request.sink)):
-        each = list(group)
-        each[0].sink.deliver(each)
+        _give(list(group))

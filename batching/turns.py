@@ -171,21 +171,28 @@ class Turns:
         now_ns = time.monotonic_ns()
         for batch in ran:
             requests = batch.requests
-            if model.holds:
-                # an ensemble holds the models of its steps
-                count_steps(batch)
-            if requests[0].error is not None:
-                model.statistics.record_failure(BACKEND, requests[0].start_ns, now_ns)
-            elif batch.runs:
-                model.statistics.record_batch(batch, now_ns)
-            if self.trace is not None:
-                self.trace(model, batch, now_ns)
+            try:
+                self._count(model, batch, now_ns)
+            except Exception:  # they are answered all the same, and so are those behind them
+                logger.exception("model %s: a run was not counted", model.name)
             self._left(model, len(requests))
             hand_out(requests)
             if requests[0].target_ns:
                 model.scheduler.delivered(requests[0], time.monotonic_ns())
         if model.scheduler.sequences is not None:
             self.watch(model)
+
+    def _count(self, model: Model, batch: Batch, now_ns: int) -> None:
+        first = batch.requests[0]
+        if model.holds:
+            # an ensemble holds the models of its steps
+            count_steps(batch)
+        if first.error is not None:
+            model.statistics.record_failure(BACKEND, first.start_ns, now_ns)
+        elif batch.runs:
+            model.statistics.record_batch(batch, now_ns)
+        if self.trace is not None:
+            self.trace(model, batch, now_ns)
 
     def watch(self, model: Model) -> None:
         """Ring when the next request of a model expires, or the next of its sequences is idle for too long."""

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock.batching")
 
+REST_S = 10.0
+"""After so long without a Batch an Instance's Bindings give back what they keep only to be fast (`rest`)."""
 MOST_SHAPES = 8
 UNSAID_LENGTHS = (1, 64)
 """What padded axes are taken as whose buckets are not said: the first bucket, and one of a length that is common."""

@@ -5,6 +5,11 @@ Called by instance.py.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .batch import Batch
+
 FIRST_RETRY_NS = 1_000_000_000
 LAST_RETRY_NS = 60_000_000_000
 """How long a device that was lost is left alone before the model is loaded on it again: doubled with each failure."""
@@ -31,6 +36,12 @@ class Attempts:
     def went_well(self) -> None:
         """Note that a run has."""
         self.losses, self._wait_ns = 0, FIRST_RETRY_NS
+
+    def forgiven(self, ran: list[Batch]) -> list[Batch]:
+        """Forget the losses if any of some runs after them has gone well. Returns: the runs."""
+        if any(batch.requests[0].error is None for batch in ran):
+            self.losses = 0
+        return ran
 
     def failed(self, now_ns: int) -> int:
         """Note that loading has. Returns: how long to wait before the next time, in nanoseconds."""

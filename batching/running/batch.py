@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from penstock.batching.request import InferRequest, Key
 
@@ -44,3 +44,22 @@ class Batch:
         self.span_rows = rows
         self.runs = 1
         self.again: Collection[InferRequest] = ()
+
+
+def parted(batch: Batch, requests: Sequence[InferRequest]) -> list[Batch]:
+    """Give what is to be delivered of a Batch: those that went well together, and each that failed alone."""
+    well = [request for request in requests if request.error is None]
+    if len(well) == len(batch.requests):
+        return [batch]
+    parts = [well] if well else []
+    parts += [[request] for request in requests if request.error is not None]
+    return [part_of(batch, each) for each in parts]
+
+
+def part_of(batch: Batch, requests: list[InferRequest]) -> Batch:
+    """Make a Batch, with a Batch's stamps, of some of its requests."""
+    part = Batch(requests, sum([request.rows for request in requests]), batch.key, batch.exec_start_ns)
+    part.compute_start_ns, part.compute_end_ns = batch.compute_start_ns, batch.compute_end_ns
+    part.exec_end_ns = batch.exec_end_ns
+    part.runs = min(batch.runs, len(requests))
+    return part

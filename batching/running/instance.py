@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.backends.errors import Code, DeviceLost, DeviceTaken, InferError, ProcessLost
 from penstock.batching.devices.placement import keep_to
-from penstock.batching.loading.preparing import prepare, rest
+from penstock.batching.loading.preparing import REST_S, prepare, rest
 from penstock.batching.sequences import homes
 
 from .attempts import FAULT_S, Attempts
 from .execution import device_ns
-from .isolation import LostBatch, cut, execute, execute_alone, give_up, refuse
+from .isolation import LostBatch, cut, execute, execute_alone, give_up, refuse, settled
 from .overlap import Overlap, bind
 
 if TYPE_CHECKING:
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from .batch import Batch
 
 logger = logging.getLogger("penstock.batching")
-
-REST_S = 10.0
-"""After so long without a Batch Bindings give back what they keep only to be fast."""
 
 
 class ThreadInstance:
@@ -222,6 +219,14 @@ class ThreadInstance:
 
     def run_whole(self, batch: Batch, failed: Exception | None = None) -> None:
         """Run a Batch, nothing else being under way here, and deliver it. `failed`: as in `execute`."""
+        try:
+            ran = self._ran(batch, failed)
+        except Exception as error:  # noqa: BLE001 - whatever it is, they have been taken, and wait
+            self._leave_turn()
+            ran = settled(self._model, batch, error)
+        self._model.finish_from_thread(batch, ran)
+
+    def _ran(self, batch: Batch, failed: Exception | None) -> list[Batch]:
         model = self._model
         lost: LostBatch | None = None
         try:
@@ -240,7 +245,7 @@ class ThreadInstance:
             self._attempts.went_well()
         if self.place.name != "cpu":
             model.charge(self.place.name, device_ns(ran, self.binding))
-        model.finish_from_thread(batch, ran)
+        return ran
 
     def went_well(self, batch: Batch, binding: Binding, *, followed: bool) -> None:
         """Deliver a Batch that a Binding has run. `followed`: the next one runs already."""
@@ -266,12 +271,12 @@ class ThreadInstance:
                 if self._limited and not self._granted():
                     break
                 try:
-                    return ran + self._went_well(homes.execute_at(self, self._model, execute_alone, rest))
+                    return ran + self._attempts.forgiven(homes.execute_at(self, self._model, execute_alone, rest))
                 except LostBatch as again:
                     lost = again
                 finally:
                     self._leave_turn()
-                ran += self._went_well(lost.ran)
+                ran += self._attempts.forgiven(lost.ran)
                 self._attempts.losses += 1
                 rest = lost.rest
                 if lost.begun and isinstance(lost.error, DeviceTaken) and rest.requests[0] is not spared:
@@ -283,11 +288,6 @@ class ThreadInstance:
                 if self.failure is None:
                     self._fail(lost.error)
         return ran + refuse(rest, lost.error) if rest is not None else ran
-
-    def _went_well(self, ran: list[Batch]) -> list[Batch]:
-        if any(batch.requests[0].error is None for batch in ran):
-            self._attempts.losses = 0
-        return ran
 
     def _replace(self, cause: InferError) -> bool:
         model = self._model

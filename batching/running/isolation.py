@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from penstock.backends.backend import Binding
 from penstock.backends.errors import Code, DeviceLost, InferError, OutOfMemory, PartUnreadable, RunStopped
 
-from .batch import Batch
+from .batch import Batch, parted
 from .execution import run_batch
 from .suspects import Suspects
 
@@ -88,6 +88,17 @@ def give_up(model: Model, error: Exception) -> None:
         told = InferError(Code.INTERNAL, f"model '{model.name}': the request could not be scheduled")
         rows = sum([request.rows for request in waiting])
         model.hand_over(refuse(Batch(waiting, rows, waiting[0].key, time.monotonic_ns()), told))
+
+
+def settled(model: Model, batch: Batch, error: Exception) -> list[Batch]:
+    """Answer who is not answered yet of a Batch, what was to be done with it having failed. Returns: as `execute`."""
+    logger.error("model %s: a batch could not be brought to its end", model.name, exc_info=error)
+    told = InferError(Code.INTERNAL, f"model '{model.name}': the request could not be brought to its end")
+    for request in batch.requests:
+        if request.outputs is None and request.error is None:
+            _fail(request, told)
+    batch.exec_end_ns = time.monotonic_ns()
+    return parted(batch, batch.requests)
 
 
 def bare(error: Exception) -> Exception:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.batching.sequences import homes
 
-from .batch import Batch
-from .isolation import refuse
+from .attempts import FAULT_S
+from .batch import Batch, part_of, parted
+from .isolation import give_up, refuse
 
 if TYPE_CHECKING:
     from penstock.backends.errors import InferError
@@ -154,13 +155,15 @@ class OutsideInstance:
         self.owed -= len(answered) + len(batch.again)
         if batch.again:
             self._count_run(batch)
-        with model.lock:
-            model.scheduler.finished(batch, batch.exec_end_ns)
-            if all(request.error is None for request in batch.requests):
-                ns = batch.exec_end_ns - batch.exec_start_ns
-                model.scheduler.learn(batch.key, batch.rows, ns, batch.exec_end_ns)
-            more = model.scheduler.live > 0 and not self.stopping
-        self._end_turn(more=more)
+        try:
+            with model.lock:
+                model.scheduler.finished(batch, batch.exec_end_ns)
+                if all(request.error is None for request in batch.requests):
+                    ns = batch.exec_end_ns - batch.exec_start_ns
+                    model.scheduler.learn(batch.key, batch.rows, ns, batch.exec_end_ns)
+        except Exception:  # as in Model.learn
+            logger.exception("model %s: nothing was learned from a run", model.name)
+        self._end_turn(more=model.scheduler.live > 0 and not self.stopping)
         if answered:
             model.hand_over(parted(batch, answered))
         elif model.scheduler.nearest_deadline_ns():
@@ -174,7 +177,7 @@ class OutsideInstance:
         Each run of a request is an inference, and succeeds unless it has failed by now, as in Triton.
         """
         well = [each for each in batch.requests if each.error is None]
-        ran = batch if len(well) == len(batch.requests) else _part(batch, well)
+        ran = batch if len(well) == len(batch.requests) else part_of(batch, well)
         self._model.statistics.record_batch(ran, batch.exec_end_ns)
         batch.runs = 0
 
@@ -242,6 +245,15 @@ class OutsideInstance:
     # -- its way -----------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
+        try:
+            self._go_on()
+        except Exception as error:  # noqa: BLE001 - nothing wakes it again otherwise, and the model answers nobody
+            self._end_turn(more=False)
+            give_up(self._model, error)
+            self._loop.call_later(FAULT_S, self._look)
+
+    def _go_on(self) -> None:
+        """Do what is due, and begin a Batch if there is one for it."""
         if self._busy:
             return
         if self.stopping:
@@ -330,21 +342,3 @@ class OutsideInstance:
             with model.lock:
                 model.scheduler.finished(batch, time.monotonic_ns())
             model.hand_over(refuse(batch, failure))
-
-
-def parted(batch: Batch, requests: Sequence[InferRequest]) -> list[Batch]:
-    """Give what is to be delivered of a Batch: those that went well together, and each that failed alone."""
-    well = [request for request in requests if request.error is None]
-    if len(well) == len(batch.requests):
-        return [batch]
-    parts = [well] if well else []
-    parts += [[request] for request in requests if request.error is not None]
-    return [_part(batch, each) for each in parts]
-
-
-def _part(batch: Batch, requests: list[InferRequest]) -> Batch:
-    part = Batch(requests, sum([request.rows for request in requests]), batch.key, batch.exec_start_ns)
-    part.compute_start_ns, part.compute_end_ns = batch.compute_start_ns, batch.compute_end_ns
-    part.exec_end_ns = batch.exec_end_ns
-    part.runs = min(batch.runs, len(requests))
-    return part

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +19,9 @@ from penstock.batching.devices.rates import RateLimiter
 from penstock.batching.engine import Engine
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest, InSequence, Key, Terms
-from penstock.batching.running.batch import Batch
-from penstock.batching.running.outside import Outside, Takes, parted
+from penstock.batching.running import outside as running
+from penstock.batching.running.batch import Batch, parted
+from penstock.batching.running.outside import Outside, Takes
 from penstock.batching.running.outsides import Opened, complete_outside
 from penstock.batching.scheduling.admission import request_for
 from penstock.batching.spec import BatchPolicy, InstanceGroup, ModelSpec, Resource, SequenceSpec
@@ -269,6 +271,30 @@ def test_each_request_is_delivered_once_whatever_happens(seed: int) -> None:
     assert len(ends) == 60
     assert all(len(end) == 1 for end in ends.values())
     assert {end[0] for end in ends.values()} <= {"right", "failed", "died"}
+
+
+@pytest.mark.parametrize("what", ["take_from", "learn"])
+def test_a_fault_of_the_servers_own_leaves_nobody_waiting_and_the_next_is_served(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "FAULT_S", 0.0)
+
+    async def scene(engine: Engine, model: Model) -> None:
+        original: Callable[..., Any] = getattr(model.scheduler, what)
+
+        def fail(*_: Any, **__: Any) -> None:
+            setattr(model.scheduler, what, original)
+            raise ZeroDivisionError("the next one goes well")
+
+        first = Ledger()
+        setattr(model.scheduler, what, fail)
+        await submit_all(engine, model, 1, first)
+        told = {"take_from": "model 'm': the request could not be scheduled", "learn": "right"}
+        assert first.ends == {"0": [told[what]]}
+        await submit_all(engine, model, 6, second := Ledger())
+        assert set(map(tuple, second.ends.values())) == {("right",)}
+
+    run([Elsewhere(lambda: "answer")], scene)
 
 
 @pytest.mark.parametrize(("direct", "rows"), [(True, 1), (True, 2), (False, 4)])

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from penstock.backends.errors import Code
 from penstock.batching.model import Model
-from penstock.batching.running import instance
+from penstock.batching.request import InferRequest
+from penstock.batching.running import instance, outside
 from penstock.batching.scheduling import arrivals
 from tests.batching.arriving import House, housed, right
 from tests.batching.overlapping import LONG_NS, ROWS, Stream, opened
+from tests.fakes import ListSink
 
 pytestmark = pytest.mark.anyio
 
@@ -25,6 +27,7 @@ def anyio_backend() -> str:
 @pytest.fixture(autouse=True)
 def goes_on_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(instance, "FAULT_S", 0.0)
+    monkeypatch.setattr(outside, "FAULT_S", 0.0)
 
 
 def fails_once(of: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,3 +135,51 @@ def test_where_choosing_the_batch_that_follows_fails_the_one_on_the_device_is_de
         stream.let_end()
         house.ended([after])
         assert after.error is None
+
+
+async def test_a_batch_whose_turn_could_not_be_ended_is_told_and_the_next_is_served(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with housed() as house:
+        model = await house.load(executor="thread")
+        fails_once(model.instances[0]._attempts, "went_well", monkeypatch)
+
+        assert await served(house, model), "it had run by then"
+        fails_once(instance.homes, "execute_at", monkeypatch)
+        before = len(house.sink.requests)
+        taken = house.come(model)
+        await house.sink.holds(before + 1)
+
+        assert taken.error is not None
+        assert (taken.error.code, taken.outputs) == (Code.INTERNAL, None)
+        assert (model.inflight, model.scheduler.live) == (0, 0)
+        assert await served(house, model)
+        assert caplog.text.count("could not be brought to its end") == 2
+
+
+@EXECUTORS
+async def test_what_could_not_be_counted_is_answered_all_the_same(
+    executor: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with housed() as house:
+        model = await house.load(executor=executor)
+        fails_once(model.statistics, "record_batch", monkeypatch)
+
+        assert await served(house, model)
+        assert model.inflight == 0
+        assert "was not counted" in caplog.text
+
+
+async def test_a_sink_that_fails_takes_no_other_along(caplog: pytest.LogCaptureFixture) -> None:
+    class Fails(ListSink):
+        def deliver(self, requests: Sequence[InferRequest]) -> None:
+            raise ZeroDivisionError("a sink")
+
+    async with housed() as house:
+        model = await house.load()
+        house.come(model, sink=Fails())
+
+        assert await served(house, model)
+        assert house.rows_run == [2]
+        assert model.inflight == 0
+        assert "could not be handed out" in caplog.text
