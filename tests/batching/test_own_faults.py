@@ -11,7 +11,9 @@ from penstock.backends.errors import Code
 from penstock.batching.model import Model
 from penstock.batching.request import InferRequest
 from penstock.batching.running import instance, outside
+from penstock.batching.running.attempts import Attempts
 from penstock.batching.scheduling import arrivals
+from penstock.batching.sequences import homes
 from tests.batching.arriving import House, housed, right
 from tests.batching.overlapping import LONG_NS, ROWS, Stream, opened
 from tests.fakes import ListSink
@@ -142,10 +144,10 @@ async def test_a_batch_whose_turn_could_not_be_ended_is_told_and_the_next_is_ser
 ) -> None:
     async with housed() as house:
         model = await house.load(executor="thread")
-        fails_once(model.instances[0]._attempts, "went_well", monkeypatch)
+        fails_once(Attempts, "went_well", monkeypatch)
 
         assert await served(house, model), "it had run by then"
-        fails_once(instance.homes, "execute_at", monkeypatch)
+        fails_once(homes, "execute_at", monkeypatch)
         before = len(house.sink.requests)
         taken = house.come(model)
         await house.sink.holds(before + 1)
