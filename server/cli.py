@@ -29,7 +29,7 @@ _PROGRAMS = {
     "seldon-core-microservice": ("seldon.command:run", "serve a component of Seldon Core (docs/seldon.md)"),
     "deepaas-run": ("deepaas.command:run", "serve DEEPaaS models (docs/deepaas.md)"),
     "deepaas-cli": ("deepaas.cli:run", "call a DEEPaaS model's methods, without a server"),
-    "deepaas-predict": ("deepaas.cli:refuse", "of old versions of DEEPaaS: says what to use"),
+    "deepaas-predict": ("deepaas.predicting:run", "call a DEEPaaS model's `predict_data` with a file"),
     "abeja": ("abeja.command:run", "serve an ABEJA handler, or call it (docs/abeja.md)"),
     "sagemaker": ("clouds.command:run", "serve in a container of Amazon SageMaker's (docs/clouds.md)"),
 }

@@ -44,25 +44,20 @@ METHODS = {
 }
 _CALLED = ("predict", "train")
 _USAGE = f"{NAME} [NAME=package.module[:attr]] [--FLAG VALUE ...] METHOD [--ARGUMENT VALUE ...]"
-_PREDICT = """deepaas-predict called predict_data and predict_url, methods of version 1; no later model has them.
-Use `penstock deepaas-cli predict --ARGUMENT VALUE ...`: an argument that is a file takes its path, and
---deepaas_method_output FILE, before `predict`, says where the result goes.
-"""
-
-
-def refuse(argv: Sequence[str], serve: object) -> int:
-    """Say of `deepaas-predict` what to use."""
-    sys.stderr.write(_PREDICT)
-    return FAILED_STATUS
 
 
 def run(argv: Sequence[str], serve: object) -> int:
     """Call what a command line asks for. Returns: the exit status. Raises: SystemExit, for a wrong command line."""
+    return called(lambda: _run(list(argv)))
+
+
+def called(do: Callable[[], None]) -> int:
+    """Have a command import user code and call it, in this process. Returns: the exit status. Raises: SystemExit."""
     sys.path.insert(0, os.getcwd())  # noqa: PTH109 - a text is wanted
     if IMPORTABLE not in sys.path:
         sys.path.append(IMPORTABLE)
     try:
-        _run(list(argv))
+        do()
     except SettingError as error:
         sys.stderr.write(f"{error}\n")
         return FAILED_STATUS
@@ -73,13 +68,13 @@ def run(argv: Sequence[str], serve: object) -> int:
 
 
 def _run(words: list[str]) -> None:
-    target = target_of(words.pop(0)) if words and "=" in words[0] and not words[0].startswith("-") else None
+    target = taken(words)
     parser = _parser()
     before, after = _divided(words, parser)
     given = parser.parse_args(before)
     method = given.methods
     values = Values(given.said, os.environ, NAME)
-    found = target or _chosen(values.of("model_name"))
+    found = target or chosen(values.of("model_name"))
     model = Model(found.name, found.target)
     fields = model.arguments(f"get_{method}_args") if method in _CALLED else {}
     of_method = argparse.ArgumentParser(prog=f"{NAME} {method}", conflict_handler="resolve")
@@ -94,6 +89,11 @@ def _run(words: list[str]) -> None:
         model.warm()
     with _files(files_of(fields), arguments):
         call.do(method, arguments)
+
+
+def taken(words: list[str]) -> Target | None:
+    """Take the model that a command line begins with, if it does."""
+    return target_of(words.pop(0)) if words and "=" in words[0] and not words[0].startswith("-") else None
 
 
 def _divided(words: list[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str]]:
@@ -129,7 +129,7 @@ def _method(word: str) -> str:
     return word
 
 
-def _chosen(name: str) -> Target:
+def chosen(name: str) -> Target:
     """Find the model. Raises: SettingError unless it is one."""
     there = {each[0]: Target(*each) for each in installed_in().entries}
     if name:
@@ -218,7 +218,7 @@ class Call:
                 f"You are trying to store {extension} type data in the file with {had} extension!\n"
                 f"===================> New output is {self._output}", "WARNING",
             )  # fmt: skip
-        self._store(write_json(value).encode() if extension in (_JSON, None) else _content(value))
+        self._store(write_json(value).encode() if extension in (_JSON, None) else content_of(value))
         self.say(f"return: Output is saved in {self._output}")
 
     def _train(self, arguments: dict[str, Any]) -> None:
@@ -241,7 +241,7 @@ class Call:
         path.write_bytes(content)
 
 
-def _content(value: Any) -> bytes:
+def content_of(value: Any) -> bytes:
     """Give what a result is as a file's content; of an open file what it holds. Raises: TypeError."""
     if isinstance(value, io.BytesIO):
         return value.getvalue()

@@ -121,6 +121,8 @@ def _field(identifier: str, parameter: dict[str, Any]) -> str:
     name, place = str(parameter["name"]), _PLACES.get(parameter.get("in", ""), "json")
     required = bool(parameter.get("required"))
     kind = parameter.get("type", "")
+    if kind == "file" and place == "query":
+        place = "form"  # its field does not say where it stands, and it is looked for there, too
     told = [escape(str(kind))] if kind else []
     told += ["required"] if required else []
     told += [f"default <code>{escape(json.dumps(parameter['default']))}</code>"] if "default" in parameter else []

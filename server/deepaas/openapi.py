@@ -103,7 +103,7 @@ def _operation(operation: Json) -> Json:
     """Write one method of a path."""
     parameters, form, body = [], [], None
     for parameter in operation["parameters"]:
-        if parameter["in"] == "formData":
+        if parameter["in"] == "formData" or (parameter["in"] == "query" and parameter.get("type") == "file"):
             form.append(parameter)
         elif parameter["in"] == "body":
             body = parameter

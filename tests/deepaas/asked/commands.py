@@ -1,4 +1,4 @@
-"""What deepaas-cli is told to do, and with what deepaas-run does not start."""
+"""What deepaas-cli and deepaas-predict are told to do, and with what deepaas-run does not start."""
 
 from __future__ import annotations
 
@@ -24,11 +24,18 @@ class Command:
 
 ONE = {"m": "commanded"}
 TWO = {"m": "commanded", "n": "basic"}
+OLD = {"m": "first_version"}
+FILES = {"f.txt": "of the file", "g.png": "of a picture"}
 
 
 def cli(name: str, *words: str, models: dict[str, str] = ONE, **more: Any) -> Command:
     """Say a command of deepaas-cli."""
     return Command(name, "deepaas-cli", list(words), models, **more)
+
+
+def predict(name: str, *words: str, models: dict[str, str] = OLD, **more: Any) -> Command:
+    """Say a command of deepaas-predict, which has a file to predict from."""
+    return Command(name, "deepaas-predict", list(words), models, files=FILES, **more)
 
 
 def run(name: str, *words: str, models: dict[str, str] = ONE, **more: Any) -> Command:
@@ -37,7 +44,6 @@ def run(name: str, *words: str, models: dict[str, str] = ONE, **more: Any) -> Co
 
 
 OUT = "--deepaas_method_output"
-FILES = {"f.txt": "of the file", "g.png": "of a picture"}
 COMMANDS = [
     cli("metadata", "get_metadata"),
     cli("metadata-stored", OUT, "out/meta.json", "get_metadata"),
@@ -94,6 +100,21 @@ COMMANDS = [
     cli("two-models-by-the-environment", "get_metadata", models=TWO, environment={"DEEPAAS_V2_MODEL": "n"}),
     cli("unknown-model", "get_metadata", environment={"DEEPAAS_V2_MODEL": "x"}),
     cli("version", "--version"),
+    predict("old-predict", "-i", "g.png", "-o", "out/"),
+    predict("old-predict-in-full", "--input-file", "f.txt", "--content-type", "application/json", "--output", "a/b"),
+    predict("old-predict-file-of-the-model", "-i", "g.png", "-ct", "application/zip", "-o", "out"),
+    predict("old-predict-address", "-i", "http://example.com/a.b.jpg", "--url", "-o", "out"),
+    predict("old-predict-no-address", "-i", "g.png", "-u", "--nourl", "-o", "out"),
+    predict("old-predict-without-a-file", "-o", "out"),
+    predict("old-predict-without-a-folder", "-i", "g.png"),
+    predict("old-predict-of-no-file", "-i", "none.png", "-o", "out"),
+    predict("old-predict-of-no-type", "-i", "g.png", "-ct", "nonsense", "-o", "out"),
+    predict("old-predict-nothing", "-i", "g.png", "-ct", "text/plain", "-o", "out"),
+    predict("old-predict-of-a-model-without", "-i", "g.png", "-o", "out", models=ONE),
+    predict("old-predict-of-two", "-i", "g.png", "-o", "out", models={**OLD, "n": "basic"}),
+    predict("old-predict-of-one-of-two", "-i", "g.png", "-o", "out", models={**OLD, "n": "basic"},
+            environment={"DEEPAAS_V2_MODEL": "m"}),
+    predict("old-predict-unknown-option", "-i", "g.png", "-o", "out", "--nonsense"),
     run("run-version", "--version"),
     run("run-unknown-option", "--nonsense"),
     run("run-base-path-without-a-slash", "--base-path", "base"),

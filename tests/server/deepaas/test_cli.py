@@ -218,8 +218,3 @@ def test_of_several_installed_models_one_has_to_be_chosen(
     assert returned(said("get_metadata")) == '{"name": "caf\\u00e9"}'
     assert main(["deepaas-cli", "--model-name", "x", "get_metadata"]) == 1
     assert capsys.readouterr().err.endswith("Available models: ['m', 'n']\n")
-
-
-def test_deepaas_predict_says_what_to_use(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["deepaas-predict", "-i", "x.png"]) == 1
-    assert "penstock deepaas-cli predict" in capsys.readouterr().err

@@ -97,6 +97,7 @@ def test_a_browser_without_scripts_is_told_what_it_sends() -> None:
         ({"type": "number"}, {"type": "number", "step": "any"}),
         ({"type": "string"}, {"type": "text"}),
         ({"in": "formData", "type": "file"}, {"type": "file", "data-in": "form"}),
+        ({"in": "query", "type": "file"}, {"type": "file", "data-in": "form"}),
         ({"in": "header", "type": "string"}, {"data-in": "header"}),
         ({"in": "cookie", "type": "string"}, {"disabled": None}),
         ({"required": True}, {"required": None}),

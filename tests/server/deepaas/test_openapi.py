@@ -14,6 +14,7 @@ ARGUMENTS = [
     {"in": "query", "name": "many", "type": "array", "items": {"type": "string"}, "collectionFormat": "multi",
      "required": True, "x-nullable": True, "default": None},
     {"in": "formData", "name": "data", "type": "file", "required": True, "description": "A picture"},
+    {"in": "query", "name": "placeless", "type": "file", "required": False},
     {"in": "formData", "name": "word", "type": "string", "required": False},
     {"in": "header", "name": "X-Named", "type": "string", "required": False, "enum": ["a", "b"]},
     {"in": "query", "name": "nested", "$ref": "#/definitions/Inner", "required": False},
@@ -80,6 +81,13 @@ def test_those_of_a_form_are_a_body() -> None:
     assert form["properties"]["data"] == {"type": "string", "format": "binary", "description": "A picture"}
     assert form["properties"]["word"] == {"type": "string"}
     assert form["required"] == ["data"]
+
+
+def test_a_file_whose_place_nobody_says_is_in_the_form_where_alone_it_can_be() -> None:
+    form = predict()["requestBody"]["content"]["multipart/form-data"]["schema"]
+
+    assert form["properties"]["placeless"] == {"type": "string", "format": "binary"}
+    assert "placeless" not in {each["name"] for each in predict()["parameters"]}
 
 
 def test_those_of_a_body_of_json_are_one() -> None:

@@ -1,0 +1,92 @@
+"""The command line of `deepaas-predict`: one file, or one address, for a model's `predict_data` or `predict_url`.
+
+They are methods of version 1. Many a module has them yet, beside `predict`, and scripts of OSCAR's services call them
+by this command. Called by server/cli.py; user code is imported here, as in cli.py, and `warm` is called before.
+Source: deepaas 2.6.0, cmd/execute.py: what they are called with, what is stored under which name, and the exit status.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import mimetypes
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.server.settings import SettingError
+
+from .cli import called, chosen, content_of, taken
+from .command import Values, add_options
+from .inside.model import Model
+from .options import VERSION
+
+NAME = "deepaas-predict"
+_USAGE = f"{NAME} [NAME=package.module[:attr]] --input-file FILE --output FOLDER [--FLAG VALUE ...]"
+_INSTEAD = "use `penstock deepaas-cli predict --ARGUMENT VALUE ...`, where an argument that is a file takes its path"
+_JSON = ".json"
+
+
+def run(argv: Sequence[str], serve: object) -> int:
+    """Predict what a command line asks for. Returns: the exit status. Raises: SystemExit, for a wrong command line."""
+    return called(lambda: _run(list(argv)))
+
+
+def _run(words: list[str]) -> None:
+    target = taken(words)
+    given = _parser().parse_args(words)
+    for name in ("input_file", "output"):
+        if getattr(given, name) is None:
+            raise SettingError(f"ERROR: Option {name} is required.")
+    values = Values(given.said, os.environ, NAME)
+    found = target or chosen(values.of("model_name"))
+    model = Model(found.name, found.target)
+    method = model.method("predict_url" if given.url else "predict_data")
+    if method is None:
+        raise SettingError(f"ERROR: The model {model.name} has no method of version 1: {_INSTEAD}")
+    if values.of("warm"):
+        model.warm()
+    sent = {"urls": [given.input_file]} if given.url else {"files": [_file(given.input_file)]}
+    stored = _stored(method({**sent, "accept": given.content_type}), given)
+    sys.stdout.write(f"Output saved at {stored}\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=NAME, usage=_USAGE)
+    parser.set_defaults(said=[])
+    parser.add_argument("--version", action="version", version=VERSION)
+    add_options(parser)
+    parser.add_argument("--input-file", "-i", metavar="FILE", help="the file, or the address, to predict from")
+    parser.add_argument("--content-type", "-ct", default="application/json", help="of the result (application/json)")
+    parser.add_argument("--output", "-o", metavar="FOLDER", help="where the result goes; it is made if it is not there")
+    parser.add_argument("--url", "-u", action="store_true", help="it is an address")
+    parser.add_argument("--nourl", dest="url", action="store_false", help="it is a file")
+    return parser
+
+
+def _file(path: str) -> Any:
+    """Give a file as an upload: itself, not a copy, as it was."""
+    made = importlib.import_module("deepaas.model.v2.wrapper").UploadedFile
+    return made(path, path, mimetypes.guess_type(path)[0])
+
+
+def _stored(value: Any, given: argparse.Namespace) -> str:
+    """Store a result. Returns: its path. Raises: SettingError of what is none of its type; OSError."""
+    extension = mimetypes.guess_extension(given.content_type)
+    if value is None or extension is None:
+        raise SettingError(f"ERROR: Content type {given.content_type} not valid.")
+    Path(given.output).mkdir(parents=True, exist_ok=True)
+    name = f"out_{Path(given.input_file).stem}{extension}"
+    path = getattr(value, "name", None)
+    if extension == _JSON:
+        content = f"{value!r}\n".encode()  # no JSON, as it was: what reads it reads what Python writes
+    elif isinstance(path, str) and Path(path).is_file():
+        return shutil.copy(path, given.output)
+    else:
+        content = content_of(value)
+    stored = os.path.join(given.output, name)  # noqa: PTH118 - as it is given
+    Path(stored).write_bytes(content)
+    return stored
