@@ -23,7 +23,7 @@ from penstock.server.settings import Settings
 from . import parameters
 from .graph.nodes import Code
 from .graph.reading import demand, is_graph
-from .modules import MODEL_NAME, S2I, of_their_own_name, unreadable, variables_of
+from .modules import MODEL_NAME, S2I, built_with, of_their_own_name, unreadable, variables_of
 
 SELDON = "seldon"
 """The backend."""
@@ -75,7 +75,7 @@ class Components:
         if self.graph:
             from .graph.repository import GraphRepository
 
-            return GraphRepository(self.settings, self.path, defaults)
+            return GraphRepository(self.settings, self.path, defaults, self._environ)
         return ComponentRepository(self, defaults)
 
     def wrong(self) -> Finding | None:
@@ -117,8 +117,7 @@ class Components:
 
     def spec(self) -> ModelSpec:
         """Give the component as a model; it blocks."""
-        # what an image was built with goes after what its container is started with
-        environment = {key: value for key, value in self._built().items() if key not in self._environ}
+        environment = built_with(self.path, self._environ) if self.path.is_dir() else {}
         name = self.component.rpartition(".")[2]
         return spec_of(self.settings, name, Code(self.folder, self.component), self.parameters, environment)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from pathlib import Path
 
 from penstock.server.modules import made_in, parsed
@@ -22,6 +23,11 @@ def variables_of(path: Path) -> dict[str, str]:
         return {}
     pairs = (line.strip().partition("=") for line in lines if not line.lstrip().startswith("#"))
     return {name.strip(): value for name, equals, value in pairs if equals and name.strip()}
+
+
+def built_with(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """Give the variables of an image of a folder: they go after `environ`, which its container is started with."""
+    return {key: value for key, value in variables_of(folder / S2I).items() if key not in environ}
 
 
 def of_their_own_name(folder: Path) -> list[str]:

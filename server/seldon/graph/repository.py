@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from penstock.server.repository.pbtxt import model_config_pb2
 from penstock.server.repository.repository import Repository
 from penstock.server.repository.scan import Defaults, Entry
 from penstock.server.seldon.components import spec_of
+from penstock.server.seldon.modules import S2I, built_with
 from penstock.server.settings import Settings
 
 from .nodes import Node
@@ -27,9 +30,12 @@ class GraphRepository(Repository):
     Threads: any, for what blocks; `deployment` and `served` are the event loop's.
     """
 
-    def __init__(self, settings: Settings, file: Path, defaults: Defaults) -> None:
+    def __init__(
+        self, settings: Settings, file: Path, defaults: Defaults, environ: Mapping[str, str] = os.environ
+    ) -> None:
         super().__init__((file,), defaults)
         self._settings = settings
+        self._environ = environ
         self._file = file
         self._print: bytes | None = None
         self._turn = threading.Lock()
@@ -83,15 +89,17 @@ class GraphRepository(Repository):
         return next((node for node in self._nodes() if node.model == name), None)
 
     def _fingerprint(self, node: Node) -> bytes:
-        """Give what changes when a module of a node's folder does, or what the file says of it."""
+        """Give what changes when a module of a node's folder does, what s2i says there, or what the file says of it."""
         if self._settings.model_control_mode == "none" or node.code is None:
             return b"-"
         said = json.dumps([node.code.component, [*node.parameters], {**node.environment}], sort_keys=True)
-        return fingerprint(sorted(node.code.folder.rglob("*.py"))) + said.encode("utf-8", "surrogateescape")
+        places = [*sorted(node.code.folder.rglob("*.py")), node.code.folder / S2I]
+        return fingerprint(place for place in places if place.exists()) + said.encode("utf-8", "surrogateescape")
 
     def _entry(self, node: Node) -> Entry:
         settings, code = self._settings, node.code
         if code is None:
             raise ValueError(f"node '{node.name}' has no code")
-        spec = spec_of(settings, node.model, code, json.dumps([*node.parameters]), node.environment)
+        environment = built_with(code.folder, self._environ) | {**node.environment}
+        spec = spec_of(settings, node.model, code, json.dumps([*node.parameters]), environment)
         return Entry(node.model, self._file, (spec,), model_config_pb2().ModelConfig(name=node.model))

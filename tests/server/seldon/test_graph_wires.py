@@ -260,6 +260,27 @@ def test_a_file_that_has_become_wrong_goes_on_as_it_was(tmp_path: Path) -> None:
     assert repository.read("M") == (None, b"")
 
 
+def test_a_node_has_the_variables_that_its_image_was_built_with_and_a_change_of_them_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "M" / ".s2i").mkdir(parents=True)
+    (tmp_path / "M" / "M.py").write_text("class M: pass\n")
+    built = tmp_path / "M" / ".s2i" / "environment"
+    built.write_text("ROUTES=2\nLEVEL=1\nHOME=/app\n")
+    file = tmp_path / "g.yaml"
+    file.write_text("graph: {name: M, environment: {LEVEL: 7}}\n")
+    settings = Settings(model_repository=(str(file),), model_control_mode="poll")
+    repository = GraphRepository(settings, file, None, {"HOME": "/root"})  # type: ignore[arg-type]
+
+    entry, before = repository.read("M")
+    assert entry is not None
+    environment = entry.specs[0].worker.environment
+    assert (environment["ROUTES"], environment["LEVEL"], "HOME" in environment) == ("2", "7", False)
+    built.write_text("ROUTES=3\n")
+    entry, after = repository.read("M")
+    assert entry is not None
+    assert entry.specs[0].worker.environment["ROUTES"] == "3"
+    assert after != before
+
+
 def test_a_graph_goes_on_as_it_was_until_its_new_nodes_are_open() -> None:
     graph, engine = graph_of(Predictor("p", node("old")))
     old, new = graph.deployment, Deployment(Path("g.yaml"), "dep", "", (Predictor("p", node("new")),))

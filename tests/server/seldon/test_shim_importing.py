@@ -59,6 +59,19 @@ IMPORTED = {
     ),
 }  # fmt: skip
 
+# What those that import all of a module use of it, beside the above.
+IMPORTED_WITH_A_STAR = {
+    "seldon_core.user_model": (
+        "np", "json", "logging", "os", "inspect", "logger", "Dict", "Iterable", "List", "Tuple", "Union",
+        "SeldonMicroserviceException", "SeldonMetrics", "validate_metrics",
+    ),
+    "seldon_core.utils": (
+        "np", "json", "logging", "os", "sys", "base64", "logger", "Dict", "Iterable", "List", "Optional", "Tuple",
+        "Union", "SeldonComponent", "SeldonMicroserviceException", "client_class_names", "client_custom_tags",
+        "client_feature_names", "prediction_pb2", "json_format", "any_pb2", "ListValue", "MessageToDict", "ParseDict",
+    ),
+}  # fmt: skip
+
 
 def _run(program: str, cwd: Path, **environment: str) -> str:
     ended = subprocess.run(
@@ -74,6 +87,14 @@ def test_what_components_import_is_there(module: str) -> None:
     found = importlib.import_module(module)
 
     assert [name for name in IMPORTED[module] if not hasattr(found, name)] == []
+
+
+@pytest.mark.parametrize("module", IMPORTED_WITH_A_STAR)
+def test_a_star_brings_what_the_original_had_imported_itself(module: str) -> None:
+    found: dict[str, object] = {}
+    exec(f"from {module} import *", found)
+
+    assert [name for name in (*IMPORTED[module], *IMPORTED_WITH_A_STAR[module]) if name not in found] == []
 
 
 def test_it_says_which_version_it_stands_for() -> None:

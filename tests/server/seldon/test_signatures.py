@@ -100,6 +100,12 @@ class _DecoratedBare:
         return ["no meta"]
 
 
+class _DecoratedMetaInTheSecondPlace:
+    @_bare
+    def predict(self, X: Any, meta: Any) -> Any:
+        return ["no meta"]
+
+
 class _DecoratedWithMeta:
     @_wrapped
     def predict(self, X: Any, names: Any, meta: Any) -> Any:
@@ -141,8 +147,8 @@ class _HandsOn:
         (_Plain, "no meta"), (_Defaulted, "no meta"), (_WithMeta, GIVEN), (_WithDefaultedMeta, GIVEN),
         (_KeywordMeta, GIVEN), (_Keywords, GIVEN), (_Positional, "no meta"), (_Anything, GIVEN), (_Static, GIVEN),
         (_OfClass, "no meta"), (_MetaInTheSecondPlace, "no meta"), (_Decorated, "no meta"),
-        (_DecoratedBare, "no meta"), (_DecoratedWithMeta, GIVEN), (_Partial, GIVEN), (_Callable, GIVEN),
-        (_HandsOn, "no meta"),
+        (_DecoratedBare, "no meta"), (_DecoratedMetaInTheSecondPlace, "no meta"), (_DecoratedWithMeta, GIVEN),
+        (_Partial, GIVEN), (_Callable, GIVEN), (_HandsOn, "no meta"),
     ],
 )  # fmt: skip
 def test_a_method_gets_meta_if_it_takes_it(component: Any, seen: Any) -> None:

@@ -11,12 +11,12 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Dict, List, Tuple, Union  # noqa: F401, UP035 - for `import *`, which gave these too
 
-import numpy as np  # noqa: F401 - for `import *`, which gave it too
+import numpy as np  # noqa: F401 - likewise
 
 from .flask_utils import SeldonMicroserviceException
-from .metrics import validate_metrics
+from .metrics import SeldonMetrics, validate_metrics  # noqa: F401 - likewise
 
 logger = logging.getLogger(__name__)
 

@@ -5,19 +5,31 @@ What they do is in `penstock.server.seldon.inside`. Source: seldon-core 1.17.1.
 
 from __future__ import annotations
 
+import base64  # noqa: F401 - this and others for `import *`, which gave them too
 import json
+import logging
 import os
+import sys  # noqa: F401
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Dict, List, Optional, Tuple, Union  # noqa: F401, UP035
 
-import numpy as np  # noqa: F401 - for `import *`, which gave it too
-from google.protobuf import json_format
+import numpy as np  # noqa: F401
+from google.protobuf import any_pb2, json_format  # noqa: F401
+from google.protobuf.json_format import MessageToDict, ParseDict  # noqa: F401
+from google.protobuf.struct_pb2 import ListValue  # noqa: F401
 
 from .env_utils import NONIMPLEMENTED_MSG, get_image_name, get_model_name
 from .flask_utils import SeldonMicroserviceException
 from .lacking import lacking
 from .proto import prediction_pb2
-from .user_model import client_feature_names
+from .user_model import (  # noqa: F401
+    SeldonComponent,
+    client_class_names,
+    client_custom_tags,
+    client_feature_names,
+)
+
+logger = logging.getLogger(__name__)
 
 __getattr__ = lacking(__name__, "setup_tracing")
 
