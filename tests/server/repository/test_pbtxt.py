@@ -66,6 +66,24 @@ def test_a_parse_error_has_its_file_and_line(tmp_path: Path, text: str, line: in
     assert words in caught.value.finding.message
 
 
+def test_a_comment_may_be_in_any_encoding(tmp_path: Path) -> None:
+    path = tmp_path / "config.pbtxt"
+    path.write_bytes('name: "m" # 模型 "{\n# пример\nmax_batch_size: 8\n'.encode("gbk"))
+    config, lines = parse(path)
+
+    assert (config.name, config.max_batch_size) == ("m", 8)
+    assert lines["max_batch_size"] == 3
+
+
+def test_what_is_no_comment_is_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "config.pbtxt"
+    path.write_bytes('# 模型\nname: "m"\ninput { name: "图像" }\n'.encode("gbk"))
+    with pytest.raises(MistakeError) as caught:
+        parse(path)
+
+    assert str(caught.value) == f"{path}:3: is not UTF-8: only comments may be in another encoding"
+
+
 @pytest.mark.parametrize("content", [b"\xff\xfe", None])
 def test_a_file_that_cannot_be_read_is_a_mistake(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "config.pbtxt"
