@@ -13,7 +13,8 @@ from typing import Any
 from penstock.batching.spec import ModelSpec
 
 from . import python
-from .fields.identity import ENSEMBLE, GRAPHDEF, PYTHON, SAVED_MODEL, TENSORFLOW
+from .fields.ensembles import PLATFORM as ENSEMBLE
+from .fields.identity import GRAPHDEF, PYTHON, SAVED_MODEL, TENSORFLOW
 from .findings import Finding
 from .libraries import LIBRARIES
 from .statement import Statement
