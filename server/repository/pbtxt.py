@@ -17,6 +17,7 @@ from .findings import Finding, MistakeError, read_text
 
 __all__ = ["field_lines", "mentioned", "message_of", "model_config_pb2", "parse"]
 _TOKEN = re.compile(r"#[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'|[A-Za-z_]\w*|[{}<>\[\]]|\n")
+_QUOTED_ENUM = re.compile(r"has no value named (\"\w+\"|'\w+')\.$")
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")
 """A byte that is not UTF-8, as errors="surrogateescape" hands it on."""
 
@@ -35,6 +36,8 @@ def parse(path: Path) -> tuple[Any, dict[str, int]]:
         text_format.Parse(text, config)
     except text_format.ParseError as error:
         message = re.sub(r"^(\d+:)*\d* ?: ?", "", str(error))
+        if _QUOTED_ENUM.search(message):
+            message = f"{message.rstrip('.')}: the values of an enum have no quotes"
         raise MistakeError(Finding(path, message, error.GetLine() or 0)) from error
     except (ValueError, RecursionError) as error:
         raise MistakeError(Finding(path, str(error))) from error

@@ -50,6 +50,8 @@ def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
     [
         ("\nmax_batch_sise: 3", 2, 'no field named "max_batch_sise"'),
         ("\n\ninput { data_type: TYPE_FOO }", 3, "no value named TYPE_FOO"),
+        ('\ninput { data_type: "TYPE_FP32" }', 2, 'named "TYPE_FP32": the values of an enum have no quotes'),
+        ("instance_group { kind: 'KIND_CPU' }", 1, "the values of an enum have no quotes"),
         ('max_batch_size: "x"', 1, "Couldn't parse integer"),
         ('name: "a"\nname: "b"', 2, "multiple"),
         ("input {", 1, "Expected"),
